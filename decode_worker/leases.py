@@ -1,0 +1,275 @@
+"""A decode worker's promises of pages: who asked, who was granted what, and how each promise ends."""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kvtransfer.link import Quiet, ReceiverLink
+from tandem.config import DecodeConfig
+from tandem.engine.kvcache.cache_manager import CacheManager, PageHandle
+from tandem.lifecycle import now_ns
+from tandem.messages import (
+    Admit,
+    Committed,
+    EpochClosed,
+    LeaseLost,
+    LeaseRequest,
+    ReceiverMessage,
+    Released,
+    Renewed,
+)
+from tandem.worker.base import Outbox
+from tandem.worker.events import Event, FromLink, LinkClosed, ReceiverLinkOpened
+
+# How many ended attempts are remembered, to refuse their late lease requests at once.
+NUM_ENDED_REMEMBERED = 4096
+
+StartCommitted = Callable[[Admit, PageHandle, int, str, int, int], None]
+
+
+@dataclass(eq=False, slots=True)
+class _Admitted:
+    admit: Admit
+    deadline: float
+
+
+@dataclass(eq=False, slots=True)
+class _Waiting:
+    """A lease request that cannot be answered with pages yet: no room, or its Admit is still on its way."""
+
+    request: LeaseRequest
+    link: ReceiverLink
+    deadline: float
+    deferred: bool = False
+
+
+@dataclass(eq=False, slots=True)
+class _Lease:
+    """Granted pages that a prefill worker writes.
+
+    Attributes:
+        abandoned: the request ended here; the pages wait for the settlement, and for nothing else.
+    """
+
+    lease_id: str
+    admit: Admit
+    handle: PageHandle
+    link: ReceiverLink
+    deadline: float
+    granted_ns: int
+    abandoned: bool = False
+    revoked: bool = False
+
+
+class LeaseBook:
+    """Admitted requests, waiting lease requests and granted leases of one decode worker."""
+
+    def __init__(
+        self,
+        cache: CacheManager,
+        outbox: Outbox,
+        config: DecodeConfig,
+        clock: Callable[[], float],
+        start: StartCommitted,
+    ) -> None:
+        """Args: start: takes over a request whose pages have all arrived, with its handle."""
+        self._cache = cache
+        self._outbox = outbox
+        self._config = config
+        self._clock = clock
+        self._start = start
+        self._links: dict[str, ReceiverLink] = {}  # by epoch
+        # Epochs that have ended while their sender may still write.
+        self._unquiet: list[ReceiverLink] = []
+        self._admitted: dict[tuple[str, int], _Admitted] = {}
+        self._waiting: list[_Waiting] = []
+        self._leases: dict[str, _Lease] = {}
+        self._ended: OrderedDict[tuple[str, int], None] = OrderedDict()
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    def admit(self, admit: Admit) -> None:
+        self._admitted[admit.request_id, admit.attempt] = _Admitted(admit, self._clock() + admit.duration_s)
+        self._cache.touch([*admit.prompt_ids, *admit.output_ids])
+
+    def take_admitted(self, request_id: str, attempt: int) -> Admit | None:
+        admitted = self._admitted.pop((request_id, attempt), None)
+        return admitted.admit if admitted else None
+
+    def receive(self, event: Event) -> None:
+        if isinstance(event, ReceiverLinkOpened):
+            self._open(event)
+        elif isinstance(event, LinkClosed):
+            self._close(event)
+        elif isinstance(event, FromLink) and event.epoch in self._links:
+            self._receive_message(self._links[event.epoch], event)
+
+    def abort(self, request_id: str, attempt: int) -> None:
+        """Ends an attempt: pages of a granted lease come back when the sender settles it, not before."""
+        key = request_id, attempt
+        self.remember_ended(request_id, attempt)
+        self._admitted.pop(key, None)
+        for lease in self._leases.values():
+            if (lease.admit.request_id, lease.admit.attempt) == key:
+                self._abandon(lease)
+
+    def abort_all(self) -> None:
+        for request_id, attempt in list(self._admitted):
+            self.abort(request_id, attempt)
+        for lease in self._leases.values():
+            self._abandon(lease)
+
+    def remember_ended(self, request_id: str, attempt: int) -> None:
+        self._ended[request_id, attempt] = None
+        if len(self._ended) > NUM_ENDED_REMEMBERED:
+            self._ended.popitem(last=False)
+
+    def poll(self, num_reserved: int) -> None:
+        """Answers waiting requests in order, and lets deadlines pass.
+
+        Args:
+            num_reserved: pages that grants must leave for running requests to grow into.
+        """
+        now = self._clock()
+        self._waiting = self._answer(now, num_reserved)
+        for key, admitted in list(self._admitted.items()):
+            if now >= admitted.deadline:
+                self.abort(*key)
+                self._outbox.to_router(LeaseLost(*key))
+        for lease in self._leases.values():
+            if now >= lease.deadline and not lease.revoked:
+                # Expiry frees nothing: the sender is asked, and its answer settles the lease.
+                self._abandon(lease)
+                self._outbox.to_router(LeaseLost(lease.admit.request_id, lease.admit.attempt))
+
+    def next_deadline(self) -> float | None:
+        deadlines = [a.deadline for a in self._admitted.values()]
+        deadlines += [w.deadline for w in self._waiting if self._is_parked(w)]
+        deadlines += [lease.deadline for lease in self._leases.values() if not lease.revoked]
+        return min(deadlines, default=None)
+
+    def _open(self, event: ReceiverLinkOpened) -> None:
+        hello = event.hello
+        for link in self._unquiet:
+            # The same sender opens an epoch only after the copies of the one before have completed.
+            if link.sender_id == hello.sender_id and link.sender_incarnation == hello.sender_incarnation:
+                link.quiet.mark()
+        epoch = event.epoch
+
+        def send(message: ReceiverMessage) -> None:
+            self._outbox.to_link(epoch, message)
+
+        quiet = Quiet(event.sender_is_gone)
+        self._links[epoch] = ReceiverLink(hello.sender_id, hello.sender_incarnation, epoch, quiet, send)
+
+    def _close(self, event: LinkClosed) -> None:
+        link = self._links.pop(event.epoch, None)
+        event.when_quiet()
+        if link is None:
+            return
+        self._waiting = [w for w in self._waiting if w.link is not link]
+        for lease in [lease for lease in self._leases.values() if lease.link is link]:
+            del self._leases[lease.lease_id]
+            # The stream is broken, not quiet: the sender may be writing still.
+            self._cache.release(lease.handle, after=[link.quiet])
+            if not lease.abandoned:
+                self._outbox.to_router(LeaseLost(lease.admit.request_id, lease.admit.attempt))
+        self._unquiet = [u for u in [*self._unquiet, link] if not u.quiet.done()]
+
+    def _receive_message(self, link: ReceiverLink, event: FromLink) -> None:
+        message = event.message
+        if isinstance(message, LeaseRequest):
+            self._waiting.append(_Waiting(message, link, self._clock() + self._config.admit_grace_s))
+        elif isinstance(message, Renewed):
+            lease = self._leases.get(message.lease_id)
+            if lease is not None:
+                lease.deadline = self._clock() + self._config.lease_duration_s
+        elif isinstance(message, Committed | Released):
+            self._settle(link, message)
+        elif isinstance(message, EpochClosed):
+            link.quiet.mark()
+
+    def _settle(self, link: ReceiverLink, message: Committed | Released) -> None:
+        """The one place where a granted lease ends while its link lives."""
+        if not link.settle(message):
+            # Released a request that was still waiting.
+            self._waiting = [w for w in self._waiting if w.request.lease_id != message.lease_id]
+            return
+        lease = self._leases.pop(message.lease_id)
+        admit = lease.admit
+        if isinstance(message, Released) or lease.abandoned:
+            self._cache.release(lease.handle)
+            if not lease.abandoned:
+                self._outbox.to_router(LeaseLost(admit.request_id, admit.attempt))
+            return
+        num_tokens = len(admit.prompt_ids) + len(admit.output_ids)
+        num_pages = self._cache.num_pages_for(num_tokens) - lease.handle.num_shared
+        if (message.num_tokens, message.num_pages) != (num_tokens, num_pages):
+            self._cache.release(lease.handle)
+            self._outbox.to_router(LeaseLost(admit.request_id, admit.attempt))
+            return
+        self._cache.commit_lease(lease.handle)
+        self._start(admit, lease.handle, message.first_token, message.finish_reason, num_pages, lease.granted_ns)
+
+    def _is_parked(self, waiting: _Waiting) -> bool:
+        return (waiting.request.request_id, waiting.request.attempt) not in self._admitted
+
+    def _answer(self, now: float, num_reserved: int) -> list[_Waiting]:
+        """Grants in order until there is no room; returns who goes on waiting."""
+        remaining: list[_Waiting] = []
+        has_room = True
+        for waiting in self._waiting:
+            request, link = waiting.request, waiting.link
+            key = request.request_id, request.attempt
+            if key in self._ended:
+                link.refuse(request.lease_id, "gone")
+            elif key not in self._admitted:
+                if now >= waiting.deadline:
+                    link.refuse(request.lease_id, "unknown")
+                else:
+                    remaining.append(waiting)
+            elif self._cache.num_pages_for(request.num_tokens + 1) > self._cache.num_pages:
+                link.refuse(request.lease_id, "too_large")
+            elif has_room and self._grant(waiting, num_reserved):
+                pass
+            else:
+                has_room = False
+                if not waiting.deferred:
+                    waiting.deferred = True
+                    link.defer(request.lease_id)
+                remaining.append(waiting)
+        return remaining
+
+    def _grant(self, waiting: _Waiting, num_reserved: int) -> bool:
+        request, link = waiting.request, waiting.link
+        key = request.request_id, request.attempt
+        admit = self._admitted[key].admit
+        token_ids = [*admit.prompt_ids, *admit.output_ids]
+        if len(token_ids) != request.num_tokens:
+            link.refuse(request.lease_id, "unknown")
+            return True
+        # The page of the first decode step is part of the lease.
+        handle = self._cache.acquire(
+            token_ids,
+            len(token_ids) + 1,
+            max_cached_len=len(token_ids),
+            leased=True,
+            num_reserved=num_reserved,
+        )
+        if handle is None:
+            return False
+        del self._admitted[key]
+        duration_s = self._config.lease_duration_s
+        self._leases[request.lease_id] = _Lease(
+            request.lease_id, admit, handle, link, self._clock() + duration_s, granted_ns=now_ns()
+        )
+        link.grant(request.lease_id, handle.cached_len, handle.page_ids[handle.num_shared :], duration_s)
+        return True
+
+    def _abandon(self, lease: _Lease) -> None:
+        lease.abandoned = True
+        if not lease.revoked:
+            lease.revoked = True
+            lease.link.revoke(lease.lease_id)

@@ -1,0 +1,273 @@
+"""What a decode worker does next: grants leases, runs every request it has one token further, ends those that are
+done."""
+
+from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass, field
+
+from decode_worker.leases import LeaseBook
+from tandem.config import DecodeConfig
+from tandem.engine.base import EngineBase
+from tandem.engine.batch import Batch
+from tandem.engine.kvcache.cache_manager import CacheManager, PageHandle
+from tandem.engine.request import Sequence
+from tandem.lifecycle import (
+    COMMITTED,
+    DECODE_FINISHED,
+    DECODE_STARTED,
+    LEASE_GRANTED,
+    SECOND_TOKEN,
+    now_ns,
+)
+from tandem.messages import (
+    Abort,
+    Admit,
+    Finished,
+    GaveBack,
+    Moment,
+    TokenEvent,
+    Tokens,
+    WorkerStats,
+)
+from tandem.sampling_params import SamplingParams
+from tandem.worker.base import AdoptingScheduler, Outbox
+from tandem.worker.events import Event, FromRouter, RouterLost
+
+
+@dataclass(eq=False, slots=True)
+class DecodeJob:
+    """One request whose prompt is in this worker's pool.
+
+    Attributes:
+        num_prior_outputs: output tokens of earlier attempts, part of the sequence.
+        unsent: tokens of the output that the router has not been sent yet.
+        cached_len: prompt tokens that were here before the request.
+    """
+
+    request_id: str
+    attempt: int
+    sampling: SamplingParams
+    sequence: Sequence
+    handle: PageHandle
+    num_prior_outputs: int
+    unsent: list[int]
+    cached_len: int
+    num_pages_shipped: int
+    moments: list[Moment] = field(default_factory=list)
+
+    @property
+    def num_outputs(self) -> int:
+        return len(self.sequence.token_ids) - self.sequence.prompt_len
+
+    def stamp(self, moment: str) -> None:
+        self.moments.append(Moment(moment, now_ns()))
+
+
+class DecodeScheduler(AdoptingScheduler):
+    """The running requests, oldest first, and the leases of those to come."""
+
+    def __init__(
+        self,
+        engine: EngineBase,
+        cache: CacheManager,
+        outbox: Outbox,
+        config: DecodeConfig,
+        clock: Callable[[], float],
+    ) -> None:
+        self._engine = engine
+        self._cache = cache
+        self._outbox = outbox
+        self._config = config
+        self._running: list[DecodeJob] = []
+        self._leases = LeaseBook(cache, outbox, config, clock, self._start_committed)
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    def receive(self, event: Event) -> None:
+        if isinstance(event, FromRouter):
+            if isinstance(event.message, Admit):
+                self._leases.admit(event.message)
+            elif isinstance(event.message, Abort):
+                self._abort(event.message.request_id, event.message.attempt)
+        elif isinstance(event, RouterLost):
+            self._leases.abort_all()
+            for job in list(self._running):
+                self._end(job)
+        else:
+            self._leases.receive(event)
+
+    def step(self) -> bool:
+        self._cache.poll()
+        # Growth goes before new leases.
+        batch_jobs = self._grow()
+        self._leases.poll(num_reserved=len(self._running))
+        if not batch_jobs:
+            return False
+        self._run(batch_jobs)
+        return True
+
+    def next_deadline(self) -> float | None:
+        return self._leases.next_deadline()
+
+    def stats(self) -> WorkerStats:
+        return WorkerStats(
+            num_queued=self._leases.num_waiting,
+            num_running=len(self._running),
+            num_total_pages=self._cache.num_pages,
+            num_free_pages=self._cache.num_free_pages,
+            num_cached_pages=self._cache.num_cached_pages,
+            num_locked_pages=self._cache.num_locked_pages,
+            num_leased_pages=self._cache.num_leased_pages,
+            prompt_tokens_computed=self._engine.counters.prompt_tokens_computed,
+            output_tokens_computed=self._engine.counters.output_tokens_computed,
+        )
+
+    def check_integrity(self) -> str:
+        return self._cache.check_integrity()
+
+    def adopt(
+        self,
+        admit: Admit,
+        handle: PageHandle,
+        *,
+        first_token: int,
+        finish_reason: str,
+        num_pages_shipped: int,
+        granted_ns: int,
+    ) -> None:
+        """Takes over a prefilled request with its pages; its first token goes on from here.
+
+        Args:
+            handle: holds the KV of every token of the request but `first_token`.
+            finish_reason: not empty if the first token ends the request: no step is run then.
+        """
+        token_ids = [*admit.prompt_ids, *admit.output_ids, first_token]
+        num_computed = len(token_ids) - 1
+        self._cache.insert(handle, token_ids, num_computed)
+        if finish_reason:
+            self._cache.release(handle)
+            return
+        job = DecodeJob(
+            admit.request_id,
+            admit.attempt,
+            admit.sampling,
+            Sequence(token_ids, len(admit.prompt_ids), handle.page_ids, cached_len=num_computed),
+            handle,
+            num_prior_outputs=len(admit.output_ids),
+            unsent=[first_token],
+            cached_len=handle.cached_len,
+            num_pages_shipped=num_pages_shipped,
+            moments=[Moment(LEASE_GRANTED, granted_ns)],
+        )
+        job.stamp(COMMITTED)
+        self._running.append(job)
+
+    def take_admitted(self, request_id: str, attempt: int) -> Admit | None:
+        """Hands out an admitted request that is adopted without a lease."""
+        return self._leases.take_admitted(request_id, attempt)
+
+    def _start_committed(
+        self,
+        admit: Admit,
+        handle: PageHandle,
+        first_token: int,
+        finish_reason: str,
+        num_pages: int,
+        granted_ns: int,
+    ) -> None:
+        self.adopt(
+            admit,
+            handle,
+            first_token=first_token,
+            finish_reason=finish_reason,
+            num_pages_shipped=num_pages,
+            granted_ns=granted_ns,
+        )
+
+    def _grow(self) -> list[DecodeJob]:
+        """Gives each job of the next batch the page its next token needs, the oldest first. When pages run out, the
+        request that is cheapest to redo is given back, never the oldest one: so one always finishes."""
+        batch: list[DecodeJob] = []
+        for job in list(self._running[: self._config.max_batch_size]):
+            if job not in self._running:
+                continue
+            while not self._cache.grow(job.handle, job.sequence.cached_len + 1):
+                victims = self._running[1:]
+                if not victims:
+                    return batch
+                victim = min(victims, key=lambda v: len(v.sequence.token_ids))
+                self._give_back(victim)
+                if victim in batch:
+                    batch.remove(victim)
+                if victim is job:
+                    break
+            else:
+                batch.append(job)
+        return batch
+
+    def _give_back(self, job: DecodeJob) -> None:
+        self._send_tokens([job])
+        self._outbox.to_router(GaveBack(job.request_id, job.attempt))
+        self._leases.remember_ended(job.request_id, job.attempt)
+        self._end(job)
+
+    def _run(self, jobs: SequenceOf[DecodeJob]) -> None:
+        for job in jobs:
+            if job.num_outputs == job.num_prior_outputs + 1:
+                job.stamp(DECODE_STARTED)
+            job.sequence.extend(1)
+        next_tokens = self._engine.forward(Batch("decode", [job.sequence for job in jobs])).token_ids()
+        finished: list[tuple[DecodeJob, str]] = []
+        for job, token_id in zip(jobs, next_tokens, strict=True):
+            job.sequence.complete_extend()
+            job.sequence.token_ids.append(token_id)
+            job.unsent.append(token_id)
+            if job.num_outputs == job.num_prior_outputs + 2:
+                job.stamp(SECOND_TOKEN)
+            if reason := job.sampling.finish_reason(token_id, job.num_outputs):
+                finished.append((job, reason))
+        self._send_tokens(jobs)
+        for job, reason in finished:
+            self._finish(job, reason)
+
+    def _send_tokens(self, jobs: SequenceOf[DecodeJob]) -> None:
+        events = tuple(
+            TokenEvent(job.request_id, job.attempt, job.num_outputs - len(job.unsent), tuple(job.unsent))
+            for job in jobs
+            if job.unsent
+        )
+        if events:
+            self._outbox.to_router(Tokens(events))
+        for job in jobs:
+            job.unsent.clear()
+
+    def _finish(self, job: DecodeJob, reason: str) -> None:
+        job.stamp(DECODE_FINISHED)
+        self._end(job)
+        self._outbox.to_router(
+            Finished(
+                job.request_id,
+                job.attempt,
+                reason,
+                job.num_outputs,
+                job.cached_len,
+                job.num_pages_shipped,
+                tuple(job.moments),
+            )
+        )
+
+    def _abort(self, request_id: str, attempt: int) -> None:
+        for job in self._running:
+            if (job.request_id, job.attempt) == (request_id, attempt):
+                self._end(job)
+                break
+        self._leases.abort(request_id, attempt)
+
+    def _end(self, job: DecodeJob) -> None:
+        """The one place where a running job's pages are given back; what it computed stays for reuse. The last sampled
+        token has no KV yet and stays out of the tree."""
+        self._running.remove(job)
+        self._cache.insert(job.handle, job.sequence.token_ids, job.sequence.cached_len)
+        self._cache.release(job.handle)

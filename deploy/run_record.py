@@ -1,0 +1,133 @@
+"""Records of running clusters, so that the next start can end what a killed one left behind.
+
+A guard and a launcher (see deploy.guard) clean up after each other; only when both are killed at the same
+moment do processes stay. Their record tells a later start which ones.
+"""
+
+import contextlib
+import json
+import os
+import stat
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from deploy.process_tree import ProcessId, descendants, end_processes
+
+_END_GRACE_S = 2.0
+
+
+@dataclass(frozen=True)
+class RunOwner:
+    """The two processes of ours that a running cluster belongs to."""
+
+    guard: ProcessId
+    launcher: ProcessId
+
+    @staticmethod
+    def of_launcher() -> "RunOwner":
+        """The owner of the run whose launcher calls this."""
+        return RunOwner(guard=ProcessId.of(os.getppid()), launcher=ProcessId.of(os.getpid()))
+
+
+def default_directory() -> Path:
+    """Where this user's records are kept, by every command alike, whatever its TMPDIR."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+    if runtime and Path(runtime).is_dir():
+        return Path(runtime) / "tandem"
+    return Path(f"/tmp/tandem-{os.getuid()}")
+
+
+def write_record(directory: Path, owner: RunOwner, processes: Iterable[ProcessId]) -> Path:
+    """Write or replace the record of a run, atomically; the directory is made if need be."""
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _check_private(directory)
+    record = {
+        "machine": _machine(),
+        "guard": _to_json(owner.guard),
+        "launcher": _to_json(owner.launcher),
+        "processes": [_to_json(process) for process in processes],
+    }
+    path = _record_path(directory, owner)
+    draft = path.with_suffix(".draft")
+    draft.write_text(json.dumps(record))
+    draft.replace(path)
+    return path
+
+
+def remove_record(directory: Path, owner: RunOwner) -> None:
+    """Remove the record of a run that has stopped; there need not be one."""
+    path = _record_path(directory, owner)
+    path.unlink(missing_ok=True)
+    path.with_suffix(".draft").unlink(missing_ok=True)
+
+
+def end_leftovers(directory: Path) -> list[ProcessId]:
+    """End what runs without a living guard and launcher left behind, and remove their records.
+
+    Returns the processes it found alive and set out to end. A record is kept while one of them lives on.
+    """
+    if not directory.is_dir():
+        return []
+    _check_private(directory)
+    found: list[ProcessId] = []
+    for path in directory.glob("*.json"):
+        # Another start may be at the same work and have removed it.
+        with contextlib.suppress(FileNotFoundError):
+            found += _end_run(path)
+    return found
+
+
+def _end_run(path: Path) -> list[ProcessId]:
+    try:
+        record = json.loads(path.read_text())
+        boot, namespace = record["machine"]
+        owners = [_from_json(record["guard"]), _from_json(record["launcher"])]
+        processes = [_from_json(item) for item in record["processes"]]
+    except (ValueError, KeyError, TypeError):
+        path.unlink()
+        return []
+    this_boot, this_namespace = _machine()
+    if boot != this_boot:
+        path.unlink()
+        return []
+    # In another container, pids mean other processes: that record is for a start over there.
+    if namespace != this_namespace or any(owner.is_alive() for owner in owners):
+        return []
+    left = {process for process in processes if process.is_alive()}
+    left |= {below for process in left for below in descendants(process.pid)}
+    if not end_processes(left, _END_GRACE_S):
+        path.unlink()
+    return sorted(left)
+
+
+def _record_path(directory: Path, owner: RunOwner) -> Path:
+    return directory / f"{owner.launcher.pid}-{owner.launcher.start_time}.json"
+
+
+def _check_private(directory: Path) -> None:
+    """Refuse a directory where somebody else could have written which processes to end."""
+    found = directory.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+        raise PermissionError(
+            f"{directory} must be a directory, not a link, that belongs to user {os.getuid()} "
+            "and that nobody else can write to"
+        )
+
+
+def _machine() -> list[str]:
+    """What a pid and a start time are relative to."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return [boot, str(Path("/proc/self/ns/pid").readlink())]
+
+
+def _to_json(process: ProcessId) -> list[int]:
+    return [process.pid, process.start_time]
+
+
+def _from_json(item: Any) -> ProcessId:
+    pid, start_time = item
+    if not (isinstance(pid, int) and isinstance(start_time, int) and pid > 1):
+        raise ValueError(f"not a process: {item!r}")
+    return ProcessId(pid, start_time)

@@ -1,0 +1,51 @@
+"""A worker of any role as a Ray actor."""
+
+import logging
+import threading
+
+from decode_worker.worker import DecodeRoom, make_decode_scheduler
+from prefill_worker.worker import PrefillRoom, make_prefill_scheduler
+from tandem.config import WorkerConfig
+from tandem.worker.combined import CombinedRoom
+from tandem.worker.process import WorkerProcess, WorkerRoom
+
+
+def _room(config: WorkerConfig) -> WorkerRoom:
+    match config.role:
+        case "prefill":
+            return PrefillRoom()
+        case "decode":
+            return DecodeRoom()
+        case "both":
+            return CombinedRoom(make_prefill_scheduler, make_decode_scheduler)
+
+
+class WorkerActor:
+    """Starts, stops and watches the process; no request ever crosses a Ray call."""
+
+    def __init__(self, config: WorkerConfig) -> None:
+        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+        self._progress = "starting"
+        self._process = WorkerProcess(config, _room(config), self._set_progress)
+        self._stopped = threading.Event()
+
+    def start(self) -> None:
+        """Loads the model; raises ValueError if it cannot be served."""
+        self._process.start()
+
+    def connect(self, router_address: str) -> None:
+        self._process.connect(router_address)
+
+    def progress(self) -> str:
+        return self._progress
+
+    def wait_stopped(self) -> None:
+        """Returns after stop; the caller sees an error at once if the process dies."""
+        self._stopped.wait()
+
+    def stop(self) -> None:
+        self._process.stop()
+        self._stopped.set()
+
+    def _set_progress(self, progress: str) -> None:
+        self._progress = progress

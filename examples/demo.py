@@ -1,0 +1,42 @@
+"""The demo: starts a cluster of one prefill and one decode worker, has a short conversation over gRPC, and shows where
+the time went and which pages moved."""
+
+import sys
+import threading
+
+from rich.console import Console
+
+from deploy.launcher import Cluster
+from deploy.serve import run_cluster
+from tandem.client import TandemClient, TandemError
+from tandem.config import ClusterConfig
+from tandem.terminal import Conversation, print_timeline, stream_answer
+from tandem.v1 import inference_pb2 as pb
+
+MODEL = "smollm2-135m-instruct"
+QUESTIONS = ("What is the capital of France?", "And what is it famous for?")
+
+
+def converse(cluster: Cluster, stop: threading.Event) -> int:
+    console = Console()
+    conversation = Conversation()
+    with TandemClient(cluster.addresses.grpc) as client:
+        for question in QUESTIONS:
+            if stop.is_set():
+                return 1
+            console.print(f"\n[bold]> {question}[/]", highlight=False)
+            request = pb.GenerateRequest(sampling=pb.SamplingParams(max_tokens=64))
+            request.chat.messages.extend(conversation.ask(question).messages)
+            try:
+                answer, last = stream_answer(client, request)
+            except TandemError as error:
+                print(f"demo: {error}", file=sys.stderr)
+                return 1
+            conversation.answered(answer)
+            print_timeline(console, last)
+    return 0
+
+
+if __name__ == "__main__":
+    # Port 0: the demo runs beside whatever else is served on this host.
+    sys.exit(run_cluster(ClusterConfig(model=MODEL, grpc_port=0), converse))

@@ -1,0 +1,235 @@
+"""The link's protocol: leases, order and settlement on one epoch, the same for every transport.
+
+Both ends are plain state machines of the engine thread. They send messages through a function they are given and are
+told of messages by `receive`; gRPC is elsewhere (kvtransfer/streams.py).
+"""
+
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from kvtransfer.transports.base import Completion, SenderTransport
+from tandem.messages import (
+    Committed,
+    Deferred,
+    EpochClosed,
+    Granted,
+    LeaseRequest,
+    ReceiverMessage,
+    Refused,
+    Released,
+    Renewed,
+    Revoke,
+    SenderMessage,
+)
+
+
+class LeaseState(Enum):
+    """A lease at its sender. The last four are final."""
+
+    REQUESTED = auto()
+    GRANTED = auto()
+    COMMITTING = auto()  # Committed goes out when the last copy has completed
+    RELEASING = auto()  # Released goes out then
+    COMMITTED = auto()
+    RELEASED = auto()
+    REFUSED = auto()
+    LOST = auto()  # the epoch ended
+
+
+@dataclass(eq=False, slots=True)
+class SenderLease:
+    """One lease as its sender sees it. Only its SenderLink changes it.
+
+    Attributes:
+        grant: the receiver's pages, once granted.
+        copies: pushes that may still run.
+        refusal: the receiver's reason, in state REFUSED.
+        revoked: the receiver asks for the lease back.
+    """
+
+    lease_id: str
+    state: LeaseState = LeaseState.REQUESTED
+    grant: Granted | None = None
+    copies: list[Completion] = field(default_factory=list)
+    num_pages_pushed: int = 0
+    refusal: str = ""
+    revoked: bool = False
+    _commit: Committed | None = None
+
+    @property
+    def settled(self) -> bool:
+        return self.state in (LeaseState.COMMITTED, LeaseState.RELEASED, LeaseState.REFUSED, LeaseState.LOST)
+
+
+class SenderLink:
+    """The prefill worker's end of one epoch of a link."""
+
+    def __init__(
+        self, peer_id: str, epoch: str, transport: SenderTransport, send: Callable[[SenderMessage], None]
+    ) -> None:
+        self.peer_id = peer_id
+        self.epoch = epoch
+        self._transport = transport
+        self._send = send
+        self._leases: dict[str, SenderLease] = {}
+        self._next_seq = 0
+        self._closed = False
+
+    @property
+    def num_open_leases(self) -> int:
+        return len(self._leases)
+
+    def request_lease(self, request_id: str, attempt: int, num_tokens: int) -> SenderLease:
+        """Asks for pages; the caller holds the pages of the whole prompt already."""
+        assert not self._closed
+        lease = SenderLease(uuid.uuid4().hex)
+        self._leases[lease.lease_id] = lease
+        self._send(LeaseRequest(lease.lease_id, request_id, attempt, num_tokens))
+        return lease
+
+    def push(self, lease: SenderLease, src_pages: Sequence[int], dst_pages: Sequence[int]) -> None:
+        """Starts copying pages of a granted lease."""
+        assert lease.state is LeaseState.GRANTED and not self._closed
+        lease.copies.append(self._transport.push(self._next_seq, src_pages, dst_pages))
+        lease.num_pages_pushed += len(src_pages)
+        self._next_seq += 1
+
+    def commit(
+        self,
+        lease: SenderLease,
+        *,
+        first_token: int,
+        num_pages: int,
+        num_tokens: int,
+        finish_reason: str,
+        first_token_time_ns: int,
+    ) -> None:
+        """Settles a granted lease whose pages have all been pushed, once their copies have completed."""
+        assert lease.state is LeaseState.GRANTED and not self._closed
+        lease.state = LeaseState.COMMITTING
+        lease._commit = Committed(
+            lease.lease_id, first_token, num_pages, num_tokens, finish_reason, first_token_time_ns
+        )
+        self._settle_if_quiet(lease)
+
+    def renew(self, lease: SenderLease) -> None:
+        """Prefill goes on: the lease's duration starts again."""
+        if not lease.settled:
+            self._send(Renewed(lease.lease_id))
+
+    def release(self, lease: SenderLease) -> None:
+        """Settles a lease that is no longer wanted, whether granted yet or not, once its copies have completed."""
+        if not lease.settled and lease.state is not LeaseState.COMMITTING:
+            lease.state = LeaseState.RELEASING
+            self._settle_if_quiet(lease)
+
+    def receive(self, message: ReceiverMessage) -> None:
+        """Takes a message from the receiver. One about a settled lease crossed its settlement and says nothing new."""
+        if not isinstance(message, Granted | Deferred | Refused | Revoke):
+            raise ValueError(f"unexpected {type(message).__name__} on an open link")
+        lease = self._leases.get(message.lease_id)
+        if lease is None:
+            return
+        if isinstance(message, Granted) and lease.state is LeaseState.REQUESTED:
+            lease.grant = message
+            lease.state = LeaseState.GRANTED
+        elif isinstance(message, Refused):
+            lease.refusal = message.reason
+            self._finish(lease, LeaseState.REFUSED)
+        elif isinstance(message, Revoke):
+            lease.revoked = True
+
+    def poll(self) -> None:
+        """Sends the settlements whose copies have completed."""
+        for lease in list(self._leases.values()):
+            self._settle_if_quiet(lease)
+
+    def close(self) -> Completion:
+        """Ends the epoch: every open lease is lost. The completion means that no copy touches the receiver's pages
+        any more; only then may a new epoch open."""
+        self._closed = True
+        for lease in list(self._leases.values()):
+            self._finish(lease, LeaseState.LOST)
+        return self._transport.abort()
+
+    def say_closed(self) -> None:
+        """Tells the receiver, on a stream that still works, that the copies of this epoch have completed."""
+        self._send(EpochClosed())
+
+    def _settle_if_quiet(self, lease: SenderLease) -> None:
+        if lease.state not in (LeaseState.COMMITTING, LeaseState.RELEASING):
+            return
+        lease.copies = [c for c in lease.copies if not c.done()]
+        if lease.copies:
+            return
+        if lease.state is LeaseState.COMMITTING:
+            assert lease._commit is not None
+            self._send(lease._commit)
+            self._finish(lease, LeaseState.COMMITTED)
+        else:
+            self._send(Released(lease.lease_id))
+            self._finish(lease, LeaseState.RELEASED)
+
+    def _finish(self, lease: SenderLease, state: LeaseState) -> None:
+        lease.state = state
+        del self._leases[lease.lease_id]
+
+
+class Quiet:
+    """Completion of a receiver's epoch: nothing of it can write this worker's pages any more."""
+
+    def __init__(self, sender_is_gone: Callable[[], bool]) -> None:
+        """Args: sender_is_gone: whether the sender's process has exited, and a settle time has passed since."""
+        self._sender_is_gone = sender_is_gone
+        self._done = False
+
+    def mark(self) -> None:
+        """The sender said so itself: by EpochClosed, or by opening its next epoch."""
+        self._done = True
+
+    def done(self) -> bool:
+        self._done = self._done or self._sender_is_gone()
+        return self._done
+
+
+class ReceiverLink:
+    """The decode worker's end of one epoch of a link. It keeps the account of granted leases: each is settled by
+    exactly one Committed or Released, or by the epoch's end."""
+
+    def __init__(
+        self,
+        sender_id: str,
+        sender_incarnation: str,
+        epoch: str,
+        quiet: Quiet,
+        send: Callable[[ReceiverMessage], None],
+    ) -> None:
+        self.sender_id = sender_id
+        self.sender_incarnation = sender_incarnation
+        self.epoch = epoch
+        self.quiet = quiet
+        self._send = send
+        self._granted: dict[str, None] = {}
+
+    def grant(self, lease_id: str, cached_len: int, page_ids: Sequence[int], duration_s: float) -> None:
+        assert lease_id not in self._granted
+        self._granted[lease_id] = None
+        self._send(Granted(lease_id, cached_len, tuple(page_ids), duration_s))
+
+    def defer(self, lease_id: str) -> None:
+        self._send(Deferred(lease_id))
+
+    def refuse(self, lease_id: str, reason: str) -> None:
+        self._send(Refused(lease_id, reason))
+
+    def revoke(self, lease_id: str) -> None:
+        self._send(Revoke(lease_id))
+
+    def settle(self, message: Committed | Released) -> bool:
+        """Returns whether the message settles a granted lease; False if there is none (it was waiting or refused)."""
+        if message.lease_id not in self._granted:
+            return False
+        del self._granted[message.lease_id]
+        return True

@@ -1,0 +1,256 @@
+"""Links over gRPC: the sender dials, the receiver serves. On the asyncio thread; pages and leases are not touched
+here."""
+
+import asyncio
+import logging
+import os
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from tandem.messages import (
+    PROTOCOL_VERSION,
+    LinkHello,
+    LinkRefused,
+    LinkWelcome,
+    PageFormat,
+    Peer,
+    PoolEndpoint,
+    ReceiverMessage,
+    SenderMessage,
+)
+from tandem.rpc.channel import open_channel
+from tandem.rpc.codec import RECEIVER_CODEC, SENDER_CODEC
+from tandem.rpc.stream import BatchWriter
+from tandem.v1 import kv_link_pb2_grpc
+from tandem.worker.events import Event, FromLink, LinkClosed, ReceiverLinkOpened, SenderLinkOpened
+
+logger = logging.getLogger(__name__)
+
+HANDSHAKE_TIMEOUT_S = 5.0
+RETRY_DELAY_S = 0.2
+# After a sender's exit was seen, how long until its pages are reused: what it had submitted last has landed by then.
+SETTLE_S = 0.2
+TRANSPORTS = ("shared_memory",)
+
+
+class LinkDialer:
+    """The sender's side: keeps one link to each decode worker that the router names."""
+
+    def __init__(
+        self, worker_id: str, incarnation: str, page_format: PageFormat, post: Callable[[Event], None]
+    ) -> None:
+        self._worker_id = worker_id
+        self._incarnation = incarnation
+        self._page_format = page_format
+        self._post = post
+        self._dialing: dict[Peer, asyncio.Task[None]] = {}
+        self._writers: dict[str, BatchWriter] = {}  # by epoch
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        """A sender serves nothing."""
+
+    def set_peers(self, peers: Sequence[Peer]) -> None:
+        for peer in [p for p in self._dialing if p not in peers]:
+            self._dialing.pop(peer).cancel()
+        for peer in peers:
+            if peer not in self._dialing:
+                self._dialing[peer] = asyncio.create_task(self._keep_link(peer))
+
+    def send(self, epoch: str, messages: Sequence[Any]) -> None:
+        if epoch in self._writers:
+            self._writers[epoch].send(messages)
+
+    def close_link(self, epoch: str, reason: str) -> None:
+        if epoch in self._writers:
+            logger.warning("link epoch %s closed: %s", epoch, reason)
+            self._writers[epoch].close()
+
+    async def stop(self) -> None:
+        tasks = list(self._dialing.values())
+        self._dialing.clear()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _keep_link(self, peer: Peer) -> None:
+        while True:
+            try:
+                await self._run_epoch(peer)
+            except (grpc.RpcError, TimeoutError, ValueError, ConnectionError) as error:
+                details = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error)
+                logger.info("link to %s: %s", peer.worker_id, details)
+            await asyncio.sleep(RETRY_DELAY_S)
+
+    async def _run_epoch(self, peer: Peer) -> None:
+        writer = BatchWriter(SENDER_CODEC)
+        writer.send([self._hello(peer)])
+        async with open_channel(peer.address) as channel:
+            call = kv_link_pb2_grpc.KvLinkStub(channel).Link(writer.batches())
+            async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
+                first = await call.read()
+            if first is grpc.aio.EOF:
+                raise ConnectionError("the receiver closed the stream at once")
+            (answer, *rest) = RECEIVER_CODEC.decode(first)
+            if not isinstance(answer, LinkWelcome):
+                raise ConnectionError(f"refused: {answer.reason}" if isinstance(answer, LinkRefused) else str(answer))
+            self._writers[answer.epoch] = writer
+            self._post(SenderLinkOpened(peer.worker_id, answer))
+            reason = "the stream ended"
+            try:
+                for message in rest:
+                    self._post(FromLink(answer.epoch, message))
+                while (batch := await call.read()) is not grpc.aio.EOF:
+                    for message in RECEIVER_CODEC.decode(batch):
+                        self._post(FromLink(answer.epoch, message))
+            except grpc.aio.AioRpcError as error:
+                reason = error.details() or reason
+            finally:
+                await self._end_epoch(answer.epoch, writer, reason)
+
+    async def _end_epoch(self, epoch: str, writer: BatchWriter, reason: str) -> None:
+        """Tells the engine thread and waits until none of the epoch's copies runs, so that the next may open."""
+        writer.close()
+        del self._writers[epoch]
+        loop = asyncio.get_running_loop()
+        quiet = asyncio.Event()
+        self._post(LinkClosed(epoch, reason, lambda: _set_threadsafe(loop, quiet)))
+        # Without a deadline on purpose: a copy that never completes must keep the next epoch shut. The router notices
+        # a stuck engine thread by its heartbeats.
+        await quiet.wait()
+
+    def _hello(self, peer: Peer) -> LinkHello:
+        return LinkHello(
+            PROTOCOL_VERSION,
+            self._worker_id,
+            self._incarnation,
+            os.getpid(),
+            peer.incarnation,
+            self._page_format,
+            TRANSPORTS,
+        )
+
+
+def _set_threadsafe(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(event.set)
+
+
+class LinkServer(kv_link_pb2_grpc.KvLinkServicer):
+    """The receiver's side: accepts links from prefill workers."""
+
+    def __init__(
+        self,
+        incarnation: str,
+        page_format: PageFormat,
+        endpoint: Callable[[], PoolEndpoint],
+        post: Callable[[Event], None],
+    ) -> None:
+        self._incarnation = incarnation
+        self._page_format = page_format
+        self._endpoint = endpoint
+        self._post = post
+        self._writers: dict[str, BatchWriter] = {}  # by epoch
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        kv_link_pb2_grpc.add_KvLinkServicer_to_server(self, server)
+
+    def set_peers(self, peers: Sequence[Peer]) -> None:
+        """A receiver dials nobody."""
+
+    def send(self, epoch: str, messages: Sequence[SenderMessage | ReceiverMessage]) -> None:
+        if epoch in self._writers:
+            self._writers[epoch].send(messages)
+
+    def close_link(self, epoch: str, reason: str) -> None:
+        if epoch in self._writers:
+            logger.warning("link epoch %s closed: %s", epoch, reason)
+            self._writers[epoch].close()
+
+    async def stop(self) -> None:
+        for writer in self._writers.values():
+            writer.close()
+
+    async def Link(self, batches: AsyncIterator[Any], context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
+        try:
+            async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
+                (hello, *rest) = SENDER_CODEC.decode(await anext(aiter(batches)))
+        except (StopAsyncIteration, TimeoutError, ValueError):
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a link begins with LinkHello")
+            return
+        refusal = self._refusal(hello)
+        if refusal or not isinstance(hello, LinkHello):
+            yield RECEIVER_CODEC.encode([LinkRefused(refusal)])
+            return
+        epoch = uuid.uuid4().hex
+        writer = self._writers[epoch] = BatchWriter(RECEIVER_CODEC)
+        writer.send([LinkWelcome(epoch, TRANSPORTS[0], self._endpoint())])
+        self._post(ReceiverLinkOpened(epoch, hello, _ExitWatch(hello.sender_pid).is_gone))
+        for message in rest:
+            self._post(FromLink(epoch, message))
+        reader = asyncio.create_task(self._read(epoch, batches, writer))
+        try:
+            async for batch in writer.batches():
+                yield batch
+        finally:
+            reader.cancel()
+            writer.close()
+            del self._writers[epoch]
+            self._post(LinkClosed(epoch, "the stream ended", lambda: None))
+
+    async def _read(self, epoch: str, batches: AsyncIterator[Any], writer: BatchWriter) -> None:
+        try:
+            async for batch in batches:
+                for message in SENDER_CODEC.decode(batch):
+                    self._post(FromLink(epoch, message))
+        except (grpc.RpcError, ValueError) as error:
+            logger.warning("link epoch %s: %s", epoch, error)
+        finally:
+            writer.close()
+
+    def _refusal(self, hello: object) -> str:
+        """Why a link must not open, or "": whatever differs would corrupt pages later."""
+        if not isinstance(hello, LinkHello):
+            return "a link begins with LinkHello"
+        if hello.protocol_version != PROTOCOL_VERSION:
+            return f"protocol version {hello.protocol_version} is not {PROTOCOL_VERSION}"
+        if hello.receiver_incarnation != self._incarnation:
+            return "this worker has restarted since the router named it"
+        if hello.page_format != self._page_format:
+            return f"pages differ: {hello.page_format} at the sender, {self._page_format} here"
+        if not set(TRANSPORTS) & set(hello.transports):
+            return f"no common transport: {hello.transports} at the sender, {TRANSPORTS} here"
+        return ""
+
+
+class _ExitWatch:
+    """Whether a process of this host has exited, and SETTLE_S have passed since that was seen."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._start_time = _start_time(pid)
+        self._gone_since: float | None = None
+
+    def is_gone(self) -> bool:
+        if self._start_time is None:
+            # Never seen alive from here, so its end cannot be seen either.
+            return False
+        if self._gone_since is None:
+            if _start_time(self._pid) == self._start_time:
+                return False
+            self._gone_since = time.monotonic()
+        return time.monotonic() - self._gone_since >= SETTLE_S
+
+
+def _start_time(pid: int) -> str | None:
+    """When a process was started, in ticks since boot; None if there is none that could still write."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    fields = stat.rpartition(")")[2].split()
+    return None if fields[0] in "ZX" else fields[19]

@@ -1,0 +1,63 @@
+"""CPU pools: the sender maps the receiver's pool and copies pages into it. One-sided, synchronous."""
+
+import mmap
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from kvtransfer.transports.base import COMPLETED, Completion, ReceiverTransport, SenderTransport
+from tandem.engine.kvcache.pool import KvPool
+from tandem.messages import PoolEndpoint
+
+NAME = "shared_memory"
+
+
+class SharedMemorySender(SenderTransport):
+    def __init__(self, pool: KvPool, endpoint: PoolEndpoint) -> None:
+        """Maps the receiver's pool.
+
+        Raises:
+            ValueError: the endpoint is not a pool of this host with pages of this size.
+        """
+        page_bytes = pool.layout.page_bytes
+        if endpoint.num_bytes == 0 or endpoint.num_bytes % page_bytes:
+            raise ValueError(f"a pool of {endpoint.num_bytes} bytes does not consist of pages of {page_bytes} bytes")
+        path = Path(f"/proc/{endpoint.pid}/fd/{endpoint.fd}")
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except OSError as error:
+            raise ValueError(f"the receiver's pool cannot be opened from this process: {error}") from error
+        try:
+            # A process number or descriptor that has been reused names something else.
+            target = str(path.readlink())
+            if target != f"/memfd:{endpoint.name} (deleted)" or os.fstat(fd).st_size != endpoint.num_bytes:
+                raise ValueError(f"{path} is {target}, not the pool {endpoint.name} of {endpoint.num_bytes} bytes")
+            mapping = mmap.mmap(fd, endpoint.num_bytes)
+        finally:
+            os.close(fd)
+        self._source = pool.page_bytes_view
+        # (num_pages, page_bytes) of the receiver; None once aborted.
+        self._destination: torch.Tensor | None = torch.frombuffer(mapping, dtype=torch.uint8).view(-1, page_bytes)
+
+    def push(self, link_seq: int, src_pages: Sequence[int], dst_pages: Sequence[int]) -> Completion:
+        assert self._destination is not None, "push after abort"
+        for src, dst in zip(src_pages, dst_pages, strict=True):
+            self._destination[dst].copy_(self._source[src])
+        return COMPLETED
+
+    def abort(self) -> Completion:
+        self._destination = None
+        return COMPLETED
+
+
+class SharedMemoryReceiver(ReceiverTransport):
+    def __init__(self, pool: KvPool) -> None:
+        self._pool = pool
+
+    def endpoint(self) -> PoolEndpoint:
+        return PoolEndpoint(*self._pool.file)
+
+    def expect(self, link_seq: int, dst_pages: Sequence[int]) -> Completion:
+        return COMPLETED

@@ -1,0 +1,192 @@
+"""Handing a prefill over to a decode worker: ask for a lease, ship pages as chunks end, commit."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kvtransfer.link import LeaseState, SenderLease, SenderLink
+from kvtransfer.transports.base import Completion, SenderTransport
+from tandem.messages import (
+    Granted,
+    LinkState,
+    LinkWelcome,
+    Prefill,
+    Refused,
+    Revoke,
+    SenderMessage,
+)
+from tandem.worker.base import Handover, HandoverResult, Outbox, PrefillJob
+from tandem.worker.events import Event, FromLink, LinkClosed, SenderLinkOpened
+
+
+@dataclass(eq=False, slots=True)
+class _Shipment:
+    """A job on its way over a link."""
+
+    job: PrefillJob
+    link: SenderLink
+    lease: SenderLease
+
+
+class LinkHandover(Handover):
+    """Handovers over links, one link to each decode worker."""
+
+    def __init__(
+        self, page_size: int, open_transport: Callable[[LinkWelcome], SenderTransport], outbox: Outbox
+    ) -> None:
+        """Args: open_transport: binds a transport to the receiver; raises ValueError if it cannot."""
+        self._page_size = page_size
+        self._open_transport = open_transport
+        self._outbox = outbox
+        self._links: dict[str, SenderLink] = {}  # by peer
+        self._shipments: dict[PrefillJob, _Shipment] = {}
+        self._results: list[HandoverResult] = []
+        # Epochs that ended with copies under way, and whom to tell when the last one has completed.
+        self._closing: list[tuple[Completion, Callable[[], None]]] = []
+        self._num_pages_shipped = 0
+
+    @property
+    def num_pages_shipped(self) -> int:
+        return self._num_pages_shipped
+
+    def refusal(self, request: Prefill) -> str:
+        if request.decode_worker_id in self._links:
+            return ""
+        return f"no link to decode worker {request.decode_worker_id}"
+
+    def start(self, job: PrefillJob) -> None:
+        request = job.request
+        link = self._links[request.decode_worker_id]
+        lease = link.request_lease(request.request_id, request.attempt, len(job.sequence.token_ids))
+        self._shipments[job] = _Shipment(job, link, lease)
+
+    def advance(self, job: PrefillJob) -> None:
+        # The link may have been lost while the chunk was computed; poll reports that.
+        shipment = self._shipments.get(job)
+        if shipment is not None:
+            self._ship(shipment)
+            if job.first_token is None:
+                shipment.link.renew(shipment.lease)
+
+    def cancel(self, job: PrefillJob) -> None:
+        shipment = self._shipments.pop(job, None)
+        if shipment is not None:
+            shipment.link.release(shipment.lease)
+
+    def receive(self, event: Event) -> None:
+        if isinstance(event, SenderLinkOpened):
+            self._open(event)
+        elif isinstance(event, FromLink):
+            self._receive_message(event)
+        elif isinstance(event, LinkClosed):
+            self._close(event)
+
+    def poll(self) -> list[HandoverResult]:
+        for link in self._links.values():
+            link.poll()
+        self._closing = [(copies, tell) for copies, tell in self._closing if not _tell_if_done(copies, tell)]
+        for shipment in list(self._shipments.values()):
+            if shipment.lease.settled:
+                self._finish(shipment, _failure(shipment.lease))
+        results, self._results = self._results, []
+        return results
+
+    def _open(self, event: SenderLinkOpened) -> None:
+        epoch = event.welcome.epoch
+        try:
+            transport = self._open_transport(event.welcome)
+        except ValueError as error:
+            self._outbox.to_router(LinkState(event.peer_id, up=False, reason=str(error)))
+            self._outbox.close_link(epoch, str(error))
+            return
+
+        def send(message: SenderMessage) -> None:
+            self._outbox.to_link(epoch, message)
+
+        self._links[event.peer_id] = SenderLink(event.peer_id, epoch, transport, send)
+        self._outbox.to_router(LinkState(event.peer_id, up=True))
+
+    def _receive_message(self, event: FromLink) -> None:
+        link = next((link for link in self._links.values() if link.epoch == event.epoch), None)
+        message = event.message
+        if link is None or not isinstance(message, Granted | Refused | Revoke):
+            return
+        link.receive(message)
+        shipment = next((s for s in self._shipments.values() if s.lease.lease_id == message.lease_id), None)
+        if shipment is None:
+            return
+        if shipment.lease.revoked:
+            link.release(shipment.lease)
+        elif shipment.lease.state is LeaseState.GRANTED:
+            self._ship(shipment)
+
+    def _close(self, event: LinkClosed) -> None:
+        link = next((link for link in self._links.values() if link.epoch == event.epoch), None)
+        if link is None:
+            event.when_quiet()
+            return
+        del self._links[link.peer_id]
+        self._outbox.to_router(LinkState(link.peer_id, up=False, reason=event.reason))
+        copies = link.close()
+        if not _tell_if_done(copies, event.when_quiet):
+            self._closing.append((copies, event.when_quiet))
+
+    def _ship(self, shipment: _Shipment) -> None:
+        """Pushes the pages that are complete and not pushed yet; after the last chunk the partial page too."""
+        job, lease = shipment.job, shipment.lease
+        if lease.state is not LeaseState.GRANTED:
+            return
+        grant = lease.grant
+        assert grant is not None and job.handle is not None
+        num_tokens = len(job.sequence.token_ids)
+        num_pages = -(-num_tokens // self._page_size)
+        first_page, misaligned = divmod(grant.cached_len, self._page_size)
+        if misaligned or grant.cached_len > num_tokens or len(grant.page_ids) < num_pages - first_page:
+            shipment.link.release(lease)
+            return
+        is_last = job.first_token is not None
+        num_ready = num_pages if is_last else job.sequence.cached_len // self._page_size
+        start = first_page + lease.num_pages_pushed
+        if start < num_ready:
+            num_pushed = lease.num_pages_pushed
+            shipment.link.push(
+                lease,
+                job.handle.page_ids[start:num_ready],
+                grant.page_ids[num_pushed : num_pushed + num_ready - start],
+            )
+            self._num_pages_shipped += num_ready - start
+            job.copies = lease.copies
+        if is_last:
+            assert job.first_token is not None
+            shipment.link.commit(
+                lease,
+                first_token=job.first_token,
+                num_pages=lease.num_pages_pushed,
+                num_tokens=num_tokens,
+                finish_reason=job.finish_reason,
+                first_token_time_ns=job.first_token_time_ns,
+            )
+
+    def _finish(self, shipment: _Shipment, failure: str) -> None:
+        del self._shipments[shipment.job]
+        shipment.job.copies = shipment.lease.copies
+        self._results.append(HandoverResult(shipment.job, failure))
+
+
+def _failure(lease: SenderLease) -> str:
+    """Why a settled lease did not end in Committed, or ""."""
+    match lease.state:
+        case LeaseState.COMMITTED:
+            return ""
+        case LeaseState.REFUSED:
+            return f"the decode worker refused the lease: {lease.refusal}"
+        case LeaseState.LOST:
+            return "the link to the decode worker was lost"
+        case _:
+            return "the lease ended before the pages were there"
+
+
+def _tell_if_done(copies: Completion, tell: Callable[[], None]) -> bool:
+    if copies.done():
+        tell()
+        return True
+    return False

@@ -1,0 +1,112 @@
+"""The router's process: its loop's thread and its two servers."""
+
+import asyncio
+import threading
+from collections.abc import Coroutine
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import grpc
+import uvloop
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from router.cluster import ClusterService
+from router.frontends.grpc import InferenceService
+from router.policies.least_loaded import LeastLoaded
+from router.router import Router
+from router.tokenization import Tokenizer
+from tandem.config import RouterConfig
+from tandem.rpc.channel import bind, new_server
+from tandem.v1 import inference_pb2, inference_pb2_grpc, worker_pb2_grpc
+
+SERVICE = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
+START_TIMEOUT_S = 30.0
+STOP_TIMEOUT_S = 5.0
+
+
+class RouterAddresses(NamedTuple):
+    grpc: str
+    cluster: str
+
+
+class RouterProcess:
+    """One router, from its start to its stop; called from one thread that is not its loop's."""
+
+    def __init__(self, config: RouterConfig) -> None:
+        self._config = config
+        self._loop_started: Future[asyncio.AbstractEventLoop] = Future()
+        self._thread = threading.Thread(target=self._run_loop, name="asyncio", daemon=True)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._servers: list[grpc.aio.Server] = []
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> RouterAddresses:
+        """Opens both ports.
+
+        Raises:
+            ValueError: a port is taken, or the model directory has no usable tokenizer.
+        """
+        self._thread.start()
+        self._loop = self._loop_started.result(START_TIMEOUT_S)
+        return self._call(self._serve())
+
+    def stop(self) -> None:
+        if self._loop is None:
+            return
+        self._call(self._close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(STOP_TIMEOUT_S)
+        self._loop = None
+
+    def _run_loop(self) -> None:
+        loop = uvloop.new_event_loop()
+        asyncio.set_event_loop(loop)
+        loop.call_soon(self._loop_started.set_result, loop)
+        loop.run_forever()
+
+    def _call(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        assert self._loop is not None
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(START_TIMEOUT_S)
+
+    async def _serve(self) -> RouterAddresses:
+        config = self._config
+        tokenizer = Tokenizer(Path(config.model_dir))
+        router = Router(config, LeastLoaded())
+        clients, workers = new_server(), new_server()
+        health_service = health.aio.HealthServicer()
+        inference_pb2_grpc.add_InferenceServicer_to_server(InferenceService(router, tokenizer, config), clients)
+        health_pb2_grpc.add_HealthServicer_to_server(health_service, clients)
+        reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), clients)
+        worker_pb2_grpc.add_ClusterServicer_to_server(ClusterService(router), workers)
+        addresses = RouterAddresses(
+            bind(clients, config.host, config.grpc_port), bind(workers, config.host, config.cluster_port)
+        )
+        await health_service.set(SERVICE, health_pb2.HealthCheckResponse.NOT_SERVING)
+        for server in (workers, clients):
+            await server.start()
+            self._servers.append(server)
+        self._tasks = [
+            asyncio.create_task(router.watch()),
+            asyncio.create_task(_report_health(router, health_service)),
+        ]
+        return addresses
+
+    async def _close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        # The clients first: a request that ends now is reported as such, not as a lost worker.
+        for server in reversed(self._servers):
+            await server.stop(grace=0.5)
+
+
+async def _report_health(router: Router, service: health.aio.HealthServicer) -> None:
+    """Keeps the standard health service in step with whether a request could be served."""
+    serving = False
+    while True:
+        if serving == bool(router.registry.not_ready_reason()):
+            serving = not serving
+            status = health_pb2.HealthCheckResponse
+            await service.set(SERVICE, status.SERVING if serving else status.NOT_SERVING)
+        await asyncio.sleep(0.1)

@@ -1,0 +1,141 @@
+"""The live workers, as the router knows them."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from tandem.messages import Heartbeat, Hello, LinkState, Peer, RouterMessage, WorkerStats
+
+
+@dataclass(eq=False, slots=True)
+class Worker:
+    """One worker's stream, from its Hello to its end.
+
+    Attributes:
+        send: writes to its stream.
+        disconnect: ends its stream, with a reason for it.
+        links_up: decode workers this prefill worker has a link to.
+        num_assigned: requests of this router that it serves now, by the router's own count: fresher than a heartbeat.
+    """
+
+    hello: Hello
+    send: Callable[[Sequence[RouterMessage]], None]
+    disconnect: Callable[[str], None]
+    last_heard: float
+    last_progress: float
+    num_steps: int = -1
+    stats: WorkerStats = field(default_factory=WorkerStats)
+    links_up: dict[str, None] = field(default_factory=dict)
+    num_assigned: int = 0
+
+    @property
+    def worker_id(self) -> str:
+        return self.hello.worker_id
+
+    @property
+    def role(self) -> str:
+        return self.hello.role
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Who serves a request: `prefill` and `decode` are one and the same in role `both`."""
+
+    prefill: Worker
+    decode: Worker
+
+
+class Registry:
+    """Workers by id. A worker is here exactly as long as its stream lives and its heartbeats say that it moves."""
+
+    def __init__(self, clock: Callable[[], float], heartbeat_timeout_s: float, stall_timeout_s: float) -> None:
+        self._clock = clock
+        self._heartbeat_timeout_s = heartbeat_timeout_s
+        self._stall_timeout_s = stall_timeout_s
+        self._workers: dict[str, Worker] = {}
+
+    def __iter__(self) -> Iterator[Worker]:
+        return iter(list(self._workers.values()))
+
+    def get(self, worker_id: str) -> Worker | None:
+        return self._workers.get(worker_id)
+
+    def refusal(self, hello: Hello) -> str:
+        """Why this worker cannot join, or "": all workers must mean the same by a page."""
+        for worker in self._workers.values():
+            if worker.hello.page_format != hello.page_format:
+                return f"pages differ: {hello.page_format} here, {worker.hello.page_format} at {worker.worker_id}"
+        return ""
+
+    def add(
+        self, hello: Hello, send: Callable[[Sequence[RouterMessage]], None], disconnect: Callable[[str], None]
+    ) -> Worker:
+        """Adds a worker; one of the same id must have been removed before."""
+        assert hello.worker_id not in self._workers
+        now = self._clock()
+        worker = Worker(hello, send, disconnect, last_heard=now, last_progress=now)
+        self._workers[hello.worker_id] = worker
+        return worker
+
+    def remove(self, worker: Worker) -> None:
+        if self._workers.get(worker.worker_id) is worker:
+            del self._workers[worker.worker_id]
+            for other in self._workers.values():
+                other.links_up.pop(worker.worker_id, None)
+
+    def heartbeat(self, worker: Worker, heartbeat: Heartbeat) -> None:
+        now = self._clock()
+        worker.last_heard = now
+        worker.stats = heartbeat.stats
+        if heartbeat.step != worker.num_steps:
+            worker.num_steps = heartbeat.step
+            worker.last_progress = now
+
+    def link_state(self, worker: Worker, state: LinkState) -> None:
+        if state.up:
+            worker.links_up[state.decode_worker_id] = None
+        else:
+            worker.links_up.pop(state.decode_worker_id, None)
+
+    def lost(self) -> list[tuple[Worker, str]]:
+        """Workers that have fallen silent or stand still, with the reason."""
+        now = self._clock()
+        lost = []
+        for worker in self._workers.values():
+            if now - worker.last_heard > self._heartbeat_timeout_s:
+                lost.append((worker, f"no heartbeat for {self._heartbeat_timeout_s:g} s"))
+            elif now - worker.last_progress > self._stall_timeout_s:
+                lost.append((worker, f"no scheduler step for {self._stall_timeout_s:g} s"))
+        return lost
+
+    def pairs(self) -> list[Pair]:
+        """Every pair of workers that can serve a request now, in the order in which they joined."""
+        pairs = []
+        for prefill in self._workers.values():
+            if prefill.role == "both":
+                pairs.append(Pair(prefill, prefill))
+            elif prefill.role == "prefill":
+                decodes = (self._workers.get(worker_id) for worker_id in prefill.links_up)
+                pairs += [Pair(prefill, decode) for decode in decodes if decode is not None]
+        return pairs
+
+    def not_ready_reason(self) -> str:
+        """Why no request can be served now, or ""."""
+        if self.pairs():
+            return ""
+        roles = [w.role for w in self._workers.values()]
+        missing = [role for role in ("prefill", "decode") if role not in roles]
+        if missing:
+            return f"no {' and no '.join(missing)} worker is connected"
+        return "no prefill worker has a link to a decode worker yet"
+
+    def peers(self) -> tuple[Peer, ...]:
+        """The decode workers that every prefill worker should have a link to."""
+        return tuple(
+            Peer(w.worker_id, w.hello.incarnation, w.hello.address)
+            for w in self._workers.values()
+            if w.role == "decode"
+        )
+
+    def max_request_tokens(self) -> int:
+        """Tokens of the largest request that fits every worker's pool alone; 0 without workers."""
+        return min((w.hello.num_pages * w.hello.page_format.page_size for w in self._workers.values()), default=0)

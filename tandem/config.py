@@ -1,0 +1,198 @@
+"""What each room can be told: frozen dataclasses, validated on construction.
+
+Nothing here imports torch: the router and the command line read these too.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+Role = Literal["prefill", "decode", "both"]
+ROLES: tuple[Role, ...] = ("prefill", "decode", "both")
+DTYPES = ("float32", "bfloat16")
+DEVICES = ("cpu",)
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise ValueError(message)
+
+
+def _require_positive(config: object, *names: str) -> None:
+    for name in names:
+        value = getattr(config, name)
+        _require(value > 0, f"{name} must be above 0, not {value}")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """One model on one device.
+
+    Attributes:
+        model_dir: a local Hugging Face directory.
+        load_format: "auto" reads the checkpoint; "dummy" makes random weights for the config.
+        num_pages: size of the pool, in pages.
+        num_threads: CPU threads of one forward; 0 leaves torch's choice.
+    """
+
+    model_dir: str
+    load_format: Literal["auto", "dummy"] = "auto"
+    device: str = "cpu"
+    dtype: str = "float32"
+    page_size: int = 16
+    num_pages: int = 1024
+    num_threads: int = 0
+
+    def __post_init__(self) -> None:
+        _require(
+            self.load_format in ("auto", "dummy"),
+            f"load_format must be auto or dummy, not {self.load_format!r}",
+        )
+        _require(self.device in DEVICES, f"device must be one of {', '.join(DEVICES)}, not {self.device!r}")
+        _require(self.dtype in DTYPES, f"dtype must be one of {', '.join(DTYPES)}, not {self.dtype!r}")
+        _require_positive(self, "page_size", "num_pages")
+        _require(self.num_threads >= 0, f"num_threads must not be negative, but is {self.num_threads}")
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillConfig:
+    """The prefill scheduler.
+
+    Attributes:
+        chunk_size: prompt tokens that one forward computes at most, over all its requests.
+        grant_timeout_s: how long a finished prefill waits for pages at the decode worker before it is reported as
+            failed; its pages stay in the cache.
+    """
+
+    chunk_size: int = 512
+    grant_timeout_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        _require_positive(self, "chunk_size", "grant_timeout_s")
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeConfig:
+    """The decode scheduler.
+
+    Attributes:
+        max_batch_size: requests in one step at most.
+        lease_duration_s: how long a lease lasts without a word from the prefill worker.
+        admit_grace_s: how long a lease request may wait for its Admit, which comes on another stream.
+    """
+
+    max_batch_size: int = 64
+    lease_duration_s: float = 30.0
+    admit_grace_s: float = 2.0
+
+    def __post_init__(self) -> None:
+        _require_positive(self, "max_batch_size", "lease_duration_s", "admit_grace_s")
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerConfig:
+    """One worker process.
+
+    Attributes:
+        worker_id: its name in the cluster; a restarted worker keeps it.
+        model_fingerprint: equal exactly where weights are equal.
+        max_model_len: prompt and output tokens together, at most.
+        host: the address its port is bound to.
+        heartbeat_interval_s: seconds between heartbeats to the router.
+        connect_timeout_s: how long it looks for the router before it gives up.
+    """
+
+    worker_id: str
+    role: Role
+    engine: EngineConfig
+    model_fingerprint: str
+    max_model_len: int
+    prefill: PrefillConfig = field(default_factory=PrefillConfig)
+    decode: DecodeConfig = field(default_factory=DecodeConfig)
+    host: str = "127.0.0.1"
+    heartbeat_interval_s: float = 0.25
+    connect_timeout_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        _require(self.role in ROLES, f"role must be one of {', '.join(ROLES)}, not {self.role!r}")
+        _require_positive(self, "max_model_len", "heartbeat_interval_s", "connect_timeout_s")
+
+
+@dataclass(frozen=True, slots=True)
+class RouterConfig:
+    """The router process.
+
+    Attributes:
+        model_dir: where tokenizer, chat template and limits are read from.
+        model_name: what clients call the model.
+        grpc_port: the clients' port; 0 picks a free one.
+        cluster_port: the workers' port; 0 picks a free one.
+        heartbeat_timeout_s: silence after which a worker counts as lost.
+        stall_timeout_s: time without a scheduler step after which a worker counts as lost though it talks.
+        max_attempts: times a request is started before it fails for good.
+        admit_duration_s: how long a decode worker remembers a request that has no lease yet.
+    """
+
+    model_dir: str
+    model_name: str
+    max_model_len: int
+    host: str = "127.0.0.1"
+    grpc_port: int = 50051
+    cluster_port: int = 0
+    heartbeat_timeout_s: float = 3.0
+    stall_timeout_s: float = 60.0
+    max_attempts: int = 8
+    admit_duration_s: float = 600.0
+
+    def __post_init__(self) -> None:
+        for name in ("grpc_port", "cluster_port"):
+            port = getattr(self, name)
+            _require(0 <= port < 65536, f"{name} must be between 0 and 65535, not {port}")
+        _require_positive(
+            self,
+            "max_model_len",
+            "heartbeat_timeout_s",
+            "stall_timeout_s",
+            "max_attempts",
+            "admit_duration_s",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterConfig:
+    """A whole cluster on one host, as `tandem serve` starts it.
+
+    Attributes:
+        model: a Hugging Face directory, a hub id, a GGUF file, a config directory (with load_format "dummy"), or the
+            built-in name smollm2-135m-instruct.
+        num_prefill, num_decode, num_both: workers of each role.
+        max_model_len: prompt and output tokens together; 0 takes the model's own limit, or what the pool holds if
+            that is less.
+    """
+
+    model: str
+    load_format: Literal["auto", "dummy"] = "auto"
+    num_prefill: int = 1
+    num_decode: int = 1
+    num_both: int = 0
+    device: str = "cpu"
+    dtype: str = "float32"
+    page_size: int = 16
+    num_pages: int = 1024
+    max_model_len: int = 0
+    num_threads: int = 0
+    chunk_size: int = 512
+    host: str = "127.0.0.1"
+    grpc_port: int = 50051
+
+    def __post_init__(self) -> None:
+        for name in ("num_prefill", "num_decode", "num_both", "max_model_len", "num_threads"):
+            _require(getattr(self, name) >= 0, f"{name} must not be negative, but is {getattr(self, name)}")
+        _require(
+            (self.num_prefill > 0) == (self.num_decode > 0),
+            f"{self.num_prefill} prefill and {self.num_decode} decode workers: both kinds are needed, or neither",
+        )
+        _require(self.num_workers > 0, "at least one worker is needed: --prefill and --decode, or --both")
+
+    @property
+    def num_workers(self) -> int:
+        return self.num_prefill + self.num_decode + self.num_both

@@ -1,0 +1,88 @@
+"""One model on one device: weights, pool, attention and sampler put together."""
+
+import logging
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import torch
+
+from tandem.config import EngineConfig
+from tandem.engine.attention.reference import ReferenceAttention
+from tandem.engine.base import EngineBase, EngineCounters, ForwardOutput
+from tandem.engine.batch import Batch
+from tandem.engine.kvcache.base import PageLayout
+from tandem.engine.kvcache.pool import KvPool
+from tandem.engine.models.base import Model
+from tandem.engine.models.config import ModelConfig
+from tandem.engine.models.registry import build_model
+from tandem.engine.sampler import Sampler
+from tandem.engine.weights.loader import checkpoint_weights, dummy_weights
+
+logger = logging.getLogger(__name__)
+
+
+class _CpuForwardOutput(ForwardOutput):
+    """A forward on the CPU has completed when it returns."""
+
+    def __init__(self, next_tokens: torch.Tensor) -> None:
+        self._token_ids: list[int] = next_tokens.tolist()
+
+    def done(self) -> bool:
+        return True
+
+    def token_ids(self) -> list[int]:
+        return self._token_ids
+
+
+class Engine(EngineBase):
+    """Runs batches of sequences through a model."""
+
+    def __init__(self, model: Model, pool: KvPool) -> None:
+        self.counters = EngineCounters()
+        self.model = model
+        self.pool = pool
+        self.device = pool.kv.device
+        self._attention = ReferenceAttention(pool, model.config.num_q_heads)
+        self._sampler = Sampler()
+
+    @torch.inference_mode()
+    def forward(self, batch: Batch) -> ForwardOutput:
+        self._attention.plan(batch)
+        rows = torch.tensor(batch.logits_rows(), dtype=torch.int64, device=self.device)
+        logits = self.model.forward(batch.input_ids(self.device), batch.positions(self.device), self._attention, rows)
+        self.counters.count(batch)
+        return _CpuForwardOutput(self._sampler.sample(logits))
+
+
+def build_engine(config: EngineConfig, pool_name: str, on_progress: Callable[[str], None]) -> Engine:
+    """Loads a model and allocates its pool.
+
+    Args:
+        pool_name: unique among all pools ever made on this host.
+        on_progress: told, in a few words, what happens next.
+
+    Raises:
+        ValueError: the model cannot be served as configured; the message says why.
+    """
+    if config.num_threads:
+        torch.set_num_threads(config.num_threads)
+    model_config = ModelConfig.from_dir(Path(config.model_dir))
+    dtype: torch.dtype = getattr(torch, config.dtype)
+    device = torch.device(config.device)
+    model = build_model(model_config, dtype, device)
+    on_progress("loading weights")
+    weights: Iterable[tuple[str, torch.Tensor]]
+    if config.load_format == "dummy":
+        weights = dummy_weights(model.checkpoint_shapes())
+    else:
+        weights = checkpoint_weights(Path(config.model_dir))
+    model.load_weights(weights)
+    on_progress("allocating pages")
+    layout = PageLayout(
+        num_layers=model_config.num_layers,
+        page_size=config.page_size,
+        num_kv_heads=model_config.num_kv_heads,
+        head_dim=model_config.head_dim,
+        dtype=config.dtype,
+    )
+    return Engine(model, KvPool(layout, config.num_pages, pool_name))

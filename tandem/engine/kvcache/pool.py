@@ -1,0 +1,71 @@
+"""The memory of a worker's pages."""
+
+import mmap
+import os
+from typing import NamedTuple
+
+import torch
+
+from tandem.engine.kvcache.base import PageLayout
+
+
+class SharedPoolFile(NamedTuple):
+    """Where another process of this host finds a CPU pool: /proc/<pid>/fd/<fd>, a memfd of this name."""
+
+    pid: int
+    fd: int
+    name: str
+    num_bytes: int
+
+
+class KvPool:
+    """One tensor with every page of a worker.
+
+    On a CPU the memory is a memfd: another process of the same user and host maps it through /proc, and the kernel
+    frees it with the last process that holds it, so that no kill leaves it behind.
+
+    Attributes:
+        kv: (num_pages, num_layers, 2, page_size, num_kv_heads, head_dim) of the layout's dtype.
+        page_bytes_view: (num_pages, page_bytes) uint8, the same memory.
+    """
+
+    def __init__(self, layout: PageLayout, num_pages: int, name: str) -> None:
+        """Allocates zeroed pages.
+
+        Args:
+            name: unique among all pools ever made on this host (the worker's incarnation); at most 200 characters.
+
+        Raises:
+            ValueError: the pool does not fit into the memory that is free.
+        """
+        self.layout = layout
+        self.num_pages = num_pages
+        num_bytes = num_pages * layout.page_bytes
+        available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") + _reclaimable_bytes()
+        if num_bytes > available:
+            raise ValueError(
+                f"a pool of {num_pages} pages of {layout.page_bytes} bytes needs {num_bytes / 2**20:.0f} MiB, but "
+                f"only {available / 2**20:.0f} MiB of memory are free; use fewer pages"
+            )
+        fd = os.memfd_create(f"tandem-pool-{name}", os.MFD_CLOEXEC)
+        os.ftruncate(fd, num_bytes)
+        self._mmap = mmap.mmap(fd, num_bytes)
+        self.file = SharedPoolFile(os.getpid(), fd, f"tandem-pool-{name}", num_bytes)
+        self.page_bytes_view = torch.frombuffer(self._mmap, dtype=torch.uint8).view(num_pages, layout.page_bytes)
+        self.kv = self.page_bytes_view.view(getattr(torch, layout.dtype)).view(num_pages, *layout.page_shape)
+
+    def close(self) -> None:
+        """Gives the memory back once no tensor of this process refers to it any more."""
+        if self.file.fd >= 0:
+            os.close(self.file.fd)
+            self.file = self.file._replace(fd=-1)
+
+
+def _reclaimable_bytes() -> int:
+    """Page cache the kernel would give up for a new allocation: MemAvailable less MemFree."""
+    fields = {}
+    with open("/proc/meminfo") as meminfo:  # noqa: PTH123 (a kernel file, read line by line)
+        for line in meminfo:
+            key, _, rest = line.partition(":")
+            fields[key] = int(rest.split()[0]) * 1024
+    return max(0, fields.get("MemAvailable", 0) - fields.get("MemFree", 0))

@@ -1,0 +1,22 @@
+"""Normalisation."""
+
+import torch
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """Root mean square normalisation, y = weight * x / rms(x).
+
+    Formula: Zhang and Sennrich 2019, https://arxiv.org/abs/1910.07467. Computed in float32 and rounded to x's
+    dtype before the weight is applied, as Hugging Face's implementation does.
+
+    Args:
+        x: (..., hidden_size).
+        weight: (hidden_size,), of x's dtype.
+        eps: added to the mean square.
+
+    Returns:
+        (..., hidden_size), of x's dtype.
+    """
+    x32 = x.float()
+    x32 = x32 * torch.rsqrt(x32.pow(2).mean(-1, keepdim=True) + eps)
+    return weight * x32.to(x.dtype)

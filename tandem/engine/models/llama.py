@@ -1,0 +1,156 @@
+"""Llama 2 and 3 and the models that share their architecture, such as SmolLM2."""
+
+from collections.abc import Iterable, Iterator
+
+import torch
+import torch.nn.functional as F
+
+from tandem.engine.attention.base import AttentionBackend
+from tandem.engine.layers.norm import rms_norm
+from tandem.engine.layers.rotary import RotaryEmbedding, rotate
+from tandem.engine.models.base import Model
+from tandem.engine.models.config import ModelConfig
+
+# Whatever else a checkpoint holds (integers, float8) needs scales that this model does not know.
+_WEIGHT_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
+class LlamaModel(Model):
+    """A Llama's weights and forward pass.
+
+    Projections that share an input are one matrix, so that a layer takes four products outside attention.
+    Roundings come in the order of Hugging Face's implementation, so that bfloat16 results stay as close to it
+    as its own kernels stay to each other.
+    """
+
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
+        self.config = config
+        self._embedding = torch.empty(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
+        self._layers = [_Layer(config, dtype, device) for _ in range(config.num_layers)]
+        self._norm = torch.empty(config.hidden_size, dtype=dtype, device=device)
+        self._lm_head = self._embedding if config.tie_word_embeddings else torch.empty_like(self._embedding)
+        self._rotary = RotaryEmbedding(
+            config.head_dim, config.rope_theta, config.rope_scaling, config.max_position_embeddings, device
+        )
+
+    def checkpoint_shapes(self) -> Iterator[tuple[str, tuple[int, ...], torch.dtype]]:
+        """Name, shape and this model's dtype of every tensor that `load_weights` must be given."""
+        for name, weight in self._slots().items():
+            yield name, tuple(weight.shape), weight.dtype
+
+    @torch.inference_mode()
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        # Each tensor is copied into place and dropped, so that lazy `weights` never make a second whole copy.
+        slots = self._slots()
+        missing = dict.fromkeys(slots)
+        tied_head: torch.Tensor | None = None
+        for name, tensor in weights:
+            if name.endswith("rotary_emb.inv_freq"):
+                continue  # a buffer that old checkpoints carry; the configuration says the same
+            if name == "lm_head.weight" and self.config.tie_word_embeddings:
+                _check(name, tensor, self._embedding)
+                tied_head = tensor
+                continue
+            if name not in slots:
+                raise ValueError(f"tensor {name} is unexpected")
+            if name not in missing:
+                raise ValueError(f"tensor {name} comes twice")
+            _check(name, tensor, slots[name])
+            slots[name].copy_(tensor)
+            del missing[name]
+        if missing:
+            more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+            raise ValueError(f"tensor {next(iter(missing))} is missing{more}")
+        if tied_head is not None and not torch.equal(tied_head.to(self._embedding), self._embedding):
+            raise ValueError("tensor lm_head.weight differs from the embedding, though the configuration ties them")
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        attention: AttentionBackend,
+        logits_rows: torch.Tensor,
+    ) -> torch.Tensor:
+        x = F.embedding(input_ids, self._embedding)  # (num_tokens, hidden_size)
+        cos, sin = self._rotary.at(positions, x.dtype)
+        for index, layer in enumerate(self._layers):
+            x = layer.forward(x, cos, sin, attention, index)
+        x = rms_norm(x[logits_rows], self._norm, self.config.rms_norm_eps)  # (num_rows, hidden_size)
+        return F.linear(x, self._lm_head).float()
+
+    def _slots(self) -> dict[str, torch.Tensor]:
+        """By name in a checkpoint, where each tensor's values belong; parts of merged matrices are views."""
+        slots = {"model.embed_tokens.weight": self._embedding, "model.norm.weight": self._norm}
+        for index, layer in enumerate(self._layers):
+            for name, weight in layer.slots():
+                slots[f"model.layers.{index}.{name}"] = weight
+        if not self.config.tie_word_embeddings:
+            slots["lm_head.weight"] = self._lm_head
+        return slots
+
+
+class _Layer:
+    """One decoder layer: attention and a gated MLP, each normalised before and added to what came in."""
+
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
+        hidden, head_dim = config.hidden_size, config.head_dim
+        self._eps = config.rms_norm_eps
+        self._head_dim = head_dim
+        self._num_q_heads, self._num_kv_heads = config.num_q_heads, config.num_kv_heads
+        q_rows, kv_rows = config.num_q_heads * head_dim, config.num_kv_heads * head_dim
+        self._input_norm = torch.empty(hidden, dtype=dtype, device=device)
+        self._qkv = _Linear([q_rows, kv_rows, kv_rows], hidden, config.attention_bias, dtype, device)
+        self._o = _Linear([hidden], q_rows, config.attention_bias, dtype, device)
+        self._mlp_norm = torch.empty(hidden, dtype=dtype, device=device)
+        self._gate_up = _Linear([config.intermediate_size] * 2, hidden, config.mlp_bias, dtype, device)
+        self._down = _Linear([hidden], config.intermediate_size, config.mlp_bias, dtype, device)
+
+    def slots(self) -> Iterator[tuple[str, torch.Tensor]]:
+        yield "input_layernorm.weight", self._input_norm
+        yield from self._qkv.slots("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+        yield from self._o.slots("self_attn.o_proj")
+        yield "post_attention_layernorm.weight", self._mlp_norm
+        yield from self._gate_up.slots("mlp.gate_proj", "mlp.up_proj")
+        yield from self._down.slots("mlp.down_proj")
+
+    def forward(
+        self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, attention: AttentionBackend, index: int
+    ) -> torch.Tensor:
+        """x: (num_tokens, hidden_size); returns the same shape."""
+        qkv = self._qkv(rms_norm(x, self._input_norm, self._eps)).unflatten(-1, (-1, self._head_dim))
+        # Queries and keys turn alike, so together: (num_tokens, num_q_heads + num_kv_heads, head_dim).
+        qk, v = qkv.split([self._num_q_heads + self._num_kv_heads, self._num_kv_heads], dim=1)
+        q, k = rotate(qk, cos, sin).split([self._num_q_heads, self._num_kv_heads], dim=1)
+        x = x + self._o(attention.run(q, k, v, index))
+        gate, up = self._gate_up(rms_norm(x, self._mlp_norm, self._eps)).chunk(2, dim=-1)
+        return x + self._down(F.silu(gate) * up)
+
+
+class _Linear:
+    """One or more projections of the same input as one matrix, (sum(out_sizes), in_size)."""
+
+    def __init__(
+        self, out_sizes: list[int], in_size: int, bias: bool, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self._out_sizes = out_sizes
+        self._weight = torch.empty(sum(out_sizes), in_size, dtype=dtype, device=device)
+        self._bias = torch.empty(sum(out_sizes), dtype=dtype, device=device) if bias else None
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(x, self._weight, self._bias)
+
+    def slots(self, *names: str) -> Iterator[tuple[str, torch.Tensor]]:
+        """The parts of the matrix, and of the bias, by the names of the projections."""
+        for name, weight in zip(names, self._weight.split(self._out_sizes), strict=True):
+            yield f"{name}.weight", weight
+        if self._bias is not None:
+            for name, bias in zip(names, self._bias.split(self._out_sizes), strict=True):
+                yield f"{name}.bias", bias
+
+
+def _check(name: str, tensor: torch.Tensor, slot: torch.Tensor) -> None:
+    if tensor.shape != slot.shape:
+        raise ValueError(f"tensor {name} has shape {tuple(tensor.shape)}, not {tuple(slot.shape)}")
+    if tensor.dtype not in _WEIGHT_DTYPES:
+        raise ValueError(f"tensor {name} has dtype {tensor.dtype}, which is not a plain float type")

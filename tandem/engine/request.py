@@ -1,0 +1,56 @@
+"""One sequence as the engine sees it: token ids, a page table, and lengths instead of flags."""
+
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass, field
+
+
+@dataclass(eq=False, slots=True)
+class Sequence:
+    """A request's tokens on one worker.
+
+    Three lengths say where it is::
+
+        0 ........ cached_len ........ device_len ........ len(token_ids)
+          KV in the pool | the forward in hand | not yet sent to the device
+
+    Attributes:
+        token_ids: prompt and output so far.
+        prompt_len: how many of them are the client's prompt.
+        page_ids: the page table; page i holds tokens i*page_size to (i+1)*page_size. Shared with the owner of the
+            pages (a PageHandle), never copied, so that a page remapped there is remapped here.
+        cached_len: tokens whose KV is in the pool.
+        device_len: tokens that will have KV in the pool once the forward in hand is done.
+    """
+
+    token_ids: list[int]
+    prompt_len: int
+    page_ids: SequenceOf[int]
+    cached_len: int = 0
+    device_len: int = field(default=0)
+
+    def __post_init__(self) -> None:
+        self.device_len = self.cached_len
+
+    @property
+    def extend_len(self) -> int:
+        """Tokens that the next forward must compute."""
+        return self.device_len - self.cached_len
+
+    @property
+    def remaining_len(self) -> int:
+        """Tokens that no forward has been asked to compute yet."""
+        return len(self.token_ids) - self.device_len
+
+    @property
+    def needs_logits(self) -> bool:
+        """Whether the forward in hand reaches the last known token, so that the next one can be sampled."""
+        return self.device_len == len(self.token_ids)
+
+    def extend(self, num_tokens: int) -> None:
+        """Asks the next forward for `num_tokens` more."""
+        assert self.device_len == self.cached_len and 0 < num_tokens <= self.remaining_len
+        self.device_len += num_tokens
+
+    def complete_extend(self) -> None:
+        """The forward in hand is done."""
+        self.cached_len = self.device_len

@@ -1,0 +1,169 @@
+"""Builds a Hugging Face tokenizer from the metadata of a GGUF file.
+
+Only byte-level BPE (``tokenizer.ggml.model = gpt2``) is supported. A GGUF names its pre-tokenizer instead of
+describing it, so a name unknown here is refused: a guess would split text differently from the training and
+quietly cost quality.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+)
+
+Metadata = Mapping[str, Any]
+
+# tokenizer.ggml.token_type
+_CONTROL, _USER_DEFINED = 3, 4
+
+
+def _gpt2() -> pre_tokenizers.PreTokenizer:
+    return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+
+
+def _smollm() -> pre_tokenizers.PreTokenizer:
+    return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _gpt2()])
+
+
+def _split(digits: str) -> pre_tokenizers.PreTokenizer:
+    """The pattern Llama 3 and Qwen 2 share but for how many digits go together."""
+    pattern = (
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|" + digits + r"| ?[^\s\p{L}\p{N}]+[\r\n]*"
+        r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+    )
+    return pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(pattern), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+
+
+_PRE_TOKENIZERS: dict[str, Callable[[], pre_tokenizers.PreTokenizer]] = {
+    "gpt-2": _gpt2,
+    "default": _gpt2,
+    "smollm": _smollm,
+    "llama-bpe": lambda: _split(r"\p{N}{1,3}"),
+    "qwen2": lambda: _split(r"\p{N}"),
+}
+
+
+def build_tokenizer(metadata: Metadata) -> Tokenizer:
+    """The tokenizer a GGUF's ``tokenizer.ggml.*`` metadata describes.
+
+    Control tokens become special tokens and user-defined ones plain added tokens, both matched in text.
+
+    Raises:
+        ValueError: a tokenizer model other than gpt2, an unknown pre-tokenizer, or inconsistent metadata.
+    """
+    kind = metadata.get("tokenizer.ggml.model")
+    if kind != "gpt2":
+        raise ValueError(
+            f"the GGUF's tokenizer model is {kind!r}; only byte-level BPE ('gpt2') is supported: "
+            "use the model's Hugging Face directory instead"
+        )
+    pre = metadata.get("tokenizer.ggml.pre")
+    if pre not in _PRE_TOKENIZERS:
+        raise ValueError(
+            f"the GGUF's pre-tokenizer (tokenizer.ggml.pre) is {pre!r}; known: {', '.join(_PRE_TOKENIZERS)}"
+        )
+    tokens, merges = _list(metadata, "tokenizer.ggml.tokens"), _list(metadata, "tokenizer.ggml.merges")
+    vocabulary = {token: index for index, token in enumerate(tokens)}
+    if len(vocabulary) != len(tokens):
+        raise ValueError("the GGUF's vocabulary (tokenizer.ggml.tokens) holds a token twice")
+    try:
+        bpe = models.BPE(
+            vocab=vocabulary,
+            merges=[_pair(merge) for merge in merges],
+            # Llama 3 takes a whole word that is in the vocabulary even where no merges lead to it.
+            ignore_merges=pre == "llama-bpe",
+        )
+    except Exception as error:  # tokenizers raises bare Exception
+        raise ValueError(f"the GGUF's vocabulary and merges do not fit together: {error}") from error
+
+    tokenizer = Tokenizer(bpe)
+    tokenizer.pre_tokenizer = _PRE_TOKENIZERS[pre]()
+    tokenizer.decoder = decoders.ByteLevel()
+    if pre == "qwen2":
+        tokenizer.normalizer = normalizers.NFC()
+    _add_tokens(tokenizer, tokens, metadata.get("tokenizer.ggml.token_type", []))
+    _add_post_processor(tokenizer, metadata)
+    return tokenizer
+
+
+def tokenizer_config(metadata: Metadata) -> dict[str, Any]:
+    """The content of ``tokenizer_config.json``: special token strings, the chat template, the length limit.
+
+    Raises:
+        ValueError: a special token's id is outside the vocabulary.
+    """
+    config: dict[str, Any] = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "add_bos_token": _adds_bos(metadata),
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": metadata["llama.context_length"],
+    }
+    for ours, theirs in (("bos", "bos"), ("eos", "eos"), ("pad", "padding"), ("unk", "unknown")):
+        if (token := _special_token(metadata, theirs)) is not None:
+            config[f"{ours}_token"] = token
+    if (template := metadata.get("tokenizer.chat_template")) is not None:
+        config["chat_template"] = template
+    return config
+
+
+def _list(metadata: Metadata, key: str) -> list[Any]:
+    value = metadata.get(key)
+    if not isinstance(value, list) or not value:
+        raise ValueError(f"the GGUF has no {key}")
+    return value
+
+
+def _pair(merge: str) -> tuple[str, str]:
+    left, _, right = merge.partition(" ")
+    return left, right
+
+
+def _special_token(metadata: Metadata, name: str) -> str | None:
+    index = metadata.get(f"tokenizer.ggml.{name}_token_id")
+    if index is None:
+        return None
+    tokens = _list(metadata, "tokenizer.ggml.tokens")
+    if index >= len(tokens):
+        raise ValueError(f"the GGUF's {name} token id {index} is outside its vocabulary of {len(tokens)}")
+    return tokens[index]
+
+
+def _adds_bos(metadata: Metadata) -> bool:
+    # Files made for Llama 3 may leave the flag out and still mean yes.
+    default = metadata.get("tokenizer.ggml.pre") == "llama-bpe"
+    return bool(metadata.get("tokenizer.ggml.add_bos_token", default))
+
+
+def _add_tokens(tokenizer: Tokenizer, tokens: list[str], types: list[int]) -> None:
+    special = [token for token, kind in zip(tokens, types, strict=False) if kind == _CONTROL]
+    plain = [token for token, kind in zip(tokens, types, strict=False) if kind == _USER_DEFINED]
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
+    tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in plain])
+
+
+def _add_post_processor(tokenizer: Tokenizer, metadata: Metadata) -> None:
+    if metadata.get("tokenizer.ggml.add_eos_token"):
+        raise ValueError("the GGUF wants EOS at the end of every prompt: it is no model for text generation")
+    if not _adds_bos(metadata):
+        return
+    bos = _special_token(metadata, "bos")
+    if bos is None:
+        raise ValueError("the GGUF wants BOS before every prompt but names no tokenizer.ggml.bos_token_id")
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{bos} $A", special_tokens=[(bos, tokenizer.token_to_id(bos))]
+    )

@@ -1,0 +1,288 @@
+"""Every message between router and workers and between linked workers, as plain values.
+
+The schedulers and the tracker know these and never protobuf; tandem.rpc.codec translates. Field names and meanings
+are those of proto/tandem/v1/worker.proto and kv_link.proto. Messages of one request carry (request_id, attempt).
+"""
+
+from dataclasses import dataclass, field
+
+from tandem.sampling_params import SamplingParams
+
+PROTOCOL_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class PageFormat:
+    """What must be equal at both ends of a link for a page to mean the same thing."""
+
+    model_fingerprint: str
+    num_layers: int
+    page_size: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStats:
+    num_queued: int = 0
+    num_running: int = 0
+    num_total_pages: int = 0
+    num_free_pages: int = 0
+    num_cached_pages: int = 0
+    num_locked_pages: int = 0
+    num_leased_pages: int = 0
+    prompt_tokens_computed: int = 0
+    output_tokens_computed: int = 0
+    pages_shipped: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """A named moment of tandem.lifecycle, in nanoseconds since the epoch."""
+
+    name: str
+    time_ns: int
+
+
+# --- worker to router ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    protocol_version: int
+    worker_id: str
+    incarnation: str
+    role: str
+    device: str
+    address: str
+    pid: int
+    page_format: PageFormat
+    num_pages: int
+    max_model_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    step: int
+    stats: WorkerStats = field(default_factory=WorkerStats)
+
+
+@dataclass(frozen=True, slots=True)
+class LinkState:
+    decode_worker_id: str
+    up: bool
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class FirstToken:
+    request_id: str
+    attempt: int
+    index: int
+    token_id: int
+    finish_reason: str
+    cached_len: int
+    num_pages_computed: int
+    moments: tuple[Moment, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    request_id: str
+    attempt: int
+    index: int
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    events: tuple[TokenEvent, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    request_id: str
+    attempt: int
+    finish_reason: str
+    num_output_tokens: int
+    cached_len: int
+    num_pages_shipped: int
+    moments: tuple[Moment, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    request_id: str
+    attempt: int
+    reason: str
+    retryable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillDeferred:
+    request_id: str
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class GaveBack:
+    request_id: str
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseLost:
+    request_id: str
+    attempt: int
+
+
+# --- router to worker ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    router_incarnation: str
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    worker_id: str
+    incarnation: str
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class Peers:
+    decode_workers: tuple[Peer, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Admit:
+    request_id: str
+    attempt: int
+    prompt_ids: tuple[int, ...]
+    output_ids: tuple[int, ...]
+    sampling: SamplingParams
+    duration_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Prefill:
+    request_id: str
+    attempt: int
+    prompt_ids: tuple[int, ...]
+    output_ids: tuple[int, ...]
+    sampling: SamplingParams
+    decode_worker_id: str
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    request_id: str
+    attempt: int
+
+
+# --- prefill worker to decode worker, on their link ------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class LinkHello:
+    protocol_version: int
+    sender_id: str
+    sender_incarnation: str
+    sender_pid: int
+    receiver_incarnation: str
+    page_format: PageFormat
+    transports: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseRequest:
+    lease_id: str
+    request_id: str
+    attempt: int
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    lease_id: str
+    first_token: int
+    num_pages: int
+    num_tokens: int
+    finish_reason: str
+    first_token_time_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    lease_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Renewed:
+    """A chunk has ended: the lease's duration starts again."""
+
+    lease_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class EpochClosed:
+    """The sender's last word on an epoch: every copy that it submitted has completed."""
+
+
+# --- decode worker to prefill worker, on their link ------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PoolEndpoint:
+    pid: int
+    fd: int
+    name: str
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class LinkWelcome:
+    epoch: str
+    transport: str
+    endpoint: PoolEndpoint
+
+
+@dataclass(frozen=True, slots=True)
+class LinkRefused:
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    lease_id: str
+    cached_len: int
+    page_ids: tuple[int, ...]
+    duration_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Deferred:
+    lease_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    lease_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Revoke:
+    lease_id: str
+
+
+WorkerMessage = (
+    Hello | Heartbeat | LinkState | FirstToken | Tokens | Finished | Failed | PrefillDeferred | GaveBack | LeaseLost
+)
+RouterMessage = Welcome | Heartbeat | Peers | Admit | Prefill | Abort
+SenderMessage = LinkHello | LeaseRequest | Renewed | Committed | Released | EpochClosed
+ReceiverMessage = LinkWelcome | LinkRefused | Granted | Deferred | Refused | Revoke

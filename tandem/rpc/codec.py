@@ -1,0 +1,122 @@
+"""Between the plain messages of tandem.messages and protobuf.
+
+Both sides use the same names: a dataclass and the protobuf message of the same name have the same fields, and a batch
+message wraps each of its messages in a oneof. So one codec built from the field lists serves every message, and a
+class without a protobuf twin fails when this module is imported, not when it is first sent.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from types import UnionType
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+
+from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
+
+from tandem import messages as m
+from tandem.v1 import inference_pb2, kv_link_pb2, worker_pb2
+
+T = TypeVar("T")
+
+
+class StructCodec:
+    """Translates one dataclass to its protobuf twin and back."""
+
+    def __init__(self, cls: type, proto_cls: type[Message]) -> None:
+        names = {f.name for f in proto_cls.DESCRIPTOR.fields}
+        own = {f.name for f in dataclasses.fields(cls)}
+        if names != own:
+            raise TypeError(f"{cls.__name__} has fields {sorted(own)}, its protobuf twin {sorted(names)}")
+        self.cls = cls
+        self.proto_cls = proto_cls
+        # For each field: its name, how to encode it and how to decode it; None where the value passes as it is.
+        self._fields: list[tuple[str, Callable[[Any], Any] | None, Callable[[Any], Any] | None]] = []
+        hints = get_type_hints(cls)
+        for f in dataclasses.fields(cls):
+            self._fields.append((f.name, *_translators(hints[f.name], proto_cls, f.name)))
+
+    def encode(self, value: Any) -> Any:
+        return self.proto_cls(
+            **{
+                name: encode(getattr(value, name)) if encode else getattr(value, name)
+                for name, encode, _ in self._fields
+            }
+        )
+
+    def decode(self, proto: Any) -> Any:
+        return self.cls(
+            **{
+                name: decode(getattr(proto, name)) if decode else getattr(proto, name)
+                for name, _, decode in self._fields
+            }
+        )
+
+
+def _translators(
+    hint: Any, proto_cls: type[Message], name: str
+) -> tuple[Callable[[Any], Any] | None, Callable[[Any], Any] | None]:
+    if get_origin(hint) is tuple:
+        (item, *_) = get_args(hint)
+        if not dataclasses.is_dataclass(item):
+            return None, tuple
+        nested = StructCodec(item, _nested_proto(proto_cls, name))  # type: ignore[arg-type]
+        return (
+            lambda values: [nested.encode(v) for v in values],
+            lambda protos: tuple(nested.decode(p) for p in protos),
+        )
+    if dataclasses.is_dataclass(hint):
+        nested = StructCodec(hint, _nested_proto(proto_cls, name))  # type: ignore[arg-type]
+        return nested.encode, nested.decode
+    return None, None
+
+
+def _nested_proto(proto_cls: type[Message], name: str) -> type[Message]:
+    return _message_class(proto_cls.DESCRIPTOR.fields_by_name[name])
+
+
+def _message_class(field: Any) -> type[Message]:
+    """The class of the values of a message field, given its descriptor."""
+    assert field.message_type is not None
+    return GetMessageClass(field.message_type)
+
+
+class BatchCodec:
+    """Translates lists of messages to one protobuf batch and back."""
+
+    def __init__(self, union: UnionType, batch_cls: type[Message]) -> None:
+        self._batch_cls = batch_cls
+        self._envelope_cls = _message_class(batch_cls.DESCRIPTOR.fields_by_name["messages"])
+        by_class = {_message_class(f).__name__: f for f in self._envelope_cls.DESCRIPTOR.oneofs[0].fields}
+        self._encoders: dict[type, tuple[str, StructCodec]] = {}
+        self._decoders: dict[str, StructCodec] = {}
+        for cls in get_args(union):
+            f = by_class.pop(cls.__name__)
+            codec = StructCodec(cls, _message_class(f))
+            self._encoders[cls] = (f.name, codec)
+            self._decoders[f.name] = codec
+        if by_class:
+            raise TypeError(f"no message class for {sorted(by_class)} of {batch_cls.__name__}")
+
+    def encode(self, messages: Iterable[Any]) -> Any:
+        batch = self._batch_cls()
+        for message in messages:
+            name, codec = self._encoders[type(message)]
+            batch.messages.append(self._envelope_cls(**{name: codec.encode(message)}))  # type: ignore[attr-defined]
+        return batch
+
+    def decode(self, batch: Any) -> list[Any]:
+        """Raises ValueError on a message of a later protocol version, which this one does not know."""
+        decoded = []
+        for envelope in batch.messages:
+            name = envelope.WhichOneof("message")
+            if name is None:
+                raise ValueError("a message of an unknown kind: the sender speaks another protocol version")
+            decoded.append(self._decoders[name].decode(getattr(envelope, name)))
+        return decoded
+
+
+WORKER_CODEC = BatchCodec(m.WorkerMessage, worker_pb2.WorkerBatch)
+ROUTER_CODEC = BatchCodec(m.RouterMessage, worker_pb2.RouterBatch)
+SENDER_CODEC = BatchCodec(m.SenderMessage, kv_link_pb2.SenderBatch)
+RECEIVER_CODEC = BatchCodec(m.ReceiverMessage, kv_link_pb2.ReceiverBatch)
+STATS_CODEC = StructCodec(m.WorkerStats, inference_pb2.WorkerStats)

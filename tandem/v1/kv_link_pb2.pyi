@@ -1,0 +1,174 @@
+from tandem.v1 import worker_pb2 as _worker_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class SenderBatch(_message.Message):
+    __slots__ = ("messages",)
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    messages: _containers.RepeatedCompositeFieldContainer[SenderMessage]
+    def __init__(self, messages: _Optional[_Iterable[_Union[SenderMessage, _Mapping]]] = ...) -> None: ...
+
+class ReceiverBatch(_message.Message):
+    __slots__ = ("messages",)
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    messages: _containers.RepeatedCompositeFieldContainer[ReceiverMessage]
+    def __init__(self, messages: _Optional[_Iterable[_Union[ReceiverMessage, _Mapping]]] = ...) -> None: ...
+
+class SenderMessage(_message.Message):
+    __slots__ = ("hello", "lease_request", "committed", "released", "epoch_closed", "renewed")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    LEASE_REQUEST_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_FIELD_NUMBER: _ClassVar[int]
+    RELEASED_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_CLOSED_FIELD_NUMBER: _ClassVar[int]
+    RENEWED_FIELD_NUMBER: _ClassVar[int]
+    hello: LinkHello
+    lease_request: LeaseRequest
+    committed: Committed
+    released: Released
+    epoch_closed: EpochClosed
+    renewed: Renewed
+    def __init__(self, hello: _Optional[_Union[LinkHello, _Mapping]] = ..., lease_request: _Optional[_Union[LeaseRequest, _Mapping]] = ..., committed: _Optional[_Union[Committed, _Mapping]] = ..., released: _Optional[_Union[Released, _Mapping]] = ..., epoch_closed: _Optional[_Union[EpochClosed, _Mapping]] = ..., renewed: _Optional[_Union[Renewed, _Mapping]] = ...) -> None: ...
+
+class ReceiverMessage(_message.Message):
+    __slots__ = ("welcome", "refused_link", "granted", "deferred", "refused", "revoke")
+    WELCOME_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_LINK_FIELD_NUMBER: _ClassVar[int]
+    GRANTED_FIELD_NUMBER: _ClassVar[int]
+    DEFERRED_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    REVOKE_FIELD_NUMBER: _ClassVar[int]
+    welcome: LinkWelcome
+    refused_link: LinkRefused
+    granted: Granted
+    deferred: Deferred
+    refused: Refused
+    revoke: Revoke
+    def __init__(self, welcome: _Optional[_Union[LinkWelcome, _Mapping]] = ..., refused_link: _Optional[_Union[LinkRefused, _Mapping]] = ..., granted: _Optional[_Union[Granted, _Mapping]] = ..., deferred: _Optional[_Union[Deferred, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., revoke: _Optional[_Union[Revoke, _Mapping]] = ...) -> None: ...
+
+class LinkHello(_message.Message):
+    __slots__ = ("protocol_version", "sender_id", "sender_incarnation", "sender_pid", "receiver_incarnation", "page_format", "transports")
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    SENDER_ID_FIELD_NUMBER: _ClassVar[int]
+    SENDER_INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    SENDER_PID_FIELD_NUMBER: _ClassVar[int]
+    RECEIVER_INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    PAGE_FORMAT_FIELD_NUMBER: _ClassVar[int]
+    TRANSPORTS_FIELD_NUMBER: _ClassVar[int]
+    protocol_version: int
+    sender_id: str
+    sender_incarnation: str
+    sender_pid: int
+    receiver_incarnation: str
+    page_format: _worker_pb2.PageFormat
+    transports: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, protocol_version: _Optional[int] = ..., sender_id: _Optional[str] = ..., sender_incarnation: _Optional[str] = ..., sender_pid: _Optional[int] = ..., receiver_incarnation: _Optional[str] = ..., page_format: _Optional[_Union[_worker_pb2.PageFormat, _Mapping]] = ..., transports: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class LinkWelcome(_message.Message):
+    __slots__ = ("epoch", "transport", "endpoint")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    TRANSPORT_FIELD_NUMBER: _ClassVar[int]
+    ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    epoch: str
+    transport: str
+    endpoint: PoolEndpoint
+    def __init__(self, epoch: _Optional[str] = ..., transport: _Optional[str] = ..., endpoint: _Optional[_Union[PoolEndpoint, _Mapping]] = ...) -> None: ...
+
+class LinkRefused(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+
+class PoolEndpoint(_message.Message):
+    __slots__ = ("pid", "fd", "name", "num_bytes")
+    PID_FIELD_NUMBER: _ClassVar[int]
+    FD_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    pid: int
+    fd: int
+    name: str
+    num_bytes: int
+    def __init__(self, pid: _Optional[int] = ..., fd: _Optional[int] = ..., name: _Optional[str] = ..., num_bytes: _Optional[int] = ...) -> None: ...
+
+class LeaseRequest(_message.Message):
+    __slots__ = ("lease_id", "request_id", "attempt", "num_tokens")
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    lease_id: str
+    request_id: str
+    attempt: int
+    num_tokens: int
+    def __init__(self, lease_id: _Optional[str] = ..., request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., num_tokens: _Optional[int] = ...) -> None: ...
+
+class Granted(_message.Message):
+    __slots__ = ("lease_id", "cached_len", "page_ids", "duration_s")
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    CACHED_LEN_FIELD_NUMBER: _ClassVar[int]
+    PAGE_IDS_FIELD_NUMBER: _ClassVar[int]
+    DURATION_S_FIELD_NUMBER: _ClassVar[int]
+    lease_id: str
+    cached_len: int
+    page_ids: _containers.RepeatedScalarFieldContainer[int]
+    duration_s: float
+    def __init__(self, lease_id: _Optional[str] = ..., cached_len: _Optional[int] = ..., page_ids: _Optional[_Iterable[int]] = ..., duration_s: _Optional[float] = ...) -> None: ...
+
+class Deferred(_message.Message):
+    __slots__ = ("lease_id",)
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    lease_id: str
+    def __init__(self, lease_id: _Optional[str] = ...) -> None: ...
+
+class Refused(_message.Message):
+    __slots__ = ("lease_id", "reason")
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    lease_id: str
+    reason: str
+    def __init__(self, lease_id: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class Committed(_message.Message):
+    __slots__ = ("lease_id", "first_token", "num_pages", "num_tokens", "finish_reason", "first_token_time_ns")
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    NUM_PAGES_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
+    FIRST_TOKEN_TIME_NS_FIELD_NUMBER: _ClassVar[int]
+    lease_id: str
+    first_token: int
+    num_pages: int
+    num_tokens: int
+    finish_reason: str
+    first_token_time_ns: int
+    def __init__(self, lease_id: _Optional[str] = ..., first_token: _Optional[int] = ..., num_pages: _Optional[int] = ..., num_tokens: _Optional[int] = ..., finish_reason: _Optional[str] = ..., first_token_time_ns: _Optional[int] = ...) -> None: ...
+
+class Released(_message.Message):
+    __slots__ = ("lease_id",)
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    lease_id: str
+    def __init__(self, lease_id: _Optional[str] = ...) -> None: ...
+
+class Revoke(_message.Message):
+    __slots__ = ("lease_id",)
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    lease_id: str
+    def __init__(self, lease_id: _Optional[str] = ...) -> None: ...
+
+class Renewed(_message.Message):
+    __slots__ = ("lease_id",)
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    lease_id: str
+    def __init__(self, lease_id: _Optional[str] = ...) -> None: ...
+
+class EpochClosed(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...

@@ -1,0 +1,144 @@
+"""What every worker shares: its scheduler, the outbox that speaks for it, and the seam between prefill and whatever
+continues it."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from tandem.engine.kvcache.cache_manager import Completion, PageHandle
+from tandem.engine.request import Sequence
+from tandem.messages import (
+    Admit,
+    Prefill,
+    ReceiverMessage,
+    SenderMessage,
+    WorkerMessage,
+    WorkerStats,
+)
+from tandem.worker.events import Event
+
+
+class Outbox(Protocol):
+    """Where schedulers put messages; they leave together, at the end of the step or at `flush`."""
+
+    def to_router(self, message: WorkerMessage) -> None: ...
+
+    def to_link(self, epoch: str, message: SenderMessage | ReceiverMessage) -> None: ...
+
+    def close_link(self, epoch: str, reason: str) -> None:
+        """Ends an epoch that cannot work."""
+        ...
+
+    def flush(self) -> None:
+        """Sends what has been said so far: before a forward that would keep it waiting."""
+        ...
+
+
+class Scheduler(ABC):
+    """What runs next on a worker. Called by the engine thread only, one call at a time."""
+
+    @abstractmethod
+    def receive(self, event: Event) -> None:
+        """Takes an event; computes nothing yet."""
+
+    @abstractmethod
+    def step(self) -> bool:
+        """Does what can be done now, one forward at most for each phase; returns whether there was anything to do."""
+
+    @abstractmethod
+    def next_deadline(self) -> float | None:
+        """When, on the scheduler's clock, a step is due even if nothing arrives."""
+
+    @abstractmethod
+    def stats(self) -> WorkerStats: ...
+
+    @abstractmethod
+    def check_integrity(self) -> str:
+        """Returns the first violation of page accounting, or ""."""
+
+
+# --- the seam between prefill and what continues it --------------------------------------------------------------
+
+
+@dataclass(eq=False, slots=True)
+class PrefillJob:
+    """One request at prefill, from the moment its pages are locked until it is handed over.
+
+    Attributes:
+        handle: the locked pages; None once a handover has taken them over.
+        copies: reads of these pages that may still run when the job ends.
+        first_token: sampled, once prefill is done, at `first_token_time_ns`; with its `finish_reason`.
+    """
+
+    request: Prefill
+    sequence: Sequence
+    handle: PageHandle | None
+    started_ns: int
+    copies: list[Completion] = field(default_factory=list)
+    first_token: int | None = None
+    first_token_time_ns: int = 0
+    finish_reason: str = ""
+
+    @property
+    def key(self) -> tuple[str, int]:
+        return self.request.request_id, self.request.attempt
+
+
+@dataclass(frozen=True, slots=True)
+class HandoverResult:
+    """A job that its handover is done with; `failure` says why it did not succeed."""
+
+    job: PrefillJob
+    failure: str = ""
+
+
+class Handover(ABC):
+    """How a prefill reaches the worker that decodes it."""
+
+    @abstractmethod
+    def refusal(self, request: Prefill) -> str:
+        """Why this request could not be handed over if it were prefilled now, or ""."""
+
+    @abstractmethod
+    def start(self, job: PrefillJob) -> None:
+        """Prefill starts: ask for room at the other end."""
+
+    @abstractmethod
+    def advance(self, job: PrefillJob) -> None:
+        """A chunk is done, the last one if job.first_token is set."""
+
+    @abstractmethod
+    def cancel(self, job: PrefillJob) -> None:
+        """The job ends here; poll will not report it."""
+
+    @abstractmethod
+    def receive(self, event: Event) -> None: ...
+
+    @abstractmethod
+    def poll(self) -> list[HandoverResult]:
+        """Returns the jobs that ended since the last call."""
+
+    @property
+    @abstractmethod
+    def num_pages_shipped(self) -> int: ...
+
+
+class AdoptingScheduler(Scheduler):
+    """A decode scheduler that can be handed pages of its own pool."""
+
+    @abstractmethod
+    def take_admitted(self, request_id: str, attempt: int) -> Admit | None:
+        """Hands out an admitted request, None if it has ended."""
+
+    @abstractmethod
+    def adopt(
+        self,
+        admit: Admit,
+        handle: PageHandle,
+        *,
+        first_token: int,
+        finish_reason: str,
+        num_pages_shipped: int,
+        granted_ns: int,
+    ) -> None:
+        """Takes over a prefilled request together with its pages."""

@@ -1,0 +1,229 @@
+"""The process shell of a worker: the engine thread, the asyncio thread, its server and its stream to the router."""
+
+import asyncio
+import logging
+import os
+import threading
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import Future
+from typing import Any, Protocol
+
+import grpc
+import uvloop
+
+from tandem.config import WorkerConfig
+from tandem.engine.engine import Engine, build_engine
+from tandem.engine.kvcache.cache_manager import CacheManager
+from tandem.messages import PROTOCOL_VERSION, Heartbeat, Hello, PageFormat, Peer, Peers
+from tandem.rpc.channel import bind, new_server
+from tandem.worker.admin import WorkerAdmin
+from tandem.worker.base import Outbox, Scheduler
+from tandem.worker.control_client import ControlClient
+from tandem.worker.engine_thread import EngineThread, Outgoing
+from tandem.worker.events import Event
+
+logger = logging.getLogger(__name__)
+
+LOAD_TIMEOUT_S = 1800.0
+STOP_TIMEOUT_S = 5.0
+EXIT_ENGINE_FAILED = 70
+EXIT_NO_ROUTER = 71
+
+
+class LinkStreams(Protocol):
+    """The gRPC side of a worker's links; see kvtransfer.streams. All on the asyncio thread."""
+
+    def add_to(self, server: grpc.aio.Server) -> None: ...
+
+    def set_peers(self, peers: Sequence[Peer]) -> None: ...
+
+    def send(self, epoch: str, messages: Sequence[Any]) -> None: ...
+
+    def close_link(self, epoch: str, reason: str) -> None: ...
+
+    async def stop(self) -> None: ...
+
+
+class WorkerRoom(ABC):
+    """What makes a worker a prefill, a decode or a combined one."""
+
+    @abstractmethod
+    def build_scheduler(self, engine: Engine, cache: CacheManager, outbox: Outbox, config: WorkerConfig) -> Scheduler:
+        """Makes the scheduler; on the engine thread."""
+
+    @abstractmethod
+    def build_links(self, engine: Engine, hello: Hello, post: Callable[[Event], None]) -> LinkStreams:
+        """Makes the gRPC side of the links; on the asyncio thread."""
+
+
+class WorkerProcess:
+    """One worker, from loading its model to its stop. The methods are called from one thread of the process, which is
+    neither of its two."""
+
+    def __init__(self, config: WorkerConfig, room: WorkerRoom, on_progress: Callable[[str], None]) -> None:
+        """Args: on_progress: told what start-up does next."""
+        self._config = config
+        self._room = room
+        self._on_progress = on_progress
+        self._incarnation = uuid.uuid4().hex
+        self._engine: Engine | None = None
+        self._engine_thread = EngineThread(self._build, self._deliver, self._on_engine_crash)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop_thread = threading.Thread(target=self._run_loop, name="asyncio", daemon=True)
+        self._loop_started: Future[asyncio.AbstractEventLoop] = Future()
+        self._server: grpc.aio.Server | None = None
+        self._links: LinkStreams | None = None
+        self._control: ControlClient | None = None
+        self._control_task: asyncio.Task[None] | None = None
+        self._hello: Hello | None = None
+        self._connected = threading.Event()
+        self._stopped = threading.Event()
+
+    def start(self) -> str:
+        """Loads the model, makes the pool and opens the worker's port; returns its address.
+
+        Raises:
+            ValueError: the model cannot be served as configured.
+        """
+        self._loop_thread.start()
+        self._loop = self._loop_started.result(STOP_TIMEOUT_S)
+        self._engine_thread.start()
+        self._engine_thread.wait_built(LOAD_TIMEOUT_S)
+        address = self._call(self._serve())
+        self._on_progress("loaded")
+        return address
+
+    def connect(self, router_address: str) -> None:
+        """Joins the cluster; returns when the router has welcomed this worker.
+
+        Raises:
+            TimeoutError: it has not within connect_timeout_s.
+        """
+        self._call(self._connect(router_address))
+        if not self._connected.wait(self._config.connect_timeout_s):
+            raise TimeoutError(f"the router at {router_address} did not answer")
+        self._on_progress("ready")
+
+    def stop(self) -> None:
+        """Leaves the cluster and ends both threads. Requests in hand end here; the router starts them elsewhere."""
+        if self._stopped.is_set():
+            return
+        self._stopped.set()
+        if self._loop is not None:
+            self._call(self._close())
+        self._engine_thread.stop(STOP_TIMEOUT_S)
+        if self._engine is not None:
+            self._engine.pool.close()
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._loop_thread.join(STOP_TIMEOUT_S)
+
+    # --- engine thread ---
+
+    def _build(self, outbox: Outbox) -> Scheduler:
+        config = self._config
+        engine = self._engine = build_engine(config.engine, self._incarnation, self._on_progress)
+        cache = CacheManager(config.engine.num_pages, config.engine.page_size)
+        return self._room.build_scheduler(engine, cache, outbox, config)
+
+    def _deliver(self, outgoing: Outgoing) -> None:
+        assert self._loop is not None
+        if not self._stopped.is_set():
+            self._loop.call_soon_threadsafe(self._send, outgoing)
+
+    def _on_engine_crash(self, error: BaseException) -> None:
+        # Pages and tensors are in an unknown state: nothing of this process may be used any more. The router and the
+        # peers see the streams break.
+        logging.shutdown()
+        os._exit(EXIT_ENGINE_FAILED)
+
+    # --- asyncio thread ---
+
+    def _run_loop(self) -> None:
+        loop = uvloop.new_event_loop()
+        asyncio.set_event_loop(loop)
+        loop.call_soon(self._loop_started.set_result, loop)
+        loop.run_forever()
+
+    def _call(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        assert self._loop is not None
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+
+    async def _serve(self) -> str:
+        assert self._engine is not None
+        config, engine = self._config, self._engine
+        server = self._server = new_server()
+        address = bind(server, config.host, 0)
+        layout = engine.pool.layout
+        hello = self._hello = Hello(
+            PROTOCOL_VERSION,
+            config.worker_id,
+            self._incarnation,
+            config.role,
+            config.engine.device,
+            address,
+            os.getpid(),
+            PageFormat(
+                config.model_fingerprint,
+                layout.num_layers,
+                layout.page_size,
+                layout.num_kv_heads,
+                layout.head_dim,
+                layout.dtype,
+            ),
+            config.engine.num_pages,
+            config.max_model_len,
+        )
+        self._links = self._room.build_links(engine, hello, self._engine_thread.post)
+        self._links.add_to(server)
+        WorkerAdmin(self._engine_thread.post).add_to(server)
+        await server.start()
+        return address
+
+    async def _connect(self, router_address: str) -> None:
+        assert self._hello is not None
+        self._control = ControlClient(
+            router_address,
+            self._hello,
+            heartbeat=lambda: Heartbeat(self._engine_thread.num_steps, self._engine_thread.latest_stats),
+            heartbeat_interval_s=self._config.heartbeat_interval_s,
+            connect_timeout_s=self._config.connect_timeout_s,
+            post=self._engine_thread.post,
+            on_peers=self._set_peers,
+            on_connected=self._connected.set,
+        )
+        self._control_task = asyncio.create_task(self._run_control(self._control))
+
+    async def _run_control(self, control: ControlClient) -> None:
+        try:
+            await control.run()
+        except ConnectionError as error:
+            # A worker without a router serves nobody and holds memory for nobody.
+            logger.error("giving up: %s", error)
+            logging.shutdown()
+            os._exit(EXIT_NO_ROUTER)
+
+    def _set_peers(self, peers: Peers) -> None:
+        assert self._links is not None
+        self._links.set_peers(peers.decode_workers)
+
+    def _send(self, outgoing: Outgoing) -> None:
+        assert self._links is not None
+        # Links first: what the router hears of a request, its other worker can hear at the same time.
+        for epoch, messages in outgoing.to_links.items():
+            self._links.send(epoch, messages)
+        for epoch, reason in outgoing.closed_links.items():
+            self._links.close_link(epoch, reason)
+        if outgoing.to_router and self._control is not None:
+            self._control.send(outgoing.to_router)
+
+    async def _close(self) -> None:
+        if self._control_task is not None:
+            self._control_task.cancel()
+            await asyncio.gather(self._control_task, return_exceptions=True)
+        if self._links is not None:
+            await self._links.stop()
+        if self._server is not None:
+            await self._server.stop(grace=0.5)

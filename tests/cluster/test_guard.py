@@ -1,0 +1,248 @@
+"""Whatever ends a guarded command, nothing that it started stays: with a real Ray, and without."""
+
+import itertools
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from deploy.process_tree import ProcessId, descendants, end_processes
+from deploy.run_record import end_leftovers
+
+ALL_GONE_S = 10.0
+
+RAY = """
+import os, signal, sys, threading
+from pathlib import Path
+from deploy.guard import run_guarded
+from deploy.process_tree import descendants
+from deploy.run_record import RunOwner, remove_record, write_record
+
+def main():
+    answer = input() if os.isatty(0) else ""
+    import ray
+    ray.init(address="local", num_cpus=1, include_dashboard=False, object_store_memory=80 * 2**20,
+             log_to_driver=False)
+    class Actor:
+        def answer(self):
+            return os.getpid()
+    actor = ray.remote(Actor).options(num_cpus=0).remote()
+    ray.get(actor.answer.remote())
+    stops = []
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: (stops.append(1), stop.set()))
+    owner = RunOwner.of_launcher()
+    write_record(Path(sys.argv[1]), owner, descendants())
+    print("ready", answer, flush=True)
+    stop.wait(60)
+    ray.shutdown()
+    remove_record(Path(sys.argv[1]), owner)
+    print("stopped after", len(stops), flush=True)
+    return 7
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    sys.exit(run_guarded(main))
+"""
+
+# A main that starts a process which ignores SIGTERM and left the session, and then does as the test says.
+PLAIN = """
+import os, signal, subprocess, sys, time
+from deploy.guard import run_guarded
+
+stubborn = "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
+
+def main():
+    child = subprocess.Popen([sys.executable, "-c", stubborn], start_new_session=True, stdout=subprocess.PIPE)
+    child.stdout.readline()
+    {setup}
+    print("ready ", flush=True)
+    {action}
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    sys.exit(run_guarded(main, stop_grace_s={grace}))
+"""
+STUCK = "[signal.signal(s, signal.SIG_IGN) for s in (signal.SIGINT, signal.SIGTERM)]"
+
+
+@dataclass
+class Command:
+    """A guarded command that is up, and all of its processes."""
+
+    process: subprocess.Popen[str]
+    guard: ProcessId
+    launcher: ProcessId
+    tree: list[ProcessId]
+    terminal: int | None
+
+    def left(self) -> list[ProcessId]:
+        """Its living processes: those seen at the start and any of its session since."""
+        return [process for process in {*self.tree, *_session(self.process.pid)} if process.is_alive()]
+
+    def wait_until_gone(self, within_s: float = ALL_GONE_S) -> float:
+        """Seconds until nothing was left."""
+        began = time.monotonic()
+        while left := self.left():
+            assert time.monotonic() - began < within_s, left
+            time.sleep(0.05)
+        return time.monotonic() - began
+
+    def finish(self) -> tuple[int, str]:
+        """Exit status, and what it printed after it was ready."""
+        assert self.process.stdout is not None
+        return self.process.wait(5), self.process.stdout.read().strip()
+
+
+Start = Callable[..., Command]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    at_end = ExitStack()
+    scripts = itertools.count()
+
+    def started(script: str, *, terminal: bool = False) -> Command:
+        path = tmp_path / f"command{next(scripts)}.py"
+        path.write_text(script)
+        keyboard, screen = pty.openpty() if terminal else (None, None)
+        # A session of its own, whose terminal its leader then opens, so that its Ctrl-C means this command.
+        stdin = "/dev/null" if screen is None else os.ttyname(screen)
+        process = subprocess.Popen(
+            ["sh", "-c", 'exec <"$0"; exec "$@"', stdin, sys.executable, str(path), str(tmp_path / "runs")],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            env={**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": str(Path.cwd())},
+        )
+        at_end.callback(_end, process)
+        if keyboard is not None and screen is not None:
+            at_end.callback(os.close, keyboard)
+            at_end.callback(os.close, screen)
+            os.write(keyboard, b"hello\n")
+        assert process.stdout is not None
+        assert process.stdout.readline() == ("ready hello\n" if terminal else "ready \n")
+        guard = ProcessId.of(process.pid)
+        tree = descendants(guard.pid)
+        return Command(process, guard, tree[0], [guard, *tree], keyboard)
+
+    with at_end:
+        yield started
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    end_processes({*descendants(process.pid), *_session(process.pid)}, 0.0)
+    process.wait(10)
+    assert process.stdout is not None
+    process.stdout.close()
+
+
+def _session(session: int) -> list[ProcessId]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        with suppress(ProcessLookupError):
+            if entry.name.isdigit() and os.getsid(int(entry.name)) == session:
+                found.append(ProcessId.of(int(entry.name)))
+    return found
+
+
+def plain(action: str, *, setup: str = "pass", grace: float = 20.0) -> str:
+    return PLAIN.format(action=action, setup=setup, grace=grace)
+
+
+def test_ctrl_c_in_a_terminal_stops_ray_gracefully(start: Start, tmp_path: Path) -> None:
+    command = start(RAY, terminal=True)
+    assert len(command.tree) > 6
+    assert command.terminal is not None
+    os.write(command.terminal, b"\x03")
+    print("gone after", command.wait_until_gone())
+    assert command.finish() == (7, "stopped after 1")
+    assert list((tmp_path / "runs").iterdir()) == []
+
+
+def test_sigterm_stops_ray_gracefully(start: Start) -> None:
+    command = start(RAY)
+    os.kill(command.guard.pid, signal.SIGTERM)
+    print("gone after", command.wait_until_gone())
+    assert command.finish() == (7, "stopped after 1")
+
+
+def test_killed_guard_or_launcher_leaves_nothing(start: Start) -> None:
+    command = start(RAY)
+    os.kill(command.guard.pid, signal.SIGKILL)
+    print("gone after", command.wait_until_gone())
+    assert command.finish() == (-signal.SIGKILL, "stopped after 1")
+
+    command = start(RAY)
+    os.kill(command.launcher.pid, signal.SIGKILL)
+    print("gone after", command.wait_until_gone())
+    assert command.finish() == (128 + signal.SIGKILL, "")
+
+
+def test_next_start_ends_what_two_killed_processes_left(start: Start, tmp_path: Path) -> None:
+    command = start(RAY)
+    assert end_leftovers(tmp_path / "runs") == []
+    began = time.monotonic()
+    os.kill(command.guard.pid, signal.SIGKILL)
+    os.kill(command.launcher.pid, signal.SIGKILL)
+    # By then Ray has ended most of its processes itself, and the rest would stay.
+    while len(command.left()) > 2 and time.monotonic() - began < 4.0:
+        time.sleep(0.1)
+    assert end_leftovers(tmp_path / "runs")
+    command.wait_until_gone(ALL_GONE_S - (time.monotonic() - began))
+    print("gone after", time.monotonic() - began)
+    assert list((tmp_path / "runs").iterdir()) == []
+
+
+def test_status_of_main_is_returned_and_what_it_left_is_ended(start: Start, tmp_path: Path) -> None:
+    wait = "while not os.path.exists(sys.argv[1]): time.sleep(0.05)\n    "
+    statuses = {"return 3": 3, "sys.exit(4)": 4, "raise ValueError": 1, "os.kill(os.getpid(), 9)": 137}
+    commands = [start(plain(wait + action)) for action in statuses]
+    (tmp_path / "runs").mkdir()
+    for command, status in zip(commands, statuses.values(), strict=True):
+        command.wait_until_gone()
+        assert command.finish() == (status, "")
+
+
+@pytest.mark.parametrize(("signum", "grace"), [(signal.SIGHUP, 0.5), (signal.SIGQUIT, 60.0)])
+def test_stuck_main_is_killed_after_the_grace_or_at_once(start: Start, signum: int, grace: float) -> None:
+    command = start(plain("time.sleep(60)", setup=STUCK, grace=grace))
+    os.kill(command.guard.pid, signum)
+    command.wait_until_gone(5.0)
+    assert command.finish() == (128 + signal.SIGKILL, "")
+
+
+def test_second_ctrl_c_hastens_the_stop_and_a_double_one_does_not(start: Start) -> None:
+    command = start(plain("time.sleep(60)", setup=STUCK))
+    for _ in range(2):
+        os.killpg(command.guard.pid, signal.SIGINT)
+    time.sleep(1.0)
+    assert command.launcher.is_alive()
+    os.killpg(command.guard.pid, signal.SIGINT)
+    command.wait_until_gone(5.0)
+    assert command.finish() == (128 + signal.SIGKILL, "")
+
+
+def test_stuck_launcher_does_not_outlive_a_killed_guard(start: Start) -> None:
+    command = start(plain("time.sleep(60)", setup=STUCK))
+    os.kill(command.guard.pid, signal.SIGKILL)
+    command.wait_until_gone()
+
+
+def test_ignored_hangup_stays_ignored(start: Start) -> None:
+    command = start("import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)" + plain("time.sleep(60)"))
+    os.killpg(command.guard.pid, signal.SIGHUP)
+    time.sleep(0.5)
+    assert command.launcher.is_alive()
+    os.kill(command.guard.pid, signal.SIGTERM)
+    command.wait_until_gone(5.0)
+    assert command.finish() == (128 + signal.SIGTERM, "")
