@@ -61,8 +61,12 @@ class Tokenizer:
         self.eos_token_ids = self._find_eos(config)
 
     def encode(self, text: str) -> list[int]:
-        """The token ids of a prompt, with BOS where the model wants one. Special tokens are recognised."""
-        return self._tokenizer.encode(text).ids
+        """The token ids of a prompt, with BOS where the model wants one. Special tokens are recognised.
+
+        Raises:
+            ValueError: the text holds half a character.
+        """
+        return self._encode(text, add_special_tokens=True)
 
     def encode_chat(self, messages: list[dict[str, str]]) -> list[int]:
         """The token ids of a conversation up to where the assistant's answer begins.
@@ -71,7 +75,8 @@ class Tokenizer:
             messages: each with ``role`` and ``content``.
 
         Raises:
-            ValueError: the model has no chat template, or its template rejects these messages.
+            ValueError: the model has no chat template, its template rejects these messages, or they hold
+                half a character.
         """
         template = self._chat_template
         try:
@@ -86,7 +91,7 @@ class Tokenizer:
         except Exception as error:  # a template is the model's code: whatever it raises, it refused these
             raise ValueError(f"the model's chat template rejects the messages: {error}") from error
         # The template writes BOS itself.
-        return self._tokenizer.encode(text, add_special_tokens=False).ids
+        return self._encode(text, add_special_tokens=False)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of ``token_ids`` without special tokens; U+FFFD for bytes that form no character."""
@@ -114,6 +119,12 @@ class Tokenizer:
                 found = token.encode()
             self._token_bytes[token_id] = found
         return found
+
+    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        try:
+            return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        except TypeError as error:  # JSON may carry what UTF-8 cannot, and the tokenizer takes UTF-8
+            raise ValueError("the text holds a lone surrogate, which is half a character") from error
 
     @cached_property
     def _chat_template(self) -> jinja2.Template:

@@ -11,6 +11,7 @@ from typing import Any
 
 import gguf
 import numpy as np
+from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from tandem.engine.weights.gguf_tokenizer import build_tokenizer, tokenizer_config
@@ -65,7 +66,8 @@ def convert_gguf(gguf_path: Path, out_dir: Path, on_progress: Progress | None = 
         on_progress: called with a stage (``reading``, ``dequantising``, ``saving``) and the fraction done.
 
     Raises:
-        ValueError: the file is missing, not a GGUF, or holds something that would run wrongly here.
+        ValueError: the file is missing, not a GGUF, or holds something that would run wrongly here; or
+            ``out_dir`` cannot be written.
     """
     if (out_dir / "config.json").is_file():
         return
@@ -87,6 +89,19 @@ def convert_gguf(gguf_path: Path, out_dir: Path, on_progress: Progress | None = 
     except ValueError as error:
         raise ValueError(f"cannot convert {gguf_path}: {error}") from error
     report("saving", 0.0)
+    try:
+        _write(texts, weights, out_dir)
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"cannot write the converted model to {out_dir}: {error}") from error
+    report("saving", 1.0)
+
+
+def _json(content: Mapping[str, Any]) -> str:
+    return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+
+
+def _write(texts: Mapping[str, str], weights: dict[str, np.ndarray], out_dir: Path) -> None:
+    """Fills a scratch directory and renames it: ``out_dir`` is never seen half written."""
     out_dir.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{out_dir.name}.", dir=out_dir.parent) as scratch:
         # One level down, because the scratch directory itself is private to this user.
@@ -97,20 +112,12 @@ def convert_gguf(gguf_path: Path, out_dir: Path, on_progress: Progress | None = 
         save_file(weights, staged / "model.safetensors", metadata={"format": "pt"})
         # safetensors makes files private; the model is as public as its directory.
         shutil.copymode(staged / "config.json", staged / "model.safetensors")
-        _publish(staged, out_dir)
-    report("saving", 1.0)
-
-
-def _json(content: Mapping[str, Any]) -> str:
-    return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
-
-
-def _publish(staged: Path, out_dir: Path) -> None:
-    try:
-        staged.rename(out_dir)
-    except OSError as error:
-        if not (out_dir / "config.json").is_file():
-            raise ValueError(f"cannot write the converted model to {out_dir}: {error.strerror}") from error
+        try:
+            staged.rename(out_dir)
+        except OSError:
+            if not (out_dir / "config.json").is_file():
+                raise
+            # Another process was first, with the same content.
 
 
 def _open(path: Path) -> gguf.GGUFReader:

@@ -1,0 +1,82 @@
+"""An engine whose tokens can be worked out by hand, and which sees every page mix-up.
+
+Its "KV" of a token is the token's id and position, written into real pages of a real pool. The next token is computed
+from what the page table leads to, not from the request: a page that was overwritten, shipped wrongly, freed early or
+never written gives another token than `expected_tokens` says.
+"""
+
+import itertools
+from collections.abc import Sequence
+
+from tandem.engine.base import EngineBase, EngineCounters, ForwardOutput
+from tandem.engine.batch import Batch
+from tandem.engine.kvcache.base import PageLayout
+from tandem.engine.kvcache.pool import KvPool
+
+VOCAB_SIZE = 997
+_pool_numbers = itertools.count()
+
+
+def next_token(token_ids: Sequence[int]) -> int:
+    """The fake model: a polynomial of all tokens, so that order and every single token count."""
+    value = 7
+    for token_id in token_ids:
+        value = (value * 31 + token_id + 1) % 1_000_003
+    return value % VOCAB_SIZE
+
+
+def expected_tokens(prompt_ids: Sequence[int], num_tokens: int) -> list[int]:
+    """What the fake model outputs for a prompt."""
+    token_ids = list(prompt_ids)
+    for _ in range(num_tokens):
+        token_ids.append(next_token(token_ids))
+    return token_ids[len(prompt_ids) :]
+
+
+class FakeForwardOutput(ForwardOutput):
+    def __init__(self, token_ids: list[int]) -> None:
+        self._token_ids = token_ids
+
+    def done(self) -> bool:
+        return True
+
+    def token_ids(self) -> list[int]:
+        return self._token_ids
+
+
+class FakeEngine(EngineBase):
+    """
+    Attributes:
+        batches: for each forward its phase and the tokens each sequence computed.
+    """
+
+    def __init__(self, num_pages: int, page_size: int) -> None:
+        self.counters = EngineCounters()
+        self.page_size = page_size
+        layout = PageLayout(num_layers=1, page_size=page_size, num_kv_heads=1, head_dim=1, dtype="float32")
+        self.pool = KvPool(layout, num_pages, f"fake-{next(_pool_numbers)}")
+        # (num_pages, 2, page_size): token ids, and positions counted from 1 so that an unwritten slot fits none.
+        self._slots = self.pool.kv.view(num_pages, 2, page_size).numpy()
+        self.batches: list[tuple[str, list[int]]] = []
+
+    def forward(self, batch: Batch) -> ForwardOutput:
+        self.batches.append((batch.phase, [s.extend_len for s in batch.sequences]))
+        outputs = []
+        for sequence in batch.sequences:
+            for position in range(sequence.cached_len, sequence.device_len):
+                page_id, offset = sequence.page_ids[position // self.page_size], position % self.page_size
+                self._slots[page_id, 0, offset] = sequence.token_ids[position]
+                self._slots[page_id, 1, offset] = position + 1
+            if sequence.needs_logits:
+                outputs.append(next_token(self._read(sequence.page_ids, sequence.device_len)))
+        self.counters.count(batch)
+        return FakeForwardOutput(outputs)
+
+    def _read(self, page_ids: Sequence[int], num_tokens: int) -> list[int]:
+        """The tokens that the pages hold; a slot of another position reads as a token that no vocabulary has."""
+        tokens = []
+        for position in range(num_tokens):
+            page_id, offset = page_ids[position // self.page_size], position % self.page_size
+            token_id, written_position = self._slots[page_id, :, offset]
+            tokens.append(int(token_id) if written_position == position + 1 else VOCAB_SIZE + position)
+        return tokens

@@ -1,0 +1,183 @@
+"""Two workers without processes or sockets: real schedulers, caches, links and transport over fake engines. Messages
+travel when the test delivers them."""
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+from decode_worker.scheduler import DecodeScheduler
+from kvtransfer.transports.base import SenderTransport
+from kvtransfer.transports.shared_memory import SharedMemorySender
+from prefill_worker.handover import LinkHandover
+from prefill_worker.scheduler import PrefillScheduler
+from tandem.config import DecodeConfig, PrefillConfig
+from tandem.engine.kvcache.cache_manager import CacheManager
+from tandem.messages import (
+    PROTOCOL_VERSION,
+    Abort,
+    Admit,
+    LinkHello,
+    LinkWelcome,
+    PageFormat,
+    PoolEndpoint,
+    Prefill,
+    TokenEvent,
+    Tokens,
+)
+from tandem.sampling_params import SamplingParams
+from tandem.worker.base import Outbox
+from tandem.worker.events import FromLink, FromRouter, LinkClosed, ReceiverLinkOpened, SenderLinkOpened
+from tests.fakes.clock import FakeClock
+from tests.fakes.engine import FakeEngine
+
+
+class ListOutbox(Outbox):
+    """Keeps what a scheduler says.
+
+    Attributes:
+        router: messages to the router, in order.
+        link: (epoch, message) to the linked worker, in order.
+    """
+
+    def __init__(self) -> None:
+        self.router: list[Any] = []
+        self.link: list[tuple[str, Any]] = []
+        self.closed: dict[str, str] = {}
+
+    def to_router(self, message: Any) -> None:
+        self.router.append(message)
+
+    def to_link(self, epoch: str, message: Any) -> None:
+        self.link.append((epoch, message))
+
+    def close_link(self, epoch: str, reason: str) -> None:
+        self.closed[epoch] = reason
+
+    def of(self, kind: type) -> list[Any]:
+        return [m for m in self.router if isinstance(m, kind)]
+
+
+class PrefillSide:
+    def __init__(
+        self,
+        clock: FakeClock,
+        *,
+        num_pages: int = 64,
+        page_size: int = 4,
+        chunk_size: int = 512,
+        open_transport: Callable[[LinkWelcome], SenderTransport] | None = None,
+    ) -> None:
+        self.engine = FakeEngine(num_pages, page_size)
+        self.cache = CacheManager(num_pages, page_size)
+        self.outbox = ListOutbox()
+        transport = open_transport or (lambda welcome: SharedMemorySender(self.engine.pool, welcome.endpoint))
+        self.handover = LinkHandover(page_size, transport, self.outbox)
+        self.scheduler = PrefillScheduler(
+            self.engine, self.cache, self.handover, self.outbox, PrefillConfig(chunk_size=chunk_size), clock
+        )
+
+
+class DecodeSide:
+    def __init__(
+        self, clock: FakeClock, *, num_pages: int = 64, page_size: int = 4, config: DecodeConfig | None = None
+    ) -> None:
+        self.engine = FakeEngine(num_pages, page_size)
+        self.cache = CacheManager(num_pages, page_size)
+        self.outbox = ListOutbox()
+        self.scheduler = DecodeScheduler(self.engine, self.cache, self.outbox, config or DecodeConfig(), clock)
+
+
+class WorkerPair:
+    """A prefill and a decode worker with a link, and the router's part played by the test."""
+
+    def __init__(self, *, page_size: int = 4, prefill: dict[str, Any] | None = None, **decode: Any) -> None:
+        self.clock = FakeClock()
+        self.p = PrefillSide(self.clock, page_size=page_size, **(prefill or {}))
+        self.d = DecodeSide(self.clock, page_size=page_size, **decode)
+        self._epochs = itertools.count()
+        self.epoch = ""
+        self.sender_gone = False
+        self.open_link()
+
+    def open_link(self) -> None:
+        self.epoch = f"epoch-{next(self._epochs)}"
+        page_format = PageFormat("fake", 1, self.p.cache.page_size, 1, 1, "float32")
+        hello = LinkHello(PROTOCOL_VERSION, "p", "p-life", 1, "d-life", page_format, ("shared_memory",))
+        welcome = LinkWelcome(self.epoch, "shared_memory", PoolEndpoint(*self.d.engine.pool.file))
+        self.d.scheduler.receive(ReceiverLinkOpened(self.epoch, hello, lambda: self.sender_gone))
+        self.p.scheduler.receive(SenderLinkOpened("d", welcome))
+
+    def cut_link(self) -> None:
+        """Both ends see the stream end; what was under way on it is lost."""
+        self.p.outbox.link.clear()
+        self.d.outbox.link.clear()
+        for side in (self.p, self.d):
+            side.scheduler.receive(LinkClosed(self.epoch, "cut", lambda: None))
+
+    def submit(
+        self,
+        request_id: str,
+        prompt_ids: list[int],
+        *,
+        max_tokens: int = 5,
+        output_ids: tuple[int, ...] = (),
+        attempt: int = 0,
+        stop_token_ids: tuple[int, ...] = (),
+    ) -> None:
+        sampling = SamplingParams(max_tokens=max_tokens, stop_token_ids=stop_token_ids)
+        prompt = tuple(prompt_ids)
+        self.d.scheduler.receive(FromRouter(Admit(request_id, attempt, prompt, output_ids, sampling, 60.0)))
+        self.p.scheduler.receive(FromRouter(Prefill(request_id, attempt, prompt, output_ids, sampling, "d")))
+
+    def abort(self, request_id: str, attempt: int = 0) -> None:
+        for side in (self.p, self.d):
+            side.scheduler.receive(FromRouter(Abort(request_id, attempt)))
+
+    def deliver(self) -> bool:
+        """Delivers all link messages under way, both ways; returns whether there were any."""
+        to_d, self.p.outbox.link = self.p.outbox.link, []
+        to_p, self.d.outbox.link = self.d.outbox.link, []
+        for epoch, message in to_d:
+            self.d.scheduler.receive(FromLink(epoch, message))
+        for epoch, message in to_p:
+            self.p.scheduler.receive(FromLink(epoch, message))
+        return bool(to_d or to_p)
+
+    def turn(self) -> bool:
+        """One step of each worker, then the messages; returns whether anything happened."""
+        worked = [self.p.scheduler.step(), self.d.scheduler.step(), self.deliver()]
+        return any(worked)
+
+    def run(self, max_turns: int = 1000) -> None:
+        """Turns until nothing happens any more."""
+        for _ in range(max_turns):
+            if not self.turn():
+                return
+        raise AssertionError("the workers do not come to rest")
+
+    def tokens(self, request_id: str, attempt: int = 0) -> dict[int, int]:
+        """The tokens the decode worker has reported, by index; an index reported twice must agree."""
+        tokens: dict[int, int] = {}
+        events: list[TokenEvent] = [e for m in self.d.outbox.of(Tokens) for e in m.events]
+        for event in events:
+            if (event.request_id, event.attempt) == (request_id, attempt):
+                for index, token_id in enumerate(event.token_ids, event.index):
+                    assert tokens.setdefault(index, token_id) == token_id
+        return tokens
+
+    def output(self, request_id: str, attempt: int = 0) -> list[int]:
+        tokens = self.tokens(request_id, attempt)
+        assert list(tokens) == sorted(tokens), "tokens out of order"
+        return list(tokens.values())
+
+    def check(self) -> None:
+        """Page accounting of both workers."""
+        assert self.p.scheduler.check_integrity() == ""
+        assert self.d.scheduler.check_integrity() == ""
+
+    def check_idle(self) -> None:
+        """Nothing is held by anybody: every page is free or cached."""
+        self.check()
+        for side in (self.p, self.d):
+            stats = side.scheduler.stats()
+            assert (stats.num_locked_pages, stats.num_leased_pages, stats.num_running, stats.num_queued) == (0, 0, 0, 0)

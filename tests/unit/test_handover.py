@@ -1,0 +1,359 @@
+"""A prompt's way from a prefill to a decode worker, with real schedulers, caches, links and pages, fake engines."""
+
+import pytest
+
+from tandem.config import DecodeConfig
+from tandem.messages import (
+    Committed,
+    Deferred,
+    Failed,
+    Finished,
+    FirstToken,
+    GaveBack,
+    Granted,
+    LeaseLost,
+    LeaseRequest,
+    Refused,
+    Released,
+    Revoke,
+)
+from tandem.worker.events import FromLink, RouterLost
+from tests.fakes.engine import expected_tokens
+from tests.fakes.transport import ScriptedTransport
+from tests.fakes.workers import WorkerPair
+
+
+def test_tokens_are_those_of_the_model_alone() -> None:
+    pair = WorkerPair()
+    prompts = {f"r{n}": list(range(n, 2 * n)) for n in (1, 3, 4, 5, 8, 17, 40)}
+    for request_id, prompt in prompts.items():
+        pair.submit(request_id, prompt, max_tokens=6)
+    pair.run()
+    for request_id, prompt in prompts.items():
+        assert pair.output(request_id) == expected_tokens(prompt, 6)
+    pair.check_idle()
+
+
+def test_decode_worker_computes_no_prompt_token() -> None:
+    pair = WorkerPair()
+    pair.submit("r", list(range(30)), max_tokens=6)
+    pair.run()
+    assert pair.p.engine.counters.prompt_tokens_computed == 30
+    assert pair.d.engine.counters.prompt_tokens_computed == 0
+    # The first token is sampled at prefill, the last has no KV yet.
+    assert pair.d.engine.counters.output_tokens_computed == 5
+
+
+def test_the_lease_is_asked_for_before_the_prompt_is_computed() -> None:
+    pair = WorkerPair()
+    flushed_before: list[int] = []
+    pair.p.outbox.flush = lambda: flushed_before.append(len(pair.p.engine.batches))  # type: ignore[method-assign]
+    pair.submit("r", list(range(10)))
+    pair.p.scheduler.step()
+    assert isinstance(pair.p.outbox.link[0][1], LeaseRequest)
+    assert flushed_before == [0]
+
+
+def test_long_prompts_are_chunked_and_full_pages_ship_after_each_chunk() -> None:
+    transport = ScriptedTransport()
+    pair = WorkerPair(prefill={"chunk_size": 6, "open_transport": lambda _: transport})
+    pair.submit("r", list(range(15)))
+    pair.p.scheduler.step()
+    pair.deliver()
+    pair.d.scheduler.step()
+    pair.deliver()  # the grant arrives after the first chunk
+    assert [len(src) for _, src, _ in transport.pushes] == [1]
+    pair.p.scheduler.step()
+    assert [len(src) for _, src, _ in transport.pushes] == [1, 2]
+    pair.p.scheduler.step()
+    # The last page is partial and ships once, after the last chunk.
+    assert [len(src) for _, src, _ in transport.pushes] == [1, 2, 1]
+    assert [lens for _, lens in pair.p.engine.batches] == [[6], [6], [3]]
+    assert [seq for seq, _, _ in transport.pushes] == [0, 1, 2]
+
+
+def test_committed_waits_for_the_copies() -> None:
+    transport = ScriptedTransport()
+    pair = WorkerPair(prefill={"open_transport": lambda _: transport})
+    pair.submit("r", list(range(10)))
+    for _ in range(5):
+        pair.turn()
+    assert transport.pushes and pair.d.scheduler.num_running == 0
+    # The pages stay locked at the sender as long as copies read them.
+    assert pair.p.scheduler.stats().num_locked_pages == 3
+    transport.complete_all()
+    pair.turn()
+    pair.turn()
+    assert pair.d.scheduler.num_running == 1
+    assert pair.p.scheduler.stats().num_locked_pages == 0
+
+
+def test_a_second_turn_ships_only_what_is_new() -> None:
+    pair = WorkerPair()
+    first = list(range(16))
+    pair.submit("a", first, max_tokens=6)
+    pair.run()
+    second = [*first, *pair.output("a"), 500, 501, 502]
+    shipped_before = pair.p.handover.num_pages_shipped
+    pair.submit("b", second, max_tokens=4)
+    pair.run()
+    assert pair.output("b") == expected_tokens(second, 4)
+    # 21 of 25 tokens have KV at the decode worker, 5 pages of 4; the prefill worker has the 16 of the first prompt.
+    (finished,) = [f for f in pair.d.outbox.of(Finished) if f.request_id == "b"]
+    assert (finished.cached_len, finished.num_pages_shipped) == (20, 2)
+    assert pair.p.handover.num_pages_shipped - shipped_before == 2
+    first_token = next(m for m in pair.p.outbox.of(FirstToken) if m.request_id == "b")
+    assert (first_token.cached_len, first_token.num_pages_computed) == (16, 3)
+    pair.check_idle()
+
+
+def test_nothing_to_ship_is_legal() -> None:
+    pair = WorkerPair()
+    prompt = list(range(8))
+    for request_id in ("a", "b"):
+        pair.submit(request_id, prompt, max_tokens=3)
+        pair.run()
+    (finished,) = [f for f in pair.d.outbox.of(Finished) if f.request_id == "b"]
+    assert (finished.cached_len, finished.num_pages_shipped) == (8, 0)
+    assert pair.output("b") == expected_tokens(prompt, 3)
+
+
+def test_shared_prefixes_use_the_same_pages() -> None:
+    pair = WorkerPair(num_pages=24)
+    prefix = list(range(40))
+    for i in range(4):
+        pair.submit(f"r{i}", [*prefix, 600 + i], max_tokens=8)
+        pair.run()
+    for i in range(4):
+        assert pair.output(f"r{i}") == expected_tokens([*prefix, 600 + i], 8)
+    pair.check_idle()
+
+
+def test_first_token_may_end_the_request() -> None:
+    pair = WorkerPair()
+    prompt = list(range(9))
+    (stop,) = expected_tokens(prompt, 1)
+    pair.submit("length", prompt, max_tokens=1)
+    pair.submit("stop", prompt, max_tokens=9, stop_token_ids=(stop,))
+    pair.run()
+    assert [m.finish_reason for m in pair.p.outbox.of(FirstToken)] == ["length", "stop"]
+    assert pair.d.engine.batches == []
+    pair.check_idle()
+
+
+def test_a_lease_request_may_overtake_its_admit() -> None:
+    pair = WorkerPair()
+    pair.d.scheduler.receive(FromLink(pair.epoch, LeaseRequest("lease", "r", 0, 5)))
+    pair.d.scheduler.step()
+    assert pair.d.outbox.link == []
+    pair.submit("r", list(range(5)))
+    pair.d.scheduler.step()
+    assert isinstance(pair.d.outbox.link[0][1], Granted)
+
+
+def test_a_lease_request_without_admit_is_refused_in_time() -> None:
+    pair = WorkerPair()
+    pair.d.scheduler.receive(FromLink(pair.epoch, LeaseRequest("lease", "r", 0, 5)))
+    pair.clock.advance(10)
+    assert pair.d.scheduler.next_deadline() is not None
+    pair.d.scheduler.step()
+    assert pair.d.outbox.link == [(pair.epoch, Refused("lease", "unknown"))]
+    assert pair.d.scheduler.next_deadline() is None
+
+
+def test_no_room_defers_and_finished_prefill_is_kept() -> None:
+    pair = WorkerPair(num_pages=6)
+    pair.submit("a", list(range(16)), max_tokens=4)
+    pair.submit("b", list(range(100, 116)), max_tokens=4)
+    seen_deferred = False
+    for _ in range(40):
+        pair.p.scheduler.step()
+        pair.d.scheduler.step()
+        seen_deferred = seen_deferred or any(isinstance(m, Deferred) for _, m in pair.d.outbox.link)
+        pair.deliver()
+        pair.check()
+    assert seen_deferred
+    assert pair.output("a") == expected_tokens(list(range(16)), 4)
+    assert pair.output("b") == expected_tokens(list(range(100, 116)), 4)
+    # Nothing was computed twice.
+    assert pair.p.engine.counters.prompt_tokens_computed == 32
+    pair.check_idle()
+
+
+def test_a_request_that_can_never_fit_is_refused() -> None:
+    pair = WorkerPair(num_pages=3)
+    pair.submit("r", list(range(12)))
+    pair.run()
+    (failed,) = pair.p.outbox.of(Failed)
+    assert "too_large" in failed.reason
+    pair.check_idle()
+
+
+def test_running_out_of_pages_gives_back_the_cheapest_never_the_oldest() -> None:
+    pair = WorkerPair(num_pages=8)
+    pair.submit("old", list(range(8)), max_tokens=20)
+    pair.submit("young", list(range(50, 58)), max_tokens=20)
+    pair.run()
+    (gave_back,) = pair.d.outbox.of(GaveBack)
+    assert gave_back.request_id == "young"
+    assert pair.output("old") == expected_tokens(list(range(8)), 20)
+    # The router starts the young one again with what it has; together it is as if nothing had happened.
+    first = pair.output("young")
+    pair.submit("young", list(range(50, 58)), max_tokens=20, output_ids=tuple(first), attempt=1)
+    pair.run()
+    again = next(m for m in pair.p.outbox.of(FirstToken) if m.attempt == 1)
+    assert again.index == len(first)
+    rest = pair.output("young", attempt=1)
+    assert first + rest == expected_tokens(list(range(50, 58)), 20)
+    pair.check_idle()
+
+
+@pytest.mark.parametrize("turns", range(8))
+def test_an_abort_at_any_moment_gives_every_page_back(turns: int) -> None:
+    pair = WorkerPair(prefill={"chunk_size": 8})
+    pair.submit("r", list(range(30)), max_tokens=50)
+    for _ in range(turns):
+        pair.turn()
+    pair.abort("r")
+    pair.run()
+    pair.check_idle()
+
+
+def test_an_abort_during_a_copy_keeps_the_pages_until_it_has_completed() -> None:
+    transport = ScriptedTransport()
+    pair = WorkerPair(prefill={"open_transport": lambda _: transport})
+    pair.submit("r", list(range(10)))
+    for _ in range(3):
+        pair.turn()
+    assert transport.pushes
+    pair.abort("r")
+    for _ in range(3):
+        pair.turn()
+    # Neither the pages that are read nor those that are written are free yet.
+    assert pair.p.scheduler.stats().num_locked_pages == 3
+    assert pair.d.scheduler.stats().num_leased_pages == 3
+    transport.complete_all()
+    pair.run()
+    pair.check_idle()
+
+
+def test_a_late_lease_request_of_an_aborted_request_is_refused() -> None:
+    pair = WorkerPair()
+    pair.submit("r", list(range(5)))
+    pair.p.scheduler.step()
+    pair.abort("r")
+    pair.run()
+    pair.check_idle()
+    pair.d.scheduler.receive(FromLink(pair.epoch, LeaseRequest("late", "r", 0, 5)))
+    pair.d.scheduler.step()
+    assert pair.d.outbox.link[-1][1] == Refused("late", "gone")
+
+
+def test_an_expired_lease_is_asked_back_and_freed_only_by_its_settlement() -> None:
+    transport = ScriptedTransport()
+    config = DecodeConfig(lease_duration_s=5)
+    pair = WorkerPair(prefill={"open_transport": lambda _: transport}, config=config)
+    pair.submit("r", list(range(10)))
+    for _ in range(3):
+        pair.turn()
+    pair.clock.advance(6)
+    pair.d.scheduler.step()
+    assert [type(m) for _, m in pair.d.outbox.link] == [Revoke]
+    assert pair.d.scheduler.stats().num_leased_pages == 3
+    assert [m.request_id for m in pair.d.outbox.of(LeaseLost)] == ["r"]
+    pair.run()
+    assert pair.d.scheduler.stats().num_leased_pages == 3, "its copies still run"
+    transport.complete_all()
+    pair.run()
+    pair.check_idle()
+
+
+def test_chunks_renew_the_lease() -> None:
+    pair = WorkerPair(prefill={"chunk_size": 4}, config=DecodeConfig(lease_duration_s=5))
+    pair.submit("r", list(range(40)), max_tokens=3)
+    for _ in range(9):
+        pair.turn()
+        pair.clock.advance(3)
+    pair.run()
+    assert pair.output("r") == expected_tokens(list(range(40)), 3)
+
+
+@pytest.mark.parametrize("turns", range(6))
+def test_a_cut_link_loses_the_request_but_no_page(turns: int) -> None:
+    pair = WorkerPair(prefill={"chunk_size": 8})
+    pair.submit("r", list(range(30)), max_tokens=50)
+    for _ in range(turns):
+        pair.turn()
+    pair.cut_link()
+    pair.turn()
+    pair.check()
+    running = pair.d.scheduler.num_running
+    told = {m.request_id for m in [*pair.p.outbox.of(Failed), *pair.d.outbox.of(LeaseLost)]}
+    assert running or told == {"r"}, "somebody must tell the router"
+    # The same sender opening its next epoch proves that the old one's copies are over.
+    pair.open_link()
+    pair.abort("r")
+    pair.run()
+    pair.check_idle()
+
+
+def test_leased_pages_of_a_cut_link_wait_for_the_sender_to_be_quiet() -> None:
+    pair = WorkerPair(prefill={"open_transport": lambda _: ScriptedTransport()})
+    pair.submit("r", list(range(10)))
+    for _ in range(3):
+        pair.turn()
+    pair.cut_link()
+    pair.d.scheduler.step()
+    assert pair.d.scheduler.stats().num_locked_pages == 3
+    pair.sender_gone = True
+    pair.d.scheduler.step()
+    assert pair.d.scheduler.stats().num_locked_pages == 0
+
+
+def test_a_request_for_an_unlinked_worker_fails_at_once() -> None:
+    pair = WorkerPair()
+    pair.cut_link()
+    pair.submit("r", list(range(10)))
+    pair.p.scheduler.step()
+    (failed,) = pair.p.outbox.of(Failed)
+    assert failed.retryable and "no link" in failed.reason
+
+
+def test_losing_the_router_ends_everything_on_both_sides() -> None:
+    pair = WorkerPair(prefill={"chunk_size": 8})
+    for i in range(4):
+        pair.submit(f"r{i}", list(range(i, 30 + i)), max_tokens=50)
+    for _ in range(4):
+        pair.turn()
+    for side in (pair.p, pair.d):
+        side.scheduler.receive(RouterLost())
+    pair.run()
+    pair.check_idle()
+
+
+def test_a_commit_with_wrong_counts_is_not_believed() -> None:
+    pair = WorkerPair()
+    pair.submit("r", list(range(5)))
+    pair.p.scheduler.step()
+    pair.deliver()
+    pair.d.scheduler.step()
+    ((epoch, granted),) = pair.d.outbox.link
+    pair.d.scheduler.receive(FromLink(epoch, Committed(granted.lease_id, 1, 1, 5, "", 0)))
+    pair.d.scheduler.step()
+    assert [m.request_id for m in pair.d.outbox.of(LeaseLost)] == ["r"]
+    assert pair.d.scheduler.stats().num_leased_pages == 0
+    assert pair.d.scheduler.num_running == 0
+
+
+def test_a_settlement_counts_once() -> None:
+    pair = WorkerPair()
+    pair.submit("r", list(range(5)))
+    pair.p.scheduler.step()
+    pair.deliver()
+    pair.d.scheduler.step()
+    ((epoch, granted),) = pair.d.outbox.link
+    for _ in range(2):
+        pair.d.scheduler.receive(FromLink(epoch, Released(granted.lease_id)))
+    pair.d.scheduler.step()
+    pair.check()
+    assert pair.d.scheduler.stats().num_leased_pages == 0

