@@ -12,7 +12,7 @@ import ray
 from ray.exceptions import RayActorError, RayTaskError
 
 from router.process import RouterAddresses
-from tandem.config import ClusterConfig, DecodeConfig, EngineConfig, PrefillConfig, Role, RouterConfig, WorkerConfig
+from tandem.config import ClusterConfig, DecodeConfig, PrefillConfig, Role, RouterConfig, WorkerConfig
 from tandem.engine.models.config import ModelConfig
 from tandem.engine.weights.resolve import model_fingerprint, resolve_model
 
@@ -35,7 +35,11 @@ class ClusterError(Exception):
 
 
 class Cluster:
-    """A running cluster. Used as a context manager; every method is called from one thread."""
+    """A running cluster. Used as a context manager; every method is called from one thread.
+
+    Attributes:
+        router_ready_s: seconds from the creation of the router's process until its ports were open.
+    """
 
     def __init__(self, config: ClusterConfig, on_progress: OnProgress) -> None:
         self._config = config
@@ -46,6 +50,7 @@ class Cluster:
         self._watched: dict[Any, str] = {}
         self.addresses = RouterAddresses("", "")
         self.model_name = ""
+        self.router_ready_s = 0.0
 
     def __enter__(self) -> "Cluster":
         try:
@@ -86,7 +91,8 @@ class Cluster:
         address_ref = self._router.start.remote()
         loading = {self._create_worker(c): c.worker_id for c in worker_configs}
         self.addresses = RouterAddresses(*self._get(address_ref, ROUTER_START_TIMEOUT_S, "router"))
-        logger.info("router ready after %.2f s", time.monotonic() - started)
+        self.router_ready_s = time.monotonic() - started
+        logger.info("router ready after %.2f s", self.router_ready_s)
         self._on_progress("router", "ready")
         self._watched = {self._router.wait_stopped.remote(): "router"}
         self._wait_for(loading)
@@ -220,15 +226,9 @@ def _plan(config: ClusterConfig, model_dir: Path) -> tuple[RouterConfig, list[Wo
             f"{config.num_pages} pages of {config.page_size} tokens hold {pool_tokens} tokens, fewer than "
             f"max_model_len {max_model_len}; use more pages or a smaller max_model_len"
         )
-    engine = EngineConfig(
-        model_dir=str(model_dir),
-        load_format=config.load_format,
-        device=config.device,
-        dtype=config.dtype,
-        page_size=config.page_size,
-        num_pages=config.num_pages,
-        num_threads=config.num_threads or max(1, len(os.sched_getaffinity(0)) // config.num_workers),
-    )
+    # One thread each where workers are as many as cores: two that share cores wait for each other at every barrier.
+    num_threads = max(1, len(os.sched_getaffinity(0)) // config.num_workers)
+    engine = config.engine(str(model_dir), num_threads)
     fingerprint = model_fingerprint(model_dir, config.load_format)
     router = RouterConfig(
         model_dir=str(model_dir),

@@ -59,6 +59,7 @@ class TandemClient:
 
 def _translate(error: grpc.RpcError, address: str) -> TandemError:
     code, details = error.code(), error.details() or ""
-    if code is grpc.StatusCode.UNAVAILABLE and "connect" in details.lower():
+    # gRPC's own words; a router that lacks a worker says so in its own.
+    if code is grpc.StatusCode.UNAVAILABLE and details.startswith("failed to connect"):
         details = f"no cluster answers at {address}; start one with `tandem serve`"
     return TandemError(code.name, details)

@@ -192,6 +192,22 @@ class ClusterConfig:
             f"{self.num_prefill} prefill and {self.num_decode} decode workers: both kinds are needed, or neither",
         )
         _require(self.num_workers > 0, "at least one worker is needed: --prefill and --decode, or --both")
+        # What its processes would refuse is refused before any of them starts.
+        self.engine("unresolved")
+        PrefillConfig(chunk_size=self.chunk_size)
+        RouterConfig("unresolved", self.model, 1, host=self.host, grpc_port=self.grpc_port)
+
+    def engine(self, model_dir: str, num_threads: int = 0) -> EngineConfig:
+        """What each worker's engine is told."""
+        return EngineConfig(
+            model_dir=model_dir,
+            load_format=self.load_format,
+            device=self.device,
+            dtype=self.dtype,
+            page_size=self.page_size,
+            num_pages=self.num_pages,
+            num_threads=self.num_threads or num_threads,
+        )
 
     @property
     def num_workers(self) -> int:

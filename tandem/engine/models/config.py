@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from tandem.engine.models.registry import MODEL_CLASSES
+from tandem.engine.models.architectures import MODEL_CLASSES
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,45 @@
+"""A worker of the router's registry that records what it is sent."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from router.router import Router
+from tandem.messages import PROTOCOL_VERSION, Hello, LinkState, PageFormat, WorkerMessage
+
+PAGE_FORMAT = PageFormat("fake", 1, 4, 1, 1, "float32")
+
+
+def hello(worker_id: str, role: str, *, num_pages: int = 100, page_format: PageFormat = PAGE_FORMAT) -> Hello:
+    return Hello(
+        PROTOCOL_VERSION, worker_id, f"{worker_id}-life", role, "cpu", "nowhere:1", 1, page_format, num_pages, 400
+    )
+
+
+class ScriptedWorker:
+    """
+    Attributes:
+        sent: what the router sent, in order.
+        disconnected: the reason for which the router ended the stream.
+    """
+
+    def __init__(self, router: Router, worker_id: str, role: str, **kwargs: Any) -> None:
+        self.router = router
+        self.sent: list[Any] = []
+        self.disconnected = ""
+        self.worker = router.connect(hello(worker_id, role, **kwargs), self._send, self._disconnect)
+
+    def _send(self, messages: Sequence[Any]) -> None:
+        self.sent.extend(messages)
+
+    def _disconnect(self, reason: str) -> None:
+        self.disconnected = reason
+
+    def say(self, message: WorkerMessage) -> None:
+        self.router.receive(self.worker, message)
+
+    def link_to(self, *decode_worker_ids: str) -> None:
+        for worker_id in decode_worker_ids:
+            self.say(LinkState(worker_id, up=True))
+
+    def of(self, kind: type) -> list[Any]:
+        return [m for m in self.sent if isinstance(m, kind)]

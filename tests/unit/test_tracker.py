@@ -1,0 +1,103 @@
+"""One request's state machine at the router."""
+
+import itertools
+import random
+
+from router.tracker import RequestState, RequestTracker
+from tandem.messages import Finished, FirstToken, Moment, TokenEvent
+from tandem.sampling_params import SamplingParams
+
+
+def started(max_tokens: int = 10) -> RequestTracker:
+    tracker = RequestTracker("r", (1, 2, 3), SamplingParams(max_tokens))
+    tracker.start_attempt("p", "d", 60.0)
+    return tracker
+
+
+def first_token(attempt: int, index: int, token_id: int, reason: str = "") -> FirstToken:
+    return FirstToken("r", attempt, index, token_id, reason, 0, 1)
+
+
+def finished(attempt: int, num_tokens: int) -> Finished:
+    return Finished("r", attempt, "stop", num_tokens, 0, 1)
+
+
+def test_tokens_pass_in_order_each_once_whatever_the_streams_do() -> None:
+    # Two streams, each in order, interleaved in every way: the prefill worker's and the decode worker's.
+    tokens = [10, 11, 12, 13]
+    decode = [
+        ("tokens", TokenEvent("r", 0, 0, (10, 11))),
+        ("tokens", TokenEvent("r", 0, 2, (12,))),
+        ("tokens", TokenEvent("r", 0, 3, (13,))),
+        ("finished", finished(0, 4)),
+    ]
+    for position in range(len(decode) + 1):
+        tracker = started()
+        events = [*decode[:position], ("first", first_token(0, 0, 10)), *decode[position:]]
+        passed_on = []
+        for kind, message in events:
+            if kind == "tokens":
+                passed_on += tracker.on_tokens(message)
+            elif kind == "first":
+                passed_on += tracker.on_first_token(message)
+            else:
+                tracker.on_finished(message)
+        assert passed_on == tokens == tracker.output_ids
+        assert tracker.state is RequestState.FINISHED and tracker.finish_reason == "stop"
+
+
+def test_a_token_that_overtook_an_earlier_one_is_held_back() -> None:
+    tracker = started()
+    assert tracker.on_tokens(TokenEvent("r", 0, 1, (11,))) == []
+    tracker.on_finished(finished(0, 2))
+    assert tracker.state is RequestState.RUNNING
+    assert tracker.on_first_token(first_token(0, 0, 10)) == [10, 11]
+    assert tracker.state is RequestState.FINISHED
+
+
+def test_random_orders_of_single_tokens() -> None:
+    for seed in range(50):
+        tracker = started(100)
+        events = [TokenEvent("r", 0, i, (100 + i,)) for i in range(20)] * 2
+        random.Random(seed).shuffle(events)
+        passed_on = list(itertools.chain.from_iterable(tracker.on_tokens(e) for e in events))
+        assert passed_on == [100 + i for i in range(20)]
+
+
+def test_a_new_attempt_carries_on_and_the_old_one_has_no_effect() -> None:
+    tracker = started()
+    tracker.on_first_token(first_token(0, 0, 10))
+    tracker.on_tokens(TokenEvent("r", 0, 2, (12,)))  # held back: lost with its attempt
+    tracker.end_attempt()
+    admit, prefill = tracker.start_attempt("p2", "d2", 60.0)
+    assert (admit.attempt, admit.prompt_ids, admit.output_ids) == (1, (1, 2, 3), (10,))
+    assert (prefill.output_ids, prefill.decode_worker_id) == ((10,), "d2")
+    assert tracker.on_tokens(TokenEvent("r", 0, 1, (99,))) == []
+    tracker.on_finished(finished(0, 1))
+    assert tracker.state is RequestState.RUNNING
+    assert tracker.on_first_token(first_token(1, 1, 11)) == [11]
+    assert tracker.on_tokens(TokenEvent("r", 1, 1, (11, 12))) == [12]
+
+
+def test_nothing_has_an_effect_between_attempts_or_after_the_end() -> None:
+    tracker = started()
+    tracker.end_attempt()
+    assert tracker.on_first_token(first_token(0, 0, 10)) == []
+    tracker.start_attempt("p", "d", 60.0)
+    assert tracker.on_first_token(first_token(1, 0, 10, reason="length")) == [10]
+    assert tracker.state is RequestState.FINISHED
+    assert tracker.on_tokens(TokenEvent("r", 1, 1, (11,))) == []
+    tracker.fail("too late")
+    tracker.abort()
+    assert tracker.state is RequestState.FINISHED and tracker.output_ids == [10]
+
+
+def test_usage_counts_what_the_first_prefill_found() -> None:
+    tracker = started()
+    tracker.on_first_token(FirstToken("r", 0, 0, 10, "", 2, 1, (Moment("first_token", 5),)))
+    tracker.end_attempt()
+    tracker.start_attempt("p", "d", 60.0)
+    tracker.on_first_token(FirstToken("r", 1, 1, 11, "", 4, 0))
+    assert tracker.prompt_cached_len == 2
+    assert tracker.summary.prefill_cached_len == 4
+    assert tracker.moments["first_token"] == 5
