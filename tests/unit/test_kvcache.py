@@ -5,11 +5,12 @@ from dataclasses import dataclass, field
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tandem.engine.kvcache.allocator import PageAllocator
 from tandem.engine.kvcache.base import PageLayout
 from tandem.engine.kvcache.cache_manager import CacheManager, PageHandle
+from tandem.engine.kvcache.eviction import EVICTION_POLICIES
 from tandem.engine.kvcache.pool import KvPool
 from tests.fakes.transport import ManualCompletion
 
@@ -113,6 +114,58 @@ def test_pages_at_the_gate_wait_for_what_was_launched_with_them() -> None:
     assert cache.num_free_pages == 4 and cache.is_quiet()
 
 
+def cached(cache: CacheManager, tokens: list[int], priority: int = 0) -> None:
+    handle = cache.acquire(tokens, len(tokens), max_cached_len=len(tokens), priority=priority)
+    assert handle is not None
+    cache.insert(handle, tokens, len(tokens))
+    cache.release(handle)
+
+
+@pytest.mark.parametrize(
+    ("policy", "order"),
+    [("lru", "bdca"), ("mru", "acdb"), ("fifo", "abcd"), ("lfu", "dbca"), ("priority", "dcab")],
+)
+def test_eviction_order(policy: str, order: str) -> None:
+    cache = CacheManager(4, 2, policy)
+    pages = {name: [ord(name), 0] for name in "abcd"}
+    for name, priority in (("a", 5), ("b", 9), ("c", 0)):
+        cached(cache, pages[name], priority)
+    for name in "aacbcb":
+        cache.touch(pages[name])
+    cached(cache, pages["d"])
+    for name in "ca":
+        cache.touch(pages[name])
+    # Now a and c have 3 hits, b 2, d none; b was accessed first, then d came, then c and a were accessed.
+    evicted: list[str] = []
+    for n in range(4):
+        hold(cache, [1000 + n, 0])
+        evicted += [name for name in "abcd" if name not in evicted and not cache.peek(pages[name])]
+    assert "".join(evicted) == order
+
+
+def test_leaves_go_before_what_they_hang_on() -> None:
+    for policy in ("lru", "mru", "fifo", "lfu", "priority"):
+        cache = CacheManager(4, 2, policy)
+        cached(cache, [1, 2, 3, 4, 5, 6])
+        hold(cache, [9, 9, 9, 9])
+        assert len(cache.peek([1, 2, 3, 4, 5, 6])) == 2, policy
+
+
+def test_namespaces_share_nothing() -> None:
+    cache = CacheManager(8, 2)
+    for namespace in ("", "tenant"):
+        handle = cache.acquire([1, 2, 3, 4], 4, max_cached_len=4, namespace=namespace)
+        assert handle is not None and handle.cached_len == 0
+        cache.insert(handle, [1, 2, 3, 4], 4)
+        cache.release(handle)
+    assert cache.num_cached_pages == 4
+    assert not set(cache.peek([1, 2, 3, 4])) & set(cache.peek([1, 2, 3, 4], "tenant"))
+    assert cache.peek([1, 2, 3, 4], "nobody") == []
+    # One pool: the pages of any namespace make room for another.
+    hold(cache, [5] * 16)
+    assert cache.num_cached_pages == 0
+
+
 def test_integrity_check_sees_what_is_wrong() -> None:
     cache = CacheManager(4, 2)
     handle = hold(cache, [1, 2, 3])
@@ -145,13 +198,20 @@ def test_pages_of_a_pool_are_contiguous_and_not_shared() -> None:
 PAGE_SIZE = 2
 NUM_PAGES = 10
 TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=11)
+NAMESPACES = st.sampled_from(["", "tenant"])
 
 
 @dataclass(eq=False)
 class Held:
     handle: PageHandle
+    namespace: str
     tokens: list[int]
     computed_len: int
+
+    def prefix(self, page_index: int) -> tuple[object, ...]:
+        """What the KV of a page depends on: everything up to its end."""
+        return (self.namespace, *self.tokens[: (page_index + 1) * PAGE_SIZE])
+
     copies: list[ManualCompletion] = field(default_factory=list)
 
 
@@ -164,12 +224,15 @@ class CacheMachine(RuleBasedStateMachine):
         self.cache = CacheManager(NUM_PAGES, PAGE_SIZE)
         self.held: list[Held] = []
         self.gate: list[tuple[list[int], list[ManualCompletion]]] = []
-        # What each page contains: the whole prefix up to its end, which is what its KV depends on.
-        self.content: dict[int, tuple[int, ...]] = {}
+        self.content: dict[int, tuple[object, ...]] = {}
+
+    @initialize(policy=st.sampled_from(sorted(EVICTION_POLICIES)))
+    def choose_policy(self, policy: str) -> None:
+        self.cache = CacheManager(NUM_PAGES, PAGE_SIZE, policy)
 
     def computed(self, held: Held, length: int) -> None:
         for i in range(length // PAGE_SIZE):
-            page_id, prefix = held.handle.page_ids[i], tuple(held.tokens[: (i + 1) * PAGE_SIZE])
+            page_id, prefix = held.handle.page_ids[i], held.prefix(i)
             if (i + 1) * PAGE_SIZE <= held.computed_len:
                 assert self.content[page_id] == prefix, "a page in use was overwritten"
             else:
@@ -177,16 +240,23 @@ class CacheMachine(RuleBasedStateMachine):
                 self.content[page_id] = prefix
         held.computed_len = max(held.computed_len, length)
 
-    @rule(tokens=TOKENS, reserved=st.integers(0, 3))
-    def acquire(self, tokens: list[int], reserved: int) -> None:
+    @rule(tokens=TOKENS, namespace=NAMESPACES, priority=st.integers(0, 2), reserved=st.integers(0, 3))
+    def acquire(self, tokens: list[int], namespace: str, priority: int, reserved: int) -> None:
         available = self.cache.num_available_pages
-        handle = self.cache.acquire(tokens, len(tokens), max_cached_len=len(tokens) - 1, num_reserved=reserved)
+        handle = self.cache.acquire(
+            tokens,
+            len(tokens),
+            max_cached_len=len(tokens) - 1,
+            namespace=namespace,
+            priority=priority,
+            num_reserved=reserved,
+        )
         if handle is None:
             assert -(-len(tokens) // PAGE_SIZE) + reserved > available - self.num_matchable(tokens)
             return
-        held = Held(handle, tokens, handle.cached_len)
+        held = Held(handle, namespace, tokens, handle.cached_len)
         for i in range(handle.num_shared):
-            assert self.content[handle.page_ids[i]] == tuple(tokens[: (i + 1) * PAGE_SIZE]), "a wrong page was found"
+            assert self.content[handle.page_ids[i]] == held.prefix(i), "a wrong page was found"
         in_use = {p for h in self.held for p in h.handle.page_ids} | {p for pages, _ in self.gate for p in pages}
         assert not in_use & set(handle.page_ids[handle.num_shared :]), "a page was given out twice"
         self.held.append(held)
@@ -202,7 +272,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.computed(held, length)
         self.cache.insert(held.handle, held.tokens, held.computed_len)
         for i in range(held.computed_len // PAGE_SIZE):
-            assert self.content[held.handle.page_ids[i]] == tuple(held.tokens[: (i + 1) * PAGE_SIZE])
+            assert self.content[held.handle.page_ids[i]] == held.prefix(i)
 
     @precondition(lambda self: self.held)
     @rule(data=st.data(), token=st.integers(0, 1))
@@ -233,9 +303,13 @@ class CacheMachine(RuleBasedStateMachine):
             self.gate.pop(index)
         self.cache.poll()
 
-    @rule(tokens=TOKENS)
-    def touch(self, tokens: list[int]) -> None:
-        self.cache.touch(tokens)
+    @rule(tokens=TOKENS, namespace=NAMESPACES)
+    def touch(self, tokens: list[int], namespace: str) -> None:
+        self.cache.touch(tokens, namespace)
+        pages = self.cache.peek(tokens, namespace)
+        assert [self.content[p] for p in pages] == [
+            (namespace, *tokens[: (i + 1) * PAGE_SIZE]) for i in range(len(pages))
+        ]
 
     @invariant()
     def is_whole(self) -> None:

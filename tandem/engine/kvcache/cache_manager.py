@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from tandem.engine.kvcache.allocator import PageAllocator
+from tandem.engine.kvcache.eviction import EVICTION_POLICIES
 from tandem.engine.kvcache.radix_cache import RadixCache, RadixNode
 
 
@@ -22,6 +23,7 @@ class PageHandle:
     Attributes:
         page_ids: the request's page table; the manager may replace a number when it finds a duplicate.
         cached_len: tokens found in the tree when the pages were acquired, a multiple of the page size.
+        priority: of the request, for eviction by priority.
         leased: whether the private pages are a lease, still written by another worker.
     """
 
@@ -29,14 +31,21 @@ class PageHandle:
     num_shared: int
     node: RadixNode
     cached_len: int
+    priority: int = 0
     leased: bool = False
 
 
 @dataclass(slots=True)
 class _Retired:
-    """A released handle at the gate: operations launched with its page numbers may still run."""
+    """Pages at the gate: operations launched with their numbers may still run.
 
-    handle: PageHandle
+    Attributes:
+        page_ids: to be freed.
+        node: where a lock in the tree is still held, if any.
+    """
+
+    page_ids: list[int]
+    node: RadixNode | None
     pending: list[Completion]
 
 
@@ -47,14 +56,16 @@ class CacheManager:
     to a handle, or at the gate); leased (private to a handle of a lease).
     """
 
-    def __init__(self, num_pages: int, page_size: int) -> None:
+    def __init__(self, num_pages: int, page_size: int, eviction: str = "lru") -> None:
+        """Args: eviction: one of EVICTION_POLICIES."""
         self.num_pages = num_pages
         self.page_size = page_size
         self._allocator = PageAllocator(num_pages)
-        self._tree = RadixCache(page_size)
+        self._tree = RadixCache(page_size, EVICTION_POLICIES[eviction])
         # Handles given out, in order; a dict because sets have no order and order must not depend on addresses.
         self._handles: dict[int, PageHandle] = {}
         self._retired: list[_Retired] = []
+        self._num_leased_pages = 0
 
     @property
     def num_free_pages(self) -> int:
@@ -66,7 +77,7 @@ class CacheManager:
 
     @property
     def num_leased_pages(self) -> int:
-        return sum(len(h.page_ids) - h.num_shared for h in self._handles.values() if h.leased)
+        return self._num_leased_pages
 
     @property
     def num_locked_pages(self) -> int:
@@ -80,9 +91,13 @@ class CacheManager:
     def num_pages_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.page_size)
 
-    def touch(self, token_ids: Sequence[int]) -> None:
+    def touch(self, token_ids: Sequence[int], namespace: str = "") -> None:
         """Makes the cached prefix of `token_ids` recently used, so that it is evicted late."""
-        self._tree.match(token_ids, len(token_ids))
+        self._tree.match(namespace, token_ids, len(token_ids))
+
+    def peek(self, token_ids: Sequence[int], namespace: str = "") -> list[int]:
+        """Returns the pages of the longest cached prefix; changes nothing, not even access order."""
+        return self._tree.peek(namespace, token_ids, len(token_ids))
 
     def acquire(
         self,
@@ -90,6 +105,8 @@ class CacheManager:
         num_tokens: int,
         *,
         max_cached_len: int,
+        namespace: str = "",
+        priority: int = 0,
         leased: bool = False,
         num_reserved: int = 0,
     ) -> PageHandle | None:
@@ -99,13 +116,15 @@ class CacheManager:
 
         Args:
             max_cached_len: reuse at most this many tokens.
+            namespace: only pages of the same namespace are reused.
+            priority: of the request, for eviction by priority.
             leased: the private pages will be written by another worker.
             num_reserved: free or evictable pages that must be left over.
 
         Returns:
             None if there are not enough pages; nothing has changed then but access order.
         """
-        node = self._tree.match(token_ids, max_cached_len // self.page_size)
+        node = self._tree.match(namespace, token_ids, max_cached_len // self.page_size, priority)
         shared = self._tree.path_pages(node)
         self._tree.lock(node)
         num_private = self.num_pages_for(num_tokens) - len(shared)
@@ -117,14 +136,17 @@ class CacheManager:
             num_shared=len(shared),
             node=node,
             cached_len=len(shared) * self.page_size,
+            priority=priority,
             leased=leased,
         )
         self._handles[id(handle)] = handle
+        if leased:
+            self._num_leased_pages += num_private
         return handle
 
     def grow(self, handle: PageHandle, num_tokens: int) -> bool:
         """Adds private pages until `handle` holds `num_tokens` tokens; returns False, unchanged, if there are none."""
-        assert id(handle) in self._handles
+        assert id(handle) in self._handles and not handle.leased
         missing = self.num_pages_for(num_tokens) - len(handle.page_ids)
         if missing <= 0:
             return True
@@ -136,13 +158,18 @@ class CacheManager:
     def commit_lease(self, handle: PageHandle) -> None:
         """The other worker has written its last byte: the leased pages are locked ones from now on."""
         assert handle.leased
-        handle.leased = False
+        self._end_lease(handle)
 
-    def insert(self, handle: PageHandle, token_ids: Sequence[int], computed_len: int) -> None:
+    def insert(
+        self, handle: PageHandle, token_ids: Sequence[int], computed_len: int, after: Sequence[Completion] = ()
+    ) -> None:
         """Puts the handle's full pages among the first `computed_len` tokens into the tree, locked by the handle.
 
         A page whose tokens are in the tree already is a duplicate: the page table is remapped to the tree's page
         first, then the duplicate goes through the gate.
+
+        Args:
+            after: operations launched with the handle's page numbers that may still run.
         """
         assert id(handle) in self._handles and not handle.leased
         tree, size = self._tree, self.page_size
@@ -152,19 +179,16 @@ class CacheManager:
             key = tuple(token_ids[i * size : (i + 1) * size])
             child = tree.get_child(node, key)
             if child is None:
-                child = tree.add_child(node, key, handle.page_ids[i])
+                child = tree.add_child(node, key, handle.page_ids[i], handle.priority)
             else:
+                tree.lock_one(child)
                 duplicates.append(handle.page_ids[i])
                 handle.page_ids[i] = child.page_id
             node = child
-        if node is handle.node:
-            return
-        tree.lock(node)
-        tree.unlock(handle.node)
         handle.node = node
-        handle.num_shared = computed_len // size
+        handle.num_shared = max(handle.num_shared, computed_len // size)
         if duplicates:
-            self._retire(PageHandle(duplicates, 0, tree.root, 0), [])
+            self._retire(_Retired(duplicates, None, list(after)))
 
     def release(self, handle: PageHandle, after: Sequence[Completion] = ()) -> None:
         """Gives all of a handle's pages back, the private ones to be freed, through the gate.
@@ -173,15 +197,16 @@ class CacheManager:
             after: operations launched with these page numbers. Until all are done the pages count as locked.
         """
         del self._handles[id(handle)]
-        handle.leased = False
-        self._retire(handle, list(after))
+        if handle.leased:
+            self._end_lease(handle)
+        self._retire(_Retired(handle.page_ids[handle.num_shared :], handle.node, list(after)))
 
     def poll(self) -> None:
         """Opens the gate for handles whose operations have completed."""
         if self._retired:
             waiting, self._retired = self._retired, []
             for retired in waiting:
-                self._retire(retired.handle, retired.pending)
+                self._retire(retired)
 
     def is_quiet(self) -> bool:
         """Whether nothing is held and nothing waits at the gate."""
@@ -201,22 +226,24 @@ class CacheManager:
 
         claims = [(p, "the free list") for p in self._allocator.free_pages()]
         claims += [(node.page_id, "the tree") for node in self._tree.nodes()]
-        holders = [*self._handles.values(), *(r.handle for r in self._retired)]
-        for handle in holders:
+        for handle in self._handles.values():
             claims += [(p, "a handle") for p in handle.page_ids[handle.num_shared :]]
+        for retired in self._retired:
+            claims += [(p, "the gate") for p in retired.page_ids]
         for page_id, owner in claims:
             if violation := claim(page_id, owner):
                 return violation
         if len(owners) != self.num_pages:
             return f"{self.num_pages - len(owners)} of {self.num_pages} pages have no owner"
-        return self._check_locks(holders)
+        return self._check_locks()
 
-    def _check_locks(self, holders: Sequence[PageHandle]) -> str:
-        expected: dict[int, int] = {}
-        for handle in holders:
+    def _check_locks(self) -> str:
+        for handle in self._handles.values():
             if self._tree.path_pages(handle.node) != handle.page_ids[: handle.num_shared]:
                 return "a handle's shared pages are not those of its path in the tree"
-            node = handle.node
+        locked = [h.node for h in self._handles.values()] + [r.node for r in self._retired if r.node is not None]
+        expected: dict[int, int] = {}
+        for node in locked:
             while node.parent is not None:
                 expected[id(node)] = expected.get(id(node), 0) + 1
                 node = node.parent
@@ -228,17 +255,25 @@ class CacheManager:
                 return f"page {node.page_id} counts {node.num_locks} locks, {expected.get(id(node), 0)} are held"
         if (num_nodes, num_locked) != (self._tree.num_pages, self._tree.num_locked_pages):
             return "the tree's page counts are wrong"
+        if self._num_leased_pages != sum(len(h.page_ids) - h.num_shared for h in self._handles.values() if h.leased):
+            return "the count of leased pages is wrong"
         return ""
+
+    def _end_lease(self, handle: PageHandle) -> None:
+        handle.leased = False
+        self._num_leased_pages -= len(handle.page_ids) - handle.num_shared
 
     def _take(self, num_pages: int) -> list[int]:
         if num_pages > self._allocator.num_free:
             self._allocator.free(self._tree.evict(num_pages - self._allocator.num_free))
         return self._allocator.allocate(num_pages)
 
-    def _retire(self, handle: PageHandle, pending: list[Completion]) -> None:
-        pending = [c for c in pending if not c.done()]
-        if pending:
-            self._retired.append(_Retired(handle, pending))
+    def _retire(self, retired: _Retired) -> None:
+        """The gate: the only way back to the free list."""
+        retired.pending = [c for c in retired.pending if not c.done()]
+        if retired.pending:
+            self._retired.append(retired)
             return
-        self._tree.unlock(handle.node)
-        self._allocator.free(handle.page_ids[handle.num_shared :])
+        if retired.node is not None:
+            self._tree.unlock(retired.node)
+        self._allocator.free(retired.page_ids)
