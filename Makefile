@@ -19,16 +19,19 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constr
 	@touch $@
 
 demo: .venv/.runtime
-	@$(BIN)/python examples/demo.py
+	@$(BIN)/python examples/demo.py $(ARGS)
 
 serve: .venv/.runtime
 	@$(BIN)/tandem serve --model smollm2-135m-instruct $(ARGS)
 
+# Unit tests side by side; cluster tests one after the other, for they need the machine to themselves.
 test: .venv/.dev
-	@$(BIN)/python -m pytest -m "not gpu and not slow" $(ARGS)
+	@$(BIN)/python -m pytest -m "not gpu and not slow" -n 2 --dist worksteal tests/unit $(ARGS)
+	@$(BIN)/python -m pytest -m "not gpu and not slow" tests/cluster $(ARGS)
 
 test-full: .venv/.dev
-	@$(BIN)/python -m pytest -m "not gpu" $(ARGS)
+	@$(BIN)/python -m pytest -m "not gpu" -n 2 --dist worksteal tests/unit $(ARGS)
+	@$(BIN)/python -m pytest -m "not gpu" tests/cluster $(ARGS)
 
 lint: .venv/.dev
 	@$(BIN)/ruff check .

@@ -2,11 +2,12 @@
 
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from kvtransfer.events import FromLink, LinkClosed, ReceiverLinkOpened
 from kvtransfer.link import Quiet, ReceiverLink
 from tandem.config import DecodeConfig
-from tandem.engine.kvcache.cache_manager import CacheManager, PageHandle
+from tandem.engine.kvcache.cache_manager import CacheManager, Completion, PageHandle
 from tandem.lifecycle import now_ns
 from tandem.messages import (
     Admit,
@@ -14,17 +15,22 @@ from tandem.messages import (
     EpochClosed,
     LeaseLost,
     LeaseRequest,
+    Pushing,
     ReceiverMessage,
     Released,
     Renewed,
 )
 from tandem.worker.base import Outbox
-from tandem.worker.events import Event, FromLink, LinkClosed, ReceiverLinkOpened
+from tandem.worker.events import Event
 
 # How many ended attempts are remembered, to refuse their late lease requests at once.
 NUM_ENDED_REMEMBERED = 4096
+# How often a waiting lease request may be overtaken by later ones that fit.
+MAX_OVERTAKEN = 8
+# How soon to look again for receives that have completed.
+POLL_S = 0.001
 
-StartCommitted = Callable[[Admit, PageHandle, int, str, int, int], None]
+StartCommitted = Callable[[Admit, PageHandle, Committed, int], None]
 
 
 @dataclass(eq=False, slots=True)
@@ -41,6 +47,7 @@ class _Waiting:
     link: ReceiverLink
     deadline: float
     deferred: bool = False
+    num_overtaken: int = 0
 
 
 @dataclass(eq=False, slots=True)
@@ -49,6 +56,8 @@ class _Lease:
 
     Attributes:
         abandoned: the request ended here; the pages wait for the settlement, and for nothing else.
+        receives: two-sided transports: what must complete before the pages hold what was committed.
+        committed: the settlement, while `receives` are under way.
     """
 
     lease_id: str
@@ -59,6 +68,12 @@ class _Lease:
     granted_ns: int
     abandoned: bool = False
     revoked: bool = False
+    receives: list[Completion] = field(default_factory=list)
+    committed: Committed | None = None
+
+    @property
+    def key(self) -> tuple[str, int]:
+        return self.admit.request_id, self.admit.attempt
 
 
 class LeaseBook:
@@ -84,6 +99,8 @@ class LeaseBook:
         self._admitted: dict[tuple[str, int], _Admitted] = {}
         self._waiting: list[_Waiting] = []
         self._leases: dict[str, _Lease] = {}
+        # Settled by Committed, pages still arriving.
+        self._arriving: list[_Lease] = []
         self._ended: OrderedDict[tuple[str, int], None] = OrderedDict()
 
     @property
@@ -92,7 +109,7 @@ class LeaseBook:
 
     def admit(self, admit: Admit) -> None:
         self._admitted[admit.request_id, admit.attempt] = _Admitted(admit, self._clock() + admit.duration_s)
-        self._cache.touch([*admit.prompt_ids, *admit.output_ids])
+        self._cache.touch([*admit.prompt_ids, *admit.output_ids], admit.cache_namespace)
 
     def take_admitted(self, request_id: str, attempt: int) -> Admit | None:
         admitted = self._admitted.pop((request_id, attempt), None)
@@ -112,14 +129,18 @@ class LeaseBook:
         self.remember_ended(request_id, attempt)
         self._admitted.pop(key, None)
         for lease in self._leases.values():
-            if (lease.admit.request_id, lease.admit.attempt) == key:
+            if lease.key == key:
                 self._abandon(lease)
+        for lease in self._arriving:
+            lease.abandoned = lease.abandoned or lease.key == key
 
     def abort_all(self) -> None:
         for request_id, attempt in list(self._admitted):
             self.abort(request_id, attempt)
         for lease in self._leases.values():
             self._abandon(lease)
+        for lease in self._arriving:
+            lease.abandoned = True
 
     def remember_ended(self, request_id: str, attempt: int) -> None:
         self._ended[request_id, attempt] = None
@@ -133,6 +154,9 @@ class LeaseBook:
             num_reserved: pages that grants must leave for running requests to grow into.
         """
         now = self._clock()
+        for link in self._links.values():
+            if link.failure:
+                self._outbox.close_link(link.epoch, link.failure)
         self._waiting = self._answer(now, num_reserved)
         for key, admitted in list(self._admitted.items()):
             if now >= admitted.deadline:
@@ -142,9 +166,11 @@ class LeaseBook:
             if now >= lease.deadline and not lease.revoked:
                 # Expiry frees nothing: the sender is asked, and its answer settles the lease.
                 self._abandon(lease)
-                self._outbox.to_router(LeaseLost(lease.admit.request_id, lease.admit.attempt))
+                self._outbox.to_router(LeaseLost(*lease.key))
 
     def next_deadline(self) -> float | None:
+        if self._arriving:
+            return self._clock() + POLL_S
         deadlines = [a.deadline for a in self._admitted.values()]
         deadlines += [w.deadline for w in self._waiting if self._is_parked(w)]
         deadlines += [lease.deadline for lease in self._leases.values() if not lease.revoked]
@@ -152,8 +178,9 @@ class LeaseBook:
 
     def _open(self, event: ReceiverLinkOpened) -> None:
         hello = event.hello
-        for link in self._unquiet:
-            # The same sender opens an epoch only after the copies of the one before have completed.
+        for link in [*self._unquiet, *self._links.values()]:
+            # The same sender opens an epoch only after the copies of the one before have completed, though the end of
+            # that one may not have been noticed here yet.
             if link.sender_id == hello.sender_id and link.sender_incarnation == hello.sender_incarnation:
                 link.quiet.mark()
         epoch = event.epoch
@@ -162,7 +189,9 @@ class LeaseBook:
             self._outbox.to_link(epoch, message)
 
         quiet = Quiet(event.sender_is_gone)
-        self._links[epoch] = ReceiverLink(hello.sender_id, hello.sender_incarnation, epoch, quiet, send)
+        self._links[epoch] = ReceiverLink(
+            hello.sender_id, hello.sender_incarnation, epoch, event.transport, quiet, send
+        )
 
     def _close(self, event: LinkClosed) -> None:
         link = self._links.pop(event.epoch, None)
@@ -170,18 +199,24 @@ class LeaseBook:
         if link is None:
             return
         self._waiting = [w for w in self._waiting if w.link is not link]
-        for lease in [lease for lease in self._leases.values() if lease.link is link]:
-            del self._leases[lease.lease_id]
-            # The stream is broken, not quiet: the sender may be writing still.
-            self._cache.release(lease.handle, after=[link.quiet])
+        # The stream is broken, not quiet: the sender may be writing still.
+        quiet = link.close()
+        for lease in [*self._leases.values(), *self._arriving]:
+            if lease.link is not link:
+                continue
+            self._leases.pop(lease.lease_id, None)
+            self._cache.release(lease.handle, after=[quiet])
             if not lease.abandoned:
-                self._outbox.to_router(LeaseLost(lease.admit.request_id, lease.admit.attempt))
+                self._outbox.to_router(LeaseLost(*lease.key))
+        self._arriving = [lease for lease in self._arriving if lease.link is not link]
         self._unquiet = [u for u in [*self._unquiet, link] if not u.quiet.done()]
 
     def _receive_message(self, link: ReceiverLink, event: FromLink) -> None:
         message = event.message
         if isinstance(message, LeaseRequest):
             self._waiting.append(_Waiting(message, link, self._clock() + self._config.admit_grace_s))
+        elif isinstance(message, Pushing):
+            link.expect(message)
         elif isinstance(message, Renewed):
             lease = self._leases.get(message.lease_id)
             if lease is not None:
@@ -193,33 +228,50 @@ class LeaseBook:
 
     def _settle(self, link: ReceiverLink, message: Committed | Released) -> None:
         """The one place where a granted lease ends while its link lives."""
-        if not link.settle(message):
+        receives = link.settle(message)
+        if receives is None:
             # Released a request that was still waiting.
             self._waiting = [w for w in self._waiting if w.request.lease_id != message.lease_id]
             return
         lease = self._leases.pop(message.lease_id)
-        admit = lease.admit
-        if isinstance(message, Released) or lease.abandoned:
-            self._cache.release(lease.handle)
-            if not lease.abandoned:
-                self._outbox.to_router(LeaseLost(admit.request_id, admit.attempt))
+        lease.receives = receives
+        if isinstance(message, Committed) and not lease.abandoned and self._is_whole(lease, message):
+            lease.committed = message
+            self._arriving.append(lease)
             return
-        num_tokens = len(admit.prompt_ids) + len(admit.output_ids)
+        self._cache.release(lease.handle, after=receives)
+        if not lease.abandoned:
+            self._outbox.to_router(LeaseLost(*lease.key))
+
+    def _is_whole(self, lease: _Lease, message: Committed) -> bool:
+        """Whether as much was committed as was leased."""
+        num_tokens = len(lease.admit.prompt_ids) + len(lease.admit.output_ids)
         num_pages = self._cache.num_pages_for(num_tokens) - lease.handle.num_shared
-        if (message.num_tokens, message.num_pages) != (num_tokens, num_pages):
-            self._cache.release(lease.handle)
-            self._outbox.to_router(LeaseLost(admit.request_id, admit.attempt))
-            return
-        self._cache.commit_lease(lease.handle)
-        self._start(admit, lease.handle, message.first_token, message.finish_reason, num_pages, lease.granted_ns)
+        return (message.num_tokens, message.num_pages) == (num_tokens, num_pages)
+
+    def start_arrived(self) -> None:
+        """Hands over the requests whose pages are all here, in the order in which they were committed."""
+        arriving, self._arriving = self._arriving, []
+        for lease in arriving:
+            if not all(receive.done() for receive in lease.receives):
+                self._arriving.append(lease)
+            elif lease.abandoned:
+                self._cache.release(lease.handle)
+            else:
+                message = lease.committed
+                assert message is not None
+                self._cache.commit_lease(lease.handle)
+                self._start(lease.admit, lease.handle, message, lease.granted_ns)
 
     def _is_parked(self, waiting: _Waiting) -> bool:
         return (waiting.request.request_id, waiting.request.attempt) not in self._admitted
 
     def _answer(self, now: float, num_reserved: int) -> list[_Waiting]:
-        """Grants in order until there is no room; returns who goes on waiting."""
+        """Grants what fits, in order; returns who goes on waiting. A request that fits may overtake one that does not,
+        but each of those only MAX_OVERTAKEN times: then all wait until it has its pages."""
         remaining: list[_Waiting] = []
-        has_room = True
+        # Those that found no room in this round, in order.
+        overtaken: list[_Waiting] = []
         for waiting in self._waiting:
             request, link = waiting.request, waiting.link
             key = request.request_id, request.attempt
@@ -232,10 +284,11 @@ class LeaseBook:
                     remaining.append(waiting)
             elif self._cache.num_pages_for(request.num_tokens + 1) > self._cache.num_pages:
                 link.refuse(request.lease_id, "too_large")
-            elif has_room and self._grant(waiting, num_reserved):
-                pass
+            elif all(o.num_overtaken < MAX_OVERTAKEN for o in overtaken) and self._grant(waiting, num_reserved):
+                for other in overtaken:
+                    other.num_overtaken += 1
             else:
-                has_room = False
+                overtaken.append(waiting)
                 if not waiting.deferred:
                     waiting.deferred = True
                     link.defer(request.lease_id)
@@ -255,6 +308,8 @@ class LeaseBook:
             token_ids,
             len(token_ids) + 1,
             max_cached_len=len(token_ids),
+            namespace=admit.cache_namespace,
+            priority=admit.priority,
             leased=True,
             num_reserved=num_reserved,
         )

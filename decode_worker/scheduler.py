@@ -1,6 +1,7 @@
 """What a decode worker does next: grants leases, runs every request it has one token further, ends those that are
 done."""
 
+import bisect
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from tandem.lifecycle import (
 from tandem.messages import (
     Abort,
     Admit,
+    Committed,
     Finished,
     GaveBack,
     Moment,
@@ -29,7 +31,7 @@ from tandem.messages import (
     Tokens,
     WorkerStats,
 )
-from tandem.sampling_params import SamplingParams
+from tandem.sampling_params import TokenLogprobs
 from tandem.worker.base import AdoptingScheduler, Outbox
 from tandem.worker.events import Event, FromRouter, RouterLost
 
@@ -40,20 +42,26 @@ class DecodeJob:
 
     Attributes:
         num_prior_outputs: output tokens of earlier attempts, part of the sequence.
-        unsent: tokens of the output that the router has not been sent yet.
+        unsent: tokens of the output that the router has not been sent yet; with their log probabilities, if asked for.
         cached_len: prompt tokens that were here before the request.
     """
 
     request_id: str
     attempt: int
-    sampling: SamplingParams
+    arrival_ns: int
     sequence: Sequence
     handle: PageHandle
     num_prior_outputs: int
     unsent: list[int]
+    unsent_logprobs: list[TokenLogprobs]
     cached_len: int
     num_pages_shipped: int
     moments: list[Moment] = field(default_factory=list)
+
+    @property
+    def age_key(self) -> tuple[int, str]:
+        """Smaller is older; the same on every attempt."""
+        return self.arrival_ns, self.request_id
 
     @property
     def num_outputs(self) -> int:
@@ -100,6 +108,7 @@ class DecodeScheduler(AdoptingScheduler):
 
     def step(self) -> bool:
         self._cache.poll()
+        self._leases.start_arrived()
         # Growth goes before new leases.
         batch_jobs = self._grow()
         self._leases.poll(num_reserved=len(self._running))
@@ -133,6 +142,7 @@ class DecodeScheduler(AdoptingScheduler):
         handle: PageHandle,
         *,
         first_token: int,
+        logprobs: tuple[TokenLogprobs, ...],
         finish_reason: str,
         num_pages_shipped: int,
         granted_ns: int,
@@ -141,6 +151,7 @@ class DecodeScheduler(AdoptingScheduler):
 
         Args:
             handle: holds the KV of every token of the request but `first_token`.
+            logprobs: the first token's, if asked for.
             finish_reason: not empty if the first token ends the request: no step is run then.
         """
         token_ids = [*admit.prompt_ids, *admit.output_ids, first_token]
@@ -152,17 +163,25 @@ class DecodeScheduler(AdoptingScheduler):
         job = DecodeJob(
             admit.request_id,
             admit.attempt,
-            admit.sampling,
-            Sequence(token_ids, len(admit.prompt_ids), handle.page_ids, cached_len=num_computed),
+            admit.arrival_ns,
+            Sequence(
+                token_ids,
+                len(admit.prompt_ids),
+                handle.page_ids,
+                cached_len=num_computed,
+                sampling=admit.sampling,
+            ),
             handle,
             num_prior_outputs=len(admit.output_ids),
             unsent=[first_token],
+            unsent_logprobs=list(logprobs),
             cached_len=handle.cached_len,
             num_pages_shipped=num_pages_shipped,
             moments=[Moment(LEASE_GRANTED, granted_ns)],
         )
         job.stamp(COMMITTED)
-        self._running.append(job)
+        # Oldest first, over all attempts: the order of growth, and never the oldest is given back.
+        bisect.insort(self._running, job, key=lambda j: j.age_key)
 
     def take_admitted(self, request_id: str, attempt: int) -> Admit | None:
         """Hands out an admitted request that is adopted without a lease."""
@@ -172,17 +191,16 @@ class DecodeScheduler(AdoptingScheduler):
         self,
         admit: Admit,
         handle: PageHandle,
-        first_token: int,
-        finish_reason: str,
-        num_pages: int,
+        committed: Committed,
         granted_ns: int,
     ) -> None:
         self.adopt(
             admit,
             handle,
-            first_token=first_token,
-            finish_reason=finish_reason,
-            num_pages_shipped=num_pages,
+            first_token=committed.first_token,
+            logprobs=committed.logprobs,
+            finish_reason=committed.finish_reason,
+            num_pages_shipped=committed.num_pages,
             granted_ns=granted_ns,
         )
 
@@ -218,15 +236,17 @@ class DecodeScheduler(AdoptingScheduler):
             if job.num_outputs == job.num_prior_outputs + 1:
                 job.stamp(DECODE_STARTED)
             job.sequence.extend(1)
-        next_tokens = self._engine.forward(Batch("decode", [job.sequence for job in jobs])).token_ids()
+        output = self._engine.forward(Batch("decode", [job.sequence for job in jobs]))
         finished: list[tuple[DecodeJob, str]] = []
-        for job, token_id in zip(jobs, next_tokens, strict=True):
+        for job, token_id, logprobs in zip(jobs, output.token_ids(), output.logprobs(), strict=True):
             job.sequence.complete_extend()
             job.sequence.token_ids.append(token_id)
             job.unsent.append(token_id)
+            if logprobs is not None:
+                job.unsent_logprobs.append(logprobs)
             if job.num_outputs == job.num_prior_outputs + 2:
                 job.stamp(SECOND_TOKEN)
-            if reason := job.sampling.finish_reason(token_id, job.num_outputs):
+            if reason := job.sequence.sampling.finish_reason(token_id, job.num_outputs):
                 finished.append((job, reason))
         self._send_tokens(jobs)
         for job, reason in finished:
@@ -234,7 +254,13 @@ class DecodeScheduler(AdoptingScheduler):
 
     def _send_tokens(self, jobs: SequenceOf[DecodeJob]) -> None:
         events = tuple(
-            TokenEvent(job.request_id, job.attempt, job.num_outputs - len(job.unsent), tuple(job.unsent))
+            TokenEvent(
+                job.request_id,
+                job.attempt,
+                job.num_outputs - len(job.unsent),
+                tuple(job.unsent),
+                tuple(job.unsent_logprobs),
+            )
             for job in jobs
             if job.unsent
         )
@@ -242,6 +268,7 @@ class DecodeScheduler(AdoptingScheduler):
             self._outbox.to_router(Tokens(events))
         for job in jobs:
             job.unsent.clear()
+            job.unsent_logprobs.clear()
 
     def _finish(self, job: DecodeJob, reason: str) -> None:
         job.stamp(DECODE_FINISHED)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from decode_worker.scheduler import DecodeScheduler
 from kvtransfer.streams import LinkServer
-from kvtransfer.transports.shared_memory import SharedMemoryReceiver
+from kvtransfer.transports.factory import TransportFactory
 from tandem.config import WorkerConfig
 from tandem.engine.engine import Engine
 from tandem.engine.kvcache.cache_manager import CacheManager
@@ -23,6 +23,8 @@ class DecodeRoom(WorkerRoom):
     def build_scheduler(self, engine: Engine, cache: CacheManager, outbox: Outbox, config: WorkerConfig) -> Scheduler:
         return make_decode_scheduler(engine, cache, outbox, config)
 
-    def build_links(self, engine: Engine, hello: Hello, post: Callable[[Event], None]) -> LinkStreams:
-        receiver = SharedMemoryReceiver(engine.pool)
-        return LinkServer(hello.incarnation, hello.page_format, receiver.endpoint, post)
+    def build_links(
+        self, engine: Engine, hello: Hello, config: WorkerConfig, post: Callable[[Event], None]
+    ) -> LinkStreams:
+        transports = TransportFactory(engine.pool, config.host, config.transports)
+        return LinkServer(hello.incarnation, hello.page_format, transports, post)

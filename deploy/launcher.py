@@ -87,7 +87,7 @@ class Cluster:
 
         started = time.monotonic()
         self._on_progress("router", "starting")
-        self._router = _actor_class(RouterActor, "router").remote(router_config)
+        self._router = _actor_class(RouterActor).remote(router_config)
         address_ref = self._router.start.remote()
         loading = {self._create_worker(c): c.worker_id for c in worker_configs}
         self.addresses = RouterAddresses(*self._get(address_ref, ROUTER_START_TIMEOUT_S, "router"))
@@ -152,7 +152,7 @@ class Cluster:
         from deploy.worker_actor import WorkerActor
 
         self._on_progress(config.worker_id, "starting")
-        actor = _actor_class(WorkerActor, config.worker_id).remote(config)
+        actor = _actor_class(WorkerActor).remote(config)
         self._workers[config.worker_id] = actor
         return actor.start.remote()
 
@@ -193,10 +193,11 @@ class Cluster:
             raise ClusterError(f"{name}: {_reason(error)}") from error
 
 
-def _actor_class(cls: type, name: str) -> Any:
+def _actor_class(cls: type) -> Any:
     """A class as a Ray actor: three concurrent calls, so that it can be asked for progress and to stop while it
-    starts; no CPU of Ray's own accounting, and no restart but ours."""
-    return ray.remote(cls).options(name=name, num_cpus=0, max_concurrency=3, max_restarts=0)
+    starts; no CPU of Ray's own accounting, and no restart but ours. It has no name: Ray frees a dead actor's name too
+    late for its successor."""
+    return ray.remote(cls).options(num_cpus=0, max_concurrency=3, max_restarts=0)
 
 
 def _reason(error: Exception) -> str:

@@ -1,6 +1,8 @@
 """The demo: starts a cluster of one prefill and one decode worker, has a short conversation over gRPC, and shows where
 the time went and which pages moved."""
 
+import argparse
+import functools
 import sys
 import threading
 
@@ -8,16 +10,17 @@ from rich.console import Console
 
 from deploy.launcher import Cluster
 from deploy.serve import run_cluster
+from tandem.cli import add_sampling_arguments
 from tandem.client import TandemClient, TandemError
 from tandem.config import ClusterConfig
-from tandem.terminal import Conversation, print_timeline, stream_answer
+from tandem.terminal import Conversation, print_timeline, sampling_params, stream_answer
 from tandem.v1 import inference_pb2 as pb
 
 MODEL = "smollm2-135m-instruct"
 QUESTIONS = ("What is the capital of France?", "And what is it famous for?")
 
 
-def converse(cluster: Cluster, stop: threading.Event) -> int:
+def converse(arguments: argparse.Namespace, cluster: Cluster, stop: threading.Event) -> int:
     console = Console()
     conversation = Conversation()
     with TandemClient(cluster.addresses.grpc) as client:
@@ -25,7 +28,7 @@ def converse(cluster: Cluster, stop: threading.Event) -> int:
             if stop.is_set():
                 return 1
             console.print(f"\n[bold]> {question}[/]", highlight=False)
-            request = pb.GenerateRequest(sampling=pb.SamplingParams(max_tokens=64))
+            request = pb.GenerateRequest(sampling=sampling_params(arguments, max_tokens=64))
             request.chat.messages.extend(conversation.ask(question).messages)
             try:
                 answer, last = stream_answer(client, request)
@@ -38,5 +41,7 @@ def converse(cluster: Cluster, stop: threading.Event) -> int:
 
 
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Start a cluster, talk with it, show where the time went.")
+    add_sampling_arguments(parser)
     # Port 0: the demo runs beside whatever else is served on this host.
-    sys.exit(run_cluster(ClusterConfig(model=MODEL, grpc_port=0), converse))
+    sys.exit(run_cluster(ClusterConfig(model=MODEL, grpc_port=0), functools.partial(converse, parser.parse_args())))

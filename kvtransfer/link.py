@@ -9,13 +9,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from kvtransfer.transports.base import Completion, SenderTransport
+from kvtransfer.transports.base import Completion, ReceiverTransport, SenderTransport
 from tandem.messages import (
     Committed,
     Deferred,
     EpochClosed,
     Granted,
     LeaseRequest,
+    Pushing,
     ReceiverMessage,
     Refused,
     Released,
@@ -23,6 +24,10 @@ from tandem.messages import (
     Revoke,
     SenderMessage,
 )
+from tandem.sampling_params import TokenLogprobs
+
+# 512 pages of 2 MiB take 2.8 ms over NVLink.
+MAX_PAGES_IN_FLIGHT = 512
 
 
 class LeaseState(Enum):
@@ -67,19 +72,40 @@ class SenderLink:
     """The prefill worker's end of one epoch of a link."""
 
     def __init__(
-        self, peer_id: str, epoch: str, transport: SenderTransport, send: Callable[[SenderMessage], None]
+        self,
+        peer_id: str,
+        peer_incarnation: str,
+        epoch: str,
+        transport: SenderTransport,
+        send: Callable[[SenderMessage], None],
+        max_pages_in_flight: int = MAX_PAGES_IN_FLIGHT,
     ) -> None:
+        """Args: max_pages_in_flight: pages submitted and not completed at most, so that an abort is soon over."""
         self.peer_id = peer_id
+        self.peer_incarnation = peer_incarnation
         self.epoch = epoch
         self._transport = transport
         self._send = send
         self._leases: dict[str, SenderLease] = {}
+        self._max_pages_in_flight = max_pages_in_flight
+        # Copies under way, with their numbers of pages; in order.
+        self._in_flight: list[tuple[Completion, int]] = []
         self._next_seq = 0
         self._closed = False
 
     @property
     def num_open_leases(self) -> int:
         return len(self._leases)
+
+    @property
+    def failure(self) -> str:
+        """Why the epoch must end, or ""."""
+        return self._transport.failure
+
+    def num_pages_allowed(self) -> int:
+        """Pages that may be pushed now."""
+        self._in_flight = [(copy, n) for copy, n in self._in_flight if not copy.done()]
+        return max(0, self._max_pages_in_flight - sum(n for _, n in self._in_flight))
 
     def request_lease(self, request_id: str, attempt: int, num_tokens: int) -> SenderLease:
         """Asks for pages; the caller holds the pages of the whole prompt already."""
@@ -90,10 +116,14 @@ class SenderLink:
         return lease
 
     def push(self, lease: SenderLease, src_pages: Sequence[int], dst_pages: Sequence[int]) -> None:
-        """Starts copying pages of a granted lease."""
+        """Starts copying the next pages of a granted lease, no more than num_pages_allowed."""
         assert lease.state is LeaseState.GRANTED and not self._closed
-        lease.copies.append(self._transport.push(self._next_seq, src_pages, dst_pages))
+        if self._transport.two_sided:
+            self._send(Pushing(self._next_seq, lease.lease_id, lease.num_pages_pushed, len(src_pages)))
+        copy = self._transport.push(self._next_seq, src_pages, dst_pages)
+        lease.copies.append(copy)
         lease.num_pages_pushed += len(src_pages)
+        self._in_flight.append((copy, len(src_pages)))
         self._next_seq += 1
 
     def commit(
@@ -105,12 +135,13 @@ class SenderLink:
         num_tokens: int,
         finish_reason: str,
         first_token_time_ns: int,
+        logprobs: tuple[TokenLogprobs, ...] = (),
     ) -> None:
         """Settles a granted lease whose pages have all been pushed, once their copies have completed."""
         assert lease.state is LeaseState.GRANTED and not self._closed
         lease.state = LeaseState.COMMITTING
         lease._commit = Committed(
-            lease.lease_id, first_token, num_pages, num_tokens, finish_reason, first_token_time_ns
+            lease.lease_id, first_token, num_pages, num_tokens, finish_reason, first_token_time_ns, logprobs
         )
         self._settle_if_quiet(lease)
 
@@ -194,6 +225,17 @@ class Quiet:
         return self._done
 
 
+class _Grant:
+    """What a receiver's link knows of a granted lease."""
+
+    __slots__ = ("page_ids", "receives", "wanted")
+
+    def __init__(self, page_ids: Sequence[int]) -> None:
+        self.page_ids = list(page_ids)
+        self.receives: list[Completion] = []
+        self.wanted = True
+
+
 class ReceiverLink:
     """The decode worker's end of one epoch of a link. It keeps the account of granted leases: each is settled by
     exactly one Committed or Released, or by the epoch's end."""
@@ -203,6 +245,7 @@ class ReceiverLink:
         sender_id: str,
         sender_incarnation: str,
         epoch: str,
+        transport: ReceiverTransport,
         quiet: Quiet,
         send: Callable[[ReceiverMessage], None],
     ) -> None:
@@ -210,12 +253,18 @@ class ReceiverLink:
         self.sender_incarnation = sender_incarnation
         self.epoch = epoch
         self.quiet = quiet
+        self._transport = transport
         self._send = send
-        self._granted: dict[str, None] = {}
+        self._grants: dict[str, _Grant] = {}
+
+    @property
+    def failure(self) -> str:
+        """Why the epoch must end, or ""."""
+        return self._transport.failure
 
     def grant(self, lease_id: str, cached_len: int, page_ids: Sequence[int], duration_s: float) -> None:
-        assert lease_id not in self._granted
-        self._granted[lease_id] = None
+        assert lease_id not in self._grants
+        self._grants[lease_id] = _Grant(page_ids)
         self._send(Granted(lease_id, cached_len, tuple(page_ids), duration_s))
 
     def defer(self, lease_id: str) -> None:
@@ -225,11 +274,31 @@ class ReceiverLink:
         self._send(Refused(lease_id, reason))
 
     def revoke(self, lease_id: str) -> None:
-        self._send(Revoke(lease_id))
+        """Asks for a lease back; what is pushed for it from now on is received and thrown away."""
+        if lease_id in self._grants:
+            self._grants[lease_id].wanted = False
+            self._send(Revoke(lease_id))
 
-    def settle(self, message: Committed | Released) -> bool:
-        """Returns whether the message settles a granted lease; False if there is none (it was waiting or refused)."""
-        if message.lease_id not in self._granted:
-            return False
-        del self._granted[message.lease_id]
-        return True
+    def expect(self, message: Pushing) -> None:
+        """A push is announced. Its number runs on both sides, whatever has become of its lease: otherwise all later
+        pushes of the link would wait for ever."""
+        grant = self._grants.get(message.lease_id)
+        pages = None
+        if grant is not None and grant.wanted:
+            pages = grant.page_ids[message.offset : message.offset + message.num_pages]
+            if len(pages) != message.num_pages:
+                raise ValueError(f"push {message.link_seq} does not fit the grant of lease {message.lease_id}")
+        receive = self._transport.expect(message.link_seq, pages, message.num_pages)
+        if grant is not None:
+            grant.receives.append(receive)
+
+    def settle(self, message: Committed | Released) -> list[Completion] | None:
+        """Returns what must complete before the pages hold what was sent, or may be reused; None if the message
+        settles no granted lease (it was waiting or refused)."""
+        grant = self._grants.pop(message.lease_id, None)
+        return None if grant is None else grant.receives
+
+    def close(self) -> Completion:
+        """Ends the epoch. The completion means that nothing of it can touch this worker's pages any more."""
+        aborted = self._transport.abort()
+        return aborted if self._transport.two_sided else self.quiet

@@ -12,6 +12,8 @@ from typing import Any
 
 import grpc
 
+from kvtransfer.events import FromLink, LinkClosed, ReceiverLinkOpened, SenderLinkOpened
+from kvtransfer.transports.factory import TransportFactory
 from tandem.messages import (
     PROTOCOL_VERSION,
     LinkHello,
@@ -19,7 +21,6 @@ from tandem.messages import (
     LinkWelcome,
     PageFormat,
     Peer,
-    PoolEndpoint,
     ReceiverMessage,
     SenderMessage,
 )
@@ -27,7 +28,7 @@ from tandem.rpc.channel import open_channel
 from tandem.rpc.codec import RECEIVER_CODEC, SENDER_CODEC
 from tandem.rpc.stream import BatchWriter
 from tandem.v1 import kv_link_pb2_grpc
-from tandem.worker.events import Event, FromLink, LinkClosed, ReceiverLinkOpened, SenderLinkOpened
+from tandem.worker.events import Event
 
 logger = logging.getLogger(__name__)
 
@@ -35,15 +36,20 @@ HANDSHAKE_TIMEOUT_S = 5.0
 RETRY_DELAY_S = 0.2
 # After a sender's exit was seen, how long until its pages are reused: what it had submitted last has landed by then.
 SETTLE_S = 0.2
-TRANSPORTS = ("shared_memory",)
 
 
 class LinkDialer:
     """The sender's side: keeps one link to each decode worker that the router names."""
 
     def __init__(
-        self, worker_id: str, incarnation: str, page_format: PageFormat, post: Callable[[Event], None]
+        self,
+        worker_id: str,
+        incarnation: str,
+        page_format: PageFormat,
+        transports: TransportFactory,
+        post: Callable[[Event], None],
     ) -> None:
+        self._transports = transports
         self._worker_id = worker_id
         self._incarnation = incarnation
         self._page_format = page_format
@@ -99,7 +105,7 @@ class LinkDialer:
             if not isinstance(answer, LinkWelcome):
                 raise ConnectionError(f"refused: {answer.reason}" if isinstance(answer, LinkRefused) else str(answer))
             self._writers[answer.epoch] = writer
-            self._post(SenderLinkOpened(peer.worker_id, answer))
+            self._post(SenderLinkOpened(peer.worker_id, peer.incarnation, answer))
             reason = "the stream ended"
             try:
                 for message in rest:
@@ -131,7 +137,7 @@ class LinkDialer:
             os.getpid(),
             peer.incarnation,
             self._page_format,
-            TRANSPORTS,
+            self._transports.names,
         )
 
 
@@ -147,12 +153,12 @@ class LinkServer(kv_link_pb2_grpc.KvLinkServicer):
         self,
         incarnation: str,
         page_format: PageFormat,
-        endpoint: Callable[[], PoolEndpoint],
+        transports: TransportFactory,
         post: Callable[[Event], None],
     ) -> None:
         self._incarnation = incarnation
         self._page_format = page_format
-        self._endpoint = endpoint
+        self._transports = transports
         self._post = post
         self._writers: dict[str, BatchWriter] = {}  # by epoch
 
@@ -183,13 +189,15 @@ class LinkServer(kv_link_pb2_grpc.KvLinkServicer):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a link begins with LinkHello")
             return
         refusal = self._refusal(hello)
-        if refusal or not isinstance(hello, LinkHello):
+        name = self._transports.choose(hello.transports) if isinstance(hello, LinkHello) else None
+        if refusal or name is None or not isinstance(hello, LinkHello):
             yield RECEIVER_CODEC.encode([LinkRefused(refusal)])
             return
+        transport = self._transports.open_receiver(name)
         epoch = uuid.uuid4().hex
         writer = self._writers[epoch] = BatchWriter(RECEIVER_CODEC)
-        writer.send([LinkWelcome(epoch, TRANSPORTS[0], self._endpoint())])
-        self._post(ReceiverLinkOpened(epoch, hello, _ExitWatch(hello.sender_pid).is_gone))
+        writer.send([LinkWelcome(epoch, name, transport.endpoint())])
+        self._post(ReceiverLinkOpened(epoch, hello, transport, _ExitWatch(hello.sender_pid).is_gone))
         for message in rest:
             self._post(FromLink(epoch, message))
         reader = asyncio.create_task(self._read(epoch, batches, writer))
@@ -222,8 +230,8 @@ class LinkServer(kv_link_pb2_grpc.KvLinkServicer):
             return "this worker has restarted since the router named it"
         if hello.page_format != self._page_format:
             return f"pages differ: {hello.page_format} at the sender, {self._page_format} here"
-        if not set(TRANSPORTS) & set(hello.transports):
-            return f"no common transport: {hello.transports} at the sender, {TRANSPORTS} here"
+        if self._transports.choose(hello.transports) is None:
+            return f"no common transport: {hello.transports} at the sender, {self._transports.names} here"
         return ""
 
 

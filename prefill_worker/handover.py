@@ -3,7 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from kvtransfer.link import LeaseState, SenderLease, SenderLink
+from kvtransfer.events import FromLink, LinkClosed, SenderLinkOpened
+from kvtransfer.link import MAX_PAGES_IN_FLIGHT, LeaseState, SenderLease, SenderLink
 from kvtransfer.transports.base import Completion, SenderTransport
 from tandem.messages import (
     Granted,
@@ -13,9 +14,10 @@ from tandem.messages import (
     Refused,
     Revoke,
     SenderMessage,
+    Welcome,
 )
 from tandem.worker.base import Handover, HandoverResult, Outbox, PrefillJob
-from tandem.worker.events import Event, FromLink, LinkClosed, SenderLinkOpened
+from tandem.worker.events import Event, FromRouter
 
 
 @dataclass(eq=False, slots=True)
@@ -31,13 +33,19 @@ class LinkHandover(Handover):
     """Handovers over links, one link to each decode worker."""
 
     def __init__(
-        self, page_size: int, open_transport: Callable[[LinkWelcome], SenderTransport], outbox: Outbox
+        self,
+        page_size: int,
+        open_transport: Callable[[LinkWelcome], SenderTransport],
+        outbox: Outbox,
+        max_pages_in_flight: int = MAX_PAGES_IN_FLIGHT,
     ) -> None:
         """Args: open_transport: binds a transport to the receiver; raises ValueError if it cannot."""
         self._page_size = page_size
         self._open_transport = open_transport
         self._outbox = outbox
-        self._links: dict[str, SenderLink] = {}  # by peer
+        self._max_pages_in_flight = max_pages_in_flight
+        # By epoch: the end of a peer's last life may be noticed after the link to its next one has opened.
+        self._links: dict[str, SenderLink] = {}
         self._shipments: dict[PrefillJob, _Shipment] = {}
         self._results: list[HandoverResult] = []
         # Epochs that ended with copies under way, and whom to tell when the last one has completed.
@@ -48,14 +56,19 @@ class LinkHandover(Handover):
     def num_pages_shipped(self) -> int:
         return self._num_pages_shipped
 
+    @property
+    def is_copying(self) -> bool:
+        return bool(self._closing) or any(not copy.done() for s in self._shipments.values() for copy in s.lease.copies)
+
     def refusal(self, request: Prefill) -> str:
-        if request.decode_worker_id in self._links:
+        if self._link_to(request.decode_worker_id) is not None:
             return ""
         return f"no link to decode worker {request.decode_worker_id}"
 
     def start(self, job: PrefillJob) -> None:
         request = job.request
-        link = self._links[request.decode_worker_id]
+        link = self._link_to(request.decode_worker_id)
+        assert link is not None
         lease = link.request_lease(request.request_id, request.attempt, len(job.sequence.token_ids))
         self._shipments[job] = _Shipment(job, link, lease)
 
@@ -73,7 +86,11 @@ class LinkHandover(Handover):
             shipment.link.release(shipment.lease)
 
     def receive(self, event: Event) -> None:
-        if isinstance(event, SenderLinkOpened):
+        if isinstance(event, FromRouter) and isinstance(event.message, Welcome):
+            # A new stream to the router: it knows nothing of links that were open before.
+            for link in self._links.values():
+                self._tell_up(link)
+        elif isinstance(event, SenderLinkOpened):
             self._open(event)
         elif isinstance(event, FromLink):
             self._receive_message(event)
@@ -83,6 +100,11 @@ class LinkHandover(Handover):
     def poll(self) -> list[HandoverResult]:
         for link in self._links.values():
             link.poll()
+            if link.failure:
+                self._outbox.close_link(link.epoch, link.failure)
+        for shipment in self._shipments.values():
+            # What the cap on pages in flight held back.
+            self._ship(shipment)
         self._closing = [(copies, tell) for copies, tell in self._closing if not _tell_if_done(copies, tell)]
         for shipment in list(self._shipments.values()):
             if shipment.lease.settled:
@@ -95,18 +117,27 @@ class LinkHandover(Handover):
         try:
             transport = self._open_transport(event.welcome)
         except ValueError as error:
-            self._outbox.to_router(LinkState(event.peer_id, up=False, reason=str(error)))
+            self._outbox.to_router(LinkState(event.peer_id, event.peer_incarnation, up=False, reason=str(error)))
             self._outbox.close_link(epoch, str(error))
             return
 
         def send(message: SenderMessage) -> None:
             self._outbox.to_link(epoch, message)
 
-        self._links[event.peer_id] = SenderLink(event.peer_id, epoch, transport, send)
-        self._outbox.to_router(LinkState(event.peer_id, up=True))
+        link = self._links[epoch] = SenderLink(
+            event.peer_id, event.peer_incarnation, epoch, transport, send, self._max_pages_in_flight
+        )
+        self._tell_up(link)
+
+    def _link_to(self, peer_id: str) -> SenderLink | None:
+        """The newest link to a peer."""
+        return next((link for link in reversed(self._links.values()) if link.peer_id == peer_id), None)
+
+    def _tell_up(self, link: SenderLink) -> None:
+        self._outbox.to_router(LinkState(link.peer_id, link.peer_incarnation, up=True))
 
     def _receive_message(self, event: FromLink) -> None:
-        link = next((link for link in self._links.values() if link.epoch == event.epoch), None)
+        link = self._links.get(event.epoch)
         message = event.message
         if link is None or not isinstance(message, Granted | Refused | Revoke):
             return
@@ -120,12 +151,11 @@ class LinkHandover(Handover):
             self._ship(shipment)
 
     def _close(self, event: LinkClosed) -> None:
-        link = next((link for link in self._links.values() if link.epoch == event.epoch), None)
+        link = self._links.pop(event.epoch, None)
         if link is None:
             event.when_quiet()
             return
-        del self._links[link.peer_id]
-        self._outbox.to_router(LinkState(link.peer_id, up=False, reason=event.reason))
+        self._outbox.to_router(LinkState(link.peer_id, link.peer_incarnation, up=False, reason=event.reason))
         copies = link.close()
         if not _tell_if_done(copies, event.when_quiet):
             self._closing.append((copies, event.when_quiet))
@@ -143,20 +173,20 @@ class LinkHandover(Handover):
         if misaligned or grant.cached_len > num_tokens or len(grant.page_ids) < num_pages - first_page:
             shipment.link.release(lease)
             return
-        is_last = job.first_token is not None
-        num_ready = num_pages if is_last else job.sequence.cached_len // self._page_size
-        start = first_page + lease.num_pages_pushed
-        if start < num_ready:
-            num_pushed = lease.num_pages_pushed
+        is_done = job.first_token is not None
+        num_ready = num_pages if is_done else job.sequence.cached_len // self._page_size
+        num_pushed = lease.num_pages_pushed
+        start = first_page + num_pushed
+        num_to_push = min(max(0, num_ready - start), shipment.link.num_pages_allowed())
+        if num_to_push:
             shipment.link.push(
                 lease,
-                job.handle.page_ids[start:num_ready],
-                grant.page_ids[num_pushed : num_pushed + num_ready - start],
+                job.handle.page_ids[start : start + num_to_push],
+                grant.page_ids[num_pushed : num_pushed + num_to_push],
             )
-            self._num_pages_shipped += num_ready - start
+            self._num_pages_shipped += num_to_push
             job.copies = lease.copies
-        if is_last:
-            assert job.first_token is not None
+        if job.first_token is not None and start + num_to_push >= num_pages:
             shipment.link.commit(
                 lease,
                 first_token=job.first_token,
@@ -164,6 +194,7 @@ class LinkHandover(Handover):
                 num_tokens=num_tokens,
                 finish_reason=job.finish_reason,
                 first_token_time_ns=job.first_token_time_ns,
+                logprobs=job.logprobs,
             )
 
     def _finish(self, shipment: _Shipment, failure: str) -> None:

@@ -1,17 +1,29 @@
-"""What a prefill worker computes next: whole prompts in chunks, first come first served."""
+"""What a prefill worker computes next: whole prompts in chunks, in the order of a policy."""
 
-from collections import deque
+import bisect
+import itertools
 from collections.abc import Callable
 
+from prefill_worker.policies.base import PrefillPolicy
+from prefill_worker.queue import PagesInWork, QueuedRequest
 from tandem.config import PrefillConfig
 from tandem.engine.base import EngineBase
 from tandem.engine.batch import Batch
-from tandem.engine.kvcache.cache_manager import CacheManager
+from tandem.engine.kvcache.cache_manager import CacheManager, PageHandle
 from tandem.engine.request import Sequence
 from tandem.lifecycle import FIRST_TOKEN, PREFILL_STARTED, now_ns
 from tandem.messages import Abort, Failed, FirstToken, Moment, Prefill, WorkerStats
+from tandem.prefix import prefix_identities
+from tandem.sampling_params import TokenLogprobs
 from tandem.worker.base import Handover, Outbox, PrefillJob, Scheduler
 from tandem.worker.events import Event, FromRouter, RouterLost
+
+# How soon to look again for copies that have completed.
+POLL_S = 0.001
+# How many of the oldest requests a policy looks at: its work at each step must not grow with the queue.
+POLICY_WINDOW = 128
+# How often a request may be overtaken by later ones of its priority before it goes first.
+MAX_OVERTAKEN = 64
 
 
 class PrefillScheduler(Scheduler):
@@ -28,6 +40,7 @@ class PrefillScheduler(Scheduler):
         handover: Handover,
         outbox: Outbox,
         config: PrefillConfig,
+        policy: PrefillPolicy,
         clock: Callable[[], float],
     ) -> None:
         self._engine = engine
@@ -35,8 +48,12 @@ class PrefillScheduler(Scheduler):
         self._handover = handover
         self._outbox = outbox
         self._config = config
+        self._policy = policy
         self._clock = clock
-        self._queue: deque[Prefill] = deque()
+        # In order of age.
+        self._queue: list[QueuedRequest] = []
+        self._numbers = itertools.count()
+        self._in_work = PagesInWork()
         self._computing: list[PrefillJob] = []
         # Prefill done, not handed over yet; with the time at which waiting ends.
         self._handing_over: dict[tuple[str, int], tuple[PrefillJob, float]] = {}
@@ -44,7 +61,7 @@ class PrefillScheduler(Scheduler):
     def receive(self, event: Event) -> None:
         if isinstance(event, FromRouter):
             if isinstance(event.message, Prefill):
-                self._queue.append(event.message)
+                self._enqueue(event.message)
             elif isinstance(event.message, Abort):
                 self._abort(event.message.request_id, event.message.attempt)
         elif isinstance(event, RouterLost):
@@ -64,6 +81,8 @@ class PrefillScheduler(Scheduler):
         return True
 
     def next_deadline(self) -> float | None:
+        if self._handover.is_copying:
+            return self._clock() + POLL_S
         return min((deadline for _, deadline in self._handing_over.values()), default=None)
 
     def stats(self) -> WorkerStats:
@@ -97,26 +116,85 @@ class PrefillScheduler(Scheduler):
                 self._end(job)
                 self._fail(job, "the decode worker had no room for the prompt in time")
 
+    def _enqueue(self, request: Prefill) -> None:
+        token_ids = [*request.prompt_ids, *request.output_ids]
+        prefix_ids = prefix_identities(token_ids, self._cache.page_size, request.cache_namespace)
+        queued = QueuedRequest(request, next(self._numbers), token_ids, prefix_ids)
+        bisect.insort(self._queue, queued, key=lambda q: q.age_key)
+
     def _start_jobs(self) -> None:
         """Locks pages for queued requests as long as the next forward has tokens to spare."""
         budget = self._config.chunk_size - sum(job.sequence.remaining_len for job in self._computing)
-        while self._queue and budget > 0:
-            request = self._queue[0]
-            if refusal := self._handover.refusal(request):
-                self._queue.popleft()
-                self._outbox.to_router(Failed(request.request_id, request.attempt, refusal, retryable=True))
-                continue
-            token_ids = [*request.prompt_ids, *request.output_ids]
-            # At least one token is computed, to have logits.
-            handle = self._cache.acquire(token_ids, len(token_ids), max_cached_len=len(token_ids) - 1)
-            if handle is None:
+        if budget <= 0 or not self._queue:
+            return
+        for queued in self._start_order():
+            if budget <= 0:
                 break
-            self._queue.popleft()
-            sequence = Sequence(token_ids, len(request.prompt_ids), handle.page_ids, cached_len=handle.cached_len)
-            job = PrefillJob(request, sequence, handle, started_ns=now_ns())
-            self._computing.append(job)
-            self._handover.start(job)
-            budget -= sequence.remaining_len
+            request = queued.request
+            if refusal := self._handover.refusal(request):
+                self._queue.remove(queued)
+                self._outbox.to_router(Failed(*queued.key, refusal, retryable=True))
+                continue
+            if self._must_wait_for_prefix(queued):
+                continue
+            # At least one token is computed, to have logits.
+            handle = self._cache.acquire(
+                queued.token_ids,
+                len(queued.token_ids),
+                max_cached_len=len(queued.token_ids) - 1,
+                namespace=request.cache_namespace,
+                priority=request.priority,
+            )
+            if handle is None:
+                # Later ones that fit would keep this one waiting for ever.
+                break
+            budget -= self._start(queued, handle)
+
+    def _start_order(self) -> list[QueuedRequest]:
+        """The larger priority first; of one priority those overtaken too often, then as the policy says."""
+        ordered: list[QueuedRequest] = []
+        window = sorted(self._queue, key=lambda q: -q.request.priority)[:POLICY_WINDOW]
+        for _, group in itertools.groupby(window, key=lambda q: q.request.priority):
+            equals = list(group)
+            overtaken = [q for q in equals if q.num_overtaken >= MAX_OVERTAKEN]
+            others = [q for q in equals if q.num_overtaken < MAX_OVERTAKEN]
+            ordered += overtaken + self._policy.order(others, self._cache)
+        return ordered
+
+    def _must_wait_for_prefix(self, queued: QueuedRequest) -> bool:
+        """Whether a job is computing pages that this request needs next: it holds nothing until those are in the cache
+        or the job has ended, and then computes only its own."""
+        num_cached_pages = len(self._cache.peek(queued.token_ids, queued.request.cache_namespace))
+        num_shared = self._in_work.num_next(queued.prefix_ids, num_cached_pages)
+        return num_shared * self._cache.page_size >= self._config.min_shared_tokens
+
+    def _start(self, queued: QueuedRequest, handle: PageHandle) -> int:
+        """Makes a job of a request that has its pages; returns the tokens to compute."""
+        request = queued.request
+        self._queue.remove(queued)
+        for other in self._queue:
+            if other.age_key > queued.age_key:
+                break
+            if other.request.priority == request.priority:
+                other.num_overtaken += 1
+        sequence = Sequence(
+            queued.token_ids,
+            len(request.prompt_ids),
+            handle.page_ids,
+            cached_len=handle.cached_len,
+            sampling=request.sampling,
+        )
+        pages_to_compute = queued.prefix_ids[handle.num_shared :]
+        job = PrefillJob(request, sequence, handle, started_ns=now_ns(), pages_to_compute=pages_to_compute)
+        self._in_work.add(pages_to_compute)
+        self._computing.append(job)
+        self._handover.start(job)
+        return sequence.remaining_len
+
+    def _computed(self, job: PrefillJob, num_pages: int) -> None:
+        """The next `num_pages` full pages of a job are no longer in work."""
+        self._in_work.remove(job.pages_to_compute[:num_pages])
+        del job.pages_to_compute[:num_pages]
 
     def _next_batch(self) -> Batch | None:
         budget = self._config.chunk_size
@@ -134,22 +212,26 @@ class PrefillScheduler(Scheduler):
         jobs = self._computing[: len(batch.sequences)]
         # The lease requests of new jobs: their answers hide behind this forward.
         self._outbox.flush()
-        next_tokens = iter(self._engine.forward(batch).token_ids())
+        output = self._engine.forward(batch)
+        sampled = zip(output.token_ids(), output.logprobs(), strict=True)
         for job in jobs:
             sequence = job.sequence
             needs_logits = sequence.needs_logits
+            first_page = sequence.cached_len // self._cache.page_size
             sequence.complete_extend()
             assert job.handle is not None
+            self._computed(job, sequence.cached_len // self._cache.page_size - first_page)
             # Before the next batch is built, so that its requests find these pages.
             self._cache.insert(job.handle, sequence.token_ids, sequence.cached_len)
             if needs_logits:
-                self._finish_prefill(job, next(next_tokens))
+                self._finish_prefill(job, *next(sampled))
             self._handover.advance(job)
 
-    def _finish_prefill(self, job: PrefillJob, token_id: int) -> None:
+    def _finish_prefill(self, job: PrefillJob, token_id: int, logprobs: TokenLogprobs | None) -> None:
         request = job.request
         index = len(request.output_ids)
         job.first_token = token_id
+        job.logprobs = () if logprobs is None else (logprobs,)
         job.first_token_time_ns = now_ns()
         job.finish_reason = request.sampling.finish_reason(token_id, index + 1)
         self._computing.remove(job)
@@ -167,13 +249,14 @@ class PrefillScheduler(Scheduler):
                 cached_len,
                 self._cache.num_pages_for(num_tokens) - self._cache.num_pages_for(cached_len),
                 (Moment(PREFILL_STARTED, job.started_ns), Moment(FIRST_TOKEN, job.first_token_time_ns)),
+                job.logprobs,
             )
         )
 
     def _abort(self, request_id: str, attempt: int) -> None:
-        for request in self._queue:
-            if (request.request_id, request.attempt) == (request_id, attempt):
-                self._queue.remove(request)
+        for queued in self._queue:
+            if queued.key == (request_id, attempt):
+                self._queue.remove(queued)
                 return
         for job in self._jobs():
             if job.key == (request_id, attempt):
@@ -187,6 +270,7 @@ class PrefillScheduler(Scheduler):
 
     def _forget(self, job: PrefillJob) -> None:
         """The one place where a job's pages are given back."""
+        self._computed(job, len(job.pages_to_compute))
         if job in self._computing:
             self._computing.remove(job)
         self._handing_over.pop(job.key, None)

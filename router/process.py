@@ -14,7 +14,7 @@ from grpc_reflection.v1alpha import reflection
 
 from router.cluster import ClusterService
 from router.frontends.grpc import InferenceService
-from router.policies.least_loaded import LeastLoaded
+from router.policies.registry import make_policy
 from router.router import Router
 from router.tokenization import Tokenizer
 from tandem.config import RouterConfig
@@ -73,7 +73,7 @@ class RouterProcess:
     async def _serve(self) -> RouterAddresses:
         config = self._config
         tokenizer = Tokenizer(Path(config.model_dir))
-        router = Router(config, LeastLoaded())
+        router = Router(config, make_policy(config.routing))
         clients, workers = new_server(), new_server()
         health_service = health.aio.HealthServicer()
         inference_pb2_grpc.add_InferenceServicer_to_server(InferenceService(router, tokenizer, config), clients)

@@ -13,8 +13,9 @@ class Worker:
     Attributes:
         send: writes to its stream.
         disconnect: ends its stream, with a reason for it.
-        links_up: decode workers this prefill worker has a link to.
+        links_up: decode workers this prefill worker has a link to, with the life of them that it is to.
         num_assigned: requests of this router that it serves now, by the router's own count: fresher than a heartbeat.
+        num_pending_tokens: prompt tokens of those that it has yet to prefill.
     """
 
     hello: Hello
@@ -24,8 +25,9 @@ class Worker:
     last_progress: float
     num_steps: int = -1
     stats: WorkerStats = field(default_factory=WorkerStats)
-    links_up: dict[str, None] = field(default_factory=dict)
+    links_up: dict[str, str] = field(default_factory=dict)
     num_assigned: int = 0
+    num_pending_tokens: int = 0
 
     @property
     def worker_id(self) -> str:
@@ -36,7 +38,7 @@ class Worker:
         return self.hello.role
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False, slots=True)
 class Pair:
     """Who serves a request: `prefill` and `decode` are one and the same in role `both`."""
 
@@ -92,9 +94,9 @@ class Registry:
 
     def link_state(self, worker: Worker, state: LinkState) -> None:
         if state.up:
-            worker.links_up[state.decode_worker_id] = None
-        else:
-            worker.links_up.pop(state.decode_worker_id, None)
+            worker.links_up[state.decode_worker_id] = state.decode_incarnation
+        elif worker.links_up.get(state.decode_worker_id) == state.decode_incarnation:
+            del worker.links_up[state.decode_worker_id]
 
     def lost(self) -> list[tuple[Worker, str]]:
         """Workers that have fallen silent or stand still, with the reason."""
@@ -114,8 +116,10 @@ class Registry:
             if prefill.role == "both":
                 pairs.append(Pair(prefill, prefill))
             elif prefill.role == "prefill":
-                decodes = (self._workers.get(worker_id) for worker_id in prefill.links_up)
-                pairs += [Pair(prefill, decode) for decode in decodes if decode is not None]
+                for worker_id, incarnation in prefill.links_up.items():
+                    decode = self._workers.get(worker_id)
+                    if decode is not None and decode.hello.incarnation == incarnation:
+                        pairs.append(Pair(prefill, decode))
         return pairs
 
     def not_ready_reason(self) -> str:

@@ -5,16 +5,15 @@ import itertools
 import logging
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 
-from router.policies.base import Policy
+from router.policies.base import Policy, Prompt
 from router.registry import Registry, Worker
+from router.stream import RequestStream
 from router.tracker import RequestState, RequestTracker
 from tandem.config import RouterConfig
 from tandem.lifecycle import ASSIGNED, ENDED, FIRST_TOKEN_SENT, now_ns
 from tandem.messages import (
-    Abort,
     Failed,
     Finished,
     FirstToken,
@@ -45,13 +44,12 @@ class RequestTooLargeError(ValueError):
     """The request does not fit the workers' pools."""
 
 
-@dataclass(eq=False, slots=True)
-class _Stream:
-    """A tracked request, the workers of its attempt, and the queue its client reads: tokens, then None at its end."""
+class OverloadedError(Exception):
+    """Too many requests wait already."""
 
-    tracker: RequestTracker
-    workers: tuple[Worker, ...] = ()
-    tokens: asyncio.Queue[list[int] | None] = field(default_factory=asyncio.Queue)
+
+class RequestTimeoutError(Exception):
+    """The request took longer than the router allows."""
 
 
 class Router:
@@ -60,23 +58,35 @@ class Router:
     def __init__(self, config: RouterConfig, policy: Policy, clock: Callable[[], float] = time.monotonic) -> None:
         self._config = config
         self._policy = policy
+        self._clock = clock
         self._incarnation = uuid.uuid4().hex[:12]
         self._numbers = itertools.count()
-        self._streams: dict[str, _Stream] = {}
+        self._streams: dict[str, RequestStream] = {}
         self.registry = Registry(clock, config.heartbeat_timeout_s, config.stall_timeout_s)
 
     @property
     def num_requests(self) -> int:
         return len(self._streams)
 
+    @property
+    def num_queued(self) -> int:
+        """Requests that wait for their first token."""
+        return sum(not stream.tracker.output_ids for stream in self._streams.values())
+
     # --- clients ---
 
     def track(
-        self, prompt_ids: Sequence[int], sampling: SamplingParams, priority: int, moments: dict[str, int]
+        self,
+        prompt_ids: Sequence[int],
+        sampling: SamplingParams,
+        *,
+        priority: int = 0,
+        cache_namespace: str = "",
+        moments: Mapping[str, int],
     ) -> RequestTracker:
         """Makes a tracker with an id that no other request ever had, on this router or on an earlier one."""
         request_id = f"{self._incarnation}-{next(self._numbers)}"
-        tracker = RequestTracker(request_id, tuple(prompt_ids), sampling, priority)
+        tracker = RequestTracker(request_id, tuple(prompt_ids), sampling, priority, cache_namespace)
         tracker.moments.update(moments)
         return tracker
 
@@ -86,7 +96,47 @@ class Router:
         Raises:
             UnavailableError: no workers, or none that finished it within max_attempts.
             RequestTooLargeError: it would not fit the pools even alone.
+            OverloadedError: max_queued_requests wait already.
+            RequestTimeoutError: it took longer than request_timeout_s.
         """
+        stream = self.open(tracker)
+        deadline = asyncio.get_running_loop().time() + self._config.request_timeout_s
+        try:
+            while True:
+                async with asyncio.timeout_at(deadline):
+                    token_ids = await stream.tokens.get()
+                if token_ids is None:
+                    break
+                tracker.moments.setdefault(FIRST_TOKEN_SENT, now_ns())
+                yield token_ids
+        except TimeoutError:
+            raise RequestTimeoutError(f"not finished within {self._config.request_timeout_s:g} s") from None
+        finally:
+            self.close(stream)
+        if tracker.state is RequestState.FAILED:
+            raise UnavailableError(tracker.failure)
+
+    def open(self, tracker: RequestTracker) -> RequestStream:
+        """Begins to serve a request; its stream is to be closed whatever happens.
+
+        Raises:
+            RequestTooLargeError, OverloadedError: as `generate` does.
+        """
+        self._check_door(tracker)
+        stream = self._streams[tracker.request_id] = RequestStream(tracker)
+        self._start(stream)
+        return stream
+
+    def close(self, stream: RequestStream) -> None:
+        """The client is done with a request, or the request with the client."""
+        tracker = stream.tracker
+        tracker.moments[ENDED] = now_ns()
+        stream.end_attempt(tell_workers=tracker.state is RequestState.RUNNING)
+        tracker.abort()
+        del self._streams[tracker.request_id]
+
+    def _check_door(self, tracker: RequestTracker) -> None:
+        """Refuses what would fail later or make others wait for ever."""
         num_tokens = len(tracker.prompt_ids) + tracker.sampling.max_tokens
         limit = self.registry.max_request_tokens()
         if self.registry.pairs() and num_tokens > limit:
@@ -94,20 +144,8 @@ class Router:
                 f"{len(tracker.prompt_ids)} prompt tokens and {tracker.sampling.max_tokens} output tokens do not fit "
                 f"the workers' {limit} tokens of KV memory"
             )
-        stream = self._streams[tracker.request_id] = _Stream(tracker)
-        try:
-            self._start(stream)
-            while (token_ids := await stream.tokens.get()) is not None:
-                tracker.moments.setdefault(FIRST_TOKEN_SENT, now_ns())
-                yield token_ids
-        finally:
-            tracker.moments[ENDED] = now_ns()
-            if tracker.state is RequestState.RUNNING:
-                self._leave_workers(stream)
-            tracker.abort()
-            del self._streams[tracker.request_id]
-        if tracker.state is RequestState.FAILED:
-            raise UnavailableError(tracker.failure)
+        if self.num_queued >= self._config.max_queued_requests:
+            raise OverloadedError(f"{self.num_queued} requests wait for their first token already; try again later")
 
     # --- workers ---
 
@@ -147,11 +185,12 @@ class Router:
             case Finished():
                 if (stream := self._streams.get(message.request_id)) is not None:
                     stream.tracker.on_finished(message)
-                    self._end_if_finished(stream)
+                    self._pass_on(stream, [])
             case Failed():
-                self._retry(message.request_id, message.attempt, message.reason, message.retryable)
+                self._retry(message.request_id, message.attempt, message.reason, retryable=message.retryable)
             case GaveBack():
-                self._retry(message.request_id, message.attempt, "the decode worker ran out of pages")
+                # No failure: the oldest request is never given back, so this ends.
+                self._retry(message.request_id, message.attempt, "the decode worker ran out of pages", failed=False)
             case LeaseLost():
                 self._retry(message.request_id, message.attempt, "the decode worker lost the request's pages")
             case PrefillDeferred():
@@ -168,76 +207,92 @@ class Router:
         worker.disconnect(reason)
         self._send_peers()
         for stream in list(self._streams.values()):
-            tracker = stream.tracker
-            if worker in stream.workers:
-                self._retry(tracker.request_id, tracker.attempt, f"worker {worker.worker_id} was lost: {reason}")
+            if worker not in stream.workers:
+                continue
+            if stream.pair is not None and worker is not stream.pair.decode and stream.tracker.has_first_token:
+                # The pages may be at the decode worker already: it knows.
+                stream.decode_deadline = self._clock() + self._config.decode_word_timeout_s
+            else:
+                self._retry_current(stream, f"worker {worker.worker_id} was lost: {reason}")
 
     async def watch(self) -> None:
         """Looks for workers that have fallen silent, until cancelled."""
         while True:
             await asyncio.sleep(WATCH_INTERVAL_S)
-            for worker, reason in self.registry.lost():
-                self.lose(worker, reason)
+            self.check_deadlines()
+
+    def check_deadlines(self) -> None:
+        for worker, reason in self.registry.lost():
+            self.lose(worker, reason)
+        now = self._clock()
+        for stream in list(self._streams.values()):
+            if stream.decode_deadline is not None and now >= stream.decode_deadline:
+                self._retry_current(stream, "the prefill worker was lost, and the decode worker says nothing")
 
     # --- attempts ---
 
-    def _start(self, stream: _Stream) -> None:
+    def _start(self, stream: RequestStream) -> None:
         """Starts the next attempt, or fails the request if there is nobody to serve it."""
         tracker = stream.tracker
         pairs = self.registry.pairs()
         if not pairs:
             self._fail(stream, self.registry.not_ready_reason())
             return
-        if tracker.attempt + 1 >= self._config.max_attempts:
-            self._fail(stream, f"given up after {self._config.max_attempts} attempts")
+        if stream.num_failures >= self._config.max_attempts:
+            self._fail(stream, f"given up after {self._config.max_attempts} failed attempts")
             return
-        pair = self._policy.choose(pairs, tracker.prompt_ids)
+        prompt = Prompt([*tracker.prompt_ids, *tracker.output_ids], tracker.cache_namespace)
+        pair = self._policy.choose(pairs, prompt)
         admit, prefill = tracker.start_attempt(
             pair.prefill.worker_id, pair.decode.worker_id, self._config.admit_duration_s
         )
-        stream.workers = (pair.prefill,) if pair.prefill is pair.decode else (pair.prefill, pair.decode)
-        for worker in stream.workers:
-            worker.num_assigned += 1
+        stream.assign(pair)
         tracker.moments[ASSIGNED] = now_ns()
         pair.decode.send([admit])
         pair.prefill.send([prefill])
 
-    def _retry(self, request_id: str, attempt: int, reason: str, retryable: bool = True) -> None:
+    def _retry_current(self, stream: RequestStream, reason: str) -> None:
+        self._retry(stream.tracker.request_id, stream.tracker.attempt, reason)
+
+    def _retry(
+        self, request_id: str, attempt: int, reason: str, *, retryable: bool = True, failed: bool = True
+    ) -> None:
+        """Ends an attempt and starts the next.
+
+        Args:
+            retryable: whether there is to be a next one.
+            failed: whether the attempt counts towards max_attempts.
+        """
         stream = self._streams.get(request_id)
         if stream is None or not stream.tracker.is_current(attempt):
             return
         logger.info("request %s attempt %d ended: %s", request_id, attempt, reason)
-        self._leave_workers(stream)
+        stream.end_attempt(tell_workers=True)
+        stream.num_failures += failed
         stream.tracker.end_attempt()
         if retryable:
             self._start(stream)
         else:
             self._fail(stream, reason)
 
-    def _fail(self, stream: _Stream, reason: str) -> None:
+    def _fail(self, stream: RequestStream, reason: str) -> None:
         stream.tracker.fail(reason)
         stream.tokens.put_nowait(None)
 
-    def _pass_on(self, stream: _Stream, token_ids: list[int]) -> None:
+    def _pass_on(self, stream: RequestStream, token_ids: list[int]) -> None:
+        """Acts on what a message has changed: new tokens, a worker whose part is over, the end."""
+        tracker = stream.tracker
         if token_ids:
             stream.tokens.put_nowait(token_ids)
-            self._end_if_finished(stream)
-
-    def _end_if_finished(self, stream: _Stream) -> None:
-        if stream.tracker.state is RequestState.FINISHED and stream.workers:
-            self._release_workers(stream)
+        if tracker.has_first_token:
+            stream.prefill_is_computed()
+        if tracker.decode_has_spoken:
+            stream.prefill_is_over()
+        if tracker.state is RequestState.FINISHED and stream.pair is not None:
+            sequence = Prompt([*tracker.prompt_ids, *tracker.output_ids], tracker.cache_namespace)
+            self._policy.finished(stream.pair, sequence)
+            stream.end_attempt(tell_workers=False)
             stream.tokens.put_nowait(None)
-
-    def _leave_workers(self, stream: _Stream) -> None:
-        """Tells the attempt's workers, by name, that it has ended."""
-        for worker in stream.workers:
-            worker.send([Abort(stream.tracker.request_id, stream.tracker.attempt)])
-        self._release_workers(stream)
-
-    def _release_workers(self, stream: _Stream) -> None:
-        for worker in stream.workers:
-            worker.num_assigned -= 1
-        stream.workers = ()
 
     def _send_peers(self) -> None:
         peers = Peers(self.registry.peers())

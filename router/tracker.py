@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
+from tandem.lifecycle import RECEIVED
 from tandem.messages import Admit, Finished, FirstToken, Moment, Prefill, TokenEvent
-from tandem.sampling_params import SamplingParams
+from tandem.sampling_params import SamplingParams, TokenLogprobs
 
 
 class RequestState(Enum):
@@ -38,8 +39,11 @@ class RequestTracker:
     Attributes:
         request_id: minted by the router.
         output_ids: tokens passed on so far; each index exactly once, in order.
+        output_logprobs: their log probabilities, one for each; empty if not asked for.
+        has_first_token: whether the attempt's prefill worker has sent its token.
         attempt: number of the current attempt; messages of any other have no effect.
         moments: nanoseconds by moment, those of a later attempt over those of an earlier one.
+        decode_has_spoken: whether the attempt's decode worker has sent tokens: the prefill worker's part is over.
         prompt_cached_len: prompt tokens that the first attempt's prefill found cached, for the client's usage.
     """
 
@@ -47,18 +51,22 @@ class RequestTracker:
     prompt_ids: tuple[int, ...]
     sampling: SamplingParams
     priority: int = 0
+    cache_namespace: str = ""
     state: RequestState = RequestState.WAITING
     attempt: int = -1
     prefill_worker_id: str = ""
     decode_worker_id: str = ""
     output_ids: list[int] = field(default_factory=list)
+    output_logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish_reason: str = ""
     failure: str = ""
+    has_first_token: bool = False
+    decode_has_spoken: bool = False
     prompt_cached_len: int | None = None
     summary: Summary = field(default_factory=Summary)
     moments: dict[str, int] = field(default_factory=dict)
-    # Tokens that overtook an earlier one, by index.
-    _early: dict[int, int] = field(default_factory=dict)
+    # Tokens that overtook an earlier one, by index, each with its log probabilities if asked for.
+    _early: dict[int, tuple[int, Sequence[TokenLogprobs]]] = field(default_factory=dict)
     # How many output tokens the end of the attempt announced, and its reason.
     _announced_end: tuple[int, str] | None = None
 
@@ -76,9 +84,21 @@ class RequestTracker:
         self.prefill_worker_id = prefill_worker_id
         self.decode_worker_id = decode_worker_id
         self.summary = Summary()
+        self.has_first_token = self.decode_has_spoken = False
         output_ids = tuple(self.output_ids)
+        arrival_ns = self.moments.get(RECEIVED, 0)
         return (
-            Admit(self.request_id, self.attempt, self.prompt_ids, output_ids, self.sampling, admit_duration_s),
+            Admit(
+                self.request_id,
+                self.attempt,
+                self.prompt_ids,
+                output_ids,
+                self.sampling,
+                admit_duration_s,
+                arrival_ns,
+                self.priority,
+                self.cache_namespace,
+            ),
             Prefill(
                 self.request_id,
                 self.attempt,
@@ -86,7 +106,9 @@ class RequestTracker:
                 output_ids,
                 self.sampling,
                 decode_worker_id,
+                arrival_ns,
                 self.priority,
+                self.cache_namespace,
             ),
         )
 
@@ -110,23 +132,25 @@ class RequestTracker:
         return self.state is RequestState.RUNNING and attempt == self.attempt
 
     def on_first_token(self, message: FirstToken) -> list[int]:
-        """Returns the tokens to pass on now."""
+        """Returns the tokens to pass on now. Raises ValueError if the worker left out log probabilities."""
         if not self.is_current(message.attempt):
             return []
         self._stamp(message.moments)
+        self.has_first_token = True
         self.summary.prefill_cached_len = message.cached_len
         self.summary.num_pages_computed = message.num_pages_computed
         if self.prompt_cached_len is None:
             self.prompt_cached_len = min(message.cached_len, len(self.prompt_ids))
         if message.finish_reason:
             self._announced_end = (message.index + 1, message.finish_reason)
-        return self._accept(message.index, (message.token_id,))
+        return self._accept(message.index, (message.token_id,), message.logprobs)
 
     def on_tokens(self, event: TokenEvent) -> list[int]:
-        """Returns the tokens to pass on now."""
+        """Returns the tokens to pass on now. Raises ValueError if the worker left out log probabilities."""
         if not self.is_current(event.attempt):
             return []
-        return self._accept(event.index, event.token_ids)
+        self.decode_has_spoken = True
+        return self._accept(event.index, event.token_ids, event.logprobs)
 
     def on_finished(self, message: Finished) -> None:
         if not self.is_current(message.attempt):
@@ -137,14 +161,18 @@ class RequestTracker:
         self._announced_end = (message.num_output_tokens, message.finish_reason)
         self._finish_if_complete()
 
-    def _accept(self, index: int, token_ids: Sequence[int]) -> list[int]:
-        for i, token_id in enumerate(token_ids, index):
-            if i >= len(self.output_ids):
-                self._early.setdefault(i, token_id)
+    def _accept(self, index: int, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> list[int]:
+        if len(logprobs) != (0 if self.sampling.num_logprobs is None else len(token_ids)):
+            raise ValueError(f"{len(logprobs)} log probabilities for {len(token_ids)} tokens of {self.request_id}")
+        for i, token_id in enumerate(token_ids):
+            if index + i >= len(self.output_ids):
+                self._early.setdefault(index + i, (token_id, logprobs[i : i + 1]))
         passed_on: list[int] = []
         while len(self.output_ids) in self._early:
-            passed_on.append(self._early.pop(len(self.output_ids)))
-            self.output_ids.append(passed_on[-1])
+            token_id, its_logprobs = self._early.pop(len(self.output_ids))
+            passed_on.append(token_id)
+            self.output_ids.append(token_id)
+            self.output_logprobs.extend(its_logprobs)
         self._finish_if_complete()
         return passed_on
 

@@ -73,7 +73,23 @@ def _add_serve(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 def _add_client_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--address", default="127.0.0.1:50051", help="the router's gRPC address (%(default)s)")
     parser.add_argument("--max-tokens", type=int, default=256, metavar="N", help="output tokens at most (%(default)s)")
+    add_sampling_arguments(parser)
     parser.add_argument("--timings", action="store_true", help="print the request's timeline after the answer")
+
+
+def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
+    """How answers are sampled; tandem.terminal.sampling_params reads it."""
+    add = parser.add_argument
+    add("--temperature", type=float, default=0.0, metavar="T", help="0 takes the most likely token (%(default)s)")
+    add("--top-p", type=float, default=1.0, metavar="P", help="sample from the likeliest tokens that make up P (all)")
+    add("--seed", type=_seed, metavar="N", help="the same seed gives the same answer (default: another each time)")
+
+
+def _seed(text: str) -> int:
+    seed = int(text)
+    if not 0 <= seed < 2**64:
+        raise argparse.ArgumentTypeError("must have at most 64 bits and no sign")
+    return seed
 
 
 def _serve(arguments: argparse.Namespace) -> int:

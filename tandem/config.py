@@ -3,6 +3,7 @@
 Nothing here imports torch: the router and the command line read these too.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -10,11 +11,20 @@ Role = Literal["prefill", "decode", "both"]
 ROLES: tuple[Role, ...] = ("prefill", "decode", "both")
 DTYPES = ("float32", "bfloat16")
 DEVICES = ("cpu",)
+EVICTION_POLICIES = ("lru", "lfu", "fifo", "mru", "priority")
+ROUTING_POLICIES = ("round_robin", "least_loaded", "power_of_two", "cache_aware")
+PREFILL_POLICIES = ("fcfs", "lpm", "dfs-weight", "lof", "random")
+TRANSPORTS = ("shared_memory", "tcp")
 
 
 def _require(condition: bool, message: str) -> None:
     if not condition:
         raise ValueError(message)
+
+
+def _require_one_of(config: object, name: str, choices: Sequence[str]) -> None:
+    value = getattr(config, name)
+    _require(value in choices, f"{name} must be one of {', '.join(choices)}, not {value!r}")
 
 
 def _require_positive(config: object, *names: str) -> None:
@@ -59,15 +69,22 @@ class PrefillConfig:
 
     Attributes:
         chunk_size: prompt tokens that one forward computes at most, over all its requests.
+        policy: which queued request starts next: fcfs (first come first served), lpm (longest cached prefix),
+            dfs-weight (depth first through shared prefixes), lof (longest output first) or random. Priority goes
+            before it.
+        min_shared_tokens: a request waits for another that is computing at least so many tokens of its prefix.
         grant_timeout_s: how long a finished prefill waits for pages at the decode worker before it is reported as
             failed; its pages stay in the cache.
     """
 
     chunk_size: int = 512
+    policy: str = "fcfs"
+    min_shared_tokens: int = 32
     grant_timeout_s: float = 60.0
 
     def __post_init__(self) -> None:
-        _require_positive(self, "chunk_size", "grant_timeout_s")
+        _require_positive(self, "chunk_size", "min_shared_tokens", "grant_timeout_s")
+        _require_one_of(self, "policy", PREFILL_POLICIES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +113,8 @@ class WorkerConfig:
         worker_id: its name in the cluster; a restarted worker keeps it.
         model_fingerprint: equal exactly where weights are equal.
         max_model_len: prompt and output tokens together, at most.
+        eviction: which cached page goes first when room is needed.
+        transports: ways for KV pages to travel, best first; a link takes the sender's best that both ends have.
         host: the address its port is bound to.
         heartbeat_interval_s: seconds between heartbeats to the router.
         connect_timeout_s: how long it looks for the router before it gives up.
@@ -108,12 +127,18 @@ class WorkerConfig:
     max_model_len: int
     prefill: PrefillConfig = field(default_factory=PrefillConfig)
     decode: DecodeConfig = field(default_factory=DecodeConfig)
+    eviction: str = "lru"
+    transports: tuple[str, ...] = ("shared_memory", "tcp")
     host: str = "127.0.0.1"
     heartbeat_interval_s: float = 0.25
     connect_timeout_s: float = 60.0
 
     def __post_init__(self) -> None:
         _require(self.role in ROLES, f"role must be one of {', '.join(ROLES)}, not {self.role!r}")
+        _require_one_of(self, "eviction", EVICTION_POLICIES)
+        for name in self.transports:
+            _require(name in TRANSPORTS, f"transports must be among {', '.join(TRANSPORTS)}, not {name!r}")
+        _require(len(self.transports) > 0, "at least one transport is needed")
         _require_positive(self, "max_model_len", "heartbeat_interval_s", "connect_timeout_s")
 
 
@@ -128,7 +153,12 @@ class RouterConfig:
         cluster_port: the workers' port; 0 picks a free one.
         heartbeat_timeout_s: silence after which a worker counts as lost.
         stall_timeout_s: time without a scheduler step after which a worker counts as lost though it talks.
-        max_attempts: times a request is started before it fails for good.
+        routing: who serves a request: round_robin, least_loaded, power_of_two, or cache_aware.
+        max_queued_requests: requests that wait for their first token at most; further ones are refused at once.
+        request_timeout_s: a request that takes longer fails.
+        decode_word_timeout_s: how long the router waits for the decode worker's word on a request whose prefill
+            worker died after the first token.
+        max_attempts: failed attempts after which a request fails for good.
         admit_duration_s: how long a decode worker remembers a request that has no lease yet.
     """
 
@@ -140,6 +170,10 @@ class RouterConfig:
     cluster_port: int = 0
     heartbeat_timeout_s: float = 3.0
     stall_timeout_s: float = 60.0
+    routing: str = "least_loaded"
+    max_queued_requests: int = 1024
+    request_timeout_s: float = 3600.0
+    decode_word_timeout_s: float = 2.0
     max_attempts: int = 8
     admit_duration_s: float = 600.0
 
@@ -187,6 +221,8 @@ class ClusterConfig:
     def __post_init__(self) -> None:
         for name in ("num_prefill", "num_decode", "num_both", "max_model_len", "num_threads"):
             _require(getattr(self, name) >= 0, f"{name} must not be negative, but is {getattr(self, name)}")
+        _require_positive(self, "page_size", "num_pages", "chunk_size")
+        _require(0 <= self.grpc_port < 65536, f"grpc_port must be between 0 and 65535, not {self.grpc_port}")
         _require(
             (self.num_prefill > 0) == (self.num_decode > 0),
             f"{self.num_prefill} prefill and {self.num_decode} decode workers: both kinds are needed, or neither",

@@ -6,7 +6,7 @@ are those of proto/tandem/v1/worker.proto and kv_link.proto. Messages of one req
 
 from dataclasses import dataclass, field
 
-from tandem.sampling_params import SamplingParams
+from tandem.sampling_params import SamplingParams, TokenLogprobs
 
 PROTOCOL_VERSION = 1
 
@@ -71,6 +71,7 @@ class Heartbeat:
 @dataclass(frozen=True, slots=True)
 class LinkState:
     decode_worker_id: str
+    decode_incarnation: str
     up: bool
     reason: str = ""
 
@@ -85,6 +86,7 @@ class FirstToken:
     cached_len: int
     num_pages_computed: int
     moments: tuple[Moment, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +95,7 @@ class TokenEvent:
     attempt: int
     index: int
     token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +168,9 @@ class Admit:
     output_ids: tuple[int, ...]
     sampling: SamplingParams
     duration_s: float
+    arrival_ns: int = 0
+    priority: int = 0
+    cache_namespace: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +181,9 @@ class Prefill:
     output_ids: tuple[int, ...]
     sampling: SamplingParams
     decode_worker_id: str
+    arrival_ns: int = 0
     priority: int = 0
+    cache_namespace: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,11 +222,22 @@ class Committed:
     num_tokens: int
     finish_reason: str
     first_token_time_ns: int
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Released:
     lease_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Pushing:
+    """Two-sided transports: push `link_seq` carries the `num_pages` pages of the grant from `offset` on."""
+
+    link_seq: int
+    lease_id: str
+    offset: int
+    num_pages: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,6 +261,7 @@ class PoolEndpoint:
     fd: int
     name: str
     num_bytes: int
+    address: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,5 +304,5 @@ WorkerMessage = (
     Hello | Heartbeat | LinkState | FirstToken | Tokens | Finished | Failed | PrefillDeferred | GaveBack | LeaseLost
 )
 RouterMessage = Welcome | Heartbeat | Peers | Admit | Prefill | Abort
-SenderMessage = LinkHello | LeaseRequest | Renewed | Committed | Released | EpochClosed
+SenderMessage = LinkHello | LeaseRequest | Pushing | Renewed | Committed | Released | EpochClosed
 ReceiverMessage = LinkWelcome | LinkRefused | Granted | Deferred | Refused | Revoke

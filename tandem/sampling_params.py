@@ -1,22 +1,86 @@
-"""How the tokens of one request are chosen and when they end."""
+"""How the tokens of one request are chosen and when they end, and what is reported of each choice."""
 
+import math
 from dataclasses import dataclass
+
+MAX_LOGPROBS = 20
+MAX_LOGIT_BIAS = 100.0
+# Dividing logits by less than this only loses precision.
+GREEDY_BELOW_TEMPERATURE = 1e-5
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """What travels with a request to every worker that may continue it.
+    """What travels with a request to every worker that may continue it. tandem.engine.sampler has the formulas.
+
+    The ranges admit what OpenAI's API and vLLM admit.
 
     Attributes:
         max_tokens: output tokens at most, at least 1; counted over all attempts.
-        seed: with the position in the whole sequence, the only source of randomness. Greedy decoding ignores it.
+        temperature: 0 or more, no upper bound; 0 (below GREEDY_BELOW_TEMPERATURE) is greedy: the most likely token.
+        top_k: only the k most likely tokens; 0 or -1: all.
+        top_p: only the most likely tokens that together have this probability, 0 to 1; always at least one.
+        min_p: only tokens at least this times as likely as the most likely one, 0 to 1.
+        repetition_penalty: for tokens of prompt and output, 0.01 to 100; 1 is none.
+        presence_penalty: for tokens that are in the output, -2 to 2.
+        frequency_penalty: for each time that a token is in the output, -2 to 2.
+        logit_bias: (token id, -100 to 100) pairs added to the logits, in order of token ids, each id once.
+        seed: 64 bits; with the position in the whole sequence, the only source of randomness. Greedy decoding
+            ignores it.
         stop_token_ids: tokens that end the output, the model's end-of-sequence ids among them unless the client
             asked to ignore those.
+        num_logprobs: None, or how many of the most likely tokens to report with each token, 0 to MAX_LOGPROBS.
+
+    Raises:
+        ValueError: a value is out of range, not a number, or infinite; the message names the field.
     """
 
     max_tokens: int
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
     seed: int = 0
     stop_token_ids: tuple[int, ...] = ()
+    num_logprobs: int | None = None
+
+    def __post_init__(self) -> None:
+        _check("max_tokens", self.max_tokens, 1, math.inf)
+        if not 0 <= self.temperature < math.inf:
+            raise ValueError(f"temperature must be a number of at least 0, not {self.temperature:g}")
+        _check("top_k", self.top_k, -1, math.inf)
+        _check("top_p", self.top_p, 0, 1)
+        _check("min_p", self.min_p, 0, 1)
+        _check("repetition_penalty", self.repetition_penalty, 0.01, 100)
+        _check("presence_penalty", self.presence_penalty, -2, 2)
+        _check("frequency_penalty", self.frequency_penalty, -2, 2)
+        for token_id, bias in self.logit_bias:
+            _check("logit_bias's token ids", token_id, 0, math.inf)
+            _check(f"logit_bias of token {token_id}", bias, -MAX_LOGIT_BIAS, MAX_LOGIT_BIAS)
+        biased_ids = [token_id for token_id, _ in self.logit_bias]
+        if biased_ids != sorted(set(biased_ids)):
+            raise ValueError("logit_bias must be in order of token ids, each once")
+        _check("seed", self.seed, 0, 2**64 - 1)
+        for token_id in self.stop_token_ids:
+            _check("stop_token_ids", token_id, 0, math.inf)
+        if self.num_logprobs is not None:
+            _check("num_logprobs", self.num_logprobs, 0, MAX_LOGPROBS)
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature < GREEDY_BELOW_TEMPERATURE
+
+    @property
+    def has_penalties(self) -> bool:
+        return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1.0, 0.0, 0.0)
+
+    @property
+    def needs_argmax_only(self) -> bool:
+        return self.is_greedy and not self.logit_bias and not self.has_penalties and self.num_logprobs is None
 
     def finish_reason(self, token_id: int, num_output_tokens: int) -> str:
         """Returns "stop", "length" or "" for an output whose last token is `token_id`."""
@@ -25,3 +89,31 @@ class SamplingParams:
         if num_output_tokens >= self.max_tokens:
             return "length"
         return ""
+
+
+@dataclass(frozen=True, slots=True)
+class TopLogprob:
+    """One of the most likely tokens of a position."""
+
+    token_id: int
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """What the model thought of a token, and of the most likely ones, before sampling changed anything.
+
+    Attributes:
+        logprob: natural logarithm of the token's probability.
+        top: the most likely tokens, the most likely first; the token itself may be among them.
+    """
+
+    logprob: float
+    top: tuple[TopLogprob, ...] = ()
+
+
+def _check(name: str, value: float, low: float, high: float) -> None:
+    # Written so that NaN fails.
+    if not low <= value <= high:
+        limits = f"at least {low:g}" if high == math.inf else f"between {low:g} and {high:g}"
+        raise ValueError(f"{name} must be {limits}, not {value:g}")

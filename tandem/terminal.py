@@ -29,6 +29,13 @@ class Conversation:
         self.messages.append(pb.ChatMessage(role="assistant", content=content))
 
 
+def sampling_params(arguments: argparse.Namespace, max_tokens: int) -> pb.SamplingParams:
+    """From the arguments that tandem.cli.add_sampling_arguments adds."""
+    return pb.SamplingParams(
+        max_tokens=max_tokens, temperature=arguments.temperature, top_p=arguments.top_p, seed=arguments.seed
+    )
+
+
 def stream_answer(client: TandemClient, request: pb.GenerateRequest) -> tuple[str, pb.GenerateResponse]:
     """Prints an answer as it comes; returns its text and the last response. Raises TandemError."""
     text = ""
@@ -44,7 +51,7 @@ def stream_answer(client: TandemClient, request: pb.GenerateRequest) -> tuple[st
 
 def print_answer(arguments: argparse.Namespace, *, text: str = "", conversation: Conversation | None = None) -> int:
     """`tandem generate`: returns the exit status."""
-    request = pb.GenerateRequest(sampling=pb.SamplingParams(max_tokens=arguments.max_tokens))
+    request = pb.GenerateRequest(sampling=sampling_params(arguments, arguments.max_tokens))
     if conversation is not None:
         request.chat.messages.extend(conversation.messages)
     else:
@@ -76,7 +83,7 @@ def chat(arguments: argparse.Namespace) -> int:
                 return 0
             if not content:
                 return 0
-            request = pb.GenerateRequest(sampling=pb.SamplingParams(max_tokens=arguments.max_tokens))
+            request = pb.GenerateRequest(sampling=sampling_params(arguments, arguments.max_tokens))
             request.chat.messages.extend(conversation.ask(content).messages)
             try:
                 text, last = stream_answer(client, request)
@@ -125,31 +132,39 @@ def print_status(info: pb.ServerInfo) -> None:
     console = Console(highlight=False)
     state = "[green]ready[/]" if info.ready else f"[red]not ready[/]: {info.not_ready_reason}"
     console.print(f"{info.model} (length {info.max_model_len}), {state}, {info.num_requests} requests in hand")
-    table = Table(box=None, padding=(0, 2), pad_edge=False, header_style="dim")
+    # Two tables, because one would not fit a terminal of 80 columns.
+    workers, counts = (Table(box=None, padding=(0, 2), pad_edge=False, header_style="dim") for _ in range(2))
     for column in ("worker", "role", "pid", "linked to"):
-        table.add_column(column)
-    for column in ("queued", "running", "free", "cached", "locked", "leased", "prompt tok", "output tok", "shipped"):
-        table.add_column(column, justify="right")
+        workers.add_column(column)
+    for column in ("queued", "running"):
+        workers.add_column(column, justify="right")
+    counts.add_column("pages")
+    for column in ("free", "cached", "locked", "leased", "shipped", "prompt tok", "output tok"):
+        counts.add_column(column, justify="right")
     for worker in info.workers:
         stats = worker.stats
-        table.add_row(
+        workers.add_row(
             worker.worker_id,
             worker.role,
             str(worker.pid),
             ", ".join(worker.linked_to),
+            str(stats.num_queued),
+            str(stats.num_running),
+        )
+        counts.add_row(
+            worker.worker_id,
             *(
                 str(n)
                 for n in (
-                    stats.num_queued,
-                    stats.num_running,
                     stats.num_free_pages,
                     stats.num_cached_pages,
                     stats.num_locked_pages,
                     stats.num_leased_pages,
+                    stats.pages_shipped,
                     stats.prompt_tokens_computed,
                     stats.output_tokens_computed,
-                    stats.pages_shipped,
                 )
             ),
         )
-    console.print(table)
+    console.print(workers)
+    console.print(counts)

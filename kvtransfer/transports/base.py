@@ -1,4 +1,9 @@
-"""How the bytes of pages move from one worker's pool to another's."""
+"""How the bytes of pages move from one worker's pool to another's.
+
+One-sided transports write the receiver's pages from the sender; the receiver takes no part and can stop nobody.
+Two-sided ones need both: the sender announces each push on the link, and the receiver expects it under the same number.
+All methods are called by the engine thread and return at once.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -26,7 +31,14 @@ COMPLETED = Completed()
 
 
 class SenderTransport(ABC):
-    """The sending end, bound to one receiver for one epoch. Used by the engine thread only."""
+    """The sending end, bound to one receiver for one epoch."""
+
+    two_sided: bool
+
+    @property
+    @abstractmethod
+    def failure(self) -> str:
+        """Why the epoch must end, or "": after a failure some copies never complete before `abort`."""
 
     @abstractmethod
     def push(self, link_seq: int, src_pages: Sequence[int], dst_pages: Sequence[int]) -> Completion:
@@ -34,22 +46,39 @@ class SenderTransport(ABC):
 
         Args:
             link_seq: number of this push on the link, from 0 without gaps.
+
+        Returns:
+            Done when the source pages are no longer read and, one-sided, the destination pages are written.
         """
 
     @abstractmethod
     def abort(self) -> Completion:
-        """Submits nothing more. The completion means that every copy submitted so far has completed and that the
-        receiver's memory is let go."""
+        """Submits nothing more. The completion means that every copy submitted so far is over and that the receiver's
+        memory is let go."""
 
 
 class ReceiverTransport(ABC):
     """The receiving end for one epoch."""
+
+    two_sided: bool
+
+    @property
+    @abstractmethod
+    def failure(self) -> str:
+        """Why the epoch must end, or ""."""
 
     @abstractmethod
     def endpoint(self) -> PoolEndpoint:
         """Tells the sender where to write."""
 
     @abstractmethod
-    def expect(self, link_seq: int, dst_pages: Sequence[int]) -> Completion:
-        """Prepares to receive a push. On a one-sided transport it says nothing about data: that is there at
-        Committed."""
+    def expect(self, link_seq: int, dst_pages: Sequence[int] | None, num_pages: int) -> Completion:
+        """Receives a push of `num_pages` pages; `dst_pages` None reads it and throws it away.
+
+        On a one-sided transport it says nothing about data: that is there at Committed.
+        """
+
+    @abstractmethod
+    def abort(self) -> Completion:
+        """Receives nothing more. On a two-sided transport the completion means that nothing of this epoch can touch
+        this worker's pages any more; on a one-sided one it means nothing, for the receiver can stop nobody."""

@@ -1,4 +1,4 @@
-"""CPU pools: the sender maps the receiver's pool and copies pages into it. One-sided, synchronous."""
+"""CPU pools of one host: the sender maps the receiver's pool and copies pages into it. One-sided, synchronous."""
 
 import mmap
 import os
@@ -15,6 +15,8 @@ NAME = "shared_memory"
 
 
 class SharedMemorySender(SenderTransport):
+    two_sided = False
+
     def __init__(self, pool: KvPool, endpoint: PoolEndpoint) -> None:
         """Maps the receiver's pool.
 
@@ -35,11 +37,17 @@ class SharedMemorySender(SenderTransport):
             if target != f"/memfd:{endpoint.name} (deleted)" or os.fstat(fd).st_size != endpoint.num_bytes:
                 raise ValueError(f"{path} is {target}, not the pool {endpoint.name} of {endpoint.num_bytes} bytes")
             mapping = mmap.mmap(fd, endpoint.num_bytes)
+        except OSError as error:
+            raise ValueError(f"the receiver's pool cannot be mapped: {error}") from error
         finally:
             os.close(fd)
         self._source = pool.page_bytes_view
         # (num_pages, page_bytes) of the receiver; None once aborted.
         self._destination: torch.Tensor | None = torch.frombuffer(mapping, dtype=torch.uint8).view(-1, page_bytes)
+
+    @property
+    def failure(self) -> str:
+        return ""
 
     def push(self, link_seq: int, src_pages: Sequence[int], dst_pages: Sequence[int]) -> Completion:
         assert self._destination is not None, "push after abort"
@@ -53,11 +61,20 @@ class SharedMemorySender(SenderTransport):
 
 
 class SharedMemoryReceiver(ReceiverTransport):
+    two_sided = False
+
     def __init__(self, pool: KvPool) -> None:
         self._pool = pool
+
+    @property
+    def failure(self) -> str:
+        return ""
 
     def endpoint(self) -> PoolEndpoint:
         return PoolEndpoint(*self._pool.file)
 
-    def expect(self, link_seq: int, dst_pages: Sequence[int]) -> Completion:
+    def expect(self, link_seq: int, dst_pages: Sequence[int] | None, num_pages: int) -> Completion:
+        return COMPLETED
+
+    def abort(self) -> Completion:
         return COMPLETED

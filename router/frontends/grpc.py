@@ -2,18 +2,20 @@
 
 import logging
 import random
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
 
-from router.router import RequestTooLargeError, Router, UnavailableError
-from router.tokenization import IncrementalDetokenizer, Tokenizer
+from router.output_text import OutputText
+from router.router import OverloadedError, RequestTimeoutError, RequestTooLargeError, Router, UnavailableError
+from router.stop_strings import check_stop_strings
+from router.tokenization import Tokenizer
 from router.tracker import RequestTracker
 from tandem import __version__
 from tandem.config import RouterConfig
 from tandem.lifecycle import RECEIVED, TOKENIZED, now_ns, phase_timings
-from tandem.rpc.codec import STATS_CODEC
+from tandem.rpc.codec import LOGPROBS_CODEC, STATS_CODEC
 from tandem.sampling_params import SamplingParams
 from tandem.v1 import inference_pb2 as pb
 from tandem.v1 import inference_pb2_grpc
@@ -22,16 +24,16 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_MAX_TOKENS = 128
 FINISH_REASONS = {"stop": pb.FINISH_REASON_STOP, "length": pb.FINISH_REASON_LENGTH}
-# Scalars of SamplingParams that are served with these values only, so far.
-ONLY_SERVED = {
-    "temperature": (0.0,),
-    "top_p": (1.0,),
-    "top_k": (0, -1),
-    "min_p": (0.0,),
-    "repetition_penalty": (1.0,),
-    "presence_penalty": (0.0,),
-    "frequency_penalty": (0.0,),
-}
+# Scalars of SamplingParams whose defaults and ranges are those of the class of the same name.
+PLAIN_SCALARS = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+)
 
 
 class InferenceService(inference_pb2_grpc.InferenceServicer):
@@ -48,16 +50,28 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             prompt_ids = self._prompt_ids(request)
             moments[TOKENIZED] = now_ns()
             sampling = self._sampling(request.sampling, len(prompt_ids))
+            check_stop_strings(request.sampling.stop)
         except ValueError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
             return
-        tracker = self._router.track(prompt_ids, sampling, request.priority, moments)
+        tracker = self._router.track(
+            prompt_ids,
+            sampling,
+            priority=request.priority,
+            cache_namespace=request.cache_namespace,
+            moments=moments,
+        )
         try:
-            async for response in self._responses(tracker):
+            output = OutputText(self._tokenizer, sampling.stop_token_ids, request.sampling.stop)
+            async for response in self._responses(tracker, output):
                 response.request_id = request.request_id
                 yield response
         except RequestTooLargeError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        except OverloadedError as error:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+        except RequestTimeoutError as error:
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, str(error))
         except UnavailableError as error:
             await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
 
@@ -87,30 +101,35 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             ],
         )
 
-    async def _responses(self, tracker: RequestTracker) -> AsyncIterator[pb.GenerateResponse]:
-        detokenizer = IncrementalDetokenizer(self._tokenizer)
+    async def _responses(self, tracker: RequestTracker, output: OutputText) -> AsyncIterator[pb.GenerateResponse]:
         index = 0
         tokens = self._router.generate(tracker)
         try:
             async for token_ids in tokens:
+                text, num_tokens = output.push(token_ids)
+                end = index + num_tokens
                 yield pb.GenerateResponse(
                     index=index,
-                    token_ids=token_ids,
-                    text=detokenizer.push(_without_stop_token(token_ids, tracker.sampling.stop_token_ids)),
+                    token_ids=token_ids[:num_tokens],
+                    logprobs=map(LOGPROBS_CODEC.encode, tracker.output_logprobs[index:end]),
+                    text=text,
                 )
-                index += len(token_ids)
+                index = end
+                if output.stopped:
+                    break
         finally:
             # At once, not when the garbage collector gets there: this is what aborts the request.
             await tokens.aclose()
         summary = tracker.summary
+        text = output.flush()
         yield pb.GenerateResponse(
             index=index,
-            text=detokenizer.flush(),
-            finish_reason=FINISH_REASONS[tracker.finish_reason],
+            text=text,
+            finish_reason=FINISH_REASONS["stop" if output.stopped else tracker.finish_reason],
             usage=pb.Usage(
                 prompt_tokens=len(tracker.prompt_ids),
                 cached_tokens=tracker.prompt_cached_len or 0,
-                completion_tokens=len(tracker.output_ids),
+                completion_tokens=index,
             ),
             phases=[
                 pb.Phase(name=t.name, start_ms=t.start_ms, duration_ms=t.duration_ms)
@@ -164,27 +183,23 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
 
     def _sampling(self, params: pb.SamplingParams, num_prompt_tokens: int) -> SamplingParams:
         """Raises ValueError with a message for the client."""
-        for name, served in ONLY_SERVED.items():
-            if params.HasField(name) and getattr(params, name) not in served:
-                raise ValueError(f"{name} {getattr(params, name):g} is not served yet; only {served[0]:g} is")
-        if params.stop or params.logit_bias or params.HasField("logprobs"):
-            raise ValueError("stop strings, logit_bias and logprobs are not served yet")
         room = self._config.max_model_len - num_prompt_tokens
         if params.HasField("max_tokens") and not 1 <= params.max_tokens <= room:
             raise ValueError(
                 f"max_tokens must be between 1 and {room} for a prompt of {num_prompt_tokens} tokens, not "
                 f"{params.max_tokens}"
             )
+        vocab_size = self._tokenizer.vocab_size
+        if unknown := [i for i in params.logit_bias if i >= vocab_size]:
+            raise ValueError(f"logit_bias: token id {unknown[0]} is outside the vocabulary of {vocab_size}")
         stop_token_ids = list(params.stop_token_ids)
         if not params.ignore_eos:
             stop_token_ids += self._tokenizer.eos_token_ids
         return SamplingParams(
             max_tokens=params.max_tokens if params.HasField("max_tokens") else min(DEFAULT_MAX_TOKENS, room),
-            seed=params.seed if params.HasField("seed") else random.getrandbits(63),
+            seed=params.seed if params.HasField("seed") else random.getrandbits(64),
+            logit_bias=tuple(sorted(params.logit_bias.items())),
             stop_token_ids=tuple(dict.fromkeys(stop_token_ids)),
+            num_logprobs=params.logprobs if params.HasField("logprobs") else None,
+            **{name: getattr(params, name) for name in PLAIN_SCALARS if params.HasField(name)},
         )
-
-
-def _without_stop_token(token_ids: Sequence[int], stop_token_ids: Sequence[int]) -> Sequence[int]:
-    """Without the token that ended the output: it is counted and listed, but is no text."""
-    return token_ids[:-1] if token_ids[-1] in stop_token_ids else token_ids

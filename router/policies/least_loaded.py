@@ -1,14 +1,18 @@
-"""The pair with the fewest requests in hand."""
+"""The pair with the least to do."""
 
 from collections.abc import Sequence
 
-from router.policies.base import Policy
+from router.policies.base import Policy, Prompt
 from router.registry import Pair
 
 
-class LeastLoaded(Policy):
-    """Counts the router's own assignments, so that a burst between two heartbeats is spread too; the first pair among
-    equals."""
+def load(pair: Pair) -> int:
+    """Requests in hand at both workers, by the router's own count: a burst between two heartbeats is seen too."""
+    return pair.prefill.num_assigned + pair.decode.num_assigned
 
-    def choose(self, pairs: Sequence[Pair], token_ids: Sequence[int]) -> Pair:
-        return min(pairs, key=lambda pair: pair.prefill.num_assigned + pair.decode.num_assigned)
+
+class LeastLoaded(Policy):
+    """The first pair among equals."""
+
+    def choose(self, pairs: Sequence[Pair], prompt: Prompt) -> Pair:
+        return min(pairs, key=load)

@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 
 from tandem.engine.batch import Batch
+from tandem.sampling_params import TokenLogprobs
 
 
 @dataclass(slots=True)
@@ -29,6 +30,10 @@ class ForwardOutput(ABC):
     @abstractmethod
     def token_ids(self) -> list[int]:
         """Waits, then returns the next token of each sequence of the batch that needs logits, in batch order."""
+
+    @abstractmethod
+    def logprobs(self) -> list[TokenLogprobs | None]:
+        """Waits, then returns the log probabilities of each of these tokens, None where they are not asked for."""
 
 
 @dataclass(slots=True)

@@ -53,6 +53,10 @@ class Batch:
                 rows.append(end - 1)
         return rows
 
+    def sampled_sequences(self) -> list[Sequence]:
+        """The sequences of these rows, in the same order."""
+        return [s for s in self.sequences if s.needs_logits]
+
     def num_prompt_tokens(self) -> int:
         """Tokens of this batch that belong to a client's prompt."""
         return sum(max(0, min(s.device_len, s.prompt_len) - s.cached_len) for s in self.sequences)

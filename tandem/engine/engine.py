@@ -15,8 +15,9 @@ from tandem.engine.kvcache.pool import KvPool
 from tandem.engine.models.base import Model
 from tandem.engine.models.config import ModelConfig
 from tandem.engine.models.registry import build_model
-from tandem.engine.sampler import Sampler
+from tandem.engine.sampler import SamplerOutput, sample
 from tandem.engine.weights.loader import checkpoint_weights, dummy_weights
+from tandem.sampling_params import TokenLogprobs
 
 logger = logging.getLogger(__name__)
 
@@ -24,14 +25,19 @@ logger = logging.getLogger(__name__)
 class _CpuForwardOutput(ForwardOutput):
     """A forward on the CPU has completed when it returns."""
 
-    def __init__(self, next_tokens: torch.Tensor) -> None:
-        self._token_ids: list[int] = next_tokens.tolist()
+    def __init__(self, sampled: SamplerOutput) -> None:
+        self._token_ids: list[int] = sampled.token_ids.tolist()
+        self._logprobs = sampled.logprobs
 
     def done(self) -> bool:
         return True
 
     def token_ids(self) -> list[int]:
         return self._token_ids
+
+    def logprobs(self) -> list[TokenLogprobs | None]:
+        num_rows = len(self._token_ids)
+        return self._logprobs.to_rows(num_rows) if self._logprobs else [None] * num_rows
 
 
 class Engine(EngineBase):
@@ -43,7 +49,6 @@ class Engine(EngineBase):
         self.pool = pool
         self.device = pool.kv.device
         self._attention = ReferenceAttention(pool, model.config.num_q_heads)
-        self._sampler = Sampler()
 
     @torch.inference_mode()
     def forward(self, batch: Batch) -> ForwardOutput:
@@ -51,7 +56,7 @@ class Engine(EngineBase):
         rows = torch.tensor(batch.logits_rows(), dtype=torch.int64, device=self.device)
         logits = self.model.forward(batch.input_ids(self.device), batch.positions(self.device), self._attention, rows)
         self.counters.count(batch)
-        return _CpuForwardOutput(self._sampler.sample(logits))
+        return _CpuForwardOutput(sample(logits, batch.sampled_sequences()))
 
 
 def build_engine(config: EngineConfig, pool_name: str, on_progress: Callable[[str], None]) -> Engine:

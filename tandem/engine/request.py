@@ -3,6 +3,10 @@
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
+from tandem.sampling_params import SamplingParams
+
+_GREEDY = SamplingParams(max_tokens=1)
+
 
 @dataclass(eq=False, slots=True)
 class Sequence:
@@ -19,6 +23,7 @@ class Sequence:
         page_ids: the page table; page i holds tokens i*page_size to (i+1)*page_size. Shared with the owner of the
             pages (a PageHandle), never copied, so that a page remapped there is remapped here.
         cached_len: tokens whose KV is in the pool.
+        sampling: how the next token is chosen; greedy if not said.
         device_len: tokens that will have KV in the pool once the forward in hand is done.
     """
 
@@ -26,6 +31,7 @@ class Sequence:
     prompt_len: int
     page_ids: SequenceOf[int]
     cached_len: int = 0
+    sampling: SamplingParams = _GREEDY
     device_len: int = field(default=0)
 
     def __post_init__(self) -> None:

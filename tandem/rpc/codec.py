@@ -7,13 +7,14 @@ class without a protobuf twin fails when this module is imported, not when it is
 
 import dataclasses
 from collections.abc import Callable, Iterable
-from types import UnionType
+from types import NoneType, UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
 from tandem import messages as m
+from tandem.sampling_params import TokenLogprobs
 from tandem.v1 import inference_pb2, kv_link_pb2, worker_pb2
 
 T = TypeVar("T")
@@ -34,6 +35,8 @@ class StructCodec:
         hints = get_type_hints(cls)
         for f in dataclasses.fields(cls):
             self._fields.append((f.name, *_translators(hints[f.name], proto_cls, f.name)))
+        # None is encoded by leaving the field out.
+        self._optional = [name for name, hint in hints.items() if NoneType in get_args(hint)]
 
     def encode(self, value: Any) -> Any:
         return self.proto_cls(
@@ -44,12 +47,13 @@ class StructCodec:
         )
 
     def decode(self, proto: Any) -> Any:
-        return self.cls(
-            **{
-                name: decode(getattr(proto, name)) if decode else getattr(proto, name)
-                for name, _, decode in self._fields
-            }
-        )
+        values = {
+            name: decode(getattr(proto, name)) if decode else getattr(proto, name) for name, _, decode in self._fields
+        }
+        for name in self._optional:
+            if not proto.HasField(name):
+                values[name] = None
+        return self.cls(**values)
 
 
 def _translators(
@@ -57,6 +61,8 @@ def _translators(
 ) -> tuple[Callable[[Any], Any] | None, Callable[[Any], Any] | None]:
     if get_origin(hint) is tuple:
         (item, *_) = get_args(hint)
+        if get_origin(item) is tuple:  # pairs in order of their first parts: a map
+            return dict, lambda mapping: tuple(sorted(mapping.items()))
         if not dataclasses.is_dataclass(item):
             return None, tuple
         nested = StructCodec(item, _nested_proto(proto_cls, name))  # type: ignore[arg-type]
@@ -120,3 +126,4 @@ ROUTER_CODEC = BatchCodec(m.RouterMessage, worker_pb2.RouterBatch)
 SENDER_CODEC = BatchCodec(m.SenderMessage, kv_link_pb2.SenderBatch)
 RECEIVER_CODEC = BatchCodec(m.ReceiverMessage, kv_link_pb2.ReceiverBatch)
 STATS_CODEC = StructCodec(m.WorkerStats, inference_pb2.WorkerStats)
+LOGPROBS_CODEC = StructCodec(TokenLogprobs, inference_pb2.TokenLogprobs)

@@ -1,3 +1,4 @@
+from tandem.v1 import inference_pb2 as _inference_pb2
 from tandem.v1 import worker_pb2 as _worker_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
@@ -20,20 +21,22 @@ class ReceiverBatch(_message.Message):
     def __init__(self, messages: _Optional[_Iterable[_Union[ReceiverMessage, _Mapping]]] = ...) -> None: ...
 
 class SenderMessage(_message.Message):
-    __slots__ = ("hello", "lease_request", "committed", "released", "epoch_closed", "renewed")
+    __slots__ = ("hello", "lease_request", "committed", "released", "epoch_closed", "renewed", "pushing")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     LEASE_REQUEST_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_FIELD_NUMBER: _ClassVar[int]
     RELEASED_FIELD_NUMBER: _ClassVar[int]
     EPOCH_CLOSED_FIELD_NUMBER: _ClassVar[int]
     RENEWED_FIELD_NUMBER: _ClassVar[int]
+    PUSHING_FIELD_NUMBER: _ClassVar[int]
     hello: LinkHello
     lease_request: LeaseRequest
     committed: Committed
     released: Released
     epoch_closed: EpochClosed
     renewed: Renewed
-    def __init__(self, hello: _Optional[_Union[LinkHello, _Mapping]] = ..., lease_request: _Optional[_Union[LeaseRequest, _Mapping]] = ..., committed: _Optional[_Union[Committed, _Mapping]] = ..., released: _Optional[_Union[Released, _Mapping]] = ..., epoch_closed: _Optional[_Union[EpochClosed, _Mapping]] = ..., renewed: _Optional[_Union[Renewed, _Mapping]] = ...) -> None: ...
+    pushing: Pushing
+    def __init__(self, hello: _Optional[_Union[LinkHello, _Mapping]] = ..., lease_request: _Optional[_Union[LeaseRequest, _Mapping]] = ..., committed: _Optional[_Union[Committed, _Mapping]] = ..., released: _Optional[_Union[Released, _Mapping]] = ..., epoch_closed: _Optional[_Union[EpochClosed, _Mapping]] = ..., renewed: _Optional[_Union[Renewed, _Mapping]] = ..., pushing: _Optional[_Union[Pushing, _Mapping]] = ...) -> None: ...
 
 class ReceiverMessage(_message.Message):
     __slots__ = ("welcome", "refused_link", "granted", "deferred", "refused", "revoke")
@@ -86,16 +89,18 @@ class LinkRefused(_message.Message):
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
 
 class PoolEndpoint(_message.Message):
-    __slots__ = ("pid", "fd", "name", "num_bytes")
+    __slots__ = ("pid", "fd", "name", "num_bytes", "address")
     PID_FIELD_NUMBER: _ClassVar[int]
     FD_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
     pid: int
     fd: int
     name: str
     num_bytes: int
-    def __init__(self, pid: _Optional[int] = ..., fd: _Optional[int] = ..., name: _Optional[str] = ..., num_bytes: _Optional[int] = ...) -> None: ...
+    address: str
+    def __init__(self, pid: _Optional[int] = ..., fd: _Optional[int] = ..., name: _Optional[str] = ..., num_bytes: _Optional[int] = ..., address: _Optional[str] = ...) -> None: ...
 
 class LeaseRequest(_message.Message):
     __slots__ = ("lease_id", "request_id", "attempt", "num_tokens")
@@ -136,20 +141,22 @@ class Refused(_message.Message):
     def __init__(self, lease_id: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class Committed(_message.Message):
-    __slots__ = ("lease_id", "first_token", "num_pages", "num_tokens", "finish_reason", "first_token_time_ns")
+    __slots__ = ("lease_id", "first_token", "num_pages", "num_tokens", "finish_reason", "first_token_time_ns", "logprobs")
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
     NUM_PAGES_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
     FIRST_TOKEN_TIME_NS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     lease_id: str
     first_token: int
     num_pages: int
     num_tokens: int
     finish_reason: str
     first_token_time_ns: int
-    def __init__(self, lease_id: _Optional[str] = ..., first_token: _Optional[int] = ..., num_pages: _Optional[int] = ..., num_tokens: _Optional[int] = ..., finish_reason: _Optional[str] = ..., first_token_time_ns: _Optional[int] = ...) -> None: ...
+    logprobs: _containers.RepeatedCompositeFieldContainer[_inference_pb2.TokenLogprobs]
+    def __init__(self, lease_id: _Optional[str] = ..., first_token: _Optional[int] = ..., num_pages: _Optional[int] = ..., num_tokens: _Optional[int] = ..., finish_reason: _Optional[str] = ..., first_token_time_ns: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[_inference_pb2.TokenLogprobs, _Mapping]]] = ...) -> None: ...
 
 class Released(_message.Message):
     __slots__ = ("lease_id",)
@@ -162,6 +169,18 @@ class Revoke(_message.Message):
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     lease_id: str
     def __init__(self, lease_id: _Optional[str] = ...) -> None: ...
+
+class Pushing(_message.Message):
+    __slots__ = ("link_seq", "lease_id", "offset", "num_pages")
+    LINK_SEQ_FIELD_NUMBER: _ClassVar[int]
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    NUM_PAGES_FIELD_NUMBER: _ClassVar[int]
+    link_seq: int
+    lease_id: str
+    offset: int
+    num_pages: int
+    def __init__(self, link_seq: _Optional[int] = ..., lease_id: _Optional[str] = ..., offset: _Optional[int] = ..., num_pages: _Optional[int] = ...) -> None: ...
 
 class Renewed(_message.Message):
     __slots__ = ("lease_id",)

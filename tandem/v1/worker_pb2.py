@@ -25,13 +25,15 @@ _sym_db = _symbol_database.Default()
 from tandem.v1 import inference_pb2 as tandem_dot_v1_dot_inference__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16tandem/v1/worker.proto\x12\ttandem.v1\x1a\x19tandem/v1/inference.proto\"\x17\n\x15\x43heckIntegrityRequest\"K\n\x0fIntegrityReport\x12\x11\n\tviolation\x18\x01 \x01(\t\x12%\n\x05stats\x18\x02 \x01(\x0b\x32\x16.tandem.v1.WorkerStats\"9\n\x0bWorkerBatch\x12*\n\x08messages\x18\x01 \x03(\x0b\x32\x18.tandem.v1.WorkerMessage\"9\n\x0bRouterBatch\x12*\n\x08messages\x18\x01 \x03(\x0b\x32\x18.tandem.v1.RouterMessage\"\xc3\x03\n\rWorkerMessage\x12!\n\x05hello\x18\x01 \x01(\x0b\x32\x10.tandem.v1.HelloH\x00\x12)\n\theartbeat\x18\x02 \x01(\x0b\x32\x14.tandem.v1.HeartbeatH\x00\x12*\n\nlink_state\x18\x03 \x01(\x0b\x32\x14.tandem.v1.LinkStateH\x00\x12,\n\x0b\x66irst_token\x18\x04 \x01(\x0b\x32\x15.tandem.v1.FirstTokenH\x00\x12#\n\x06tokens\x18\x05 \x01(\x0b\x32\x11.tandem.v1.TokensH\x00\x12\'\n\x08\x66inished\x18\x06 \x01(\x0b\x32\x13.tandem.v1.FinishedH\x00\x12#\n\x06\x66\x61iled\x18\x07 \x01(\x0b\x32\x11.tandem.v1.FailedH\x00\x12\x36\n\x10prefill_deferred\x18\x08 \x01(\x0b\x32\x1a.tandem.v1.PrefillDeferredH\x00\x12(\n\tgave_back\x18\t \x01(\x0b\x32\x13.tandem.v1.GaveBackH\x00\x12*\n\nlease_lost\x18\n \x01(\x0b\x32\x14.tandem.v1.LeaseLostH\x00\x42\t\n\x07message\"\xfc\x01\n\rRouterMessage\x12%\n\x07welcome\x18\x01 \x01(\x0b\x32\x12.tandem.v1.WelcomeH\x00\x12)\n\theartbeat\x18\x02 \x01(\x0b\x32\x14.tandem.v1.HeartbeatH\x00\x12!\n\x05peers\x18\x03 \x01(\x0b\x32\x10.tandem.v1.PeersH\x00\x12!\n\x05\x61\x64mit\x18\x04 \x01(\x0b\x32\x10.tandem.v1.AdmitH\x00\x12%\n\x07prefill\x18\x05 \x01(\x0b\x32\x12.tandem.v1.PrefillH\x00\x12!\n\x05\x61\x62ort\x18\x06 \x01(\x0b\x32\x10.tandem.v1.AbortH\x00\x42\t\n\x07message\"\x85\x01\n\nPageFormat\x12\x19\n\x11model_fingerprint\x18\x01 \x01(\t\x12\x12\n\nnum_layers\x18\x02 \x01(\r\x12\x11\n\tpage_size\x18\x03 \x01(\r\x12\x14\n\x0cnum_kv_heads\x18\x04 \x01(\r\x12\x10\n\x08head_dim\x18\x05 \x01(\r\x12\r\n\x05\x64type\x18\x06 \x01(\t\"\xdb\x01\n\x05Hello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\x12\x0c\n\x04role\x18\x04 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x05 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x06 \x01(\t\x12\x0b\n\x03pid\x18\x07 \x01(\r\x12*\n\x0bpage_format\x18\x08 \x01(\x0b\x32\x15.tandem.v1.PageFormat\x12\x11\n\tnum_pages\x18\t \x01(\r\x12\x15\n\rmax_model_len\x18\n \x01(\r\"%\n\x07Welcome\x12\x1a\n\x12router_incarnation\x18\x01 \x01(\t\"@\n\tHeartbeat\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12%\n\x05stats\x18\x02 \x01(\x0b\x32\x16.tandem.v1.WorkerStats\"?\n\x04Peer\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\"0\n\x05Peers\x12\'\n\x0e\x64\x65\x63ode_workers\x18\x01 \x03(\x0b\x32\x0f.tandem.v1.Peer\"A\n\tLinkState\x12\x18\n\x10\x64\x65\x63ode_worker_id\x18\x01 \x01(\t\x12\n\n\x02up\x18\x02 \x01(\x08\x12\x0e\n\x06reason\x18\x03 \x01(\t\"D\n\x08Sampling\x12\x12\n\nmax_tokens\x18\x01 \x01(\r\x12\x0c\n\x04seed\x18\x02 \x01(\x04\x12\x16\n\x0estop_token_ids\x18\x03 \x03(\r\"\x8f\x01\n\x05\x41\x64mit\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x12\n\nprompt_ids\x18\x03 \x03(\r\x12\x12\n\noutput_ids\x18\x04 \x03(\r\x12%\n\x08sampling\x18\x05 \x01(\x0b\x32\x13.tandem.v1.Sampling\x12\x12\n\nduration_s\x18\x06 \x01(\x01\"\xa9\x01\n\x07Prefill\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x12\n\nprompt_ids\x18\x03 \x03(\r\x12\x12\n\noutput_ids\x18\x04 \x03(\r\x12%\n\x08sampling\x18\x05 \x01(\x0b\x32\x13.tandem.v1.Sampling\x12\x18\n\x10\x64\x65\x63ode_worker_id\x18\x06 \x01(\t\x12\x10\n\x08priority\x18\x07 \x01(\x05\",\n\x05\x41\x62ort\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\"\'\n\x06Moment\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07time_ns\x18\x02 \x01(\x06\"\xbd\x01\n\nFirstToken\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\r\n\x05index\x18\x03 \x01(\r\x12\x10\n\x08token_id\x18\x04 \x01(\r\x12\x15\n\rfinish_reason\x18\x05 \x01(\t\x12\x12\n\ncached_len\x18\x06 \x01(\r\x12\x1a\n\x12num_pages_computed\x18\x07 \x01(\r\x12\"\n\x07moments\x18\x08 \x03(\x0b\x32\x11.tandem.v1.Moment\"S\n\nTokenEvent\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\r\n\x05index\x18\x03 \x01(\r\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\"/\n\x06Tokens\x12%\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x15.tandem.v1.TokenEvent\"\xb4\x01\n\x08\x46inished\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x15\n\rfinish_reason\x18\x03 \x01(\t\x12\x19\n\x11num_output_tokens\x18\x04 \x01(\r\x12\x12\n\ncached_len\x18\x05 \x01(\r\x12\x19\n\x11num_pages_shipped\x18\x06 \x01(\r\x12\"\n\x07moments\x18\x07 \x03(\x0b\x32\x11.tandem.v1.Moment\"P\n\x06\x46\x61iled\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x11\n\tretryable\x18\x04 \x01(\x08\"6\n\x0fPrefillDeferred\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\"/\n\x08GaveBack\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\"0\n\tLeaseLost\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r2H\n\x07\x43luster\x12=\n\x07\x43ontrol\x12\x16.tandem.v1.WorkerBatch\x1a\x16.tandem.v1.RouterBatch(\x01\x30\x01\x32]\n\x0bWorkerAdmin\x12N\n\x0e\x43heckIntegrity\x12 .tandem.v1.CheckIntegrityRequest\x1a\x1a.tandem.v1.IntegrityReportb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16tandem/v1/worker.proto\x12\ttandem.v1\x1a\x19tandem/v1/inference.proto\"\x17\n\x15\x43heckIntegrityRequest\"K\n\x0fIntegrityReport\x12\x11\n\tviolation\x18\x01 \x01(\t\x12%\n\x05stats\x18\x02 \x01(\x0b\x32\x16.tandem.v1.WorkerStats\"9\n\x0bWorkerBatch\x12*\n\x08messages\x18\x01 \x03(\x0b\x32\x18.tandem.v1.WorkerMessage\"9\n\x0bRouterBatch\x12*\n\x08messages\x18\x01 \x03(\x0b\x32\x18.tandem.v1.RouterMessage\"\xc3\x03\n\rWorkerMessage\x12!\n\x05hello\x18\x01 \x01(\x0b\x32\x10.tandem.v1.HelloH\x00\x12)\n\theartbeat\x18\x02 \x01(\x0b\x32\x14.tandem.v1.HeartbeatH\x00\x12*\n\nlink_state\x18\x03 \x01(\x0b\x32\x14.tandem.v1.LinkStateH\x00\x12,\n\x0b\x66irst_token\x18\x04 \x01(\x0b\x32\x15.tandem.v1.FirstTokenH\x00\x12#\n\x06tokens\x18\x05 \x01(\x0b\x32\x11.tandem.v1.TokensH\x00\x12\'\n\x08\x66inished\x18\x06 \x01(\x0b\x32\x13.tandem.v1.FinishedH\x00\x12#\n\x06\x66\x61iled\x18\x07 \x01(\x0b\x32\x11.tandem.v1.FailedH\x00\x12\x36\n\x10prefill_deferred\x18\x08 \x01(\x0b\x32\x1a.tandem.v1.PrefillDeferredH\x00\x12(\n\tgave_back\x18\t \x01(\x0b\x32\x13.tandem.v1.GaveBackH\x00\x12*\n\nlease_lost\x18\n \x01(\x0b\x32\x14.tandem.v1.LeaseLostH\x00\x42\t\n\x07message\"\xfc\x01\n\rRouterMessage\x12%\n\x07welcome\x18\x01 \x01(\x0b\x32\x12.tandem.v1.WelcomeH\x00\x12)\n\theartbeat\x18\x02 \x01(\x0b\x32\x14.tandem.v1.HeartbeatH\x00\x12!\n\x05peers\x18\x03 \x01(\x0b\x32\x10.tandem.v1.PeersH\x00\x12!\n\x05\x61\x64mit\x18\x04 \x01(\x0b\x32\x10.tandem.v1.AdmitH\x00\x12%\n\x07prefill\x18\x05 \x01(\x0b\x32\x12.tandem.v1.PrefillH\x00\x12!\n\x05\x61\x62ort\x18\x06 \x01(\x0b\x32\x10.tandem.v1.AbortH\x00\x42\t\n\x07message\"\x85\x01\n\nPageFormat\x12\x19\n\x11model_fingerprint\x18\x01 \x01(\t\x12\x12\n\nnum_layers\x18\x02 \x01(\r\x12\x11\n\tpage_size\x18\x03 \x01(\r\x12\x14\n\x0cnum_kv_heads\x18\x04 \x01(\r\x12\x10\n\x08head_dim\x18\x05 \x01(\r\x12\r\n\x05\x64type\x18\x06 \x01(\t\"\xdb\x01\n\x05Hello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\x12\x0c\n\x04role\x18\x04 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x05 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x06 \x01(\t\x12\x0b\n\x03pid\x18\x07 \x01(\r\x12*\n\x0bpage_format\x18\x08 \x01(\x0b\x32\x15.tandem.v1.PageFormat\x12\x11\n\tnum_pages\x18\t \x01(\r\x12\x15\n\rmax_model_len\x18\n \x01(\r\"%\n\x07Welcome\x12\x1a\n\x12router_incarnation\x18\x01 \x01(\t\"@\n\tHeartbeat\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12%\n\x05stats\x18\x02 \x01(\x0b\x32\x16.tandem.v1.WorkerStats\"?\n\x04Peer\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\"0\n\x05Peers\x12\'\n\x0e\x64\x65\x63ode_workers\x18\x01 \x03(\x0b\x32\x0f.tandem.v1.Peer\"]\n\tLinkState\x12\x18\n\x10\x64\x65\x63ode_worker_id\x18\x01 \x01(\t\x12\x1a\n\x12\x64\x65\x63ode_incarnation\x18\x02 \x01(\t\x12\n\n\x02up\x18\x03 \x01(\x08\x12\x0e\n\x06reason\x18\x04 \x01(\t\"\xed\x02\n\x08Sampling\x12\x12\n\nmax_tokens\x18\x01 \x01(\r\x12\x0c\n\x04seed\x18\x02 \x01(\x04\x12\x16\n\x0estop_token_ids\x18\x03 \x03(\r\x12\x13\n\x0btemperature\x18\x04 \x01(\x01\x12\r\n\x05top_k\x18\x05 \x01(\x05\x12\r\n\x05top_p\x18\x06 \x01(\x01\x12\r\n\x05min_p\x18\x07 \x01(\x01\x12\x1a\n\x12repetition_penalty\x18\x08 \x01(\x01\x12\x18\n\x10presence_penalty\x18\t \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\n \x01(\x01\x12\x36\n\nlogit_bias\x18\x0b \x03(\x0b\x32\".tandem.v1.Sampling.LogitBiasEntry\x12\x19\n\x0cnum_logprobs\x18\x0c \x01(\rH\x00\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x0f\n\r_num_logprobs\"\xce\x01\n\x05\x41\x64mit\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x12\n\nprompt_ids\x18\x03 \x03(\r\x12\x12\n\noutput_ids\x18\x04 \x03(\r\x12%\n\x08sampling\x18\x05 \x01(\x0b\x32\x13.tandem.v1.Sampling\x12\x12\n\nduration_s\x18\x06 \x01(\x01\x12\x12\n\narrival_ns\x18\x07 \x01(\x06\x12\x10\n\x08priority\x18\x08 \x01(\x05\x12\x17\n\x0f\x63\x61\x63he_namespace\x18\t \x01(\t\"\xd6\x01\n\x07Prefill\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x12\n\nprompt_ids\x18\x03 \x03(\r\x12\x12\n\noutput_ids\x18\x04 \x03(\r\x12%\n\x08sampling\x18\x05 \x01(\x0b\x32\x13.tandem.v1.Sampling\x12\x18\n\x10\x64\x65\x63ode_worker_id\x18\x06 \x01(\t\x12\x10\n\x08priority\x18\x07 \x01(\x05\x12\x12\n\narrival_ns\x18\x08 \x01(\x06\x12\x17\n\x0f\x63\x61\x63he_namespace\x18\t \x01(\t\",\n\x05\x41\x62ort\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\"\'\n\x06Moment\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07time_ns\x18\x02 \x01(\x06\"\xe9\x01\n\nFirstToken\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\r\n\x05index\x18\x03 \x01(\r\x12\x10\n\x08token_id\x18\x04 \x01(\r\x12\x15\n\rfinish_reason\x18\x05 \x01(\t\x12\x12\n\ncached_len\x18\x06 \x01(\r\x12\x1a\n\x12num_pages_computed\x18\x07 \x01(\r\x12\"\n\x07moments\x18\x08 \x03(\x0b\x32\x11.tandem.v1.Moment\x12*\n\x08logprobs\x18\t \x03(\x0b\x32\x18.tandem.v1.TokenLogprobs\"\x7f\n\nTokenEvent\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\r\n\x05index\x18\x03 \x01(\r\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12*\n\x08logprobs\x18\x05 \x03(\x0b\x32\x18.tandem.v1.TokenLogprobs\"/\n\x06Tokens\x12%\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x15.tandem.v1.TokenEvent\"\xb4\x01\n\x08\x46inished\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x15\n\rfinish_reason\x18\x03 \x01(\t\x12\x19\n\x11num_output_tokens\x18\x04 \x01(\r\x12\x12\n\ncached_len\x18\x05 \x01(\r\x12\x19\n\x11num_pages_shipped\x18\x06 \x01(\r\x12\"\n\x07moments\x18\x07 \x03(\x0b\x32\x11.tandem.v1.Moment\"P\n\x06\x46\x61iled\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x11\n\tretryable\x18\x04 \x01(\x08\"6\n\x0fPrefillDeferred\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\"/\n\x08GaveBack\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\"0\n\tLeaseLost\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r2H\n\x07\x43luster\x12=\n\x07\x43ontrol\x12\x16.tandem.v1.WorkerBatch\x1a\x16.tandem.v1.RouterBatch(\x01\x30\x01\x32]\n\x0bWorkerAdmin\x12N\n\x0e\x43heckIntegrity\x12 .tandem.v1.CheckIntegrityRequest\x1a\x1a.tandem.v1.IntegrityReportb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tandem.v1.worker_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_SAMPLING_LOGITBIASENTRY']._loaded_options = None
+  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_options = b'8\001'
   _globals['_CHECKINTEGRITYREQUEST']._serialized_start=64
   _globals['_CHECKINTEGRITYREQUEST']._serialized_end=87
   _globals['_INTEGRITYREPORT']._serialized_start=89
@@ -57,35 +59,37 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PEERS']._serialized_start=1521
   _globals['_PEERS']._serialized_end=1569
   _globals['_LINKSTATE']._serialized_start=1571
-  _globals['_LINKSTATE']._serialized_end=1636
-  _globals['_SAMPLING']._serialized_start=1638
-  _globals['_SAMPLING']._serialized_end=1706
-  _globals['_ADMIT']._serialized_start=1709
-  _globals['_ADMIT']._serialized_end=1852
-  _globals['_PREFILL']._serialized_start=1855
-  _globals['_PREFILL']._serialized_end=2024
-  _globals['_ABORT']._serialized_start=2026
-  _globals['_ABORT']._serialized_end=2070
-  _globals['_MOMENT']._serialized_start=2072
-  _globals['_MOMENT']._serialized_end=2111
-  _globals['_FIRSTTOKEN']._serialized_start=2114
-  _globals['_FIRSTTOKEN']._serialized_end=2303
-  _globals['_TOKENEVENT']._serialized_start=2305
-  _globals['_TOKENEVENT']._serialized_end=2388
-  _globals['_TOKENS']._serialized_start=2390
-  _globals['_TOKENS']._serialized_end=2437
-  _globals['_FINISHED']._serialized_start=2440
-  _globals['_FINISHED']._serialized_end=2620
-  _globals['_FAILED']._serialized_start=2622
-  _globals['_FAILED']._serialized_end=2702
-  _globals['_PREFILLDEFERRED']._serialized_start=2704
-  _globals['_PREFILLDEFERRED']._serialized_end=2758
-  _globals['_GAVEBACK']._serialized_start=2760
-  _globals['_GAVEBACK']._serialized_end=2807
-  _globals['_LEASELOST']._serialized_start=2809
-  _globals['_LEASELOST']._serialized_end=2857
-  _globals['_CLUSTER']._serialized_start=2859
-  _globals['_CLUSTER']._serialized_end=2931
-  _globals['_WORKERADMIN']._serialized_start=2933
-  _globals['_WORKERADMIN']._serialized_end=3026
+  _globals['_LINKSTATE']._serialized_end=1664
+  _globals['_SAMPLING']._serialized_start=1667
+  _globals['_SAMPLING']._serialized_end=2032
+  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_start=1967
+  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_end=2015
+  _globals['_ADMIT']._serialized_start=2035
+  _globals['_ADMIT']._serialized_end=2241
+  _globals['_PREFILL']._serialized_start=2244
+  _globals['_PREFILL']._serialized_end=2458
+  _globals['_ABORT']._serialized_start=2460
+  _globals['_ABORT']._serialized_end=2504
+  _globals['_MOMENT']._serialized_start=2506
+  _globals['_MOMENT']._serialized_end=2545
+  _globals['_FIRSTTOKEN']._serialized_start=2548
+  _globals['_FIRSTTOKEN']._serialized_end=2781
+  _globals['_TOKENEVENT']._serialized_start=2783
+  _globals['_TOKENEVENT']._serialized_end=2910
+  _globals['_TOKENS']._serialized_start=2912
+  _globals['_TOKENS']._serialized_end=2959
+  _globals['_FINISHED']._serialized_start=2962
+  _globals['_FINISHED']._serialized_end=3142
+  _globals['_FAILED']._serialized_start=3144
+  _globals['_FAILED']._serialized_end=3224
+  _globals['_PREFILLDEFERRED']._serialized_start=3226
+  _globals['_PREFILLDEFERRED']._serialized_end=3280
+  _globals['_GAVEBACK']._serialized_start=3282
+  _globals['_GAVEBACK']._serialized_end=3329
+  _globals['_LEASELOST']._serialized_start=3331
+  _globals['_LEASELOST']._serialized_end=3379
+  _globals['_CLUSTER']._serialized_start=3381
+  _globals['_CLUSTER']._serialized_end=3453
+  _globals['_WORKERADMIN']._serialized_start=3455
+  _globals['_WORKERADMIN']._serialized_end=3548
 # @@protoc_insertion_point(module_scope)

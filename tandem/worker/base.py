@@ -15,6 +15,7 @@ from tandem.messages import (
     WorkerMessage,
     WorkerStats,
 )
+from tandem.sampling_params import TokenLogprobs
 from tandem.worker.events import Event
 
 
@@ -67,7 +68,9 @@ class PrefillJob:
     Attributes:
         handle: the locked pages; None once a handover has taken them over.
         copies: reads of these pages that may still run when the job ends.
-        first_token: sampled, once prefill is done, at `first_token_time_ns`; with its `finish_reason`.
+        pages_to_compute: identities of the full pages that are not computed yet, in order.
+        first_token: sampled, once prefill is done, at `first_token_time_ns`; with its `finish_reason`, and its
+            `logprobs` if asked for.
     """
 
     request: Prefill
@@ -75,7 +78,9 @@ class PrefillJob:
     handle: PageHandle | None
     started_ns: int
     copies: list[Completion] = field(default_factory=list)
+    pages_to_compute: list[int] = field(default_factory=list)
     first_token: int | None = None
+    logprobs: tuple[TokenLogprobs, ...] = ()
     first_token_time_ns: int = 0
     finish_reason: str = ""
 
@@ -122,6 +127,11 @@ class Handover(ABC):
     @abstractmethod
     def num_pages_shipped(self) -> int: ...
 
+    @property
+    @abstractmethod
+    def is_copying(self) -> bool:
+        """Whether copies are under way whose end poll should see soon."""
+
 
 class AdoptingScheduler(Scheduler):
     """A decode scheduler that can be handed pages of its own pool."""
@@ -137,6 +147,7 @@ class AdoptingScheduler(Scheduler):
         handle: PageHandle,
         *,
         first_token: int,
+        logprobs: tuple[TokenLogprobs, ...],
         finish_reason: str,
         num_pages_shipped: int,
         granted_ns: int,

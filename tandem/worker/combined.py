@@ -31,6 +31,10 @@ class LocalHandover(Handover):
     def num_pages_shipped(self) -> int:
         return 0
 
+    @property
+    def is_copying(self) -> bool:
+        return False
+
     def refusal(self, request: Prefill) -> str:
         return ""
 
@@ -50,6 +54,7 @@ class LocalHandover(Handover):
             admit,
             handle,
             first_token=job.first_token,
+            logprobs=job.logprobs,
             finish_reason=job.finish_reason,
             num_pages_shipped=0,
             granted_ns=now_ns(),
@@ -128,5 +133,7 @@ class CombinedRoom(WorkerRoom):
         prefill = self._make_prefill(engine, cache, LocalHandover(decode), outbox, config)
         return CombinedScheduler(prefill, decode)
 
-    def build_links(self, engine: Engine, hello: Hello, post: Callable[[Event], None]) -> LinkStreams:
+    def build_links(
+        self, engine: Engine, hello: Hello, config: WorkerConfig, post: Callable[[Event], None]
+    ) -> LinkStreams:
         return NoLinks()

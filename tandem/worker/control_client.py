@@ -108,6 +108,7 @@ class ControlClient:
             if isinstance(message, Welcome):
                 self._connected = True
                 self._on_connected()
+                self._post(FromRouter(message))
             elif isinstance(message, Peers):
                 self._on_peers(message)
             else:

@@ -54,7 +54,9 @@ class WorkerRoom(ABC):
         """Makes the scheduler; on the engine thread."""
 
     @abstractmethod
-    def build_links(self, engine: Engine, hello: Hello, post: Callable[[Event], None]) -> LinkStreams:
+    def build_links(
+        self, engine: Engine, hello: Hello, config: WorkerConfig, post: Callable[[Event], None]
+    ) -> LinkStreams:
         """Makes the gRPC side of the links; on the asyncio thread."""
 
 
@@ -125,7 +127,7 @@ class WorkerProcess:
     def _build(self, outbox: Outbox) -> Scheduler:
         config = self._config
         engine = self._engine = build_engine(config.engine, self._incarnation, self._on_progress)
-        cache = CacheManager(config.engine.num_pages, config.engine.page_size)
+        cache = CacheManager(config.engine.num_pages, config.engine.page_size, config.eviction)
         return self._room.build_scheduler(engine, cache, outbox, config)
 
     def _deliver(self, outgoing: Outgoing) -> None:
@@ -176,7 +178,7 @@ class WorkerProcess:
             config.engine.num_pages,
             config.max_model_len,
         )
-        self._links = self._room.build_links(engine, hello, self._engine_thread.post)
+        self._links = self._room.build_links(engine, hello, config, self._engine_thread.post)
         self._links.add_to(server)
         WorkerAdmin(self._engine_thread.post).add_to(server)
         await server.start()

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -169,23 +170,21 @@ def test_ctrl_c_in_a_terminal_stops_ray_gracefully(start: Start, tmp_path: Path)
     assert list((tmp_path / "runs").iterdir()) == []
 
 
-def test_sigterm_stops_ray_gracefully(start: Start) -> None:
-    command = start(RAY)
-    os.kill(command.guard.pid, signal.SIGTERM)
-    print("gone after", command.wait_until_gone())
-    assert command.finish() == (7, "stopped after 1")
+def test_sigterm_or_a_killed_guard_or_launcher_leaves_nothing(start: Start) -> None:
+    # Side by side: Ray's start is mostly waiting.
+    with ThreadPoolExecutor(3) as pool:
+        stopped, guardless, orphaned = pool.map(start, [RAY] * 3)
+    os.kill(stopped.guard.pid, signal.SIGTERM)
+    print("gone after", stopped.wait_until_gone())
+    assert stopped.finish() == (7, "stopped after 1")
 
+    os.kill(guardless.guard.pid, signal.SIGKILL)
+    print("gone after", guardless.wait_until_gone())
+    assert guardless.finish() == (-signal.SIGKILL, "stopped after 1")
 
-def test_killed_guard_or_launcher_leaves_nothing(start: Start) -> None:
-    command = start(RAY)
-    os.kill(command.guard.pid, signal.SIGKILL)
-    print("gone after", command.wait_until_gone())
-    assert command.finish() == (-signal.SIGKILL, "stopped after 1")
-
-    command = start(RAY)
-    os.kill(command.launcher.pid, signal.SIGKILL)
-    print("gone after", command.wait_until_gone())
-    assert command.finish() == (128 + signal.SIGKILL, "")
+    os.kill(orphaned.launcher.pid, signal.SIGKILL)
+    print("gone after", orphaned.wait_until_gone())
+    assert orphaned.finish() == (128 + signal.SIGKILL, "")
 
 
 def test_next_start_ends_what_two_killed_processes_left(start: Start, tmp_path: Path) -> None:
@@ -213,16 +212,19 @@ def test_status_of_main_is_returned_and_what_it_left_is_ended(start: Start, tmp_
         assert command.finish() == (status, "")
 
 
-@pytest.mark.parametrize(("signum", "grace"), [(signal.SIGHUP, 0.5), (signal.SIGQUIT, 60.0)])
-def test_stuck_main_is_killed_after_the_grace_or_at_once(start: Start, signum: int, grace: float) -> None:
-    command = start(plain("time.sleep(60)", setup=STUCK, grace=grace))
-    os.kill(command.guard.pid, signum)
-    command.wait_until_gone(5.0)
-    assert command.finish() == (128 + signal.SIGKILL, "")
+def test_stuck_main_is_killed_after_the_grace_or_at_once(start: Start) -> None:
+    hung_up, quit_ = (start(plain("time.sleep(60)", setup=STUCK, grace=grace)) for grace in (0.5, 60.0))
+    os.kill(hung_up.guard.pid, signal.SIGHUP)
+    os.kill(quit_.guard.pid, signal.SIGQUIT)
+    for command in (hung_up, quit_):
+        command.wait_until_gone(5.0)
+        assert command.finish() == (128 + signal.SIGKILL, "")
 
 
-def test_second_ctrl_c_hastens_the_stop_and_a_double_one_does_not(start: Start) -> None:
-    command = start(plain("time.sleep(60)", setup=STUCK))
+def test_stuck_launcher_outlives_neither_a_killed_guard_nor_a_second_ctrl_c(start: Start) -> None:
+    guardless, command = (start(plain("time.sleep(60)", setup=STUCK)) for _ in range(2))
+    os.kill(guardless.guard.pid, signal.SIGKILL)
+    # A double Ctrl-C is one.
     for _ in range(2):
         os.killpg(command.guard.pid, signal.SIGINT)
     time.sleep(1.0)
@@ -230,12 +232,7 @@ def test_second_ctrl_c_hastens_the_stop_and_a_double_one_does_not(start: Start) 
     os.killpg(command.guard.pid, signal.SIGINT)
     command.wait_until_gone(5.0)
     assert command.finish() == (128 + signal.SIGKILL, "")
-
-
-def test_stuck_launcher_does_not_outlive_a_killed_guard(start: Start) -> None:
-    command = start(plain("time.sleep(60)", setup=STUCK))
-    os.kill(command.guard.pid, signal.SIGKILL)
-    command.wait_until_gone()
+    guardless.wait_until_gone()
 
 
 def test_ignored_hangup_stays_ignored(start: Start) -> None:

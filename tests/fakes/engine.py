@@ -12,6 +12,7 @@ from tandem.engine.base import EngineBase, EngineCounters, ForwardOutput
 from tandem.engine.batch import Batch
 from tandem.engine.kvcache.base import PageLayout
 from tandem.engine.kvcache.pool import KvPool
+from tandem.sampling_params import TokenLogprobs
 
 VOCAB_SIZE = 997
 _pool_numbers = itertools.count()
@@ -34,8 +35,9 @@ def expected_tokens(prompt_ids: Sequence[int], num_tokens: int) -> list[int]:
 
 
 class FakeForwardOutput(ForwardOutput):
-    def __init__(self, token_ids: list[int]) -> None:
+    def __init__(self, token_ids: list[int], logprobs: list[TokenLogprobs | None]) -> None:
         self._token_ids = token_ids
+        self._logprobs = logprobs
 
     def done(self) -> bool:
         return True
@@ -43,11 +45,16 @@ class FakeForwardOutput(ForwardOutput):
     def token_ids(self) -> list[int]:
         return self._token_ids
 
+    def logprobs(self) -> list[TokenLogprobs | None]:
+        return self._logprobs
+
 
 class FakeEngine(EngineBase):
     """
     Attributes:
         batches: for each forward its phase and the tokens each sequence computed.
+        draws: for each token chosen the seed and the position that a draw would depend on. Tokens do not depend on
+            them; a log probability that is asked for is minus the position.
     """
 
     def __init__(self, num_pages: int, page_size: int) -> None:
@@ -58,10 +65,12 @@ class FakeEngine(EngineBase):
         # (num_pages, 2, page_size): token ids, and positions counted from 1 so that an unwritten slot fits none.
         self._slots = self.pool.kv.view(num_pages, 2, page_size).numpy()
         self.batches: list[tuple[str, list[int]]] = []
+        self.draws: list[tuple[int, int]] = []
 
     def forward(self, batch: Batch) -> ForwardOutput:
         self.batches.append((batch.phase, [s.extend_len for s in batch.sequences]))
         outputs = []
+        logprobs: list[TokenLogprobs | None] = []
         for sequence in batch.sequences:
             for position in range(sequence.cached_len, sequence.device_len):
                 page_id, offset = sequence.page_ids[position // self.page_size], position % self.page_size
@@ -69,8 +78,12 @@ class FakeEngine(EngineBase):
                 self._slots[page_id, 1, offset] = position + 1
             if sequence.needs_logits:
                 outputs.append(next_token(self._read(sequence.page_ids, sequence.device_len)))
+                position = len(sequence.token_ids)
+                self.draws.append((sequence.sampling.seed, position))
+                asked = sequence.sampling.num_logprobs is not None
+                logprobs.append(TokenLogprobs(-float(position)) if asked else None)
         self.counters.count(batch)
-        return FakeForwardOutput(outputs)
+        return FakeForwardOutput(outputs, logprobs)
 
     def _read(self, page_ids: Sequence[int], num_tokens: int) -> list[int]:
         """The tokens that the pages hold; a slot of another position reads as a token that no vocabulary has."""

@@ -39,7 +39,7 @@ class ScriptedWorker:
 
     def link_to(self, *decode_worker_ids: str) -> None:
         for worker_id in decode_worker_ids:
-            self.say(LinkState(worker_id, up=True))
+            self.say(LinkState(worker_id, f"{worker_id}-life", up=True))
 
     def of(self, kind: type) -> list[Any]:
         return [m for m in self.sent if isinstance(m, kind)]

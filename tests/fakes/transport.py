@@ -1,8 +1,9 @@
-"""A transport whose copies complete when the test says so, and a recorder of link messages."""
+"""Transports whose copies complete when the test says so."""
 
 from collections.abc import Sequence
 
-from kvtransfer.transports.base import Completion, SenderTransport
+from kvtransfer.transports.base import Completion, ReceiverTransport, SenderTransport
+from tandem.messages import PoolEndpoint
 
 
 class ManualCompletion:
@@ -20,10 +21,16 @@ class ScriptedTransport(SenderTransport):
         copies: their completions.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, two_sided: bool = False) -> None:
+        self.two_sided = two_sided
+        self.failure_reason = ""
         self.pushes: list[tuple[int, list[int], list[int]]] = []
         self.copies: list[ManualCompletion] = []
         self.aborted = False
+
+    @property
+    def failure(self) -> str:
+        return self.failure_reason
 
     def push(self, link_seq: int, src_pages: Sequence[int], dst_pages: Sequence[int]) -> Completion:
         assert not self.aborted
@@ -46,3 +53,41 @@ class _All:
 
     def done(self) -> bool:
         return all(part.done() for part in self._parts)
+
+
+class ScriptedReceiver(ReceiverTransport):
+    """A two-sided receiver.
+
+    Attributes:
+        expected: (sequence number, destination pages, number of pages) of each announced push.
+        stopped: the completion of `abort`.
+    """
+
+    two_sided = True
+
+    def __init__(self) -> None:
+        self.failure_reason = ""
+        self.expected: list[tuple[int, list[int] | None, int]] = []
+        self.receives: list[ManualCompletion] = []
+        self.aborted = False
+        self.stopped = ManualCompletion()
+
+    @property
+    def failure(self) -> str:
+        return self.failure_reason
+
+    def endpoint(self) -> PoolEndpoint:
+        return PoolEndpoint(0, 0, "scripted", 0)
+
+    def expect(self, link_seq: int, dst_pages: Sequence[int] | None, num_pages: int) -> Completion:
+        self.expected.append((link_seq, None if dst_pages is None else list(dst_pages), num_pages))
+        self.receives.append(ManualCompletion())
+        return self.receives[-1]
+
+    def abort(self) -> Completion:
+        self.aborted = True
+        return self.stopped
+
+    def complete_all(self) -> None:
+        for receive in self.receives:
+            receive.is_done = True

@@ -6,12 +6,16 @@ from collections.abc import Callable
 from typing import Any
 
 from decode_worker.scheduler import DecodeScheduler
-from kvtransfer.transports.base import SenderTransport
-from kvtransfer.transports.shared_memory import SharedMemorySender
+from kvtransfer.events import FromLink, LinkClosed, ReceiverLinkOpened, SenderLinkOpened
+from kvtransfer.link import MAX_PAGES_IN_FLIGHT
+from kvtransfer.transports.base import ReceiverTransport, SenderTransport
+from kvtransfer.transports.shared_memory import SharedMemoryReceiver, SharedMemorySender
 from prefill_worker.handover import LinkHandover
+from prefill_worker.policies.registry import make_policy
 from prefill_worker.scheduler import PrefillScheduler
 from tandem.config import DecodeConfig, PrefillConfig
 from tandem.engine.kvcache.cache_manager import CacheManager
+from tandem.engine.kvcache.pool import KvPool
 from tandem.messages import (
     PROTOCOL_VERSION,
     Abort,
@@ -26,7 +30,7 @@ from tandem.messages import (
 )
 from tandem.sampling_params import SamplingParams
 from tandem.worker.base import Outbox
-from tandem.worker.events import FromLink, FromRouter, LinkClosed, ReceiverLinkOpened, SenderLinkOpened
+from tandem.worker.events import FromRouter
 from tests.fakes.clock import FakeClock
 from tests.fakes.engine import FakeEngine
 
@@ -64,16 +68,18 @@ class PrefillSide:
         *,
         num_pages: int = 64,
         page_size: int = 4,
-        chunk_size: int = 512,
+        config: PrefillConfig | None = None,
         open_transport: Callable[[LinkWelcome], SenderTransport] | None = None,
+        max_pages_in_flight: int = MAX_PAGES_IN_FLIGHT,
     ) -> None:
         self.engine = FakeEngine(num_pages, page_size)
         self.cache = CacheManager(num_pages, page_size)
         self.outbox = ListOutbox()
         transport = open_transport or (lambda welcome: SharedMemorySender(self.engine.pool, welcome.endpoint))
-        self.handover = LinkHandover(page_size, transport, self.outbox)
+        self.handover = LinkHandover(page_size, transport, self.outbox, max_pages_in_flight)
+        config = config or PrefillConfig(min_shared_tokens=page_size)
         self.scheduler = PrefillScheduler(
-            self.engine, self.cache, self.handover, self.outbox, PrefillConfig(chunk_size=chunk_size), clock
+            self.engine, self.cache, self.handover, self.outbox, config, make_policy(config.policy), clock
         )
 
 
@@ -90,22 +96,34 @@ class DecodeSide:
 class WorkerPair:
     """A prefill and a decode worker with a link, and the router's part played by the test."""
 
-    def __init__(self, *, page_size: int = 4, prefill: dict[str, Any] | None = None, **decode: Any) -> None:
+    def __init__(
+        self,
+        *,
+        page_size: int = 4,
+        prefill: dict[str, Any] | None = None,
+        open_receiver: Callable[[KvPool], ReceiverTransport] = SharedMemoryReceiver,
+        open: bool = True,
+        **decode: Any,
+    ) -> None:
+        """Args: open: whether the link is open from the start."""
         self.clock = FakeClock()
+        self._open_receiver = open_receiver
         self.p = PrefillSide(self.clock, page_size=page_size, **(prefill or {}))
         self.d = DecodeSide(self.clock, page_size=page_size, **decode)
         self._epochs = itertools.count()
         self.epoch = ""
         self.sender_gone = False
-        self.open_link()
+        if open:
+            self.open_link()
 
     def open_link(self) -> None:
         self.epoch = f"epoch-{next(self._epochs)}"
         page_format = PageFormat("fake", 1, self.p.cache.page_size, 1, 1, "float32")
         hello = LinkHello(PROTOCOL_VERSION, "p", "p-life", 1, "d-life", page_format, ("shared_memory",))
         welcome = LinkWelcome(self.epoch, "shared_memory", PoolEndpoint(*self.d.engine.pool.file))
-        self.d.scheduler.receive(ReceiverLinkOpened(self.epoch, hello, lambda: self.sender_gone))
-        self.p.scheduler.receive(SenderLinkOpened("d", welcome))
+        receiver = self._open_receiver(self.d.engine.pool)
+        self.d.scheduler.receive(ReceiverLinkOpened(self.epoch, hello, receiver, lambda: self.sender_gone))
+        self.p.scheduler.receive(SenderLinkOpened("d", "d-life", welcome))
 
     def cut_link(self) -> None:
         """Both ends see the stream end; what was under way on it is lost."""
@@ -123,11 +141,17 @@ class WorkerPair:
         output_ids: tuple[int, ...] = (),
         attempt: int = 0,
         stop_token_ids: tuple[int, ...] = (),
+        seed: int = 0,
+        num_logprobs: int | None = None,
+        **kwargs: Any,
     ) -> None:
-        sampling = SamplingParams(max_tokens=max_tokens, stop_token_ids=stop_token_ids)
+        """Further arguments are those that Admit and Prefill share: arrival_ns, priority, cache_namespace."""
+        sampling = SamplingParams(max_tokens, seed=seed, stop_token_ids=stop_token_ids, num_logprobs=num_logprobs)
         prompt = tuple(prompt_ids)
-        self.d.scheduler.receive(FromRouter(Admit(request_id, attempt, prompt, output_ids, sampling, 60.0)))
-        self.p.scheduler.receive(FromRouter(Prefill(request_id, attempt, prompt, output_ids, sampling, "d")))
+        admit = Admit(request_id, attempt, prompt, output_ids, sampling, 60.0, **kwargs)
+        self.d.scheduler.receive(FromRouter(admit))
+        prefill = Prefill(request_id, attempt, prompt, output_ids, sampling, "d", **kwargs)
+        self.p.scheduler.receive(FromRouter(prefill))
 
     def abort(self, request_id: str, attempt: int = 0) -> None:
         for side in (self.p, self.d):

@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 from tandem import messages as m
 from tandem.rpc.codec import RECEIVER_CODEC, ROUTER_CODEC, SENDER_CODEC, WORKER_CODEC, BatchCodec
 from tandem.rpc.stream import BatchWriter
+from tandem.sampling_params import SamplingParams
 from tandem.v1 import worker_pb2
+from tests.fakes.sampling_params import any_sampling_params
 
 ROOT = Path(__file__).parents[2]
 
@@ -31,6 +33,8 @@ def values(hint: Any) -> st.SearchStrategy[Any]:
     """Any value of a message field's type."""
     if get_origin(hint) is tuple:
         return st.lists(values(get_args(hint)[0]), max_size=4).map(tuple)
+    if hint is SamplingParams:
+        return any_sampling_params()
     if dataclasses.is_dataclass(hint):
         hints = get_type_hints(hint)
         return st.builds(hint, **{f.name: values(hints[f.name]) for f in dataclasses.fields(hint)})

@@ -2,7 +2,8 @@
 
 import pytest
 
-from tandem.config import DecodeConfig
+from kvtransfer.events import FromLink
+from tandem.config import DecodeConfig, PrefillConfig
 from tandem.messages import (
     Committed,
     Deferred,
@@ -17,7 +18,7 @@ from tandem.messages import (
     Released,
     Revoke,
 )
-from tandem.worker.events import FromLink, RouterLost
+from tandem.worker.events import RouterLost
 from tests.fakes.engine import expected_tokens
 from tests.fakes.transport import ScriptedTransport
 from tests.fakes.workers import WorkerPair
@@ -56,7 +57,7 @@ def test_the_lease_is_asked_for_before_the_prompt_is_computed() -> None:
 
 def test_long_prompts_are_chunked_and_full_pages_ship_after_each_chunk() -> None:
     transport = ScriptedTransport()
-    pair = WorkerPair(prefill={"chunk_size": 6, "open_transport": lambda _: transport})
+    pair = WorkerPair(prefill={"config": PrefillConfig(chunk_size=6), "open_transport": lambda _: transport})
     pair.submit("r", list(range(15)))
     pair.p.scheduler.step()
     pair.deliver()
@@ -210,7 +211,7 @@ def test_running_out_of_pages_gives_back_the_cheapest_never_the_oldest() -> None
 
 @pytest.mark.parametrize("turns", range(8))
 def test_an_abort_at_any_moment_gives_every_page_back(turns: int) -> None:
-    pair = WorkerPair(prefill={"chunk_size": 8})
+    pair = WorkerPair(prefill={"config": PrefillConfig(chunk_size=8)})
     pair.submit("r", list(range(30)), max_tokens=50)
     for _ in range(turns):
         pair.turn()
@@ -269,7 +270,7 @@ def test_an_expired_lease_is_asked_back_and_freed_only_by_its_settlement() -> No
 
 
 def test_chunks_renew_the_lease() -> None:
-    pair = WorkerPair(prefill={"chunk_size": 4}, config=DecodeConfig(lease_duration_s=5))
+    pair = WorkerPair(prefill={"config": PrefillConfig(chunk_size=4)}, config=DecodeConfig(lease_duration_s=5))
     pair.submit("r", list(range(40)), max_tokens=3)
     for _ in range(9):
         pair.turn()
@@ -280,7 +281,7 @@ def test_chunks_renew_the_lease() -> None:
 
 @pytest.mark.parametrize("turns", range(6))
 def test_a_cut_link_loses_the_request_but_no_page(turns: int) -> None:
-    pair = WorkerPair(prefill={"chunk_size": 8})
+    pair = WorkerPair(prefill={"config": PrefillConfig(chunk_size=8)})
     pair.submit("r", list(range(30)), max_tokens=50)
     for _ in range(turns):
         pair.turn()
@@ -320,7 +321,7 @@ def test_a_request_for_an_unlinked_worker_fails_at_once() -> None:
 
 
 def test_losing_the_router_ends_everything_on_both_sides() -> None:
-    pair = WorkerPair(prefill={"chunk_size": 8})
+    pair = WorkerPair(prefill={"config": PrefillConfig(chunk_size=8)})
     for i in range(4):
         pair.submit(f"r{i}", list(range(i, 30 + i)), max_tokens=50)
     for _ in range(4):

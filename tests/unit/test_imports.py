@@ -13,10 +13,11 @@ ROOMS = ("tandem", "router", "prefill_worker", "decode_worker", "kvtransfer", "d
 ALLOWED: dict[str, tuple[str, ...]] = {
     "tandem": ("tandem.config", "tandem.messages", "tandem.sampling_params", "tandem.lifecycle", "tandem.v1"),
     "tandem.rpc": ("tandem.messages", "tandem.sampling_params", "tandem.v1"),
-    "tandem.engine": ("tandem.config",),
+    "tandem.engine": ("tandem.config", "tandem.sampling_params"),
     "tandem.worker": (
         "tandem.config",
         "tandem.messages",
+        "tandem.sampling_params",
         "tandem.lifecycle",
         "tandem.rpc",
         "tandem.v1",
@@ -27,6 +28,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "tandem.cli": ("tandem", "deploy"),
     "kvtransfer": (
         "tandem.messages",
+        "tandem.sampling_params",
         "tandem.rpc",
         "tandem.v1",
         "tandem.worker.events",
@@ -40,6 +42,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "tandem.messages",
         "tandem.sampling_params",
         "tandem.lifecycle",
+        "tandem.prefix",
         "tandem.rpc",
         "tandem.v1",
     ),

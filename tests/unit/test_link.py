@@ -11,6 +11,8 @@ from tandem.engine.kvcache.pool import KvPool
 from tandem.messages import Committed, Granted, LeaseRequest, PoolEndpoint, Refused, Released, Revoke
 from tests.fakes.transport import ScriptedTransport
 
+LAYOUT = PageLayout(num_layers=2, page_size=4, num_kv_heads=1, head_dim=8, dtype="float32")
+
 
 @pytest.fixture
 def transport() -> ScriptedTransport:
@@ -24,7 +26,7 @@ def sent() -> list[Any]:
 
 @pytest.fixture
 def link(transport: ScriptedTransport, sent: list[Any]) -> SenderLink:
-    return SenderLink("d", "epoch", transport, sent.append)
+    return SenderLink("d", "d-life", "epoch", transport, sent.append)
 
 
 def commit(link: SenderLink, lease: Any) -> None:
@@ -102,11 +104,12 @@ def test_pushes_are_numbered_without_gaps(link: SenderLink, transport: ScriptedT
 
 def test_a_receiver_settles_each_grant_once() -> None:
     sent: list[Any] = []
-    link = ReceiverLink("p", "life", "epoch", Quiet(lambda: False), sent.append)
+    pool = KvPool(LAYOUT, 4, "settles")
+    link = ReceiverLink("p", "life", "epoch", SharedMemoryReceiver(pool), Quiet(lambda: False), sent.append)
     link.grant("lease", 4, [1, 2], 30.0)
-    assert link.settle(Released("lease"))
-    assert not link.settle(Released("lease"))
-    assert not link.settle(Released("never granted"))
+    assert link.settle(Released("lease")) == []
+    assert link.settle(Released("lease")) is None
+    assert link.settle(Released("never granted")) is None
     assert sent == [Granted("lease", 4, (1, 2), 30.0)]
 
 
@@ -118,9 +121,6 @@ def test_quiet_once_is_quiet_for_ever() -> None:
     assert quiet.done()
     gone[0] = False
     assert quiet.done()
-
-
-LAYOUT = PageLayout(num_layers=2, page_size=4, num_kv_heads=1, head_dim=8, dtype="float32")
 
 
 def test_shared_memory_copies_whole_pages_to_where_they_belong() -> None:

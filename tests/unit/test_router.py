@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from router.policies.least_loaded import LeastLoaded
-from router.router import RequestTooLargeError, Router, UnavailableError
+from router.policies.registry import make_policy
+from router.router import OverloadedError, RequestTimeoutError, RequestTooLargeError, Router, UnavailableError
 from router.tracker import RequestTracker
 from tandem.config import RouterConfig
 from tandem.lifecycle import RECEIVED
@@ -33,17 +33,17 @@ from tests.fakes.scripted_worker import ScriptedWorker
 
 
 class Harness:
-    def __init__(self, num_prefill: int = 1, num_decode: int = 1) -> None:
+    def __init__(self, num_prefill: int = 1, num_decode: int = 1, routing: str = "least_loaded", **config: Any) -> None:
         self.clock = FakeClock()
-        config = RouterConfig("nowhere", "fake", 400, heartbeat_timeout_s=1.0, stall_timeout_s=5.0, max_attempts=3)
-        self.router = Router(config, LeastLoaded(), self.clock)
+        config = {"heartbeat_timeout_s": 1.0, "stall_timeout_s": 5.0, "max_attempts": 3, **config}
+        self.router = Router(RouterConfig("nowhere", "fake", 400, **config), make_policy(routing), self.clock)
         self.p = [ScriptedWorker(self.router, f"p{i}", "prefill") for i in range(num_prefill)]
         self.d = [ScriptedWorker(self.router, f"d{i}", "decode") for i in range(num_decode)]
         for worker in self.p:
             worker.link_to(*(f"d{i}" for i in range(num_decode)))
 
     def request(self, max_tokens: int = 5, prompt_ids: tuple[int, ...] = (1, 2, 3)) -> "Client":
-        tracker = self.router.track(prompt_ids, SamplingParams(max_tokens), 0, {RECEIVED: 1})
+        tracker = self.router.track(prompt_ids, SamplingParams(max_tokens), moments={RECEIVED: 1})
         return Client(self.router, tracker)
 
 
@@ -138,7 +138,8 @@ async def test_a_client_that_leaves_ends_the_attempt_on_both_workers() -> None:
 
 @run
 async def test_ids_are_never_used_twice_even_across_restarts() -> None:
-    ids = {h.router.track((1,), SamplingParams(1), 0, {}).request_id for h in (Harness(), Harness()) for _ in range(3)}
+    routers = [Harness().router, Harness().router] * 3
+    ids = {router.track((1,), SamplingParams(1), moments={}).request_id for router in routers}
     assert len(ids) == 6
 
 
@@ -223,8 +224,20 @@ async def test_attempts_are_bounded() -> None:
     await settle()
     for attempt in range(3):
         h.p[0].say(Failed(client.tracker.request_id, attempt, "no luck", retryable=True))
-    with pytest.raises(UnavailableError, match="given up after 3 attempts"):
+    with pytest.raises(UnavailableError, match="given up after 3 failed attempts"):
         await client.task
+
+
+@run
+async def test_being_given_back_is_no_failure() -> None:
+    h = Harness()
+    client = h.request()
+    await settle()
+    for attempt in range(10):
+        h.d[0].say(GaveBack(client.tracker.request_id, attempt))
+    assert len(h.p[0].of(Prefill)) == 11 and not client.task.done()
+    client.task.cancel()
+    await asyncio.gather(client.task, return_exceptions=True)
 
 
 @run
@@ -293,3 +306,108 @@ async def test_a_combined_worker_is_a_pair_of_its_own() -> None:
     await asyncio.gather(client.task, return_exceptions=True)
     assert both.worker.num_assigned == 0
     assert len(both.of(Abort)) == 1
+
+
+@run
+async def test_a_prefill_worker_s_death_does_not_matter_once_decode_has_spoken() -> None:
+    h = Harness(2, 1)
+    client = h.request()
+    await settle()
+    request_id = client.tracker.request_id
+    h.p[0].say(first(request_id, 0, 0, 10))
+    h.d[0].say(tokens(request_id, 0, 0, 10, 11))
+    assert h.p[0].worker.num_assigned == 0
+    h.router.lose(h.p[0].worker, "killed")
+    h.d[0].say(tokens(request_id, 0, 2, 12))
+    h.d[0].say(Finished(request_id, 0, "stop", 3, 0, 1))
+    await client.task
+    assert client.tokens == [10, 11, 12] and not h.p[1].of(Prefill)
+
+
+@run
+async def test_after_the_first_token_the_decode_worker_is_asked_by_waiting() -> None:
+    h = Harness(2, 1, decode_word_timeout_s=0.5)
+    client = h.request()
+    await settle()
+    request_id = client.tracker.request_id
+    h.p[0].say(first(request_id, 0, 0, 10))
+    h.router.lose(h.p[0].worker, "killed")
+    assert not h.p[1].of(Prefill), "the decode worker may have the pages"
+    h.d[0].say(tokens(request_id, 0, 0, 10, 11))
+    h.clock.advance(0.9)
+    h.d[0].say(Heartbeat(1))
+    h.p[1].say(Heartbeat(1))
+    h.router.check_deadlines()
+    h.d[0].say(Finished(request_id, 0, "stop", 2, 0, 1))
+    await client.task
+    assert client.tokens == [10, 11]
+
+
+@pytest.mark.parametrize("says_lost", [True, False])
+def test_after_the_first_token_lost_pages_mean_another_attempt(says_lost: bool) -> None:
+    async def scenario() -> None:
+        h = Harness(2, 1, decode_word_timeout_s=0.5)
+        client = h.request()
+        await settle()
+        request_id = client.tracker.request_id
+        h.p[0].say(first(request_id, 0, 0, 10))
+        h.router.lose(h.p[0].worker, "killed")
+        if says_lost:
+            h.d[0].say(LeaseLost(request_id, 0))
+        else:
+            h.clock.advance(0.6)
+            h.router.check_deadlines()
+        (again,) = h.p[1].of(Prefill)
+        assert (again.attempt, again.output_ids) == (1, (10,))
+        client.task.cancel()
+        await asyncio.gather(client.task, return_exceptions=True)
+        assert [w.num_assigned for w in h.router.registry] == [0, 0]
+        assert [w.num_pending_tokens for w in h.router.registry] == [0, 0]
+
+    run(scenario)()
+
+
+@run
+async def test_overload_is_said_at_once_and_hurts_nobody_in_hand() -> None:
+    h = Harness(max_queued_requests=2)
+    clients = [h.request() for _ in range(2)]
+    await settle()
+    with pytest.raises(OverloadedError, match="2 requests wait for their first token"):
+        await h.request().task
+    # A request that has its first token waits no more.
+    h.p[0].say(first(clients[0].tracker.request_id, 0, 0, 10))
+    await settle()
+    third = h.request()
+    await settle()
+    assert not third.task.done()
+    for client in (*clients, third):
+        client.task.cancel()
+    await asyncio.gather(*(c.task for c in (*clients, third)), return_exceptions=True)
+    assert h.router.num_queued == 0
+
+
+@run
+async def test_a_request_that_takes_too_long_is_given_up_on_both_workers() -> None:
+    h = Harness(request_timeout_s=0.05)
+    client = h.request()
+    with pytest.raises(RequestTimeoutError, match=r"not finished within 0\.05 s"):
+        await client.task
+    for worker in (h.p[0], h.d[0]):
+        assert worker.of(Abort) == [Abort(client.tracker.request_id, 0)]
+
+
+@run
+async def test_what_a_request_carries_reaches_both_workers_on_every_attempt() -> None:
+    h = Harness()
+    tracker = h.router.track(
+        (1, 2, 3), SamplingParams(5, seed=9), priority=4, cache_namespace="tenant", moments={RECEIVED: 77}
+    )
+    client = Client(h.router, tracker)
+    await settle()
+    h.d[0].say(GaveBack(tracker.request_id, 0))
+    for message in (*h.d[0].of(Admit), *h.p[0].of(Prefill)):
+        assert (message.priority, message.cache_namespace, message.arrival_ns) == (4, "tenant", 77)
+        assert message.sampling == SamplingParams(5, seed=9)
+    assert len(h.d[0].of(Admit)) == 2
+    client.task.cancel()
+    await asyncio.gather(client.task, return_exceptions=True)

@@ -3,9 +3,11 @@
 import itertools
 import random
 
+import pytest
+
 from router.tracker import RequestState, RequestTracker
 from tandem.messages import Finished, FirstToken, Moment, TokenEvent
-from tandem.sampling_params import SamplingParams
+from tandem.sampling_params import SamplingParams, TokenLogprobs
 
 
 def started(max_tokens: int = 10) -> RequestTracker:
@@ -101,3 +103,37 @@ def test_usage_counts_what_the_first_prefill_found() -> None:
     assert tracker.prompt_cached_len == 2
     assert tracker.summary.prefill_cached_len == 4
     assert tracker.moments["first_token"] == 5
+
+
+def logprobs(*token_ids: int) -> tuple[TokenLogprobs, ...]:
+    return tuple(TokenLogprobs(-float(i)) for i in token_ids)
+
+
+def test_logprobs_stay_with_their_tokens_over_attempts() -> None:
+    for seed in range(50):
+        tracker = RequestTracker("r", (1, 2, 3), SamplingParams(30, num_logprobs=0))
+        rng = random.Random(seed)
+        for attempt in range(3):
+            tracker.start_attempt("p", "d", 60.0)
+            start = len(tracker.output_ids)
+            # Each token twice, in events of one or two tokens, in any order: some are held back, some are lost.
+            events = [TokenEvent("r", attempt, i, (i, i + 1), logprobs(i, i + 1)) for i in range(start, start + 8)]
+            events += [TokenEvent("r", attempt, i, (i,), logprobs(i)) for i in range(start, start + 8)]
+            rng.shuffle(events)
+            tracker.on_first_token(FirstToken("r", attempt, start, start, "", 0, 1, logprobs=logprobs(start)))
+            for event in events[: rng.randint(4, 16)]:
+                tracker.on_tokens(event)
+            tracker.end_attempt()
+            tracker.on_tokens(TokenEvent("r", attempt, start, (99,), logprobs(99)))
+        assert tracker.output_ids == list(range(len(tracker.output_ids)))
+        assert tuple(tracker.output_logprobs) == logprobs(*tracker.output_ids)
+
+
+def test_a_worker_that_leaves_logprobs_out_is_not_believed() -> None:
+    tracker = RequestTracker("r", (1, 2, 3), SamplingParams(10, num_logprobs=2))
+    tracker.start_attempt("p", "d", 60.0)
+    with pytest.raises(ValueError, match="0 log probabilities for 1 tokens"):
+        tracker.on_first_token(first_token(0, 0, 10))
+    with pytest.raises(ValueError, match="1 log probabilities for 2 tokens"):
+        tracker.on_tokens(TokenEvent("r", 0, 0, (10, 11), logprobs(10)))
+    assert tracker.output_ids == []

@@ -10,12 +10,12 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     dtype before the weight is applied, as Hugging Face's implementation does.
 
     Args:
-        x: (..., hidden_size).
-        weight: (hidden_size,), of x's dtype.
+        x: (..., size); each row of the last dimension is normalised.
+        weight: (..., size), of x's dtype and broadcast against it.
         eps: added to the mean square.
 
     Returns:
-        (..., hidden_size), of x's dtype.
+        (..., size), of x's dtype.
     """
     x32 = x.float()
     x32 = x32 * torch.rsqrt(x32.pow(2).mean(-1, keepdim=True) + eps)

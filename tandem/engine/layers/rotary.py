@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from tandem.engine.models.config import Llama3RopeScaling
+from tandem.engine.models.rope import Llama3RopeScaling
 
 
 class RotaryEmbedding:

@@ -1,6 +1,47 @@
-"""The architectures that are served. Importing this costs no torch: configurations are checked without it."""
+"""The architectures that are served, and what distinguishes them.
 
-# Architecture, as config.json names it, to "module:class". A class is made from (config, dtype, device).
-MODEL_CLASSES = {
-    "LlamaForCausalLM": "tandem.engine.models.llama:LlamaModel",
+Importing this costs no torch: configurations are checked without it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """How an architecture differs from the plain decoder: Llama without biases.
+
+    Attributes:
+        qkv_bias, o_bias, mlp_bias: whether these projections have biases, or the key of config.json that says so.
+        qk_norm: whether each head's queries and keys are normalised before they are rotated.
+        window_switch: whether use_sliding_window in config.json can turn sliding_window off.
+        defaults: values of keys that config.json leaves out, where not those of ModelConfig.from_dir.
+    """
+
+    qkv_bias: bool | str = False
+    o_bias: bool | str = False
+    mlp_bias: bool | str = False
+    qk_norm: bool = False
+    window_switch: bool = True
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+
+
+# By the name in config.json. The defaults are those of Hugging Face's configuration classes.
+ARCHITECTURES: Mapping[str, Architecture] = {
+    "LlamaForCausalLM": Architecture(qkv_bias="attention_bias", o_bias="attention_bias", mlp_bias="mlp_bias"),
+    "MistralForCausalLM": Architecture(
+        window_switch=False,
+        defaults={"num_key_value_heads": 8, "sliding_window": 4096},
+    ),
+    "Qwen2ForCausalLM": Architecture(
+        qkv_bias=True,
+        defaults={"num_key_value_heads": 32, "sliding_window": 4096, "use_sliding_window": False},
+    ),
+    "Qwen3ForCausalLM": Architecture(
+        qkv_bias="attention_bias",
+        o_bias="attention_bias",
+        qk_norm=True,
+        defaults={"num_key_value_heads": 32, "head_dim": 128, "sliding_window": 4096, "use_sliding_window": False},
+    ),
 }

@@ -1,12 +1,10 @@
-"""Which class computes which architecture."""
-
-from importlib import import_module
+"""Which class computes which architecture: so far one computes all."""
 
 import torch
 
-from tandem.engine.models.architectures import MODEL_CLASSES
 from tandem.engine.models.base import Model
 from tandem.engine.models.config import ModelConfig
+from tandem.engine.models.decoder import DecoderModel
 
 
 def build_model(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Model:
@@ -15,6 +13,4 @@ def build_model(config: ModelConfig, dtype: torch.dtype, device: torch.device) -
     Args:
         dtype: of weights and activations; a float type.
     """
-    module, _, name = MODEL_CLASSES[config.architecture].partition(":")
-    model: Model = getattr(import_module(module), name)(config, dtype, device)
-    return model
+    return DecoderModel(config, dtype, device)

@@ -1,4 +1,4 @@
-"""Llama 2 and 3 and the models that share their architecture, such as SmolLM2."""
+"""The decoder that Llama, Mistral, Qwen2 and Qwen3 share. What differs between them is in the configuration."""
 
 from collections.abc import Iterable, Iterator
 
@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from tandem.engine.attention.base import AttentionBackend
+from tandem.engine.layers.linear import MergedLinear
 from tandem.engine.layers.norm import rms_norm
 from tandem.engine.layers.rotary import RotaryEmbedding, rotate
 from tandem.engine.models.base import Model
@@ -15,8 +16,8 @@ from tandem.engine.models.config import ModelConfig
 _WEIGHT_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
-class LlamaModel(Model):
-    """A Llama's weights and forward pass.
+class DecoderModel(Model):
+    """A decoder's weights and forward pass.
 
     Projections that share an input are one matrix, so that a layer takes four products outside attention.
     Roundings come in the order of Hugging Face's implementation, so that bfloat16 results stay as close to it
@@ -100,15 +101,20 @@ class _Layer:
         self._num_q_heads, self._num_kv_heads = config.num_q_heads, config.num_kv_heads
         q_rows, kv_rows = config.num_q_heads * head_dim, config.num_kv_heads * head_dim
         self._input_norm = torch.empty(hidden, dtype=dtype, device=device)
-        self._qkv = _Linear([q_rows, kv_rows, kv_rows], hidden, config.attention_bias, dtype, device)
-        self._o = _Linear([hidden], q_rows, config.attention_bias, dtype, device)
+        self._qkv = MergedLinear([q_rows, kv_rows, kv_rows], hidden, config.qkv_bias, dtype, device)
+        # Row 0 is for queries, row 1 for keys.
+        self._qk_norm = torch.empty(2, head_dim, dtype=dtype, device=device) if config.qk_norm else None
+        self._o = MergedLinear([hidden], q_rows, config.o_bias, dtype, device)
         self._mlp_norm = torch.empty(hidden, dtype=dtype, device=device)
-        self._gate_up = _Linear([config.intermediate_size] * 2, hidden, config.mlp_bias, dtype, device)
-        self._down = _Linear([hidden], config.intermediate_size, config.mlp_bias, dtype, device)
+        self._gate_up = MergedLinear([config.intermediate_size] * 2, hidden, config.mlp_bias, dtype, device)
+        self._down = MergedLinear([hidden], config.intermediate_size, config.mlp_bias, dtype, device)
 
     def slots(self) -> Iterator[tuple[str, torch.Tensor]]:
         yield "input_layernorm.weight", self._input_norm
         yield from self._qkv.slots("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+        if self._qk_norm is not None:
+            yield "self_attn.q_norm.weight", self._qk_norm[0]
+            yield "self_attn.k_norm.weight", self._qk_norm[1]
         yield from self._o.slots("self_attn.o_proj")
         yield "post_attention_layernorm.weight", self._mlp_norm
         yield from self._gate_up.slots("mlp.gate_proj", "mlp.up_proj")
@@ -119,34 +125,16 @@ class _Layer:
     ) -> torch.Tensor:
         """x: (num_tokens, hidden_size); returns the same shape."""
         qkv = self._qkv(rms_norm(x, self._input_norm, self._eps)).unflatten(-1, (-1, self._head_dim))
-        # Queries and keys turn alike, so together: (num_tokens, num_q_heads + num_kv_heads, head_dim).
+        # Queries and keys go the same way, so together: (num_tokens, num_q_heads + num_kv_heads, head_dim).
         qk, v = qkv.split([self._num_q_heads + self._num_kv_heads, self._num_kv_heads], dim=1)
+        if self._qk_norm is not None:
+            q_weight, k_weight = self._qk_norm
+            weights = [q_weight.expand(self._num_q_heads, -1), k_weight.expand(self._num_kv_heads, -1)]
+            qk = rms_norm(qk, torch.cat(weights), self._eps)
         q, k = rotate(qk, cos, sin).split([self._num_q_heads, self._num_kv_heads], dim=1)
         x = x + self._o(attention.run(q, k, v, index))
         gate, up = self._gate_up(rms_norm(x, self._mlp_norm, self._eps)).chunk(2, dim=-1)
         return x + self._down(F.silu(gate) * up)
-
-
-class _Linear:
-    """One or more projections of the same input as one matrix, (sum(out_sizes), in_size)."""
-
-    def __init__(
-        self, out_sizes: list[int], in_size: int, bias: bool, dtype: torch.dtype, device: torch.device
-    ) -> None:
-        self._out_sizes = out_sizes
-        self._weight = torch.empty(sum(out_sizes), in_size, dtype=dtype, device=device)
-        self._bias = torch.empty(sum(out_sizes), dtype=dtype, device=device) if bias else None
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return F.linear(x, self._weight, self._bias)
-
-    def slots(self, *names: str) -> Iterator[tuple[str, torch.Tensor]]:
-        """The parts of the matrix, and of the bias, by the names of the projections."""
-        for name, weight in zip(names, self._weight.split(self._out_sizes), strict=True):
-            yield f"{name}.weight", weight
-        if self._bias is not None:
-            for name, bias in zip(names, self._bias.split(self._out_sizes), strict=True):
-                yield f"{name}.bias", bias
 
 
 def _check(name: str, tensor: torch.Tensor, slot: torch.Tensor) -> None:

@@ -1,0 +1,48 @@
+"""Policies that look at what the radix cache holds."""
+
+from collections.abc import Sequence
+
+from prefill_worker.policies.base import PrefillPolicy
+from prefill_worker.queue import QueuedRequest
+from tandem.engine.kvcache.cache_manager import CacheManager
+
+
+class LongestPrefixMatch(PrefillPolicy):
+    """The longest cached prefix first, before it is evicted."""
+
+    def order(self, queue: Sequence[QueuedRequest], cache: CacheManager) -> list[QueuedRequest]:
+        return sorted(queue, key=lambda q: len(cache.peek(q.token_ids, q.request.cache_namespace)), reverse=True)
+
+
+class _Branch:
+    """A cached page, with the queued requests whose match ends there and the branches beyond it."""
+
+    __slots__ = ("branches", "ending", "weight")
+
+    def __init__(self) -> None:
+        self.branches: dict[int, _Branch] = {}
+        self.ending: list[QueuedRequest] = []
+        self.weight = 0
+
+
+class DfsWeight(PrefillPolicy):
+    """Depth first through the cached prefixes, the branch with most queued requests first: requests that share pages
+    run one after the other, while those pages are in use anyway."""
+
+    def order(self, queue: Sequence[QueuedRequest], cache: CacheManager) -> list[QueuedRequest]:
+        root = _Branch()
+        for queued in queue:
+            branch = root
+            for page_id in cache.peek(queued.token_ids, queued.request.cache_namespace):
+                branch = branch.branches.setdefault(page_id, _Branch())
+                branch.weight += 1
+            branch.ending.append(queued)
+        ordered: list[QueuedRequest] = []
+        stack = [root]
+        while stack:
+            branch = stack.pop()
+            ordered += branch.ending
+            # The heaviest on top of the stack; of equals the oldest.
+            heaviest_first = sorted(branch.branches.values(), key=lambda b: -b.weight)
+            stack.extend(reversed(heaviest_first))
+        return ordered

@@ -1,0 +1,59 @@
+"""Requests waiting for prefill, and which of them share a prefix that is being computed."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tandem.messages import Prefill
+
+
+@dataclass(eq=False, slots=True)
+class QueuedRequest:
+    """
+    Attributes:
+        number: position in arrival at this worker.
+        token_ids: prompt, and output of earlier attempts.
+        prefix_ids: for each full page of the tokens an identity of everything up to its end: equal where prefixes are.
+        num_overtaken: how often a request that came later was started first.
+    """
+
+    request: Prefill
+    number: int
+    token_ids: list[int]
+    prefix_ids: list[int]
+    num_overtaken: int = 0
+
+    @property
+    def key(self) -> tuple[str, int]:
+        return self.request.request_id, self.request.attempt
+
+    @property
+    def age_key(self) -> tuple[int, int]:
+        """Smaller is older; a request keeps its age over all attempts."""
+        return self.request.arrival_ns, self.number
+
+
+class PagesInWork:
+    """The full pages that started jobs have yet to compute."""
+
+    def __init__(self) -> None:
+        self._num_jobs: dict[int, int] = {}
+
+    def add(self, prefix_ids: Sequence[int]) -> None:
+        for identity in prefix_ids:
+            self._num_jobs[identity] = self._num_jobs.get(identity, 0) + 1
+
+    def remove(self, prefix_ids: Sequence[int]) -> None:
+        """These pages are computed, or their job has ended."""
+        for identity in prefix_ids:
+            self._num_jobs[identity] -= 1
+            if not self._num_jobs[identity]:
+                del self._num_jobs[identity]
+
+    def num_next(self, prefix_ids: Sequence[int], num_cached_pages: int) -> int:
+        """How many of a request's pages, from the first that is not cached, somebody is computing."""
+        num_pages = 0
+        while num_cached_pages + num_pages < len(prefix_ids):
+            if prefix_ids[num_cached_pages + num_pages] not in self._num_jobs:
+                break
+            num_pages += 1
+        return num_pages

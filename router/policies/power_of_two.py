@@ -1,0 +1,18 @@
+"""The less loaded of two pairs drawn at random."""
+
+import random
+from collections.abc import Sequence
+
+from router.policies.base import Policy, Prompt
+from router.policies.least_loaded import load
+from router.registry import Pair
+
+
+class PowerOfTwo(Policy):
+    """Nearly as even as looking at all, and several routers that cannot see each other do not all choose the same."""
+
+    def __init__(self, seed: int | None = None) -> None:
+        self._random = random.Random(seed)
+
+    def choose(self, pairs: Sequence[Pair], prompt: Prompt) -> Pair:
+        return min(self._random.sample(list(pairs), min(2, len(pairs))), key=load)

@@ -1,0 +1,24 @@
+"""Every pair in turn."""
+
+from collections.abc import Sequence
+
+from router.policies.base import Policy, Prompt
+from router.registry import Pair
+
+
+class RoundRobin(Policy):
+    """Turns through prefill and decode workers at once, so that N requests over N x M pairs load all workers evenly."""
+
+    def __init__(self) -> None:
+        # When each worker was last chosen, by a count of choices.
+        self._last: dict[str, int] = {}
+        self._num_choices = 0
+
+    def choose(self, pairs: Sequence[Pair], prompt: Prompt) -> Pair:
+        pair = min(pairs, key=lambda p: (self._last_chosen(p.prefill.worker_id), self._last_chosen(p.decode.worker_id)))
+        self._num_choices += 1
+        self._last[pair.prefill.worker_id] = self._last[pair.decode.worker_id] = self._num_choices
+        return pair
+
+    def _last_chosen(self, worker_id: str) -> int:
+        return self._last.get(worker_id, 0)

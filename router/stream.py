@@ -1,0 +1,69 @@
+"""A request in hand: its tracker, the workers that serve it now, and the queue its client reads."""
+
+import asyncio
+from dataclasses import dataclass, field
+
+from router.registry import Pair, Worker
+from router.tracker import RequestTracker
+from tandem.messages import Abort
+
+
+@dataclass(eq=False, slots=True)
+class RequestStream:
+    """
+    Attributes:
+        tokens: what the client reads: tokens, then None once the request has ended.
+        pair: who serves the current attempt; None between attempts.
+        workers: those of them that have a part left: what is lost with them is lost to the attempt.
+        decode_deadline: until when the decode worker may say whether it has the pages, if the prefill worker died
+            after the first token; None otherwise.
+        num_failures: attempts that failed; those given back for want of pages did not.
+    """
+
+    tracker: RequestTracker
+    tokens: asyncio.Queue[list[int] | None] = field(default_factory=asyncio.Queue)
+    pair: Pair | None = None
+    workers: list[Worker] = field(default_factory=list)
+    decode_deadline: float | None = None
+    num_failures: int = 0
+    _num_pending_tokens: int = 0
+
+    def assign(self, pair: Pair) -> None:
+        """An attempt begins; both workers' loads count it from now on."""
+        assert self.pair is None
+        self.pair = pair
+        self.workers = [pair.prefill] if pair.prefill is pair.decode else [pair.prefill, pair.decode]
+        for worker in self.workers:
+            worker.num_assigned += 1
+        self._num_pending_tokens = len(self.tracker.prompt_ids) + len(self.tracker.output_ids)
+        pair.prefill.num_pending_tokens += self._num_pending_tokens
+
+    def prefill_is_computed(self) -> None:
+        """The first token is there: the prefill worker has nothing left to compute."""
+        if self.pair is not None:
+            self.pair.prefill.num_pending_tokens -= self._num_pending_tokens
+            self._num_pending_tokens = 0
+
+    def prefill_is_over(self) -> None:
+        """The decode worker has the pages: the prefill worker has no part in the attempt any more."""
+        self.decode_deadline = None
+        self.prefill_is_computed()
+        if self.pair is not None and self.pair.prefill is not self.pair.decode:
+            self._leave(self.pair.prefill)
+
+    def end_attempt(self, *, tell_workers: bool) -> None:
+        """The attempt is over; its workers are told so, by name, unless they know."""
+        self.prefill_is_computed()
+        self.decode_deadline = None
+        if tell_workers and self.pair is not None:
+            # The prefill worker too if its part is over: it may not know yet.
+            for worker in dict.fromkeys((self.pair.prefill, self.pair.decode)):
+                worker.send([Abort(self.tracker.request_id, self.tracker.attempt)])
+        for worker in list(self.workers):
+            self._leave(worker)
+        self.pair = None
+
+    def _leave(self, worker: Worker) -> None:
+        if worker in self.workers:
+            self.workers.remove(worker)
+            worker.num_assigned -= 1

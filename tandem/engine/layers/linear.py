@@ -1,0 +1,35 @@
+"""Projections."""
+
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+
+
+class MergedLinear:
+    """One or more projections of the same input as one matrix, so that they take one product.
+
+    Called with (..., in_size), returns (..., sum(out_sizes)) of the same dtype: the projections side by side.
+
+    Args:
+        out_sizes: of the projections, in order.
+        bias: whether each projection has one.
+    """
+
+    def __init__(
+        self, out_sizes: list[int], in_size: int, bias: bool, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self._out_sizes = out_sizes
+        self._weight = torch.empty(sum(out_sizes), in_size, dtype=dtype, device=device)
+        self._bias = torch.empty(sum(out_sizes), dtype=dtype, device=device) if bias else None
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(x, self._weight, self._bias)
+
+    def slots(self, *names: str) -> Iterator[tuple[str, torch.Tensor]]:
+        """Views of the matrix, (out_size, in_size), and of the bias, (out_size,), by the projections' names."""
+        for name, weight in zip(names, self._weight.split(self._out_sizes), strict=True):
+            yield f"{name}.weight", weight
+        if self._bias is not None:
+            for name, bias in zip(names, self._bias.split(self._out_sizes), strict=True):
+                yield f"{name}.bias", bias

@@ -1,0 +1,267 @@
+"""A tiny model, what transformers says about it, and clusters that serve it."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from deploy.launcher import Cluster
+from tandem.client import TandemClient
+from tandem.config import ClusterConfig
+from tandem.v1 import inference_pb2 as pb
+from tandem.v1 import worker_pb2, worker_pb2_grpc
+
+VOCAB_SIZE = 300
+# Several, so that a good part of the outputs of a random model end early.
+EOS_TOKEN_IDS = [256, 257, 258, 259, 260, 261]
+CHUNK_SIZE = 48
+MAX_MODEL_LEN = 512
+# Few enough that the tests' prompts push each other out of the caches.
+NUM_PAGES = 128
+RESTART_S = 40.0
+
+
+def wait_until(condition: Callable[[], Any], timeout_s: float, what: str) -> Any:
+    """The first true value of `condition`."""
+    deadline = time.monotonic() + timeout_s
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"not within {timeout_s:g} s: {what}"
+        time.sleep(0.02)
+    return value
+
+
+class Oracle:
+    """Greedy decoding by transformers, in float32."""
+
+    def __init__(self, model_dir: Path) -> None:
+        import tokenizers
+        from transformers import AutoModelForCausalLM
+
+        self._model: Any = AutoModelForCausalLM.from_pretrained(model_dir, dtype="float32").eval()
+        self._eos_token_ids = self._model.generation_config.eos_token_id
+        self.tokenizer = tokenizers.Tokenizer.from_file(str(model_dir / "tokenizer.json"))
+
+    def generate(self, prompt_ids: Sequence[int], max_tokens: int, *, ignore_eos: bool = False) -> list[int]:
+        """The output's token ids, an end-of-sequence token included."""
+        import torch
+
+        self._model.generation_config.eos_token_id = None if ignore_eos else self._eos_token_ids
+        prompt = torch.tensor([list(prompt_ids)])
+        # One thread: several would spend their time waiting for each other beside the workers.
+        num_threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        output = self._model.generate(
+            prompt,
+            attention_mask=torch.ones_like(prompt),
+            max_new_tokens=max_tokens,
+            do_sample=False,
+            pad_token_id=0,
+        )
+        torch.set_num_threads(num_threads)
+        return output[0, len(prompt_ids) :].tolist()
+
+    def confirms(self, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> bool:
+        """Whether a long output is the greedy one: one forward over all of it, where generate takes one a token."""
+        import torch
+
+        with torch.inference_mode():
+            logits = self._model(torch.tensor([[*prompt_ids, *output_ids]])).logits[0]
+        return logits[len(prompt_ids) - 1 : -1].argmax(-1).tolist() == list(output_ids)
+
+    def logits(self, token_ids: Sequence[int]) -> Any:
+        """(len(token_ids), vocab_size) float32"""
+        import torch
+
+        with torch.inference_mode():
+            return self._model(torch.tensor([list(token_ids)])).logits[0]
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return self.tokenizer.decode(list(token_ids), skip_special_tokens=True)
+
+
+@dataclass
+class Answer:
+    """All that a stream of responses said; `last` is its last message."""
+
+    token_ids: list[int] = field(default_factory=list)
+    text: str = ""
+    last: pb.GenerateResponse = field(default_factory=pb.GenerateResponse)
+
+    def add(self, response: pb.GenerateResponse) -> None:
+        assert response.index == len(self.token_ids)
+        assert not self.last.finish_reason, "nothing may follow the last message"
+        self.token_ids += response.token_ids
+        self.text += response.text
+        self.last = response
+
+
+class ServedCluster:
+    """A supervised cluster in this process's Ray, and a client of it."""
+
+    def __init__(self, config: ClusterConfig) -> None:
+        self.cluster = Cluster(config, lambda part, doing: None)
+        self.failure: Exception | None = None
+        self._stopping = threading.Event()
+        self._supervisor = threading.Thread(target=self._supervise)
+        try:
+            self.cluster.start()
+        except BaseException:
+            self.cluster.stop()
+            raise
+        self._supervisor.start()
+        self.client = TandemClient(self.cluster.addresses.grpc)
+
+    def close(self) -> None:
+        self.client._channel.close()
+        self._stopping.set()
+        self._supervisor.join()
+        self.cluster.stop()
+        assert self.failure is None
+
+    def _supervise(self) -> None:
+        try:
+            self.cluster.supervise(self._stopping)
+        except Exception as error:
+            self.failure = error
+
+    def request(self, prompt_ids: Sequence[int], **sampling: Any) -> pb.GenerateRequest:
+        sampling.setdefault("max_tokens", 24)
+        return pb.GenerateRequest(token_ids=pb.TokenIds(ids=list(prompt_ids)), sampling=pb.SamplingParams(**sampling))
+
+    def complete(self, prompt_ids: Sequence[int], **sampling: Any) -> Answer:
+        answer = Answer()
+        for response in self.client.generate(self.request(prompt_ids, **sampling), timeout_s=30.0):
+            answer.add(response)
+        assert answer.last.finish_reason
+        return answer
+
+    def wait_ready(self) -> None:
+        """Waits for a worker that is being started again, too."""
+        wait_until(lambda: self.client.server_info().ready, RESTART_S, "the cluster is ready")
+
+    def worker(self, worker_id: str) -> pb.WorkerStatus | None:
+        return next((w for w in self.client.server_info().workers if w.worker_id == worker_id), None)
+
+    def kill(self, worker_id: str, signum: signal.Signals = signal.SIGKILL) -> int:
+        """Signals a worker's process; returns its pid."""
+        worker = self.worker(worker_id)
+        assert worker is not None
+        os.kill(worker.pid, signum)
+        return worker.pid
+
+    def integrity(self) -> dict[str, worker_pb2.IntegrityReport]:
+        """Each worker's report, from its engine thread and not from a heartbeat."""
+        reports = {}
+        for worker in self.client.server_info().workers:
+            with grpc.insecure_channel(worker.address, options=[("grpc.enable_http_proxy", 0)]) as channel:
+                admin = worker_pb2_grpc.WorkerAdminStub(channel)
+                reports[worker.worker_id] = admin.CheckIntegrity(worker_pb2.CheckIntegrityRequest(), timeout=5.0)
+        return reports
+
+    def wait_clean(self, within_s: float = 5.0) -> None:
+        """Waits until nobody works and nobody holds a page; at no time may a page account be wrong."""
+
+        def is_clean() -> bool:
+            reports = self.integrity()
+            assert {r.violation for r in reports.values()} <= {""}
+            stats = [r.stats for r in reports.values()]
+            busy = sum(s.num_queued + s.num_running + s.num_locked_pages + s.num_leased_pages for s in stats)
+            return not busy and not self.client.server_info().num_requests
+
+        wait_until(is_clean, within_s, "all workers are idle and hold no page")
+        for report in self.integrity().values():
+            assert report.stats.num_free_pages + report.stats.num_cached_pages == report.stats.num_total_pages
+
+
+class Clusters:
+    """One cluster at a time, kept for as long as the tests that follow want the same one."""
+
+    def __init__(self) -> None:
+        self._config: ClusterConfig | None = None
+        self._served: ServedCluster | None = None
+
+    def get(self, config: ClusterConfig) -> ServedCluster:
+        if self._served is None or config != self._config:
+            self.close()
+            self._config, self._served = config, ServedCluster(config)
+        self._served.wait_ready()
+        return self._served
+
+    def close(self) -> None:
+        served, self._served = self._served, None
+        if served is not None:
+            served.close()
+
+
+@pytest.fixture(scope="session")
+def tiny_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random two-layer Llama with grouped heads, whose tokens are bytes."""
+    import tokenizers
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    directory = tmp_path_factory.mktemp("models") / "tiny-llama"
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=MAX_MODEL_LEN,
+        # Large enough that outputs vary and the best token is best by far.
+        initializer_range=0.3,
+        bos_token_id=None,
+        eos_token_id=EOS_TOKEN_IDS,
+    )
+    LlamaForCausalLM(config).float().save_pretrained(directory)
+    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE({c: i for i, c in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    tokenizer.add_special_tokens([f"<eos{i}>" for i in EOS_TOKEN_IDS])
+    tokenizer.save(str(directory / "tokenizer.json"))
+    return directory
+
+
+@pytest.fixture(scope="session")
+def tiny_oracle(tiny_model_dir: Path) -> Oracle:
+    return Oracle(tiny_model_dir)
+
+
+@pytest.fixture(scope="session")
+def tiny_config(tiny_model_dir: Path) -> ClusterConfig:
+    return ClusterConfig(
+        model=str(tiny_model_dir), num_pages=NUM_PAGES, chunk_size=CHUNK_SIZE, num_threads=1, grpc_port=0
+    )
+
+
+@pytest.fixture(scope="session")
+def clusters() -> Iterator[Clusters]:
+    clusters = Clusters()
+    yield clusters
+    clusters.close()
+
+
+@pytest.fixture
+def tiny_pd(clusters: Clusters, tiny_config: ClusterConfig) -> Iterator[ServedCluster]:
+    """The tiny model on one prefill and one decode worker; every test must leave it clean."""
+    served = clusters.get(tiny_config)
+    yield served
+    served.wait_clean()
+
+
+@pytest.fixture
+def tiny_both(clusters: Clusters, tiny_config: ClusterConfig) -> Iterator[ServedCluster]:
+    """The tiny model on one worker of role `both`; every test must leave it clean."""
+    served = clusters.get(replace(tiny_config, num_prefill=0, num_decode=0, num_both=1))
+    yield served
+    served.wait_clean()

@@ -1,0 +1,267 @@
+"""The `tandem` command, from `serve` to its end, with the demo model."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from deploy.process_tree import ProcessId, descendants, end_processes
+from tandem.client import TandemClient
+from tandem.v1 import inference_pb2 as pb
+from tests.cluster.conftest import Answer, Clusters, Oracle, wait_until
+
+TANDEM = str(Path(sys.executable).with_name("tandem"))
+START_S = 60.0
+GONE_S = 10.0
+# Nobody listens there.
+NO_SERVER = "127.0.0.1:1"
+ENGLISH = "The old lighthouse stood at the edge of the"
+UNICODE = "Grüße aus München! 日本語の文章 🙂 и ещё"
+
+
+@dataclass
+class Server:
+    """A `tandem serve` that is up."""
+
+    process: subprocess.Popen[str]
+    address: str
+    tree: list[ProcessId]
+    output: list[str]
+
+    def finish(self) -> int:
+        """Waits for its end, with which all of its processes must have ended; returns its exit status."""
+        status = self.process.wait(GONE_S)
+        assert [p for p in self.tree if p.is_alive()] == []
+        return status
+
+
+def tandem(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run([TANDEM, *arguments], input=stdin, capture_output=True, text=True, timeout=60.0)
+
+
+def start(*arguments: str, runtime_dir: Path) -> Server:
+    process = subprocess.Popen(
+        [TANDEM, "serve", "--grpc-port", "0", *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "XDG_RUNTIME_DIR": str(runtime_dir)},
+    )
+    output: list[str] = []
+    threading.Thread(target=lambda: output.extend(process.stdout or ()), daemon=True).start()
+
+    def address() -> str:
+        assert process.poll() is None, "".join(output)
+        found = re.search(r"over gRPC at (\S+)", "".join(output))
+        return found[1] if found else ""
+
+    try:
+        found = wait_until(address, START_S, "the server is up")
+    except BaseException:
+        end_processes({ProcessId.of(process.pid), *descendants(process.pid)}, 0.0)
+        raise
+    return Server(process, found, [ProcessId.of(process.pid), *descendants(process.pid)], output)
+
+
+@pytest.fixture(scope="module")
+def server(clusters: Clusters, tmp_path_factory: pytest.TempPathFactory, smollm2_dir: Path) -> Iterator[Server]:
+    # Makes room.
+    clusters.close()
+    server = start(
+        *("--model", "smollm2-135m-instruct", "--num-pages", "256", "--chunk-size", "128"),
+        runtime_dir=tmp_path_factory.mktemp("run"),
+    )
+    yield server
+    end_processes([p for p in server.tree if p.is_alive()], 5.0)
+
+
+@pytest.fixture(scope="module")
+def oracle(smollm2_dir: Path) -> Oracle:
+    return Oracle(smollm2_dir)
+
+
+class Chat:
+    """A conversation as transformers would have it."""
+
+    def __init__(self, oracle: Oracle, model_dir: Path) -> None:
+        from transformers import AutoTokenizer
+
+        self._oracle = oracle
+        self._tokenizer = AutoTokenizer.from_pretrained(model_dir)
+        self.messages: list[dict[str, str]] = []
+
+    def answer(self, question: str, max_tokens: int) -> tuple[list[int], str]:
+        self.messages.append({"role": "user", "content": question})
+        prompt_ids = self._tokenizer.apply_chat_template(self.messages, add_generation_prompt=True, return_dict=True)[
+            "input_ids"
+        ]
+        output_ids = self._oracle.generate(prompt_ids, max_tokens)
+        text = self._oracle.decode(output_ids)
+        self.messages.append({"role": "assistant", "content": text})
+        return output_ids, text
+
+
+@pytest.fixture
+def chat(oracle: Oracle, smollm2_dir: Path) -> Chat:
+    return Chat(oracle, smollm2_dir)
+
+
+def complete(server: Server, request: pb.GenerateRequest, max_tokens: int) -> Answer:
+    request.sampling.max_tokens = max_tokens
+    answer = Answer()
+    with TandemClient(server.address) as client:
+        for response in client.generate(request, timeout_s=30.0):
+            answer.add(response)
+    return answer
+
+
+def server_info(server: Server) -> pb.ServerInfo:
+    with TandemClient(server.address) as client:
+        return client.server_info()
+
+
+@pytest.mark.parametrize(
+    ("text", "max_tokens"), [(ENGLISH, 20), (UNICODE, 20), (f"{ENGLISH} sea. " * 36, 8)], ids=["en", "unicode", "long"]
+)
+def test_text_is_what_transformers_gives(server: Server, oracle: Oracle, text: str, max_tokens: int) -> None:
+    prompt_ids = oracle.tokenizer.encode(text).ids
+    expected = oracle.generate(prompt_ids, max_tokens)
+    answer = complete(server, pb.GenerateRequest(text=text), max_tokens)
+    assert answer.token_ids == expected
+    assert answer.text == oracle.decode(expected)
+    assert answer.last.usage.prompt_tokens == len(prompt_ids)
+
+
+def test_chat_is_what_transformers_gives(server: Server, chat: Chat) -> None:
+    expected, text = chat.answer("What is the capital of France?", 20)
+    request = pb.GenerateRequest(chat=pb.Chat(messages=[pb.ChatMessage(**chat.messages[0])]))
+    answer = complete(server, request, 20)
+    assert (answer.token_ids, answer.text) == (expected, text)
+
+
+def test_generate(server: Server, oracle: Oracle, chat: Chat) -> None:
+    raw = tandem("generate", "--raw", "--max-tokens", "8", "--address", server.address, ENGLISH)
+    expected = oracle.decode(oracle.generate(oracle.tokenizer.encode(ENGLISH).ids, 8))
+    assert (raw.returncode, raw.stdout, raw.stderr) == (0, f"{expected}\n", "")
+
+    _, expected = chat.answer("Name a colour.", 8)
+    asked = tandem(
+        "generate", "--max-tokens", "8", "--timings", "--address", server.address, "-", stdin="Name a colour."
+    )
+    assert (asked.returncode, asked.stderr) == (0, "")
+    assert asked.stdout.startswith(f"{expected}\n")
+    for shown in ("first_to_second", "handover", "pages shipped to it"):
+        assert shown in asked.stdout
+
+
+def test_chat_of_two_turns(server: Server, chat: Chat) -> None:
+    questions = ("What is the capital of France?", "And of Italy?")
+    answers = [chat.answer(question, 12)[1] for question in questions]
+    done = tandem("chat", "--max-tokens", "12", "--address", server.address, stdin="\n".join(questions) + "\n")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [part.strip() for part in done.stdout.split("\n> ")[1:]] == [*(a.strip() for a in answers), ""]
+
+
+def test_status(server: Server) -> None:
+    status = tandem("status", "--address", server.address)
+    assert (status.returncode, status.stderr) == (0, "")
+    assert status.stdout.startswith("smollm2-135m-instruct (length 4096), ready")
+    # Whole, though nobody said that the output is wider than 80 columns.
+    for worker in server_info(server).workers:
+        assert status.stdout.count(worker.worker_id) >= 2 and str(worker.pid) in status.stdout
+
+    info = json.loads(tandem("status", "--json", "--address", server.address).stdout)
+    assert info["ready"] is True
+    assert {w["worker_id"]: w["stats"]["num_total_pages"] for w in info["workers"]} == {
+        "prefill-0": 256,
+        "decode-0": 256,
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--raw", ""), "tandem generate: the prompt is empty"),
+        (("--max-tokens", "0", "hi"), "tandem generate: max_tokens must be between 1 and"),
+        (("--raw", "--max-tokens", "1", "word " * 5000), "tandem generate: the prompt has"),
+    ],
+)
+def test_refused_request_says_why(server: Server, arguments: tuple[str, ...], message: str) -> None:
+    done = tandem("generate", "--address", server.address, *arguments)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(message) and done.stderr.count("\n") == 1
+
+
+def test_port_in_use(server: Server, tiny_model_dir: Path) -> None:
+    port = server.address.rpartition(":")[2]
+    done = tandem("serve", "--both", "1", "--model", str(tiny_model_dir), "--num-pages", "32", "--grpc-port", port)
+    assert done.returncode == 1
+    assert f"cannot listen on 127.0.0.1:{port}: the port is in use" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_ctrl_c_stops_the_server_and_leaves_nothing(server: Server) -> None:
+    assert len(server.tree) > 6
+    os.kill(server.process.pid, signal.SIGINT)
+    assert server.finish() == 0
+    assert tandem("status", "--address", server.address).returncode == 1
+
+
+def test_killed_server_leaves_nothing(clusters: Clusters, tiny_model_dir: Path, tmp_path: Path) -> None:
+    clusters.close()
+    server = start("--model", str(tiny_model_dir), "--both", "1", "--num-pages", "32", runtime_dir=tmp_path)
+    began = time.monotonic()
+    os.kill(server.process.pid, signal.SIGKILL)
+    wait_until(lambda: not any(p.is_alive() for p in server.tree), GONE_S, "nothing is left")
+    print("gone after", time.monotonic() - began)
+    assert server.process.wait(1.0) == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("command", [("generate", "hi"), ("chat",), ("status",), ("status", "--json")])
+def test_no_server(command: tuple[str, ...]) -> None:
+    done = tandem(*command, "--address", NO_SERVER, stdin="hi\n")
+    assert done.returncode == 1
+    assert done.stderr == f"tandem {command[0]}: no cluster answers at {NO_SERVER}; start one with `tandem serve`\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "the following arguments are required: --model"),
+        (("--model", "m", "--prefill", "two"), "invalid int value: 'two'"),
+        (("--model", "m", "--dtype", "int3"), "invalid choice: 'int3'"),
+        (("--model", "m", "--prefill", "2", "--decode", "0"), "both kinds are needed, or neither"),
+        (("--model", "m", "--num-pages", "0"), "num_pages must be above 0, not 0"),
+        (("--model", "m", "--grpc-port", "70000"), "grpc_port must be between 0 and 65535, not 70000"),
+    ],
+)
+def test_wrong_flags(arguments: tuple[str, ...], message: str) -> None:
+    done = tandem("serve", *arguments)
+    assert done.returncode == 2
+    assert message in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--model", "no-such-model"), "tandem: model 'no-such-model' not found: give a directory"),
+        (
+            ("--model", "smollm2-135m-instruct", "--num-pages", "4", "--max-model-len", "2048"),
+            "tandem: 4 pages of 16 tokens hold 64 tokens, fewer than max_model_len 2048",
+        ),
+    ],
+)
+def test_what_cannot_be_served(arguments: tuple[str, ...], message: str) -> None:
+    done = tandem("serve", *arguments)
+    assert done.returncode == 1
+    assert done.stderr.startswith(message) and done.stderr.count("\n") == 1

@@ -1,0 +1,86 @@
+"""Sampling, log probabilities and stop strings from end to end, against transformers' logits."""
+
+import random
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from tandem.engine.request import Sequence
+from tandem.engine.sampler import sample
+from tandem.sampling_params import SamplingParams
+from tandem.v1 import inference_pb2 as pb
+from tests.cluster.conftest import VOCAB_SIZE, Oracle, ServedCluster
+
+# Values that are the same in the client's single and the sampler's double precision.
+SAMPLING: list[dict[str, Any]] = [
+    {"temperature": 1.0},
+    {"temperature": 0.5, "top_p": 0.75},
+    {"temperature": 2.0, "top_k": 20, "min_p": 0.125},
+    {"temperature": 1.0, "repetition_penalty": 1.5, "presence_penalty": 0.5, "frequency_penalty": 0.25},
+    {"repetition_penalty": 1.25},
+    {"temperature": 1.0, "logit_bias": {7: 4.0, 9: -100.0}},
+]
+
+
+def random_ids(seed: int, num_tokens: int) -> list[int]:
+    rng = random.Random(seed)
+    return [rng.randrange(VOCAB_SIZE) for _ in range(num_tokens)]
+
+
+def expected(oracle: Oracle, prompt_ids: list[int], max_tokens: int, **params: Any) -> list[int]:
+    bias = tuple(sorted(params.pop("logit_bias", {}).items()))
+    sampling = SamplingParams(max_tokens, logit_bias=bias, **params)
+    sequence = Sequence(list(prompt_ids), len(prompt_ids), [], sampling=sampling)
+    for _ in range(max_tokens):
+        logits = oracle.logits(sequence.token_ids)[-1:]
+        sequence.token_ids.append(int(sample(logits, [sequence]).token_ids))
+    return sequence.token_ids[len(prompt_ids) :]
+
+
+def test_sampled_tokens_are_those_of_seed_and_position(tiny_pd: ServedCluster, tiny_oracle: Oracle) -> None:
+    # All at once, so that they share batches.
+    requests = [
+        (seed, random_ids(seed, 20 + 10 * i), params) for i, params in enumerate(SAMPLING) for seed in (i, 2**63)
+    ]
+
+    def serve(seed: int, prompt_ids: list[int], params: dict[str, Any]) -> list[int]:
+        return tiny_pd.complete(prompt_ids, max_tokens=12, ignore_eos=True, seed=seed, **params).token_ids
+
+    with ThreadPoolExecutor(len(requests)) as pool:
+        answers = list(pool.map(lambda request: serve(*request), requests))
+    for (seed, prompt_ids, params), token_ids in zip(requests, answers, strict=True):
+        assert token_ids == expected(tiny_oracle, prompt_ids, 12, seed=seed, **params), params
+
+
+def test_another_seed_gives_another_answer(tiny_pd: ServedCluster) -> None:
+    answers = [tuple(tiny_pd.complete([1, 2, 3], temperature=1.0, ignore_eos=True).token_ids) for _ in range(3)]
+    assert len(set(answers)) == 3
+
+
+def test_logprobs_are_those_of_the_model(tiny_pd: ServedCluster, tiny_oracle: Oracle) -> None:
+    prompt_ids = random_ids(20, 30)
+    request = tiny_pd.request(prompt_ids, max_tokens=8, ignore_eos=True, temperature=2.0, logprobs=3)
+    token_ids: list[int] = []
+    logprobs: list[pb.TokenLogprobs] = []
+    for response in tiny_pd.client.generate(request, timeout_s=30.0):
+        assert len(response.logprobs) == len(response.token_ids)
+        token_ids += response.token_ids
+        logprobs += response.logprobs
+    rows = tiny_oracle.logits(prompt_ids + token_ids)[len(prompt_ids) - 1 : -1].log_softmax(-1)
+    for token_id, row, found in zip(token_ids, rows, logprobs, strict=True):
+        assert found.logprob == pytest.approx(float(row[token_id]), abs=1e-3)
+        top = row.topk(3)
+        assert [t.token_id for t in found.top] == top.indices.tolist()
+        assert [t.logprob for t in found.top] == pytest.approx(top.values.tolist(), abs=1e-3)
+
+
+def test_a_stop_string_ends_the_output(tiny_pd: ServedCluster) -> None:
+    whole = tiny_pd.complete(random_ids(21, 40), max_tokens=200, ignore_eos=True)
+    stop = whole.text[20:24]
+    answer = tiny_pd.complete(random_ids(21, 40), max_tokens=200, ignore_eos=True, stop=[stop, "never in it"])
+    assert answer.text == whole.text.partition(stop)[0]
+    assert answer.last.finish_reason == pb.FINISH_REASON_STOP
+    num_tokens = len(answer.token_ids)
+    assert num_tokens < 200 and answer.token_ids == whole.token_ids[:num_tokens]
+    assert answer.last.usage.completion_tokens == num_tokens

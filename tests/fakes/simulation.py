@@ -1,0 +1,475 @@
+"""A whole cluster in one thread: real router, schedulers, caches, links and trackers; fake engines, sockets, copies and
+time. Whatever can happen next (a step, a message on any stream, a copy, a fault) happens when the test says so.
+
+What is checked all the time: page accounting of the worker concerned; that no copy writes a page which is not leased
+to it; and by the fake engine's tokens, that every page holds what its readers think it holds.
+"""
+
+import itertools
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from decode_worker.scheduler import DecodeScheduler
+from kvtransfer.events import FromLink, LinkClosed, ReceiverLinkOpened, SenderLinkOpened
+from kvtransfer.transports.base import Completion, SenderTransport
+from kvtransfer.transports.shared_memory import SharedMemoryReceiver
+from prefill_worker.handover import LinkHandover
+from prefill_worker.policies.registry import make_policy as make_prefill_policy
+from prefill_worker.scheduler import PrefillScheduler
+from router.policies.registry import make_policy
+from router.registry import Worker
+from router.router import Router
+from router.stream import RequestStream
+from router.tracker import RequestState
+from tandem.config import DecodeConfig, PrefillConfig, RouterConfig
+from tandem.engine.kvcache.cache_manager import CacheManager
+from tandem.lifecycle import RECEIVED
+from tandem.messages import PROTOCOL_VERSION, Heartbeat, Hello, LinkHello, LinkWelcome, PageFormat, Peers, PoolEndpoint
+from tandem.sampling_params import SamplingParams
+from tandem.worker.base import Outbox, Scheduler
+from tandem.worker.events import FromRouter, RouterLost
+from tests.fakes.clock import FakeClock
+from tests.fakes.engine import FakeEngine, expected_tokens
+from tests.fakes.transport import ManualCompletion
+
+PAGE_SIZE = 2
+# Put on a stream's queue where it ends.
+END = object()
+
+
+class SimTransport(SenderTransport):
+    """Copies that happen one page at a time, in any order, whenever the simulation runs them: also after the receiver
+    has noticed that the link is gone, and after the sender's death until that can be seen."""
+
+    two_sided = False
+
+    def __init__(self, source: "SimWorker", destination: "SimWorker") -> None:
+        self.source, self.destination = source, destination
+        # Taken now: a mapping outlives its process.
+        self._from, self._to = source.engine.pool.page_bytes_view, destination.engine.pool.page_bytes_view
+        self.pending: list[tuple[int, int, ManualCompletion]] = []
+
+    @property
+    def failure(self) -> str:
+        return ""
+
+    def push(self, link_seq: int, src_pages: Sequence[int], dst_pages: Sequence[int]) -> Completion:
+        parts = [ManualCompletion() for _ in src_pages]
+        self.pending += zip(src_pages, dst_pages, parts, strict=True)
+        return _AllOf(parts)
+
+    def abort(self) -> Completion:
+        return _AllOf([part for _, _, part in self.pending])
+
+    def run(self, index: int) -> None:
+        src, dst, part = self.pending.pop(index)
+        if self.destination.alive:
+            self.destination.check_may_be_written(dst)
+        self._to[dst].copy_(self._from[src])
+        part.is_done = True
+
+
+class _AllOf:
+    def __init__(self, parts: list[ManualCompletion]) -> None:
+        self._parts = parts
+
+    def done(self) -> bool:
+        return all(part.is_done for part in self._parts)
+
+
+class SimOutbox(Outbox):
+    def __init__(self, worker: "SimWorker") -> None:
+        self._worker = worker
+
+    def to_router(self, message: Any) -> None:
+        if self._worker.connected:
+            self._worker.to_router.append(message)
+
+    def to_link(self, epoch: str, message: Any) -> None:
+        link = self._worker.simulation.links.get(epoch)
+        if link is not None:
+            link.queue_to(link.other(self._worker)).append(message)
+
+    def close_link(self, epoch: str, reason: str) -> None:
+        self._worker.simulation.links[epoch].cut()
+
+
+class SimWorker:
+    """One life of a worker process."""
+
+    def __init__(self, simulation: "Simulation", worker_id: str, role: str, num_pages: int) -> None:
+        self.simulation = simulation
+        self.worker_id, self.role = worker_id, role
+        self.incarnation = f"{worker_id}-life{next(simulation.numbers)}"
+        self.engine = FakeEngine(num_pages, PAGE_SIZE)
+        self.cache = CacheManager(num_pages, PAGE_SIZE)
+        self.alive = True
+        self.paused = False
+        # Of a dead worker: whether its end can be seen by others.
+        self.seen_gone = False
+        self.connected = False
+        self.registered: Worker | None = None
+        self.to_router: deque[Any] = deque()
+        self.from_router: deque[Any] = deque()
+        self.peers: tuple[Any, ...] = ()
+        self.num_steps = 0
+        outbox = SimOutbox(self)
+        self.scheduler: Scheduler
+        if role == "prefill":
+            config = PrefillConfig(chunk_size=3, min_shared_tokens=PAGE_SIZE, grant_timeout_s=30.0)
+            handover = LinkHandover(PAGE_SIZE, self._open_transport, outbox, max_pages_in_flight=3)
+            policy = make_prefill_policy(simulation.prefill_policy)
+            self.scheduler = PrefillScheduler(
+                self.engine, self.cache, handover, outbox, config, policy, simulation.clock
+            )
+        else:
+            config = DecodeConfig(max_batch_size=3, lease_duration_s=20.0)
+            self.scheduler = DecodeScheduler(self.engine, self.cache, outbox, config, simulation.clock)
+
+    @property
+    def runs(self) -> bool:
+        return self.alive and not self.paused
+
+    def step(self) -> bool:
+        self.num_steps += 1
+        worked = self.scheduler.step()
+        self.check()
+        return worked
+
+    def check(self) -> None:
+        violation = self.scheduler.check_integrity()
+        assert violation == "", f"{self.incarnation}: {violation}"
+
+    def check_may_be_written(self, page_id: int) -> None:
+        """A page that another worker writes must be leased, or wait at the gate for exactly such writes."""
+        leased = [h for h in self.cache._handles.values() if h.leased and page_id in h.page_ids[h.num_shared :]]
+        gated = [r for r in self.cache._retired if page_id in r.page_ids]
+        assert leased or gated, f"{self.incarnation}: page {page_id} was written by a sender that has no lease on it"
+
+    def connect(self) -> None:
+        """Opens a control stream."""
+        self.to_router.clear()
+        self.from_router.clear()
+        page_format = PageFormat("fake", 1, PAGE_SIZE, 1, 1, "float32")
+        hello = Hello(
+            PROTOCOL_VERSION,
+            self.worker_id,
+            self.incarnation,
+            self.role,
+            "cpu",
+            "nowhere:1",
+            1,
+            page_format,
+            self.cache.num_pages,
+            1000,
+        )
+        self.connected = True
+        stream = self.from_router
+        self.registered = self.simulation.router.connect(hello, stream.extend, lambda _: stream.append(END))
+
+    def receive_from_router(self) -> None:
+        if not self.from_router:
+            return
+        message = self.from_router.popleft()
+        if message is END:
+            self.connected = False
+            self.to_router.clear()
+            self.from_router = deque()
+            self.scheduler.receive(RouterLost())
+        elif isinstance(message, Peers):
+            self.peers = message.decode_workers
+            for link in list(self.simulation.links.values()):
+                if link.sender is self and link.receiver.incarnation not in {p.incarnation for p in self.peers}:
+                    link.cut()
+        else:
+            self.scheduler.receive(FromRouter(message))
+        self.check()
+
+    def _open_transport(self, welcome: LinkWelcome) -> SenderTransport:
+        transport = SimTransport(self, self.simulation.links[welcome.epoch].receiver)
+        self.simulation.transports.append(transport)
+        return transport
+
+
+@dataclass(eq=False)
+class SimLink:
+    """One epoch. Each end notices its end when the END on its queue is delivered."""
+
+    epoch: str
+    sender: SimWorker
+    receiver: SimWorker
+    to_sender: deque[Any] = field(default_factory=deque)
+    to_receiver: deque[Any] = field(default_factory=deque)
+    sender_open: bool = True
+    receiver_open: bool = True
+    sender_quiet: bool = False
+
+    def other(self, worker: SimWorker) -> SimWorker:
+        return self.receiver if worker is self.sender else self.sender
+
+    def queue_to(self, worker: SimWorker) -> deque[Any]:
+        return self.to_sender if worker is self.sender else self.to_receiver
+
+    def cut(self) -> None:
+        """The stream breaks; what was under way on it is lost."""
+        for queue, is_open in ((self.to_sender, self.sender_open), (self.to_receiver, self.receiver_open)):
+            queue.clear()
+            if is_open:
+                queue.append(END)
+
+    def deliver(self, worker: SimWorker) -> None:
+        if not self.queue_to(worker):
+            return
+        message = self.queue_to(worker).popleft()
+        if message is not END:
+            if self.is_open_at(worker):
+                worker.scheduler.receive(FromLink(self.epoch, message))
+        elif worker is self.sender and self.sender_open:
+            self.sender_open = False
+            worker.scheduler.receive(LinkClosed(self.epoch, "cut", self._set_quiet))
+        elif worker is self.receiver and self.receiver_open:
+            self.receiver_open = False
+            worker.scheduler.receive(LinkClosed(self.epoch, "cut", lambda: None))
+        worker.check()
+
+    def is_open_at(self, worker: SimWorker) -> bool:
+        return self.sender_open if worker is self.sender else self.receiver_open
+
+    def _set_quiet(self) -> None:
+        self.sender_quiet = True
+
+
+@dataclass(eq=False)
+class SimClient:
+    stream: RequestStream
+    prompt_ids: list[int]
+    max_tokens: int
+    tokens: list[int] = field(default_factory=list)
+    ended: bool = False
+    cancelled: bool = False
+    expected: list[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.expected = expected_tokens(self.prompt_ids, self.max_tokens)
+
+    def read(self) -> None:
+        while not self.ended and not self.stream.tokens.empty():
+            token_ids = self.stream.tokens.get_nowait()
+            if token_ids is None:
+                self.ended = True
+            else:
+                self.tokens += token_ids
+                assert self.tokens == self.expected[: len(self.tokens)], "a token is wrong, lost or repeated"
+
+
+class Simulation:
+    """
+    Attributes:
+        links: epochs by name, until both ends have noticed their end.
+    """
+
+    def __init__(self, num_prefill: int, num_decode: int, num_pages: int, prefill_policy: str, routing: str) -> None:
+        self.clock = FakeClock()
+        self.numbers = itertools.count()
+        self.prefill_policy = prefill_policy
+        config = RouterConfig(
+            "nowhere", "fake", 1000, heartbeat_timeout_s=1.0, stall_timeout_s=1e9, max_attempts=10_000
+        )
+        self.router = Router(config, make_policy(routing), self.clock)
+        self.num_pages = num_pages
+        self.workers: dict[str, SimWorker] = {}
+        self.dead: list[SimWorker] = []
+        self.links: dict[str, SimLink] = {}
+        self.transports: list[SimTransport] = []
+        self.clients: list[SimClient] = []
+        for role, count in (("prefill", num_prefill), ("decode", num_decode)):
+            for i in range(count):
+                self.start_worker(f"{role}{i}", role)
+        while len(self.router.registry.pairs()) < num_prefill * num_decode:
+            for action in self.progress_actions():
+                action()
+
+    # --- what can happen by itself ---
+
+    def progress_actions(self) -> list[Callable[[], object]]:
+        """Everything that goes on without a fault and without the clock: every one of these may be next. One that has
+        become pointless by the time it is called does nothing."""
+        actions: list[Callable[[], object]] = []
+        for worker in self.workers.values():
+            if worker.runs:
+                actions.append(worker.step)
+                if worker.from_router:
+                    actions.append(worker.receive_from_router)
+                if not worker.connected:
+                    actions.append(worker.connect)
+            if worker.to_router:
+                actions.append(lambda w=worker: self.receive_from(w))
+        for link in self.links.values():
+            for end in (link.sender, link.receiver):
+                if end.runs and link.queue_to(end):
+                    actions.append(lambda link=link, end=end: link.deliver(end))
+        for transport in self.transports:
+            if not transport.source.seen_gone:
+                for i in range(len(transport.pending)):
+                    actions.append(lambda t=transport, i=i: t.run(min(i, len(t.pending) - 1)) if t.pending else None)
+        actions += [lambda p=p, d=d: self.dial(p, d) for p, d in self.dialable()]
+        actions += [lambda w=w: self.see_gone(w) for w in self.dead if not w.seen_gone]
+        return actions
+
+    def receive_from(self, worker: SimWorker) -> None:
+        """The router reads a worker's stream."""
+        if not worker.to_router:
+            return
+        message = worker.to_router.popleft()
+        assert worker.registered is not None
+        if message is END:
+            self.router.lose(worker.registered, "cut")
+        elif self.router.registry.get(worker.worker_id) is worker.registered:
+            self.router.receive(worker.registered, message)
+
+    def dialable(self) -> Iterator[tuple[SimWorker, SimWorker]]:
+        for sender in self.workers.values():
+            if not sender.runs:
+                continue
+            for peer in sender.peers:
+                receiver = self.workers.get(peer.worker_id)
+                if receiver is None or not receiver.runs or receiver.incarnation != peer.incarnation:
+                    continue
+                # The next epoch opens only when this end has seen the old one closed and its copies completed.
+                ours = [link for link in self.links.values() if (link.sender, link.receiver) == (sender, receiver)]
+                if all(link.sender_quiet for link in ours):
+                    yield sender, receiver
+
+    def dial(self, sender: SimWorker, receiver: SimWorker) -> None:
+        if (sender, receiver) not in self.dialable():
+            return
+        epoch = f"epoch{next(self.numbers)}"
+        for old, link in list(self.links.items()):
+            if link.sender_quiet and not link.receiver_open:
+                del self.links[old]
+        self.links[epoch] = SimLink(epoch, sender, receiver)
+        page_format = PageFormat("fake", 1, PAGE_SIZE, 1, 1, "float32")
+        hello = LinkHello(
+            PROTOCOL_VERSION, sender.worker_id, sender.incarnation, 1, receiver.incarnation, page_format, ("sim",)
+        )
+        transport = SharedMemoryReceiver(receiver.engine.pool)
+        receiver.scheduler.receive(ReceiverLinkOpened(epoch, hello, transport, lambda: sender.seen_gone))
+        welcome = LinkWelcome(epoch, "sim", PoolEndpoint(*receiver.engine.pool.file))
+        sender.scheduler.receive(SenderLinkOpened(receiver.worker_id, receiver.incarnation, welcome))
+        receiver.check()
+
+    def see_gone(self, worker: SimWorker) -> None:
+        """A dead process is seen to have exited, and the settle time has passed: what it had submitted is over."""
+        worker.seen_gone = True
+        for transport in self.transports:
+            if transport.source is worker:
+                transport.pending.clear()
+
+    # --- clients, time and faults ---
+
+    def submit(self, prompt_ids: list[int], max_tokens: int, priority: int = 0) -> None:
+        tracker = self.router.track(
+            prompt_ids, SamplingParams(max_tokens), priority=priority, moments={RECEIVED: next(self.numbers) + 1}
+        )
+        self.clients.append(SimClient(self.router.open(tracker), prompt_ids, max_tokens))
+
+    def cancel(self, client: SimClient) -> None:
+        client.cancelled = client.ended = True
+        self.router.close(client.stream)
+
+    def read_clients(self) -> None:
+        for client in self.clients:
+            if not client.ended:
+                client.read()
+                if client.ended:
+                    self.router.close(client.stream)
+
+    def advance(self, seconds: float) -> None:
+        """Time passes; who runs and is connected is heard of."""
+        self.clock.advance(seconds)
+        for worker in self.workers.values():
+            if worker.runs and worker.connected and worker.registered is not None:
+                self.router.registry.heartbeat(worker.registered, Heartbeat(worker.num_steps))
+        self.router.check_deadlines()
+
+    def start_worker(self, worker_id: str, role: str) -> None:
+        worker = self.workers[worker_id] = SimWorker(self, worker_id, role, self.num_pages)
+        worker.connect()
+
+    def kill(self, worker: SimWorker) -> None:
+        """kill -9: its streams end, its copies may still land until its end is seen."""
+        worker.alive = False
+        del self.workers[worker.worker_id]
+        self.dead.append(worker)
+        assert worker.registered is not None
+        self.router.lose(worker.registered, "killed")
+        for link in self.links.values():
+            if worker in (link.sender, link.receiver):
+                link.cut()
+                if worker is link.sender:
+                    link.sender_open = False
+                    link.sender_quiet = True
+                else:
+                    link.receiver_open = False
+
+    def revive(self, worker: SimWorker) -> None:
+        self.see_gone(worker)
+        self.dead.remove(worker)
+        self.start_worker(worker.worker_id, worker.role)
+
+    def cut_control(self, worker: SimWorker) -> None:
+        worker.to_router.clear()
+        worker.to_router.append(END)
+        worker.from_router.clear()
+        worker.from_router.append(END)
+
+    # --- the end ---
+
+    def drain(self, max_rounds: int = 3000) -> None:
+        """No more faults: everything must come to rest, with every client served."""
+        for worker in list(self.dead):
+            self.revive(worker)
+        for worker in self.workers.values():
+            worker.paused = False
+        for round_number in range(max_rounds):
+            actions = self.progress_actions()
+            for action in actions:
+                action()
+            self.read_clients()
+            if round_number % 50 == 49:
+                self.advance(0.5)
+            if self._is_at_rest():
+                return
+        waiting = [(c.stream.tracker.state, len(c.tokens)) for c in self.clients if not c.ended]
+        raise AssertionError(f"no progress: {waiting} wait")
+
+    def _is_at_rest(self) -> bool:
+        if any(not c.ended for c in self.clients) or any(t.pending for t in self.transports):
+            return False
+        if any(link.queue_to(end) for link in self.links.values() for end in (link.sender, link.receiver) if end.alive):
+            return False
+        if any(w.from_router or w.to_router or not w.connected for w in self.workers.values()):
+            return False
+        return all(self._is_idle(w) for w in self.workers.values())
+
+    def _is_idle(self, worker: SimWorker) -> bool:
+        stats = worker.scheduler.stats()
+        return (stats.num_locked_pages, stats.num_leased_pages, stats.num_running, stats.num_queued) == (0, 0, 0, 0)
+
+    def check_end(self) -> None:
+        """Nobody was left out but for a reason, and nothing is left over."""
+        for worker in self.workers.values():
+            worker.check()
+        for client in self.clients:
+            tracker = client.stream.tracker
+            if client.cancelled:
+                continue
+            if tracker.state is RequestState.FAILED:
+                assert "worker is connected" in tracker.failure or "no prefill worker has a link" in tracker.failure
+            else:
+                assert tracker.state is RequestState.FINISHED
+                assert client.tokens == client.expected
+        assert self.router.num_requests == 0
+        assert all(w.num_assigned == 0 and w.num_pending_tokens == 0 for w in self.router.registry)

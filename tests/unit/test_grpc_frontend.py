@@ -1,0 +1,222 @@
+"""The gRPC front door over a router with scripted workers, without sockets."""
+
+import asyncio
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import grpc
+import pytest
+
+from router.frontends.grpc import InferenceService
+from router.policies.least_loaded import LeastLoaded
+from router.router import Router
+from tandem.config import RouterConfig
+from tandem.messages import Abort, Admit, Finished, FirstToken, LeaseLost, TokenEvent, Tokens
+from tandem.sampling_params import SamplingParams, TokenLogprobs, TopLogprob
+from tandem.v1 import inference_pb2 as pb
+from tests.fakes.scripted_worker import ScriptedWorker
+from tests.fakes.tokenizer import ByteTokenizer
+
+
+class Refused(Exception):
+    pass
+
+
+class Context:
+    """Of a call; aborting it raises, as gRPC's does."""
+
+    async def abort(self, code: grpc.StatusCode, details: str) -> None:
+        raise Refused(code.name, details)
+
+
+class Door:
+    """A front door, one prefill and one decode worker, and the responses of one call."""
+
+    def __init__(self) -> None:
+        config = RouterConfig("nowhere", "fake", 400)
+        router = Router(config, LeastLoaded())
+        self.p = ScriptedWorker(router, "p", "prefill")
+        self.d = ScriptedWorker(router, "d", "decode")
+        self.p.link_to("d")
+        self.service = InferenceService(router, ByteTokenizer(), config)  # type: ignore[arg-type]
+        self.router = router
+        self.responses: list[pb.GenerateResponse] = []
+
+    async def call(self, **sampling: Any) -> None:
+        request = pb.GenerateRequest(text="hi", sampling=pb.SamplingParams(**sampling))
+        async for response in self.service.Generate(request, Context()):  # type: ignore[arg-type]
+            self.responses.append(response)
+
+    async def start(self, **sampling: Any) -> tuple["asyncio.Task[None]", Admit]:
+        call = asyncio.create_task(self.call(**sampling))
+        await self.settle()
+        (admit,) = self.d.of(Admit)
+        return call, admit
+
+    async def settle(self) -> None:
+        for _ in range(5):
+            await asyncio.sleep(0)
+
+    @property
+    def text(self) -> str:
+        return "".join(r.text for r in self.responses)
+
+    @property
+    def token_ids(self) -> list[int]:
+        for response, end in zip(self.responses, self._ends(), strict=True):
+            assert response.index == end - len(response.token_ids)
+        return [i for r in self.responses for i in r.token_ids]
+
+    def _ends(self) -> list[int]:
+        return [sum(len(r.token_ids) for r in self.responses[: n + 1]) for n in range(len(self.responses))]
+
+
+def first(request_id: str, attempt: int, index: int, token_id: int, *logprobs: TokenLogprobs) -> FirstToken:
+    return FirstToken(request_id, attempt, index, token_id, "", 0, 1, logprobs=logprobs)
+
+
+def tokens(request_id: str, attempt: int, index: int, ids: Sequence[int], *logprobs: TokenLogprobs) -> Tokens:
+    return Tokens((TokenEvent(request_id, attempt, index, tuple(ids), logprobs),))
+
+
+def test_what_the_client_asks_for_is_what_the_workers_get() -> None:
+    async def scenario() -> None:
+        door = Door()
+        call, admit = await door.start(
+            max_tokens=9,
+            temperature=0.5,
+            top_p=0.25,
+            top_k=-1,
+            min_p=0.125,
+            repetition_penalty=1.5,
+            presence_penalty=-2,
+            frequency_penalty=2,
+            seed=2**64 - 1,
+            logit_bias={200: -100, 7: 0.5},
+            stop_token_ids=[5, 0, 5],
+            logprobs=0,
+        )
+        assert admit.sampling == SamplingParams(
+            max_tokens=9,
+            temperature=0.5,
+            top_p=0.25,
+            top_k=-1,
+            min_p=0.125,
+            repetition_penalty=1.5,
+            presence_penalty=-2.0,
+            frequency_penalty=2.0,
+            seed=2**64 - 1,
+            logit_bias=((7, 0.5), (200, -100.0)),
+            stop_token_ids=(5, 0),
+            num_logprobs=0,
+        )
+        call.cancel()
+
+    asyncio.run(scenario())
+
+
+def test_defaults_are_greedy_and_draw_a_seed() -> None:
+    async def scenario() -> set[int]:
+        seeds = set()
+        for _ in range(3):
+            call, admit = await Door().start()
+            seeds.add(admit.sampling.seed)
+            assert admit.sampling == SamplingParams(128, seed=admit.sampling.seed, stop_token_ids=(0,))
+            assert admit.sampling.needs_argmax_only
+            call.cancel()
+        return seeds
+
+    assert len(asyncio.run(scenario())) == 3
+
+
+@pytest.mark.parametrize(
+    ("sampling", "message"),
+    [
+        ({"temperature": -0.5}, "temperature must be a number of at least 0, not -0.5"),
+        ({"temperature": math.nan}, "temperature must be a number of at least 0, not nan"),
+        ({"top_p": 1.5}, "top_p must be between 0 and 1, not 1.5"),
+        ({"top_k": -2}, "top_k must be at least -1, not -2"),
+        ({"min_p": math.inf}, "min_p must be between 0 and 1, not inf"),
+        ({"repetition_penalty": 0}, "repetition_penalty must be between 0.01 and 100, not 0"),
+        ({"presence_penalty": 3}, "presence_penalty must be between -2 and 2, not 3"),
+        ({"frequency_penalty": -3}, "frequency_penalty must be between -2 and 2, not -3"),
+        ({"logit_bias": {256: 1.0}}, "logit_bias: token id 256 is outside the vocabulary of 256"),
+        ({"logit_bias": {7: 101.0}}, "logit_bias of token 7 must be between -100 and 100, not 101"),
+        ({"logprobs": 21}, "logprobs must be between 0 and 20, not 21"),
+        ({"stop": [""]}, "stop strings must have 1 to 1024 characters, not 0"),
+        ({"stop": ["a"] * 17}, "stop must be at most 16 strings, not 17"),
+        ({"max_tokens": 0}, "max_tokens must be between 1 and 398"),
+    ],
+)
+def test_values_out_of_range_are_refused(sampling: dict[str, Any], message: str) -> None:
+    door = Door()
+    with pytest.raises(Refused) as refused:
+        asyncio.run(door.call(**sampling))
+    code, details = refused.value.args
+    assert code == "INVALID_ARGUMENT" and message in details
+    assert not door.d.of(Admit)
+
+
+def test_a_stop_string_ends_the_output_on_both_workers_across_attempts() -> None:
+    async def scenario() -> Door:
+        door = Door()
+        call, admit = await door.start(stop=["STOP", "x"])
+        request_id = admit.request_id
+        door.p.say(first(request_id, 0, 0, ord("a")))
+        door.d.say(tokens(request_id, 0, 1, b"bST"))
+        await door.settle()
+        assert door.text == "ab", "what may become a stop string waits"
+        door.d.say(LeaseLost(request_id, 0))
+        door.p.say(first(request_id, 1, 4, ord("O")))
+        door.d.say(tokens(request_id, 1, 5, b"Px and on"))
+        await call
+        for worker in (door.p, door.d):
+            assert worker.of(Abort)[-1] == Abort(request_id, 1)
+        assert door.router.num_requests == 0
+        return door
+
+    door = asyncio.run(scenario())
+    last = door.responses[-1]
+    assert (door.text, door.token_ids) == ("ab", list(b"abSTOP"))
+    assert (last.finish_reason, last.usage.completion_tokens) == (pb.FINISH_REASON_STOP, 6)
+    assert last.handover.attempts == 2
+
+
+def test_held_back_text_comes_with_the_last_response() -> None:
+    async def scenario() -> Door:
+        door = Door()
+        call, admit = await door.start(stop=["STOP"], max_tokens=3)
+        door.p.say(first(admit.request_id, 0, 0, ord("a")))
+        door.d.say(tokens(admit.request_id, 0, 1, b"ST"))
+        door.d.say(Finished(admit.request_id, 0, "length", 3, 0, 1))
+        await call
+        return door
+
+    door = asyncio.run(scenario())
+    assert [r.text for r in door.responses] == ["a", "", "ST"]
+    assert door.responses[-1].finish_reason == pb.FINISH_REASON_LENGTH
+    assert not door.d.of(Abort)
+
+
+def test_logprobs_come_with_their_tokens() -> None:
+    def of(token_id: int) -> TokenLogprobs:
+        return TokenLogprobs(-float(token_id), (TopLogprob(token_id, -float(token_id)), TopLogprob(9, -99.5)))
+
+    async def scenario() -> Door:
+        door = Door()
+        call, admit = await door.start(logprobs=2, stop=["d"])
+        request_id = admit.request_id
+        # The decode worker's tokens overtake the first.
+        door.d.say(tokens(request_id, 0, 1, b"b", of(98)))
+        door.p.say(first(request_id, 0, 0, 97, of(97)))
+        door.d.say(tokens(request_id, 0, 0, b"abcde", *map(of, b"abcde")))
+        await call
+        return door
+
+    door = asyncio.run(scenario())
+    assert door.token_ids == list(b"abcd")
+    for response in door.responses:
+        assert [p.logprob for p in response.logprobs] == [-float(i) for i in response.token_ids]
+        for token_id, logprobs in zip(response.token_ids, response.logprobs, strict=True):
+            assert [(t.token_id, t.logprob) for t in logprobs.top] == [(token_id, -token_id), (9, -99.5)]

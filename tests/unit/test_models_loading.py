@@ -1,0 +1,102 @@
+"""Which tensors a model takes from a checkpoint, and which it refuses."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from tandem.engine.models.base import Model
+from tandem.engine.models.config import ModelConfig
+from tandem.engine.models.registry import build_model
+
+
+def make_model(architecture: str = "LlamaForCausalLM", **changes: Any) -> Model:
+    settings: dict[str, Any] = {
+        "vocab_size": 32,
+        "hidden_size": 64,
+        "intermediate_size": 48,
+        "num_layers": 2,
+        "num_q_heads": 4,
+        "num_kv_heads": 2,
+        "head_dim": 16,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0,
+        "max_position_embeddings": 64,
+        "tie_word_embeddings": False,
+        **changes,
+    }
+    return build_model(ModelConfig(architecture, **settings), torch.bfloat16, torch.device("cpu"))
+
+
+def make_weights(model: Model) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return {name: torch.randn(shape, generator=generator) for name, shape, _ in model.checkpoint_shapes()}
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "message"),
+    [
+        ("model.layers.1.mlp.up_proj.weight", None, "model.layers.1.mlp.up_proj.weight is missing$"),
+        ("lm_head.weight", None, "lm_head.weight is missing"),
+        ("model.layers.2.mlp.up_proj.weight", torch.zeros(1), "model.layers.2.mlp.up_proj.weight is unexpected"),
+        ("model.norm.weight", torch.zeros(65), r"model.norm.weight has shape \(65,\), not \(64,\)"),
+        ("model.layers.0.self_attn.k_proj.weight", torch.zeros(64, 64), r"k_proj.weight has shape \(64, 64\)"),
+        ("model.norm.weight", torch.zeros(64, dtype=torch.int8), "model.norm.weight has dtype torch.int8"),
+        # Computing without these would give other logits, so a checkpoint that has them is refused.
+        ("model.layers.0.self_attn.q_proj.bias", torch.zeros(64), "q_proj.bias is unexpected"),
+        ("model.layers.0.self_attn.q_norm.weight", torch.zeros(16), "q_norm.weight is unexpected"),
+    ],
+)
+def test_refuses_other_tensors(name: str, tensor: torch.Tensor | None, message: str) -> None:
+    model = make_model()
+    weights = make_weights(model)
+    if tensor is None:
+        del weights[name]
+    else:
+        weights[name] = tensor
+    with pytest.raises(ValueError, match=message):
+        model.load_weights(weights.items())
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"architecture": "Qwen2ForCausalLM", "qkv_bias": True}, "model.layers.1.self_attn.v_proj.bias"),
+        ({"architecture": "Qwen3ForCausalLM", "qk_norm": True}, "model.layers.0.self_attn.k_norm.weight"),
+        ({"o_bias": True}, "model.layers.0.self_attn.o_proj.bias"),
+        ({"mlp_bias": True}, "model.layers.0.mlp.down_proj.bias"),
+    ],
+)
+def test_refuses_to_go_without_what_its_architecture_has(changes: dict[str, Any], name: str) -> None:
+    model = make_model(**changes)
+    weights = make_weights(model)
+    model.load_weights(weights.items())
+    del weights[name]
+    with pytest.raises(ValueError, match=f"{name} is missing$"):
+        model.load_weights(weights.items())
+
+
+def test_says_how_many_are_missing() -> None:
+    model = make_model(num_layers=1)
+    with pytest.raises(ValueError, match=r"model.embed_tokens.weight is missing and 11 more$"):
+        model.load_weights([])
+
+
+def test_refuses_a_tensor_twice_and_ignores_rotary_buffers() -> None:
+    model = make_model()
+    weights = list(make_weights(model).items())
+    model.load_weights([("model.layers.0.self_attn.rotary_emb.inv_freq", torch.zeros(8)), *weights])
+    with pytest.raises(ValueError, match="comes twice"):
+        model.load_weights([*weights, weights[0]])
+
+
+def test_tied_checkpoint_may_carry_the_head() -> None:
+    model = make_model(tie_word_embeddings=True)
+    weights = make_weights(model)
+    assert "lm_head.weight" not in weights
+    head = weights["model.embed_tokens.weight"].clone()
+    model.load_weights([("lm_head.weight", head), *weights.items()])
+    with pytest.raises(ValueError, match=r"lm_head.weight differs"):
+        model.load_weights([("lm_head.weight", head + 1), *weights.items()])
+    with pytest.raises(ValueError, match=r"lm_head.weight has shape"):
+        model.load_weights([("lm_head.weight", head[1:]), *weights.items()])

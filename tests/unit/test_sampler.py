@@ -1,0 +1,314 @@
+"""The sampler against its formulas spelled out, against transformers, and against chance."""
+
+import math
+import random
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from transformers.generation import logits_process as hf
+
+from tandem.engine import randomness
+from tandem.engine.logprobs import SampledLogprobs
+from tandem.engine.randomness import uniform
+from tandem.engine.request import Sequence
+from tandem.engine.sampler import filter_logits, process_logits, sample
+from tandem.sampling_params import MAX_LOGPROBS, SamplingParams, TokenLogprobs
+from tests.fakes.sampling_params import any_sampling_params
+
+VOCAB_SIZE = 40
+
+
+def sequence(
+    sampling: SamplingParams, prompt_ids: list[int] | None = None, output_ids: tuple[int, ...] = ()
+) -> Sequence:
+    prompt_ids = [1, 2, 3] if prompt_ids is None else prompt_ids
+    return Sequence([*prompt_ids, *output_ids], len(prompt_ids), [], sampling=sampling)
+
+
+def random_sequence(rng: random.Random, sampling: SamplingParams) -> Sequence:
+    prompt_ids = rng.choices(range(VOCAB_SIZE), k=rng.randint(1, 12))
+    return sequence(sampling, prompt_ids, tuple(rng.choices(range(VOCAB_SIZE), k=rng.randint(0, 12))))
+
+
+def random_logits(seed: int, num_rows: int = 1, vocab_size: int = VOCAB_SIZE) -> torch.Tensor:
+    return torch.randn(num_rows, vocab_size, generator=torch.Generator().manual_seed(seed)) * 3
+
+
+def chosen(logits: torch.Tensor, sequences: list[Sequence]) -> list[int]:
+    return sample(logits, sequences).token_ids.tolist()
+
+
+# --- the formulas, spelled out -----------------------------------------------------------------------------------
+
+
+def spelled_out(logits: torch.Tensor, s: Sequence) -> tuple[int, float]:
+    """One row's token by the formulas of the module's docstring in float64, one token at a time; and how near, at the
+    nearest, a comparison was to turning out otherwise."""
+    p = s.sampling
+    x = {i: float(v) for i, v in enumerate(logits.tolist())}
+    for token_id, bias in p.logit_bias:
+        x[token_id] += bias
+    output = Counter(s.token_ids[s.prompt_len :])
+    for i in set(s.token_ids):
+        x[i] = x[i] / p.repetition_penalty if x[i] > 0 else x[i] * p.repetition_penalty
+    for i, count in output.items():
+        x[i] -= p.frequency_penalty * count + p.presence_penalty
+    descending = sorted(x, key=lambda i: (-x[i], i))
+    if p.is_greedy:
+        return descending[0], x[descending[0]] - x[descending[1]]
+    top = x[descending[0]]
+    weight = {i: math.exp((x[i] - top) / p.temperature) for i in descending}
+    kept = [i for i in descending if weight[i] >= p.min_p]
+    margins = [abs(weight[i] - p.min_p) for i in descending if 0 < p.min_p < 1]
+    if p.top_k > 0 and len(kept) > p.top_k:
+        margins.append(weight[kept[p.top_k - 1]] - weight[kept[p.top_k]])
+        kept = kept[: p.top_k]
+    if p.top_p < 1:
+        total, before, nucleus = sum(weight[i] for i in kept), 0.0, []
+        for i in kept:
+            margins.append(abs(before / total - p.top_p) if nucleus else 1.0)
+            if before / total >= p.top_p and nucleus:
+                break
+            nucleus.append(i)
+            before += weight[i]
+        # Which of two equals is kept is a matter of rounding.
+        margins += [weight[nucleus[-1]] - weight[i] for i in kept[len(nucleus) :][:1]]
+        kept = nucleus
+    total, u, so_far = sum(weight[i] for i in kept), uniform(p.seed, len(s.token_ids)), 0.0
+    for i in sorted(kept):
+        so_far += weight[i] / total
+        margins.append(abs(so_far - u))
+        if so_far > u:
+            break
+    return i, min(margins)
+
+
+@settings(deadline=None)
+@given(any_sampling_params(VOCAB_SIZE), st.integers(0, 10**6))
+def test_every_token_is_that_of_the_formulas(sampling: SamplingParams, seed: int) -> None:
+    logits = random_logits(seed)
+    s = random_sequence(random.Random(seed), sampling)
+    expected, margin = spelled_out(logits[0], s)
+    assume(margin > 1e-5)
+    assert chosen(logits, [s]) == [expected]
+
+
+def test_penalties_are_those_of_transformers() -> None:
+    rng = random.Random(1)
+    rows = [random_sequence(rng, SamplingParams(1, repetition_penalty=r)) for r in (0.5, 1.0, 1.3, 20.0)]
+    logits = random_logits(1, len(rows))
+    processed = process_logits(logits, rows)
+    for row, s in enumerate(rows):
+        processor = hf.RepetitionPenaltyLogitsProcessor(s.sampling.repetition_penalty)
+        expected = processor(torch.tensor([s.token_ids]), logits[row : row + 1].clone())  # type: ignore[arg-type]
+        assert torch.equal(processed[row], expected[0])
+
+
+@settings(deadline=None)
+@given(
+    st.lists(
+        st.builds(
+            SamplingParams,
+            max_tokens=st.just(1),
+            temperature=st.floats(0.1, 5),
+            top_k=st.integers(0, VOCAB_SIZE + 2),
+            top_p=st.floats(0.01, 1),
+            min_p=st.floats(0, 1),
+        ),
+        min_size=1,
+        max_size=5,
+    ),
+    st.integers(0, 10**6),
+)
+def test_filters_are_those_of_transformers(params: list[SamplingParams], seed: int) -> None:
+    logits = random_logits(seed, len(params))
+    filtered = filter_logits(logits, params)
+    no_ids: torch.Tensor = torch.empty(1, 0)
+    for row, p in enumerate(params):
+        warpers = [hf.TemperatureLogitsWarper(p.temperature), hf.MinPLogitsWarper(p.min_p)]
+        warpers += [hf.TopKLogitsWarper(p.top_k)] if p.top_k else []
+        warpers += [hf.TopPLogitsWarper(p.top_p)] if p.top_p < 1 else []
+        expected = logits[row : row + 1].clone()
+        for warper in warpers:
+            expected = warper(no_ids, expected)  # type: ignore[arg-type]
+        torch.testing.assert_close(filtered[row].softmax(-1), expected[0].softmax(-1))
+        assert torch.equal(filtered[row].isinf(), expected[0].isinf())
+
+
+# --- order of rows, attempts, and what is left alone ---------------------------------------------------------------
+
+
+@settings(deadline=None)
+@given(st.lists(any_sampling_params(VOCAB_SIZE), min_size=2, max_size=8), st.integers(0, 10**6))
+def test_a_row_does_not_depend_on_the_others(params: list[SamplingParams], seed: int) -> None:
+    rng = random.Random(seed)
+    sequences = [random_sequence(rng, p) for p in params]
+    logits = random_logits(seed, len(params))
+    before = logits.clone()
+    together = sample(logits, sequences)
+    assert torch.equal(logits, before)
+    alone = [sample(logits[i : i + 1], [s]) for i, s in enumerate(sequences)]
+    assert together.token_ids.tolist() == [a.token_ids.item() for a in alone]
+    assert rows_of(together.logprobs, len(params)) == [rows_of(a.logprobs, 1)[0] for a in alone]
+    order = rng.sample(range(len(params)), len(params))
+    assert chosen(logits[order], [sequences[i] for i in order]) == [together.token_ids[i].item() for i in order]
+
+
+def test_large_vocabularies_do_not_tell_a_batch_from_a_row_either() -> None:
+    rows = [sequence(SamplingParams(1, temperature=1.0, top_p=0.95, seed=i)) for i in range(16)]
+    logits = random_logits(3, len(rows), 32_000)
+    together = chosen(logits, rows)
+    assert together == [chosen(logits[i : i + 1], [s])[0] for i, s in enumerate(rows)]
+    assert len(set(together)) > 8
+
+
+def test_a_restart_and_another_split_of_the_same_tokens_draw_alike() -> None:
+    sampling = SamplingParams(100, temperature=1.0, seed=5)
+    logits = random_logits(4)
+    one_life = sequence(sampling, [4, 5, 6], (7, 8))
+    other_life = sequence(sampling, [4, 5, 6], (7,))
+    other_life.token_ids.append(8)
+    assert chosen(logits, [one_life]) == chosen(logits, [other_life])
+    # Penalties of the output, unlike the draw, depend on where it begins.
+    penalised = replace(sampling, temperature=0.0, presence_penalty=2.0)
+    flat = torch.zeros(1, VOCAB_SIZE)
+    flat[0, 4], flat[0, 7] = 1.0, 1.5
+    assert chosen(flat, [sequence(penalised, [4, 5, 6], (7, 8))]) == [4]
+    assert chosen(flat, [sequence(penalised, [4, 5, 6, 7, 8])]) == [7]
+
+
+def test_the_greedy_short_path_equals_the_general_one() -> None:
+    plain = SamplingParams(1)
+    rows = [sequence(plain) for _ in range(50)]
+    logits = random_logits(5, len(rows))
+    logits[:, 7] = logits[:, 30] = logits.max() + 1  # the lowest id among equals
+    logits[25:] = random_logits(6, 25)
+    short = chosen(logits, rows)
+    assert set(short[:25]) == {7}
+    assert short == chosen(logits, [*rows[:-1], sequence(replace(plain, num_logprobs=0))])
+    assert short == chosen(logits, [*rows[:-1], sequence(replace(plain, top_k=3, top_p=0.5, min_p=0.5, seed=9))])
+    nearly = SamplingParams(1, temperature=2e-5)
+    assert short[25:] == chosen(logits[25:], [sequence(replace(nearly, seed=i)) for i in range(25)])
+
+
+def test_a_batch_without_rows_to_sample() -> None:
+    assert chosen(torch.empty(0, VOCAB_SIZE), []) == []
+
+
+# --- extremes ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("only_one", [{"top_k": 1}, {"top_p": 0.0}, {"min_p": 1.0}])
+def test_filters_keep_the_most_likely_token(only_one: dict[str, float]) -> None:
+    logits = random_logits(7, 20)
+    rows = [sequence(SamplingParams(1, temperature=3.0, seed=i, **only_one)) for i in range(20)]  # type: ignore[arg-type]
+    assert chosen(logits, rows) == logits.argmax(-1).tolist()
+
+
+def test_ranges_ends_are_harmless() -> None:
+    extreme = [
+        SamplingParams(1, temperature=1e-5, repetition_penalty=100.0, logit_bias=((0, 100.0), (1, -100.0))),
+        SamplingParams(1, temperature=1e30, repetition_penalty=0.01, presence_penalty=-2.0, frequency_penalty=-2.0),
+        SamplingParams(1, temperature=1.0, top_k=10**9, seed=2**64 - 1),
+    ]
+    logits = torch.full((3, VOCAB_SIZE), -80.0)
+    logits[:, ::3] = 80.0
+    logits[:, 5] = -torch.inf
+    filtered = filter_logits(process_logits(logits, [sequence(p) for p in extreme]), extreme)
+    assert not filtered.isnan().any() and (filtered.amax(-1) == 0).all()
+    assert all(0 <= i < VOCAB_SIZE and i != 5 for i in chosen(logits, [sequence(p) for p in extreme]))
+
+
+def test_bias_bans_and_forces() -> None:
+    logits = random_logits(8)
+    best = int(logits.argmax())
+    assert chosen(logits, [sequence(SamplingParams(1, logit_bias=((best, -100.0),)))]) != [best]
+    rows = [sequence(SamplingParams(1, temperature=1.0, seed=i, logit_bias=((11, 100.0),))) for i in range(20)]
+    assert chosen(logits.expand(20, -1), rows) == [11] * 20
+
+
+# --- randomness ----------------------------------------------------------------------------------------------------
+
+
+def chi_square(counts: np.ndarray, expected: np.ndarray) -> float:
+    return float(((counts - expected) ** 2 / expected).sum())
+
+
+# Seeds at one position and positions of one seed are both to look independent.
+@pytest.mark.parametrize("vary", ["seed", "position"])
+def test_draws_follow_the_distribution(vary: str) -> None:
+    num_draws, vocab_size = 20_000, 16
+    logits = random_logits(9, 1, vocab_size) / 3
+    sampling = SamplingParams(1, temperature=0.8, top_k=12)
+    if vary == "seed":
+        rows = [sequence(replace(sampling, seed=i)) for i in range(num_draws)]
+    else:
+        rows = [sequence(sampling, [0] * (1 + i % 2000), (0,) * (i // 2000 * 2000)) for i in range(2000)]
+    tokens = chosen(logits.expand(len(rows), -1), rows)
+    probabilities = filter_logits(logits, [sampling])[0].double().softmax(-1).numpy()
+    counts = np.bincount(tokens, minlength=vocab_size)
+    kept = probabilities > 0
+    assert kept.sum() == 12 and counts[~kept].sum() == 0
+    # 11 degrees of freedom: more than 35 once in 4,000.
+    assert chi_square(counts[kept], probabilities[kept] * len(rows)) < 35
+
+
+def test_uniform_numbers() -> None:
+    for numbers in (
+        [uniform(seed, 17) for seed in range(50_000)],
+        [uniform(3, position) for position in range(50_000)],
+        [uniform(2**64 - 1 - seed, seed) for seed in range(50_000)],
+    ):
+        assert min(numbers) >= 0 and max(numbers) < 1
+        counts = np.bincount((np.array(numbers) * 100).astype(int), minlength=100)
+        # 99 degrees of freedom: more than 160 once in 10,000.
+        assert chi_square(counts, np.full(100, 500.0)) < 160
+        assert abs(np.corrcoef(numbers[:-1], numbers[1:])[0, 1]) < 0.02
+
+
+def test_uniform_is_splitmix64() -> None:
+    # By its authors' C code: the first outputs of a generator seeded with 1234567.
+    assert randomness._mix(1234567) == 6457827717110365317
+    assert randomness._mix(1234567 + 0x9E3779B97F4A7C15) == 3203168211198807973
+    state = randomness._mix(42)
+    for position in range(5):
+        expected = randomness._mix((state + position * 0x9E3779B97F4A7C15) % 2**64)
+        assert uniform(42, position) == (expected >> 11) / 2**53
+
+
+# --- log probabilities ---------------------------------------------------------------------------------------------
+
+
+def rows_of(logprobs: SampledLogprobs | None, num_rows: int) -> list[TokenLogprobs | None]:
+    return logprobs.to_rows(num_rows) if logprobs else [None] * num_rows
+
+
+def test_logprobs_are_the_model_s_own_and_only_for_those_who_ask() -> None:
+    asked = [None, 0, 3, MAX_LOGPROBS]
+    rows = [
+        sequence(SamplingParams(1, temperature=2.0, top_k=5, logit_bias=((3, 50.0),), num_logprobs=n)) for n in asked
+    ]
+    logits = random_logits(10, len(rows))
+    output = sample(logits, rows)
+    expected = logits.log_softmax(-1)
+    for row, (n, logprobs) in enumerate(zip(asked, rows_of(output.logprobs, len(rows)), strict=True)):
+        if n is None:
+            assert logprobs is None
+            continue
+        assert logprobs is not None
+        assert output.token_ids[row] == 3  # forced by its bias, of which the log probability knows nothing
+        assert logprobs.logprob == pytest.approx(expected[row, 3].item())
+        descending = expected[row].sort(descending=True)
+        assert [t.token_id for t in logprobs.top] == descending.indices[:n].tolist()
+        assert [t.logprob for t in logprobs.top] == pytest.approx(descending.values[:n].tolist())
+
+
+def test_a_vocabulary_smaller_than_the_logprobs_asked_for() -> None:
+    output = sample(random_logits(11, 1, 5), [sequence(SamplingParams(1, num_logprobs=20))])
+    (logprobs,) = rows_of(output.logprobs, 1)
+    assert logprobs is not None and len(logprobs.top) == 5

@@ -1,0 +1,50 @@
+"""What sampling parameters admit."""
+
+import math
+from typing import Any
+
+import pytest
+
+from tandem.sampling_params import SamplingParams
+
+INF, NAN = math.inf, math.nan
+
+
+@pytest.mark.parametrize(
+    ("name", "good", "bad"),
+    [
+        ("max_tokens", (1, 10**6), (0, -1)),
+        ("temperature", (0.0, 1e-9, 2.0, 50.0), (-0.1, INF, NAN)),
+        ("top_k", (-1, 0, 1, 10**6), (-2,)),
+        ("top_p", (0.0, 0.5, 1.0), (-0.1, 1.1, INF, NAN)),
+        ("min_p", (0.0, 0.5, 1.0), (-0.1, 1.1, INF, NAN)),
+        ("repetition_penalty", (0.01, 1.0, 100.0), (0.0, -1.0, 101.0, INF, NAN)),
+        ("presence_penalty", (-2.0, 2.0), (-2.1, 2.1, INF, NAN)),
+        ("frequency_penalty", (-2.0, 2.0), (-2.1, 2.1, -INF, NAN)),
+        (
+            "logit_bias",
+            ((), ((0, -100.0), (7, 100.0))),
+            (((0, 100.5),), ((0, NAN),), ((-1, 1.0),), ((7, 1.0), (0, 1.0)), ((7, 1.0), (7, 1.0))),
+        ),
+        ("seed", (0, 2**64 - 1), (-1, 2**64)),
+        ("stop_token_ids", ((), (3, 3)), ((-1,),)),
+        ("num_logprobs", (None, 0, 20), (-1, 21)),
+    ],
+)
+def test_ranges(name: str, good: tuple[Any, ...], bad: tuple[Any, ...]) -> None:
+    for value in good:
+        params = SamplingParams(**{"max_tokens": 5, name: value})
+        assert getattr(params, name) == value
+        hash(params)
+    for value in bad:
+        with pytest.raises(ValueError, match=f"^{name}"):
+            SamplingParams(**{"max_tokens": 5, name: value})
+
+
+def test_messages_say_what_would_be_right() -> None:
+    with pytest.raises(ValueError, match=r"^top_p must be between 0 and 1, not 1\.5$"):
+        SamplingParams(1, top_p=1.5)
+    with pytest.raises(ValueError, match=r"^temperature must be a number of at least 0, not nan$"):
+        SamplingParams(1, temperature=NAN)
+    with pytest.raises(ValueError, match=r"^logit_bias of token 7 must be between -100 and 100, not 101$"):
+        SamplingParams(1, logit_bias=((7, 101.0),))
