@@ -2,6 +2,7 @@
 
 import logging
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,7 +13,7 @@ import ray
 from ray.exceptions import RayActorError, RayTaskError
 
 from router.process import RouterAddresses
-from tandem.config import ClusterConfig, DecodeConfig, PrefillConfig, Role, RouterConfig, WorkerConfig
+from tandem.config import ClusterConfig, Role, RouterConfig, WorkerConfig
 from tandem.engine.models.config import ModelConfig
 from tandem.engine.weights.resolve import model_fingerprint, resolve_model
 
@@ -80,6 +81,7 @@ class Cluster:
             raise ClusterError(str(error)) from error
         self.model_name = router_config.model_name
         self._on_progress("model", "ready")
+        self._check_port()
         self._worker_configs = {c.worker_id: c for c in worker_configs}
         self._init_ray()
         # All processes start side by side; the workers need the router's address only once they are loaded.
@@ -134,6 +136,19 @@ class Cluster:
         self._router, self._workers, self._watched = None, {}, {}
         ray.shutdown()
 
+    def _check_port(self) -> None:
+        """Finds out at once, and not when Ray is up, that somebody else has the clients' port."""
+        with socket.socket() as probe:
+            # As gRPC binds: a port whose last connections are still winding down is free.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((self._config.host, self._config.grpc_port))
+            except OSError as error:
+                raise ClusterError(
+                    f"cannot listen on {self._config.host}:{self._config.grpc_port}: {error.strerror}; choose another "
+                    "port with --grpc-port"
+                ) from error
+
     def _init_ray(self) -> None:
         self._on_progress("ray", "starting")
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -143,7 +158,7 @@ class Cluster:
             include_dashboard=False,
             object_store_memory=OBJECT_STORE_BYTES,
             log_to_driver=False,
-            logging_level=logging.WARNING,
+            logging_level=logging.ERROR,
         )
         self._on_progress("ray", "ready")
 
@@ -231,24 +246,9 @@ def _plan(config: ClusterConfig, model_dir: Path) -> tuple[RouterConfig, list[Wo
     num_threads = max(1, len(os.sched_getaffinity(0)) // config.num_workers)
     engine = config.engine(str(model_dir), num_threads)
     fingerprint = model_fingerprint(model_dir, config.load_format)
-    router = RouterConfig(
-        model_dir=str(model_dir),
-        model_name=config.model.rstrip("/").rpartition("/")[2],
-        max_model_len=max_model_len,
-        host=config.host,
-        grpc_port=config.grpc_port,
-    )
+    router = config.router(str(model_dir), config.model.rstrip("/").rpartition("/")[2], max_model_len)
     workers = [
-        WorkerConfig(
-            worker_id=f"{role}-{i}",
-            role=role,
-            engine=engine,
-            model_fingerprint=fingerprint,
-            max_model_len=max_model_len,
-            prefill=PrefillConfig(chunk_size=config.chunk_size),
-            decode=DecodeConfig(),
-            host=config.host,
-        )
+        config.worker(f"{role}-{i}", role, engine, fingerprint, max_model_len)
         for role, count in _counts(config)
         for i in range(count)
     ]

@@ -7,11 +7,26 @@ from collections.abc import Sequence
 from dataclasses import fields
 
 from tandem import __version__
-from tandem.config import DEVICES, DTYPES, ClusterConfig
+from tandem.config import (
+    DEVICES,
+    DTYPES,
+    EVICTION_POLICIES,
+    PREFILL_POLICIES,
+    ROUTING_POLICIES,
+    TRANSPORTS,
+    ClusterConfig,
+)
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 _DEFAULTS = {f.name: f.default for f in fields(ClusterConfig)}
+
+
+class _DefaultsFormatter(argparse.ArgumentDefaultsHelpFormatter):
+    """Shows a default where there is one."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        return action.help if action.default is None else super()._get_help_string(action)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -49,7 +64,7 @@ def _add_serve(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "serve",
         help="start a cluster on this host",
         description="Start a cluster on this host and keep it until Ctrl-C.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        formatter_class=_DefaultsFormatter,
     )
     add = serve.add_argument
     add("--model", required=True, help="directory, hub id, GGUF file, or smollm2-135m-instruct")
@@ -63,6 +78,11 @@ def _add_serve(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     add("--num-pages", type=int, metavar="N", help="pages in each worker's pool")
     add("--max-model-len", type=int, metavar="N", help="prompt and output tokens; 0: as many as model and pool allow")
     add("--chunk-size", type=int, metavar="N", help="prompt tokens in one prefill forward")
+    add("--max-batch-size", type=int, metavar="N", help="requests in one decode step")
+    add("--schedule", choices=PREFILL_POLICIES, help="which prompt is computed next")
+    add("--eviction", choices=EVICTION_POLICIES, help="which cached page goes first")
+    add("--routing", choices=ROUTING_POLICIES, help="which workers serve a request")
+    add("--transport", choices=("auto", *TRANSPORTS), help="how KV pages travel between workers")
     add("--threads", dest="num_threads", type=int, metavar="N", help="CPU threads of each worker; 0: cores / workers")
     add("--host", help="address to listen on")
     add("--grpc-port", type=int, metavar="PORT", help="the clients' gRPC port; 0 picks a free one")

@@ -201,6 +201,8 @@ class ClusterConfig:
         num_prefill, num_decode, num_both: workers of each role.
         max_model_len: prompt and output tokens together; 0 takes the model's own limit, or what the pool holds if
             that is less.
+        schedule: the prefill workers' policy.
+        transport: how KV pages travel; "auto" takes the best that both ends of a link have.
     """
 
     model: str
@@ -215,6 +217,11 @@ class ClusterConfig:
     max_model_len: int = 0
     num_threads: int = 0
     chunk_size: int = 512
+    max_batch_size: int = 64
+    schedule: str = "fcfs"
+    eviction: str = "lru"
+    routing: str = "least_loaded"
+    transport: str = "auto"
     host: str = "127.0.0.1"
     grpc_port: int = 50051
 
@@ -230,8 +237,9 @@ class ClusterConfig:
         _require(self.num_workers > 0, "at least one worker is needed: --prefill and --decode, or --both")
         # What its processes would refuse is refused before any of them starts.
         self.engine("unresolved")
-        PrefillConfig(chunk_size=self.chunk_size)
-        RouterConfig("unresolved", self.model, 1, host=self.host, grpc_port=self.grpc_port)
+        _require_one_of(self, "transport", ("auto", *TRANSPORTS))
+        self.router("unresolved", self.model, 1)
+        self.worker("unresolved", "both", self.engine("unresolved"), "", 1)
 
     def engine(self, model_dir: str, num_threads: int = 0) -> EngineConfig:
         """What each worker's engine is told."""
@@ -243,6 +251,34 @@ class ClusterConfig:
             page_size=self.page_size,
             num_pages=self.num_pages,
             num_threads=self.num_threads or num_threads,
+        )
+
+    def router(self, model_dir: str, model_name: str, max_model_len: int) -> RouterConfig:
+        """What the router is told."""
+        return RouterConfig(
+            model_dir=model_dir,
+            model_name=model_name,
+            max_model_len=max_model_len,
+            routing=self.routing,
+            host=self.host,
+            grpc_port=self.grpc_port,
+        )
+
+    def worker(
+        self, worker_id: str, role: Role, engine: EngineConfig, fingerprint: str, max_model_len: int
+    ) -> WorkerConfig:
+        """What one worker is told."""
+        return WorkerConfig(
+            worker_id=worker_id,
+            role=role,
+            engine=engine,
+            model_fingerprint=fingerprint,
+            max_model_len=max_model_len,
+            prefill=PrefillConfig(chunk_size=self.chunk_size, policy=self.schedule),
+            decode=DecodeConfig(max_batch_size=self.max_batch_size),
+            eviction=self.eviction,
+            transports=TRANSPORTS if self.transport == "auto" else (self.transport,),
+            host=self.host,
         )
 
     @property
