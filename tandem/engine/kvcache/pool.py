@@ -2,6 +2,7 @@
 
 import mmap
 import os
+import weakref
 from typing import NamedTuple
 
 import torch
@@ -49,16 +50,15 @@ class KvPool:
             )
         fd = os.memfd_create(f"tandem-pool-{name}", os.MFD_CLOEXEC)
         os.ftruncate(fd, num_bytes)
+        self._close_fd = weakref.finalize(self, os.close, fd)
         self._mmap = mmap.mmap(fd, num_bytes)
         self.file = SharedPoolFile(os.getpid(), fd, f"tandem-pool-{name}", num_bytes)
         self.page_bytes_view = torch.frombuffer(self._mmap, dtype=torch.uint8).view(num_pages, layout.page_bytes)
         self.kv = self.page_bytes_view.view(getattr(torch, layout.dtype)).view(num_pages, *layout.page_shape)
 
     def close(self) -> None:
-        """Gives the memory back once no tensor of this process refers to it any more."""
-        if self.file.fd >= 0:
-            os.close(self.file.fd)
-            self.file = self.file._replace(fd=-1)
+        """Lets nobody map the pool any more; its memory goes with the last tensor or mapping that refers to it."""
+        self._close_fd()
 
 
 def _reclaimable_bytes() -> int:
