@@ -12,7 +12,6 @@ from tandem.lifecycle import now_ns
 from tandem.messages import (
     Admit,
     Committed,
-    EpochClosed,
     LeaseLost,
     LeaseRequest,
     Pushing,
@@ -223,8 +222,6 @@ class LeaseBook:
                 lease.deadline = self._clock() + self._config.lease_duration_s
         elif isinstance(message, Committed | Released):
             self._settle(link, message)
-        elif isinstance(message, EpochClosed):
-            link.quiet.mark()
 
     def _settle(self, link: ReceiverLink, message: Committed | Released) -> None:
         """The one place where a granted lease ends while its link lives."""

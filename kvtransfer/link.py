@@ -13,7 +13,6 @@ from kvtransfer.transports.base import Completion, ReceiverTransport, SenderTran
 from tandem.messages import (
     Committed,
     Deferred,
-    EpochClosed,
     Granted,
     LeaseRequest,
     Pushing,
@@ -185,10 +184,6 @@ class SenderLink:
             self._finish(lease, LeaseState.LOST)
         return self._transport.abort()
 
-    def say_closed(self) -> None:
-        """Tells the receiver, on a stream that still works, that the copies of this epoch have completed."""
-        self._send(EpochClosed())
-
     def _settle_if_quiet(self, lease: SenderLease) -> None:
         if lease.state not in (LeaseState.COMMITTING, LeaseState.RELEASING):
             return
@@ -217,7 +212,7 @@ class Quiet:
         self._done = False
 
     def mark(self) -> None:
-        """The sender said so itself: by EpochClosed, or by opening its next epoch."""
+        """The sender said so itself, by opening its next epoch."""
         self._done = True
 
     def done(self) -> bool:

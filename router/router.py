@@ -270,7 +270,9 @@ class Router:
         stream.end_attempt(tell_workers=True)
         stream.num_failures += failed
         stream.tracker.end_attempt()
-        if retryable:
+        if stream.tracker.state is RequestState.FINISHED:
+            stream.tokens.put_nowait(None)
+        elif retryable:
             self._start(stream)
         else:
             self._fail(stream, reason)

@@ -113,9 +113,14 @@ class RequestTracker:
         )
 
     def end_attempt(self) -> None:
-        """Ends the attempt in one act: what was passed on is frozen, whatever its workers still say is ignored."""
+        """Ends the attempt in one act: what was passed on is frozen, whatever its workers still say is ignored. If its
+        last token had been passed on and only the word that it was the last is missing, the request is finished."""
         assert self.state is RequestState.RUNNING
         self.state = RequestState.WAITING
+        if self.output_ids:
+            self.finish_reason = self.sampling.finish_reason(self.output_ids[-1], len(self.output_ids))
+            if self.finish_reason:
+                self.state = RequestState.FINISHED
         self._early.clear()
         self._announced_end = None
 

@@ -247,11 +247,6 @@ class Renewed:
     lease_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class EpochClosed:
-    """The sender's last word on an epoch: every copy that it submitted has completed."""
-
-
 # --- decode worker to prefill worker, on their link ------------------------------------------------------------
 
 
@@ -304,5 +299,5 @@ WorkerMessage = (
     Hello | Heartbeat | LinkState | FirstToken | Tokens | Finished | Failed | PrefillDeferred | GaveBack | LeaseLost
 )
 RouterMessage = Welcome | Heartbeat | Peers | Admit | Prefill | Abort
-SenderMessage = LinkHello | LeaseRequest | Pushing | Renewed | Committed | Released | EpochClosed
+SenderMessage = LinkHello | LeaseRequest | Pushing | Renewed | Committed | Released
 ReceiverMessage = LinkWelcome | LinkRefused | Granted | Deferred | Refused | Revoke

@@ -21,22 +21,20 @@ class ReceiverBatch(_message.Message):
     def __init__(self, messages: _Optional[_Iterable[_Union[ReceiverMessage, _Mapping]]] = ...) -> None: ...
 
 class SenderMessage(_message.Message):
-    __slots__ = ("hello", "lease_request", "committed", "released", "epoch_closed", "renewed", "pushing")
+    __slots__ = ("hello", "lease_request", "committed", "released", "renewed", "pushing")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     LEASE_REQUEST_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_FIELD_NUMBER: _ClassVar[int]
     RELEASED_FIELD_NUMBER: _ClassVar[int]
-    EPOCH_CLOSED_FIELD_NUMBER: _ClassVar[int]
     RENEWED_FIELD_NUMBER: _ClassVar[int]
     PUSHING_FIELD_NUMBER: _ClassVar[int]
     hello: LinkHello
     lease_request: LeaseRequest
     committed: Committed
     released: Released
-    epoch_closed: EpochClosed
     renewed: Renewed
     pushing: Pushing
-    def __init__(self, hello: _Optional[_Union[LinkHello, _Mapping]] = ..., lease_request: _Optional[_Union[LeaseRequest, _Mapping]] = ..., committed: _Optional[_Union[Committed, _Mapping]] = ..., released: _Optional[_Union[Released, _Mapping]] = ..., epoch_closed: _Optional[_Union[EpochClosed, _Mapping]] = ..., renewed: _Optional[_Union[Renewed, _Mapping]] = ..., pushing: _Optional[_Union[Pushing, _Mapping]] = ...) -> None: ...
+    def __init__(self, hello: _Optional[_Union[LinkHello, _Mapping]] = ..., lease_request: _Optional[_Union[LeaseRequest, _Mapping]] = ..., committed: _Optional[_Union[Committed, _Mapping]] = ..., released: _Optional[_Union[Released, _Mapping]] = ..., renewed: _Optional[_Union[Renewed, _Mapping]] = ..., pushing: _Optional[_Union[Pushing, _Mapping]] = ...) -> None: ...
 
 class ReceiverMessage(_message.Message):
     __slots__ = ("welcome", "refused_link", "granted", "deferred", "refused", "revoke")
@@ -187,7 +185,3 @@ class Renewed(_message.Message):
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     lease_id: str
     def __init__(self, lease_id: _Optional[str] = ...) -> None: ...
-
-class EpochClosed(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...

@@ -13,11 +13,12 @@ from typing import Any
 
 from decode_worker.scheduler import DecodeScheduler
 from kvtransfer.events import FromLink, LinkClosed, ReceiverLinkOpened, SenderLinkOpened
-from kvtransfer.transports.base import Completion, SenderTransport
+from kvtransfer.transports.base import COMPLETED, Completion, ReceiverTransport, SenderTransport
 from kvtransfer.transports.shared_memory import SharedMemoryReceiver
 from prefill_worker.handover import LinkHandover
 from prefill_worker.policies.registry import make_policy as make_prefill_policy
 from prefill_worker.scheduler import PrefillScheduler
+from router.policies.power_of_two import PowerOfTwo
 from router.policies.registry import make_policy
 from router.registry import Worker
 from router.router import Router
@@ -69,6 +70,91 @@ class SimTransport(SenderTransport):
             self.destination.check_may_be_written(dst)
         self._to[dst].copy_(self._from[src])
         part.is_done = True
+
+
+class SimChannel:
+    """A two-sided connection of one epoch: the push and the expect of one number meet, one number after the other, and
+    move their pages when the simulation says so."""
+
+    def __init__(self, source: "SimWorker", destination: "SimWorker") -> None:
+        self.source, self.destination = source, destination
+        self.pushes: dict[int, tuple[list[int], ManualCompletion]] = {}
+        self.expects: dict[int, tuple[list[int] | None, int, ManualCompletion]] = {}
+        self.next_seq = 0
+        self.sender_aborted = self.receiver_aborted = False
+        self.receiver_stopped = ManualCompletion()
+
+    @property
+    def can_run(self) -> bool:
+        # An aborted receiver may be in the middle of a transfer still.
+        return (
+            self.next_seq in self.pushes
+            and self.next_seq in self.expects
+            and not self.sender_aborted
+            and not self.receiver_stopped.is_done
+            and self.source.alive
+        )
+
+    def run(self) -> None:
+        if not self.can_run:
+            return
+        src_pages, sent = self.pushes.pop(self.next_seq)
+        dst_pages, num_pages, received = self.expects.pop(self.next_seq)
+        assert num_pages == len(src_pages)
+        for src, dst in zip(src_pages, dst_pages or (), strict=dst_pages is not None):
+            if self.destination.alive:
+                self.destination.check_may_be_written(dst)
+            self.destination.engine.pool.page_bytes_view[dst].copy_(self.source.engine.pool.page_bytes_view[src])
+        sent.is_done = received.is_done = True
+        self.next_seq += 1
+
+    def stop_receiver(self) -> None:
+        self.receiver_stopped.is_done = True
+
+
+class SimTwoSidedSender(SenderTransport):
+    two_sided = True
+
+    def __init__(self, channel: SimChannel) -> None:
+        self._channel = channel
+
+    @property
+    def failure(self) -> str:
+        return ""
+
+    def push(self, link_seq: int, src_pages: Sequence[int], dst_pages: Sequence[int]) -> Completion:
+        sent = ManualCompletion()
+        self._channel.pushes[link_seq] = (list(src_pages), sent)
+        return sent
+
+    def abort(self) -> Completion:
+        self._channel.sender_aborted = True
+        for _, sent in self._channel.pushes.values():
+            sent.is_done = True
+        return COMPLETED
+
+
+class SimTwoSidedReceiver(ReceiverTransport):
+    two_sided = True
+
+    def __init__(self, channel: SimChannel) -> None:
+        self._channel = channel
+
+    @property
+    def failure(self) -> str:
+        return ""
+
+    def endpoint(self) -> PoolEndpoint:
+        return PoolEndpoint(0, 0, "sim", 0)
+
+    def expect(self, link_seq: int, dst_pages: Sequence[int] | None, num_pages: int) -> Completion:
+        received = ManualCompletion()
+        self._channel.expects[link_seq] = (None if dst_pages is None else list(dst_pages), num_pages, received)
+        return received
+
+    def abort(self) -> Completion:
+        self._channel.receiver_aborted = True
+        return self._channel.receiver_stopped
 
 
 class _AllOf:
@@ -188,6 +274,8 @@ class SimWorker:
         self.check()
 
     def _open_transport(self, welcome: LinkWelcome) -> SenderTransport:
+        if welcome.transport == "two_sided":
+            return SimTwoSidedSender(self.simulation.channels[welcome.epoch])
         transport = SimTransport(self, self.simulation.links[welcome.epoch].receiver)
         self.simulation.transports.append(transport)
         return transport
@@ -270,14 +358,25 @@ class Simulation:
         links: epochs by name, until both ends have noticed their end.
     """
 
-    def __init__(self, num_prefill: int, num_decode: int, num_pages: int, prefill_policy: str, routing: str) -> None:
+    def __init__(
+        self,
+        num_prefill: int,
+        num_decode: int,
+        num_pages: int,
+        prefill_policy: str,
+        routing: str,
+        two_sided: bool,
+    ) -> None:
+        self.two_sided = two_sided
+        self.channels: dict[str, SimChannel] = {}  # by epoch
         self.clock = FakeClock()
         self.numbers = itertools.count()
         self.prefill_policy = prefill_policy
         config = RouterConfig(
             "nowhere", "fake", 1000, heartbeat_timeout_s=1.0, stall_timeout_s=1e9, max_attempts=10_000
         )
-        self.router = Router(config, make_policy(routing), self.clock)
+        policy = PowerOfTwo(seed=0) if routing == "power_of_two" else make_policy(routing)
+        self.router = Router(config, policy, self.clock)
         self.num_pages = num_pages
         self.workers: dict[str, SimWorker] = {}
         self.dead: list[SimWorker] = []
@@ -314,6 +413,11 @@ class Simulation:
             if not transport.source.seen_gone:
                 for i in range(len(transport.pending)):
                     actions.append(lambda t=transport, i=i: t.run(min(i, len(t.pending) - 1)) if t.pending else None)
+        for channel in self.channels.values():
+            if channel.can_run:
+                actions.append(channel.run)
+            if channel.receiver_aborted and not channel.receiver_stopped.is_done:
+                actions.append(channel.stop_receiver)
         actions += [lambda p=p, d=d: self.dial(p, d) for p, d in self.dialable()]
         actions += [lambda w=w: self.see_gone(w) for w in self.dead if not w.seen_gone]
         return actions
@@ -354,9 +458,12 @@ class Simulation:
         hello = LinkHello(
             PROTOCOL_VERSION, sender.worker_id, sender.incarnation, 1, receiver.incarnation, page_format, ("sim",)
         )
-        transport = SharedMemoryReceiver(receiver.engine.pool)
+        transport: ReceiverTransport = SharedMemoryReceiver(receiver.engine.pool)
+        if self.two_sided:
+            channel = self.channels[epoch] = SimChannel(sender, receiver)
+            transport = SimTwoSidedReceiver(channel)
         receiver.scheduler.receive(ReceiverLinkOpened(epoch, hello, transport, lambda: sender.seen_gone))
-        welcome = LinkWelcome(epoch, "sim", PoolEndpoint(*receiver.engine.pool.file))
+        welcome = LinkWelcome(epoch, "two_sided" if self.two_sided else "one_sided", transport.endpoint())
         sender.scheduler.receive(SenderLinkOpened(receiver.worker_id, receiver.incarnation, welcome))
         receiver.check()
 

@@ -229,6 +229,21 @@ async def test_attempts_are_bounded() -> None:
 
 
 @run
+async def test_a_worker_lost_between_the_last_token_and_its_finish_loses_nothing() -> None:
+    h = Harness(1, 2)
+    client = h.request(max_tokens=2)
+    await settle()
+    request_id = client.tracker.request_id
+    h.p[0].say(first(request_id, 0, 0, 10))
+    h.d[0].say(tokens(request_id, 0, 0, 10, 11))
+    h.router.lose(h.d[0].worker, "killed")
+    await client.task
+    assert (client.tokens, client.tracker.finish_reason) == ([10, 11], "length")
+    assert len(h.p[0].of(Prefill)) == 1
+    assert [w.num_assigned for w in h.router.registry] == [0, 0]
+
+
+@run
 async def test_being_given_back_is_no_failure() -> None:
     h = Harness()
     client = h.request()

@@ -50,6 +50,7 @@ def run_schedule(data: bytes) -> Simulation:
         num_pages=8 + tape.draw(3),
         prefill_policy=PREFILL_POLICIES[tape.draw(len(PREFILL_POLICIES))],
         routing=ROUTING_POLICIES[tape.draw(len(ROUTING_POLICIES))],
+        two_sided=bool(tape.draw(2)),
     )
     while not tape.ended:
         happen(simulation, tape)
