@@ -55,17 +55,21 @@ class LinkDialer:
         self._page_format = page_format
         self._post = post
         self._dialing: dict[Peer, asyncio.Task[None]] = {}
+        # Cancelled, and perhaps waiting still for the last copies of their epoch.
+        self._ending: dict[Peer, asyncio.Task[None]] = {}
         self._writers: dict[str, BatchWriter] = {}  # by epoch
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """A sender serves nothing."""
 
     def set_peers(self, peers: Sequence[Peer]) -> None:
+        self._ending = {peer: task for peer, task in self._ending.items() if not task.done()}
         for peer in [p for p in self._dialing if p not in peers]:
-            self._dialing.pop(peer).cancel()
+            self._ending[peer] = self._dialing.pop(peer)
+            self._ending[peer].cancel()
         for peer in peers:
             if peer not in self._dialing:
-                self._dialing[peer] = asyncio.create_task(self._keep_link(peer))
+                self._dialing[peer] = asyncio.create_task(self._keep_link(peer, self._ending.get(peer)))
 
     def send(self, epoch: str, messages: Sequence[Any]) -> None:
         if epoch in self._writers:
@@ -81,15 +85,21 @@ class LinkDialer:
         self._dialing.clear()
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, *self._ending.values(), return_exceptions=True)
 
-    async def _keep_link(self, peer: Peer) -> None:
+    async def _keep_link(self, peer: Peer, after: asyncio.Task[None] | None) -> None:
+        """Args: after: the end of an earlier link to the same life of the peer; no epoch opens before."""
+        if after is not None:
+            await asyncio.wait([after])
         while True:
             try:
                 await self._run_epoch(peer)
-            except (grpc.RpcError, TimeoutError, ValueError, ConnectionError) as error:
+            except (grpc.RpcError, TimeoutError, ConnectionError) as error:
                 details = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error)
                 logger.info("link to %s: %s", peer.worker_id, details)
+            except Exception:
+                # Whatever went wrong with this epoch, the next one may work; without it the pair would be lost.
+                logger.exception("link to %s failed", peer.worker_id)
             await asyncio.sleep(RETRY_DELAY_S)
 
     async def _run_epoch(self, peer: Peer) -> None:

@@ -1,6 +1,8 @@
 """The router's process: its loop's thread and its two servers."""
 
 import asyncio
+import logging
+import os
 import threading
 from collections.abc import Coroutine
 from concurrent.futures import Future
@@ -22,6 +24,9 @@ from tandem.rpc.channel import bind, new_server
 from tandem.v1 import inference_pb2, inference_pb2_grpc, worker_pb2_grpc
 
 SERVICE = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
+logger = logging.getLogger(__name__)
+
+EXIT_TASK_FAILED = 73
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 5.0
 
@@ -88,8 +93,8 @@ class RouterProcess:
             await server.start()
             self._servers.append(server)
         self._tasks = [
-            asyncio.create_task(router.watch()),
-            asyncio.create_task(_report_health(router, health_service)),
+            asyncio.create_task(_vital(router.watch())),
+            asyncio.create_task(_vital(_report_health(router, health_service))),
         ]
         return addresses
 
@@ -99,6 +104,16 @@ class RouterProcess:
         # The clients first: a request that ends now is reported as such, not as a lost worker.
         for server in reversed(self._servers):
             await server.stop(grace=0.5)
+
+
+async def _vital(task: Coroutine[Any, Any, None]) -> None:
+    """Runs a task that the router cannot do without: if it fails, the process ends, which everybody sees."""
+    try:
+        await task
+    except Exception:
+        logger.exception("a vital task failed")
+        logging.shutdown()
+        os._exit(EXIT_TASK_FAILED)
 
 
 async def _report_health(router: Router, service: health.aio.HealthServicer) -> None:

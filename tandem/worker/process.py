@@ -30,6 +30,7 @@ LOAD_TIMEOUT_S = 1800.0
 STOP_TIMEOUT_S = 5.0
 EXIT_ENGINE_FAILED = 70
 EXIT_NO_ROUTER = 71
+EXIT_CONTROL_FAILED = 72
 
 
 class LinkStreams(Protocol):
@@ -206,6 +207,11 @@ class WorkerProcess:
             logger.error("giving up: %s", error)
             logging.shutdown()
             os._exit(EXIT_NO_ROUTER)
+        except Exception:
+            # Without this task the worker would look alive and hear nothing.
+            logger.exception("the control stream failed")
+            logging.shutdown()
+            os._exit(EXIT_CONTROL_FAILED)
 
     def _set_peers(self, peers: Peers) -> None:
         assert self._links is not None
