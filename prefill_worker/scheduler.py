@@ -12,7 +12,7 @@ from tandem.engine.batch import Batch
 from tandem.engine.kvcache.cache_manager import CacheManager, PageHandle
 from tandem.engine.request import Sequence
 from tandem.lifecycle import FIRST_TOKEN, PREFILL_STARTED, now_ns
-from tandem.messages import Abort, Failed, FirstToken, Moment, Prefill, WorkerStats
+from tandem.messages import Abort, Failed, FirstToken, Moment, Prefill, PrefillDeferred, WorkerStats
 from tandem.prefix import prefix_identities
 from tandem.sampling_params import TokenLogprobs
 from tandem.worker.base import Handover, Outbox, PrefillJob, Scheduler
@@ -113,8 +113,9 @@ class PrefillScheduler(Scheduler):
         now = self._clock()
         for job, deadline in list(self._handing_over.values()):
             if now >= deadline:
+                # No fault of anybody's: the router may find a decode worker with room. What was computed stays cached.
                 self._end(job)
-                self._fail(job, "the decode worker had no room for the prompt in time")
+                self._outbox.to_router(PrefillDeferred(*job.key))
 
     def _enqueue(self, request: Prefill) -> None:
         token_ids = [*request.prompt_ids, *request.output_ids]

@@ -194,7 +194,7 @@ class Router:
             case LeaseLost():
                 self._retry(message.request_id, message.attempt, "the decode worker lost the request's pages")
             case PrefillDeferred():
-                self._retry(message.request_id, message.attempt, "the decode worker had no room")
+                self._retry(message.request_id, message.attempt, "the decode worker had no room", failed=False)
             case _:
                 raise ValueError(f"unexpected {type(message).__name__} from a worker")
 

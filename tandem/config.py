@@ -73,8 +73,8 @@ class PrefillConfig:
             dfs-weight (depth first through shared prefixes), lof (longest output first) or random. Priority goes
             before it.
         min_shared_tokens: a request waits for another that is computing at least so many tokens of its prefix.
-        grant_timeout_s: how long a finished prefill waits for pages at the decode worker before it is reported as
-            failed; its pages stay in the cache.
+        grant_timeout_s: how long a finished prefill waits for pages at the decode worker before the router is asked
+            to find another one; what was computed stays in the cache.
     """
 
     chunk_size: int = 512

@@ -14,6 +14,7 @@ from tandem.messages import (
     Granted,
     LeaseLost,
     LeaseRequest,
+    PrefillDeferred,
     Refused,
     Released,
     Revoke,
@@ -178,6 +179,25 @@ def test_no_room_defers_and_finished_prefill_is_kept() -> None:
     assert pair.output("b") == expected_tokens(list(range(100, 116)), 4)
     # Nothing was computed twice.
     assert pair.p.engine.counters.prompt_tokens_computed == 32
+    pair.check_idle()
+
+
+def test_who_waits_too_long_for_room_goes_back_to_the_router_with_its_work_cached() -> None:
+    pair = WorkerPair(num_pages=5)
+    pair.submit("holder", list(range(11)), max_tokens=9)
+    for _ in range(4):
+        pair.turn()
+    pair.submit("r", list(range(100, 116)), max_tokens=2)
+    pair.p.scheduler.step()
+    pair.deliver()
+    pair.d.scheduler.step()
+    deadline = pair.p.scheduler.next_deadline()
+    assert deadline is not None
+    pair.clock.advance(deadline - pair.clock.now)
+    pair.p.scheduler.step()
+    assert pair.p.outbox.of(PrefillDeferred) == [PrefillDeferred("r", 0)]
+    assert len(pair.p.cache.peek(list(range(100, 116)))) == 4
+    pair.run()
     pair.check_idle()
 
 
