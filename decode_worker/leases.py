@@ -93,6 +93,8 @@ class LeaseBook:
         self._clock = clock
         self._start = start
         self._links: dict[str, ReceiverLink] = {}  # by epoch
+        # Epochs whose end has been asked for and not come yet.
+        self._ending: dict[str, None] = {}
         # Epochs that have ended while their sender may still write.
         self._unquiet: list[ReceiverLink] = []
         self._admitted: dict[tuple[str, int], _Admitted] = {}
@@ -120,7 +122,11 @@ class LeaseBook:
         elif isinstance(event, LinkClosed):
             self._close(event)
         elif isinstance(event, FromLink) and event.epoch in self._links:
-            self._receive_message(self._links[event.epoch], event)
+            try:
+                self._receive_message(self._links[event.epoch], event)
+            except ValueError as error:
+                # What one sender gets wrong is not for the others to pay for.
+                self._outbox.close_link(event.epoch, str(error))
 
     def abort(self, request_id: str, attempt: int) -> None:
         """Ends an attempt: pages of a granted lease come back when the sender settles it, not before."""
@@ -154,7 +160,8 @@ class LeaseBook:
         """
         now = self._clock()
         for link in self._links.values():
-            if link.failure:
+            if link.failure and link.epoch not in self._ending:
+                self._ending[link.epoch] = None
                 self._outbox.close_link(link.epoch, link.failure)
         self._waiting = self._answer(now, num_reserved)
         for key, admitted in list(self._admitted.items()):
@@ -194,10 +201,11 @@ class LeaseBook:
 
     def _close(self, event: LinkClosed) -> None:
         link = self._links.pop(event.epoch, None)
+        self._ending.pop(event.epoch, None)
         event.when_quiet()
         if link is None:
             return
-        self._waiting = [w for w in self._waiting if w.link is not link]
+        self._forget_waiting([w for w in self._waiting if w.link is link])
         # The stream is broken, not quiet: the sender may be writing still.
         quiet = link.close()
         for lease in [*self._leases.values(), *self._arriving]:
@@ -208,18 +216,20 @@ class LeaseBook:
             if not lease.abandoned:
                 self._outbox.to_router(LeaseLost(*lease.key))
         self._arriving = [lease for lease in self._arriving if lease.link is not link]
-        self._unquiet = [u for u in [*self._unquiet, link] if not u.quiet.done()]
+        self._unquiet = [u for u in [*self._unquiet, link] if not u.is_quiet()]
 
     def _receive_message(self, link: ReceiverLink, event: FromLink) -> None:
         message = event.message
         if isinstance(message, LeaseRequest):
+            if message.lease_id in self._leases or any(w.request.lease_id == message.lease_id for w in self._waiting):
+                raise ValueError(f"lease {message.lease_id} is asked for twice")
             self._waiting.append(_Waiting(message, link, self._clock() + self._config.admit_grace_s))
-        elif isinstance(message, Pushing):
-            link.expect(message)
-        elif isinstance(message, Renewed):
+        elif isinstance(message, Pushing | Renewed):
             lease = self._leases.get(message.lease_id)
             if lease is not None:
                 lease.deadline = self._clock() + self._config.lease_duration_s
+            if isinstance(message, Pushing):
+                link.expect(message)
         elif isinstance(message, Committed | Released):
             self._settle(link, message)
 
@@ -228,7 +238,7 @@ class LeaseBook:
         receives = link.settle(message)
         if receives is None:
             # Released a request that was still waiting.
-            self._waiting = [w for w in self._waiting if w.request.lease_id != message.lease_id]
+            self._forget_waiting([w for w in self._waiting if w.request.lease_id == message.lease_id])
             return
         lease = self._leases.pop(message.lease_id)
         lease.receives = receives
@@ -239,6 +249,12 @@ class LeaseBook:
         self._cache.release(lease.handle, after=receives)
         if not lease.abandoned:
             self._outbox.to_router(LeaseLost(*lease.key))
+
+    def _forget_waiting(self, gone: list[_Waiting]) -> None:
+        """Their sender does not want these leases any more; nobody else will ask for them on this attempt."""
+        self._waiting = [w for w in self._waiting if w not in gone]
+        for waiting in gone:
+            self._admitted.pop((waiting.request.request_id, waiting.request.attempt), None)
 
     def _is_whole(self, lease: _Lease, message: Committed) -> bool:
         """Whether as much was committed as was leased."""
@@ -313,11 +329,9 @@ class LeaseBook:
         if handle is None:
             return False
         del self._admitted[key]
-        duration_s = self._config.lease_duration_s
-        self._leases[request.lease_id] = _Lease(
-            request.lease_id, admit, handle, link, self._clock() + duration_s, granted_ns=now_ns()
-        )
-        link.grant(request.lease_id, handle.cached_len, handle.page_ids[handle.num_shared :], duration_s)
+        deadline = self._clock() + self._config.lease_duration_s
+        self._leases[request.lease_id] = _Lease(request.lease_id, admit, handle, link, deadline, granted_ns=now_ns())
+        link.grant(request.lease_id, handle.cached_len, handle.page_ids[handle.num_shared :])
         return True
 
     def _abandon(self, lease: _Lease) -> None:

@@ -152,6 +152,8 @@ class Cluster:
     def _init_ray(self) -> None:
         self._on_progress("ray", "starting")
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        # Ray would run actors at nice 15: whatever else ran on the host would keep every token waiting.
+        os.environ.setdefault("RAY_worker_niceness", "0")
         ray.init(
             address="local",
             num_cpus=self._config.num_workers + 1,

@@ -93,10 +93,6 @@ class SenderLink:
         self._closed = False
 
     @property
-    def num_open_leases(self) -> int:
-        return len(self._leases)
-
-    @property
     def failure(self) -> str:
         """Why the epoch must end, or ""."""
         return self._transport.failure
@@ -185,7 +181,9 @@ class SenderLink:
         return self._transport.abort()
 
     def _settle_if_quiet(self, lease: SenderLease) -> None:
-        if lease.state not in (LeaseState.COMMITTING, LeaseState.RELEASING):
+        # After a failure of the transport copies are over without having arrived. The epoch ends soon, and its leases
+        # with it.
+        if lease.state not in (LeaseState.COMMITTING, LeaseState.RELEASING) or self._transport.failure:
             return
         lease.copies = [c for c in lease.copies if not c.done()]
         if lease.copies:
@@ -220,6 +218,17 @@ class Quiet:
         return self._done
 
 
+class _Received:
+    """A receive is over when it is done, or when nothing of its epoch can touch this worker's pages any more."""
+
+    def __init__(self, receive: Completion, link: "ReceiverLink") -> None:
+        self._receive = receive
+        self._link = link
+
+    def done(self) -> bool:
+        return self._receive.done() or self._link.is_quiet()
+
+
 class _Grant:
     """What a receiver's link knows of a granted lease."""
 
@@ -251,16 +260,17 @@ class ReceiverLink:
         self._transport = transport
         self._send = send
         self._grants: dict[str, _Grant] = {}
+        self._closed: Completion | None = None
 
     @property
     def failure(self) -> str:
         """Why the epoch must end, or ""."""
         return self._transport.failure
 
-    def grant(self, lease_id: str, cached_len: int, page_ids: Sequence[int], duration_s: float) -> None:
+    def grant(self, lease_id: str, cached_len: int, page_ids: Sequence[int]) -> None:
         assert lease_id not in self._grants
         self._grants[lease_id] = _Grant(page_ids)
-        self._send(Granted(lease_id, cached_len, tuple(page_ids), duration_s))
+        self._send(Granted(lease_id, cached_len, tuple(page_ids)))
 
     def defer(self, lease_id: str) -> None:
         self._send(Deferred(lease_id))
@@ -285,15 +295,21 @@ class ReceiverLink:
                 raise ValueError(f"push {message.link_seq} does not fit the grant of lease {message.lease_id}")
         receive = self._transport.expect(message.link_seq, pages, message.num_pages)
         if grant is not None:
-            grant.receives.append(receive)
+            grant.receives.append(_Received(receive, self))
 
     def settle(self, message: Committed | Released) -> list[Completion] | None:
         """Returns what must complete before the pages hold what was sent, or may be reused; None if the message
-        settles no granted lease (it was waiting or refused)."""
+        settles no granted lease (it was waiting or refused). Once the link is closed, completion says only that the
+        pages may be reused."""
         grant = self._grants.pop(message.lease_id, None)
         return None if grant is None else grant.receives
 
     def close(self) -> Completion:
         """Ends the epoch. The completion means that nothing of it can touch this worker's pages any more."""
         aborted = self._transport.abort()
-        return aborted if self._transport.two_sided else self.quiet
+        self._closed = aborted if self._transport.two_sided else self.quiet
+        return self._closed
+
+    def is_quiet(self) -> bool:
+        """Whether the link is closed and nothing of it can touch this worker's pages any more."""
+        return self._closed is not None and self._closed.done()

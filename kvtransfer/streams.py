@@ -26,7 +26,7 @@ from tandem.messages import (
 )
 from tandem.rpc.channel import open_channel
 from tandem.rpc.codec import RECEIVER_CODEC, SENDER_CODEC
-from tandem.rpc.stream import BatchWriter
+from tandem.rpc.stream import BatchWriter, is_cancelled
 from tandem.v1 import kv_link_pb2_grpc
 from tandem.worker.events import Event
 
@@ -34,6 +34,7 @@ logger = logging.getLogger(__name__)
 
 HANDSHAKE_TIMEOUT_S = 5.0
 RETRY_DELAY_S = 0.2
+STOP_TIMEOUT_S = 2.0
 # After a sender's exit was seen, how long until its pages are reused: what it had submitted last has landed by then.
 SETTLE_S = 0.2
 
@@ -55,21 +56,31 @@ class LinkDialer:
         self._page_format = page_format
         self._post = post
         self._dialing: dict[Peer, asyncio.Task[None]] = {}
-        # Cancelled, and perhaps waiting still for the last copies of their epoch.
-        self._ending: dict[Peer, asyncio.Task[None]] = {}
+        # Cancelled tasks that have not ended yet.
+        self._ending: dict[Peer, set[asyncio.Task[None]]] = {}
+        # For each life of a peer, when the copies of its last epoch are over. Put here before the engine thread is told
+        # of the epoch's end, and outliving the task that ran it: no cancellation opens the next epoch early.
+        self._quiet: dict[Peer, asyncio.Event] = {}
         self._writers: dict[str, BatchWriter] = {}  # by epoch
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """A sender serves nothing."""
 
     def set_peers(self, peers: Sequence[Peer]) -> None:
-        self._ending = {peer: task for peer, task in self._ending.items() if not task.done()}
         for peer in [p for p in self._dialing if p not in peers]:
-            self._ending[peer] = self._dialing.pop(peer)
-            self._ending[peer].cancel()
+            task = self._dialing.pop(peer)
+            task.cancel()
+            self._ending.setdefault(peer, set()).add(task)
+            task.add_done_callback(lambda done, peer=peer: self._has_ended(peer, done))  # type: ignore[misc]
         for peer in peers:
             if peer not in self._dialing:
-                self._dialing[peer] = asyncio.create_task(self._keep_link(peer, self._ending.get(peer)))
+                before = tuple(self._ending.get(peer, ()))
+                self._dialing[peer] = asyncio.create_task(self._keep_link(peer, before))
+
+    def _has_ended(self, peer: Peer, task: asyncio.Task[None]) -> None:
+        self._ending[peer].discard(task)
+        if not self._ending[peer]:
+            del self._ending[peer]
 
     def send(self, epoch: str, messages: Sequence[Any]) -> None:
         if epoch in self._writers:
@@ -81,28 +92,36 @@ class LinkDialer:
             self._writers[epoch].close()
 
     async def stop(self) -> None:
-        tasks = list(self._dialing.values())
-        self._dialing.clear()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, *self._ending.values(), return_exceptions=True)
+        self.set_peers(())
+        tasks = [task for ending in self._ending.values() for task in ending]
+        if tasks:
+            await asyncio.wait(tasks, timeout=STOP_TIMEOUT_S)
 
-    async def _keep_link(self, peer: Peer, after: asyncio.Task[None] | None) -> None:
-        """Args: after: the end of an earlier link to the same life of the peer; no epoch opens before."""
-        if after is not None:
-            await asyncio.wait([after])
+    async def _keep_link(self, peer: Peer, before: Sequence[asyncio.Task[None]]) -> None:
+        """Args: before: what still ends earlier links to the same life of the peer."""
+        if before:
+            await asyncio.wait(before)
         while True:
             try:
                 await self._run_epoch(peer)
             except (grpc.RpcError, TimeoutError, ConnectionError) as error:
                 details = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error)
                 logger.info("link to %s: %s", peer.worker_id, details)
+            except asyncio.CancelledError:
+                # gRPC cancels a call whose messages it could not write; only who cancelled this task ends it.
+                if is_cancelled():
+                    raise
+                logger.error("link to %s: the call was cancelled", peer.worker_id)
             except Exception:
                 # Whatever went wrong with this epoch, the next one may work; without it the pair would be lost.
                 logger.exception("link to %s failed", peer.worker_id)
             await asyncio.sleep(RETRY_DELAY_S)
 
     async def _run_epoch(self, peer: Peer) -> None:
+        if peer in self._quiet:
+            # Without a deadline on purpose: a copy that never completes must keep the next epoch shut. A stuck engine
+            # thread is noticed elsewhere.
+            await self._quiet[peer].wait()
         writer = BatchWriter(SENDER_CODEC)
         writer.send([self._hello(peer)])
         async with open_channel(peer.address) as channel:
@@ -126,18 +145,15 @@ class LinkDialer:
             except grpc.aio.AioRpcError as error:
                 reason = error.details() or reason
             finally:
-                await self._end_epoch(answer.epoch, writer, reason)
+                self._end_epoch(peer, answer.epoch, writer, reason)
 
-    async def _end_epoch(self, epoch: str, writer: BatchWriter, reason: str) -> None:
-        """Tells the engine thread and waits until none of the epoch's copies runs, so that the next may open."""
+    def _end_epoch(self, peer: Peer, epoch: str, writer: BatchWriter, reason: str) -> None:
+        """Tells the engine thread, which says when none of the epoch's copies runs any more."""
         writer.close()
         del self._writers[epoch]
         loop = asyncio.get_running_loop()
-        quiet = asyncio.Event()
+        quiet = self._quiet[peer] = asyncio.Event()
         self._post(LinkClosed(epoch, reason, lambda: _set_threadsafe(loop, quiet)))
-        # Without a deadline on purpose: a copy that never completes must keep the next epoch shut. The router notices
-        # a stuck engine thread by its heartbeats.
-        await quiet.wait()
 
     def _hello(self, peer: Peer) -> LinkHello:
         return LinkHello(
@@ -271,4 +287,5 @@ def _start_time(pid: int) -> str | None:
     except OSError:
         return None
     fields = stat.rpartition(")")[2].split()
-    return None if fields[0] in "ZX" else fields[19]
+    # A process whose main thread has ended is a zombie already while its other threads may write.
+    return None if fields[0] in "ZX" and int(fields[17]) <= 1 else fields[19]

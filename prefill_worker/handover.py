@@ -7,6 +7,7 @@ from kvtransfer.events import FromLink, LinkClosed, SenderLinkOpened
 from kvtransfer.link import MAX_PAGES_IN_FLIGHT, LeaseState, SenderLease, SenderLink
 from kvtransfer.transports.base import Completion, SenderTransport
 from tandem.messages import (
+    Deferred,
     Granted,
     LinkState,
     LinkWelcome,
@@ -46,6 +47,8 @@ class LinkHandover(Handover):
         self._max_pages_in_flight = max_pages_in_flight
         # By epoch: the end of a peer's last life may be noticed after the link to its next one has opened.
         self._links: dict[str, SenderLink] = {}
+        # Epochs whose end has been asked for and not come yet.
+        self._ending: dict[str, None] = {}
         self._shipments: dict[PrefillJob, _Shipment] = {}
         self._results: list[HandoverResult] = []
         # Epochs that ended with copies under way, and whom to tell when the last one has completed.
@@ -79,6 +82,9 @@ class LinkHandover(Handover):
             self._ship(shipment)
             if job.first_token is None:
                 shipment.link.renew(shipment.lease)
+            elif job.finish_reason and shipment.lease.state is LeaseState.REQUESTED:
+                # The request has ended: its pages would be worth having there, but not worth waiting for.
+                shipment.link.release(shipment.lease)
 
     def cancel(self, job: PrefillJob) -> None:
         shipment = self._shipments.pop(job, None)
@@ -100,7 +106,8 @@ class LinkHandover(Handover):
     def poll(self) -> list[HandoverResult]:
         for link in self._links.values():
             link.poll()
-            if link.failure:
+            if link.failure and link.epoch not in self._ending:
+                self._ending[link.epoch] = None
                 self._outbox.close_link(link.epoch, link.failure)
         for shipment in self._shipments.values():
             # What the cap on pages in flight held back.
@@ -139,7 +146,10 @@ class LinkHandover(Handover):
     def _receive_message(self, event: FromLink) -> None:
         link = self._links.get(event.epoch)
         message = event.message
-        if link is None or not isinstance(message, Granted | Refused | Revoke):
+        if link is None or isinstance(message, Deferred):
+            return
+        if not isinstance(message, Granted | Refused | Revoke):
+            self._outbox.close_link(event.epoch, f"unexpected {type(message).__name__}")
             return
         link.receive(message)
         shipment = next((s for s in self._shipments.values() if s.lease.lease_id == message.lease_id), None)
@@ -152,6 +162,7 @@ class LinkHandover(Handover):
 
     def _close(self, event: LinkClosed) -> None:
         link = self._links.pop(event.epoch, None)
+        self._ending.pop(event.epoch, None)
         if link is None:
             event.when_quiet()
             return
@@ -200,7 +211,8 @@ class LinkHandover(Handover):
     def _finish(self, shipment: _Shipment, failure: str) -> None:
         del self._shipments[shipment.job]
         shipment.job.copies = shipment.lease.copies
-        self._results.append(HandoverResult(shipment.job, failure))
+        # A request that its first token has ended cannot fail any more.
+        self._results.append(HandoverResult(shipment.job, "" if shipment.job.finish_reason else failure))
 
 
 def _failure(lease: SenderLease) -> str:

@@ -117,6 +117,7 @@ class WorkerConfig:
         transports: ways for KV pages to travel, best first; a link takes the sender's best that both ends have.
         host: the address its port is bound to.
         heartbeat_interval_s: seconds between heartbeats to the router.
+        stall_timeout_s: time without a scheduler step after which the process ends itself, to be started again.
         connect_timeout_s: how long it looks for the router before it gives up.
     """
 
@@ -131,6 +132,7 @@ class WorkerConfig:
     transports: tuple[str, ...] = ("shared_memory", "tcp")
     host: str = "127.0.0.1"
     heartbeat_interval_s: float = 0.25
+    stall_timeout_s: float = 60.0
     connect_timeout_s: float = 60.0
 
     def __post_init__(self) -> None:
@@ -139,7 +141,7 @@ class WorkerConfig:
         for name in self.transports:
             _require(name in TRANSPORTS, f"transports must be among {', '.join(TRANSPORTS)}, not {name!r}")
         _require(len(self.transports) > 0, "at least one transport is needed")
-        _require_positive(self, "max_model_len", "heartbeat_interval_s", "connect_timeout_s")
+        _require_positive(self, "max_model_len", "heartbeat_interval_s", "stall_timeout_s", "connect_timeout_s")
 
 
 @dataclass(frozen=True, slots=True)

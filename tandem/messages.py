@@ -59,7 +59,6 @@ class Hello:
     pid: int
     page_format: PageFormat
     num_pages: int
-    max_model_len: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,7 +275,6 @@ class Granted:
     lease_id: str
     cached_len: int
     page_ids: tuple[int, ...]
-    duration_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,6 +296,6 @@ class Revoke:
 WorkerMessage = (
     Hello | Heartbeat | LinkState | FirstToken | Tokens | Finished | Failed | PrefillDeferred | GaveBack | LeaseLost
 )
-RouterMessage = Welcome | Heartbeat | Peers | Admit | Prefill | Abort
+RouterMessage = Welcome | Peers | Admit | Prefill | Abort
 SenderMessage = LinkHello | LeaseRequest | Pushing | Renewed | Committed | Released
 ReceiverMessage = LinkWelcome | LinkRefused | Granted | Deferred | Refused | Revoke

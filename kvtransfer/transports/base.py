@@ -38,7 +38,7 @@ class SenderTransport(ABC):
     @property
     @abstractmethod
     def failure(self) -> str:
-        """Why the epoch must end, or "": after a failure some copies never complete before `abort`."""
+        """Why the epoch must end, or ""."""
 
     @abstractmethod
     def push(self, link_seq: int, src_pages: Sequence[int], dst_pages: Sequence[int]) -> Completion:
@@ -48,7 +48,8 @@ class SenderTransport(ABC):
             link_seq: number of this push on the link, from 0 without gaps.
 
         Returns:
-            Done when the source pages are no longer read and, one-sided, the destination pages are written.
+            Done when the source pages are no longer read and, one-sided, the destination pages are written. After a
+            failure it is done without the pages having arrived: nothing may be committed then.
         """
 
     @abstractmethod
@@ -75,7 +76,8 @@ class ReceiverTransport(ABC):
     def expect(self, link_seq: int, dst_pages: Sequence[int] | None, num_pages: int) -> Completion:
         """Receives a push of `num_pages` pages; `dst_pages` None reads it and throws it away.
 
-        On a one-sided transport it says nothing about data: that is there at Committed.
+        On a one-sided transport it says nothing about data: that is there at Committed. On a two-sided one it is done
+        when the pages hold what was pushed, and never after a failure.
         """
 
     @abstractmethod

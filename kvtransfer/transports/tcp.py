@@ -20,6 +20,8 @@ from tandem.messages import PoolEndpoint
 NAME = "tcp"
 
 CONNECT_TIMEOUT_S = 5.0
+# The sender opens its end when its engine thread gets to it, which may be busy with a forward.
+ACCEPT_TIMEOUT_S = 60.0
 # A peer that takes or gives no byte for this long is as good as gone.
 STALL_TIMEOUT_S = 30.0
 _HEADER = struct.Struct("!QI")  # link_seq, num_pages
@@ -27,7 +29,7 @@ _TOKEN_BYTES = 16
 
 
 class _Flag:
-    """A completion that another thread sets."""
+    """A completion that a mover's thread sets."""
 
     def __init__(self) -> None:
         self._event = threading.Event()
@@ -97,31 +99,37 @@ class _Mover:
         raise NotImplementedError
 
 
+class _Sent:
+    """A push is over when its bytes are out, or when the thread that reads the pages has ended."""
+
+    def __init__(self, moved: Completion, over: Completion) -> None:
+        self._moved = moved
+        self._over = over
+
+    def done(self) -> bool:
+        return self._moved.done() or self._over.done()
+
+
 class TcpSender(_Mover, SenderTransport):
     two_sided = True
 
     def __init__(self, pool: KvPool, endpoint: PoolEndpoint) -> None:
-        """Connects to the receiver.
-
-        Raises:
-            ValueError: it cannot be reached.
-        """
+        """Begins to connect to the receiver; that it cannot be reached is a `failure`."""
         super().__init__(pool)
-        host, _, port = endpoint.address.rpartition(":")
-        try:
-            self._socket = socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT_S)
-            self._socket.settimeout(STALL_TIMEOUT_S)
-            self._socket.sendall(bytes.fromhex(endpoint.name))
-        except OSError as error:
-            raise ValueError(f"the receiver's page port {endpoint.address} cannot be reached: {error}") from error
+        self._endpoint = endpoint
+        self._socket = socket.socket()
         self._thread.start()
 
     def push(self, link_seq: int, src_pages: Sequence[int], dst_pages: Sequence[int]) -> Completion:
         assert len(src_pages) == len(dst_pages)
-        return self._submit(link_seq, src_pages, len(src_pages))
+        return _Sent(self._submit(link_seq, src_pages, len(src_pages)), self._over)
 
     def _open(self) -> None:
-        """Connected already."""
+        host, _, port = self._endpoint.address.rpartition(":")
+        self._socket.settimeout(CONNECT_TIMEOUT_S)
+        self._socket.connect((host, int(port)))
+        self._socket.settimeout(STALL_TIMEOUT_S)
+        self._socket.sendall(bytes.fromhex(self._endpoint.name))
 
     def _move(self, transfer: _Transfer) -> None:
         assert transfer.pages is not None
@@ -141,7 +149,7 @@ class TcpReceiver(_Mover, ReceiverTransport):
         super().__init__(pool)
         self._token = secrets.token_bytes(_TOKEN_BYTES)
         self._listener = socket.create_server((host, 0), backlog=1)
-        self._listener.settimeout(CONNECT_TIMEOUT_S)
+        self._listener.settimeout(ACCEPT_TIMEOUT_S)
         self._host = host
         self._num_bytes = pool.page_bytes_view.nbytes
         self._connection: socket.socket | None = None

@@ -1,10 +1,17 @@
 """One bidirectional gRPC stream of message batches, from either side."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+import logging
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
+from tandem.rpc.channel import MAX_MESSAGE_BYTES
 from tandem.rpc.codec import BatchCodec
+
+logger = logging.getLogger(__name__)
+
+# Of one batch: many long prompts that come together go out in several.
+MAX_BATCH_BYTES = MAX_MESSAGE_BYTES // 4
 
 
 class BatchWriter:
@@ -31,12 +38,36 @@ class BatchWriter:
         self._wake.set()
 
     async def batches(self) -> AsyncIterator[Any]:
-        """Protobuf batches, for gRPC to write; ends after close."""
+        """Protobuf batches, for gRPC to write; ends after close, or if a message cannot be encoded."""
         while True:
             await self._wake.wait()
             self._wake.clear()
             messages, self._messages = self._messages, []
-            if messages:
-                yield self._codec.encode(messages)
+            try:
+                encoded = list(self._encode(messages))
+            except Exception:
+                # To gRPC an error here is a cancelled call, which tells nobody anything.
+                logger.exception("the stream ends: a message could not be encoded")
+                self._closed = True
+                return
+            for batch in encoded:
+                yield batch
             if self._closed and not self._messages:
                 return
+
+    def _encode(self, messages: Sequence[Any]) -> Iterator[Any]:
+        if not messages:
+            return
+        batch = self._codec.encode(messages)
+        if len(messages) == 1 or batch.ByteSize() <= MAX_BATCH_BYTES:
+            yield batch
+        else:
+            middle = len(messages) // 2
+            yield from self._encode(messages[:middle])
+            yield from self._encode(messages[middle:])
+
+
+def is_cancelled() -> bool:
+    """Whether the current task was asked to end, as opposed to a call of it having been cancelled."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

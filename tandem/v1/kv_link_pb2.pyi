@@ -113,16 +113,14 @@ class LeaseRequest(_message.Message):
     def __init__(self, lease_id: _Optional[str] = ..., request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., num_tokens: _Optional[int] = ...) -> None: ...
 
 class Granted(_message.Message):
-    __slots__ = ("lease_id", "cached_len", "page_ids", "duration_s")
+    __slots__ = ("lease_id", "cached_len", "page_ids")
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     CACHED_LEN_FIELD_NUMBER: _ClassVar[int]
     PAGE_IDS_FIELD_NUMBER: _ClassVar[int]
-    DURATION_S_FIELD_NUMBER: _ClassVar[int]
     lease_id: str
     cached_len: int
     page_ids: _containers.RepeatedScalarFieldContainer[int]
-    duration_s: float
-    def __init__(self, lease_id: _Optional[str] = ..., cached_len: _Optional[int] = ..., page_ids: _Optional[_Iterable[int]] = ..., duration_s: _Optional[float] = ...) -> None: ...
+    def __init__(self, lease_id: _Optional[str] = ..., cached_len: _Optional[int] = ..., page_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Deferred(_message.Message):
     __slots__ = ("lease_id",)

@@ -56,20 +56,18 @@ class WorkerMessage(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., link_state: _Optional[_Union[LinkState, _Mapping]] = ..., first_token: _Optional[_Union[FirstToken, _Mapping]] = ..., tokens: _Optional[_Union[Tokens, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., prefill_deferred: _Optional[_Union[PrefillDeferred, _Mapping]] = ..., gave_back: _Optional[_Union[GaveBack, _Mapping]] = ..., lease_lost: _Optional[_Union[LeaseLost, _Mapping]] = ...) -> None: ...
 
 class RouterMessage(_message.Message):
-    __slots__ = ("welcome", "heartbeat", "peers", "admit", "prefill", "abort")
+    __slots__ = ("welcome", "peers", "admit", "prefill", "abort")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
-    HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     PEERS_FIELD_NUMBER: _ClassVar[int]
     ADMIT_FIELD_NUMBER: _ClassVar[int]
     PREFILL_FIELD_NUMBER: _ClassVar[int]
     ABORT_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
-    heartbeat: Heartbeat
     peers: Peers
     admit: Admit
     prefill: Prefill
     abort: Abort
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., peers: _Optional[_Union[Peers, _Mapping]] = ..., admit: _Optional[_Union[Admit, _Mapping]] = ..., prefill: _Optional[_Union[Prefill, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ...) -> None: ...
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., peers: _Optional[_Union[Peers, _Mapping]] = ..., admit: _Optional[_Union[Admit, _Mapping]] = ..., prefill: _Optional[_Union[Prefill, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ...) -> None: ...
 
 class PageFormat(_message.Message):
     __slots__ = ("model_fingerprint", "num_layers", "page_size", "num_kv_heads", "head_dim", "dtype")
@@ -88,7 +86,7 @@ class PageFormat(_message.Message):
     def __init__(self, model_fingerprint: _Optional[str] = ..., num_layers: _Optional[int] = ..., page_size: _Optional[int] = ..., num_kv_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., dtype: _Optional[str] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_version", "worker_id", "incarnation", "role", "device", "address", "pid", "page_format", "num_pages", "max_model_len")
+    __slots__ = ("protocol_version", "worker_id", "incarnation", "role", "device", "address", "pid", "page_format", "num_pages")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -98,7 +96,6 @@ class Hello(_message.Message):
     PID_FIELD_NUMBER: _ClassVar[int]
     PAGE_FORMAT_FIELD_NUMBER: _ClassVar[int]
     NUM_PAGES_FIELD_NUMBER: _ClassVar[int]
-    MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     worker_id: str
     incarnation: str
@@ -108,8 +105,7 @@ class Hello(_message.Message):
     pid: int
     page_format: PageFormat
     num_pages: int
-    max_model_len: int
-    def __init__(self, protocol_version: _Optional[int] = ..., worker_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., role: _Optional[str] = ..., device: _Optional[str] = ..., address: _Optional[str] = ..., pid: _Optional[int] = ..., page_format: _Optional[_Union[PageFormat, _Mapping]] = ..., num_pages: _Optional[int] = ..., max_model_len: _Optional[int] = ...) -> None: ...
+    def __init__(self, protocol_version: _Optional[int] = ..., worker_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., role: _Optional[str] = ..., device: _Optional[str] = ..., address: _Optional[str] = ..., pid: _Optional[int] = ..., page_format: _Optional[_Union[PageFormat, _Mapping]] = ..., num_pages: _Optional[int] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("router_incarnation",)

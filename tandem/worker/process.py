@@ -18,6 +18,7 @@ from tandem.engine.engine import Engine, build_engine
 from tandem.engine.kvcache.cache_manager import CacheManager
 from tandem.messages import PROTOCOL_VERSION, Heartbeat, Hello, PageFormat, Peer, Peers
 from tandem.rpc.channel import bind, new_server
+from tandem.rpc.stream import is_cancelled
 from tandem.worker.admin import WorkerAdmin
 from tandem.worker.base import Outbox, Scheduler
 from tandem.worker.control_client import ControlClient
@@ -28,9 +29,11 @@ logger = logging.getLogger(__name__)
 
 LOAD_TIMEOUT_S = 1800.0
 STOP_TIMEOUT_S = 5.0
+CALL_TIMEOUT_S = 30.0
 EXIT_ENGINE_FAILED = 70
 EXIT_NO_ROUTER = 71
 EXIT_CONTROL_FAILED = 72
+EXIT_STALLED = 74
 
 
 class LinkStreams(Protocol):
@@ -80,6 +83,7 @@ class WorkerProcess:
         self._links: LinkStreams | None = None
         self._control: ControlClient | None = None
         self._control_task: asyncio.Task[None] | None = None
+        self._watch_task: asyncio.Task[None] | None = None
         self._hello: Hello | None = None
         self._connected = threading.Event()
         self._stopped = threading.Event()
@@ -152,7 +156,7 @@ class WorkerProcess:
 
     def _call(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         assert self._loop is not None
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(CALL_TIMEOUT_S)
 
     async def _serve(self) -> str:
         assert self._engine is not None
@@ -177,7 +181,6 @@ class WorkerProcess:
                 layout.dtype,
             ),
             config.engine.num_pages,
-            config.max_model_len,
         )
         self._links = self._room.build_links(engine, hello, config, self._engine_thread.post)
         self._links.add_to(server)
@@ -198,6 +201,7 @@ class WorkerProcess:
             on_connected=self._connected.set,
         )
         self._control_task = asyncio.create_task(self._run_control(self._control))
+        self._watch_task = asyncio.create_task(self._watch_engine_thread())
 
     async def _run_control(self, control: ControlClient) -> None:
         try:
@@ -207,11 +211,27 @@ class WorkerProcess:
             logger.error("giving up: %s", error)
             logging.shutdown()
             os._exit(EXIT_NO_ROUTER)
-        except Exception:
+        except (Exception, asyncio.CancelledError):
+            if is_cancelled():
+                raise
             # Without this task the worker would look alive and hear nothing.
             logger.exception("the control stream failed")
             logging.shutdown()
             os._exit(EXIT_CONTROL_FAILED)
+
+    async def _watch_engine_thread(self) -> None:
+        """Ends the process if its engine thread stands still: the router has given its requests to others by then, and
+        a worker that connects again without being able to work would only take new ones."""
+        loop = asyncio.get_running_loop()
+        num_steps, moved_at = -1, loop.time()
+        while True:
+            if self._engine_thread.num_steps != num_steps:
+                num_steps, moved_at = self._engine_thread.num_steps, loop.time()
+            elif loop.time() - moved_at > self._config.stall_timeout_s:
+                logger.error("no scheduler step for %.0f s", self._config.stall_timeout_s)
+                logging.shutdown()
+                os._exit(EXIT_STALLED)
+            await asyncio.sleep(self._config.heartbeat_interval_s)
 
     def _set_peers(self, peers: Peers) -> None:
         assert self._links is not None
@@ -228,9 +248,10 @@ class WorkerProcess:
             self._control.send(outgoing.to_router)
 
     async def _close(self) -> None:
-        if self._control_task is not None:
-            self._control_task.cancel()
-            await asyncio.gather(self._control_task, return_exceptions=True)
+        tasks = [task for task in (self._control_task, self._watch_task) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         if self._links is not None:
             await self._links.stop()
         if self._server is not None:

@@ -249,7 +249,6 @@ class SimWorker:
             1,
             page_format,
             self.cache.num_pages,
-            1000,
         )
         self.connected = True
         stream = self.from_router

@@ -143,6 +143,31 @@ def test_first_token_may_end_the_request() -> None:
     pair.check_idle()
 
 
+def test_a_request_that_its_first_token_ended_does_not_wait_for_room() -> None:
+    pair = WorkerPair(num_pages=4)
+    pair.submit("holder", list(range(11)), max_tokens=5)
+    for _ in range(4):
+        pair.turn()
+    pair.submit("r", list(range(100, 109)), max_tokens=1)
+    for _ in range(2):
+        pair.turn()
+    assert pair.p.scheduler.stats().num_running == 0 and pair.p.outbox.of(Failed) == []
+    pair.run()
+    assert pair.d.scheduler.next_deadline() is None, "nothing of it is remembered"
+    pair.check_idle()
+
+
+def test_a_sender_that_breaks_the_rules_loses_its_link_only() -> None:
+    pair = WorkerPair()
+    pair.submit("r", list(range(5)), max_tokens=50)
+    for _ in range(4):
+        pair.turn()
+    for _ in range(2):
+        pair.d.scheduler.receive(FromLink(pair.epoch, LeaseRequest("twice", "other", 0, 5)))
+    assert "asked for twice" in pair.d.outbox.closed[pair.epoch]
+    assert pair.d.scheduler.num_running == 1
+
+
 def test_a_lease_request_may_overtake_its_admit() -> None:
     pair = WorkerPair()
     pair.d.scheduler.receive(FromLink(pair.epoch, LeaseRequest("lease", "r", 0, 5)))

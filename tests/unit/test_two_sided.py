@@ -3,15 +3,13 @@
 import time
 from collections.abc import Callable
 
-import pytest
-
 from kvtransfer.events import FromLink, LinkClosed
 from kvtransfer.transports.base import SenderTransport
 from kvtransfer.transports.factory import TransportFactory
 from kvtransfer.transports.tcp import TcpReceiver, TcpSender
 from tandem.engine.kvcache.base import PageLayout
 from tandem.engine.kvcache.pool import KvPool
-from tandem.messages import LeaseLost, LinkWelcome, Pushing
+from tandem.messages import Failed, LeaseLost, LinkWelcome, Pushing
 from tests.fakes.engine import expected_tokens
 from tests.fakes.transport import ScriptedReceiver, ScriptedTransport
 from tests.fakes.workers import WorkerPair
@@ -87,13 +85,50 @@ def test_a_stranger_is_not_listened_to() -> None:
         wait_for(end.abort().done)
 
 
-def test_an_unreachable_receiver_is_said_at_once() -> None:
+def test_an_unreachable_receiver_is_a_failure_and_no_push_waits_for_ever() -> None:
     source, _, sender, receiver = tcp_pair()
     endpoint = receiver.endpoint()
     for end in (sender, receiver):
         wait_for(end.abort().done)
-    with pytest.raises(ValueError, match="cannot be reached"):
-        TcpSender(source, endpoint)
+    again = TcpSender(source, endpoint)
+    pushes = [again.push(i, [1], [1]) for i in range(3)]
+    wait_for(lambda: bool(again.failure))
+    wait_for(lambda: all(push.done() for push in pushes))
+
+
+def test_after_a_failure_nothing_is_committed_and_nothing_stays_locked() -> None:
+    pair, sender, _ = scripted()
+    pair.submit("r", list(range(10)))
+    for _ in range(3):
+        pair.turn()
+    # The transport breaks: its copies are over, and have not arrived.
+    sender.failure_reason = "broken"
+    sender.complete_all()
+    for _ in range(3):
+        pair.turn()
+    assert pair.p.outbox.closed == {pair.epoch: "broken"}
+    assert pair.d.scheduler.num_running == 0 and pair.p.scheduler.stats().num_running == 1
+    pair.cut_link()
+    pair.turn()
+    assert pair.p.scheduler.stats().num_locked_pages == 0
+    assert [m.request_id for m in pair.p.outbox.of(Failed)] == ["r"]
+
+
+def test_receives_of_a_released_lease_are_over_with_the_link() -> None:
+    pair, sender, receiver = scripted()
+    pair.submit("r", list(range(10)))
+    for _ in range(3):
+        pair.turn()
+    pair.abort("r")
+    sender.complete_all()
+    for _ in range(4):
+        pair.turn()
+    assert pair.d.scheduler.stats().num_locked_pages == 3
+    # The link dies before the last bytes are read.
+    pair.cut_link()
+    receiver.stopped.is_done = True
+    pair.d.scheduler.step()
+    assert pair.d.scheduler.stats().num_locked_pages == 0
 
 
 def test_the_sender_s_best_common_transport_is_chosen() -> None:

@@ -84,6 +84,11 @@ class CacheManager:
         return self.num_pages - self.num_free_pages - self.num_cached_pages - self.num_leased_pages
 
     @property
+    def num_namespaces(self) -> int:
+        """Namespaces that have pages or handles."""
+        return self._tree.num_namespaces
+
+    @property
     def num_available_pages(self) -> int:
         """Pages that an acquisition could get: free now, or after eviction."""
         return self.num_free_pages + self.num_cached_pages
@@ -126,7 +131,7 @@ class CacheManager:
         """
         node = self._tree.match(namespace, token_ids, max_cached_len // self.page_size, priority)
         shared = self._tree.path_pages(node)
-        self._tree.lock(node)
+        root = self._tree.lock(node)
         num_private = self.num_pages_for(num_tokens) - len(shared)
         if num_private + num_reserved > self.num_available_pages:
             self._tree.unlock(node)
@@ -139,6 +144,7 @@ class CacheManager:
             priority=priority,
             leased=leased,
         )
+        self._tree.keep(namespace, root)
         self._handles[id(handle)] = handle
         if leased:
             self._num_leased_pages += num_private
@@ -207,10 +213,6 @@ class CacheManager:
             waiting, self._retired = self._retired, []
             for retired in waiting:
                 self._retire(retired)
-
-    def is_quiet(self) -> bool:
-        """Whether nothing is held and nothing waits at the gate."""
-        return not self._handles and not self._retired
 
     def check_integrity(self) -> str:
         """Counts every page's owners afresh; returns a description of the first violation, or ""."""

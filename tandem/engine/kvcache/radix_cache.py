@@ -12,7 +12,8 @@ from tandem.engine.kvcache.eviction import EvictionKey
 
 
 class RadixNode:
-    """One cached page. A root is a node without a page."""
+    """One cached page. A root is a node without a page, whose key is empty; it lives as long as it has children or
+    locks."""
 
     __slots__ = (
         "children",
@@ -53,6 +54,7 @@ class RadixCache:
         self.num_locked_pages = 0
         self._eviction_key = eviction_key
         self._roots: dict[str, RadixNode] = {}
+        self._namespaces: dict[int, str] = {}  # by the root's identity
         self._clock = 0
         # (key when pushed, tie-breaker, node) of leaves that could be evicted when they were pushed. Entries go stale
         # and are checked when popped, which is cheaper than keeping the heap exact.
@@ -76,9 +78,7 @@ class RadixCache:
         access to all pages up to it."""
         self._clock += 1
         clock, size = self._clock, self.page_size
-        node = self._roots.get(namespace)
-        if node is None:
-            node = self._roots[namespace] = RadixNode((), -1, None, clock)
+        node = self._roots.get(namespace) or RadixNode((), -1, None, clock)
         for start in range(0, min(len(token_ids) // size, max_pages) * size, size):
             child = node.children.get(tuple(token_ids[start : start + size]))
             if child is None:
@@ -92,6 +92,10 @@ class RadixCache:
         self._push_if_evictable(node)
         return node
 
+    @property
+    def num_namespaces(self) -> int:
+        return len(self._roots)
+
     def path_pages(self, node: RadixNode) -> list[int]:
         """Page numbers from the first page to `node`'s."""
         pages = []
@@ -101,13 +105,20 @@ class RadixCache:
         pages.reverse()
         return pages
 
-    def lock(self, node: RadixNode) -> None:
-        """Keeps `node` and all pages before it from eviction."""
+    def lock(self, node: RadixNode) -> RadixNode:
+        """Keeps `node` and all pages before it from eviction; returns its root."""
         while node.parent is not None:
             if node.num_locks == 0:
                 self.num_locked_pages += 1
             node.num_locks += 1
             node = node.parent
+        node.num_locks += 1
+        return node
+
+    def keep(self, namespace: str, root: RadixNode) -> None:
+        """Makes `root`, which is locked, the tree of a namespace."""
+        self._roots[namespace] = root
+        self._namespaces[id(root)] = namespace
 
     def unlock(self, node: RadixNode) -> None:
         leaf = node
@@ -117,7 +128,9 @@ class RadixCache:
             if node.num_locks == 0:
                 self.num_locked_pages -= 1
             node = node.parent
+        node.num_locks -= 1
         self._push_if_evictable(leaf)
+        self._drop_if_empty(node)
 
     def get_child(self, node: RadixNode, key: tuple[int, ...]) -> RadixNode | None:
         return node.children.get(key)
@@ -153,6 +166,7 @@ class RadixCache:
             self.num_pages -= 1
             evicted.append(node.page_id)
             self._push_if_evictable(parent)
+            self._drop_if_empty(parent)
         return evicted
 
     def nodes(self) -> Iterator[RadixNode]:
@@ -162,6 +176,11 @@ class RadixCache:
             node = stack.pop()
             yield node
             stack.extend(node.children.values())
+
+    def _drop_if_empty(self, node: RadixNode) -> None:
+        """Namespaces are chosen by clients: one that holds nothing is forgotten."""
+        if node.parent is None and not node.children and not node.num_locks and id(node) in self._namespaces:
+            del self._roots[self._namespaces.pop(id(node))]
 
     def _is_evictable(self, node: RadixNode) -> bool:
         return node.parent is not None and node.num_locks == 0 and not node.children
@@ -181,3 +200,4 @@ class RadixCache:
             if self._is_evictable(node) and self._eviction_key(node) == key
         }
         self._evictable = sorted(current.values())
+

@@ -6,6 +6,15 @@ import torch
 import torch.nn.functional as F
 
 
+def empty_weight(out_size: int, in_size: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Memory for F.linear's matrix, (out_size, in_size), in which the numbers of one input lie side by side.
+
+    On a CPU products with one row, or with four and more, take up to a sixth less time than in the order of
+    checkpoints; with two rows they take a little more.
+    """
+    return torch.empty(in_size, out_size, dtype=dtype, device=device).t()
+
+
 class MergedLinear:
     """One or more projections of the same input as one matrix, so that they take one product.
 
@@ -20,7 +29,7 @@ class MergedLinear:
         self, out_sizes: list[int], in_size: int, bias: bool, dtype: torch.dtype, device: torch.device
     ) -> None:
         self._out_sizes = out_sizes
-        self._weight = torch.empty(sum(out_sizes), in_size, dtype=dtype, device=device)
+        self._weight = empty_weight(sum(out_sizes), in_size, dtype, device)
         self._bias = torch.empty(sum(out_sizes), dtype=dtype, device=device) if bias else None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:

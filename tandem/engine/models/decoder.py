@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from tandem.engine.attention.base import AttentionBackend
-from tandem.engine.layers.linear import MergedLinear
+from tandem.engine.layers.linear import MergedLinear, empty_weight
 from tandem.engine.layers.norm import rms_norm
 from tandem.engine.layers.rotary import RotaryEmbedding, rotate
 from tandem.engine.models.base import Model
@@ -29,7 +29,8 @@ class DecoderModel(Model):
         self._embedding = torch.empty(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
         self._layers = [_Layer(config, dtype, device) for _ in range(config.num_layers)]
         self._norm = torch.empty(config.hidden_size, dtype=dtype, device=device)
-        self._lm_head = self._embedding if config.tie_word_embeddings else torch.empty_like(self._embedding)
+        # Memory of its own even if it is tied: looking up rows and multiplying want different orders.
+        self._lm_head = empty_weight(config.vocab_size, config.hidden_size, dtype, device)
         self._rotary = RotaryEmbedding(
             config.head_dim, config.rope_theta, config.rope_scaling, config.max_position_embeddings, device
         )
@@ -64,6 +65,8 @@ class DecoderModel(Model):
             raise ValueError(f"tensor {next(iter(missing))} is missing{more}")
         if tied_head is not None and not torch.equal(tied_head.to(self._embedding), self._embedding):
             raise ValueError("tensor lm_head.weight differs from the embedding, though the configuration ties them")
+        if self.config.tie_word_embeddings:
+            self._lm_head.copy_(self._embedding)
 
     @torch.inference_mode()
     def forward(
