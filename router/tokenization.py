@@ -93,6 +93,11 @@ class Tokenizer:
         # The template writes BOS itself.
         return self._encode(text, add_special_tokens=False)
 
+    @cached_property
+    def max_token_bytes(self) -> int:
+        """More bytes of text than any one token stands for."""
+        return 4 * max(len(token) for token in self._tokenizer.get_vocab())
+
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of ``token_ids`` without special tokens; U+FFFD for bytes that form no character."""
         return self._tokenizer.decode(token_ids, skip_special_tokens=True)

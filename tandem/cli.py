@@ -33,7 +33,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns its exit status: 0, 1 if it failed, 2 if it was called wrongly."""
     parser = _parser()
     arguments = parser.parse_args(argv)
-    return arguments.run(arguments)
+    try:
+        return arguments.run(arguments)
+    except UnicodeEncodeError:
+        print("tandem: an argument is not valid UTF-8", file=sys.stderr)
+        return EXIT_USAGE
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -92,7 +96,9 @@ def _add_serve(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 def _add_client_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--address", default="127.0.0.1:50051", help="the router's gRPC address (%(default)s)")
-    parser.add_argument("--max-tokens", type=int, default=256, metavar="N", help="output tokens at most (%(default)s)")
+    parser.add_argument(
+        "--max-tokens", type=_positive, metavar="N", help="output tokens at most (the server's default)"
+    )
     add_sampling_arguments(parser)
     parser.add_argument("--timings", action="store_true", help="print the request's timeline after the answer")
 
@@ -103,6 +109,13 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
     add("--temperature", type=float, default=0.0, metavar="T", help="0 takes the most likely token (%(default)s)")
     add("--top-p", type=float, default=1.0, metavar="P", help="sample from the likeliest tokens that make up P (all)")
     add("--seed", type=_seed, metavar="N", help="the same seed gives the same answer (default: another each time)")
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return number
 
 
 def _seed(text: str) -> int:

@@ -153,6 +153,7 @@ class RouterConfig:
         model_name: what clients call the model.
         grpc_port: the clients' port; 0 picks a free one.
         cluster_port: the workers' port; 0 picks a free one.
+        cluster_host: the address of that port, for workers alone.
         heartbeat_timeout_s: silence after which a worker counts as lost.
         stall_timeout_s: time without a scheduler step after which a worker counts as lost though it talks.
         routing: who serves a request: round_robin, least_loaded, power_of_two, or cache_aware.
@@ -170,6 +171,7 @@ class RouterConfig:
     host: str = "127.0.0.1"
     grpc_port: int = 50051
     cluster_port: int = 0
+    cluster_host: str = "127.0.0.1"
     heartbeat_timeout_s: float = 3.0
     stall_timeout_s: float = 60.0
     routing: str = "least_loaded"
@@ -204,6 +206,7 @@ class ClusterConfig:
         max_model_len: prompt and output tokens together; 0 takes the model's own limit, or what the pool holds if
             that is less.
         schedule: the prefill workers' policy.
+        host: the address of the clients' port; what the processes say to each other stays on loopback.
         transport: how KV pages travel; "auto" takes the best that both ends of a link have.
     """
 
@@ -280,7 +283,6 @@ class ClusterConfig:
             decode=DecodeConfig(max_batch_size=self.max_batch_size),
             eviction=self.eviction,
             transports=TRANSPORTS if self.transport == "auto" else (self.transport,),
-            host=self.host,
         )
 
     @property

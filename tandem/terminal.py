@@ -29,7 +29,7 @@ class Conversation:
         self.messages.append(pb.ChatMessage(role="assistant", content=content))
 
 
-def sampling_params(arguments: argparse.Namespace, max_tokens: int) -> pb.SamplingParams:
+def sampling_params(arguments: argparse.Namespace, max_tokens: int | None) -> pb.SamplingParams:
     """From the arguments that tandem.cli.add_sampling_arguments adds."""
     return pb.SamplingParams(
         max_tokens=max_tokens, temperature=arguments.temperature, top_p=arguments.top_p, seed=arguments.seed
@@ -71,8 +71,9 @@ def print_answer(arguments: argparse.Namespace, *, text: str = "", conversation:
 
 
 def chat(arguments: argparse.Namespace) -> int:
-    """`tandem chat`: returns the exit status."""
+    """`tandem chat`: returns the exit status, which is that of the last answer."""
     conversation = Conversation(arguments.system)
+    status = 0
     print("Type a message; an empty line or Ctrl-D ends the chat, Ctrl-C an answer.")
     with TandemClient(arguments.address) as client:
         while True:
@@ -80,22 +81,26 @@ def chat(arguments: argparse.Namespace) -> int:
                 content = input("\n> ").strip()
             except (EOFError, KeyboardInterrupt):
                 print()
-                return 0
+                return status
             if not content:
-                return 0
+                return status
             request = pb.GenerateRequest(sampling=sampling_params(arguments, arguments.max_tokens))
             request.chat.messages.extend(conversation.ask(content).messages)
             try:
                 text, last = stream_answer(client, request)
             except TandemError as error:
                 print(f"tandem chat: {error}", file=sys.stderr)
-                return EXIT_FAILED
+                # The conversation goes on without this question, when the cluster can.
+                conversation.messages.pop()
+                status = EXIT_FAILED
+                continue
             except KeyboardInterrupt:
                 # The answer is given up, and its question with it.
                 conversation.messages.pop()
                 print()
                 continue
             conversation.answered(text)
+            status = 0
             if arguments.timings:
                 print_timeline(Console(), last)
 

@@ -5,7 +5,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
+import numpy as np
 
 from kvtransfer.transports.base import COMPLETED, Completion, ReceiverTransport, SenderTransport
 from tandem.engine.kvcache.pool import KvPool
@@ -41,9 +41,10 @@ class SharedMemorySender(SenderTransport):
             raise ValueError(f"the receiver's pool cannot be mapped: {error}") from error
         finally:
             os.close(fd)
-        self._source = pool.page_bytes_view
+        # In numpy: torch would share the copy of one page among its threads, and their meeting takes longer than it.
+        self._source = pool.page_bytes_view.numpy()
         # (num_pages, page_bytes) of the receiver; None once aborted.
-        self._destination: torch.Tensor | None = torch.frombuffer(mapping, dtype=torch.uint8).view(-1, page_bytes)
+        self._destination: np.ndarray | None = np.frombuffer(mapping, dtype=np.uint8).reshape(-1, page_bytes)
 
     @property
     def failure(self) -> str:
@@ -52,7 +53,7 @@ class SharedMemorySender(SenderTransport):
     def push(self, link_seq: int, src_pages: Sequence[int], dst_pages: Sequence[int]) -> Completion:
         assert self._destination is not None, "push after abort"
         for src, dst in zip(src_pages, dst_pages, strict=True):
-            self._destination[dst].copy_(self._source[src])
+            self._destination[dst] = self._source[src]
         return COMPLETED
 
     def abort(self) -> Completion:

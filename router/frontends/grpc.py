@@ -1,8 +1,9 @@
 """The gRPC front door: tandem.v1.Inference."""
 
+import asyncio
 import logging
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import grpc
@@ -23,6 +24,9 @@ from tandem.v1 import inference_pb2_grpc
 logger = logging.getLogger(__name__)
 
 DEFAULT_MAX_TOKENS = 128
+MAX_NAMESPACE_LEN = 256
+# A longer prompt is tokenized beside the event loop: this many characters take about a millisecond.
+MAX_INLINE_CHARACTERS = 4096
 FINISH_REASONS = {"stop": pb.FINISH_REASON_STOP, "length": pb.FINISH_REASON_LENGTH}
 # Scalars of SamplingParams whose defaults and ranges are those of the class of the same name.
 PLAIN_SCALARS = (
@@ -47,7 +51,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     ) -> AsyncIterator[pb.GenerateResponse]:
         moments = {RECEIVED: now_ns()}
         try:
-            prompt_ids = self._prompt_ids(request)
+            prompt_ids = await self._prompt_ids(request)
             moments[TOKENIZED] = now_ns()
             sampling = self._sampling(request.sampling, len(prompt_ids))
             check_stop_strings(request.sampling.stop)
@@ -151,13 +155,15 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         worker = self._router.registry.get(tracker.prefill_worker_id)
         return worker.hello.page_format.page_size if worker else 0
 
-    def _prompt_ids(self, request: pb.GenerateRequest) -> list[int]:
+    async def _prompt_ids(self, request: pb.GenerateRequest) -> list[int]:
         """Raises ValueError with a message for the client."""
+        if len(request.cache_namespace) > MAX_NAMESPACE_LEN:
+            raise ValueError(f"cache_namespace must have at most {MAX_NAMESPACE_LEN} characters")
         if request.model and request.model != self._config.model_name:
             raise ValueError(f"model {request.model!r} is not served here; {self._config.model_name!r} is")
         match request.WhichOneof("prompt"):
             case "text":
-                prompt_ids = self._tokenizer.encode(request.text)
+                prompt_ids = await self._encode(len(request.text), self._tokenizer.encode, request.text)
             case "token_ids":
                 prompt_ids = list(request.token_ids.ids)
                 if too_large := [i for i in prompt_ids if i >= self._tokenizer.vocab_size]:
@@ -167,9 +173,9 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             case "chat":
                 if not request.chat.messages:
                     raise ValueError("the chat has no messages")
-                prompt_ids = self._tokenizer.encode_chat(
-                    [{"role": m.role, "content": m.content} for m in request.chat.messages]
-                )
+                messages = [{"role": m.role, "content": m.content} for m in request.chat.messages]
+                num_characters = sum(len(m["role"]) + len(m["content"]) for m in messages)
+                prompt_ids = await self._encode(num_characters, self._tokenizer.encode_chat, messages)
             case _:
                 raise ValueError("a prompt is needed: text, token_ids or chat")
         if not prompt_ids:
@@ -180,6 +186,18 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
                 "output's first token included"
             )
         return prompt_ids
+
+    async def _encode(self, num_characters: int, encode: Callable[[Any], list[int]], prompt: Any) -> list[int]:
+        """Tokenizes a prompt without keeping other requests waiting; raises ValueError for what can never fit."""
+        limit = self._config.max_model_len * self._tokenizer.max_token_bytes
+        if num_characters > limit:
+            raise ValueError(
+                f"the prompt has {num_characters} characters; no more than {limit} can fit the model's length of "
+                f"{self._config.max_model_len} tokens"
+            )
+        if num_characters <= MAX_INLINE_CHARACTERS:
+            return encode(prompt)
+        return await asyncio.get_running_loop().run_in_executor(None, encode, prompt)
 
     def _sampling(self, params: pb.SamplingParams, num_prompt_tokens: int) -> SamplingParams:
         """Raises ValueError with a message for the client."""

@@ -220,3 +220,19 @@ def test_logprobs_come_with_their_tokens() -> None:
         assert [p.logprob for p in response.logprobs] == [-float(i) for i in response.token_ids]
         for token_id, logprobs in zip(response.token_ids, response.logprobs, strict=True):
             assert [(t.token_id, t.logprob) for t in logprobs.top] == [(token_id, -token_id), (9, -99.5)]
+
+
+def test_what_can_never_fit_is_refused_before_it_is_tokenized() -> None:
+    async def scenario() -> None:
+        door = Door()
+        for request, message in (
+            (pb.GenerateRequest(text="x" * 5000), "5000 characters; no more than 1600 can fit"),
+            (pb.GenerateRequest(text="x", cache_namespace="n" * 300), "cache_namespace must have at most 256"),
+        ):
+            with pytest.raises(Refused) as refused:
+                async for _ in door.service.Generate(request, Context()):  # type: ignore[arg-type]
+                    pass
+            assert refused.value.args[0] == "INVALID_ARGUMENT"
+            assert message in refused.value.args[1]
+
+    asyncio.run(scenario())

@@ -170,8 +170,9 @@ def test_directory_that_others_can_write_to_is_refused(tmp_path: Path) -> None:
         end_leftovers(link)
 
 
-def test_default_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_directory_is_the_same_in_every_session(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    here = default_directory()
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    assert default_directory() == tmp_path / "tandem"
-    monkeypatch.delenv("XDG_RUNTIME_DIR")
-    assert default_directory().name == f"tandem-{os.getuid()}"
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    assert default_directory() == here
+    assert here.name == f"tandem-{os.getuid()}"

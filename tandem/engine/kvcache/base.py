@@ -1,6 +1,8 @@
 """The layout of pages, which the engine and every KV transport share."""
 
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 # Bytes per element of the dtypes a pool can have, by torch's names.
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -37,3 +39,18 @@ class PageLayout:
     def num_pages_for(self, num_tokens: int) -> int:
         """Pages that hold `num_tokens` tokens."""
         return -(-num_tokens // self.page_size)
+
+
+def available_memory_bytes() -> int:
+    """Memory of this host, or of the container, that a new allocation could get; the kernel's own caches give way."""
+    fields = {}
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        key, _, rest = line.partition(":")
+        fields[key] = int(rest.split()[0]) * 1024
+    available = fields["MemAvailable"]
+    # A container's limit (cgroup 2) counts where it is below the host's.
+    with suppress(OSError, ValueError):
+        limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
+        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
+        available = min(available, limit - used)
+    return max(0, available)

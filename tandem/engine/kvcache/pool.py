@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from tandem.engine.kvcache.base import PageLayout
+from tandem.engine.kvcache.base import PageLayout, available_memory_bytes
 
 
 class SharedPoolFile(NamedTuple):
@@ -42,7 +42,7 @@ class KvPool:
         self.layout = layout
         self.num_pages = num_pages
         num_bytes = num_pages * layout.page_bytes
-        available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") + _reclaimable_bytes()
+        available = available_memory_bytes()
         if num_bytes > available:
             raise ValueError(
                 f"a pool of {num_pages} pages of {layout.page_bytes} bytes needs {num_bytes / 2**20:.0f} MiB, but "
@@ -59,13 +59,3 @@ class KvPool:
     def close(self) -> None:
         """Lets nobody map the pool any more; its memory goes with the last tensor or mapping that refers to it."""
         self._close_fd()
-
-
-def _reclaimable_bytes() -> int:
-    """Page cache the kernel would give up for a new allocation: MemAvailable less MemFree."""
-    fields = {}
-    with open("/proc/meminfo") as meminfo:  # noqa: PTH123 (a kernel file, read line by line)
-        for line in meminfo:
-            key, _, rest = line.partition(":")
-            fields[key] = int(rest.split()[0]) * 1024
-    return max(0, fields.get("MemAvailable", 0) - fields.get("MemFree", 0))

@@ -200,4 +200,3 @@ class RadixCache:
             if self._is_evictable(node) and self._eviction_key(node) == key
         }
         self._evictable = sorted(current.values())
-
