@@ -1,0 +1,175 @@
+"""Faults for a running cluster, and clients whose streams are watched while they happen."""
+
+import itertools
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from tests.cluster.conftest import RESTART_S, Answer, ServedCluster, wait_until
+
+STREAM_TIMEOUT_S = 60.0
+
+
+class LiveStream:
+    """One client's stream, read by a thread of its own from now on."""
+
+    def __init__(
+        self, served: ServedCluster, prompt_ids: Sequence[int], *, timeout_s: float = STREAM_TIMEOUT_S, **sampling: Any
+    ) -> None:
+        self.prompt_ids = list(prompt_ids)
+        self.sampling = sampling
+        self.answer = Answer()
+        self.error: Exception | None = None
+        self.sent = time.monotonic()
+        self.ended = 0.0
+        self._times: list[float] = []
+        self._timeout_s = timeout_s
+        self._responses = served.client.generate(served.request(prompt_ids, **sampling), timeout_s=timeout_s)
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._read)
+        self._thread.start()
+
+    def wait_tokens(self, num_tokens: int, timeout_s: float = STREAM_TIMEOUT_S) -> bool:
+        """Waits until the client has so many tokens, or the stream has ended; returns whether it was in time."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self.ended or len(self.answer.token_ids) >= num_tokens, timeout_s)
+
+    def finish(self) -> Answer:
+        """Waits for the end; raises what the client got in place of an answer."""
+        self._thread.join(self._timeout_s + 5.0)
+        assert not self._thread.is_alive(), "the stream hangs"
+        if self.error is not None:
+            raise self.error
+        return self.answer
+
+    def longest_gap(self) -> float:
+        """The longest time for which the client waited for a token, the first one included."""
+        times = [self.sent, *self._times]
+        return max((b - a for a, b in itertools.pairwise(times)), default=0.0)
+
+    def _read(self) -> None:
+        try:
+            for response in self._responses:
+                with self._changed:
+                    self.answer.add(response)
+                    if response.token_ids:
+                        self._times.append(time.monotonic())
+                    self._changed.notify_all()
+        except Exception as error:
+            self.error = error
+        with self._changed:
+            self.ended = time.monotonic()
+            self._changed.notify_all()
+
+
+def cut_control(served: ServedCluster, worker_id: str) -> None:
+    """Breaks the worker's stream to the router."""
+    # One whose stream the router has ended may linger beside the one in use.
+    assert _reset_connections(served, worker_id, served.cluster.addresses.cluster) > 0
+
+
+def cut_links(served: ServedCluster, worker_id: str) -> None:
+    """Breaks every link stream of the worker."""
+    addresses = {w.worker_id: w.address for w in served.client.server_info().workers if w.role == "decode"}
+    own = addresses.get(worker_id)
+    assert _reset_connections(served, worker_id, *([own] if own else addresses.values())) > 0
+
+
+def _reset_connections(served: ServedCluster, worker_id: str, *addresses: str) -> int:
+    """Resets the worker's TCP connections of which one end has one of these ports, as a network would: what was under
+    way is lost, and neither end is told anything but that. Returns how many there were."""
+    ports = [int(address.rpartition(":")[2]) for address in addresses]
+
+    def reset(actor: object) -> int:
+        # Runs in the worker's process, where nothing of the tests can be imported.
+        import ctypes
+        import socket
+        from contextlib import suppress
+        from pathlib import Path
+
+        libc = ctypes.CDLL(None)
+        num_reset = 0
+        for name in Path("/proc/self/fd").iterdir():
+            fd = int(name.name)
+            with suppress(OSError):
+                # Only a view of the descriptor: it is not closed here.
+                view = socket.socket(fileno=fd)
+                try:
+                    is_tcp = view.family in (socket.AF_INET, socket.AF_INET6) and view.type == socket.SOCK_STREAM
+                    if is_tcp and {view.getpeername()[1], view.getsockname()[1]} & set(ports):
+                        # Connecting to no address resets the connection.
+                        num_reset += libc.connect(fd, bytes(16), 16) == 0
+                finally:
+                    view.detach()
+        return num_reset
+
+    return ray.get(served.cluster._workers[worker_id].__ray_call__.remote(reset))
+
+
+def thaw(pids: Sequence[int]) -> None:
+    for pid in pids:
+        os.kill(pid, signal.SIGCONT)
+
+
+@contextmanager
+def frozen(served: ServedCluster, worker_ids: Sequence[str]) -> Iterator[None]:
+    """Stops these workers' processes for as long as the block lasts."""
+    pids = [served.kill(worker_id, signal.SIGSTOP) for worker_id in worker_ids]
+    try:
+        yield
+    finally:
+        thaw(pids)
+
+
+def wait_whole(served: ServedCluster, within_s: float = RESTART_S) -> None:
+    """Waits until every worker is connected, and each prefill worker has a link to each decode worker."""
+    config = served.cluster._config
+
+    def is_whole() -> bool:
+        workers = served.client.server_info().workers
+        prefill = [w for w in workers if w.role == "prefill"]
+        num_links = sum(len(w.linked_to) for w in prefill)
+        return len(workers) == config.num_workers and num_links == config.num_prefill * config.num_decode
+
+    wait_until(is_whole, within_s, "every worker and every link is there")
+
+
+class Footprints:
+    """Memory and open files of the cluster's processes, measured again and again: one that stays must not grow."""
+
+    MAX_GROWTH_BYTES = 8 * 2**20
+    MAX_GROWTH_FILES = 8
+    MIN_SAMPLES = 8
+
+    def __init__(self, served: ServedCluster) -> None:
+        self._served = served
+        self._router_pid = ray.get(served.cluster._router.__ray_call__.remote(lambda actor: os.getpid()))
+        self._samples: dict[tuple[str, int], list[tuple[int, int]]] = {}
+
+    def measure(self) -> None:
+        processes = {(w.worker_id, w.pid) for w in self._served.client.server_info().workers}
+        for name, pid in [*processes, ("router", self._router_pid)]:
+            resident = int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+            num_files = len(list(Path(f"/proc/{pid}/fd").iterdir()))
+            self._samples.setdefault((name, pid), []).append((resident, num_files))
+
+    def growth(self) -> tuple[int, int]:
+        """The most that a process has grown since it had warmed up: bytes, files."""
+        bytes_grown = files_grown = 0
+        for samples in self._samples.values():
+            if len(samples) >= self.MIN_SAMPLES:
+                warm, last = samples[len(samples) // 3], samples[-1]
+                bytes_grown = max(bytes_grown, last[0] - warm[0])
+                files_grown = max(files_grown, last[1] - warm[1])
+        return bytes_grown, files_grown
+
+    def assert_flat(self) -> None:
+        bytes_grown, files_grown = self.growth()
+        assert bytes_grown <= self.MAX_GROWTH_BYTES and files_grown <= self.MAX_GROWTH_FILES, self._samples

@@ -1,0 +1,268 @@
+"""Death at any moment: whatever happens to whichever worker, each client gets exactly its tokens.
+
+One repetition: several streams are under way, at various stages, when something happens to one or two of four workers.
+All of them must go on with the tokens that transformers gives; those that the fault does not touch must not notice;
+afterwards no page is held, every worker is back, and the router serves with it again.
+"""
+
+import random
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from tandem.client import TandemError
+from tandem.config import ClusterConfig, RouterConfig
+from tests.cluster.conftest import VOCAB_SIZE, Clusters, Oracle, ServedCluster, wait_until
+from tests.cluster.faults import Footprints, LiveStream, cut_control, cut_links, frozen, wait_whole
+
+FAULTS = ("kill", "stop", "cut control", "cut links")
+VICTIMS = {"P": ("prefill",), "D": ("decode",), "P and D": ("prefill", "decode")}
+MOMENTS = ("before", "prefill", "transfer", "decode")
+NUM_STREAMS = 6
+# For a stream that the fault does not touch; a worker that starts again takes a core meanwhile.
+MAX_GAP_S = 2.0
+MAX_REFUSAL_S = 5.0
+NUM_REPETITIONS = 20
+# Of the repetitions with a stopped process, how many last that long.
+LONG_STOP_S, NUM_LONG_STOPS = 30.0, 2
+
+
+class QuickConfig(ClusterConfig):
+    """Silence is noticed sooner, so that short tests see it."""
+
+    def router(self, model_dir: str, model_name: str, max_model_len: int) -> RouterConfig:
+        return replace(ClusterConfig.router(self, model_dir, model_name, max_model_len), heartbeat_timeout_s=1.0)
+
+
+def config_for(cls: type[ClusterConfig], base: ClusterConfig) -> ClusterConfig:
+    # Small chunks, so that prefills take their time.
+    return cls(
+        model=base.model,
+        num_prefill=2,
+        num_decode=2,
+        num_pages=160,
+        chunk_size=16,
+        num_threads=1,
+        grpc_port=0,
+    )
+
+
+@dataclass
+class Figures:
+    """What one combination of fault and victim has come to."""
+
+    name: str
+    num_repetitions: int = 0
+    num_streams: int = 0
+    num_restarted: int = 0
+    longest_gap_s: float = 0.0
+    longest_touched_gap_s: float = 0.0
+    growth: tuple[int, int] = (0, 0)
+
+    def add(self, streams: Sequence[LiveStream]) -> None:
+        self.num_streams += len(streams)
+        for stream in streams:
+            touched = stream.answer.last.handover.attempts > 1
+            self.num_restarted += touched
+            if touched:
+                self.longest_touched_gap_s = max(self.longest_touched_gap_s, stream.longest_gap())
+            else:
+                self.longest_gap_s = max(self.longest_gap_s, stream.longest_gap())
+
+    def __str__(self) -> str:
+        return (
+            f"{self.name:<22} {self.num_repetitions:>3} repetitions {self.num_streams:>4} streams "
+            f"{self.num_restarted:>4} restarted; longest gap {self.longest_gap_s:5.2f} s, of a restarted one "
+            f"{self.longest_touched_gap_s:5.2f} s; growth {self.growth[0] / 2**20:5.1f} MiB, {self.growth[1]} files"
+        )
+
+
+class Drill:
+    """Does one thing to a cluster, again and again."""
+
+    def __init__(self, served: ServedCluster, oracle: Oracle, fault: str, victim: str) -> None:
+        self._served = served
+        self._oracle = oracle
+        self._fault = fault
+        self._roles = VICTIMS[victim]
+        self._footprints = Footprints(served)
+        self._stems: list[list[int]] = []
+        self.figures = Figures(f"{fault}, {victim}")
+
+    def repeat(self, number: int, moment: str, *, stop_s: float) -> None:
+        rng = random.Random(f"{self.figures.name} {number}")
+        self._stems = [random_ids(rng, 320) for _ in range(3)]
+        wait_whole(self._served)
+        victims = [f"{role}-{rng.randrange(2)}" for role in self._roles]
+        old_pids = [worker.pid for v in victims if (worker := self._served.worker(v)) is not None]
+        with ExitStack() as until_thawed:
+            streams = self._strike(rng, moment, victims, until_thawed)
+            struck = time.monotonic()
+            for stream in streams:
+                stream.finish()
+            # While the victims are gone, or have just lost their streams.
+            streams += self._send(rng, 4)
+            for stream in streams:
+                stream.finish()
+            if self._fault == "stop":
+                wait_until(lambda: time.monotonic() - struck > stop_s, stop_s + 1.0, "it has stood still long enough")
+                streams += self._send(rng, 4)
+        wait_whole(self._served)
+        for victim, old_pid in zip(victims, old_pids, strict=True):
+            worker = self._served.worker(victim)
+            assert worker is not None and (worker.pid == old_pid) == (self._fault != "kill")
+        streams += self._serve_with(rng, victims)
+        for stream in streams:
+            self._check(stream)
+        self._served.wait_clean()
+        self._footprints.measure()
+        self.figures.num_repetitions += 1
+        self.figures.add(streams)
+        self.figures.growth = self._footprints.growth()
+        assert self.figures.longest_gap_s < MAX_GAP_S
+
+    def assert_flat(self) -> None:
+        self._footprints.assert_flat()
+
+    def _strike(
+        self, rng: random.Random, moment: str, victims: Sequence[str], until_thawed: ExitStack
+    ) -> list[LiveStream]:
+        """Sends requests, and has it happen at a random time of this stage of one of them."""
+        streams = [] if moment == "before" else self._send(rng, NUM_STREAMS)
+        if streams:
+            target = rng.choice(streams)
+            if moment == "prefill":
+                target.wait_tokens(1, rng.uniform(0.0, 0.2))
+            else:
+                target.wait_tokens(1 if moment == "transfer" else rng.randint(2, target.sampling["max_tokens"] // 2))
+        match self._fault:
+            case "kill":
+                for victim in victims:
+                    self._served.kill(victim)
+            case "stop":
+                until_thawed.enter_context(frozen(self._served, victims))
+            case "cut control":
+                for victim in victims:
+                    cut_control(self._served, victim)
+            case "cut links":
+                for victim in victims:
+                    cut_links(self._served, victim)
+        return streams or self._send(rng, NUM_STREAMS)
+
+    def _send(self, rng: random.Random, num_streams: int) -> list[LiveStream]:
+        """Prompts of several chunks, of which some share their beginnings."""
+        streams = []
+        for _ in range(num_streams):
+            prompt_ids = rng.choice(self._stems)[: rng.randint(0, 320)] + random_ids(rng, rng.randint(1, 60))
+            # The longest outputs fill the model's length.
+            num_tokens = min(rng.randint(60, 120), 511 - len(prompt_ids))
+            streams.append(LiveStream(self._served, prompt_ids, max_tokens=num_tokens, ignore_eos=True))
+        return streams
+
+    def _serve_with(self, rng: random.Random, victims: Sequence[str]) -> list[LiveStream]:
+        """Sends requests until each of these workers has had a part in one again."""
+        streams: list[LiveStream] = []
+
+        def have_served() -> bool:
+            streams.extend(sent := self._send(rng, 2))
+            handovers = [stream.finish().last.handover for stream in sent]
+            served_by.update(w for h in handovers for w in (h.prefill_worker, h.decode_worker))
+            return served_by >= set(victims)
+
+        served_by: set[str] = set()
+        wait_until(have_served, 10.0, f"{victims} serve again")
+        return streams
+
+    def _check(self, stream: LiveStream) -> None:
+        answer = stream.finish()
+        assert len(answer.token_ids) == answer.last.usage.completion_tokens == stream.sampling["max_tokens"]
+        assert self._oracle.confirms(stream.prompt_ids, answer.token_ids)
+        assert answer.text == self._oracle.decode(answer.token_ids)
+
+
+def random_ids(rng: random.Random, num_tokens: int) -> list[int]:
+    return [rng.randrange(VOCAB_SIZE) for _ in range(num_tokens)]
+
+
+@pytest.fixture(scope="module")
+def table(request: pytest.FixtureRequest) -> Iterator[list[Figures]]:
+    """Printed at the end, one line for each combination."""
+    lines: list[Figures] = []
+    yield lines
+    plugins = request.config.pluginmanager
+    reporter: Any = plugins.get_plugin("terminalreporter")
+    capture: Any = plugins.get_plugin("capturemanager")
+    with capture.global_and_fixture_disabled():
+        for line in ["", *lines]:
+            reporter.write_line(str(line))
+
+
+@pytest.mark.parametrize(
+    ("fault", "victim", "moment"),
+    [
+        ("kill", "P", "transfer"),
+        ("kill", "D", "decode"),
+        ("stop", "P", "prefill"),
+        ("stop", "P and D", "decode"),
+        ("cut control", "P", "prefill"),
+        ("cut control", "D", "decode"),
+        ("cut control", "P and D", "transfer"),
+        ("cut links", "P", "transfer"),
+        ("cut links", "D", "prefill"),
+        ("cut links", "P and D", "before"),
+    ],
+)
+def test_streams_outlive_a_fault(
+    clusters: Clusters, tiny_config: ClusterConfig, tiny_oracle: Oracle, fault: str, victim: str, moment: str
+) -> None:
+    served = clusters.get(config_for(QuickConfig, tiny_config))
+    Drill(served, tiny_oracle, fault, victim).repeat(0, moment, stop_s=1.5)
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_nobody_left_to_serve_is_said_at_once(clusters: Clusters, tiny_config: ClusterConfig, role: str) -> None:
+    served = clusters.get(config_for(QuickConfig, tiny_config))
+    wait_whole(served)
+    rng = random.Random(role)
+    streams = [LiveStream(served, random_ids(rng, 380), max_tokens=120, ignore_eos=True) for _ in range(NUM_STREAMS)]
+    streams[0].wait_tokens(1)
+    with frozen(served, [f"{role}-0", f"{role}-1"]):
+        frozen_at = time.monotonic()
+        # A request that comes before the silence is noticed waits no longer than those under way.
+        streams.append(LiveStream(served, random_ids(rng, 100), max_tokens=20))
+        num_refused = 0
+        for stream in streams:
+            try:
+                stream.finish()
+            except TandemError as error:
+                num_refused += 1
+                assert (error.code, str(error)) == ("UNAVAILABLE", f"no {role} worker is connected")
+            assert stream.ended - frozen_at < MAX_REFUSAL_S
+        assert num_refused > 0
+        refused = LiveStream(served, [1, 2, 3])
+        with pytest.raises(TandemError, match=f"no {role} worker is connected"):
+            refused.finish()
+        assert refused.ended - refused.sent < 1.0
+    wait_whole(served)
+    served.complete([1, 2, 3])
+    served.wait_clean()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("victim", VICTIMS)
+@pytest.mark.parametrize("fault", FAULTS)
+def test_streams_outlive_a_fault_at_any_moment(
+    clusters: Clusters, tiny_config: ClusterConfig, tiny_oracle: Oracle, table: list[Figures], fault: str, victim: str
+) -> None:
+    served = clusters.get(config_for(ClusterConfig, tiny_config))
+    drill = Drill(served, tiny_oracle, fault, victim)
+    table.append(drill.figures)
+    for number in range(NUM_REPETITIONS):
+        stop_s = LONG_STOP_S if number < NUM_LONG_STOPS else 4.0
+        drill.repeat(number, MOMENTS[number % len(MOMENTS)], stop_s=stop_s)
+    drill.assert_flat()
