@@ -200,6 +200,14 @@ class Clusters:
             served.close()
 
 
+# Modules that share the 1P1D cluster, one after the other: only one cluster is kept at a time.
+SHARING = ("test_cluster", "test_greedy", "test_sampling")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.stem in SHARING)
+
+
 @pytest.fixture(scope="session")
 def tiny_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random two-layer Llama with grouped heads, whose tokens are bytes."""

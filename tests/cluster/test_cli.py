@@ -192,7 +192,7 @@ def test_status(server: Server) -> None:
     ("arguments", "message"),
     [
         (("--raw", ""), "tandem generate: the prompt is empty"),
-        (("--max-tokens", "0", "hi"), "tandem generate: max_tokens must be between 1 and"),
+        (("--max-tokens", "9999", "hi"), "tandem generate: max_tokens must be between 1 and"),
         (("--raw", "--max-tokens", "1", "word " * 5000), "tandem generate: the prompt has"),
     ],
 )
@@ -206,7 +206,7 @@ def test_port_in_use(server: Server, tiny_model_dir: Path) -> None:
     port = server.address.rpartition(":")[2]
     done = tandem("serve", "--both", "1", "--model", str(tiny_model_dir), "--num-pages", "32", "--grpc-port", port)
     assert done.returncode == 1
-    assert f"cannot listen on 127.0.0.1:{port}: the port is in use" in done.stderr
+    assert f"cannot listen on 127.0.0.1:{port}: Address already in use; choose another port" in done.stderr
     assert "Traceback" not in done.stderr
 
 
