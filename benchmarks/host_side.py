@@ -1,0 +1,176 @@
+"""What scheduling and page bookkeeping cost, without a model.
+
+Real schedulers, caches, leases and handovers of a prefill and a decode worker; an engine that returns at once, a
+transport that moves nothing, messages delivered in this process. Times are CPU time of the one thread that does it all,
+so that other processes on the machine disturb them little. Each is the median of several repetitions.
+"""
+
+import argparse
+import functools
+import itertools
+import json
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.host_workers import HostWorkers
+from tandem.engine.batch import Batch
+from tandem.engine.kvcache.cache_manager import CacheManager
+from tandem.rpc.codec import WORKER_CODEC
+
+PAGE_SIZE = 16
+# Steps over which a decode step's cost is averaged: four times those in which a sequence fills a page.
+NUM_STEPS = 4 * PAGE_SIZE
+# By how much cost may grow when a size doubles: what is linear, with room for caches that overflow.
+MAX_GROWTH = 2.6
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """
+    Attributes:
+        batches: requests in a decode step, doubling in the last ones.
+        context: tokens of each request there.
+        prompts: tokens of a prefill, doubling.
+        repeats: repetitions of each measurement.
+    """
+
+    batches: Sequence[int] = (1, 64, 128, 256, 512)
+    context: int = 1000
+    prompts: Sequence[int] = (4096, 8192, 16384, 32768)
+    repeats: int = 9
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One result: `value` in `unit`, to be at most `aim`, if there is one."""
+
+    name: str
+    value: float
+    unit: str
+    aim: float | None = None
+
+    @property
+    def ok(self) -> bool:
+        return self.aim is None or self.value <= self.aim
+
+
+STEP_AIMS_MS = {64: 0.5, 256: 1.5}
+PREFILL_AIMS_MS = {8192: 2.0}
+
+
+def cpu_ms(work: Callable[[], object]) -> float:
+    """Milliseconds of this thread's CPU time."""
+    start = time.thread_time_ns()
+    work()
+    return (time.thread_time_ns() - start) / 1e6
+
+
+def new_prompt(num_tokens: int, seed: int) -> list[int]:
+    return random.Random(seed).choices(range(49152), k=num_tokens)
+
+
+def decode_rows(batch_size: int, sizes: Sizes) -> Iterator[Row]:
+    """A decode step of requests with contexts of different lengths about sizes.context."""
+    workers = HostWorkers(PAGE_SIZE, num_pages=batch_size * (sizes.context // PAGE_SIZE + 64))
+    for n in range(batch_size):
+        workers.submit(new_prompt(sizes.context + n % PAGE_SIZE, n), max_tokens=NUM_STEPS * (sizes.repeats + 2))
+    workers.run_until_decoding(batch_size)
+    # One repetition more than is counted: the first warms up.
+    steps = [cpu_ms(lambda: workers.decode_steps(NUM_STEPS)) / NUM_STEPS for _ in range(sizes.repeats + 1)]
+    yield Row(f"decode step, batch {batch_size}", statistics.median(steps[1:]), "ms", STEP_AIMS_MS.get(batch_size))
+    sequences = workers.running_sequences()
+    for sequence in sequences:
+        sequence.extend(1)
+    batch, cpu = Batch("decode", sequences), torch.device("cpu")
+
+    def build_tensors() -> None:
+        batch.input_ids(cpu)
+        batch.positions(cpu)
+        torch.tensor(batch.logits_rows())
+
+    tensors = [cpu_ms(build_tensors) for _ in range(10 * sizes.repeats)]
+    yield Row(f"  its input tensors, batch {batch_size}", statistics.median(tensors), "ms")
+    message = workers.last_tokens
+    encodings = [cpu_ms(lambda: WORKER_CODEC.encode([message])) for _ in range(10 * sizes.repeats)]
+    yield Row(f"  its message as protobuf, batch {batch_size}", statistics.median(encodings), "ms")
+
+
+def prefill_rows(num_tokens: int, sizes: Sizes) -> Iterator[Row]:
+    """A prompt that nobody has seen, and one that is cached as a whole."""
+    times: dict[str, list[float]] = {"match and insert": [], "  whole prefill in chunks": []}
+    cached_times: dict[str, list[float]] = {name: [] for name in times}
+    for seed in range(sizes.repeats):
+        prompt = new_prompt(num_tokens, seed)
+        cache = CacheManager(2 * num_tokens // PAGE_SIZE, PAGE_SIZE)
+        workers = HostWorkers(PAGE_SIZE, num_pages=2 * num_tokens // PAGE_SIZE)
+        for taken in (times, cached_times):
+            taken["match and insert"].append(cpu_ms(functools.partial(match_and_insert, cache, prompt)))
+            workers.submit(prompt, max_tokens=1)
+            taken["  whole prefill in chunks"].append(cpu_ms(workers.prefill_steps))
+            workers.run_until_idle()
+    for name in times:
+        aim = PREFILL_AIMS_MS.get(num_tokens) if name == "match and insert" else None
+        yield Row(f"{name}, {num_tokens} tokens, new", statistics.median(times[name]), "ms", aim)
+        yield Row(f"{name}, {num_tokens} tokens, cached", statistics.median(cached_times[name]), "ms", aim)
+
+
+def match_and_insert(cache: CacheManager, prompt: list[int]) -> None:
+    """What a prefill asks of the cache."""
+    handle = cache.acquire(prompt, len(prompt), max_cached_len=len(prompt) - 1)
+    assert handle is not None
+    cache.insert(handle, prompt, len(prompt))
+    cache.release(handle)
+
+
+def growth_rows(rows: Sequence[Row], what: str, sizes: Sequence[int]) -> Iterator[Row]:
+    """How much more the larger of two neighbours costs, where one is twice the other."""
+    by_name = {row.name: row.value for row in rows}
+    for small, large in itertools.pairwise(sizes):
+        if large == 2 * small:
+            ratio = by_name[what.format(large)] / by_name[what.format(small)]
+            yield Row(f"growth of {what.format(f'{small} to {large}')}", ratio, "x", MAX_GROWTH)
+
+
+def measure(sizes: Sizes) -> list[Row]:
+    rows = [row for batch_size in sizes.batches for row in decode_rows(batch_size, sizes)]
+    rows += [row for num_tokens in sizes.prompts for row in prefill_rows(num_tokens, sizes)]
+    rows += growth_rows(rows, "decode step, batch {}", sizes.batches)
+    rows += growth_rows(rows, "match and insert, {} tokens, new", sizes.prompts)
+    rows += growth_rows(rows, "match and insert, {} tokens, cached", sizes.prompts)
+    rows += growth_rows(rows, "  whole prefill in chunks, {} tokens, new", sizes.prompts)
+    return rows
+
+
+def show(rows: Sequence[Row]) -> None:
+    table = Table("what", title="Scheduling and page bookkeeping, CPU time")
+    for column in ("value", "aim", "ok"):
+        table.add_column(column, justify="right")
+    for row in rows:
+        aim, ok = ("", "") if row.aim is None else (f"{row.aim:g} {row.unit}", "yes" if row.ok else "no")
+        table.add_row(row.name, f"{row.value:.3f} {row.unit}", aim, ok)
+    Console().print(table)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns 0 if every aim is met, 1 otherwise."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there too")
+    arguments = parser.parse_args(argv)
+    rows = measure(Sizes())
+    show(rows)
+    if arguments.json:
+        arguments.json.write_text(json.dumps([asdict(row) | {"ok": row.ok} for row in rows], indent=2) + "\n")
+    return 0 if all(row.ok for row in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,172 @@
+"""A prefill and a decode worker without a model, processes or sockets: everything is real but the engines, which return
+at once, and the transport, which moves nothing."""
+
+import itertools
+import time
+from collections.abc import Callable, Sequence
+
+from decode_worker.scheduler import DecodeScheduler
+from kvtransfer.events import FromLink, ReceiverLinkOpened, SenderLinkOpened
+from kvtransfer.transports.base import COMPLETED, Completion, ReceiverTransport, SenderTransport
+from prefill_worker.handover import LinkHandover
+from prefill_worker.policies.registry import make_policy
+from prefill_worker.scheduler import PrefillScheduler
+from tandem.config import DecodeConfig, PrefillConfig
+from tandem.engine.base import EngineBase, EngineCounters, ForwardOutput
+from tandem.engine.batch import Batch
+from tandem.engine.kvcache.cache_manager import CacheManager
+from tandem.engine.request import Sequence as EngineSequence
+from tandem.messages import (
+    PROTOCOL_VERSION,
+    Admit,
+    LinkHello,
+    LinkWelcome,
+    PageFormat,
+    PoolEndpoint,
+    Prefill,
+    Tokens,
+)
+from tandem.sampling_params import SamplingParams, TokenLogprobs
+from tandem.worker.base import Scheduler
+from tandem.worker.engine_thread import Outgoing, StepOutbox
+from tandem.worker.events import FromRouter
+
+EPOCH = "epoch"
+MAX_STEPS = 100_000
+
+
+class InstantOutput(ForwardOutput):
+    def __init__(self, num_rows: int) -> None:
+        self._num_rows = num_rows
+
+    def done(self) -> bool:
+        return True
+
+    def token_ids(self) -> list[int]:
+        return [1] * self._num_rows
+
+    def logprobs(self) -> list[TokenLogprobs | None]:
+        return [None] * self._num_rows
+
+
+class InstantEngine(EngineBase):
+    """Computes nothing.
+
+    Attributes:
+        latest: the sequences of the latest batch.
+    """
+
+    def __init__(self) -> None:
+        self.counters = EngineCounters()
+        self.latest: Sequence[EngineSequence] = ()
+
+    def forward(self, batch: Batch) -> ForwardOutput:
+        self.latest = batch.sequences
+        return InstantOutput(len(batch.sequences) if batch.phase == "decode" else len(batch.sampled_sequences()))
+
+
+class NoSender(SenderTransport):
+    two_sided = False
+    failure = ""
+
+    def push(self, link_seq: int, src_pages: Sequence[int], dst_pages: Sequence[int]) -> Completion:
+        return COMPLETED
+
+    def abort(self) -> Completion:
+        return COMPLETED
+
+
+class NoReceiver(ReceiverTransport):
+    two_sided = False
+    failure = ""
+
+    def endpoint(self) -> PoolEndpoint:
+        return PoolEndpoint(0, 0, "", 0)
+
+    def expect(self, link_seq: int, dst_pages: Sequence[int] | None, num_pages: int) -> Completion:
+        return COMPLETED
+
+    def abort(self) -> Completion:
+        return COMPLETED
+
+
+class HostWorkers:
+    """
+    Attributes:
+        last_tokens: the latest tokens that the decode worker told the router of.
+    """
+
+    def __init__(self, page_size: int, num_pages: int) -> None:
+        self._numbers = itertools.count()
+        self._prefill_outbox, self._decode_outbox = StepOutbox(self._from_prefill), StepOutbox(self._from_decode)
+        self._decode_engine = InstantEngine()
+        self.prefill: Scheduler = PrefillScheduler(
+            InstantEngine(),
+            CacheManager(num_pages, page_size),
+            LinkHandover(page_size, lambda _: NoSender(), self._prefill_outbox),
+            self._prefill_outbox,
+            PrefillConfig(),
+            make_policy("fcfs"),
+            time.monotonic,
+        )
+        self.decode = DecodeScheduler(
+            self._decode_engine,
+            CacheManager(num_pages, page_size),
+            self._decode_outbox,
+            DecodeConfig(max_batch_size=num_pages),
+            time.monotonic,
+        )
+        self.last_tokens = Tokens(())
+        page_format = PageFormat("none", 1, page_size, 1, 1, "float32")
+        hello = LinkHello(PROTOCOL_VERSION, "p", "p-life", 1, "d-life", page_format, ("none",))
+        self.decode.receive(ReceiverLinkOpened(EPOCH, hello, NoReceiver(), lambda: False))
+        self.prefill.receive(SenderLinkOpened("d", "d-life", LinkWelcome(EPOCH, "none", PoolEndpoint(0, 0, "", 0))))
+
+    def submit(self, prompt: Sequence[int], max_tokens: int) -> None:
+        request_id, sampling = f"request-{next(self._numbers)}", SamplingParams(max_tokens, stop_token_ids=(0,))
+        prompt = tuple(prompt)
+        self.decode.receive(FromRouter(Admit(request_id, 0, prompt, (), sampling, 3600.0)))
+        self.prefill.receive(FromRouter(Prefill(request_id, 0, prompt, (), sampling, "d")))
+
+    def prefill_steps(self) -> None:
+        """Steps of the prefill worker until it has nothing to compute."""
+        while _turn(self.prefill, self._prefill_outbox):
+            pass
+
+    def decode_steps(self, num_steps: int) -> None:
+        for _ in range(num_steps):
+            _turn(self.decode, self._decode_outbox)
+
+    def run_until_decoding(self, num_requests: int) -> None:
+        self._run_until(lambda: self.decode.num_running == num_requests)
+
+    def run_until_idle(self) -> None:
+        self._run_until(lambda: self.prefill.stats().num_running + self.decode.num_running == 0)
+
+    def running_sequences(self) -> list[EngineSequence]:
+        return list(self._decode_engine.latest)
+
+    def _run_until(self, reached: Callable[[], bool]) -> None:
+        for _ in range(MAX_STEPS):
+            if reached():
+                return
+            self.prefill_steps()
+            self.decode_steps(1)
+        raise AssertionError("the workers do not get there")
+
+    def _from_prefill(self, outgoing: Outgoing) -> None:
+        for message in outgoing.to_links.get(EPOCH, ()):
+            self.decode.receive(FromLink(EPOCH, message))
+
+    def _from_decode(self, outgoing: Outgoing) -> None:
+        for message in outgoing.to_links.get(EPOCH, ()):
+            self.prefill.receive(FromLink(EPOCH, message))
+        self.last_tokens = next((m for m in outgoing.to_router if isinstance(m, Tokens)), self.last_tokens)
+
+
+def _turn(scheduler: Scheduler, outbox: StepOutbox) -> bool:
+    """What the engine thread does at every step."""
+    worked = scheduler.step()
+    scheduler.stats()
+    outbox.flush()
+    return worked
