@@ -40,14 +40,6 @@ bench-host: .venv/.dev
 bench-cpu: .venv/.dev
 	@$(BIN)/python -m benchmarks.cpu $(ARGS)
 
-# Scheduling and page bookkeeping alone, without a model.
-bench-host: .venv/.dev
-	@$(BIN)/python -m benchmarks.host_side $(ARGS)
-
-# Tokens per second against transformers' generate, same dtype and threads, in one run.
-bench-cpu: .venv/.dev
-	@$(BIN)/python -m benchmarks.cpu $(ARGS)
-
 lint: .venv/.dev
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .

@@ -45,6 +45,8 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         self._router = router
         self._tokenizer = tokenizer
         self._config = config
+        # Known before the first request asks: looking through the vocabulary takes a while.
+        self._max_characters = config.max_model_len * tokenizer.max_token_bytes
 
     async def Generate(
         self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext
@@ -189,11 +191,10 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
 
     async def _encode(self, num_characters: int, encode: Callable[[Any], list[int]], prompt: Any) -> list[int]:
         """Tokenizes a prompt without keeping other requests waiting; raises ValueError for what can never fit."""
-        limit = self._config.max_model_len * self._tokenizer.max_token_bytes
-        if num_characters > limit:
+        if num_characters > self._max_characters:
             raise ValueError(
-                f"the prompt has {num_characters} characters; no more than {limit} can fit the model's length of "
-                f"{self._config.max_model_len} tokens"
+                f"the prompt has {num_characters} characters; no more than {self._max_characters} can fit the model's "
+                f"length of {self._config.max_model_len} tokens"
             )
         if num_characters <= MAX_INLINE_CHARACTERS:
             return encode(prompt)
