@@ -30,7 +30,7 @@ PAGE_SIZE = 16
 # Steps over which a decode step's cost is averaged: four times those in which a sequence fills a page.
 NUM_STEPS = 4 * PAGE_SIZE
 # By how much cost may grow when a size doubles: what is linear, with room for caches that overflow.
-MAX_GROWTH = 3.3
+MAX_GROWTH = 2.6
 
 
 @dataclass(frozen=True, slots=True)
