@@ -247,7 +247,8 @@ class LeaseBook:
             self._arriving.append(lease)
             return
         self._cache.release(lease.handle, after=receives)
-        if not lease.abandoned:
+        is_reported = isinstance(message, Released) and message.reported
+        if not lease.abandoned and not is_reported:
             self._outbox.to_router(LeaseLost(*lease.key))
 
     def _forget_waiting(self, gone: list[_Waiting]) -> None:

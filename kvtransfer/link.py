@@ -61,6 +61,7 @@ class SenderLease:
     refusal: str = ""
     revoked: bool = False
     _commit: Committed | None = None
+    _reported: bool = True
 
     @property
     def settled(self) -> bool:
@@ -145,10 +146,15 @@ class SenderLink:
         if not lease.settled:
             self._send(Renewed(lease.lease_id))
 
-    def release(self, lease: SenderLease) -> None:
-        """Settles a lease that is no longer wanted, whether granted yet or not, once its copies have completed."""
+    def release(self, lease: SenderLease, *, reported: bool = True) -> None:
+        """Settles a lease that is no longer wanted, whether granted yet or not, once its copies have completed.
+
+        Args:
+            reported: whether the router hears from this worker how the attempt ended.
+        """
         if not lease.settled and lease.state is not LeaseState.COMMITTING:
             lease.state = LeaseState.RELEASING
+            lease._reported = reported
             self._settle_if_quiet(lease)
 
     def receive(self, message: ReceiverMessage) -> None:
@@ -193,7 +199,7 @@ class SenderLink:
             self._send(lease._commit)
             self._finish(lease, LeaseState.COMMITTED)
         else:
-            self._send(Released(lease.lease_id))
+            self._send(Released(lease.lease_id, lease._reported))
             self._finish(lease, LeaseState.RELEASED)
 
     def _finish(self, lease: SenderLease, state: LeaseState) -> None:

@@ -86,10 +86,10 @@ class LinkHandover(Handover):
                 # The request has ended: its pages would be worth having there, but not worth waiting for.
                 shipment.link.release(shipment.lease)
 
-    def cancel(self, job: PrefillJob) -> None:
+    def cancel(self, job: PrefillJob, *, reported: bool) -> None:
         shipment = self._shipments.pop(job, None)
         if shipment is not None:
-            shipment.link.release(shipment.lease)
+            shipment.link.release(shipment.lease, reported=reported)
 
     def receive(self, event: Event) -> None:
         if isinstance(event, FromRouter) and isinstance(event.message, Welcome):

@@ -67,7 +67,7 @@ class PrefillScheduler(Scheduler):
         elif isinstance(event, RouterLost):
             self._queue.clear()
             for job in self._jobs():
-                self._end(job)
+                self._end(job, reported=False)
         self._handover.receive(event)
 
     def step(self) -> bool:
@@ -114,7 +114,7 @@ class PrefillScheduler(Scheduler):
         for job, deadline in list(self._handing_over.values()):
             if now >= deadline:
                 # No fault of anybody's: the router may find a decode worker with room. What was computed stays cached.
-                self._end(job)
+                self._end(job, reported=True)
                 self._outbox.to_router(PrefillDeferred(*job.key))
 
     def _enqueue(self, request: Prefill) -> None:
@@ -261,12 +261,12 @@ class PrefillScheduler(Scheduler):
                 return
         for job in self._jobs():
             if job.key == (request_id, attempt):
-                self._end(job)
+                self._end(job, reported=True)
                 return
 
-    def _end(self, job: PrefillJob) -> None:
+    def _end(self, job: PrefillJob, *, reported: bool) -> None:
         """Ends a job that was not handed over."""
-        self._handover.cancel(job)
+        self._handover.cancel(job, reported=reported)
         self._forget(job)
 
     def _forget(self, job: PrefillJob) -> None:

@@ -226,7 +226,10 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class Released:
+    """`reported`: the sender tells the router how the attempt ended, so the receiver does not."""
+
     lease_id: str
+    reported: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -155,10 +155,12 @@ class Committed(_message.Message):
     def __init__(self, lease_id: _Optional[str] = ..., first_token: _Optional[int] = ..., num_pages: _Optional[int] = ..., num_tokens: _Optional[int] = ..., finish_reason: _Optional[str] = ..., first_token_time_ns: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[_inference_pb2.TokenLogprobs, _Mapping]]] = ...) -> None: ...
 
 class Released(_message.Message):
-    __slots__ = ("lease_id",)
+    __slots__ = ("lease_id", "reported")
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    REPORTED_FIELD_NUMBER: _ClassVar[int]
     lease_id: str
-    def __init__(self, lease_id: _Optional[str] = ...) -> None: ...
+    reported: bool
+    def __init__(self, lease_id: _Optional[str] = ..., reported: _Optional[bool] = ...) -> None: ...
 
 class Revoke(_message.Message):
     __slots__ = ("lease_id",)

@@ -113,8 +113,12 @@ class Handover(ABC):
         """A chunk is done, the last one if job.first_token is set."""
 
     @abstractmethod
-    def cancel(self, job: PrefillJob) -> None:
-        """The job ends here; poll will not report it."""
+    def cancel(self, job: PrefillJob, *, reported: bool) -> None:
+        """The job ends here; poll will not report it.
+
+        Args:
+            reported: whether the router knows, or is about to hear, that the attempt has ended.
+        """
 
     @abstractmethod
     def receive(self, event: Event) -> None: ...

@@ -61,7 +61,7 @@ class LocalHandover(Handover):
         )
         self._results.append(HandoverResult(job))
 
-    def cancel(self, job: PrefillJob) -> None:
+    def cancel(self, job: PrefillJob, *, reported: bool) -> None:
         """Nothing was asked for."""
 
     def receive(self, event: Event) -> None:

@@ -403,3 +403,32 @@ def test_a_settlement_counts_once() -> None:
     pair.d.scheduler.step()
     pair.check()
     assert pair.d.scheduler.stats().num_leased_pages == 0
+
+
+def test_the_decode_worker_does_not_report_an_end_that_the_prefill_worker_reports() -> None:
+    # The first token ends the request while the grant is on its way: FirstToken and the decode worker's word travel on
+    # different streams, and LeaseLost must not be there first.
+    pair = WorkerPair()
+    pair.submit("r", list(range(5)), max_tokens=1)
+    pair.p.scheduler.step()
+    (epoch, request), *_ = pair.p.outbox.link
+    pair.d.scheduler.receive(FromLink(epoch, request))
+    del pair.p.outbox.link[0]
+    pair.d.scheduler.step()
+    assert pair.d.scheduler.stats().num_leased_pages == 2
+    pair.run()
+    (first,) = pair.p.outbox.of(FirstToken)
+    assert first.finish_reason == "length"
+    assert pair.d.outbox.of(LeaseLost) == []
+    pair.check_idle()
+
+
+def test_the_decode_worker_reports_what_a_prefill_worker_without_its_router_cannot() -> None:
+    pair = WorkerPair(prefill={"config": PrefillConfig(chunk_size=8)})
+    pair.submit("r", list(range(30)))
+    for _ in range(2):
+        pair.turn()
+    pair.p.scheduler.receive(RouterLost())
+    pair.run()
+    assert [m.request_id for m in pair.d.outbox.of(LeaseLost)] == ["r"]
+    pair.check_idle()
