@@ -23,7 +23,7 @@ from rich.table import Table
 from deploy.launcher import Cluster
 from deploy.serve import run_cluster
 from tandem.client import TandemClient
-from tandem.config import ClusterConfig
+from tandem.cluster_config import ClusterConfig
 from tandem.v1 import inference_pb2 as pb
 
 MODEL = "smollm2-135m-instruct"
@@ -222,6 +222,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         num_both=0 if arguments.separate else 1,
         num_threads=arguments.threads,
         grpc_port=0,
+        http_port=0,
     )
     return run_cluster(config, use)
 

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import secrets
 import socket
 import threading
 import time
@@ -14,7 +15,8 @@ from ray.exceptions import RayActorError, RayTaskError
 
 from deploy.supervisor import RouterDiedError, Supervisor
 from router.process import RouterAddresses
-from tandem.config import ClusterConfig, Role, RouterConfig, WorkerConfig
+from tandem.cluster_config import ClusterConfig
+from tandem.config import Role, RouterConfig, WorkerConfig
 from tandem.engine.kvcache.base import PageLayout, available_memory_bytes
 from tandem.engine.models.config import ModelConfig
 from tandem.engine.weights.resolve import model_fingerprint, resolve_model
@@ -49,6 +51,8 @@ class Cluster:
         self._router: Any = None
         self._workers: dict[str, Any] = {}
         self._worker_configs: dict[str, WorkerConfig] = {}
+        # Of this life of the cluster: who has it may speak to its processes.
+        self.cluster_token = secrets.token_hex(16)
         self.addresses = RouterAddresses("", "")
         self.model_name = ""
         self.router_ready_s = 0.0
@@ -76,7 +80,7 @@ class Cluster:
             model_dir = resolve_model(
                 config.model, config.load_format, on_progress=lambda what, _: self._on_progress("model", what)
             )
-            router_config, worker_configs = _plan(config, model_dir)
+            router_config, worker_configs = _plan(config, model_dir, self.cluster_token)
         except ValueError as error:
             raise ClusterError(str(error)) from error
         self.model_name = router_config.model_name
@@ -210,7 +214,7 @@ def _log_directory() -> str:
     return os.environ.get("RAY_TMPDIR", "/tmp") + "/ray/session_latest/logs"
 
 
-def _plan(config: ClusterConfig, model_dir: Path) -> tuple[RouterConfig, list[WorkerConfig]]:
+def _plan(config: ClusterConfig, model_dir: Path, cluster_token: str) -> tuple[RouterConfig, list[WorkerConfig]]:
     """Turns a cluster's configuration into that of its processes.
 
     Raises:
@@ -233,9 +237,9 @@ def _plan(config: ClusterConfig, model_dir: Path) -> tuple[RouterConfig, list[Wo
     num_threads = max(1, len(os.sched_getaffinity(0)) // config.num_workers)
     engine = config.engine(str(model_dir), num_threads)
     fingerprint = model_fingerprint(model_dir, config.load_format)
-    router = config.router(str(model_dir), config.model.rstrip("/").rpartition("/")[2], max_model_len)
+    router = config.router(str(model_dir), config.model.rstrip("/").rpartition("/")[2], max_model_len, cluster_token)
     workers = [
-        config.worker(f"{role}-{i}", role, engine, fingerprint, max_model_len)
+        config.worker(f"{role}-{i}", role, engine, fingerprint, max_model_len, cluster_token)
         for role, count in _counts(config)
         for i in range(count)
     ]

@@ -13,7 +13,7 @@ from deploy.launcher import Cluster, ClusterError
 from deploy.process_tree import descendants
 from deploy.progress import StartProgress
 from deploy.run_record import RunOwner, default_directory, end_leftovers, remove_record, write_record
-from tandem.config import ClusterConfig
+from tandem.cluster_config import ClusterConfig
 
 EXIT_USAGE = 2
 EXIT_FAILED = 1

@@ -12,7 +12,7 @@ from deploy.launcher import Cluster
 from deploy.serve import run_cluster
 from tandem.cli import add_sampling_arguments
 from tandem.client import TandemClient, TandemError
-from tandem.config import ClusterConfig
+from tandem.cluster_config import ClusterConfig
 from tandem.terminal import Conversation, print_timeline, sampling_params, stream_answer
 from tandem.v1 import inference_pb2 as pb
 
@@ -44,4 +44,5 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Start a cluster, talk with it, show where the time went.")
     add_sampling_arguments(parser)
     # Port 0: the demo runs beside whatever else is served on this host.
-    sys.exit(run_cluster(ClusterConfig(model=MODEL, grpc_port=0), functools.partial(converse, parser.parse_args())))
+    config = ClusterConfig(model=MODEL, grpc_port=0, http_port=0)
+    sys.exit(run_cluster(config, functools.partial(converse, parser.parse_args())))

@@ -24,6 +24,7 @@ from tandem.messages import (
     ReceiverMessage,
     SenderMessage,
 )
+from tandem.rpc.auth import cluster_metadata
 from tandem.rpc.channel import open_channel
 from tandem.rpc.codec import RECEIVER_CODEC, SENDER_CODEC
 from tandem.rpc.stream import BatchWriter, is_cancelled
@@ -49,8 +50,10 @@ class LinkDialer:
         page_format: PageFormat,
         transports: TransportFactory,
         post: Callable[[Event], None],
+        cluster_token: str,
     ) -> None:
         self._transports = transports
+        self._metadata = cluster_metadata(cluster_token)
         self._worker_id = worker_id
         self._incarnation = incarnation
         self._page_format = page_format
@@ -125,7 +128,7 @@ class LinkDialer:
         writer = BatchWriter(SENDER_CODEC)
         writer.send([self._hello(peer)])
         async with open_channel(peer.address) as channel:
-            call = kv_link_pb2_grpc.KvLinkStub(channel).Link(writer.batches())
+            call = kv_link_pb2_grpc.KvLinkStub(channel).Link(writer.batches(), metadata=self._metadata)
             async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
                 first = await call.read()
             if first is grpc.aio.EOF:

@@ -34,4 +34,4 @@ class PrefillRoom(WorkerRoom):
         self, engine: Engine, hello: Hello, config: WorkerConfig, post: Callable[[Event], None]
     ) -> LinkStreams:
         transports = TransportFactory(engine.pool, config.host, config.transports)
-        return LinkDialer(hello.worker_id, hello.incarnation, hello.page_format, transports, post)
+        return LinkDialer(hello.worker_id, hello.incarnation, hello.page_format, transports, post, config.cluster_token)

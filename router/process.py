@@ -3,14 +3,11 @@
 import asyncio
 import logging
 import os
-import threading
 from collections.abc import Coroutine
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import grpc
-import uvloop
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
@@ -20,7 +17,9 @@ from router.policies.registry import make_policy
 from router.router import Router
 from router.tokenization import Tokenizer
 from tandem.config import RouterConfig
+from tandem.rpc.auth import cluster_gate
 from tandem.rpc.channel import bind, new_server
+from tandem.rpc.loop_thread import LoopThread
 from tandem.v1 import inference_pb2, inference_pb2_grpc, worker_pb2_grpc
 
 SERVICE = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
@@ -41,9 +40,7 @@ class RouterProcess:
 
     def __init__(self, config: RouterConfig) -> None:
         self._config = config
-        self._loop_started: Future[asyncio.AbstractEventLoop] = Future()
-        self._thread = threading.Thread(target=self._run_loop, name="asyncio", daemon=True)
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop_thread = LoopThread()
         self._servers: list[grpc.aio.Server] = []
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -53,33 +50,20 @@ class RouterProcess:
         Raises:
             ValueError: a port is taken, or the model directory has no usable tokenizer.
         """
-        self._thread.start()
-        self._loop = self._loop_started.result(START_TIMEOUT_S)
-        return self._call(self._serve())
+        self._loop_thread.start()
+        return self._loop_thread.call(self._serve(), START_TIMEOUT_S)
 
     def stop(self) -> None:
-        if self._loop is None:
-            return
-        self._call(self._close())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(STOP_TIMEOUT_S)
-        self._loop = None
-
-    def _run_loop(self) -> None:
-        loop = uvloop.new_event_loop()
-        asyncio.set_event_loop(loop)
-        loop.call_soon(self._loop_started.set_result, loop)
-        loop.run_forever()
-
-    def _call(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        assert self._loop is not None
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(START_TIMEOUT_S)
+        if self._loop_thread.loop is not None:
+            self._loop_thread.call(self._close(), STOP_TIMEOUT_S)
+            self._loop_thread.stop()
 
     async def _serve(self) -> RouterAddresses:
         config = self._config
         tokenizer = Tokenizer(Path(config.model_dir))
         router = Router(config, make_policy(config.routing))
-        clients, workers = new_server(), new_server()
+        clients = new_server(max_receive_bytes=config.max_body_bytes)
+        workers = new_server([cluster_gate(config.cluster_token)])
         health_service = health.aio.HealthServicer()
         inference_pb2_grpc.add_InferenceServicer_to_server(InferenceService(router, tokenizer, config), clients)
         health_pb2_grpc.add_HealthServicer_to_server(health_service, clients)

@@ -7,15 +7,8 @@ from collections.abc import Sequence
 from dataclasses import fields
 
 from tandem import __version__
-from tandem.config import (
-    DEVICES,
-    DTYPES,
-    EVICTION_POLICIES,
-    PREFILL_POLICIES,
-    ROUTING_POLICIES,
-    TRANSPORTS,
-    ClusterConfig,
-)
+from tandem.cluster_config import ClusterConfig
+from tandem.config import DEVICES, DTYPES, EVICTION_POLICIES, PREFILL_POLICIES, ROUTING_POLICIES, TRANSPORTS
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2

@@ -10,6 +10,7 @@ from typing import Literal
 Role = Literal["prefill", "decode", "both"]
 ROLES: tuple[Role, ...] = ("prefill", "decode", "both")
 DTYPES = ("float32", "bfloat16")
+LOG_LEVELS = ("debug", "info", "warning", "error")
 DEVICES = ("cpu",)
 EVICTION_POLICIES = ("lru", "lfu", "fifo", "mru", "priority")
 ROUTING_POLICIES = ("round_robin", "least_loaded", "power_of_two", "cache_aware")
@@ -17,20 +18,53 @@ PREFILL_POLICIES = ("fcfs", "lpm", "dfs-weight", "lof", "random")
 TRANSPORTS = ("shared_memory", "tcp")
 
 
-def _require(condition: bool, message: str) -> None:
+def require(condition: bool, message: str) -> None:
     if not condition:
         raise ValueError(message)
 
 
-def _require_one_of(config: object, name: str, choices: Sequence[str]) -> None:
+def require_one_of(config: object, name: str, choices: Sequence[str]) -> None:
     value = getattr(config, name)
-    _require(value in choices, f"{name} must be one of {', '.join(choices)}, not {value!r}")
+    require(value in choices, f"{name} must be one of {', '.join(choices)}, not {value!r}")
 
 
-def _require_positive(config: object, *names: str) -> None:
+def require_positive(config: object, *names: str) -> None:
     for name in names:
         value = getattr(config, name)
-        _require(value > 0, f"{name} must be above 0, not {value}")
+        require(value > 0, f"{name} must be above 0, not {value}")
+
+
+@dataclass(frozen=True, slots=True)
+class TlsConfig:
+    """TLS on the clients' ports.
+
+    Attributes:
+        cert_file, key_file: PEM files: the server's certificate chain and its private key.
+        client_ca_file: PEM file; if set, a client must show a certificate that one of these authorities signed.
+    """
+
+    cert_file: str
+    key_file: str
+    client_ca_file: str = ""
+
+    def __post_init__(self) -> None:
+        require(bool(self.cert_file and self.key_file), "TLS needs both a certificate and a key")
+
+
+@dataclass(frozen=True, slots=True)
+class LogConfig:
+    """What a process writes about itself.
+
+    Attributes:
+        level: debug adds a line for every batch.
+        directory: where each process has its file; empty: standard error.
+    """
+
+    level: str = "info"
+    directory: str = ""
+
+    def __post_init__(self) -> None:
+        require_one_of(self, "level", LOG_LEVELS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +87,14 @@ class EngineConfig:
     num_threads: int = 0
 
     def __post_init__(self) -> None:
-        _require(
+        require(
             self.load_format in ("auto", "dummy"),
             f"load_format must be auto or dummy, not {self.load_format!r}",
         )
-        _require(self.device in DEVICES, f"device must be one of {', '.join(DEVICES)}, not {self.device!r}")
-        _require(self.dtype in DTYPES, f"dtype must be one of {', '.join(DTYPES)}, not {self.dtype!r}")
-        _require_positive(self, "page_size", "num_pages")
-        _require(self.num_threads >= 0, f"num_threads must not be negative, but is {self.num_threads}")
+        require(self.device in DEVICES, f"device must be one of {', '.join(DEVICES)}, not {self.device!r}")
+        require(self.dtype in DTYPES, f"dtype must be one of {', '.join(DTYPES)}, not {self.dtype!r}")
+        require_positive(self, "page_size", "num_pages")
+        require(self.num_threads >= 0, f"num_threads must not be negative, but is {self.num_threads}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +117,8 @@ class PrefillConfig:
     grant_timeout_s: float = 60.0
 
     def __post_init__(self) -> None:
-        _require_positive(self, "chunk_size", "min_shared_tokens", "grant_timeout_s")
-        _require_one_of(self, "policy", PREFILL_POLICIES)
+        require_positive(self, "chunk_size", "min_shared_tokens", "grant_timeout_s")
+        require_one_of(self, "policy", PREFILL_POLICIES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +136,7 @@ class DecodeConfig:
     admit_grace_s: float = 2.0
 
     def __post_init__(self) -> None:
-        _require_positive(self, "max_batch_size", "lease_duration_s", "admit_grace_s")
+        require_positive(self, "max_batch_size", "lease_duration_s", "admit_grace_s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +153,7 @@ class WorkerConfig:
         heartbeat_interval_s: seconds between heartbeats to the router.
         stall_timeout_s: time without a scheduler step after which the process ends itself, to be started again.
         connect_timeout_s: how long it looks for the router before it gives up.
+        cluster_token: what the processes of this cluster know each other by.
     """
 
     worker_id: str
@@ -134,14 +169,16 @@ class WorkerConfig:
     heartbeat_interval_s: float = 0.25
     stall_timeout_s: float = 60.0
     connect_timeout_s: float = 60.0
+    cluster_token: str = field(default="", repr=False)
+    log: LogConfig = field(default_factory=LogConfig)
 
     def __post_init__(self) -> None:
-        _require(self.role in ROLES, f"role must be one of {', '.join(ROLES)}, not {self.role!r}")
-        _require_one_of(self, "eviction", EVICTION_POLICIES)
+        require(self.role in ROLES, f"role must be one of {', '.join(ROLES)}, not {self.role!r}")
+        require_one_of(self, "eviction", EVICTION_POLICIES)
         for name in self.transports:
-            _require(name in TRANSPORTS, f"transports must be among {', '.join(TRANSPORTS)}, not {name!r}")
-        _require(len(self.transports) > 0, "at least one transport is needed")
-        _require_positive(self, "max_model_len", "heartbeat_interval_s", "stall_timeout_s", "connect_timeout_s")
+            require(name in TRANSPORTS, f"transports must be among {', '.join(TRANSPORTS)}, not {name!r}")
+        require(len(self.transports) > 0, "at least one transport is needed")
+        require_positive(self, "max_model_len", "heartbeat_interval_s", "stall_timeout_s", "connect_timeout_s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +188,14 @@ class RouterConfig:
     Attributes:
         model_dir: where tokenizer, chat template and limits are read from.
         model_name: what clients call the model.
-        grpc_port: the clients' port; 0 picks a free one.
+        host: the address of the clients' two ports.
+        grpc_port, http_port: the clients' ports; 0 picks a free one.
+        api_keys: what clients show; empty lets everybody in.
+        max_requests_per_key: requests in hand for each key at most, for all clients together without keys; 0: any
+            number.
+        max_body_bytes: of a request, over either port.
+        tls: on the clients' ports; None: plain.
+        cluster_token: what the processes of this cluster know each other by.
         cluster_port: the workers' port; 0 picks a free one.
         cluster_host: the address of that port, for workers alone.
         heartbeat_timeout_s: silence after which a worker counts as lost.
@@ -170,6 +214,12 @@ class RouterConfig:
     max_model_len: int
     host: str = "127.0.0.1"
     grpc_port: int = 50051
+    http_port: int = 8000
+    api_keys: tuple[str, ...] = field(default=(), repr=False)
+    max_requests_per_key: int = 0
+    max_body_bytes: int = 8 * 2**20
+    tls: TlsConfig | None = None
+    cluster_token: str = field(default="", repr=False)
     cluster_port: int = 0
     cluster_host: str = "127.0.0.1"
     heartbeat_timeout_s: float = 3.0
@@ -180,111 +230,28 @@ class RouterConfig:
     decode_word_timeout_s: float = 2.0
     max_attempts: int = 8
     admit_duration_s: float = 600.0
+    log: LogConfig = field(default_factory=LogConfig)
 
     def __post_init__(self) -> None:
-        for name in ("grpc_port", "cluster_port"):
+        for name in ("grpc_port", "http_port", "cluster_port"):
             port = getattr(self, name)
-            _require(0 <= port < 65536, f"{name} must be between 0 and 65535, not {port}")
-        _require_positive(
+            require(0 <= port < 65536, f"{name} must be between 0 and 65535, not {port}")
+        require_one_of(self, "routing", ROUTING_POLICIES)
+        for key in self.api_keys:
+            # What travels in a header: anything else would never match.
+            require(
+                bool(key) and key.isascii() and key.isprintable() and " " not in key,
+                "an API key must be printable ASCII without spaces",
+            )
+        require(self.max_requests_per_key >= 0, "max_requests_per_key must not be negative")
+        require_positive(
             self,
             "max_model_len",
             "heartbeat_timeout_s",
             "stall_timeout_s",
             "max_attempts",
             "admit_duration_s",
+            "max_queued_requests",
+            "request_timeout_s",
+            "max_body_bytes",
         )
-
-
-@dataclass(frozen=True, slots=True)
-class ClusterConfig:
-    """A whole cluster on one host, as `tandem serve` starts it.
-
-    Attributes:
-        model: a Hugging Face directory, a hub id, a GGUF file, a config directory (with load_format "dummy"), or the
-            built-in name smollm2-135m-instruct.
-        num_prefill, num_decode, num_both: workers of each role.
-        max_model_len: prompt and output tokens together; 0 takes the model's own limit, or what the pool holds if
-            that is less.
-        schedule: the prefill workers' policy.
-        host: the address of the clients' port; what the processes say to each other stays on loopback.
-        transport: how KV pages travel; "auto" takes the best that both ends of a link have.
-    """
-
-    model: str
-    load_format: Literal["auto", "dummy"] = "auto"
-    num_prefill: int = 1
-    num_decode: int = 1
-    num_both: int = 0
-    device: str = "cpu"
-    dtype: str = "float32"
-    page_size: int = 16
-    num_pages: int = 1024
-    max_model_len: int = 0
-    num_threads: int = 0
-    chunk_size: int = 512
-    max_batch_size: int = 64
-    schedule: str = "fcfs"
-    eviction: str = "lru"
-    routing: str = "least_loaded"
-    transport: str = "auto"
-    host: str = "127.0.0.1"
-    grpc_port: int = 50051
-
-    def __post_init__(self) -> None:
-        for name in ("num_prefill", "num_decode", "num_both", "max_model_len", "num_threads"):
-            _require(getattr(self, name) >= 0, f"{name} must not be negative, but is {getattr(self, name)}")
-        _require_positive(self, "page_size", "num_pages", "chunk_size")
-        _require(0 <= self.grpc_port < 65536, f"grpc_port must be between 0 and 65535, not {self.grpc_port}")
-        _require(
-            (self.num_prefill > 0) == (self.num_decode > 0),
-            f"{self.num_prefill} prefill and {self.num_decode} decode workers: both kinds are needed, or neither",
-        )
-        _require(self.num_workers > 0, "at least one worker is needed: --prefill and --decode, or --both")
-        # What its processes would refuse is refused before any of them starts.
-        self.engine("unresolved")
-        _require_one_of(self, "transport", ("auto", *TRANSPORTS))
-        self.router("unresolved", self.model, 1)
-        self.worker("unresolved", "both", self.engine("unresolved"), "", 1)
-
-    def engine(self, model_dir: str, num_threads: int = 0) -> EngineConfig:
-        """What each worker's engine is told."""
-        return EngineConfig(
-            model_dir=model_dir,
-            load_format=self.load_format,
-            device=self.device,
-            dtype=self.dtype,
-            page_size=self.page_size,
-            num_pages=self.num_pages,
-            num_threads=self.num_threads or num_threads,
-        )
-
-    def router(self, model_dir: str, model_name: str, max_model_len: int) -> RouterConfig:
-        """What the router is told."""
-        return RouterConfig(
-            model_dir=model_dir,
-            model_name=model_name,
-            max_model_len=max_model_len,
-            routing=self.routing,
-            host=self.host,
-            grpc_port=self.grpc_port,
-        )
-
-    def worker(
-        self, worker_id: str, role: Role, engine: EngineConfig, fingerprint: str, max_model_len: int
-    ) -> WorkerConfig:
-        """What one worker is told."""
-        return WorkerConfig(
-            worker_id=worker_id,
-            role=role,
-            engine=engine,
-            model_fingerprint=fingerprint,
-            max_model_len=max_model_len,
-            prefill=PrefillConfig(chunk_size=self.chunk_size, policy=self.schedule),
-            decode=DecodeConfig(max_batch_size=self.max_batch_size),
-            eviction=self.eviction,
-            transports=TRANSPORTS if self.transport == "auto" else (self.transport,),
-        )
-
-    @property
-    def num_workers(self) -> int:
-        return self.num_prefill + self.num_decode + self.num_both

@@ -1,5 +1,6 @@
 """gRPC channels and servers with the options that every room uses."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import grpc
@@ -8,7 +9,6 @@ import grpc
 MAX_MESSAGE_BYTES = 64 * 2**20
 
 _OPTIONS: list[tuple[str, Any]] = [
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     # Two clusters must not share a port by accident.
     ("grpc.so_reuseport", 0),
@@ -20,21 +20,30 @@ _OPTIONS: list[tuple[str, Any]] = [
 
 
 def open_channel(address: str) -> grpc.aio.Channel:
-    return grpc.aio.insecure_channel(address, options=_OPTIONS)
+    options = [*_OPTIONS, ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES)]
+    return grpc.aio.insecure_channel(address, options=options)
 
 
-def new_server() -> grpc.aio.Server:
-    return grpc.aio.server(options=_OPTIONS)
+def new_server(
+    interceptors: Sequence[grpc.aio.ServerInterceptor] = (), max_receive_bytes: int = MAX_MESSAGE_BYTES
+) -> grpc.aio.Server:
+    """Args: max_receive_bytes: of one message; gRPC refuses a larger one with RESOURCE_EXHAUSTED."""
+    options = [*_OPTIONS, ("grpc.max_receive_message_length", max_receive_bytes)]
+    return grpc.aio.server(options=options, interceptors=interceptors)
 
 
-def bind(server: grpc.aio.Server, host: str, port: int) -> str:
+def bind(server: grpc.aio.Server, host: str, port: int, credentials: grpc.ServerCredentials | None = None) -> str:
     """Binds a server; port 0 picks a free one. Returns "host:port".
+
+    Args:
+        credentials: for TLS; None: plain.
 
     Raises:
         ValueError: the port is taken or the address is not ours.
     """
     try:
-        bound = server.add_insecure_port(f"{host}:{port}")
+        address = f"{host}:{port}"
+        bound = server.add_secure_port(address, credentials) if credentials else server.add_insecure_port(address)
     except RuntimeError as error:
         raise ValueError(f"cannot listen on {host}:{port}: the port is in use or the address not ours") from error
     return f"{host}:{bound}"

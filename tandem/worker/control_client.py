@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import grpc
 
 from tandem.messages import Heartbeat, Hello, Peers, Welcome, WorkerMessage
+from tandem.rpc.auth import cluster_metadata
 from tandem.rpc.channel import open_channel
 from tandem.rpc.codec import ROUTER_CODEC, WORKER_CODEC
 from tandem.rpc.stream import BatchWriter
@@ -28,6 +29,7 @@ class ControlClient:
         address: str,
         hello: Hello,
         *,
+        cluster_token: str,
         heartbeat: Callable[[], Heartbeat],
         heartbeat_interval_s: float,
         connect_timeout_s: float,
@@ -45,6 +47,7 @@ class ControlClient:
         """
         self._address = address
         self._hello = hello
+        self._metadata = cluster_metadata(cluster_token)
         self._heartbeat = heartbeat
         self._heartbeat_interval_s = heartbeat_interval_s
         self._connect_timeout_s = connect_timeout_s
@@ -80,7 +83,7 @@ class ControlClient:
         beats: asyncio.Task[None] | None = None
         try:
             async with open_channel(self._address) as channel:
-                call = worker_pb2_grpc.ClusterStub(channel).Control(writer.batches())
+                call = worker_pb2_grpc.ClusterStub(channel).Control(writer.batches(), metadata=self._metadata)
                 async with asyncio.timeout(WELCOME_TIMEOUT_S):
                     first = await call.read()
                 if first is grpc.aio.EOF:

@@ -6,18 +6,18 @@ import os
 import threading
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import grpc
-import uvloop
 
 from tandem.config import WorkerConfig
 from tandem.engine.engine import Engine, build_engine
 from tandem.engine.kvcache.cache_manager import CacheManager
 from tandem.messages import PROTOCOL_VERSION, Heartbeat, Hello, PageFormat, Peer, Peers
+from tandem.rpc.auth import cluster_gate
 from tandem.rpc.channel import bind, new_server
+from tandem.rpc.loop_thread import LoopThread
 from tandem.rpc.stream import is_cancelled
 from tandem.worker.admin import WorkerAdmin
 from tandem.worker.base import Outbox, Scheduler
@@ -76,9 +76,7 @@ class WorkerProcess:
         self._incarnation = uuid.uuid4().hex
         self._engine: Engine | None = None
         self._engine_thread = EngineThread(self._build, self._deliver, self._on_engine_crash)
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._loop_thread = threading.Thread(target=self._run_loop, name="asyncio", daemon=True)
-        self._loop_started: Future[asyncio.AbstractEventLoop] = Future()
+        self._loop_thread = LoopThread()
         self._server: grpc.aio.Server | None = None
         self._links: LinkStreams | None = None
         self._control: ControlClient | None = None
@@ -95,10 +93,9 @@ class WorkerProcess:
             ValueError: the model cannot be served as configured.
         """
         self._loop_thread.start()
-        self._loop = self._loop_started.result(STOP_TIMEOUT_S)
         self._engine_thread.start()
         self._engine_thread.wait_built(LOAD_TIMEOUT_S)
-        address = self._call(self._serve())
+        address = self._loop_thread.call(self._serve(), CALL_TIMEOUT_S)
         self._on_progress("loaded")
         return address
 
@@ -108,7 +105,7 @@ class WorkerProcess:
         Raises:
             TimeoutError: it has not within connect_timeout_s.
         """
-        self._call(self._connect(router_address))
+        self._loop_thread.call(self._connect(router_address), CALL_TIMEOUT_S)
         if not self._connected.wait(self._config.connect_timeout_s):
             raise TimeoutError(f"the router at {router_address} did not answer")
         self._on_progress("ready")
@@ -118,14 +115,12 @@ class WorkerProcess:
         if self._stopped.is_set():
             return
         self._stopped.set()
-        if self._loop is not None:
-            self._call(self._close())
+        if self._loop_thread.loop is not None:
+            self._loop_thread.call(self._close(), CALL_TIMEOUT_S)
         self._engine_thread.stop(STOP_TIMEOUT_S)
         if self._engine is not None:
             self._engine.pool.close()
-        if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._loop_thread.join(STOP_TIMEOUT_S)
+        self._loop_thread.stop()
 
     # --- engine thread ---
 
@@ -136,9 +131,9 @@ class WorkerProcess:
         return self._room.build_scheduler(engine, cache, outbox, config)
 
     def _deliver(self, outgoing: Outgoing) -> None:
-        assert self._loop is not None
+        assert self._loop_thread.loop is not None
         if not self._stopped.is_set():
-            self._loop.call_soon_threadsafe(self._send, outgoing)
+            self._loop_thread.loop.call_soon_threadsafe(self._send, outgoing)
 
     def _on_engine_crash(self, error: BaseException) -> None:
         # Pages and tensors are in an unknown state: nothing of this process may be used any more. The router and the
@@ -148,20 +143,10 @@ class WorkerProcess:
 
     # --- asyncio thread ---
 
-    def _run_loop(self) -> None:
-        loop = uvloop.new_event_loop()
-        asyncio.set_event_loop(loop)
-        loop.call_soon(self._loop_started.set_result, loop)
-        loop.run_forever()
-
-    def _call(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        assert self._loop is not None
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(CALL_TIMEOUT_S)
-
     async def _serve(self) -> str:
         assert self._engine is not None
         config, engine = self._config, self._engine
-        server = self._server = new_server()
+        server = self._server = new_server([cluster_gate(config.cluster_token)])
         address = bind(server, config.host, 0)
         layout = engine.pool.layout
         hello = self._hello = Hello(
@@ -193,6 +178,7 @@ class WorkerProcess:
         self._control = ControlClient(
             router_address,
             self._hello,
+            cluster_token=self._config.cluster_token,
             heartbeat=lambda: Heartbeat(self._engine_thread.num_steps, self._engine_thread.latest_stats),
             heartbeat_interval_s=self._config.heartbeat_interval_s,
             connect_timeout_s=self._config.connect_timeout_s,

@@ -14,7 +14,8 @@ import pytest
 
 from deploy.launcher import Cluster
 from tandem.client import TandemClient
-from tandem.config import ClusterConfig
+from tandem.cluster_config import ClusterConfig
+from tandem.rpc.auth import cluster_metadata
 from tandem.v1 import inference_pb2 as pb
 from tandem.v1 import worker_pb2, worker_pb2_grpc
 
@@ -160,9 +161,12 @@ class ServedCluster:
         """Each worker's report, from its engine thread and not from a heartbeat."""
         reports = {}
         for worker in self.client.server_info().workers:
+            metadata = cluster_metadata(self.cluster.cluster_token)
             with grpc.insecure_channel(worker.address, options=[("grpc.enable_http_proxy", 0)]) as channel:
                 admin = worker_pb2_grpc.WorkerAdminStub(channel)
-                reports[worker.worker_id] = admin.CheckIntegrity(worker_pb2.CheckIntegrityRequest(), timeout=5.0)
+                reports[worker.worker_id] = admin.CheckIntegrity(
+                    worker_pb2.CheckIntegrityRequest(), timeout=5.0, metadata=metadata
+                )
         return reports
 
     def wait_clean(self, within_s: float = 5.0) -> None:
@@ -248,7 +252,7 @@ def tiny_oracle(tiny_model_dir: Path) -> Oracle:
 @pytest.fixture(scope="session")
 def tiny_config(tiny_model_dir: Path) -> ClusterConfig:
     return ClusterConfig(
-        model=str(tiny_model_dir), num_pages=NUM_PAGES, chunk_size=CHUNK_SIZE, num_threads=1, grpc_port=0
+        model=str(tiny_model_dir), num_pages=NUM_PAGES, chunk_size=CHUNK_SIZE, num_threads=1, grpc_port=0, http_port=0
     )
 
 

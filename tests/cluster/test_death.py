@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from tandem.client import TandemError
-from tandem.config import ClusterConfig, RouterConfig
+from tandem.cluster_config import ClusterConfig
+from tandem.config import RouterConfig
 from tests.cluster.conftest import VOCAB_SIZE, Clusters, Oracle, ServedCluster, wait_until
 from tests.cluster.faults import Footprints, LiveStream, cut_control, cut_links, frozen, wait_whole
 
@@ -47,6 +48,7 @@ def config_for(cls: type[ClusterConfig], base: ClusterConfig) -> ClusterConfig:
         chunk_size=16,
         num_threads=1,
         grpc_port=0,
+        http_port=0,
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tandem.config import ClusterConfig
+from tandem.cluster_config import ClusterConfig
 from tandem.v1 import inference_pb2 as pb
 from tests.cluster.conftest import MAX_MODEL_LEN, VOCAB_SIZE, Answer, Clusters, Oracle, ServedCluster
 from tests.cluster.faults import LiveStream, wait_whole
@@ -72,6 +72,7 @@ class Setup:
             transport=self.transport,
             num_threads=1,
             grpc_port=0,
+            http_port=0,
         )
 
 

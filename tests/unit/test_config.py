@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from tandem.cli import main
-from tandem.config import ClusterConfig, DecodeConfig, EngineConfig, PrefillConfig, RouterConfig, WorkerConfig
+from tandem.cluster_config import ClusterConfig
+from tandem.config import DecodeConfig, EngineConfig, PrefillConfig, RouterConfig, WorkerConfig
 from tandem.lifecycle import PHASES, RECEIVED, phase_timings
 
 

@@ -11,7 +11,14 @@ ROOMS = ("tandem", "router", "prefill_worker", "decode_worker", "kvtransfer", "d
 
 # Who may import what, by module prefix; the longest prefix of a module's own name counts. A room may import itself.
 ALLOWED: dict[str, tuple[str, ...]] = {
-    "tandem": ("tandem.config", "tandem.messages", "tandem.sampling_params", "tandem.lifecycle", "tandem.v1"),
+    "tandem": (
+        "tandem.config",
+        "tandem.cluster_config",
+        "tandem.messages",
+        "tandem.sampling_params",
+        "tandem.lifecycle",
+        "tandem.v1",
+    ),
     "tandem.rpc": ("tandem.messages", "tandem.sampling_params", "tandem.v1"),
     "tandem.engine": ("tandem.config", "tandem.sampling_params"),
     "tandem.worker": (

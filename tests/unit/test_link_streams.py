@@ -29,7 +29,7 @@ class Ends:
         self.receiver_events: list[Event] = []
         pool = KvPool(LAYOUT, 4, "streams")
         transports = TransportFactory(pool, "127.0.0.1")
-        self.dialer = LinkDialer("p", "p life", FORMAT, transports, self.sender_events.append)
+        self.dialer = LinkDialer("p", "p life", FORMAT, transports, self.sender_events.append, "")
         self.link_server = LinkServer("d life", FORMAT, transports, self.receiver_events.append)
         self.server = new_server()
         self.link_server.add_to(self.server)

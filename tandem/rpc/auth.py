@@ -1,0 +1,82 @@
+"""Who may call: tokens in the metadata of gRPC calls, checked before anything is read of a request."""
+
+import hashlib
+import hmac
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import grpc
+
+CLUSTER_TOKEN_HEADER = "tandem-cluster-token"
+HEALTH_PREFIX = "/grpc.health.v1.Health/"
+
+
+class TokenSet:
+    """Secrets that are compared without telling by the time taken how much of a guess was right."""
+
+    def __init__(self, tokens: Sequence[str]) -> None:
+        self._digests = [_digest(token) for token in tokens]
+
+    def __bool__(self) -> bool:
+        return bool(self._digests)
+
+    def __contains__(self, token: str) -> bool:
+        digest = _digest(token)
+        # All are compared, whichever matches.
+        return sum(hmac.compare_digest(digest, known) for known in self._digests) > 0
+
+
+def _digest(token: str) -> bytes:
+    return hashlib.sha256(token.encode()).digest()
+
+
+def cluster_metadata(token: str) -> tuple[tuple[str, str], ...]:
+    """What a process of the cluster sends with its calls to another."""
+    return ((CLUSTER_TOKEN_HEADER, token),) if token else ()
+
+
+class Gate(grpc.aio.ServerInterceptor):
+    """Refuses calls by their metadata with UNAUTHENTICATED, all but health checks."""
+
+    def __init__(self, refusal: Callable[[dict[str, str]], str]) -> None:
+        """Args: refusal: given a call's metadata, returns why it is refused, or ""."""
+        self._refusal = refusal
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler:
+        handler = await continuation(handler_call_details)
+        if handler is None or handler_call_details.method.startswith(HEALTH_PREFIX):
+            return handler
+        metadata = {k: v for k, v in handler_call_details.invocation_metadata if isinstance(v, str)}
+        reason = self._refusal(metadata)
+        return _refusing(handler, reason) if reason else handler
+
+
+def cluster_gate(token: str) -> Gate:
+    """Lets in only callers that show the cluster's token."""
+    tokens = TokenSet([token])
+
+    def refusal(metadata: dict[str, str]) -> str:
+        if metadata.get(CLUSTER_TOKEN_HEADER, "") in tokens:
+            return ""
+        return "this port is for processes of the cluster alone: the cluster token is missing or wrong"
+
+    return Gate(refusal)
+
+
+def _refusing(handler: grpc.RpcMethodHandler, reason: str) -> grpc.RpcMethodHandler:
+    """A handler of the same kind that refuses the call without reading a request."""
+
+    async def refuse(_: Any, context: grpc.aio.ServicerContext) -> None:
+        await context.abort(grpc.StatusCode.UNAUTHENTICATED, reason)
+
+    if handler.request_streaming and handler.response_streaming:
+        return grpc.stream_stream_rpc_method_handler(refuse)
+    if handler.request_streaming:
+        return grpc.stream_unary_rpc_method_handler(refuse)
+    if handler.response_streaming:
+        return grpc.unary_stream_rpc_method_handler(refuse)
+    return grpc.unary_unary_rpc_method_handler(refuse)

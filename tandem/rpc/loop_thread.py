@@ -1,0 +1,53 @@
+"""A thread with an asyncio loop, for a process whose other threads hand it work."""
+
+import asyncio
+import threading
+from collections.abc import Coroutine
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+import uvloop
+
+T = TypeVar("T")
+
+START_TIMEOUT_S = 30.0
+STOP_TIMEOUT_S = 5.0
+
+
+class LoopThread:
+    """Attributes: loop: of the thread; there once `start` has returned."""
+
+    def __init__(self) -> None:
+        self._started: Future[asyncio.AbstractEventLoop] = Future()
+        self._thread = threading.Thread(target=self._run, name="asyncio", daemon=True)
+        self.loop: asyncio.AbstractEventLoop | None = None
+
+    def start(self) -> None:
+        self._thread.start()
+        self.loop = self._started.result(START_TIMEOUT_S)
+
+    def call(self, coroutine: Coroutine[Any, Any, T], timeout_s: float) -> T:
+        """Runs a coroutine there and waits for it; from any other thread.
+
+        Raises:
+            TimeoutError: it takes longer. It is cancelled then.
+        """
+        assert self.loop is not None
+        future = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+        try:
+            return future.result(timeout_s)
+        except TimeoutError:
+            future.cancel()
+            raise
+
+    def stop(self) -> None:
+        """Ends the loop and its thread; what still runs there is dropped."""
+        if self.loop is not None:
+            self.loop.call_soon_threadsafe(self.loop.stop)
+            self._thread.join(STOP_TIMEOUT_S)
+
+    def _run(self) -> None:
+        loop = uvloop.new_event_loop()
+        asyncio.set_event_loop(loop)
+        loop.call_soon(self._started.set_result, loop)
+        loop.run_forever()
