@@ -14,6 +14,7 @@ from prefill_worker.scheduler import PrefillScheduler
 from tandem.config import DecodeConfig, PrefillConfig
 from tandem.engine.base import EngineBase, EngineCounters, ForwardOutput
 from tandem.engine.batch import Batch
+from tandem.engine.kvcache.base import PageLayout
 from tandem.engine.kvcache.cache_manager import CacheManager
 from tandem.engine.request import Sequence as EngineSequence
 from tandem.messages import (
@@ -103,7 +104,7 @@ class HostWorkers:
         self.prefill: Scheduler = PrefillScheduler(
             InstantEngine(),
             CacheManager(num_pages, page_size),
-            LinkHandover(page_size, lambda _: NoSender(), self._prefill_outbox),
+            LinkHandover(PageLayout(1, page_size, 1, 1, "float32"), lambda _: NoSender(), self._prefill_outbox),
             self._prefill_outbox,
             PrefillConfig(),
             make_policy("fcfs"),

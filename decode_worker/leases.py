@@ -76,7 +76,12 @@ class _Lease:
 
 
 class LeaseBook:
-    """Admitted requests, waiting lease requests and granted leases of one decode worker."""
+    """Admitted requests, waiting lease requests and granted leases of one decode worker.
+
+    Attributes:
+        num_expired: granted leases that no prefill worker filled in time.
+        prefix_cached_tokens: tokens of prompts that were here when their leases were granted.
+    """
 
     def __init__(
         self,
@@ -103,6 +108,8 @@ class LeaseBook:
         # Settled by Committed, pages still arriving.
         self._arriving: list[_Lease] = []
         self._ended: OrderedDict[tuple[str, int], None] = OrderedDict()
+        self.num_expired = 0
+        self.prefix_cached_tokens = 0
 
     @property
     def num_waiting(self) -> int:
@@ -171,6 +178,7 @@ class LeaseBook:
         for lease in self._leases.values():
             if now >= lease.deadline and not lease.revoked:
                 # Expiry frees nothing: the sender is asked, and its answer settles the lease.
+                self.num_expired += 1
                 self._abandon(lease)
                 self._outbox.to_router(LeaseLost(*lease.key))
 
@@ -330,6 +338,7 @@ class LeaseBook:
         if handle is None:
             return False
         del self._admitted[key]
+        self.prefix_cached_tokens += min(handle.cached_len, len(admit.prompt_ids))
         deadline = self._clock() + self._config.lease_duration_s
         self._leases[request.lease_id] = _Lease(request.lease_id, admit, handle, link, deadline, granted_ns=now_ns())
         link.grant(request.lease_id, handle.cached_len, handle.page_ids[handle.num_shared :])

@@ -2,6 +2,7 @@
 done."""
 
 import bisect
+import logging
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
@@ -34,6 +35,8 @@ from tandem.messages import (
 from tandem.sampling_params import TokenLogprobs
 from tandem.worker.base import AdoptingScheduler, Outbox
 from tandem.worker.events import Event, FromRouter, RouterLost
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(eq=False, slots=True)
@@ -88,6 +91,7 @@ class DecodeScheduler(AdoptingScheduler):
         self._config = config
         self._running: list[DecodeJob] = []
         self._leases = LeaseBook(cache, outbox, config, clock, self._start_committed)
+        self._num_given_back = 0
 
     @property
     def num_running(self) -> int:
@@ -131,6 +135,9 @@ class DecodeScheduler(AdoptingScheduler):
             num_leased_pages=self._cache.num_leased_pages,
             prompt_tokens_computed=self._engine.counters.prompt_tokens_computed,
             output_tokens_computed=self._engine.counters.output_tokens_computed,
+            prefix_cached_tokens=self._leases.prefix_cached_tokens,
+            num_given_back=self._num_given_back,
+            num_leases_expired=self._leases.num_expired,
         )
 
     def check_integrity(self) -> str:
@@ -231,13 +238,17 @@ class DecodeScheduler(AdoptingScheduler):
     def _give_back(self, job: DecodeJob) -> None:
         self._send_tokens([job])
         self._outbox.to_router(GaveBack(job.request_id, job.attempt))
+        self._num_given_back += 1
         self._leases.remember_ended(job.request_id, job.attempt)
         self._end(job)
 
     def _run(self, jobs: SequenceOf[DecodeJob]) -> None:
+        new_jobs = [job for job in jobs if job.num_outputs == job.num_prior_outputs + 1]
+        for job in new_jobs:
+            job.stamp(DECODE_STARTED)
+        if logger.isEnabledFor(logging.DEBUG):
+            self._log_batch(len(jobs), new_jobs)
         for job in jobs:
-            if job.num_outputs == job.num_prior_outputs + 1:
-                job.stamp(DECODE_STARTED)
             job.sequence.extend(1)
         output = self._engine.forward(Batch("decode", [job.sequence for job in jobs]))
         finished: list[tuple[DecodeJob, str]] = []
@@ -254,6 +265,16 @@ class DecodeScheduler(AdoptingScheduler):
         self._send_tokens(jobs)
         for job, reason in finished:
             self._finish(job, reason)
+
+    def _log_batch(self, num_tokens: int, new_jobs: SequenceOf[DecodeJob]) -> None:
+        logger.debug(
+            "decode batch: %d new sequences, %d new tokens, %d cached tokens, %d running, %d queued",
+            len(new_jobs),
+            num_tokens,
+            sum(job.cached_len for job in new_jobs),
+            len(self._running),
+            self._leases.num_waiting,
+        )
 
     def _send_tokens(self, jobs: SequenceOf[DecodeJob]) -> None:
         events = tuple(

@@ -3,23 +3,20 @@
 import logging
 import os
 import secrets
-import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
+from deploy.plan import check_front_door, plan
 from deploy.supervisor import RouterDiedError, Supervisor
 from router.process import RouterAddresses
 from tandem.cluster_config import ClusterConfig
-from tandem.config import Role, RouterConfig, WorkerConfig
-from tandem.engine.kvcache.base import PageLayout, available_memory_bytes
-from tandem.engine.models.config import ModelConfig
-from tandem.engine.weights.resolve import model_fingerprint, resolve_model
+from tandem.config import WorkerConfig
+from tandem.engine.weights.resolve import resolve_model
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +35,10 @@ class ClusterError(Exception):
     """The cluster cannot start or go on; the message is for the person who started it."""
 
 
+class ConfigurationError(ClusterError):
+    """It cannot start as configured: the person who started it can put that right."""
+
+
 class Cluster:
     """A running cluster. Used as a context manager; every method is called from one thread.
 
@@ -53,7 +54,7 @@ class Cluster:
         self._worker_configs: dict[str, WorkerConfig] = {}
         # Of this life of the cluster: who has it may speak to its processes.
         self.cluster_token = secrets.token_hex(16)
-        self.addresses = RouterAddresses("", "")
+        self.addresses = RouterAddresses("", "", "")
         self.model_name = ""
         self.router_ready_s = 0.0
 
@@ -72,20 +73,22 @@ class Cluster:
         """Starts everything and returns when a request would be served.
 
         Raises:
-            ClusterError: it cannot be started as configured.
+            ConfigurationError: it cannot be started as configured.
+            ClusterError: something else went wrong, such as the death of a process.
         """
         config = self._config
         try:
+            # First what takes no time: a model may have to be fetched.
+            check_front_door(config)
             self._on_progress("model", "resolving")
             model_dir = resolve_model(
                 config.model, config.load_format, on_progress=lambda what, _: self._on_progress("model", what)
             )
-            router_config, worker_configs = _plan(config, model_dir, self.cluster_token)
-        except ValueError as error:
-            raise ClusterError(str(error)) from error
+            router_config, worker_configs = plan(config, model_dir, self.cluster_token)
+        except (ValueError, OSError) as error:
+            raise ConfigurationError(str(error)) from error
         self.model_name = router_config.model_name
         self._on_progress("model", "ready")
-        self._check_port()
         self._worker_configs = {c.worker_id: c for c in worker_configs}
         self._init_ray()
         # All processes start side by side; the workers need the router's address only once they are loaded.
@@ -121,6 +124,14 @@ class Cluster:
         except RouterDiedError as error:
             raise ClusterError(str(error)) from error
 
+    def drain(self, timeout_s: float) -> int:
+        """Takes no new requests from now on and waits for those in hand; returns how many are left.
+
+        Raises:
+            ClusterError: the router died.
+        """
+        return self._get(self._router.drain.remote(timeout_s), timeout_s + STOP_TIMEOUT_S, "router")
+
     def stop(self) -> None:
         """Stops every process this cluster started."""
         if not ray.is_initialized():
@@ -131,19 +142,6 @@ class Cluster:
             ray.wait(refs, num_returns=len(refs), timeout=STOP_TIMEOUT_S)
         self._router, self._workers = None, {}
         ray.shutdown()
-
-    def _check_port(self) -> None:
-        """Finds out at once, and not when Ray is up, that somebody else has the clients' port."""
-        with socket.socket() as probe:
-            # As gRPC binds: a port whose last connections are still winding down is free.
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((self._config.host, self._config.grpc_port))
-            except OSError as error:
-                raise ClusterError(
-                    f"cannot listen on {self._config.host}:{self._config.grpc_port}: {error.strerror}; choose another "
-                    "port with --grpc-port"
-                ) from error
 
     def _init_ray(self) -> None:
         self._on_progress("ray", "starting")
@@ -165,7 +163,7 @@ class Cluster:
         from deploy.worker_actor import WorkerActor
 
         self._on_progress(config.worker_id, "starting")
-        actor = _actor_class(WorkerActor).remote(config)
+        actor = _actor_class(WorkerActor, num_gpus=int(config.engine.device == "cuda")).remote(config)
         self._workers[config.worker_id] = actor
         return actor.start.remote()
 
@@ -191,14 +189,15 @@ class Cluster:
         try:
             return ray.get(ref, timeout=timeout_s)
         except (RayActorError, RayTaskError, TimeoutError) as error:
-            raise ClusterError(f"{name}: {_reason(error)}") from error
+            is_refusal = isinstance(error, RayTaskError) and isinstance(error.cause, ValueError)
+            raise (ConfigurationError if is_refusal else ClusterError)(f"{name}: {_reason(error)}") from error
 
 
-def _actor_class(cls: type) -> Any:
+def _actor_class(cls: type, num_gpus: int = 0) -> Any:
     """A class as a Ray actor: three concurrent calls, so that it can be asked for progress and to stop while it
     starts; no CPU of Ray's own accounting, and no restart but ours. It has no name: Ray frees a dead actor's name too
     late for its successor."""
-    return ray.remote(cls).options(num_cpus=0, max_concurrency=3, max_restarts=0)
+    return ray.remote(cls).options(num_cpus=0, num_gpus=num_gpus, max_concurrency=3, max_restarts=0)
 
 
 def _reason(error: Exception) -> str:
@@ -206,61 +205,9 @@ def _reason(error: Exception) -> str:
     if isinstance(error, RayTaskError):
         return str(error.cause)
     if isinstance(error, RayActorError):
-        return f"its process died while it started; {_log_directory()} says why"
+        return f"its process died; {_log_directory()} says why"
     return str(error) or type(error).__name__
 
 
 def _log_directory() -> str:
     return os.environ.get("RAY_TMPDIR", "/tmp") + "/ray/session_latest/logs"
-
-
-def _plan(config: ClusterConfig, model_dir: Path, cluster_token: str) -> tuple[RouterConfig, list[WorkerConfig]]:
-    """Turns a cluster's configuration into that of its processes.
-
-    Raises:
-        ValueError: it does not fit the model.
-    """
-    model_config = ModelConfig.from_dir(model_dir)
-    pool_tokens = config.num_pages * config.page_size
-    max_model_len = config.max_model_len or min(model_config.max_position_embeddings, pool_tokens)
-    if max_model_len > model_config.max_position_embeddings:
-        raise ValueError(
-            f"max_model_len {max_model_len} is above the model's own limit of {model_config.max_position_embeddings}"
-        )
-    if max_model_len > pool_tokens:
-        raise ValueError(
-            f"{config.num_pages} pages of {config.page_size} tokens hold {pool_tokens} tokens, fewer than "
-            f"max_model_len {max_model_len}; use more pages or a smaller max_model_len"
-        )
-    _check_memory(config, model_config)
-    # One thread each where workers are as many as cores: two that share cores wait for each other at every barrier.
-    num_threads = max(1, len(os.sched_getaffinity(0)) // config.num_workers)
-    engine = config.engine(str(model_dir), num_threads)
-    fingerprint = model_fingerprint(model_dir, config.load_format)
-    router = config.router(str(model_dir), config.model.rstrip("/").rpartition("/")[2], max_model_len, cluster_token)
-    workers = [
-        config.worker(f"{role}-{i}", role, engine, fingerprint, max_model_len, cluster_token)
-        for role, count in _counts(config)
-        for i in range(count)
-    ]
-    return router, workers
-
-
-def _check_memory(config: ClusterConfig, model_config: ModelConfig) -> None:
-    """Refuses pools that together do not fit: each worker alone would see the same free memory."""
-    layout = PageLayout(
-        model_config.num_layers, config.page_size, model_config.num_kv_heads, model_config.head_dim, config.dtype
-    )
-    needed = config.num_workers * config.num_pages * layout.page_bytes
-    available = available_memory_bytes()
-    if needed > available:
-        raise ValueError(
-            f"{config.num_workers} pools of {config.num_pages} pages of {layout.page_bytes} bytes need "
-            f"{needed / 2**20:.0f} MiB, but only {available / 2**20:.0f} MiB of memory are free; use fewer pages"
-        )
-
-
-def _counts(config: ClusterConfig) -> Iterator[tuple[Role, int]]:
-    yield "prefill", config.num_prefill
-    yield "decode", config.num_decode
-    yield "both", config.num_both

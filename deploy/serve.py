@@ -1,27 +1,39 @@
 """Runs a cluster in the foreground until a signal stops it, and leaves nothing behind."""
 
+import functools
+import ipaddress
 import logging
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 
 from rich.console import Console
 
 from deploy.guard import run_guarded
-from deploy.launcher import Cluster, ClusterError
-from deploy.process_tree import descendants
+from deploy.launcher import Cluster, ClusterError, ConfigurationError
+from deploy.process_tree import ProcessId, descendants
 from deploy.progress import StartProgress
 from deploy.run_record import RunOwner, default_directory, end_leftovers, remove_record, write_record
 from tandem.cluster_config import ClusterConfig
 
 EXIT_USAGE = 2
 EXIT_FAILED = 1
+# What stopping takes at most once no request is waited for any more.
+STOP_GRACE_S = 20.0
+DRAIN_REPORT_INTERVAL_S = 1.0
 
 
 def serve(config: ClusterConfig) -> int:
     """`tandem serve`: returns the exit status."""
-    return run_cluster(config, _announce_and_wait)
+    if not config.api_keys and not config.tls_client_ca and not _is_loopback(config.host):
+        print(
+            f"tandem: WARNING: {config.host} can be reached from other hosts, and without an API key everybody there "
+            "can use this cluster; set one with --api-key-file, or listen on 127.0.0.1",
+            file=sys.stderr,
+        )
+    return run_cluster(config, functools.partial(_announce_and_wait, config))
 
 
 def run_cluster(config: ClusterConfig, use: Callable[[Cluster, threading.Event], int]) -> int:
@@ -29,9 +41,11 @@ def run_cluster(config: ClusterConfig, use: Callable[[Cluster, threading.Event],
 
     Args:
         use: given the running cluster and an event that is set when the cluster is asked to stop. Its result is the
-            exit status.
+            exit status. If the cluster was asked to stop, the requests in hand get drain_timeout_s to finish.
+
+    Returns 2 if the cluster cannot start as configured, 1 if it failed otherwise.
     """
-    return run_guarded(lambda: _run(config, use))
+    return run_guarded(lambda: _run(config, use), stop_grace_s=config.drain_timeout_s + STOP_GRACE_S)
 
 
 def _run(config: ClusterConfig, use: Callable[[Cluster, threading.Event], int]) -> int:
@@ -61,19 +75,56 @@ def _run(config: ClusterConfig, use: Callable[[Cluster, threading.Event], int]) 
         # Only now: ray.init sets a handler of its own.
         signal.signal(signal.SIGTERM, lambda *_: stop.set())
         write_record(directory, owner, descendants())
-        return use(cluster, stop)
+        status = use(cluster, stop)
+        if stop.is_set():
+            _drain(cluster, config.drain_timeout_s, owner.guard, console)
+        return status
     except ClusterError as error:
         print(f"tandem: {error}", file=sys.stderr)
-        return EXIT_FAILED
+        return EXIT_USAGE if isinstance(error, ConfigurationError) else EXIT_FAILED
     finally:
         cluster.stop()
         remove_record(directory, owner)
 
 
-def _announce_and_wait(cluster: Cluster, stop: threading.Event) -> int:
+def _drain(cluster: Cluster, timeout_s: float, guard: ProcessId, console: Console) -> None:
+    """Lets the requests in hand finish, and says how many are left whenever that changes."""
+    deadline = time.monotonic() + timeout_s
+    shown = 0
+    num_left = cluster.drain(0.0)
+    # Without a guard only a few seconds are left, and stopping needs them.
+    while num_left and (remaining_s := deadline - time.monotonic()) > 0 and guard.is_alive():
+        if num_left != shown:
+            console.print(f"Requests left: {num_left}; waiting {remaining_s:.0f} s at most, Ctrl-C ends them now")
+            shown = num_left
+        num_left = cluster.drain(min(DRAIN_REPORT_INTERVAL_S, remaining_s))
+    if num_left:
+        console.print(f"Requests cut short: {num_left}")
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _announce_and_wait(config: ClusterConfig, cluster: Cluster, stop: threading.Event) -> int:
     console = Console(highlight=False)
-    console.print(f"\nServing [bold]{cluster.model_name}[/] over gRPC at [bold]{cluster.addresses.grpc}[/]")
-    console.print('Try: tandem generate "What is the capital of France?"   (Ctrl-C stops the cluster)')
+    url = f"{'https' if config.tls_cert else 'http'}://{cluster.addresses.http}"
+    console.print(
+        f"\nServing [bold]{cluster.model_name}[/] over gRPC at [bold]{cluster.addresses.grpc}[/] and over HTTP at "
+        f"[bold]{url}[/]",
+        soft_wrap=True,
+    )
+    flags = [
+        f"--address {cluster.addresses.grpc}",
+        *(["--tls-ca CA.pem"] if config.tls_cert else []),
+        *(["--tls-cert CERT.pem --tls-key KEY.pem"] if config.tls_client_ca else []),
+        *(["--api-key KEY"] if config.api_keys else []),
+    ]
+    command = " ".join(["tandem generate", *flags, '"What is the capital of France?"'])
+    console.print(f"Try: {command}   (Ctrl-C stops the cluster)", soft_wrap=True)
     cluster.supervise(stop)
     console.print("Stopping")
     return 0

@@ -1,10 +1,10 @@
 """A worker of any role as a Ray actor."""
 
-import logging
 import threading
 
 from decode_worker.worker import DecodeRoom, make_decode_scheduler
 from prefill_worker.worker import PrefillRoom, make_prefill_scheduler
+from tandem import logs
 from tandem.config import WorkerConfig
 from tandem.worker.combined import CombinedRoom
 from tandem.worker.process import WorkerProcess, WorkerRoom
@@ -24,13 +24,14 @@ class WorkerActor:
     """Starts, stops and watches the process; no request ever crosses a Ray call."""
 
     def __init__(self, config: WorkerConfig) -> None:
-        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+        self._config = config
         self._progress = "starting"
         self._process = WorkerProcess(config, _room(config), self._set_progress)
         self._stopped = threading.Event()
 
     def start(self) -> None:
-        """Loads the model; raises ValueError if it cannot be served."""
+        """Loads the model; raises ValueError if it cannot be served, or the log not be written."""
+        logs.configure(self._config.worker_id, self._config.log)
         self._process.start()
 
     def connect(self, router_address: str) -> None:

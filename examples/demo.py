@@ -13,6 +13,7 @@ from deploy.serve import run_cluster
 from tandem.cli import add_sampling_arguments
 from tandem.client import TandemClient, TandemError
 from tandem.cluster_config import ClusterConfig
+from tandem.config import DEVICES, DTYPES
 from tandem.terminal import Conversation, print_timeline, sampling_params, stream_answer
 from tandem.v1 import inference_pb2 as pb
 
@@ -44,5 +45,8 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Start a cluster, talk with it, show where the time went.")
     add_sampling_arguments(parser)
     # Port 0: the demo runs beside whatever else is served on this host.
-    config = ClusterConfig(model=MODEL, grpc_port=0, http_port=0)
-    sys.exit(run_cluster(config, functools.partial(converse, parser.parse_args())))
+    parser.add_argument("--device", choices=DEVICES, default="cpu", help="cuda: a GPU for each worker (%(default)s)")
+    parser.add_argument("--dtype", choices=DTYPES, default="float32", help="of weights and KV (%(default)s)")
+    arguments = parser.parse_args()
+    config = ClusterConfig(model=MODEL, device=arguments.device, dtype=arguments.dtype, grpc_port=0, http_port=0)
+    sys.exit(run_cluster(config, functools.partial(converse, arguments)))

@@ -76,6 +76,7 @@ class SenderLink:
         peer_id: str,
         peer_incarnation: str,
         epoch: str,
+        transport_name: str,
         transport: SenderTransport,
         send: Callable[[SenderMessage], None],
         max_pages_in_flight: int = MAX_PAGES_IN_FLIGHT,
@@ -84,6 +85,7 @@ class SenderLink:
         self.peer_id = peer_id
         self.peer_incarnation = peer_incarnation
         self.epoch = epoch
+        self.transport_name = transport_name
         self._transport = transport
         self._send = send
         self._leases: dict[str, SenderLease] = {}

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from kvtransfer.events import FromLink, LinkClosed, SenderLinkOpened
 from kvtransfer.link import MAX_PAGES_IN_FLIGHT, LeaseState, SenderLease, SenderLink
 from kvtransfer.transports.base import Completion, SenderTransport
+from tandem.engine.kvcache.base import PageLayout
 from tandem.messages import (
     Deferred,
     Granted,
@@ -15,6 +16,7 @@ from tandem.messages import (
     Refused,
     Revoke,
     SenderMessage,
+    Shipped,
     Welcome,
 )
 from tandem.worker.base import Handover, HandoverResult, Outbox, PrefillJob
@@ -35,13 +37,17 @@ class LinkHandover(Handover):
 
     def __init__(
         self,
-        page_size: int,
+        layout: PageLayout,
         open_transport: Callable[[LinkWelcome], SenderTransport],
         outbox: Outbox,
         max_pages_in_flight: int = MAX_PAGES_IN_FLIGHT,
     ) -> None:
-        """Args: open_transport: binds a transport to the receiver; raises ValueError if it cannot."""
-        self._page_size = page_size
+        """
+        Args:
+            layout: of the pages that are shipped.
+            open_transport: binds a transport to the receiver; raises ValueError if it cannot.
+        """
+        self._layout = layout
         self._open_transport = open_transport
         self._outbox = outbox
         self._max_pages_in_flight = max_pages_in_flight
@@ -53,11 +59,11 @@ class LinkHandover(Handover):
         self._results: list[HandoverResult] = []
         # Epochs that ended with copies under way, and whom to tell when the last one has completed.
         self._closing: list[tuple[Completion, Callable[[], None]]] = []
-        self._num_pages_shipped = 0
+        self._shipped: dict[str, Shipped] = {}  # by transport
 
     @property
-    def num_pages_shipped(self) -> int:
-        return self._num_pages_shipped
+    def shipped(self) -> tuple[Shipped, ...]:
+        return tuple(self._shipped.values())
 
     @property
     def is_copying(self) -> bool:
@@ -131,9 +137,11 @@ class LinkHandover(Handover):
         def send(message: SenderMessage) -> None:
             self._outbox.to_link(epoch, message)
 
+        name = event.welcome.transport
         link = self._links[epoch] = SenderLink(
-            event.peer_id, event.peer_incarnation, epoch, transport, send, self._max_pages_in_flight
+            event.peer_id, event.peer_incarnation, epoch, name, transport, send, self._max_pages_in_flight
         )
+        self._shipped.setdefault(name, Shipped(name, 0, 0))
         self._tell_up(link)
 
     def _link_to(self, peer_id: str) -> SenderLink | None:
@@ -179,13 +187,13 @@ class LinkHandover(Handover):
         grant = lease.grant
         assert grant is not None and job.handle is not None
         num_tokens = len(job.sequence.token_ids)
-        num_pages = -(-num_tokens // self._page_size)
-        first_page, misaligned = divmod(grant.cached_len, self._page_size)
+        num_pages = self._layout.num_pages_for(num_tokens)
+        first_page, misaligned = divmod(grant.cached_len, self._layout.page_size)
         if misaligned or grant.cached_len > num_tokens or len(grant.page_ids) < num_pages - first_page:
             shipment.link.release(lease)
             return
         is_done = job.first_token is not None
-        num_ready = num_pages if is_done else job.sequence.cached_len // self._page_size
+        num_ready = num_pages if is_done else job.sequence.cached_len // self._layout.page_size
         num_pushed = lease.num_pages_pushed
         start = first_page + num_pushed
         num_to_push = min(max(0, num_ready - start), shipment.link.num_pages_allowed())
@@ -195,7 +203,7 @@ class LinkHandover(Handover):
                 job.handle.page_ids[start : start + num_to_push],
                 grant.page_ids[num_pushed : num_pushed + num_to_push],
             )
-            self._num_pages_shipped += num_to_push
+            self._count(shipment.link.transport_name, num_to_push)
             job.copies = lease.copies
         if job.first_token is not None and start + num_to_push >= num_pages:
             shipment.link.commit(
@@ -207,6 +215,12 @@ class LinkHandover(Handover):
                 first_token_time_ns=job.first_token_time_ns,
                 logprobs=job.logprobs,
             )
+
+    def _count(self, transport: str, num_pages: int) -> None:
+        before = self._shipped[transport]
+        self._shipped[transport] = Shipped(
+            transport, before.num_pages + num_pages, before.num_bytes + num_pages * self._layout.page_bytes
+        )
 
     def _finish(self, shipment: _Shipment, failure: str) -> None:
         del self._shipments[shipment.job]

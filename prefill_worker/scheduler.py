@@ -2,6 +2,7 @@
 
 import bisect
 import itertools
+import logging
 from collections.abc import Callable
 
 from prefill_worker.policies.base import PrefillPolicy
@@ -17,6 +18,8 @@ from tandem.prefix import prefix_identities
 from tandem.sampling_params import TokenLogprobs
 from tandem.worker.base import Handover, Outbox, PrefillJob, Scheduler
 from tandem.worker.events import Event, FromRouter, RouterLost
+
+logger = logging.getLogger(__name__)
 
 # How soon to look again for copies that have completed.
 POLL_S = 0.001
@@ -57,6 +60,11 @@ class PrefillScheduler(Scheduler):
         self._computing: list[PrefillJob] = []
         # Prefill done, not handed over yet; with the time at which waiting ends.
         self._handing_over: dict[tuple[str, int], tuple[PrefillJob, float]] = {}
+        self._prefix_cached_tokens = 0
+
+    @property
+    def num_running(self) -> int:
+        return len(self._computing) + len(self._handing_over)
 
     def receive(self, event: Event) -> None:
         if isinstance(event, FromRouter):
@@ -88,7 +96,7 @@ class PrefillScheduler(Scheduler):
     def stats(self) -> WorkerStats:
         return WorkerStats(
             num_queued=len(self._queue),
-            num_running=len(self._computing) + len(self._handing_over),
+            num_running=self.num_running,
             num_total_pages=self._cache.num_pages,
             num_free_pages=self._cache.num_free_pages,
             num_cached_pages=self._cache.num_cached_pages,
@@ -96,7 +104,8 @@ class PrefillScheduler(Scheduler):
             num_leased_pages=self._cache.num_leased_pages,
             prompt_tokens_computed=self._engine.counters.prompt_tokens_computed,
             output_tokens_computed=self._engine.counters.output_tokens_computed,
-            pages_shipped=self._handover.num_pages_shipped,
+            prefix_cached_tokens=self._prefix_cached_tokens,
+            shipped=self._handover.shipped,
         )
 
     def check_integrity(self) -> str:
@@ -189,6 +198,7 @@ class PrefillScheduler(Scheduler):
         job = PrefillJob(request, sequence, handle, started_ns=now_ns(), pages_to_compute=pages_to_compute)
         self._in_work.add(pages_to_compute)
         self._computing.append(job)
+        self._prefix_cached_tokens += min(handle.cached_len, len(request.prompt_ids))
         self._handover.start(job)
         return sequence.remaining_len
 
@@ -211,6 +221,8 @@ class PrefillScheduler(Scheduler):
 
     def _run(self, batch: Batch) -> None:
         jobs = self._computing[: len(batch.sequences)]
+        if logger.isEnabledFor(logging.DEBUG):
+            self._log_batch(jobs, batch.num_tokens)
         # The lease requests of new jobs: their answers hide behind this forward.
         self._outbox.flush()
         output = self._engine.forward(batch)
@@ -227,6 +239,17 @@ class PrefillScheduler(Scheduler):
             if needs_logits:
                 self._finish_prefill(job, *next(sampled))
             self._handover.advance(job)
+
+    def _log_batch(self, jobs: list[PrefillJob], num_tokens: int) -> None:
+        cached_lens = [job.sequence.cached_len for job in jobs if job.is_new]
+        logger.debug(
+            "prefill batch: %d new sequences, %d new tokens, %d cached tokens, %d running, %d queued",
+            len(cached_lens),
+            num_tokens,
+            sum(cached_lens),
+            self.num_running,
+            len(self._queue),
+        )
 
     def _finish_prefill(self, job: PrefillJob, token_id: int, logprobs: TokenLogprobs | None) -> None:
         request = job.request

@@ -27,7 +27,7 @@ def make_prefill_scheduler(
 class PrefillRoom(WorkerRoom):
     def build_scheduler(self, engine: Engine, cache: CacheManager, outbox: Outbox, config: WorkerConfig) -> Scheduler:
         transports = TransportFactory(engine.pool, config.host, config.transports)
-        handover = LinkHandover(cache.page_size, transports.open_sender, outbox)
+        handover = LinkHandover(engine.pool.layout, transports.open_sender, outbox)
         return make_prefill_scheduler(engine, cache, handover, outbox, config)
 
     def build_links(

@@ -50,7 +50,7 @@ class ClusterService(worker_pb2_grpc.ClusterServicer):
                 yield batch
         finally:
             reader.cancel()
-            self._router.lose(worker, "its control stream ended")
+            self._router.lose(worker, "disconnected", "its control stream ended")
 
     async def _read(self, worker: Worker, first: list[Any], batches: AsyncIterator[Any]) -> None:
         reason = "its control stream ended"
@@ -63,4 +63,4 @@ class ClusterService(worker_pb2_grpc.ClusterServicer):
         except (grpc.RpcError, ValueError) as error:
             reason = f"its control stream broke: {error}"
         finally:
-            self._router.lose(worker, reason)
+            self._router.lose(worker, "disconnected", reason)

@@ -1,6 +1,7 @@
-"""The router's process: its loop's thread and its two servers."""
+"""The router's process: its loop's thread, the clients' two servers and the workers'."""
 
 import asyncio
+import contextlib
 import logging
 import os
 from collections.abc import Coroutine
@@ -12,14 +13,19 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from router.cluster import ClusterService
-from router.frontends.grpc import InferenceService
+from router.frontends.base import Door
+from router.frontends.grpc import InferenceService, api_key_gate
+from router.frontends.malformed import MalformedRequestInterceptor
+from router.frontends.openai.app import make_app
+from router.frontends.openai.server import HttpServer
 from router.policies.registry import make_policy
 from router.router import Router
 from router.tokenization import Tokenizer
-from tandem.config import RouterConfig
+from tandem.config import ROLES, RouterConfig
 from tandem.rpc.auth import cluster_gate
 from tandem.rpc.channel import bind, new_server
 from tandem.rpc.loop_thread import LoopThread
+from tandem.rpc.tls import server_credentials
 from tandem.v1 import inference_pb2, inference_pb2_grpc, worker_pb2_grpc
 
 SERVICE = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
@@ -28,10 +34,12 @@ logger = logging.getLogger(__name__)
 EXIT_TASK_FAILED = 73
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 5.0
+HEALTH_INTERVAL_S = 0.1
 
 
 class RouterAddresses(NamedTuple):
     grpc: str
+    http: str
     cluster: str
 
 
@@ -41,17 +49,23 @@ class RouterProcess:
     def __init__(self, config: RouterConfig) -> None:
         self._config = config
         self._loop_thread = LoopThread()
+        self._router: Router | None = None
         self._servers: list[grpc.aio.Server] = []
+        self._http: HttpServer | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> RouterAddresses:
-        """Opens both ports.
+        """Opens its ports.
 
         Raises:
-            ValueError: a port is taken, or the model directory has no usable tokenizer.
+            ValueError: a port is taken, the model directory has no usable tokenizer, or a TLS file is unusable.
         """
         self._loop_thread.start()
         return self._loop_thread.call(self._serve(), START_TIMEOUT_S)
+
+    def drain(self, timeout_s: float) -> int:
+        """Takes no new requests from now on and waits for those in hand; returns how many are left."""
+        return self._loop_thread.call(self._drain(timeout_s), timeout_s + STOP_TIMEOUT_S)
 
     def stop(self) -> None:
         if self._loop_thread.loop is not None:
@@ -61,40 +75,65 @@ class RouterProcess:
     async def _serve(self) -> RouterAddresses:
         config = self._config
         tokenizer = Tokenizer(Path(config.model_dir))
-        router = Router(config, make_policy(config.routing))
-        clients = new_server(max_receive_bytes=config.max_body_bytes)
+        router = self._router = Router(config, make_policy(config.routing))
+        door = Door(router, tokenizer, config)
+        clients = new_server([api_key_gate(door), MalformedRequestInterceptor(SERVICE)], config.max_body_bytes)
         workers = new_server([cluster_gate(config.cluster_token)])
         health_service = health.aio.HealthServicer()
-        inference_pb2_grpc.add_InferenceServicer_to_server(InferenceService(router, tokenizer, config), clients)
+        inference_pb2_grpc.add_InferenceServicer_to_server(InferenceService(door), clients)
         health_pb2_grpc.add_HealthServicer_to_server(health_service, clients)
         reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), clients)
         worker_pb2_grpc.add_ClusterServicer_to_server(ClusterService(router), workers)
+        credentials = server_credentials(config.tls) if config.tls else None
+        self._http = HttpServer(make_app(door), config.host, config.http_port, config.tls)
         addresses = RouterAddresses(
-            bind(clients, config.host, config.grpc_port), bind(workers, config.cluster_host, config.cluster_port)
+            bind(clients, config.host, config.grpc_port, credentials),
+            self._http.address,
+            bind(workers, config.cluster_host, config.cluster_port),
         )
-        await _set_health(health_service, serving=False)
+        await _set_health(health_service, _serving(router))
         for server in (workers, clients):
             await server.start()
             self._servers.append(server)
+        await self._http.start()
         self._tasks = [
             asyncio.create_task(_vital(router.watch())),
             asyncio.create_task(_vital(_report_health(router, health_service))),
         ]
         return addresses
 
+    async def _drain(self, timeout_s: float) -> int:
+        assert self._router is not None
+        self._router.drain()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._router.idle.wait()
+        return self._router.num_requests
+
     async def _close(self) -> None:
         for task in self._tasks:
             task.cancel()
+        if self._router is not None:
+            self._router.shut_down()
         # The clients first: a request that ends now is reported as such, not as a lost worker.
+        if self._http is not None:
+            await self._http.stop()
         for server in reversed(self._servers):
             await server.stop(grace=0.5)
 
 
-async def _set_health(service: health.aio.HealthServicer, serving: bool) -> None:
-    """For the service by its name and for the server as a whole, which probes ask for by default."""
+def _serving(router: Router) -> dict[str, bool]:
+    """What the standard health service says, by service: the server as a whole, for which probes ask by default, the
+    inference service, and each role: whether a worker of it is connected."""
+    ready = not router.not_ready_reason()
+    roles = {worker.role for worker in router.registry}
+    return {"": ready, SERVICE: ready} | {f"tandem.{role}": role in roles for role in ROLES}
+
+
+async def _set_health(service: health.aio.HealthServicer, serving: dict[str, bool]) -> None:
     status = health_pb2.HealthCheckResponse
-    for name in (SERVICE, ""):
-        await service.set(name, status.SERVING if serving else status.NOT_SERVING)
+    for name, is_serving in serving.items():
+        await service.set(name, status.SERVING if is_serving else status.NOT_SERVING)
 
 
 async def _vital(task: Coroutine[Any, Any, None]) -> None:
@@ -108,10 +147,10 @@ async def _vital(task: Coroutine[Any, Any, None]) -> None:
 
 
 async def _report_health(router: Router, service: health.aio.HealthServicer) -> None:
-    """Keeps the standard health service in step with whether a request could be served."""
-    serving = False
+    """Keeps the standard health service in step with what could be served."""
+    known: dict[str, bool] = {}
     while True:
-        if serving == bool(router.registry.not_ready_reason()):
-            serving = not serving
+        if (serving := _serving(router)) != known:
+            known = serving
             await _set_health(service, serving)
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(HEALTH_INTERVAL_S)

@@ -98,15 +98,15 @@ class Registry:
         elif worker.links_up.get(state.decode_worker_id) == state.decode_incarnation:
             del worker.links_up[state.decode_worker_id]
 
-    def lost(self) -> list[tuple[Worker, str]]:
-        """Workers that have fallen silent or stand still, with the reason."""
+    def lost(self) -> list[tuple[Worker, str, str]]:
+        """Workers that have fallen silent or stand still, with the kind of loss and the reason."""
         now = self._clock()
         lost = []
         for worker in self._workers.values():
             if now - worker.last_heard > self._heartbeat_timeout_s:
-                lost.append((worker, f"no heartbeat for {self._heartbeat_timeout_s:g} s"))
+                lost.append((worker, "silent", f"no heartbeat for {self._heartbeat_timeout_s:g} s"))
             elif now - worker.last_progress > self._stall_timeout_s:
-                lost.append((worker, f"no scheduler step for {self._stall_timeout_s:g} s"))
+                lost.append((worker, "stalled", f"no scheduler step for {self._stall_timeout_s:g} s"))
         return lost
 
     def pairs(self) -> list[Pair]:

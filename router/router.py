@@ -5,14 +5,16 @@ import itertools
 import logging
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+from router.errors import OverloadedError, RequestTooLargeError, UnavailableError
+from router.metrics import RouterMetrics
 from router.policies.base import Policy, Prompt
 from router.registry import Registry, Worker
 from router.stream import RequestStream
 from router.tracker import RequestState, RequestTracker
 from tandem.config import RouterConfig
-from tandem.lifecycle import ASSIGNED, ENDED, FIRST_TOKEN_SENT, now_ns
+from tandem.lifecycle import ASSIGNED, ENDED, now_ns
 from tandem.messages import (
     Failed,
     Finished,
@@ -34,26 +36,15 @@ from tandem.sampling_params import SamplingParams
 logger = logging.getLogger(__name__)
 
 WATCH_INTERVAL_S = 0.25
-
-
-class UnavailableError(Exception):
-    """No worker can serve the request now."""
-
-
-class RequestTooLargeError(ValueError):
-    """The request does not fit the workers' pools."""
-
-
-class OverloadedError(Exception):
-    """Too many requests wait already."""
-
-
-class RequestTimeoutError(Exception):
-    """The request took longer than the router allows."""
+SHUTTING_DOWN = "the server is shutting down"
 
 
 class Router:
-    """Everything of one router that is not a socket. Belongs to one asyncio loop."""
+    """Everything of one router that is not a socket. Belongs to one asyncio loop.
+
+    Attributes:
+        idle: set while no request is in hand.
+    """
 
     def __init__(self, config: RouterConfig, policy: Policy, clock: Callable[[], float] = time.monotonic) -> None:
         self._config = config
@@ -62,7 +53,11 @@ class Router:
         self._incarnation = uuid.uuid4().hex[:12]
         self._numbers = itertools.count()
         self._streams: dict[str, RequestStream] = {}
+        self._draining = False
+        self.idle = asyncio.Event()
+        self.idle.set()
         self.registry = Registry(clock, config.heartbeat_timeout_s, config.stall_timeout_s)
+        self.metrics = RouterMetrics(self.registry, lambda: self.num_requests, lambda: self.num_queued)
 
     @property
     def num_requests(self) -> int:
@@ -72,6 +67,22 @@ class Router:
     def num_queued(self) -> int:
         """Requests that wait for their first token."""
         return sum(not stream.tracker.output_ids for stream in self._streams.values())
+
+    def not_ready_reason(self) -> str:
+        """Why no request would be served now, or ""."""
+        return SHUTTING_DOWN if self._draining else self.registry.not_ready_reason()
+
+    def drain(self) -> None:
+        """From now on, new requests are refused; those in hand go on."""
+        self._draining = True
+
+    def shut_down(self) -> None:
+        """Ends what is in hand too, in words that tell a client to try elsewhere."""
+        self.drain()
+        for stream in list(self._streams.values()):
+            if not stream.tracker.is_final:
+                stream.end_attempt(tell_workers=True)
+                self._fail(stream, SHUTTING_DOWN)
 
     # --- clients ---
 
@@ -90,39 +101,27 @@ class Router:
         tracker.moments.update(moments)
         return tracker
 
-    async def generate(self, tracker: RequestTracker) -> AsyncGenerator[list[int], None]:
-        """Serves a request; yields its tokens as they come. Closing the generator early aborts the request.
+    def open(self, tracker: RequestTracker) -> RequestStream:
+        """Begins to serve a request; its stream is to be closed whatever happens. How it ends, the stream's tokens and
+        its tracker's state say.
 
         Raises:
-            UnavailableError: no workers, or none that finished it within max_attempts.
             RequestTooLargeError: it would not fit the pools even alone.
             OverloadedError: max_queued_requests wait already.
-            RequestTimeoutError: it took longer than request_timeout_s.
-        """
-        stream = self.open(tracker)
-        try:
-            while (token_ids := await stream.tokens.get()) is not None:
-                tracker.moments.setdefault(FIRST_TOKEN_SENT, now_ns())
-                yield token_ids
-        finally:
-            self.close(stream)
-        if stream.timed_out:
-            raise RequestTimeoutError(tracker.failure)
-        if tracker.state is RequestState.FAILED:
-            raise UnavailableError(tracker.failure)
-
-    def open(self, tracker: RequestTracker) -> RequestStream:
-        """Begins to serve a request; its stream is to be closed whatever happens.
-
-        Raises:
-            RequestTooLargeError, OverloadedError: as `generate` does.
+            UnavailableError: the router is draining.
         """
         self._check_door(tracker)
         stream = self._streams[tracker.request_id] = RequestStream(
             tracker, self._clock() + self._config.request_timeout_s
         )
+        self.idle.clear()
         self._start(stream)
         return stream
+
+    def stop(self, stream: RequestStream) -> None:
+        """A stop string has ended the output, which only the client's side of the router can see."""
+        stream.end_attempt(tell_workers=stream.tracker.state is RequestState.RUNNING)
+        stream.tracker.stop()
 
     def close(self, stream: RequestStream) -> None:
         """The client is done with a request, or the request with the client."""
@@ -131,9 +130,13 @@ class Router:
         stream.end_attempt(tell_workers=tracker.state is RequestState.RUNNING)
         tracker.abort()
         del self._streams[tracker.request_id]
+        if not self._streams:
+            self.idle.set()
 
     def _check_door(self, tracker: RequestTracker) -> None:
         """Refuses what would fail later or make others wait for ever."""
+        if self._draining:
+            raise UnavailableError(SHUTTING_DOWN)
         num_tokens = len(tracker.prompt_ids) + tracker.sampling.max_tokens
         limit = self.registry.max_request_tokens()
         if self.registry.pairs() and num_tokens > limit:
@@ -158,7 +161,7 @@ class Router:
             raise ValueError(refusal)
         old = self.registry.get(hello.worker_id)
         if old is not None:
-            self.lose(old, "it has connected again")
+            self.lose(old, "reconnected", "it has connected again")
         worker = self.registry.add(hello, send, disconnect)
         worker.send([Welcome(self._incarnation)])
         self._send_peers()
@@ -184,21 +187,38 @@ class Router:
                     stream.tracker.on_finished(message)
                     self._pass_on(stream, [])
             case Failed():
-                self._retry(message.request_id, message.attempt, message.reason, retryable=message.retryable)
+                self._retry(
+                    message.request_id, message.attempt, "prefill_failed", message.reason, retryable=message.retryable
+                )
             case GaveBack():
                 # No failure: the oldest request is never given back, so this ends.
-                self._retry(message.request_id, message.attempt, "the decode worker ran out of pages", failed=False)
+                self._retry(
+                    message.request_id,
+                    message.attempt,
+                    "given_back",
+                    "the decode worker ran out of pages",
+                    failed=False,
+                )
             case LeaseLost():
-                self._retry(message.request_id, message.attempt, "the decode worker lost the request's pages")
+                self._retry(
+                    message.request_id, message.attempt, "lease_lost", "the decode worker lost the request's pages"
+                )
             case PrefillDeferred():
-                self._retry(message.request_id, message.attempt, "the decode worker had no room", failed=False)
+                self._retry(
+                    message.request_id, message.attempt, "deferred", "the decode worker had no room", failed=False
+                )
             case _:
                 raise ValueError(f"unexpected {type(message).__name__} from a worker")
 
-    def lose(self, worker: Worker, reason: str) -> None:
-        """A worker's stream ended, or it must: so do its attempts."""
+    def lose(self, worker: Worker, kind: str, reason: str) -> None:
+        """A worker's stream ended, or it must: so do its attempts.
+
+        Args:
+            kind: what the loss counts as.
+        """
         if self.registry.get(worker.worker_id) is not worker:
             return
+        self.metrics.fault(kind)
         logger.warning("worker %s lost: %s", worker.worker_id, reason)
         self.registry.remove(worker)
         worker.disconnect(reason)
@@ -210,7 +230,7 @@ class Router:
                 # The pages may be at the decode worker already: it knows.
                 stream.decode_deadline = self._clock() + self._config.decode_word_timeout_s
             else:
-                self._retry_current(stream, f"worker {worker.worker_id} was lost: {reason}")
+                self._retry_after_loss(stream, f"worker {worker.worker_id} was lost: {reason}")
 
     async def watch(self) -> None:
         """Looks for workers that have fallen silent, until cancelled."""
@@ -219,8 +239,8 @@ class Router:
             self.check_deadlines()
 
     def check_deadlines(self) -> None:
-        for worker, reason in self.registry.lost():
-            self.lose(worker, reason)
+        for worker, kind, reason in self.registry.lost():
+            self.lose(worker, kind, reason)
         now = self._clock()
         for stream in list(self._streams.values()):
             if now >= stream.deadline and not stream.tracker.is_final:
@@ -229,7 +249,7 @@ class Router:
                 stream.end_attempt(tell_workers=True)
                 self._fail(stream, f"not finished within {self._config.request_timeout_s:g} s")
             elif stream.decode_deadline is not None and now >= stream.decode_deadline:
-                self._retry_current(stream, "the prefill worker was lost, and the decode worker says nothing")
+                self._retry_after_loss(stream, "the prefill worker was lost, and the decode worker says nothing")
 
     # --- attempts ---
 
@@ -253,15 +273,16 @@ class Router:
         pair.decode.send([admit])
         pair.prefill.send([prefill])
 
-    def _retry_current(self, stream: RequestStream, reason: str) -> None:
-        self._retry(stream.tracker.request_id, stream.tracker.attempt, reason)
+    def _retry_after_loss(self, stream: RequestStream, reason: str) -> None:
+        self._retry(stream.tracker.request_id, stream.tracker.attempt, "worker_lost", reason)
 
     def _retry(
-        self, request_id: str, attempt: int, reason: str, *, retryable: bool = True, failed: bool = True
+        self, request_id: str, attempt: int, kind: str, reason: str, *, retryable: bool = True, failed: bool = True
     ) -> None:
         """Ends an attempt and starts the next.
 
         Args:
+            kind: what the restart counts as.
             retryable: whether there is to be a next one.
             failed: whether the attempt counts towards max_attempts.
         """
@@ -273,30 +294,36 @@ class Router:
         stream.num_failures += failed
         stream.tracker.end_attempt()
         if stream.tracker.state is RequestState.FINISHED:
-            stream.tokens.put_nowait(None)
+            stream.tokens.end()
         elif retryable:
+            self.metrics.attempt_restarted(kind)
             self._start(stream)
         else:
             self._fail(stream, reason)
 
     def _fail(self, stream: RequestStream, reason: str) -> None:
         stream.tracker.fail(reason)
-        stream.tokens.put_nowait(None)
+        stream.tokens.end()
 
     def _pass_on(self, stream: RequestStream, token_ids: list[int]) -> None:
         """Acts on what a message has changed: new tokens, a worker whose part is over, the end."""
         tracker = stream.tracker
         if token_ids:
-            stream.tokens.put_nowait(token_ids)
-        if tracker.has_first_token:
-            stream.prefill_is_computed()
-        if tracker.decode_has_spoken:
-            stream.prefill_is_over()
+            now = self._clock()
+            if stream.last_token_at is not None:
+                self.metrics.itl.observe(now - stream.last_token_at)
+            stream.last_token_at = now
+            stream.tokens.put(token_ids)
+        if stream.prefill_has_part:
+            if tracker.has_first_token:
+                stream.prefill_is_computed()
+            if tracker.decode_has_spoken:
+                stream.prefill_is_over()
         if tracker.state is RequestState.FINISHED and stream.pair is not None:
             sequence = Prompt([*tracker.prompt_ids, *tracker.output_ids], tracker.cache_namespace)
             self._policy.finished(stream.pair, sequence)
             stream.end_attempt(tell_workers=False)
-            stream.tokens.put_nowait(None)
+            stream.tokens.end()
 
     def _send_peers(self) -> None:
         peers = Peers(self.registry.peers())

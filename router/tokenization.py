@@ -19,6 +19,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 _REPLACEMENT = "\ufffd"  # what decoding gives for bytes that are no character, or not yet one
+_WORD_START = "\u2581"  # how SentencePiece's vocabularies spell a space
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
 
@@ -40,9 +41,7 @@ class Tokenizer:
 
     def __init__(self, model_dir: Path) -> None:
         self._model_dir = model_dir
-        path = model_dir / "tokenizer.json"
-        if not path.is_file():
-            raise ValueError(f"{model_dir} has no tokenizer.json; other tokenizer formats are not supported")
+        path = tokenizer_file(model_dir)
         try:
             self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:  # tokenizers raises bare Exception
@@ -125,6 +124,18 @@ class Tokenizer:
             self._token_bytes[token_id] = found
         return found
 
+    def token_piece(self, token_id: int) -> bytes:
+        """A token by itself, as log probabilities list it: what it stands for in the text, or a special token's name.
+        Empty for an id that is no token."""
+        if token_id in self._special_ids:
+            return (self._tokenizer.id_to_token(token_id) or "").encode()
+        if self.byte_level:
+            return self.token_bytes(token_id)
+        token = self.token_text(token_id) or ""
+        if _BYTE_TOKEN.fullmatch(token):
+            return bytes((int(token[3:5], 16),))
+        return token.replace(_WORD_START, " ").encode()
+
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         try:
             return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
@@ -162,6 +173,14 @@ class Tokenizer:
         named = self._special_tokens().get("eos_token")
         index = self._tokenizer.token_to_id(named) if named is not None else None
         return () if index is None else (index,)
+
+
+def tokenizer_file(model_dir: Path) -> Path:
+    """The file that a model's tokenizer is read from. Raises ValueError if it is not there."""
+    path = model_dir / "tokenizer.json"
+    if not path.is_file():
+        raise ValueError(f"{model_dir} has no tokenizer.json; other tokenizer formats are not supported")
+    return path
 
 
 class IncrementalDetokenizer:

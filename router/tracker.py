@@ -44,6 +44,7 @@ class RequestTracker:
         attempt: number of the current attempt; messages of any other have no effect.
         moments: nanoseconds by moment, those of a later attempt over those of an earlier one.
         decode_has_spoken: whether the attempt's decode worker has sent tokens: the prefill worker's part is over.
+        client_request_id: what the client calls it.
         prompt_cached_len: prompt tokens that the first attempt's prefill found cached, for the client's usage.
     """
 
@@ -52,6 +53,7 @@ class RequestTracker:
     sampling: SamplingParams
     priority: int = 0
     cache_namespace: str = ""
+    client_request_id: str = ""
     state: RequestState = RequestState.WAITING
     attempt: int = -1
     prefill_worker_id: str = ""
@@ -129,6 +131,12 @@ class RequestTracker:
             self.state = RequestState.FAILED
             self.failure = reason
 
+    def stop(self) -> None:
+        """What has been passed on is the whole output."""
+        if not self.is_final:
+            self.state = RequestState.FINISHED
+            self.finish_reason = "stop"
+
     def abort(self) -> None:
         if not self.is_final:
             self.state = RequestState.ABORTED
@@ -169,6 +177,18 @@ class RequestTracker:
     def _accept(self, index: int, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> list[int]:
         if len(logprobs) != (0 if self.sampling.num_logprobs is None else len(token_ids)):
             raise ValueError(f"{len(logprobs)} log probabilities for {len(token_ids)} tokens of {self.request_id}")
+        if index == len(self.output_ids) and not self._early:
+            # As nearly always: every token of every request comes this way.
+            passed_on = list(token_ids)
+            self.output_ids += passed_on
+            self.output_logprobs += logprobs
+        else:
+            passed_on = self._put_in_order(index, token_ids, logprobs)
+        self._finish_if_complete()
+        return passed_on
+
+    def _put_in_order(self, index: int, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> list[int]:
+        """Keeps what has overtaken an earlier token, drops what is known, and returns what is next."""
         for i, token_id in enumerate(token_ids):
             if index + i >= len(self.output_ids):
                 self._early.setdefault(index + i, (token_id, logprobs[i : i + 1]))
@@ -178,7 +198,6 @@ class RequestTracker:
             passed_on.append(token_id)
             self.output_ids.append(token_id)
             self.output_logprobs.extend(its_logprobs)
-        self._finish_if_complete()
         return passed_on
 
     def _finish_if_complete(self) -> None:

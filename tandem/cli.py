@@ -2,24 +2,47 @@
 
 import argparse
 import json
+import os
 import sys
-from collections.abc import Sequence
-from dataclasses import fields
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from tandem import __version__
-from tandem.cluster_config import ClusterConfig
-from tandem.config import DEVICES, DTYPES, EVICTION_POLICIES, PREFILL_POLICIES, ROUTING_POLICIES, TRANSPORTS
+from tandem.serve_config import cluster_config
+from tandem.serve_options import API_KEY_VARIABLE, EPILOG, add_serve_options
+
+if TYPE_CHECKING:
+    from tandem.client import TandemClient
+
+ClientCommand = Callable[[argparse.Namespace, "TandemClient"], int]
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
-_DEFAULTS = {f.name: f.default for f in fields(ClusterConfig)}
+DEFAULT_ADDRESS = "127.0.0.1:50051"
+EXAMPLES = """\
+examples:
+  tandem serve --model smollm2-135m-instruct
+  tandem chat
+  tandem COMMAND --help
+"""
+GENERATE_EXAMPLES = """\
+examples:
+  tandem generate "What is the capital of France?" --timings
+  tandem generate --raw --max-tokens 20 "The old lighthouse stood"
+  tandem generate - <question.txt --address server:50051 --tls-ca ca.pem
+"""
+CHAT_EXAMPLES = """\
+examples:
+  tandem chat --system "You answer in one sentence."
+  tandem chat --temperature 0.7 --top-p 0.95
+"""
+STATUS_EXAMPLES = """\
+The exit status is 0 if a request would be served now, else 1.
 
-
-class _DefaultsFormatter(argparse.ArgumentDefaultsHelpFormatter):
-    """Shows a default where there is one."""
-
-    def _get_help_string(self, action: argparse.Action) -> str | None:
-        return action.help if action.default is None else super()._get_help_string(action)
+examples:
+  tandem status
+  tandem status --json --address server:50051
+"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -35,72 +58,98 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="tandem", description="Serve large language models with prefill and decode on separate workers."
+        prog="tandem",
+        description="Serve large language models with prefill and decode on separate workers, and talk with them.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"tandem {__version__}")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    _add_serve(commands)
-    generate = commands.add_parser("generate", help="complete one prompt", description="Complete one prompt.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", title="commands")
+
+    def add(name: str, summary: str, description: str, epilog: str) -> argparse.ArgumentParser:
+        return commands.add_parser(
+            name,
+            help=summary,
+            description=description,
+            epilog=epilog,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+
+    serve = add(
+        "serve", "start a cluster on this host", "Start a cluster on this host and keep it until Ctrl-C.", EPILOG
+    )
+    add_serve_options(serve)
+    serve.set_defaults(run=_serve)
+    generate = add(
+        "generate", "complete one prompt", "Send one prompt and print its answer as it comes.", GENERATE_EXAMPLES
+    )
     generate.add_argument("prompt", help="the prompt, or - to read it from standard input")
     generate.add_argument("--raw", action="store_true", help="continue the text as it is, without the chat template")
-    _add_client_arguments(generate)
-    generate.set_defaults(run=_generate)
-    chat = commands.add_parser("chat", help="talk with the model", description="Talk with the model.")
-    chat.add_argument("--system", default="", help="a system message to begin with")
-    _add_client_arguments(chat)
-    chat.set_defaults(run=_chat)
-    status = commands.add_parser("status", help="show workers and pages", description="Show workers and pages.")
-    status.add_argument("--address", default="127.0.0.1:50051", help="the router's gRPC address (%(default)s)")
+    _add_answer_arguments(generate)
+    _add_connection_arguments(generate, _generate)
+    chat = add(
+        "chat",
+        "talk with the model",
+        "Talk with the model, which is sent the whole conversation so far.",
+        CHAT_EXAMPLES,
+    )
+    chat.add_argument("--system", default="", metavar="TEXT", help="a system message to begin with")
+    _add_answer_arguments(chat)
+    _add_connection_arguments(chat, _chat)
+    status = add("status", "show workers and pages", "Show a cluster's workers, requests and pages.", STATUS_EXAMPLES)
     status.add_argument("--json", action="store_true", help="print JSON")
-    status.set_defaults(run=_status)
+    _add_connection_arguments(status, _status)
     return parser
 
 
-def _add_serve(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    serve = commands.add_parser(
-        "serve",
-        help="start a cluster on this host",
-        description="Start a cluster on this host and keep it until Ctrl-C.",
-        formatter_class=_DefaultsFormatter,
+def _add_connection_arguments(parser: argparse.ArgumentParser, command: ClientCommand) -> None:
+    """How to reach the cluster; tandem.terminal.open_client reads it."""
+    group = parser.add_argument_group("connection")
+    add = group.add_argument
+    add(
+        "--address", default=DEFAULT_ADDRESS, metavar="HOST:PORT", help="the cluster's gRPC port (default: %(default)s)"
     )
-    add = serve.add_argument
-    add("--model", required=True, help="directory, hub id, GGUF file, or smollm2-135m-instruct")
-    add("--load-format", choices=("auto", "dummy"), help="dummy: random weights for a directory's config")
-    add("--prefill", dest="num_prefill", type=int, metavar="N", help="prefill workers (default: 1, or 0 with --both)")
-    add("--decode", dest="num_decode", type=int, metavar="N", help="decode workers (default: 1, or 0 with --both)")
-    add("--both", dest="num_both", type=int, metavar="N", help="workers that prefill and decode")
-    add("--device", choices=DEVICES, help="where the workers compute")
-    add("--dtype", choices=DTYPES, help="of weights and KV")
-    add("--page-size", type=int, metavar="N", help="tokens in a page")
-    add("--num-pages", type=int, metavar="N", help="pages in each worker's pool")
-    add("--max-model-len", type=int, metavar="N", help="prompt and output tokens; 0: as many as model and pool allow")
-    add("--chunk-size", type=int, metavar="N", help="prompt tokens in one prefill forward")
-    add("--max-batch-size", type=int, metavar="N", help="requests in one decode step")
-    add("--schedule", choices=PREFILL_POLICIES, help="which prompt is computed next")
-    add("--eviction", choices=EVICTION_POLICIES, help="which cached page goes first")
-    add("--routing", choices=ROUTING_POLICIES, help="which workers serve a request")
-    add("--transport", choices=("auto", *TRANSPORTS), help="how KV pages travel between workers")
-    add("--threads", dest="num_threads", type=int, metavar="N", help="CPU threads of each worker; 0: cores / workers")
-    add("--host", help="address to listen on")
-    add("--grpc-port", type=int, metavar="PORT", help="the clients' gRPC port; 0 picks a free one")
-    serve.set_defaults(**{k: v for k, v in _DEFAULTS.items() if k not in ("model", "num_prefill", "num_decode")})
-    serve.set_defaults(run=_serve)
-
-
-def _add_client_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--address", default="127.0.0.1:50051", help="the router's gRPC address (%(default)s)")
-    parser.add_argument(
-        "--max-tokens", type=_positive, metavar="N", help="output tokens at most (the server's default)"
+    add(
+        "--api-key",
+        default=os.environ.get(API_KEY_VARIABLE, ""),
+        metavar="KEY",
+        help=f"where the cluster asks for one (default: ${API_KEY_VARIABLE})",
     )
-    add_sampling_arguments(parser)
-    parser.add_argument("--timings", action="store_true", help="print the request's timeline after the answer")
+    add("--tls", action="store_true", help="connect over TLS and trust the well-known authorities")
+    add("--tls-ca", default="", metavar="FILE", help="connect over TLS and trust this PEM file's authorities instead")
+    add(
+        "--tls-cert", default="", metavar="FILE", help="PEM file: a certificate to show, where the cluster asks for one"
+    )
+    add("--tls-key", default="", metavar="FILE", help="PEM file: the private key of that certificate")
+    parser.set_defaults(run=_run_client, name=parser.prog, command=command)
 
 
-def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
+def _add_answer_arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("answer")
+    group.add_argument(
+        "--max-tokens", type=_positive, metavar="N", help="output tokens at most (default: the server's choice)"
+    )
+    add_sampling_arguments(group)
+    group.add_argument("--timings", action="store_true", help="print the request's timeline after the answer")
+
+
+def add_sampling_arguments(parser: argparse._ActionsContainer) -> None:
     """How answers are sampled; tandem.terminal.sampling_params reads it."""
     add = parser.add_argument
-    add("--temperature", type=float, default=0.0, metavar="T", help="0 takes the most likely token (%(default)s)")
-    add("--top-p", type=float, default=1.0, metavar="P", help="sample from the likeliest tokens that make up P (all)")
+    add(
+        "--temperature",
+        type=float,
+        default=0.0,
+        metavar="T",
+        help="0 takes the most likely token (default: %(default)s)",
+    )
+    add(
+        "--top-p",
+        type=float,
+        default=1.0,
+        metavar="P",
+        help="sample from the likeliest tokens that make up P (default: all)",
+    )
     add("--seed", type=_seed, metavar="N", help="the same seed gives the same answer (default: another each time)")
 
 
@@ -119,44 +168,51 @@ def _seed(text: str) -> int:
 
 
 def _serve(arguments: argparse.Namespace) -> int:
-    from deploy.serve import serve
-
-    values = {name: getattr(arguments, name) for name in _DEFAULTS}
-    for name in ("num_prefill", "num_decode"):
-        if values[name] is None:
-            values[name] = 0 if values["num_both"] else 1
     try:
-        config = ClusterConfig(**values)
+        config = cluster_config(arguments, os.environ)
     except ValueError as error:
         print(f"tandem serve: {error}", file=sys.stderr)
         return EXIT_USAGE
+    from deploy.serve import serve
+
     return serve(config)
 
 
-def _generate(arguments: argparse.Namespace) -> int:
+def _run_client(arguments: argparse.Namespace) -> int:
+    from tandem.terminal import open_client
+
+    try:
+        client = open_client(arguments)
+    except ValueError as error:
+        print(f"{arguments.name}: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    with client:
+        return arguments.command(arguments, client)
+
+
+def _generate(arguments: argparse.Namespace, client: "TandemClient") -> int:
     from tandem.terminal import Conversation, print_answer
 
     prompt = sys.stdin.read() if arguments.prompt == "-" else arguments.prompt
     if arguments.raw:
-        return print_answer(arguments, text=prompt)
-    return print_answer(arguments, conversation=Conversation().ask(prompt))
+        return print_answer(arguments, client, text=prompt)
+    return print_answer(arguments, client, conversation=Conversation().ask(prompt))
 
 
-def _chat(arguments: argparse.Namespace) -> int:
+def _chat(arguments: argparse.Namespace, client: "TandemClient") -> int:
     from tandem.terminal import chat
 
-    return chat(arguments)
+    return chat(arguments, client)
 
 
-def _status(arguments: argparse.Namespace) -> int:
+def _status(arguments: argparse.Namespace, client: "TandemClient") -> int:
     from google.protobuf.json_format import MessageToDict
 
-    from tandem.client import TandemClient, TandemError
+    from tandem.client import TandemError
     from tandem.terminal import print_status
 
     try:
-        with TandemClient(arguments.address) as client:
-            info = client.server_info()
+        info = client.server_info()
     except TandemError as error:
         print(f"tandem status: {error}", file=sys.stderr)
         return EXIT_FAILED

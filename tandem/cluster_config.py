@@ -78,7 +78,11 @@ class ClusterConfig:
         for name in ("num_prefill", "num_decode", "num_both", "max_model_len", "num_threads", "drain_timeout_s"):
             require(getattr(self, name) >= 0, f"{name} must not be negative, but is {getattr(self, name)}")
         require_positive(self, "page_size", "num_pages", "chunk_size")
-        require(not self.grpc_port or self.grpc_port != self.http_port, f"both ports are {self.grpc_port}")
+        require(
+            not self.grpc_port or self.grpc_port != self.http_port,
+            f"grpc_port and http_port are both {self.grpc_port}",
+        )
+        require(bool(self.tls_cert) == bool(self.tls_key), "TLS needs both tls_cert and tls_key")
         require(
             not self.tls_client_ca or bool(self.tls_cert),
             "tls_client_ca asks clients for certificates over TLS: it needs tls_cert and tls_key",
@@ -147,6 +151,7 @@ class ClusterConfig:
             eviction=self.eviction,
             transports=TRANSPORTS if self.transport == "auto" else (self.transport,),
             cluster_token=cluster_token,
+            api_keys=self.api_keys,
             log=LogConfig(self.log_level, self.log_dir),
         )
 

@@ -11,11 +11,12 @@ Role = Literal["prefill", "decode", "both"]
 ROLES: tuple[Role, ...] = ("prefill", "decode", "both")
 DTYPES = ("float32", "bfloat16")
 LOG_LEVELS = ("debug", "info", "warning", "error")
-DEVICES = ("cpu",)
+DEVICES = ("cpu", "cuda")
 EVICTION_POLICIES = ("lru", "lfu", "fifo", "mru", "priority")
 ROUTING_POLICIES = ("round_robin", "least_loaded", "power_of_two", "cache_aware")
 PREFILL_POLICIES = ("fcfs", "lpm", "dfs-weight", "lof", "random")
-TRANSPORTS = ("shared_memory", "tcp")
+# Best first.
+TRANSPORTS = ("nvlink", "shared_memory", "tcp")
 
 
 def require(condition: bool, message: str) -> None:
@@ -32,6 +33,14 @@ def require_positive(config: object, *names: str) -> None:
     for name in names:
         value = getattr(config, name)
         require(value > 0, f"{name} must be above 0, not {value}")
+
+
+def require_api_key(key: str) -> None:
+    # What travels in a header: anything else would never match.
+    require(
+        bool(key) and key.isascii() and key.isprintable() and " " not in key,
+        "an API key must be printable ASCII without spaces",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,11 +158,12 @@ class WorkerConfig:
         max_model_len: prompt and output tokens together, at most.
         eviction: which cached page goes first when room is needed.
         transports: ways for KV pages to travel, best first; a link takes the sender's best that both ends have.
-        host: the address its port is bound to.
+        host: the address its ports are bound to.
         heartbeat_interval_s: seconds between heartbeats to the router.
         stall_timeout_s: time without a scheduler step after which the process ends itself, to be started again.
         connect_timeout_s: how long it looks for the router before it gives up.
         cluster_token: what the processes of this cluster know each other by.
+        api_keys: what readers of its metrics show; empty lets everybody in.
     """
 
     worker_id: str
@@ -164,12 +174,13 @@ class WorkerConfig:
     prefill: PrefillConfig = field(default_factory=PrefillConfig)
     decode: DecodeConfig = field(default_factory=DecodeConfig)
     eviction: str = "lru"
-    transports: tuple[str, ...] = ("shared_memory", "tcp")
+    transports: tuple[str, ...] = TRANSPORTS
     host: str = "127.0.0.1"
     heartbeat_interval_s: float = 0.25
     stall_timeout_s: float = 60.0
     connect_timeout_s: float = 60.0
     cluster_token: str = field(default="", repr=False)
+    api_keys: tuple[str, ...] = field(default=(), repr=False)
     log: LogConfig = field(default_factory=LogConfig)
 
     def __post_init__(self) -> None:
@@ -238,11 +249,7 @@ class RouterConfig:
             require(0 <= port < 65536, f"{name} must be between 0 and 65535, not {port}")
         require_one_of(self, "routing", ROUTING_POLICIES)
         for key in self.api_keys:
-            # What travels in a header: anything else would never match.
-            require(
-                bool(key) and key.isascii() and key.isprintable() and " " not in key,
-                "an API key must be printable ASCII without spaces",
-            )
+            require_api_key(key)
         require(self.max_requests_per_key >= 0, "max_requests_per_key must not be negative")
         require_positive(
             self,

@@ -24,7 +24,29 @@ class PageFormat:
 
 
 @dataclass(frozen=True, slots=True)
+class Shipped:
+    """What a worker has sent to others over one transport since its start."""
+
+    transport: str
+    num_pages: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerStats:
+    """Gauges of one worker, and counters since its start.
+
+    Attributes:
+        num_queued: requests that wait: for their turn or for pages at prefill, for a lease at decode.
+        num_running: requests being computed, and at prefill those waiting to be handed over.
+        prompt_tokens_computed, output_tokens_computed: tokens whose KV this worker's forwards have computed.
+        prefix_cached_tokens: tokens of prompts that a request found in this worker's cache when it got its pages. Role
+            `both` counts them once, at prefill.
+        num_given_back: running requests that were given back because there was no page for them to grow into.
+        num_leases_expired: granted leases that no prefill worker filled in time.
+        shipped: one for each transport that a link from this worker has used.
+    """
+
     num_queued: int = 0
     num_running: int = 0
     num_total_pages: int = 0
@@ -34,7 +56,10 @@ class WorkerStats:
     num_leased_pages: int = 0
     prompt_tokens_computed: int = 0
     output_tokens_computed: int = 0
-    pages_shipped: int = 0
+    prefix_cached_tokens: int = 0
+    num_given_back: int = 0
+    num_leases_expired: int = 0
+    shipped: tuple[Shipped, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +75,8 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class Hello:
+    """Attributes: metrics_address: where the worker's metrics are served, "host:port"; empty: nowhere."""
+
     protocol_version: int
     worker_id: str
     incarnation: str
@@ -59,6 +86,7 @@ class Hello:
     pid: int
     page_format: PageFormat
     num_pages: int
+    metrics_address: str = ""
 
 
 @dataclass(frozen=True, slots=True)

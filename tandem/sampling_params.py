@@ -5,6 +5,9 @@ from dataclasses import dataclass
 
 MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS = 100.0
+# What a message between processes can carry.
+MAX_TEMPERATURE = 3.4e38
+MAX_TOP_K = 2**31 - 1
 # Dividing logits by less than this only loses precision.
 GREEDY_BELOW_TEMPERATURE = 1e-5
 
@@ -17,7 +20,7 @@ class SamplingParams:
 
     Attributes:
         max_tokens: output tokens at most, at least 1; counted over all attempts.
-        temperature: 0 or more, no upper bound; 0 (below GREEDY_BELOW_TEMPERATURE) is greedy: the most likely token.
+        temperature: 0 to MAX_TEMPERATURE; 0 (below GREEDY_BELOW_TEMPERATURE) is greedy: the most likely token.
         top_k: only the k most likely tokens; 0 or -1: all.
         top_p: only the most likely tokens that together have this probability, 0 to 1; always at least one.
         min_p: only tokens at least this times as likely as the most likely one, 0 to 1.
@@ -50,9 +53,9 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         _check("max_tokens", self.max_tokens, 1, math.inf)
-        if not 0 <= self.temperature < math.inf:
+        if not 0 <= self.temperature <= MAX_TEMPERATURE:
             raise ValueError(f"temperature must be a number of at least 0, not {self.temperature:g}")
-        _check("top_k", self.top_k, -1, math.inf)
+        _check("top_k", self.top_k, -1, MAX_TOP_K)
         _check("top_p", self.top_p, 0, 1)
         _check("min_p", self.min_p, 0, 1)
         _check("repetition_penalty", self.repetition_penalty, 0.01, 100)

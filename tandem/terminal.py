@@ -6,7 +6,9 @@ import sys
 from rich.console import Console
 from rich.table import Table
 
-from tandem.client import TandemClient, TandemError
+from tandem.client import ClientTls, TandemClient, TandemError
+from tandem.config import require_api_key
+from tandem.rpc.tls import check_tls_files
 from tandem.v1 import inference_pb2 as pb
 
 EXIT_FAILED = 1
@@ -29,6 +31,19 @@ class Conversation:
         self.messages.append(pb.ChatMessage(role="assistant", content=content))
 
 
+def open_client(arguments: argparse.Namespace) -> TandemClient:
+    """A client for the connection arguments of tandem.cli. Raises ValueError if they make no sense."""
+    files = (arguments.tls_ca, arguments.tls_cert, arguments.tls_key)
+    if bool(arguments.tls_cert) != bool(arguments.tls_key):
+        raise ValueError("--tls-cert and --tls-key belong together: give both, or neither")
+    check_tls_files(arguments.tls_cert, arguments.tls_key, arguments.tls_ca)
+    if arguments.api_key:
+        require_api_key(arguments.api_key)
+    return TandemClient(
+        arguments.address, arguments.api_key, ClientTls(*files) if arguments.tls or any(files) else None
+    )
+
+
 def sampling_params(arguments: argparse.Namespace, max_tokens: int | None) -> pb.SamplingParams:
     """From the arguments that tandem.cli.add_sampling_arguments adds."""
     return pb.SamplingParams(
@@ -49,7 +64,9 @@ def stream_answer(client: TandemClient, request: pb.GenerateRequest) -> tuple[st
     return text, last
 
 
-def print_answer(arguments: argparse.Namespace, *, text: str = "", conversation: Conversation | None = None) -> int:
+def print_answer(
+    arguments: argparse.Namespace, client: TandemClient, *, text: str = "", conversation: Conversation | None = None
+) -> int:
     """`tandem generate`: returns the exit status."""
     request = pb.GenerateRequest(sampling=sampling_params(arguments, arguments.max_tokens))
     if conversation is not None:
@@ -57,8 +74,7 @@ def print_answer(arguments: argparse.Namespace, *, text: str = "", conversation:
     else:
         request.text = text
     try:
-        with TandemClient(arguments.address) as client:
-            _, last = stream_answer(client, request)
+        _, last = stream_answer(client, request)
     except TandemError as error:
         print(f"tandem generate: {error}", file=sys.stderr)
         return EXIT_FAILED
@@ -70,39 +86,38 @@ def print_answer(arguments: argparse.Namespace, *, text: str = "", conversation:
     return 0
 
 
-def chat(arguments: argparse.Namespace) -> int:
+def chat(arguments: argparse.Namespace, client: TandemClient) -> int:
     """`tandem chat`: returns the exit status, which is that of the last answer."""
     conversation = Conversation(arguments.system)
     status = 0
     print("Type a message; an empty line or Ctrl-D ends the chat, Ctrl-C an answer.")
-    with TandemClient(arguments.address) as client:
-        while True:
-            try:
-                content = input("\n> ").strip()
-            except (EOFError, KeyboardInterrupt):
-                print()
-                return status
-            if not content:
-                return status
-            request = pb.GenerateRequest(sampling=sampling_params(arguments, arguments.max_tokens))
-            request.chat.messages.extend(conversation.ask(content).messages)
-            try:
-                text, last = stream_answer(client, request)
-            except TandemError as error:
-                print(f"tandem chat: {error}", file=sys.stderr)
-                # The conversation goes on without this question, when the cluster can.
-                conversation.messages.pop()
-                status = EXIT_FAILED
-                continue
-            except KeyboardInterrupt:
-                # The answer is given up, and its question with it.
-                conversation.messages.pop()
-                print()
-                continue
-            conversation.answered(text)
-            status = 0
-            if arguments.timings:
-                print_timeline(Console(), last)
+    while True:
+        try:
+            content = input("\n> ").strip()
+        except (EOFError, KeyboardInterrupt):
+            print()
+            return status
+        if not content:
+            return status
+        request = pb.GenerateRequest(sampling=sampling_params(arguments, arguments.max_tokens))
+        request.chat.messages.extend(conversation.ask(content).messages)
+        try:
+            text, last = stream_answer(client, request)
+        except TandemError as error:
+            print(f"tandem chat: {error}", file=sys.stderr)
+            # The conversation goes on without this question, when the cluster can.
+            conversation.messages.pop()
+            status = EXIT_FAILED
+            continue
+        except KeyboardInterrupt:
+            # The answer is given up, and its question with it.
+            conversation.messages.pop()
+            print()
+            continue
+        conversation.answered(text)
+        status = 0
+        if arguments.timings:
+            print_timeline(Console(), last)
 
 
 def print_timeline(console: Console, last: pb.GenerateResponse) -> None:
@@ -165,7 +180,7 @@ def print_status(info: pb.ServerInfo) -> None:
                     stats.num_cached_pages,
                     stats.num_locked_pages,
                     stats.num_leased_pages,
-                    stats.pages_shipped,
+                    sum(shipped.num_pages for shipped in stats.shipped),
                     stats.prompt_tokens_computed,
                     stats.output_tokens_computed,
                 )

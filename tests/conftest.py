@@ -1,8 +1,21 @@
 """Fixtures that cost too much to make twice."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+
+@dataclass(frozen=True)
+class Certificates:
+    """PEM files: an authority, what it signed for a server on this host and for a client, and another authority."""
+
+    ca: str
+    cert: str
+    key: str
+    client_cert: str
+    client_key: str
+    other_ca: str
 
 
 @pytest.fixture(scope="session")
@@ -11,3 +24,23 @@ def smollm2_dir() -> Path:
     from tandem.engine.weights.resolve import resolve_model
 
     return resolve_model("smollm2-135m-instruct")
+
+
+@pytest.fixture(scope="session")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    import trustme
+
+    directory = tmp_path_factory.mktemp("certificates")
+    authority, other = trustme.CA(), trustme.CA()
+    server, client = authority.issue_cert("localhost", "127.0.0.1"), authority.issue_cert("client")
+    blobs = {
+        "ca": authority.cert_pem,
+        "cert": server.cert_chain_pems[0],
+        "key": server.private_key_pem,
+        "client_cert": client.cert_chain_pems[0],
+        "client_key": client.private_key_pem,
+        "other_ca": other.cert_pem,
+    }
+    for name, blob in blobs.items():
+        blob.write_to_path(directory / f"{name}.pem")
+    return Certificates(**{name: str(directory / f"{name}.pem") for name in blobs})

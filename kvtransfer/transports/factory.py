@@ -2,27 +2,33 @@
 
 from collections.abc import Sequence
 
-from kvtransfer.transports import shared_memory, tcp
 from kvtransfer.transports.base import ReceiverTransport, SenderTransport
 from kvtransfer.transports.shared_memory import SharedMemoryReceiver, SharedMemorySender
 from kvtransfer.transports.tcp import TcpReceiver, TcpSender
-from tandem.engine.kvcache.pool import KvPool
+from tandem.config import TRANSPORTS
+from tandem.engine.kvcache.pool import CpuKvPool, KvPool
 from tandem.messages import LinkWelcome
 
-# Best first. A configuration may allow fewer.
-CPU_TRANSPORTS = (shared_memory.NAME, tcp.NAME)
+# By the kind of device that the pages lie on.
+TRANSPORTS_OF = {"cpu": ("shared_memory", "tcp"), "cuda": ("nvlink",)}
 
 
 class TransportFactory:
-    def __init__(self, pool: KvPool, host: str, names: Sequence[str] = CPU_TRANSPORTS) -> None:
+    def __init__(self, pool: KvPool, host: str, names: Sequence[str] = TRANSPORTS) -> None:
         """
         Args:
             host: the address to receive at.
-            names: the transports to use, best first.
+            names: the transports to use, best first; those that cannot move this pool's pages do not count.
+
+        Raises:
+            ValueError: none of them can.
         """
         self._pool = pool
         self._host = host
-        self.names = tuple(names)
+        kind = pool.kv.device.type
+        self.names = tuple(name for name in names if name in TRANSPORTS_OF[kind])
+        if not self.names:
+            raise ValueError(f"transport {', '.join(names)} cannot move pages of a {kind} device")
 
     def choose(self, offered: Sequence[str]) -> str | None:
         """The sender's best transport that this worker has too, if there is one."""
@@ -30,15 +36,24 @@ class TransportFactory:
 
     def open_sender(self, welcome: LinkWelcome) -> SenderTransport:
         """Raises ValueError if the receiver cannot be reached this way."""
-        if welcome.transport == shared_memory.NAME:
+        if welcome.transport not in self.names:
+            raise ValueError(f"the receiver chose an unknown transport {welcome.transport!r}")
+        if not isinstance(self._pool, CpuKvPool):
+            # Imported here: a machine without CUDA has nothing to import.
+            from kvtransfer.transports.nvlink import NvlinkSender
+
+            return NvlinkSender(self._pool, welcome.endpoint)  # type: ignore[arg-type]
+        if welcome.transport == "shared_memory":
             return SharedMemorySender(self._pool, welcome.endpoint)
-        if welcome.transport == tcp.NAME:
-            return TcpSender(self._pool, welcome.endpoint)
-        raise ValueError(f"the receiver chose an unknown transport {welcome.transport!r}")
+        return TcpSender(self._pool, welcome.endpoint)
 
     def open_receiver(self, name: str) -> ReceiverTransport:
         """`name` is one of `names`."""
-        if name == shared_memory.NAME:
+        assert name in self.names
+        if not isinstance(self._pool, CpuKvPool):
+            from kvtransfer.transports.nvlink import NvlinkReceiver
+
+            return NvlinkReceiver(self._pool)  # type: ignore[arg-type]
+        if name == "shared_memory":
             return SharedMemoryReceiver(self._pool)
-        assert name == tcp.NAME
         return TcpReceiver(self._pool, self._host)

@@ -8,16 +8,14 @@ from pathlib import Path
 import numpy as np
 
 from kvtransfer.transports.base import COMPLETED, Completion, ReceiverTransport, SenderTransport
-from tandem.engine.kvcache.pool import KvPool
+from tandem.engine.kvcache.pool import CpuKvPool
 from tandem.messages import PoolEndpoint
-
-NAME = "shared_memory"
 
 
 class SharedMemorySender(SenderTransport):
     two_sided = False
 
-    def __init__(self, pool: KvPool, endpoint: PoolEndpoint) -> None:
+    def __init__(self, pool: CpuKvPool, endpoint: PoolEndpoint) -> None:
         """Maps the receiver's pool.
 
         Raises:
@@ -64,7 +62,7 @@ class SharedMemorySender(SenderTransport):
 class SharedMemoryReceiver(ReceiverTransport):
     two_sided = False
 
-    def __init__(self, pool: KvPool) -> None:
+    def __init__(self, pool: CpuKvPool) -> None:
         self._pool = pool
 
     @property

@@ -17,8 +17,6 @@ from kvtransfer.transports.base import Completion, ReceiverTransport, SenderTran
 from tandem.engine.kvcache.pool import KvPool
 from tandem.messages import PoolEndpoint
 
-NAME = "tcp"
-
 CONNECT_TIMEOUT_S = 5.0
 # The sender opens its end when its engine thread gets to it, which may be busy with a forward.
 ACCEPT_TIMEOUT_S = 60.0

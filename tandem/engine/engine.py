@@ -7,11 +7,12 @@ from pathlib import Path
 import torch
 
 from tandem.config import EngineConfig
+from tandem.engine.attention.base import AttentionBackend
 from tandem.engine.attention.reference import ReferenceAttention
 from tandem.engine.base import EngineBase, EngineCounters, ForwardOutput
 from tandem.engine.batch import Batch
 from tandem.engine.kvcache.base import PageLayout
-from tandem.engine.kvcache.pool import KvPool
+from tandem.engine.kvcache.pool import CpuKvPool, KvPool
 from tandem.engine.models.base import Model
 from tandem.engine.models.config import ModelConfig
 from tandem.engine.models.registry import build_model
@@ -40,15 +41,37 @@ class _CpuForwardOutput(ForwardOutput):
         return self._logprobs.to_rows(num_rows) if self._logprobs else [None] * num_rows
 
 
+class _CudaForwardOutput(ForwardOutput):
+    """A forward whose tokens are on their way to pinned memory; the event is after all that the forward does."""
+
+    def __init__(self, sampled: SamplerOutput) -> None:
+        self._token_ids = sampled.token_ids.to("cpu", non_blocking=True)
+        self._logprobs = sampled.logprobs
+        self._event = torch.cuda.Event()
+        self._event.record()
+
+    def done(self) -> bool:
+        return self._event.query()
+
+    def token_ids(self) -> list[int]:
+        self._event.synchronize()
+        return self._token_ids.tolist()
+
+    def logprobs(self) -> list[TokenLogprobs | None]:
+        num_rows = len(self._token_ids)
+        return self._logprobs.to_rows(num_rows) if self._logprobs else [None] * num_rows
+
+
 class Engine(EngineBase):
     """Runs batches of sequences through a model."""
 
-    def __init__(self, model: Model, pool: KvPool) -> None:
+    def __init__(self, model: Model, pool: KvPool, attention: AttentionBackend | None = None) -> None:
+        """Args: attention: None: the reference backend."""
         self.counters = EngineCounters()
         self.model = model
         self.pool = pool
         self.device = pool.kv.device
-        self._attention = ReferenceAttention(pool, model.config.num_q_heads)
+        self._attention = attention or ReferenceAttention(pool, model.config.num_q_heads)
 
     @torch.inference_mode()
     def forward(self, batch: Batch) -> ForwardOutput:
@@ -56,7 +79,8 @@ class Engine(EngineBase):
         rows = torch.tensor(batch.logits_rows(), dtype=torch.int64, device=self.device)
         logits = self.model.forward(batch.input_ids(self.device), batch.positions(self.device), self._attention, rows)
         self.counters.count(batch)
-        return _CpuForwardOutput(sample(logits, batch.sampled_sequences()))
+        sampled = sample(logits, batch.sampled_sequences())
+        return _CudaForwardOutput(sampled) if self.device.type == "cuda" else _CpuForwardOutput(sampled)
 
 
 def build_engine(config: EngineConfig, pool_name: str, on_progress: Callable[[str], None]) -> Engine:
@@ -73,7 +97,7 @@ def build_engine(config: EngineConfig, pool_name: str, on_progress: Callable[[st
         torch.set_num_threads(config.num_threads)
     model_config = ModelConfig.from_dir(Path(config.model_dir))
     dtype: torch.dtype = getattr(torch, config.dtype)
-    device = torch.device(config.device)
+    device = _device(config.device)
     model = build_model(model_config, dtype, device)
     on_progress("loading weights")
     weights: Iterable[tuple[str, torch.Tensor]]
@@ -90,4 +114,28 @@ def build_engine(config: EngineConfig, pool_name: str, on_progress: Callable[[st
         head_dim=model_config.head_dim,
         dtype=config.dtype,
     )
-    return Engine(model, KvPool(layout, config.num_pages, pool_name))
+    if device.type == "cpu":
+        return Engine(model, CpuKvPool(layout, config.num_pages, pool_name))
+    # Imported here: a machine without CUDA has nothing to import.
+    from tandem.engine.kvcache.cuda_pool import CudaKvPool
+
+    pool = CudaKvPool(layout, config.num_pages, device)
+    return Engine(model, pool, _cuda_attention(pool, model_config.num_q_heads))
+
+
+def _device(name: str) -> torch.device:
+    """Raises ValueError if this machine has no such device."""
+    if name == "cuda":
+        if not torch.cuda.is_available():
+            raise ValueError("device cuda is asked for, but torch sees no GPU here; use --device cpu")
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device(name)
+
+
+def _cuda_attention(pool: KvPool, num_q_heads: int) -> AttentionBackend:
+    """FlashInfer where it has kernels for the pool's dtype."""
+    from tandem.engine.attention.flashinfer import DTYPES, FlashInferAttention
+
+    if pool.layout.dtype in DTYPES:
+        return FlashInferAttention(pool, num_q_heads)
+    return ReferenceAttention(pool, num_q_heads)

@@ -200,7 +200,7 @@ class ServerInfo(_message.Message):
     def __init__(self, version: _Optional[str] = ..., model: _Optional[str] = ..., max_model_len: _Optional[int] = ..., ready: _Optional[bool] = ..., not_ready_reason: _Optional[str] = ..., num_requests: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("worker_id", "role", "device", "pid", "address", "alive", "scheduler_step", "linked_to", "stats")
+    __slots__ = ("worker_id", "role", "device", "pid", "address", "alive", "scheduler_step", "linked_to", "stats", "metrics_address")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
@@ -210,6 +210,7 @@ class WorkerStatus(_message.Message):
     SCHEDULER_STEP_FIELD_NUMBER: _ClassVar[int]
     LINKED_TO_FIELD_NUMBER: _ClassVar[int]
     STATS_FIELD_NUMBER: _ClassVar[int]
+    METRICS_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     role: str
     device: str
@@ -219,10 +220,11 @@ class WorkerStatus(_message.Message):
     scheduler_step: int
     linked_to: _containers.RepeatedScalarFieldContainer[str]
     stats: WorkerStats
-    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[str] = ..., device: _Optional[str] = ..., pid: _Optional[int] = ..., address: _Optional[str] = ..., alive: _Optional[bool] = ..., scheduler_step: _Optional[int] = ..., linked_to: _Optional[_Iterable[str]] = ..., stats: _Optional[_Union[WorkerStats, _Mapping]] = ...) -> None: ...
+    metrics_address: str
+    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[str] = ..., device: _Optional[str] = ..., pid: _Optional[int] = ..., address: _Optional[str] = ..., alive: _Optional[bool] = ..., scheduler_step: _Optional[int] = ..., linked_to: _Optional[_Iterable[str]] = ..., stats: _Optional[_Union[WorkerStats, _Mapping]] = ..., metrics_address: _Optional[str] = ...) -> None: ...
 
 class WorkerStats(_message.Message):
-    __slots__ = ("num_queued", "num_running", "num_total_pages", "num_free_pages", "num_cached_pages", "num_locked_pages", "num_leased_pages", "prompt_tokens_computed", "output_tokens_computed", "pages_shipped")
+    __slots__ = ("num_queued", "num_running", "num_total_pages", "num_free_pages", "num_cached_pages", "num_locked_pages", "num_leased_pages", "prompt_tokens_computed", "output_tokens_computed", "prefix_cached_tokens", "num_given_back", "num_leases_expired", "shipped")
     NUM_QUEUED_FIELD_NUMBER: _ClassVar[int]
     NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
     NUM_TOTAL_PAGES_FIELD_NUMBER: _ClassVar[int]
@@ -232,7 +234,10 @@ class WorkerStats(_message.Message):
     NUM_LEASED_PAGES_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_COMPUTED_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_TOKENS_COMPUTED_FIELD_NUMBER: _ClassVar[int]
-    PAGES_SHIPPED_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_GIVEN_BACK_FIELD_NUMBER: _ClassVar[int]
+    NUM_LEASES_EXPIRED_FIELD_NUMBER: _ClassVar[int]
+    SHIPPED_FIELD_NUMBER: _ClassVar[int]
     num_queued: int
     num_running: int
     num_total_pages: int
@@ -242,5 +247,18 @@ class WorkerStats(_message.Message):
     num_leased_pages: int
     prompt_tokens_computed: int
     output_tokens_computed: int
-    pages_shipped: int
-    def __init__(self, num_queued: _Optional[int] = ..., num_running: _Optional[int] = ..., num_total_pages: _Optional[int] = ..., num_free_pages: _Optional[int] = ..., num_cached_pages: _Optional[int] = ..., num_locked_pages: _Optional[int] = ..., num_leased_pages: _Optional[int] = ..., prompt_tokens_computed: _Optional[int] = ..., output_tokens_computed: _Optional[int] = ..., pages_shipped: _Optional[int] = ...) -> None: ...
+    prefix_cached_tokens: int
+    num_given_back: int
+    num_leases_expired: int
+    shipped: _containers.RepeatedCompositeFieldContainer[Shipped]
+    def __init__(self, num_queued: _Optional[int] = ..., num_running: _Optional[int] = ..., num_total_pages: _Optional[int] = ..., num_free_pages: _Optional[int] = ..., num_cached_pages: _Optional[int] = ..., num_locked_pages: _Optional[int] = ..., num_leased_pages: _Optional[int] = ..., prompt_tokens_computed: _Optional[int] = ..., output_tokens_computed: _Optional[int] = ..., prefix_cached_tokens: _Optional[int] = ..., num_given_back: _Optional[int] = ..., num_leases_expired: _Optional[int] = ..., shipped: _Optional[_Iterable[_Union[Shipped, _Mapping]]] = ...) -> None: ...
+
+class Shipped(_message.Message):
+    __slots__ = ("transport", "num_pages", "num_bytes")
+    TRANSPORT_FIELD_NUMBER: _ClassVar[int]
+    NUM_PAGES_FIELD_NUMBER: _ClassVar[int]
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    transport: str
+    num_pages: int
+    num_bytes: int
+    def __init__(self, transport: _Optional[str] = ..., num_pages: _Optional[int] = ..., num_bytes: _Optional[int] = ...) -> None: ...

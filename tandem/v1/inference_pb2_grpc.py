@@ -53,10 +53,12 @@ class InferenceServicer:
 
     def Generate(self, request, context):
         """Streams the completion of one prompt. Errors come as gRPC status codes:
-        INVALID_ARGUMENT    a bad prompt or sampling value, or a prompt that does not fit
-        UNAVAILABLE         no worker can serve the request now; try again
-        RESOURCE_EXHAUSTED  the queue is full
-        DEADLINE_EXCEEDED   the call's deadline passed
+        INVALID_ARGUMENT    a bad prompt or sampling value, another model, or a prompt that does not fit
+        UNAUTHENTICATED     the API key (metadata "authorization": "Bearer KEY") is missing or wrong
+        RESOURCE_EXHAUSTED  the queue is full, this key has as many requests in hand as it may, or the message is too large
+        UNAVAILABLE         no worker can serve the request now, or the cluster is shutting down; try again
+        DEADLINE_EXCEEDED   the call's deadline, or the server's own limit, passed
+        A client that ends the call aborts the request.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

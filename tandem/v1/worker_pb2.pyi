@@ -86,7 +86,7 @@ class PageFormat(_message.Message):
     def __init__(self, model_fingerprint: _Optional[str] = ..., num_layers: _Optional[int] = ..., page_size: _Optional[int] = ..., num_kv_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., dtype: _Optional[str] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_version", "worker_id", "incarnation", "role", "device", "address", "pid", "page_format", "num_pages")
+    __slots__ = ("protocol_version", "worker_id", "incarnation", "role", "device", "address", "pid", "page_format", "num_pages", "metrics_address")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -96,6 +96,7 @@ class Hello(_message.Message):
     PID_FIELD_NUMBER: _ClassVar[int]
     PAGE_FORMAT_FIELD_NUMBER: _ClassVar[int]
     NUM_PAGES_FIELD_NUMBER: _ClassVar[int]
+    METRICS_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     worker_id: str
     incarnation: str
@@ -105,7 +106,8 @@ class Hello(_message.Message):
     pid: int
     page_format: PageFormat
     num_pages: int
-    def __init__(self, protocol_version: _Optional[int] = ..., worker_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., role: _Optional[str] = ..., device: _Optional[str] = ..., address: _Optional[str] = ..., pid: _Optional[int] = ..., page_format: _Optional[_Union[PageFormat, _Mapping]] = ..., num_pages: _Optional[int] = ...) -> None: ...
+    metrics_address: str
+    def __init__(self, protocol_version: _Optional[int] = ..., worker_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., role: _Optional[str] = ..., device: _Optional[str] = ..., address: _Optional[str] = ..., pid: _Optional[int] = ..., page_format: _Optional[_Union[PageFormat, _Mapping]] = ..., num_pages: _Optional[int] = ..., metrics_address: _Optional[str] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("router_incarnation",)

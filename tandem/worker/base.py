@@ -12,6 +12,7 @@ from tandem.messages import (
     Prefill,
     ReceiverMessage,
     SenderMessage,
+    Shipped,
     WorkerMessage,
     WorkerStats,
 )
@@ -88,6 +89,11 @@ class PrefillJob:
     def key(self) -> tuple[str, int]:
         return self.request.request_id, self.request.attempt
 
+    @property
+    def is_new(self) -> bool:
+        """Whether nothing has been computed for it yet."""
+        return self.handle is not None and self.sequence.cached_len == self.handle.cached_len
+
 
 @dataclass(frozen=True, slots=True)
 class HandoverResult:
@@ -129,7 +135,8 @@ class Handover(ABC):
 
     @property
     @abstractmethod
-    def num_pages_shipped(self) -> int: ...
+    def shipped(self) -> tuple[Shipped, ...]:
+        """What has been sent since the start, for each transport."""
 
     @property
     @abstractmethod

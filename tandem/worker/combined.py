@@ -14,7 +14,7 @@ from tandem.config import WorkerConfig
 from tandem.engine.engine import Engine
 from tandem.engine.kvcache.cache_manager import CacheManager
 from tandem.lifecycle import now_ns
-from tandem.messages import Hello, Peer, Prefill, WorkerStats
+from tandem.messages import Hello, Peer, Prefill, Shipped, WorkerStats
 from tandem.worker.base import AdoptingScheduler, Handover, HandoverResult, Outbox, PrefillJob, Scheduler
 from tandem.worker.events import Event
 from tandem.worker.process import LinkStreams, WorkerRoom
@@ -28,8 +28,8 @@ class LocalHandover(Handover):
         self._results: list[HandoverResult] = []
 
     @property
-    def num_pages_shipped(self) -> int:
-        return 0
+    def shipped(self) -> tuple[Shipped, ...]:
+        return ()
 
     @property
     def is_copying(self) -> bool:
@@ -93,12 +93,13 @@ class CombinedScheduler(Scheduler):
         return min((d for d in deadlines if d is not None), default=None)
 
     def stats(self) -> WorkerStats:
-        # One engine and one cache: their figures are the same in both.
+        # One engine and one cache: their figures are the same in both. Prompts meet the cache at prefill alone.
         prefill, decode = self._prefill.stats(), self._decode.stats()
         return replace(
             decode,
             num_queued=prefill.num_queued + decode.num_queued,
             num_running=prefill.num_running + decode.num_running,
+            prefix_cached_tokens=prefill.prefix_cached_tokens,
         )
 
     def check_integrity(self) -> str:

@@ -18,12 +18,14 @@ from tandem.messages import PROTOCOL_VERSION, Heartbeat, Hello, PageFormat, Peer
 from tandem.rpc.auth import cluster_gate
 from tandem.rpc.channel import bind, new_server
 from tandem.rpc.loop_thread import LoopThread
+from tandem.rpc.metrics_server import MetricsServer
 from tandem.rpc.stream import is_cancelled
 from tandem.worker.admin import WorkerAdmin
 from tandem.worker.base import Outbox, Scheduler
 from tandem.worker.control_client import ControlClient
 from tandem.worker.engine_thread import EngineThread, Outgoing
 from tandem.worker.events import Event
+from tandem.worker.metrics import worker_registry
 
 logger = logging.getLogger(__name__)
 
@@ -78,6 +80,7 @@ class WorkerProcess:
         self._engine_thread = EngineThread(self._build, self._deliver, self._on_engine_crash)
         self._loop_thread = LoopThread()
         self._server: grpc.aio.Server | None = None
+        self._metrics: MetricsServer | None = None
         self._links: LinkStreams | None = None
         self._control: ControlClient | None = None
         self._control_task: asyncio.Task[None] | None = None
@@ -87,7 +90,7 @@ class WorkerProcess:
         self._stopped = threading.Event()
 
     def start(self) -> str:
-        """Loads the model, makes the pool and opens the worker's port; returns its address.
+        """Loads the model, makes the pool and opens the worker's ports; returns the address of the one for links.
 
         Raises:
             ValueError: the model cannot be served as configured.
@@ -117,6 +120,8 @@ class WorkerProcess:
         self._stopped.set()
         if self._loop_thread.loop is not None:
             self._loop_thread.call(self._close(), CALL_TIMEOUT_S)
+        if self._metrics is not None:
+            self._metrics.close()
         self._engine_thread.stop(STOP_TIMEOUT_S)
         if self._engine is not None:
             self._engine.pool.close()
@@ -141,6 +146,11 @@ class WorkerProcess:
         logging.shutdown()
         os._exit(EXIT_ENGINE_FAILED)
 
+    # --- any thread ---
+
+    def _heartbeat(self) -> Heartbeat:
+        return Heartbeat(self._engine_thread.num_steps, self._engine_thread.latest_stats)
+
     # --- asyncio thread ---
 
     async def _serve(self) -> str:
@@ -148,6 +158,8 @@ class WorkerProcess:
         config, engine = self._config, self._engine
         server = self._server = new_server([cluster_gate(config.cluster_token)])
         address = bind(server, config.host, 0)
+        registry = worker_registry(config.role, config.worker_id, self._heartbeat)
+        self._metrics = MetricsServer(registry, config.host, config.api_keys)
         layout = engine.pool.layout
         hello = self._hello = Hello(
             PROTOCOL_VERSION,
@@ -166,6 +178,7 @@ class WorkerProcess:
                 layout.dtype,
             ),
             config.engine.num_pages,
+            self._metrics.address,
         )
         self._links = self._room.build_links(engine, hello, config, self._engine_thread.post)
         self._links.add_to(server)
@@ -179,7 +192,7 @@ class WorkerProcess:
             router_address,
             self._hello,
             cluster_token=self._config.cluster_token,
-            heartbeat=lambda: Heartbeat(self._engine_thread.num_steps, self._engine_thread.latest_stats),
+            heartbeat=self._heartbeat,
             heartbeat_interval_s=self._config.heartbeat_interval_s,
             connect_timeout_s=self._config.connect_timeout_s,
             post=self._engine_thread.post,

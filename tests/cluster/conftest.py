@@ -205,21 +205,19 @@ class Clusters:
 
 
 # Modules that share the 1P1D cluster, one after the other: only one cluster is kept at a time.
-SHARING = ("test_cluster", "test_greedy", "test_sampling")
+SHARING = ("test_cluster", "test_greedy", "test_metrics", "test_sampling", "test_openai")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.stem in SHARING)
 
 
-@pytest.fixture(scope="session")
-def tiny_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random two-layer Llama with grouped heads, whose tokens are bytes."""
+def save_tiny_model(directory: Path, **settings: int) -> None:
+    """A random two-layer Llama with grouped heads, whose tokens are bytes. Args: settings: of its configuration."""
     import tokenizers
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    directory = tmp_path_factory.mktemp("models") / "tiny-llama"
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=VOCAB_SIZE,
@@ -233,6 +231,7 @@ def tiny_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
         initializer_range=0.3,
         bos_token_id=None,
         eos_token_id=EOS_TOKEN_IDS,
+        **settings,
     )
     LlamaForCausalLM(config).float().save_pretrained(directory)
     alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
@@ -241,6 +240,15 @@ def tiny_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer.decoder = tokenizers.decoders.ByteLevel()
     tokenizer.add_special_tokens([f"<eos{i}>" for i in EOS_TOKEN_IDS])
     tokenizer.save(str(directory / "tokenizer.json"))
+    (directory / "chat_template.jinja").write_text(
+        "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}<assistant>"
+    )
+
+
+@pytest.fixture(scope="session")
+def tiny_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("models") / "tiny-llama"
+    save_tiny_model(directory)
     return directory
 
 

@@ -2,75 +2,25 @@
 
 import json
 import os
-import re
+import shutil
 import signal
-import subprocess
-import sys
-import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from deploy.process_tree import ProcessId, descendants, end_processes
+from deploy.process_tree import end_processes
 from tandem.client import TandemClient
 from tandem.v1 import inference_pb2 as pb
+from tests.cluster.command import GONE_S, Server, start, tandem
 from tests.cluster.conftest import Answer, Clusters, Oracle, wait_until
+from tests.conftest import Certificates
 
-TANDEM = str(Path(sys.executable).with_name("tandem"))
-START_S = 60.0
-GONE_S = 10.0
 # Nobody listens there.
 NO_SERVER = "127.0.0.1:1"
 ENGLISH = "The old lighthouse stood at the edge of the"
 UNICODE = "Grüße aus München! 日本語の文章 🙂 и ещё"
-
-
-@dataclass
-class Server:
-    """A `tandem serve` that is up."""
-
-    process: subprocess.Popen[str]
-    address: str
-    tree: list[ProcessId]
-    output: list[str]
-
-    def finish(self) -> int:
-        """Waits for its end, with which all of its processes must have ended; returns its exit status."""
-        status = self.process.wait(GONE_S)
-        assert [p for p in self.tree if p.is_alive()] == []
-        return status
-
-
-def tandem(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    return subprocess.run([TANDEM, *arguments], input=stdin, capture_output=True, text=True, timeout=60.0)
-
-
-def start(*arguments: str, runtime_dir: Path) -> Server:
-    process = subprocess.Popen(
-        [TANDEM, "serve", "--grpc-port", "0", *arguments],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        env={**os.environ, "XDG_RUNTIME_DIR": str(runtime_dir)},
-    )
-    output: list[str] = []
-    threading.Thread(target=lambda: output.extend(process.stdout or ()), daemon=True).start()
-
-    def address() -> str:
-        assert process.poll() is None, "".join(output)
-        found = re.search(r"over gRPC at (\S+)", "".join(output))
-        return found[1] if found else ""
-
-    try:
-        found = wait_until(address, START_S, "the server is up")
-    except BaseException:
-        end_processes({ProcessId.of(process.pid), *descendants(process.pid)}, 0.0)
-        raise
-    return Server(process, found, [ProcessId.of(process.pid), *descendants(process.pid)], output)
 
 
 @pytest.fixture(scope="module")
@@ -202,19 +152,54 @@ def test_refused_request_says_why(server: Server, arguments: tuple[str, ...], me
     assert done.stderr.startswith(message) and done.stderr.count("\n") == 1
 
 
-def test_port_in_use(server: Server, tiny_model_dir: Path) -> None:
+@pytest.mark.parametrize(("flag", "other"), [("--grpc-port", "--http-port"), ("--http-port", "--grpc-port")])
+def test_port_in_use(server: Server, tiny_model_dir: Path, flag: str, other: str) -> None:
     port = server.address.rpartition(":")[2]
-    done = tandem("serve", "--both", "1", "--model", str(tiny_model_dir), "--num-pages", "32", "--grpc-port", port)
-    assert done.returncode == 1
-    assert f"cannot listen on 127.0.0.1:{port}: Address already in use; choose another port" in done.stderr
-    assert "Traceback" not in done.stderr
+    done = tandem("serve", "--both", "1", "--model", str(tiny_model_dir), flag, port, other, "0")
+    assert done.returncode == 2
+    assert done.stderr == (
+        f"tandem: cannot listen on 127.0.0.1:{port}: Address already in use; choose another port with {flag}\n"
+    )
 
 
 def test_ctrl_c_stops_the_server_and_leaves_nothing(server: Server) -> None:
     assert len(server.tree) > 6
+    began = time.monotonic()
     os.kill(server.process.pid, signal.SIGINT)
     assert server.finish() == 0
+    # There was nothing to wait for.
+    assert time.monotonic() - began < 6.0
     assert tandem("status", "--address", server.address).returncode == 1
+
+
+def test_config_file_with_tls_and_keys(
+    clusters: Clusters, tiny_model_dir: Path, certificates: Certificates, tmp_path: Path
+) -> None:
+    clusters.close()
+    for name in ("cert", "key"):
+        shutil.copy(getattr(certificates, name), tmp_path / f"{name}.pem")
+    (tmp_path / "keys.txt").write_text("# ours\nopen-sesame\n")
+    (tmp_path / "cluster.yaml").write_text(
+        f"model: {tiny_model_dir}\nboth: 1\nnum-pages: 64\n"
+        "api-key-file: keys.txt\ntls-cert: cert.pem\ntls-key: key.pem\n"
+    )
+    # Files are found from the directory in which the command runs, in all of its processes.
+    server = start("--config", "cluster.yaml", "--num-pages", "32", runtime_dir=tmp_path, cwd=tmp_path)
+    try:
+        tls = ("--address", server.address, "--tls-ca", certificates.ca)
+        generated = tandem("generate", "--raw", "--max-tokens", "4", *tls, "--api-key", "open-sesame", "hello")
+        assert (generated.returncode, generated.stderr) == (0, "")
+        info = json.loads(tandem("status", "--json", *tls, "--api-key", "open-sesame").stdout)
+        assert [w["stats"]["num_total_pages"] for w in info["workers"]] == [32]
+        refused = tandem("status", *tls)
+        assert refused.returncode == 1 and "an API key is needed" in refused.stderr
+        plain = tandem("status", "--address", server.address, "--api-key", "open-sesame")
+        assert plain.returncode == 1 and plain.stderr.startswith("tandem status: ")
+        os.kill(server.process.pid, signal.SIGTERM)
+        assert server.finish() == 0
+    finally:
+        end_processes([p for p in server.tree if p.is_alive()], 5.0)
+    assert "open-sesame" not in "".join(server.output)
 
 
 def test_killed_server_leaves_nothing(clusters: Clusters, tiny_model_dir: Path, tmp_path: Path) -> None:
@@ -237,12 +222,12 @@ def test_no_server(command: tuple[str, ...]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "the following arguments are required: --model"),
+        ((), "which model? give --model"),
         (("--model", "m", "--prefill", "two"), "invalid int value: 'two'"),
         (("--model", "m", "--dtype", "int3"), "invalid choice: 'int3'"),
         (("--model", "m", "--prefill", "2", "--decode", "0"), "both kinds are needed, or neither"),
-        (("--model", "m", "--num-pages", "0"), "num_pages must be above 0, not 0"),
-        (("--model", "m", "--grpc-port", "70000"), "grpc_port must be between 0 and 65535, not 70000"),
+        (("--model", "m", "--num-pages", "0"), "--num-pages must be above 0, not 0"),
+        (("--model", "m", "--grpc-port", "70000"), "--grpc-port must be between 0 and 65535, not 70000"),
     ],
 )
 def test_wrong_flags(arguments: tuple[str, ...], message: str) -> None:
@@ -259,9 +244,33 @@ def test_wrong_flags(arguments: tuple[str, ...], message: str) -> None:
             ("--model", "smollm2-135m-instruct", "--num-pages", "4", "--max-model-len", "2048"),
             "tandem: 4 pages of 16 tokens hold 64 tokens, fewer than max_model_len 2048",
         ),
+        (("--model", "smollm2-135m-instruct", "--num-pages", "99999999"), "tandem: 2 pools of 99999999 pages of"),
     ],
 )
 def test_what_cannot_be_served(arguments: tuple[str, ...], message: str) -> None:
-    done = tandem("serve", *arguments)
-    assert done.returncode == 1
+    done = tandem("serve", "--grpc-port", "0", "--http-port", "0", *arguments)
+    assert done.returncode == 2
     assert done.stderr.startswith(message) and done.stderr.count("\n") == 1
+
+
+def test_model_without_weights(tiny_model_dir: Path, tmp_path: Path) -> None:
+    for name in ("config.json", "tokenizer.json"):
+        (tmp_path / name).write_bytes((tiny_model_dir / name).read_bytes())
+    done = tandem("serve", "--grpc-port", "0", "--http-port", "0", "--model", str(tmp_path))
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"tandem: {tmp_path} has no safetensors weights") and done.stderr.count("\n") == 1
+
+
+def test_what_a_worker_finds_wrong(tiny_model_dir: Path, tmp_path: Path) -> None:
+    """Only once Ray is up and the weights are read."""
+    from safetensors.numpy import load_file, save_file
+
+    for name in ("config.json", "tokenizer.json"):
+        (tmp_path / name).write_bytes((tiny_model_dir / name).read_bytes())
+    weights = load_file(tiny_model_dir / "model.safetensors")
+    weights.pop("model.norm.weight")
+    save_file(weights, tmp_path / "model.safetensors")
+    done = tandem("serve", "--grpc-port", "0", "--http-port", "0", "--both", "1", "--model", str(tmp_path))
+    assert done.returncode == 2
+    assert done.stderr.startswith("tandem: both-0: ") and "model.norm.weight" in done.stderr
+    assert done.stderr.count("\n") == 1

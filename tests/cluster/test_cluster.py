@@ -38,7 +38,8 @@ def test_prompts_are_computed_by_the_prefill_worker_alone(tiny_pd: ServedCluster
     tiny_pd.complete(random_ids(random.Random(0), 100), max_tokens=10, ignore_eos=True)
     after = tiny_pd.integrity()
     assert after["prefill-0"].stats.prompt_tokens_computed == prefill.prompt_tokens_computed + 100
-    assert after["prefill-0"].stats.pages_shipped == prefill.pages_shipped + 7
+    (shipped_before,), (shipped,) = prefill.shipped, after["prefill-0"].stats.shipped
+    assert shipped.num_pages == shipped_before.num_pages + 7
     assert after["decode-0"].stats.prompt_tokens_computed == 0
     # The first of the ten came from the prefill worker.
     assert after["decode-0"].stats.output_tokens_computed == decode.output_tokens_computed + 9

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from tandem.engine.base import EngineBase, EngineCounters, ForwardOutput
 from tandem.engine.batch import Batch
 from tandem.engine.kvcache.base import PageLayout
-from tandem.engine.kvcache.pool import KvPool
+from tandem.engine.kvcache.pool import CpuKvPool
 from tandem.sampling_params import TokenLogprobs
 
 VOCAB_SIZE = 997
@@ -61,7 +61,7 @@ class FakeEngine(EngineBase):
         self.counters = EngineCounters()
         self.page_size = page_size
         layout = PageLayout(num_layers=1, page_size=page_size, num_kv_heads=1, head_dim=1, dtype="float32")
-        self.pool = KvPool(layout, num_pages, f"fake-{next(_pool_numbers)}")
+        self.pool = CpuKvPool(layout, num_pages, f"fake-{next(_pool_numbers)}")
         # (num_pages, 2, page_size): token ids, and positions counted from 1 so that an unwritten slot fits none.
         self._slots = self.pool.kv.view(num_pages, 2, page_size).numpy()
         self.batches: list[tuple[str, list[int]]] = []

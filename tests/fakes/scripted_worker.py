@@ -10,7 +10,18 @@ PAGE_FORMAT = PageFormat("fake", 1, 4, 1, 1, "float32")
 
 
 def hello(worker_id: str, role: str, *, num_pages: int = 100, page_format: PageFormat = PAGE_FORMAT) -> Hello:
-    return Hello(PROTOCOL_VERSION, worker_id, f"{worker_id}-life", role, "cpu", "nowhere:1", 1, page_format, num_pages)
+    return Hello(
+        PROTOCOL_VERSION,
+        worker_id,
+        f"{worker_id}-life",
+        role,
+        "cpu",
+        "nowhere:1",
+        1,
+        page_format,
+        num_pages,
+        metrics_address="nowhere:2",
+    )
 
 
 class ScriptedWorker:

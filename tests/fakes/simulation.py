@@ -205,7 +205,7 @@ class SimWorker:
         self.scheduler: Scheduler
         if role == "prefill":
             config = PrefillConfig(chunk_size=3, min_shared_tokens=PAGE_SIZE, grant_timeout_s=30.0)
-            handover = LinkHandover(PAGE_SIZE, self._open_transport, outbox, max_pages_in_flight=3)
+            handover = LinkHandover(self.engine.pool.layout, self._open_transport, outbox, max_pages_in_flight=3)
             policy = make_prefill_policy(simulation.prefill_policy)
             self.scheduler = PrefillScheduler(
                 self.engine, self.cache, handover, outbox, config, policy, simulation.clock
@@ -342,13 +342,9 @@ class SimClient:
         self.expected = expected_tokens(self.prompt_ids, self.max_tokens)
 
     def read(self) -> None:
-        while not self.ended and not self.stream.tokens.empty():
-            token_ids = self.stream.tokens.get_nowait()
-            if token_ids is None:
-                self.ended = True
-            else:
-                self.tokens += token_ids
-                assert self.tokens == self.expected[: len(self.tokens)], "a token is wrong, lost or repeated"
+        self.tokens += self.stream.tokens.take()
+        assert self.tokens == self.expected[: len(self.tokens)], "a token is wrong, lost or repeated"
+        self.ended = self.stream.tokens.ended
 
 
 class Simulation:
@@ -428,7 +424,7 @@ class Simulation:
         message = worker.to_router.popleft()
         assert worker.registered is not None
         if message is END:
-            self.router.lose(worker.registered, "cut")
+            self.router.lose(worker.registered, "disconnected", "cut")
         elif self.router.registry.get(worker.worker_id) is worker.registered:
             self.router.receive(worker.registered, message)
 
@@ -510,7 +506,7 @@ class Simulation:
         del self.workers[worker.worker_id]
         self.dead.append(worker)
         assert worker.registered is not None
-        self.router.lose(worker.registered, "killed")
+        self.router.lose(worker.registered, "disconnected", "killed")
         for link in self.links.values():
             if worker in (link.sender, link.receiver):
                 link.cut()

@@ -76,7 +76,7 @@ class PrefillSide:
         self.cache = CacheManager(num_pages, page_size)
         self.outbox = ListOutbox()
         transport = open_transport or (lambda welcome: SharedMemorySender(self.engine.pool, welcome.endpoint))
-        self.handover = LinkHandover(page_size, transport, self.outbox, max_pages_in_flight)
+        self.handover = LinkHandover(self.engine.pool.layout, transport, self.outbox, max_pages_in_flight)
         config = config or PrefillConfig(min_shared_tokens=page_size)
         self.scheduler = PrefillScheduler(
             self.engine, self.cache, self.handover, self.outbox, config, make_policy(config.policy), clock

@@ -11,7 +11,7 @@ import torch
 from tandem.engine.attention.reference import ReferenceAttention
 from tandem.engine.batch import Batch, Phase
 from tandem.engine.kvcache.base import PageLayout
-from tandem.engine.kvcache.pool import KvPool
+from tandem.engine.kvcache.pool import CpuKvPool
 from tandem.engine.request import Sequence
 
 NUM_LAYERS = 2
@@ -25,7 +25,7 @@ class Cluster:
 
     def __init__(self, page_size: int, num_q_heads: int, num_kv_heads: int, dtype: str) -> None:
         layout = PageLayout(NUM_LAYERS, page_size, num_kv_heads, HEAD_DIM, dtype)
-        self.pool = KvPool(layout, NUM_PAGES, f"test-attention-{next(_names)}")
+        self.pool = CpuKvPool(layout, NUM_PAGES, f"test-attention-{next(_names)}")
         self.pool.kv.fill_(math.nan)
         self.attention = ReferenceAttention(self.pool, num_q_heads)
         self.heads = (num_q_heads, num_kv_heads, num_kv_heads)

@@ -36,11 +36,11 @@ def test_nonsense_is_refused_by_name(make: object, message: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--model", "m", "--page-size", "0"], "page_size must be above 0"),
+        (["--model", "m", "--page-size", "0"], "--page-size must be above 0"),
         (["--model", "m", "--prefill", "1", "--decode", "0"], "both kinds are needed"),
-        (["--model", "m", "--chunk-size", "-5"], "chunk_size must be above 0"),
+        (["--model", "m", "--chunk-size", "-5"], "--chunk-size must be above 0"),
         (["--model", "m", "--dtype", "int4"], "invalid choice: 'int4'"),
-        ([], "the following arguments are required: --model"),
+        ([], "which model? give --model"),
     ],
 )
 def test_a_wrong_call_exits_with_2_and_says_why(

@@ -96,14 +96,15 @@ def test_a_second_turn_ships_only_what_is_new() -> None:
     pair.submit("a", first, max_tokens=6)
     pair.run()
     second = [*first, *pair.output("a"), 500, 501, 502]
-    shipped_before = pair.p.handover.num_pages_shipped
+    (shipped_before,) = pair.p.handover.shipped
     pair.submit("b", second, max_tokens=4)
     pair.run()
     assert pair.output("b") == expected_tokens(second, 4)
     # 21 of 25 tokens have KV at the decode worker, 5 pages of 4; the prefill worker has the 16 of the first prompt.
     (finished,) = [f for f in pair.d.outbox.of(Finished) if f.request_id == "b"]
     assert (finished.cached_len, finished.num_pages_shipped) == (20, 2)
-    assert pair.p.handover.num_pages_shipped - shipped_before == 2
+    (shipped,) = pair.p.handover.shipped
+    assert shipped.num_pages - shipped_before.num_pages == 2
     first_token = next(m for m in pair.p.outbox.of(FirstToken) if m.request_id == "b")
     assert (first_token.cached_len, first_token.num_pages_computed) == (16, 3)
     pair.check_idle()

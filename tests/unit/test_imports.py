@@ -19,7 +19,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "tandem.lifecycle",
         "tandem.v1",
     ),
-    "tandem.rpc": ("tandem.messages", "tandem.sampling_params", "tandem.v1"),
+    "tandem.rpc": ("tandem.config", "tandem.messages", "tandem.sampling_params", "tandem.v1"),
     "tandem.engine": ("tandem.config", "tandem.sampling_params"),
     "tandem.worker": (
         "tandem.config",
@@ -31,9 +31,10 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "tandem.engine",
     ),
     "tandem.client": ("tandem.v1",),
-    "tandem.terminal": ("tandem.client", "tandem.v1"),
+    "tandem.terminal": ("tandem.client", "tandem.config", "tandem.rpc.tls", "tandem.v1"),
     "tandem.cli": ("tandem", "deploy"),
     "kvtransfer": (
+        "tandem.config",
         "tandem.messages",
         "tandem.sampling_params",
         "tandem.rpc",
@@ -41,6 +42,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "tandem.worker.events",
         "tandem.engine.kvcache.base",
         "tandem.engine.kvcache.pool",
+        "tandem.engine.kvcache.cuda_pool",
     ),
     "prefill_worker": ("tandem", "kvtransfer"),
     "decode_worker": ("tandem", "kvtransfer"),

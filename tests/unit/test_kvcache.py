@@ -11,7 +11,7 @@ from tandem.engine.kvcache.allocator import PageAllocator
 from tandem.engine.kvcache.base import PageLayout
 from tandem.engine.kvcache.cache_manager import CacheManager, PageHandle
 from tandem.engine.kvcache.eviction import EVICTION_POLICIES
-from tandem.engine.kvcache.pool import KvPool
+from tandem.engine.kvcache.pool import CpuKvPool
 from tests.fakes.transport import ManualCompletion
 
 
@@ -199,12 +199,12 @@ def test_integrity_check_sees_what_is_wrong() -> None:
 def test_a_pool_that_does_not_fit_says_so_in_numbers() -> None:
     layout = PageLayout(num_layers=32, page_size=16, num_kv_heads=8, head_dim=128, dtype="float32")
     with pytest.raises(ValueError, match=r"10000000 pages of \d+ bytes needs \d+ MiB, but only \d+ MiB"):
-        KvPool(layout, 10_000_000, "too-large")
+        CpuKvPool(layout, 10_000_000, "too-large")
 
 
 def test_pages_of_a_pool_are_contiguous_and_not_shared() -> None:
     layout = PageLayout(num_layers=3, page_size=4, num_kv_heads=2, head_dim=8, dtype="bfloat16")
-    pool = KvPool(layout, 5, "contiguous")
+    pool = CpuKvPool(layout, 5, "contiguous")
     pool.kv[2] = 1.5
     assert layout.page_bytes == 3 * 2 * 4 * 2 * 8 * 2
     assert pool.kv[2].is_contiguous()

@@ -7,7 +7,7 @@ import pytest
 from kvtransfer.link import LeaseState, Quiet, ReceiverLink, SenderLink
 from kvtransfer.transports.shared_memory import SharedMemoryReceiver, SharedMemorySender
 from tandem.engine.kvcache.base import PageLayout
-from tandem.engine.kvcache.pool import KvPool
+from tandem.engine.kvcache.pool import CpuKvPool
 from tandem.messages import Committed, Granted, LeaseRequest, PoolEndpoint, Refused, Released, Revoke
 from tests.fakes.transport import ScriptedTransport
 
@@ -26,7 +26,7 @@ def sent() -> list[Any]:
 
 @pytest.fixture
 def link(transport: ScriptedTransport, sent: list[Any]) -> SenderLink:
-    return SenderLink("d", "d-life", "epoch", transport, sent.append)
+    return SenderLink("d", "d-life", "epoch", "scripted", transport, sent.append)
 
 
 def commit(link: SenderLink, lease: Any) -> None:
@@ -104,7 +104,7 @@ def test_pushes_are_numbered_without_gaps(link: SenderLink, transport: ScriptedT
 
 def test_a_receiver_settles_each_grant_once() -> None:
     sent: list[Any] = []
-    pool = KvPool(LAYOUT, 4, "settles")
+    pool = CpuKvPool(LAYOUT, 4, "settles")
     link = ReceiverLink("p", "life", "epoch", SharedMemoryReceiver(pool), Quiet(lambda: False), sent.append)
     link.grant("lease", 4, [1, 2])
     assert link.settle(Released("lease")) == []
@@ -124,7 +124,7 @@ def test_quiet_once_is_quiet_for_ever() -> None:
 
 
 def test_shared_memory_copies_whole_pages_to_where_they_belong() -> None:
-    source, destination = KvPool(LAYOUT, 4, "source"), KvPool(LAYOUT, 6, "destination")
+    source, destination = CpuKvPool(LAYOUT, 4, "source"), CpuKvPool(LAYOUT, 6, "destination")
     for page in range(4):
         source.kv[page] = page + 1
     sender = SharedMemorySender(source, SharedMemoryReceiver(destination).endpoint())
@@ -134,7 +134,7 @@ def test_shared_memory_copies_whole_pages_to_where_they_belong() -> None:
 
 
 def test_shared_memory_refuses_what_is_not_the_pool_it_was_told_of() -> None:
-    source, destination = KvPool(LAYOUT, 4, "here"), KvPool(LAYOUT, 4, "there")
+    source, destination = CpuKvPool(LAYOUT, 4, "here"), CpuKvPool(LAYOUT, 4, "there")
     endpoint = PoolEndpoint(*destination.file)
     with pytest.raises(ValueError, match="not the pool another-life"):
         SharedMemorySender(source, PoolEndpoint(endpoint.pid, endpoint.fd, "another-life", endpoint.num_bytes))

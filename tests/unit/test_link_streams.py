@@ -10,7 +10,7 @@ from kvtransfer.events import LinkClosed, ReceiverLinkOpened, SenderLinkOpened
 from kvtransfer.streams import LinkDialer, LinkServer
 from kvtransfer.transports.factory import TransportFactory
 from tandem.engine.kvcache.base import PageLayout
-from tandem.engine.kvcache.pool import KvPool
+from tandem.engine.kvcache.pool import CpuKvPool
 from tandem.messages import PageFormat, Peer
 from tandem.rpc.channel import bind, new_server
 from tandem.worker.events import Event
@@ -27,7 +27,7 @@ class Ends:
     def __init__(self) -> None:
         self.sender_events: list[Event] = []
         self.receiver_events: list[Event] = []
-        pool = KvPool(LAYOUT, 4, "streams")
+        pool = CpuKvPool(LAYOUT, 4, "streams")
         transports = TransportFactory(pool, "127.0.0.1")
         self.dialer = LinkDialer("p", "p life", FORMAT, transports, self.sender_events.append, "")
         self.link_server = LinkServer("d life", FORMAT, transports, self.receiver_events.append)

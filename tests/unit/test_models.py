@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from tandem.engine.attention.reference import ReferenceAttention
 from tandem.engine.batch import Batch, Phase
 from tandem.engine.kvcache.base import PageLayout
-from tandem.engine.kvcache.pool import KvPool
+from tandem.engine.kvcache.pool import CpuKvPool
 from tandem.engine.models.base import Model
 from tandem.engine.models.config import ModelConfig
 from tandem.engine.models.registry import build_model
@@ -112,7 +112,7 @@ class Runner:
         config = model.config
         layout = PageLayout(config.num_layers, page_size, config.num_kv_heads, config.head_dim, dtype)
         self.model = model
-        self.pool = KvPool(layout, 2048 // page_size, f"test-models-{next(_names)}")
+        self.pool = CpuKvPool(layout, 2048 // page_size, f"test-models-{next(_names)}")
         self.pool.kv.fill_(float("nan"))
         self.attention = ReferenceAttention(self.pool, config.num_q_heads)
         self._free = list(range(self.pool.num_pages))

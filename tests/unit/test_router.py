@@ -6,8 +6,12 @@ from typing import Any
 
 import pytest
 
+from router.access import Access
+from router.errors import OverloadedError, RequestTimeoutError, RequestTooLargeError, UnavailableError
+from router.frontends.generation import Generation
+from router.output_text import OutputText
 from router.policies.registry import make_policy
-from router.router import OverloadedError, RequestTimeoutError, RequestTooLargeError, Router, UnavailableError
+from router.router import Router
 from router.tracker import RequestTracker
 from tandem.config import RouterConfig
 from tandem.lifecycle import RECEIVED
@@ -30,6 +34,7 @@ from tandem.messages import (
 from tandem.sampling_params import SamplingParams
 from tests.fakes.clock import FakeClock
 from tests.fakes.scripted_worker import ScriptedWorker
+from tests.fakes.tokenizer import ByteTokenizer
 
 
 class Harness:
@@ -56,8 +61,10 @@ class Client:
         self.task = asyncio.create_task(self._read(router))
 
     async def _read(self, router: Router) -> None:
-        async for token_ids in router.generate(self.tracker):
-            self.tokens += token_ids
+        output = OutputText(ByteTokenizer(), (), ())  # type: ignore[arg-type]
+        with Generation(router, Access((), 0), "", self.tracker, output) as generation:
+            while (piece := await generation.next()) is not None:
+                self.tokens += piece.token_ids
 
 
 async def settle() -> None:
@@ -196,7 +203,7 @@ async def test_a_lost_worker_s_requests_go_on_elsewhere() -> None:
     await settle()
     request_id = client.tracker.request_id
     h.p[0].say(first(request_id, 0, 0, 10))
-    h.router.lose(h.d[0].worker, "killed")
+    h.router.lose(h.d[0].worker, "disconnected", "killed")
     assert h.d[0].disconnected == "killed"
     assert h.p[0].of(Prefill)[1].decode_worker_id == "d1"
     h.d[1].say(tokens(request_id, 1, 1, 11))
@@ -211,7 +218,7 @@ async def test_the_last_worker_s_loss_fails_its_requests_clearly() -> None:
     h = Harness()
     client = h.request()
     await settle()
-    h.router.lose(h.d[0].worker, "killed")
+    h.router.lose(h.d[0].worker, "disconnected", "killed")
     with pytest.raises(UnavailableError, match="no decode worker is connected"):
         await client.task
     assert h.p[0].of(Abort)
@@ -236,7 +243,7 @@ async def test_a_worker_lost_between_the_last_token_and_its_finish_loses_nothing
     request_id = client.tracker.request_id
     h.p[0].say(first(request_id, 0, 0, 10))
     h.d[0].say(tokens(request_id, 0, 0, 10, 11))
-    h.router.lose(h.d[0].worker, "killed")
+    h.router.lose(h.d[0].worker, "disconnected", "killed")
     await client.task
     assert (client.tokens, client.tracker.finish_reason) == ([10, 11], "length")
     assert len(h.p[0].of(Prefill)) == 1
@@ -265,14 +272,16 @@ async def test_silence_and_standstill_lose_a_worker() -> None:
     for worker in (h.p[0], h.d[0]):
         worker.say(Heartbeat(2))
     h.clock.advance(0.2)
-    assert [(w.worker_id, why) for w, why in h.router.registry.lost()] == [("d1", "no heartbeat for 1 s")]
+    assert [(w.worker_id, *why) for w, *why in h.router.registry.lost()] == [("d1", "silent", "no heartbeat for 1 s")]
     # A worker that talks but does not move.
     for _ in range(6):
         h.clock.advance(0.9)
         h.p[0].say(Heartbeat(3))
         h.d[0].say(Heartbeat(2))
         h.d[1].say(Heartbeat(9))
-    assert [(w.worker_id, why) for w, why in h.router.registry.lost()] == [("d0", "no scheduler step for 5 s")]
+    assert [(w.worker_id, *why) for w, *why in h.router.registry.lost()] == [
+        ("d0", "stalled", "no scheduler step for 5 s")
+    ]
 
 
 @run
@@ -336,7 +345,7 @@ async def test_a_prefill_worker_s_death_does_not_matter_once_decode_has_spoken()
     h.p[0].say(first(request_id, 0, 0, 10))
     h.d[0].say(tokens(request_id, 0, 0, 10, 11))
     assert h.p[0].worker.num_assigned == 0
-    h.router.lose(h.p[0].worker, "killed")
+    h.router.lose(h.p[0].worker, "disconnected", "killed")
     h.d[0].say(tokens(request_id, 0, 2, 12))
     h.d[0].say(Finished(request_id, 0, "stop", 3, 0, 1))
     await client.task
@@ -350,7 +359,7 @@ async def test_after_the_first_token_the_decode_worker_is_asked_by_waiting() -> 
     await settle()
     request_id = client.tracker.request_id
     h.p[0].say(first(request_id, 0, 0, 10))
-    h.router.lose(h.p[0].worker, "killed")
+    h.router.lose(h.p[0].worker, "disconnected", "killed")
     assert not h.p[1].of(Prefill), "the decode worker may have the pages"
     h.d[0].say(tokens(request_id, 0, 0, 10, 11))
     h.clock.advance(0.9)
@@ -370,7 +379,7 @@ def test_after_the_first_token_lost_pages_mean_another_attempt(says_lost: bool) 
         await settle()
         request_id = client.tracker.request_id
         h.p[0].say(first(request_id, 0, 0, 10))
-        h.router.lose(h.p[0].worker, "killed")
+        h.router.lose(h.p[0].worker, "disconnected", "killed")
         if says_lost:
             h.d[0].say(LeaseLost(request_id, 0))
         else:

@@ -8,7 +8,7 @@ from kvtransfer.transports.base import SenderTransport
 from kvtransfer.transports.factory import TransportFactory
 from kvtransfer.transports.tcp import TcpReceiver, TcpSender
 from tandem.engine.kvcache.base import PageLayout
-from tandem.engine.kvcache.pool import KvPool
+from tandem.engine.kvcache.pool import CpuKvPool, KvPool
 from tandem.messages import Failed, LeaseLost, LinkWelcome, Pushing
 from tests.fakes.engine import expected_tokens
 from tests.fakes.transport import ScriptedReceiver, ScriptedTransport
@@ -25,7 +25,7 @@ def wait_for(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
 
 
 def tcp_pair(num_pages: int = 16) -> tuple[KvPool, KvPool, TcpSender, TcpReceiver]:
-    source, destination = KvPool(LAYOUT, num_pages, "tcp-source"), KvPool(LAYOUT, num_pages, "tcp-destination")
+    source, destination = CpuKvPool(LAYOUT, num_pages, "tcp-source"), CpuKvPool(LAYOUT, num_pages, "tcp-destination")
     receiver = TcpReceiver(destination, "127.0.0.1")
     return source, destination, TcpSender(source, receiver.endpoint()), receiver
 
@@ -59,7 +59,10 @@ def test_aborting_a_receiver_that_waits_is_soon_over() -> None:
 
 def test_a_peer_that_goes_away_is_a_failure() -> None:
     _, _, sender, receiver = tcp_pair()
-    receiver.expect(0, [1], 1)
+    # Connected: who goes before that is no peer yet, and the link's own stream tells of its end.
+    sender.push(0, [1], [1])
+    wait_for(receiver.expect(0, [1], 1).done)
+    receiver.expect(1, [1], 1)
     sender.abort()
     wait_for(lambda: "closed the connection" in receiver.failure)
     wait_for(receiver.abort().done)
@@ -132,7 +135,7 @@ def test_receives_of_a_released_lease_are_over_with_the_link() -> None:
 
 
 def test_the_sender_s_best_common_transport_is_chosen() -> None:
-    pool = KvPool(LAYOUT, 2, "choice")
+    pool = CpuKvPool(LAYOUT, 2, "choice")
     factory = TransportFactory(pool, "127.0.0.1", ("shared_memory", "tcp"))
     assert factory.choose(("nvlink", "tcp", "shared_memory")) == "tcp"
     assert factory.choose(("nvlink",)) is None

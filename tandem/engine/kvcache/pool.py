@@ -3,6 +3,7 @@
 import mmap
 import os
 import weakref
+from abc import ABC, abstractmethod
 from typing import NamedTuple
 
 import torch
@@ -19,15 +20,32 @@ class SharedPoolFile(NamedTuple):
     num_bytes: int
 
 
-class KvPool:
+class KvPool(ABC):
     """One tensor with every page of a worker.
-
-    On a CPU the memory is a memfd: another process of the same user and host maps it through /proc, and the kernel
-    frees it with the last process that holds it, so that no kill leaves it behind.
 
     Attributes:
         kv: (num_pages, num_layers, 2, page_size, num_kv_heads, head_dim) of the layout's dtype.
         page_bytes_view: (num_pages, page_bytes) uint8, the same memory.
+    """
+
+    def __init__(self, layout: PageLayout, num_pages: int, memory: torch.Tensor) -> None:
+        """Args: memory: (num_pages, page_bytes) uint8, contiguous."""
+        self.layout = layout
+        self.num_pages = num_pages
+        self.page_bytes_view = memory
+        self.kv = memory.view(getattr(torch, layout.dtype)).view(num_pages, *layout.page_shape)
+
+    @abstractmethod
+    def close(self) -> None:
+        """Lets nobody else map the pool any more."""
+
+
+class CpuKvPool(KvPool):
+    """Pages in a memfd: another process of the same user and host maps it through /proc, and the kernel frees it with
+    the last process that holds it, so that no kill leaves it behind.
+
+    Attributes:
+        file: where another process finds it.
     """
 
     def __init__(self, layout: PageLayout, num_pages: int, name: str) -> None:
@@ -39,8 +57,6 @@ class KvPool:
         Raises:
             ValueError: the pool does not fit into the memory that is free.
         """
-        self.layout = layout
-        self.num_pages = num_pages
         num_bytes = num_pages * layout.page_bytes
         available = available_memory_bytes()
         if num_bytes > available:
@@ -53,9 +69,9 @@ class KvPool:
         self._close_fd = weakref.finalize(self, os.close, fd)
         self._mmap = mmap.mmap(fd, num_bytes)
         self.file = SharedPoolFile(os.getpid(), fd, f"tandem-pool-{name}", num_bytes)
-        self.page_bytes_view = torch.frombuffer(self._mmap, dtype=torch.uint8).view(num_pages, layout.page_bytes)
-        self.kv = self.page_bytes_view.view(getattr(torch, layout.dtype)).view(num_pages, *layout.page_shape)
+        memory = torch.frombuffer(self._mmap, dtype=torch.uint8)
+        super().__init__(layout, num_pages, memory.view(num_pages, layout.page_bytes))
 
     def close(self) -> None:
-        """Lets nobody map the pool any more; its memory goes with the last tensor or mapping that refers to it."""
+        """The memory goes with the last tensor or mapping that refers to it."""
         self._close_fd()

@@ -1,0 +1,121 @@
+"""GPUs of one host that are peers: the sender maps the receiver's pool and has the copy engines write its pages in
+place. One-sided. Imported on CUDA machines alone."""
+
+from collections.abc import Sequence
+
+import torch
+from cuda.bindings import runtime
+
+from kvtransfer.transports.base import COMPLETED, Completion, ReceiverTransport, SenderTransport
+from tandem.engine.kvcache.cuda_pool import CudaKvPool, check
+from tandem.messages import PoolEndpoint
+
+
+class _Copied:
+    """A batch of copies is over when the event after it has happened."""
+
+    def __init__(self, event: torch.cuda.Event) -> None:
+        self._event = event
+
+    def done(self) -> bool:
+        return self._event.query()
+
+
+class NvlinkSender(SenderTransport):
+    two_sided = False
+
+    def __init__(self, pool: CudaKvPool, endpoint: PoolEndpoint) -> None:
+        """Maps the receiver's pool.
+
+        Raises:
+            ValueError: the endpoint is not a pool of this host's GPUs with pages of this size.
+        """
+        self._page_bytes = pool.layout.page_bytes
+        if endpoint.num_bytes == 0 or endpoint.num_bytes % self._page_bytes:
+            raise ValueError(
+                f"a pool of {endpoint.num_bytes} bytes does not consist of pages of {self._page_bytes} bytes"
+            )
+        self._num_dst_pages = endpoint.num_bytes // self._page_bytes
+        self._src = pool.address
+        self._device = pool.kv.device
+        handle = runtime.cudaIpcMemHandle_t()
+        try:
+            handle.reserved = bytes.fromhex(endpoint.name)
+            self._dst = int(check(runtime.cudaIpcOpenMemHandle(handle, runtime.cudaIpcMemLazyEnablePeerAccess)))
+        except (ValueError, RuntimeError) as error:
+            raise ValueError(f"the receiver's pool cannot be mapped: {error}") from error
+        # Not the legacy stream, which batched copies refuse.
+        self._stream = torch.cuda.Stream(self._device)
+        self._last: Completion | None = None
+        self._aborted = False
+        # All copies of a batch: read the source in this stream's order, which waits for the forward that wrote it.
+        self._attributes = runtime.cudaMemcpyAttributes()
+        self._attributes.srcAccessOrder = runtime.cudaMemcpySrcAccessOrder.cudaMemcpySrcAccessOrderStream
+
+    @property
+    def failure(self) -> str:
+        return ""
+
+    def push(self, link_seq: int, src_pages: Sequence[int], dst_pages: Sequence[int]) -> Completion:
+        assert not self._aborted, "push after abort"
+        assert len(src_pages) == len(dst_pages) and max(dst_pages) < self._num_dst_pages
+        size = self._page_bytes
+        computed = torch.cuda.Event()
+        computed.record(torch.cuda.current_stream(self._device))
+        self._stream.wait_event(computed)
+        check(
+            runtime.cudaMemcpyBatchAsync(
+                [self._dst + page * size for page in dst_pages],
+                [self._src + page * size for page in src_pages],
+                [size] * len(src_pages),
+                len(src_pages),
+                [self._attributes],
+                [0],
+                1,
+                self._stream.cuda_stream,
+            )
+        )
+        copied = torch.cuda.Event()
+        copied.record(self._stream)
+        self._last = _Copied(copied)
+        return self._last
+
+    def abort(self) -> Completion:
+        self._aborted = True
+        return _Unmapping(self._dst, self._last)
+
+
+class _Unmapping:
+    """The mapping goes when nothing copies through it any more: it would keep a dead receiver's memory."""
+
+    def __init__(self, address: int, last: Completion | None) -> None:
+        self._address = address
+        self._last = last
+        self._done = False
+
+    def done(self) -> bool:
+        if not self._done and (self._last is None or self._last.done()):
+            check(runtime.cudaIpcCloseMemHandle(self._address))
+            self._done = True
+        return self._done
+
+
+class NvlinkReceiver(ReceiverTransport):
+    two_sided = False
+
+    def __init__(self, pool: CudaKvPool) -> None:
+        self._pool = pool
+
+    @property
+    def failure(self) -> str:
+        return ""
+
+    def endpoint(self) -> PoolEndpoint:
+        pool = self._pool
+        return PoolEndpoint(0, 0, pool.ipc_handle.hex(), pool.num_pages * pool.layout.page_bytes)
+
+    def expect(self, link_seq: int, dst_pages: Sequence[int] | None, num_pages: int) -> Completion:
+        return COMPLETED
+
+    def abort(self) -> Completion:
+        return COMPLETED

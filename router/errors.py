@@ -1,0 +1,64 @@
+"""Why a request is not served. The messages are for clients; each front door has one table of codes for these."""
+
+# gRPC drops a status whose message has more than some thousand bytes, and a character may take twelve there.
+MAX_MESSAGE_LENGTH = 500
+
+
+def shortened(message: str) -> str:
+    """At most MAX_MESSAGE_LENGTH characters of a message, which may quote what the client sent."""
+    return message if len(message) <= MAX_MESSAGE_LENGTH else f"{message[: MAX_MESSAGE_LENGTH - 1]}…"
+
+
+class RequestError(Exception):
+    """Attributes: outcome: what the request counts as in the metrics."""
+
+    outcome = "error"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(shortened(message))
+
+
+class InvalidRequestError(RequestError, ValueError):
+    """Nothing of this kind can be served, now or later.
+
+    Attributes:
+        param: the field that is wrong, or "".
+    """
+
+    outcome = "invalid"
+
+    def __init__(self, message: str, param: str = "") -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class UnknownModelError(InvalidRequestError):
+    """Another model is served here."""
+
+
+class RequestTooLargeError(InvalidRequestError):
+    """The request does not fit the workers' pools."""
+
+
+class UnauthenticatedError(RequestError):
+    """The API key is missing or wrong."""
+
+    outcome = "unauthenticated"
+
+
+class OverloadedError(RequestError):
+    """Too many requests wait already, or are in hand for one key."""
+
+    outcome = "overloaded"
+
+
+class UnavailableError(RequestError):
+    """No worker can serve the request now."""
+
+    outcome = "unavailable"
+
+
+class RequestTimeoutError(RequestError):
+    """The request took longer than the router allows."""
+
+    outcome = "timeout"

@@ -1,0 +1,223 @@
+"""What every front door does with a request: check it, tokenize it, serve it, and say how it ended.
+
+A front door translates between its wire and what is here, and has one table from the errors of router.errors to the
+codes of its own protocol.
+"""
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from router.access import Access
+from router.errors import InvalidRequestError, UnknownModelError
+from router.frontends.generation import Generation, refusals_counted
+from router.output_text import OutputText
+from router.router import Router
+from router.stop_strings import check_stop_strings
+from router.tokenization import Tokenizer
+from tandem.config import RouterConfig
+from tandem.lifecycle import RECEIVED, TOKENIZED, now_ns
+from tandem.sampling_params import SamplingParams
+
+MAX_NAMESPACE_LEN = 256
+# It comes back with every response.
+MAX_REQUEST_ID_LEN = 256
+# A longer prompt is tokenized beside the event loop: this many characters take about a millisecond.
+MAX_INLINE_CHARACTERS = 4096
+SEED_BITS = 64
+
+# A text, token ids, or the messages of a chat, each with `role` and `content`.
+PromptInput = str | Sequence[int] | list[dict[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingOptions:
+    """What a client asks for. None, and what `plain` does not name, has a default.
+
+    Attributes:
+        plain: fields of SamplingParams that are taken as they are: temperature, top_p and so on.
+    """
+
+    max_tokens: int | None = None
+    seed: int | None = None
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    stop: Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
+    ignore_eos: bool = False
+    num_logprobs: int | None = None
+    plain: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizedPrompt:
+    """Attributes: moments: when the request was received and tokenized, in nanoseconds."""
+
+    token_ids: list[int]
+    moments: dict[str, int]
+
+
+class Door:
+    """What the front doors share: who may enter, and how a request becomes a Generation."""
+
+    def __init__(self, router: Router, tokenizer: Tokenizer, config: RouterConfig) -> None:
+        self.router = router
+        self.tokenizer = tokenizer
+        self.config = config
+        self.started_at = time.time()
+        self.access = Access(config.api_keys, config.max_requests_per_key)
+        # Known before the first request asks: looking through the vocabulary takes a while.
+        self._max_characters = config.max_model_len * tokenizer.max_token_bytes
+
+    @contextmanager
+    def refusals_counted(self) -> Iterator[None]:
+        """Counts and logs a RequestError that is raised within; for what a front door itself refuses."""
+        with refusals_counted(self.router):
+            yield
+
+    def identify(self, authorization: str | None) -> str:
+        """Whose request this is; see Access.identify."""
+        with self.refusals_counted():
+            return self.access.identify(authorization)
+
+    def check_model(self, model: str) -> None:
+        """Raises UnknownModelError."""
+        if model and model != self.config.model_name:
+            raise UnknownModelError(f"model {model!r} is not served here; {self.config.model_name!r} is", "model")
+
+    def check_num_messages(self, num_messages: int) -> None:
+        """Of a chat, before anything is done for each of them. Raises InvalidRequestError."""
+        if not num_messages:
+            raise InvalidRequestError("the chat has no messages", "messages")
+        # An empty one takes at least a token too.
+        if num_messages >= self.config.max_model_len:
+            raise InvalidRequestError(
+                f"the chat has {num_messages} messages, more than can fit the model's length of "
+                f"{self.config.max_model_len} tokens",
+                "messages",
+            )
+
+    async def tokenize(self, prompt: PromptInput) -> TokenizedPrompt:
+        """Raises InvalidRequestError, with a message for the client."""
+        moments = {RECEIVED: now_ns()}
+        param = "prompt"
+        if isinstance(prompt, str):
+            token_ids = await self._encode(len(prompt), self.tokenizer.encode, prompt, param)
+        elif prompt and isinstance(prompt[0], dict):
+            param = "messages"
+            messages: Any = prompt
+            # The template writes something for an empty one too.
+            num_characters = sum(1 + len(text) for message in messages for text in message.values())
+            token_ids = await self._encode(num_characters, self.tokenizer.encode_chat, prompt, param)
+        else:
+            token_ids = prompt  # type: ignore[assignment]
+        if not token_ids:
+            raise InvalidRequestError("the prompt is empty", param)
+        if len(token_ids) >= self.config.max_model_len:
+            raise InvalidRequestError(
+                f"the prompt has {len(token_ids)} tokens; the model's length is {self.config.max_model_len}, the "
+                "output's first token included",
+                param,
+            )
+        vocab_size = self.tokenizer.vocab_size
+        if outside := [i for i in token_ids if not 0 <= i < vocab_size]:
+            raise InvalidRequestError(f"token id {outside[0]} is outside the vocabulary of {vocab_size}", param)
+        moments[TOKENIZED] = now_ns()
+        return TokenizedPrompt(list(token_ids), moments)
+
+    def begin(
+        self,
+        prompt: TokenizedPrompt,
+        options: SamplingOptions,
+        *,
+        key: str,
+        default_max_tokens: int | None,
+        choice: int = 0,
+        priority: int = 0,
+        cache_namespace: str = "",
+        client_request_id: str = "",
+    ) -> Generation:
+        """Makes a Generation, which is served once it is entered.
+
+        Args:
+            key: what `identify` said.
+            default_max_tokens: for a client that names no limit; None: all that the model's length leaves.
+            choice: which of several outputs of one request; each has a seed of its own.
+
+        Raises:
+            InvalidRequestError: with a message for the client.
+        """
+        _check_name("cache_namespace", cache_namespace, MAX_NAMESPACE_LEN)
+        _check_name("request_id", client_request_id, MAX_REQUEST_ID_LEN)
+        sampling = self._sampling(options, len(prompt.token_ids), default_max_tokens, choice)
+        tracker = self.router.track(
+            prompt.token_ids, sampling, priority=priority, cache_namespace=cache_namespace, moments=prompt.moments
+        )
+        tracker.client_request_id = client_request_id
+        output = OutputText(self.tokenizer, sampling.stop_token_ids, options.stop)
+        return Generation(self.router, self.access, key, tracker, output)
+
+    async def _encode(
+        self, num_characters: int, encode: Callable[[Any], list[int]], prompt: Any, param: str
+    ) -> list[int]:
+        """Tokenizes a prompt without keeping other requests waiting; raises InvalidRequestError."""
+        if num_characters > self._max_characters:
+            raise InvalidRequestError(
+                f"the prompt has {num_characters} characters; no more than {self._max_characters} can fit the model's "
+                f"length of {self.config.max_model_len} tokens",
+                param,
+            )
+        try:
+            if num_characters <= MAX_INLINE_CHARACTERS:
+                return encode(prompt)
+            return await asyncio.get_running_loop().run_in_executor(None, encode, prompt)
+        except ValueError as error:
+            raise InvalidRequestError(str(error), param) from error
+
+    def _sampling(
+        self, options: SamplingOptions, num_prompt_tokens: int, default_max_tokens: int | None, choice: int
+    ) -> SamplingParams:
+        """Raises InvalidRequestError."""
+        room = self.config.max_model_len - num_prompt_tokens
+        max_tokens = options.max_tokens
+        if max_tokens is None:
+            max_tokens = room if default_max_tokens is None else min(default_max_tokens, room)
+        elif not 1 <= max_tokens <= room:
+            raise InvalidRequestError(
+                f"max_tokens must be between 1 and {room} for a prompt of {num_prompt_tokens} tokens, not {max_tokens}",
+                "max_tokens",
+            )
+        vocab_size = self.tokenizer.vocab_size
+        for name, ids in (("logit_bias", options.logit_bias), ("stop_token_ids", options.stop_token_ids)):
+            if outside := [i for i in ids if not 0 <= i < vocab_size]:
+                raise InvalidRequestError(
+                    f"{name}: token id {outside[0]} is outside the vocabulary of {vocab_size}", name
+                )
+        stop_token_ids = [*options.stop_token_ids, *(() if options.ignore_eos else self.tokenizer.eos_token_ids)]
+        seed = random.getrandbits(SEED_BITS) if options.seed is None else options.seed
+        try:
+            check_stop_strings(options.stop)
+        except ValueError as error:
+            raise InvalidRequestError(str(error), "stop") from error
+        try:
+            return SamplingParams(
+                max_tokens=max_tokens,
+                seed=(seed + choice) % 2**SEED_BITS if choice else seed,
+                logit_bias=tuple(sorted(options.logit_bias.items())),
+                stop_token_ids=tuple(dict.fromkeys(stop_token_ids)),
+                num_logprobs=options.num_logprobs,
+                **options.plain,
+            )
+        except ValueError as error:
+            raise InvalidRequestError(str(error)) from error
+
+
+def _check_name(field_name: str, name: str, max_len: int) -> None:
+    """Raises InvalidRequestError for one that could not travel to the workers, or not be told back."""
+    if len(name) > max_len:
+        raise InvalidRequestError(f"{field_name} must have at most {max_len} characters, not {len(name)}", field_name)
+    if any("\ud800" <= character <= "\udfff" for character in name):
+        raise InvalidRequestError(f"{field_name} holds half a character", field_name)

@@ -1,0 +1,164 @@
+"""One output on its way to a client: its pieces, how it ends, and what is counted and logged of it."""
+
+import json
+import logging
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from types import TracebackType
+
+from router.access import Access
+from router.errors import RequestError, RequestTimeoutError, UnavailableError
+from router.output_text import OutputText
+from router.router import Router
+from router.stream import RequestStream
+from router.tracker import RequestState, RequestTracker
+from tandem.lifecycle import FIRST_TOKEN_SENT, PhaseTiming, now_ns, phase_timings
+from tandem.sampling_params import TokenLogprobs
+
+# One line for each request, as JSON.
+request_logger = logging.getLogger("router.requests")
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What a client is sent at once.
+
+    Attributes:
+        index: of token_ids[0] in the output.
+        text: what the tokens so far add to the text; a character whose bytes are not all there yet waits, and so does
+            what may become a stop string.
+        logprobs: one for each token, if asked for.
+        finish_reason: "stop" or "length" on the last piece, which holds no tokens.
+    """
+
+    index: int
+    token_ids: list[int]
+    text: str
+    logprobs: list[TokenLogprobs]
+    finish_reason: str = ""
+
+
+class Generation:
+    """One output on its way to a client. Use as a context manager, within which `next` gives its pieces; leaving it
+    early aborts the request."""
+
+    def __init__(self, router: Router, access: Access, key: str, tracker: RequestTracker, output: OutputText) -> None:
+        self.tracker = tracker
+        self._finish_reason = ""
+        self._router = router
+        self._access = access
+        self._key = key
+        self._output = output
+        self._index = 0
+        self._stream: RequestStream | None = None
+        self._held = ExitStack()
+
+    @property
+    def num_output_tokens(self) -> int:
+        return self._index
+
+    def __enter__(self) -> "Generation":
+        """Sends the request to workers.
+
+        Raises:
+            RequestTooLargeError, OverloadedError, UnavailableError: as Router.open.
+        """
+        with refusals_counted(self._router):
+            self._held.enter_context(self._access.hold(self._key))
+            try:
+                self._stream = self._router.open(self.tracker)
+            except BaseException:
+                self._held.close()
+                raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._stream is not None
+        self._router.close(self._stream)
+        self._held.close()
+        self._report(self._stream)
+
+    async def next(self) -> Piece | None:
+        """The next piece, or None once the last one has been given.
+
+        Raises:
+            UnavailableError: no workers, or none that finished it within max_attempts.
+            RequestTimeoutError: it took longer than request_timeout_s.
+        """
+        assert self._stream is not None
+        if self._finish_reason:
+            return None
+        token_ids = None if self._output.stopped else await self._stream.tokens.get()
+        if token_ids is None:
+            return self._last()
+        if not self._index:
+            self.tracker.moments.setdefault(FIRST_TOKEN_SENT, now_ns())
+        text, num_tokens = self._output.push(token_ids)
+        start, self._index = self._index, self._index + num_tokens
+        logprobs = self.tracker.output_logprobs
+        return Piece(start, token_ids[:num_tokens], text, logprobs[start : self._index] if logprobs else [])
+
+    def timings(self) -> list[PhaseTiming]:
+        return phase_timings(self.tracker.moments)
+
+    def page_size(self) -> int:
+        worker = self._router.registry.get(self.tracker.prefill_worker_id)
+        return worker.hello.page_format.page_size if worker else 0
+
+    def _last(self) -> Piece:
+        assert self._stream is not None
+        text = self._output.flush()
+        if self._output.stopped:
+            self._router.stop(self._stream)
+        if self.tracker.state is not RequestState.FINISHED:
+            raise (RequestTimeoutError if self._stream.timed_out else UnavailableError)(self.tracker.failure)
+        self._finish_reason = "stop" if self._output.stopped else self.tracker.finish_reason
+        return Piece(self._index, [], text, [], self._finish_reason)
+
+    def _report(self, stream: RequestStream) -> None:
+        """The one place where an ended request is counted and logged."""
+        tracker = self.tracker
+        match tracker.state:
+            case RequestState.FINISHED:
+                outcome = self._finish_reason or tracker.finish_reason
+            case RequestState.FAILED:
+                outcome = (RequestTimeoutError if stream.timed_out else UnavailableError).outcome
+            case _:
+                outcome = "abort"
+        timings = self.timings()
+        num_cached_tokens = tracker.prompt_cached_len or 0
+        self._router.metrics.request_ended(
+            outcome,
+            num_prompt_tokens=len(tracker.prompt_ids),
+            num_cached_tokens=num_cached_tokens,
+            num_output_tokens=len(tracker.output_ids),
+            timings=timings,
+        )
+        if request_logger.isEnabledFor(logging.INFO):
+            line = {
+                "request_id": tracker.request_id,
+                "client_request_id": tracker.client_request_id,
+                "outcome": outcome,
+                "error": tracker.failure,
+                "prompt_tokens": len(tracker.prompt_ids),
+                "cached_tokens": num_cached_tokens,
+                "output_tokens": len(tracker.output_ids),
+                "attempts": tracker.attempt + 1,
+                "prefill_worker": tracker.prefill_worker_id,
+                "decode_worker": tracker.decode_worker_id,
+                "phases_ms": {t.name: round(t.duration_ms, 3) for t in timings},
+            }
+            request_logger.info(json.dumps({k: v for k, v in line.items() if v != ""}))
+
+
+@contextmanager
+def refusals_counted(router: Router) -> Iterator[None]:
+    try:
+        yield
+    except RequestError as error:
+        router.metrics.request_refused(error.outcome)
+        request_logger.info(json.dumps({"outcome": error.outcome, "error": str(error)}))
+        raise

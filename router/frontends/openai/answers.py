@@ -1,0 +1,147 @@
+"""From generations to the JSON of an answer, whole or in chunks. Both are made of the same pieces, so their texts are
+the same."""
+
+import time
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.responses import Response
+from starlette.types import Receive
+
+from router.frontends.base import Door, TokenizedPrompt
+from router.frontends.generation import Generation, Piece
+from router.frontends.openai.errors import json_response
+from router.frontends.openai.serving import EventStream, pieces_of, unless_client_leaves
+from tandem.sampling_params import TokenLogprobs
+
+
+@dataclass(eq=False, slots=True)
+class Output:
+    """One choice so far.
+
+    Attributes:
+        echo: the prompt's text, if it is to stand in front.
+        num_characters: of the tokens whose log probabilities have been listed, and of the echo.
+    """
+
+    echo: str = ""
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    num_characters: int = 0
+    finish_reason: str = ""
+
+    def add(self, piece: Piece) -> None:
+        self.finish_reason = piece.finish_reason
+        self.text += piece.text
+        self.token_ids += piece.token_ids
+        self.logprobs += piece.logprobs
+
+    def take(self) -> tuple[str, list[int], list[TokenLogprobs]]:
+        """What came since the last call."""
+        taken = self.text, self.token_ids, self.logprobs
+        self.text, self.token_ids, self.logprobs = "", [], []
+        return taken
+
+
+class Answer(ABC):
+    """The answer to one HTTP request: `num_choices` outputs of each prompt, in this order."""
+
+    id_prefix: str
+    object_name: str
+    chunk_object_name: str
+
+    def __init__(
+        self,
+        door: Door,
+        prompts: Sequence[TokenizedPrompt],
+        generations: Sequence[Generation],
+        echoes: Sequence[str] = (),
+    ) -> None:
+        """Args: generations: as many for each prompt, one prompt after the other; echoes: one for each, or none."""
+        self._door = door
+        self._prompts = prompts
+        self._generations = generations
+        texts = echoes or [""] * len(generations)
+        self._outputs = [Output(text) for text in texts]
+        self._id = f"{self.id_prefix}-{uuid.uuid4().hex}"
+        self._created = int(time.time())
+
+    @abstractmethod
+    def choice(self, index: int, output: Output) -> dict[str, Any]:
+        """A whole choice, from all that `output` holds."""
+
+    @abstractmethod
+    def delta(self, index: int, output: Output) -> dict[str, Any]:
+        """A choice of a chunk, from what has come since the last one."""
+
+    def opening(self, index: int, output: Output) -> dict[str, Any] | None:
+        """What goes out before a choice's first tokens, if anything."""
+        return None
+
+    async def respond(self, receive: Receive) -> Response:
+        """The answer in one piece. Raises RequestError, ClientGoneError."""
+        return json_response(await unless_client_leaves(receive, self._collect()))
+
+    async def stream(self, receive: Receive, *, include_usage: bool) -> Response:
+        """The answer in chunks. Raises RequestError, ClientGoneError: before the first chunk."""
+        events = self._events(include_usage)
+        try:
+            first = await unless_client_leaves(receive, anext(events))
+        except BaseException:
+            await events.aclose()
+            raise
+        return EventStream(events, first)
+
+    async def _collect(self) -> dict[str, Any]:
+        async with aclosing(pieces_of(self._generations)) as pieces:
+            async for index, piece in pieces:
+                self._outputs[index].add(piece)
+        choices = [self.choice(i, output) for i, output in enumerate(self._outputs)]
+        return {**self._head(self.object_name), "choices": choices, "usage": self._usage()}
+
+    async def _events(self, include_usage: bool) -> AsyncGenerator[dict[str, Any]]:
+        head = self._head(self.chunk_object_name)
+        if include_usage:
+            head["usage"] = None
+        opened: set[int] = set()
+        async with aclosing(pieces_of(self._generations)) as pieces:
+            async for index, piece in pieces:
+                output = self._outputs[index]
+                output.add(piece)
+                if index not in opened:
+                    opened.add(index)
+                    if (opening := self.opening(index, output)) is not None:
+                        yield {**head, "choices": [opening]}
+                if output.text or output.logprobs or output.finish_reason:
+                    yield {**head, "choices": [self.delta(index, output)]}
+        if include_usage:
+            yield {**head, "choices": [], "usage": self._usage()}
+
+    def _head(self, object_name: str) -> dict[str, Any]:
+        return {
+            "id": self._id,
+            "object": object_name,
+            "created": self._created,
+            "model": self._door.config.model_name,
+        }
+
+    def _usage(self) -> dict[str, Any]:
+        """Each prompt counts once, however many outputs it has: what its first one found cached was not computed."""
+        num_choices = len(self._generations) // len(self._prompts)
+        num_prompt_tokens = sum(len(prompt.token_ids) for prompt in self._prompts)
+        num_output_tokens = sum(g.num_output_tokens for g in self._generations)
+        cached = sum(g.tracker.prompt_cached_len or 0 for g in self._generations[::num_choices])
+        return {
+            "prompt_tokens": num_prompt_tokens,
+            "completion_tokens": num_output_tokens,
+            "total_tokens": num_prompt_tokens + num_output_tokens,
+            "prompt_tokens_details": {"cached_tokens": cached},
+        }
+
+    def token_text(self, token_id: int) -> str:
+        return self._door.tokenizer.token_piece(token_id).decode(errors="replace")

@@ -1,0 +1,145 @@
+"""The HTTP front door: OpenAI's API, and what operators ask."""
+
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from router.errors import RequestError, UnknownModelError
+from router.frontends.base import Door
+from router.frontends.openai.body import JsonRoute
+from router.frontends.openai.chat import serve_chat
+from router.frontends.openai.completions import serve_completion
+from router.frontends.openai.errors import error_response, invalid_body, json_response, status_response
+from router.frontends.openai.gate import Gate
+from router.frontends.openai.schema import (
+    ChatCompletion,
+    ChatCompletionRequest,
+    Completion,
+    CompletionRequest,
+    ErrorBody,
+    Model,
+    ModelList,
+)
+from router.frontends.openai.serving import ClientGoneError
+from tandem import __version__
+
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+STATUS_CLIENT_GONE = 499
+_ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"model": ErrorBody, "description": description}
+    for status, description in {
+        400: "bad input",
+        401: "no API key, or a wrong one",
+        404: "unknown model",
+        408: "the body does not come",
+        413: "the body is too large",
+        429: "too many requests",
+        503: "no worker can serve the request now",
+        504: "the request took too long",
+    }.items()
+}
+_STREAMED = {"text/event-stream": {"schema": {"type": "string"}}}
+
+
+def make_app(door: Door) -> ASGIApp:
+    """The ASGI application, its gate included."""
+    app = FastAPI(
+        title="Tandem",
+        version=__version__,
+        docs_url=None,
+        redoc_url=None,
+        responses=_ERRORS,
+        # Set by uvicorn; what a proxy would strip is not ours to know.
+        redirect_slashes=False,
+    )
+    app.router.route_class = JsonRoute
+    _add_inference(app, door)
+    _add_operation(app, door)
+    _add_error_handlers(app, door)
+    return Gate(app, door)
+
+
+def _add_inference(app: FastAPI, door: Door) -> None:
+    created = int(door.started_at)
+
+    def model() -> Model:
+        return Model(id=door.config.model_name, created=created, max_model_len=door.config.max_model_len)
+
+    @app.get("/v1/models")
+    async def list_models() -> ModelList:
+        """The one model that is served."""
+        return ModelList(data=[model()])
+
+    @app.get("/v1/models/{model_id:path}")
+    async def get_model(model_id: str) -> Model:
+        """The served model by its name."""
+        with door.refusals_counted():
+            if not model_id:
+                raise UnknownModelError("a model's name is needed", "model")
+            door.check_model(model_id)
+        return model()
+
+    @app.post("/v1/completions", response_model=Completion, responses={200: {"content": _STREAMED}})
+    async def completions(body: CompletionRequest, request: Request) -> Response:
+        """Continues texts or token ids."""
+        return await serve_completion(door, body, request.state.key, request.receive)
+
+    @app.post("/v1/chat/completions", response_model=ChatCompletion, responses={200: {"content": _STREAMED}})
+    async def chat_completions(body: ChatCompletionRequest, request: Request) -> Response:
+        """Answers a conversation."""
+        return await serve_chat(door, body, request.state.key, request.receive)
+
+
+def _add_operation(app: FastAPI, door: Door) -> None:
+    @app.get("/health", include_in_schema=False)
+    async def health() -> Response:
+        """200 as long as this process answers."""
+        return json_response({"status": "ok"})
+
+    @app.get("/ready", include_in_schema=False)
+    async def ready() -> Response:
+        """200 exactly if a request would be served now."""
+        reason = door.router.not_ready_reason()
+        return json_response({"ready": not reason, "reason": reason}, 503 if reason else 200)
+
+    @app.get("/metrics", include_in_schema=False)
+    async def metrics() -> Response:
+        """The router's metrics, in Prometheus' text format."""
+        return Response(door.router.metrics.exposition(), media_type=METRICS_TYPE)
+
+    @app.get("/sd", include_in_schema=False)
+    async def service_discovery(request: Request) -> Response:
+        """Where the cluster's metrics are, for Prometheus' HTTP service discovery."""
+        # The router is where it was just reached; its bound address may be 0.0.0.0.
+        own = {"__scheme__": request.url.scheme, "process": "router"}
+        targets = [{"targets": [request.url.netloc], "labels": own}]
+        for worker in door.router.registry:
+            targets.append({"targets": [worker.hello.metrics_address], "labels": {"process": worker.worker_id}})
+        return json_response(targets)
+
+
+def _add_error_handlers(app: FastAPI, door: Door) -> None:
+    @app.exception_handler(RequestError)
+    async def refused(request: Request, error: RequestError) -> Response:
+        return error_response(error)
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> Response:
+        refusal = invalid_body(error)
+        door.router.metrics.request_refused(refusal.outcome)
+        return error_response(refusal)
+
+    @app.exception_handler(HTTPException)
+    async def refused_before_it_is_a_request(request: Request, error: HTTPException) -> Response:
+        path, method = request.scope["path"], request.method
+        messages = {404: f"there is no {path} here", 405: f"{path} does not take {method}"}
+        message = messages.get(error.status_code, str(error.detail))
+        return status_response(error.status_code, message, error.headers)
+
+    @app.exception_handler(ClientGoneError)
+    async def client_gone(request: Request, error: ClientGoneError) -> Response:
+        return Response(status_code=STATUS_CLIENT_GONE)

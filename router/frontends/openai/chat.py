@@ -1,0 +1,79 @@
+"""POST /v1/chat/completions."""
+
+from typing import Any
+
+from starlette.responses import Response
+from starlette.types import Receive
+
+from router.errors import InvalidRequestError
+from router.frontends.base import Door
+from router.frontends.openai.answers import Answer, Output
+from router.frontends.openai.request import begin_all, check_num_choices, sampling_options
+from router.frontends.openai.schema import ChatCompletionRequest
+from tandem.sampling_params import TokenLogprobs
+
+
+class ChatAnswer(Answer):
+    id_prefix = "chatcmpl"
+    object_name = "chat.completion"
+    chunk_object_name = "chat.completion.chunk"
+
+    def opening(self, index: int, output: Output) -> dict[str, Any]:
+        delta = {"role": "assistant", "content": ""}
+        return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+
+    def choice(self, index: int, output: Output) -> dict[str, Any]:
+        text, token_ids, logprobs = output.take()
+        return self._choice(index, output, "message", {"role": "assistant", "content": text}, token_ids, logprobs)
+
+    def delta(self, index: int, output: Output) -> dict[str, Any]:
+        text, token_ids, logprobs = output.take()
+        return self._choice(index, output, "delta", {"content": text} if text else {}, token_ids, logprobs)
+
+    def _choice(
+        self,
+        index: int,
+        output: Output,
+        name: str,
+        message: dict[str, str],
+        token_ids: list[int],
+        logprobs: list[TokenLogprobs],
+    ) -> dict[str, Any]:
+        content = [self._token_logprob(token_id, entry) for token_id, entry in zip(token_ids, logprobs, strict=False)]
+        return {
+            "index": index,
+            name: message,
+            "logprobs": {"content": content} if content else None,
+            "finish_reason": output.finish_reason or None,
+        }
+
+    def _token_logprob(self, token_id: int, entry: TokenLogprobs) -> dict[str, Any]:
+        top = [self._entry(t.token_id, t.logprob) for t in entry.top]
+        return {**self._entry(token_id, entry.logprob), "top_logprobs": top}
+
+    def _entry(self, token_id: int, logprob: float) -> dict[str, Any]:
+        piece = self._door.tokenizer.token_piece(token_id)
+        return {"token": piece.decode(errors="replace"), "logprob": logprob, "bytes": list(piece)}
+
+
+async def serve_chat(door: Door, body: ChatCompletionRequest, key: str, receive: Receive) -> Response:
+    """Raises RequestError, ClientGoneError."""
+    with door.refusals_counted():
+        door.check_model(body.model or "")
+        check_num_choices(1, body.n)
+        if body.top_logprobs is not None and not body.logprobs:
+            raise InvalidRequestError("top_logprobs needs logprobs: true", "top_logprobs")
+        if None not in (body.max_tokens, body.max_completion_tokens) and body.max_tokens != body.max_completion_tokens:
+            raise InvalidRequestError("max_tokens and max_completion_tokens differ: send one of them", "max_tokens")
+        max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+        num_logprobs = (body.top_logprobs or 0) if body.logprobs else None
+        options = sampling_options(body, max_tokens, num_logprobs)
+        door.check_num_messages(len(body.messages))
+        prompt = await door.tokenize([{"role": m.role, "content": m.text} for m in body.messages])
+        # Without a limit an answer may fill the model's length.
+        generations = begin_all(door, [prompt], options, body, key, None)
+    answer = ChatAnswer(door, [prompt], generations)
+    if body.stream:
+        usage = body.stream_options is not None and body.stream_options.include_usage
+        return await answer.stream(receive, include_usage=usage)
+    return await answer.respond(receive)

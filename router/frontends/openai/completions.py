@@ -1,0 +1,82 @@
+"""POST /v1/completions."""
+
+from typing import Any
+
+from starlette.responses import Response
+from starlette.types import Receive
+
+from router.errors import InvalidRequestError
+from router.frontends.base import Door, PromptInput
+from router.frontends.openai.answers import Answer, Output
+from router.frontends.openai.request import begin_all, check_num_choices, sampling_options
+from router.frontends.openai.schema import CompletionRequest
+from tandem.sampling_params import TokenLogprobs
+
+DEFAULT_MAX_TOKENS = 16
+
+
+class CompletionAnswer(Answer):
+    id_prefix = "cmpl"
+    object_name = chunk_object_name = "text_completion"
+
+    def choice(self, index: int, output: Output) -> dict[str, Any]:
+        return self.delta(index, output)
+
+    def delta(self, index: int, output: Output) -> dict[str, Any]:
+        text, token_ids, logprobs = output.take()
+        # The prompt stands before the first text.
+        echo, output.echo = output.echo, ""
+        if echo:
+            output.num_characters += len(echo)
+        return {
+            "index": index,
+            "text": echo + text,
+            "logprobs": self._logprobs(output, token_ids, logprobs) if logprobs else None,
+            "finish_reason": output.finish_reason or None,
+        }
+
+    def _logprobs(self, output: Output, token_ids: list[int], logprobs: list[TokenLogprobs]) -> dict[str, Any]:
+        tokens = [self.token_text(token_id) for token_id in token_ids]
+        offsets = []
+        for token in tokens:
+            offsets.append(output.num_characters)
+            output.num_characters += len(token)
+        return {
+            "tokens": tokens,
+            "token_logprobs": [entry.logprob for entry in logprobs],
+            "top_logprobs": [
+                # The chosen token is always among them.
+                {token: entry.logprob} | {self.token_text(top.token_id): top.logprob for top in entry.top}
+                for token, entry in zip(tokens, logprobs, strict=True)
+            ],
+            "text_offset": offsets,
+        }
+
+
+async def serve_completion(door: Door, body: CompletionRequest, key: str, receive: Receive) -> Response:
+    """Raises RequestError, ClientGoneError."""
+    with door.refusals_counted():
+        door.check_model(body.model or "")
+        inputs = _inputs(body.prompt)
+        check_num_choices(len(inputs), body.n)
+        if body.echo and body.logprobs is not None:
+            raise InvalidRequestError("logprobs of the prompt are not supported: leave out echo or logprobs", "echo")
+        options = sampling_options(body, body.max_tokens, body.logprobs)
+        prompts = [await door.tokenize(prompt) for prompt in inputs]
+        generations = begin_all(door, prompts, options, body, key, DEFAULT_MAX_TOKENS)
+    echoes = []
+    if body.echo:
+        texts = [p if isinstance(p, str) else door.tokenizer.decode(list(p)) for p in inputs]  # type: ignore[arg-type]
+        echoes = [text for text in texts for _ in range(body.n or 1)]
+    answer = CompletionAnswer(door, prompts, generations, echoes)
+    if body.stream:
+        usage = body.stream_options is not None and body.stream_options.include_usage
+        return await answer.stream(receive, include_usage=usage)
+    return await answer.respond(receive)
+
+
+def _inputs(prompt: str | list[Any]) -> list[PromptInput]:
+    """One prompt or several: strings or lists of token ids."""
+    if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
+        return list(prompt)
+    return [prompt]

@@ -1,0 +1,81 @@
+"""Errors as OpenAI's clients know them: an HTTP status and an error object."""
+
+import json
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from fastapi.exceptions import RequestValidationError
+from starlette.responses import Response
+
+from router.errors import (
+    InvalidRequestError,
+    OverloadedError,
+    RequestError,
+    RequestTimeoutError,
+    RequestTooLargeError,
+    UnauthenticatedError,
+    UnavailableError,
+    UnknownModelError,
+    shortened,
+)
+from router.frontends.openai.schema import TAG_MARK
+
+
+class HttpError(NamedTuple):
+    status: int
+    type: str
+    code: str | None
+
+
+# The first that fits counts.
+HTTP_ERRORS: tuple[tuple[type[RequestError], HttpError], ...] = (
+    (UnknownModelError, HttpError(404, "invalid_request_error", "model_not_found")),
+    (RequestTooLargeError, HttpError(400, "invalid_request_error", "context_length_exceeded")),
+    (InvalidRequestError, HttpError(400, "invalid_request_error", None)),
+    (UnauthenticatedError, HttpError(401, "authentication_error", "invalid_api_key")),
+    (OverloadedError, HttpError(429, "rate_limit_error", "overloaded")),
+    (RequestTimeoutError, HttpError(504, "timeout_error", "timeout")),
+    (UnavailableError, HttpError(503, "server_error", "unavailable")),
+)
+
+
+def json_response(content: Any, status: int = 200) -> Response:
+    """Escaped to ASCII: a client's half characters come back to it as they came."""
+    return Response(json.dumps(content, separators=(",", ":")), status, media_type="application/json")
+
+
+def error_object(error: RequestError) -> dict[str, Any]:
+    http = _http_error(error)
+    param = getattr(error, "param", "") or None
+    return {"error": {"message": str(error), "type": http.type, "param": param, "code": http.code}}
+
+
+def error_response(error: RequestError) -> Response:
+    return json_response(error_object(error), _http_error(error).status)
+
+
+def status_response(status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
+    """For what is refused before it is a request: an unknown path, a body that is too large or no JSON."""
+    kind = "server_error" if status >= 500 else "invalid_request_error"
+    body = {"error": {"message": shortened(message), "type": kind, "param": None, "code": None}}
+    response = json_response(body, status)
+    response.headers.update(headers or {})
+    return response
+
+
+def invalid_body(error: RequestValidationError) -> InvalidRequestError:
+    """The first thing that is wrong with a body, in one line."""
+    first = error.errors()[0]
+    # The first part says that it is the body.
+    names = [str(part) for part in first["loc"][1:] if not str(part).startswith(TAG_MARK)]
+    message = str(first["msg"]).removeprefix("Value error, ")
+    if first["type"] == "unknown_field":
+        names.append(first["ctx"]["name"])
+        return InvalidRequestError(f"unknown field: {'.'.join(names)}", names[0])
+    if not names:
+        return InvalidRequestError("the body must be a JSON object, sent as application/json")
+    return InvalidRequestError(f"{'.'.join(names)}: {message}", names[0])
+
+
+def _http_error(error: RequestError) -> HttpError:
+    return next(http for kind, http in HTTP_ERRORS if isinstance(error, kind))

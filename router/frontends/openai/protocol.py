@@ -1,0 +1,61 @@
+"""HTTP connections whose clients must come to the end of a request's head."""
+
+import asyncio
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from router.frontends.openai.errors import status_response
+
+# From the connection, or the last request on it, to the end of the next one's head.
+HEAD_TIMEOUT_S = 30.0
+MAX_HEAD_BYTES = 64 * 2**10
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """uvicorn's, which by itself waits for the rest of a head for ever, and keeps all that it is sent of it."""
+
+    _head_timer: asyncio.TimerHandle | None = None
+    _num_head_bytes = 0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._head_came()
+        super().connection_lost(exc)
+
+    def on_message_begin(self) -> None:
+        self._head_came()
+        self._await_head()
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self._head_came()
+        super().on_headers_complete()
+
+    def data_received(self, data: bytes) -> None:
+        head = self._head_timer
+        super().data_received(data)
+        # Bytes in which a request ends or begins are not counted: they may be another's body.
+        if head is not None and head is self._head_timer:
+            self._num_head_bytes += len(data)
+            if self._num_head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+                self._refuse_head()
+
+    def _await_head(self) -> None:
+        self._num_head_bytes = 0
+        self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self.transport.close)
+
+    def _head_came(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _refuse_head(self) -> None:
+        response = status_response(
+            431, f"the request's head has more than {MAX_HEAD_BYTES} bytes", {"connection": "close"}
+        )
+        lines = [name + b": " + value + b"\r\n" for name, value in response.raw_headers]
+        self.transport.write(b"".join([STATUS_LINE[431], *lines, b"\r\n", bytes(response.body)]))
+        self.transport.close()

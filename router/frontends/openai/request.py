@@ -1,0 +1,66 @@
+"""What completions and chat completions do alike with a request."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from router.errors import InvalidRequestError
+from router.frontends.base import SEED_BITS, Door, SamplingOptions, TokenizedPrompt
+from router.frontends.generation import Generation
+from router.frontends.openai.schema import MAX_CHOICES, ChatCompletionRequest, CompletionRequest
+
+# OpenAI's own default; the gRPC contract's is 0.
+DEFAULT_TEMPERATURE = 1.0
+# Taken as they are, where they are given.
+PLAIN_FIELDS = ("top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+
+Body = CompletionRequest | ChatCompletionRequest
+
+
+def check_num_choices(num_prompts: int, n: int | None) -> None:
+    """Raises InvalidRequestError."""
+    num_choices = num_prompts * (n or 1)
+    if num_choices > MAX_CHOICES:
+        raise InvalidRequestError(f"at most {MAX_CHOICES} outputs for one request, not {num_choices}", "n")
+
+
+def sampling_options(body: Body, max_tokens: int | None, num_logprobs: int | None) -> SamplingOptions:
+    """Raises InvalidRequestError."""
+    if body.stream_options is not None and not body.stream:
+        raise InvalidRequestError("stream_options needs stream: true", "stream_options")
+    plain: dict[str, Any] = {name: value for name in PLAIN_FIELDS if (value := getattr(body, name)) is not None}
+    plain["temperature"] = DEFAULT_TEMPERATURE if body.temperature is None else body.temperature
+    return SamplingOptions(
+        max_tokens=max_tokens,
+        # Negative ones are as good as any.
+        seed=None if body.seed is None else body.seed % 2**SEED_BITS,
+        logit_bias={int(token_id): bias for token_id, bias in (body.logit_bias or {}).items()},
+        stop=body.stop_strings,
+        stop_token_ids=body.stop_token_ids or (),
+        ignore_eos=bool(body.ignore_eos),
+        num_logprobs=num_logprobs,
+        plain=plain,
+    )
+
+
+def begin_all(
+    door: Door,
+    prompts: Sequence[TokenizedPrompt],
+    options: SamplingOptions,
+    body: Body,
+    key: str,
+    default_max_tokens: int | None,
+) -> list[Generation]:
+    """`n` generations of each prompt. Raises InvalidRequestError."""
+    return [
+        door.begin(
+            prompt,
+            options,
+            key=key,
+            default_max_tokens=default_max_tokens,
+            choice=choice,
+            priority=body.priority or 0,
+            cache_namespace=body.cache_namespace or "",
+        )
+        for prompt in prompts
+        for choice in range(body.n or 1)
+    ]

@@ -1,0 +1,69 @@
+"""The HTTP server, on the router's own loop."""
+
+import asyncio
+import contextlib
+import socket
+import ssl
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from router.frontends.openai.protocol import BoundedProtocol
+from tandem.config import TlsConfig
+
+START_TIMEOUT_S = 10.0
+# What open connections get at the end, once their requests have ended or been cut.
+STOP_GRACE_S = 1
+POLL_S = 0.01
+BACKLOG = 2048
+
+
+class HttpServer:
+    """Attributes: address: "host:port", once started."""
+
+    def __init__(self, app: ASGIApp, host: str, port: int, tls: TlsConfig | None) -> None:
+        """Binds the port; 0 picks a free one.
+
+        Raises:
+            ValueError: the port is taken or the address is not ours.
+        """
+        try:
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            self._socket = socket.create_server((host, port), family=family, backlog=BACKLOG)
+        except OSError as error:
+            raise ValueError(f"cannot listen on {host}:{port}: {error.strerror}") from error
+        self.address = f"{host}:{self._socket.getsockname()[1]}"
+        config = uvicorn.Config(
+            app,
+            http=BoundedProtocol,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            timeout_graceful_shutdown=STOP_GRACE_S,
+            ssl_certfile=tls.cert_file if tls else None,
+            ssl_keyfile=tls.key_file if tls else None,
+            ssl_ca_certs=tls.client_ca_file or None if tls else None,
+            ssl_cert_reqs=ssl.CERT_REQUIRED if tls and tls.client_ca_file else ssl.CERT_NONE,
+        )
+        self._server = uvicorn.Server(config)
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Returns when the port answers."""
+        self._task = asyncio.create_task(self._server.serve([self._socket]))
+        async with asyncio.timeout(START_TIMEOUT_S):
+            while not self._server.started:
+                if self._task.done():
+                    self._task.result()
+                    raise RuntimeError("the HTTP server ended while it started")
+                await asyncio.sleep(POLL_S)
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._server.should_exit = True
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._task, 2 * STOP_GRACE_S + 1)
+        self._socket.close()

@@ -1,0 +1,127 @@
+"""Several generations at once, for one HTTP request: all their pieces in one stream, and one end whatever happens."""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Coroutine, Sequence
+from contextlib import ExitStack, aclosing
+from typing import Any, TypeVar
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from router.errors import RequestError
+from router.frontends.generation import Generation, Piece
+from router.frontends.openai.errors import error_object
+
+T = TypeVar("T")
+
+DONE = b"data: [DONE]\n\n"
+
+
+class ClientGoneError(Exception):
+    """Nobody waits for the answer."""
+
+
+async def pieces_of(generations: Sequence[Generation]) -> AsyncGenerator[tuple[int, Piece]]:
+    """Serves all; yields the index of each piece's generation with it. Closing this ends them all, as does the
+    failure of one.
+
+    Raises:
+        RequestError: as Generation.__enter__ and next.
+    """
+    with ExitStack() as entered:
+        for generation in generations:
+            entered.enter_context(generation)
+        if len(generations) == 1:
+            while (piece := await generations[0].next()) is not None:
+                yield 0, piece
+            return
+        # Of length one: what a slow client does not take waits in the generations, where it is put together.
+        queue: asyncio.Queue[tuple[int, Piece | Exception | None]] = asyncio.Queue(1)
+
+        async def forward(index: int, generation: Generation) -> None:
+            try:
+                while (piece := await generation.next()) is not None:
+                    await queue.put((index, piece))
+                await queue.put((index, None))
+            except Exception as error:
+                await queue.put((index, error))
+
+        tasks = [asyncio.create_task(forward(i, g)) for i, g in enumerate(generations)]
+        try:
+            num_running = len(tasks)
+            while num_running:
+                index, item = await queue.get()
+                if isinstance(item, Exception):
+                    raise item
+                if item is None:
+                    num_running -= 1
+                else:
+                    yield index, item
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def unless_client_leaves(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """Runs `work`, and ends it if the client leaves first.
+
+    Raises:
+        ClientGoneError: it did.
+    """
+    working = asyncio.ensure_future(work)
+    leaving = asyncio.ensure_future(_disconnected(receive))
+    try:
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientGoneError
+        return working.result()
+    finally:
+        for task in (working, leaving):
+            task.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class EventStream(Response):
+    """Server-sent events, ended by [DONE]; an error on the way is one more event, and the last."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncGenerator[dict[str, Any]], first: dict[str, Any]) -> None:
+        """Args: first: taken from `events` already, so that an error before it had a status of its own."""
+        super().__init__(headers={"cache-control": "no-cache"})
+        # Its length is not known.
+        del self.headers["content-length"]
+        self._events = events
+        self._first = first
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with aclosing(self._events):
+            try:
+                await unless_client_leaves(receive, self._send(send))
+            except ClientGoneError:
+                return
+
+    async def _send(self, send: Send) -> None:
+        async def send_body(body: bytes, more: bool = True) -> None:
+            await send({"type": "http.response.body", "body": body, "more_body": more})
+
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        await send_body(_encode(self._first))
+        try:
+            async for event in self._events:
+                await send_body(_encode(event))
+        except RequestError as error:
+            await send_body(_encode(error_object(error)), more=False)
+            return
+        await send_body(DONE, more=False)
+
+
+def _encode(event: dict[str, Any]) -> bytes:
+    return f"data: {json.dumps(event, separators=(',', ':'))}\n\n".encode()

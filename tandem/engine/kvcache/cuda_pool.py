@@ -1,0 +1,73 @@
+"""A pool in the memory of a CUDA device. Imported where there is one, and nowhere else."""
+
+import weakref
+from typing import Any
+
+import torch
+from cuda.bindings import runtime
+
+from tandem.engine.kvcache.base import PageLayout
+from tandem.engine.kvcache.pool import KvPool
+
+# Left free when a pool is made: workspaces, activations and the libraries' own.
+RESERVED_BYTES = 2 * 2**30
+
+
+def check(result: tuple[Any, ...]) -> Any:
+    """What a CUDA runtime call returned, without its status.
+
+    Raises:
+        RuntimeError: the call failed.
+    """
+    status, *values = result
+    if status != runtime.cudaError_t.cudaSuccess:
+        _, name = runtime.cudaGetErrorName(status)
+        _, text = runtime.cudaGetErrorString(status)
+        raise RuntimeError(f"{name.decode()}: {text.decode()}")
+    return values[0] if len(values) == 1 else tuple(values)
+
+
+class _DeviceMemory:
+    """What torch needs to see memory that is not its own: the CUDA array interface, version 3."""
+
+    def __init__(self, address: int, num_pages: int, page_bytes: int) -> None:
+        self.__cuda_array_interface__ = {
+            "data": (address, False),
+            "shape": (num_pages, page_bytes),
+            "typestr": "|u1",
+            "version": 3,
+        }
+
+
+class CudaKvPool(KvPool):
+    """Pages in one plain cudaMalloc allocation: an IPC handle of torch's own allocator would name a whole segment.
+
+    Attributes:
+        ipc_handle: what another process of this host opens the pool with.
+    """
+
+    def __init__(self, layout: PageLayout, num_pages: int, device: torch.device) -> None:
+        """Allocates zeroed pages.
+
+        Raises:
+            ValueError: the pool does not fit into the device's free memory.
+        """
+        num_bytes = num_pages * layout.page_bytes
+        with torch.cuda.device(device):
+            free_bytes, _ = torch.cuda.mem_get_info()
+            if num_bytes > free_bytes - RESERVED_BYTES:
+                raise ValueError(
+                    f"a pool of {num_pages} pages of {layout.page_bytes} bytes needs {num_bytes / 2**30:.1f} GiB, but "
+                    f"only {free_bytes / 2**30:.1f} GiB of the GPU's memory are free, of which "
+                    f"{RESERVED_BYTES / 2**30:.0f} are kept for activations; use fewer pages"
+                )
+            address = check(runtime.cudaMalloc(num_bytes))
+            self._free = weakref.finalize(self, runtime.cudaFree, address)
+            check(runtime.cudaMemset(address, 0, num_bytes))
+            self.ipc_handle = bytes(check(runtime.cudaIpcGetMemHandle(address)).reserved)
+        memory = torch.as_tensor(_DeviceMemory(address, num_pages, layout.page_bytes), device=device)
+        super().__init__(layout, num_pages, memory)
+        self.address = address
+
+    def close(self) -> None:
+        """The memory goes with the process: tensors refer to it until then."""

@@ -1,0 +1,33 @@
+"""Where a process of the cluster writes its log."""
+
+import logging
+from pathlib import Path
+
+from tandem.config import LogConfig
+
+# Whose loggers follow the configured level: debug lines of libraries would drown those of the cluster.
+PACKAGES = ("tandem", "router", "prefill_worker", "decode_worker", "kvtransfer", "deploy")
+FORMAT = "%(asctime)s %(name)s %(levelname)s %(message)s"
+
+
+def configure(name: str, log: LogConfig) -> None:
+    """Sends what this process logs to standard error or, with a directory, to the end of DIRECTORY/NAME.log.
+
+    Args:
+        name: of the process in the cluster.
+
+    Raises:
+        ValueError: the file cannot be written.
+    """
+    level = getattr(logging, log.level.upper())
+    handler: logging.Handler = logging.StreamHandler()
+    if log.directory:
+        path = Path(log.directory) / f"{name}.log"
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            handler = logging.FileHandler(path, encoding="utf-8")
+        except OSError as error:
+            raise ValueError(f"cannot write the log {path}: {error.strerror}; choose another --log-dir") from error
+    logging.basicConfig(level=max(level, logging.INFO), format=FORMAT, handlers=[handler], force=True)
+    for package in PACKAGES:
+        logging.getLogger(package).setLevel(level)

@@ -1,0 +1,74 @@
+"""What a worker tells Prometheus. docs/metrics.md lists it."""
+
+from collections.abc import Callable, Iterator
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from tandem.messages import Heartbeat
+
+
+class WorkerCollector(Collector):
+    """Translates a worker's latest heartbeat when somebody asks; on any thread, for a heartbeat never changes."""
+
+    def __init__(self, role: str, worker_id: str, heartbeat: Callable[[], Heartbeat]) -> None:
+        """Args: heartbeat: the current one."""
+        self._role = role
+        self._worker_id = worker_id
+        self._heartbeat = heartbeat
+
+    def collect(self) -> Iterator[Metric]:
+        heartbeat = self._heartbeat()
+        stats = heartbeat.stats
+        pages = GaugeMetricFamily(
+            "tandem_kv_pages", "Pages of the worker's KV pool by state.", labels=("role", "worker", "state")
+        )
+        for state, num_pages in (
+            ("free", stats.num_free_pages),
+            ("cached", stats.num_cached_pages),
+            ("locked", stats.num_locked_pages),
+            ("leased", stats.num_leased_pages),
+        ):
+            pages.add_metric((self._role, self._worker_id, state), num_pages)
+        yield pages
+        yield self._gauge("worker_queue_length", "Requests that wait for their turn or for pages.", stats.num_queued)
+        yield self._gauge("worker_running_requests", "Requests being computed or handed over.", stats.num_running)
+        yield self._counter("worker_steps", "Turns of the scheduler's loop, idle ones included.", heartbeat.step)
+        yield self._counter(
+            "prefix_cached_tokens",
+            "Prompt tokens of requests that were found in the worker's radix cache.",
+            stats.prefix_cached_tokens,
+        )
+        yield self._counter(
+            "prefill_computed_tokens", "Prompt tokens that the worker computed.", stats.prompt_tokens_computed
+        )
+        yield self._counter(
+            "given_back", "Running requests that were given back for want of pages.", stats.num_given_back
+        )
+        yield self._counter("leases_expired", "Granted leases that were not filled in time.", stats.num_leases_expired)
+        labels = ("transport", "worker")
+        shipped_pages = CounterMetricFamily("tandem_kv_shipped_pages", "KV pages sent to other workers.", labels=labels)
+        shipped_bytes = CounterMetricFamily("tandem_kv_shipped_bytes", "Bytes of these pages.", labels=labels)
+        for shipped in stats.shipped:
+            shipped_pages.add_metric((shipped.transport, self._worker_id), shipped.num_pages)
+            shipped_bytes.add_metric((shipped.transport, self._worker_id), shipped.num_bytes)
+        yield shipped_pages
+        yield shipped_bytes
+
+    def _gauge(self, name: str, documentation: str, value: int) -> Metric:
+        family = GaugeMetricFamily(f"tandem_{name}", documentation, labels=("role", "worker"))
+        family.add_metric((self._role, self._worker_id), value)
+        return family
+
+    def _counter(self, name: str, documentation: str, value: int) -> Metric:
+        family = CounterMetricFamily(f"tandem_{name}", documentation, labels=("role", "worker"))
+        family.add_metric((self._role, self._worker_id), value)
+        return family
+
+
+def worker_registry(role: str, worker_id: str, heartbeat: Callable[[], Heartbeat]) -> CollectorRegistry:
+    """Everything that one worker exports."""
+    registry = CollectorRegistry()
+    registry.register(WorkerCollector(role, worker_id, heartbeat))
+    return registry

@@ -1,0 +1,62 @@
+"""The `tandem` command in a process of its own."""
+
+import os
+import re
+import subprocess
+import sys
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+from deploy.process_tree import ProcessId, descendants, end_processes
+from tests.cluster.conftest import wait_until
+
+TANDEM = str(Path(sys.executable).with_name("tandem"))
+START_S = 60.0
+GONE_S = 10.0
+
+
+@dataclass
+class Server:
+    """A `tandem serve` that is up."""
+
+    process: subprocess.Popen[str]
+    address: str
+    tree: list[ProcessId]
+    output: list[str]
+
+    def finish(self) -> int:
+        """Waits for its end, with which all of its processes must have ended; returns its exit status."""
+        status = self.process.wait(GONE_S)
+        assert [p for p in self.tree if p.is_alive()] == []
+        return status
+
+
+def tandem(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run([TANDEM, *arguments], input=stdin, capture_output=True, text=True, timeout=60.0)
+
+
+def start(*arguments: str, runtime_dir: Path, cwd: Path | None = None) -> Server:
+    process = subprocess.Popen(
+        [TANDEM, "serve", "--grpc-port", "0", "--http-port", "0", *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        cwd=cwd,
+        env={**os.environ, "XDG_RUNTIME_DIR": str(runtime_dir)},
+    )
+    output: list[str] = []
+    threading.Thread(target=lambda: output.extend(process.stdout or ()), daemon=True).start()
+
+    def address() -> str:
+        assert process.poll() is None, "".join(output)
+        found = re.search(r"over gRPC at (\S+)", "".join(output))
+        return found[1] if found else ""
+
+    try:
+        found = wait_until(address, START_S, "the server is up")
+    except BaseException:
+        end_processes({ProcessId.of(process.pid), *descendants(process.pid)}, 0.0)
+        raise
+    return Server(process, found, [ProcessId.of(process.pid), *descendants(process.pid)], output)

@@ -1,0 +1,261 @@
+"""The stock OpenAI client against a cluster."""
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+
+from tests.cluster.conftest import VOCAB_SIZE, Oracle, ServedCluster, wait_until
+
+MODEL = "tiny-llama"
+PROMPT = "The old lighthouse stood"
+
+
+@pytest.fixture
+def client(tiny_pd: ServedCluster) -> Iterator[openai.OpenAI]:
+    address = tiny_pd.cluster.addresses.http
+    with openai.OpenAI(base_url=f"http://{address}/v1", api_key="none", max_retries=0, timeout=30.0) as client:
+        yield client
+
+
+def greedy_text(oracle: Oracle, prompt: str, max_tokens: int) -> str:
+    prompt_ids = oracle.tokenizer.encode(prompt).ids
+    return oracle.decode(oracle.generate(prompt_ids, max_tokens, ignore_eos=True))
+
+
+def complete(client: openai.OpenAI, prompt: Any = PROMPT, **options: Any) -> Any:
+    """With the tiny model's outputs at their full length, and greedy, unless told otherwise."""
+    extra_body = {"ignore_eos": True, **options.pop("extra_body", {})}
+    return client.completions.create(
+        model=MODEL, prompt=prompt, **{"max_tokens": 12, "temperature": 0, "extra_body": extra_body, **options}
+    )
+
+
+def chat(client: openai.OpenAI, content: str = "hello", **options: Any) -> Any:
+    return client.chat.completions.create(
+        model=MODEL,
+        messages=[{"role": "system", "content": "be brief"}, {"role": "user", "content": content}],
+        **{"max_completion_tokens": 12, "temperature": 0, "extra_body": {"ignore_eos": True}, **options},
+    )
+
+
+def test_models_are_listed(client: openai.OpenAI) -> None:
+    (model,) = client.models.list().data
+    assert model.id == MODEL == client.models.retrieve(MODEL).id
+    with pytest.raises(openai.NotFoundError, match="'gpt-9' is not served here"):
+        client.models.retrieve("gpt-9")
+
+
+def test_a_completion_is_the_models(client: openai.OpenAI, tiny_oracle: Oracle) -> None:
+    answer = complete(client)
+    (choice,) = answer.choices
+    assert choice.text == greedy_text(tiny_oracle, PROMPT, 12)
+    assert (choice.finish_reason, choice.index, choice.logprobs) == ("length", 0, None)
+    assert (answer.object, answer.model) == ("text_completion", MODEL)
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (len(PROMPT), 12)
+    assert answer.usage.total_tokens == len(PROMPT) + 12
+
+
+def test_without_a_limit_a_completion_has_16_tokens_and_a_chat_what_fits(client: openai.OpenAI) -> None:
+    assert complete(client, max_tokens=openai.omit).usage.completion_tokens == 16
+    usage = chat(client, max_completion_tokens=openai.omit).usage
+    assert usage.total_tokens == 512
+
+
+@pytest.mark.parametrize("kind", ["strings", "token ids", "lists of token ids"])
+def test_every_kind_of_prompt(client: openai.OpenAI, tiny_oracle: Oracle, kind: str) -> None:
+    texts = [PROMPT, "Grüße 🙂"]
+    ids = [tiny_oracle.tokenizer.encode(text).ids for text in texts]
+    prompt: Any = {"strings": texts, "token ids": ids[0], "lists of token ids": ids}[kind]
+    answer = complete(client, prompt)
+    expected = [greedy_text(tiny_oracle, text, 12) for text in texts[: len(answer.choices)]]
+    assert [choice.text for choice in answer.choices] == expected
+    assert [choice.index for choice in answer.choices] == list(range(len(expected)))
+    assert answer.usage.prompt_tokens == sum(map(len, ids[: len(expected)]))
+
+
+def test_echo_puts_the_prompt_in_front(client: openai.OpenAI, tiny_oracle: Oracle) -> None:
+    expected = PROMPT + greedy_text(tiny_oracle, PROMPT, 12)
+    assert complete(client, echo=True).choices[0].text == expected
+    assert "".join(c.choices[0].text for c in complete(client, echo=True, stream=True)) == expected
+    ids = tiny_oracle.tokenizer.encode(PROMPT).ids
+    assert complete(client, ids, echo=True).choices[0].text == expected
+
+
+@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize("stop", [None, "\x00never"])
+def test_streamed_text_is_unstreamed_text(client: openai.OpenAI, n: int, stop: str | None) -> None:
+    options: dict[str, Any] = {"n": n, "seed": 7, "temperature": 1.5, "max_tokens": 40, "stop": stop}
+    whole = [choice.text for choice in complete(client, **options).choices]
+    texts = [""] * n
+    reasons: dict[int, str] = {}
+    for chunk in complete(client, stream=True, **options):
+        assert chunk.object == "text_completion"
+        (choice,) = chunk.choices
+        assert choice.index not in reasons
+        texts[choice.index] += choice.text
+        if choice.finish_reason:
+            reasons[choice.index] = choice.finish_reason
+    assert texts == whole
+    assert reasons == dict.fromkeys(range(n), "length")
+
+
+def test_chat_streamed_and_not(client: openai.OpenAI, tiny_oracle: Oracle) -> None:
+    prompt = "<system>be brief<user>hello<assistant>"
+    expected = greedy_text(tiny_oracle, prompt, 12)
+    answer = chat(client)
+    assert answer.object == "chat.completion"
+    message = answer.choices[0].message
+    assert (message.role, message.content, answer.choices[0].finish_reason) == ("assistant", expected, "length")
+    assert answer.usage.prompt_tokens == len(prompt)
+    chunks = list(chat(client, stream=True, stream_options={"include_usage": True}))
+    assert {chunk.object for chunk in chunks} == {"chat.completion.chunk"}
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert "".join(c.choices[0].delta.content or "" for c in chunks[:-1]) == expected
+    assert chunks[-2].choices[0].finish_reason == "length"
+    assert chunks[-1].choices == [] and chunks[-1].usage.completion_tokens == 12
+    assert all(chunk.usage is None for chunk in chunks[:-1])
+
+
+def test_content_may_come_in_parts(client: openai.OpenAI) -> None:
+    def ask(content: Any) -> str:
+        return (
+            client.chat.completions.create(
+                model=MODEL, messages=[{"role": "user", "content": content}], max_tokens=5, temperature=0
+            )
+            .choices[0]
+            .message.content
+            or ""
+        )
+
+    assert ask([{"type": "text", "text": "hel"}, {"type": "text", "text": "lo"}]) == ask("hello")
+
+
+def test_the_seed_decides_and_choices_differ(client: openai.OpenAI) -> None:
+    def texts(**options: Any) -> list[str]:
+        return [choice.text for choice in complete(client, temperature=1.0, **options).choices]
+
+    several = texts(seed=11, n=4)
+    assert several == texts(seed=11, n=4)
+    assert len(set(several)) == 4
+    assert texts(seed=11) == several[:1]
+    assert texts(seed=12) == several[1:2]
+    assert texts(seed=0) == texts(seed=0) != texts(seed=-1) == texts(seed=-1)
+    assert texts() != texts()
+
+
+def test_a_stop_string_ends_the_text_and_never_shows(client: openai.OpenAI, tiny_oracle: Oracle) -> None:
+    text = greedy_text(tiny_oracle, PROMPT, 30)
+    stop = text[10:14]
+    expected = text[: text.index(stop)]
+    for options in ({"stop": stop}, {"stop": ["\x00never", stop]}):
+        choice = complete(client, max_tokens=30, **options).choices[0]
+        assert (choice.text, choice.finish_reason) == (expected, "stop")
+        streamed = ""
+        for chunk in complete(client, max_tokens=30, stream=True, **options):
+            streamed += chunk.choices[0].text
+            assert expected.startswith(streamed)
+        assert streamed == expected
+
+
+def test_logprobs_are_the_models(client: openai.OpenAI, tiny_oracle: Oracle) -> None:
+    import torch
+
+    prompt_ids = tiny_oracle.tokenizer.encode(PROMPT).ids
+    output_ids = tiny_oracle.generate(prompt_ids, 6, ignore_eos=True)
+    expected = torch.log_softmax(tiny_oracle.logits([*prompt_ids, *output_ids])[len(prompt_ids) - 1 : -1], -1)
+    chosen = [row[i].item() for row, i in zip(expected, output_ids, strict=True)]
+    logprobs = complete(client, max_tokens=6, logprobs=3).choices[0].logprobs
+    assert logprobs.token_logprobs == pytest.approx(chosen, abs=1e-3)
+    assert [max(top.values()) for top in logprobs.top_logprobs] == pytest.approx(chosen, abs=1e-3)
+    assert logprobs.text_offset[0] == 0 and logprobs.text_offset == sorted(logprobs.text_offset)
+    content = chat(client, logprobs=True, top_logprobs=2).choices[0].logprobs.content
+    assert len(content) == 12
+    assert all(len(entry.top_logprobs) == 2 and entry.top_logprobs[0].logprob >= entry.logprob for entry in content)
+    message = chat(client).choices[0].message.content
+    assert b"".join(bytes(entry.bytes) for entry in content).decode(errors="replace") == message
+    streamed = [
+        entry
+        for chunk in chat(client, logprobs=True, top_logprobs=2, stream=True)
+        if chunk.choices[0].logprobs
+        for entry in chunk.choices[0].logprobs.content
+    ]
+    assert [entry.token for entry in streamed] == [entry.token for entry in content]
+
+
+def test_usage_says_what_prefill_found_cached(client: openai.OpenAI) -> None:
+    prompt = [random.Random(5).randrange(VOCAB_SIZE) for _ in range(100)]
+    cached = [complete(client, prompt, max_tokens=1).usage.prompt_tokens_details.cached_tokens for _ in range(2)]
+    assert cached == [0, 96]
+
+
+def test_logit_bias_moves_the_choice(client: openai.OpenAI) -> None:
+    answer = complete(client, max_tokens=3, logit_bias={"65": 100})
+    assert len(set(answer.choices[0].text)) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"prompt": ""}, "the prompt is empty"),
+        ({"prompt": [VOCAB_SIZE]}, f"token id {VOCAB_SIZE} is outside the vocabulary"),
+        ({"prompt": "x" * 600}, "the prompt has 600 tokens; the model's length is 512"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": 500}, "max_tokens must be between 1 and"),
+        ({"temperature": -1}, "temperature"),
+        ({"n": 129}, "n: "),
+        ({"logprobs": 21}, "logprobs"),
+        ({"suffix": "end"}, "suffix is not supported"),
+        ({"echo": True, "logprobs": 1}, "leave out echo or logprobs"),
+        ({"stop": ["x"] * 17}, "stop must be at most 16 strings"),
+        ({"stop": ""}, "stop strings must have 1 to 1024 characters"),
+        ({"stream_options": {"include_usage": True}}, "stream_options needs stream"),
+        ({"extra_body": {"nonsense": 1}}, "unknown field: nonsense"),
+    ],
+)
+def test_bad_input_is_the_clients_own_error(client: openai.OpenAI, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(openai.BadRequestError, match=message) as refused:
+        complete(client, **options)
+    assert refused.value.type == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"tools": [{"type": "function", "function": {"name": "f"}}]},
+        {"tool_choice": "required"},
+        {"response_format": {"type": "json_object"}},
+        {"functions": [{"name": "f"}]},
+        {"modalities": ["audio"]},
+        {"top_logprobs": 2},
+        {"max_tokens": 3},
+    ],
+)
+def test_what_chat_cannot_do_is_refused_and_not_ignored(client: openai.OpenAI, options: dict[str, Any]) -> None:
+    with pytest.raises(openai.BadRequestError):
+        chat(client, **options)
+
+
+def test_an_unknown_model_is_not_found(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError, match="model 'gpt-9' is not served here; 'tiny-llama' is"):
+        client.completions.create(model="gpt-9", prompt="x")
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("n", [1, 3])
+def test_a_client_that_leaves_frees_both_workers(
+    tiny_pd: ServedCluster, client: openai.OpenAI, stream: bool, n: int
+) -> None:
+    before = tiny_pd.integrity()["decode-0"].stats.output_tokens_computed
+    if stream:
+        answer = complete(client, max_tokens=480, stream=True, n=n)
+        next(iter(answer))
+        answer.close()
+    else:
+        with pytest.raises(openai.APITimeoutError):
+            complete(client.with_options(timeout=0.1), max_tokens=480, n=n)
+    wait_until(lambda: not tiny_pd.client.server_info().num_requests, 2.0, "the request is forgotten")
+    tiny_pd.wait_clean()
+    assert tiny_pd.integrity()["decode-0"].stats.output_tokens_computed - before < 480 * n

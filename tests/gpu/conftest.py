@@ -1,0 +1,28 @@
+"""Everything here needs an NVIDIA GPU and is skipped without one."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tandem.cluster_config import ClusterConfig
+from tests.cluster.conftest import save_tiny_model
+
+HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    skip = pytest.mark.skip(reason="no NVIDIA GPU")
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.gpu)
+            if not torch.cuda.is_available():
+                item.add_marker(skip)
+
+
+@pytest.fixture(scope="session")
+def cuda_config(tmp_path_factory: pytest.TempPathFactory) -> ClusterConfig:
+    """The tiny model with heads of 64, which FlashInfer has kernels for."""
+    directory = tmp_path_factory.mktemp("models") / "tiny-llama"
+    save_tiny_model(directory, head_dim=64)
+    return ClusterConfig(model=str(directory), device="cuda", num_pages=256, grpc_port=0, http_port=0)

@@ -1,0 +1,62 @@
+"""Pages from one process's pool into another's, over CUDA IPC: two GPUs where there are two, else one."""
+
+import multiprocessing
+import os
+from multiprocessing.connection import Connection
+
+import torch
+
+from tandem.engine.kvcache.base import PageLayout
+from tandem.messages import PoolEndpoint
+
+LAYOUT = PageLayout(4, 16, 8, 128, "bfloat16")
+NUM_PAGES = 64
+TIMEOUT_S = 60.0
+
+
+def receive(connection: Connection, visible: str) -> None:
+    """A process with a pool: tells where it is, and what it holds whenever it is asked."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = visible
+    from kvtransfer.transports.nvlink import NvlinkReceiver
+    from tandem.engine.kvcache.cuda_pool import CudaKvPool
+
+    pool = CudaKvPool(LAYOUT, NUM_PAGES, torch.device("cuda", 0))
+    connection.send(NvlinkReceiver(pool).endpoint())
+    while (page := connection.recv()) is not None:
+        connection.send(pool.page_bytes_view[page].cpu())
+
+
+def test_pages_arrive_where_they_were_sent() -> None:
+    from kvtransfer.transports.nvlink import NvlinkSender
+    from tandem.engine.kvcache.cuda_pool import CudaKvPool
+
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    visible = "1" if torch.cuda.device_count() > 1 else "0"
+    process = context.Process(target=receive, args=(there, visible))
+    process.start()
+    try:
+        assert here.poll(TIMEOUT_S)
+        endpoint: PoolEndpoint = here.recv()
+        pool = CudaKvPool(LAYOUT, NUM_PAGES, torch.device("cuda", 0))
+        sender = NvlinkSender(pool, endpoint)
+        pool.page_bytes_view.random_(0, 256)
+        pairs = {3: 60, 4: 2, 5: 3, 63: 0}
+        # The copy waits for what the stream has yet to do: a page that is only being written.
+        torch.cuda._sleep(50_000_000)
+        pool.page_bytes_view[5] = 7
+        completion = sender.push(0, list(pairs), list(pairs.values()))
+        assert not completion.done()
+        torch.cuda.synchronize()
+        assert completion.done()
+        for page in range(NUM_PAGES):
+            here.send(page)
+            assert here.poll(TIMEOUT_S)
+            sources = [src for src, dst in pairs.items() if dst == page]
+            expected = pool.page_bytes_view[sources[0]].cpu() if sources else torch.zeros(LAYOUT.page_bytes)
+            assert torch.equal(here.recv(), expected.to(torch.uint8)), page
+        assert sender.abort().done()
+    finally:
+        here.send(None)
+        process.join(TIMEOUT_S)
+    assert process.exitcode == 0

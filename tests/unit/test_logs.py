@@ -1,0 +1,65 @@
+"""What a process of the cluster logs, and where."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tandem.config import LogConfig
+from tandem.logs import configure
+
+# A process that is configured like one of the cluster and says something everywhere.
+SCRIPT = """
+import logging, sys
+from tandem.config import LogConfig
+from tandem.logs import configure
+configure(sys.argv[1], LogConfig(sys.argv[2], sys.argv[3]))
+for name in ("tandem.worker.process", "router.router", "decode_worker.scheduler", "httpcore.http11"):
+    for level in ("debug", "info", "warning", "error"):
+        getattr(logging.getLogger(name), level)("%s said %s", name, level)
+"""
+
+
+def run(name: str, level: str, directory: str) -> str:
+    """What such a process wrote to standard error."""
+    command = [sys.executable, "-c", SCRIPT, name, level, directory]
+    return subprocess.run(command, check=True, timeout=60, capture_output=True, text=True).stderr
+
+
+def said(text: str) -> set[tuple[str, str]]:
+    return {(line.split()[2], line.rpartition(" said ")[2]) for line in text.splitlines()}
+
+
+@pytest.mark.parametrize(
+    ("level", "ours", "libraries"),
+    [
+        ("debug", ("debug", "info", "warning", "error"), ("info", "warning", "error")),
+        ("info", ("info", "warning", "error"), ("info", "warning", "error")),
+        ("error", ("error",), ("error",)),
+    ],
+)
+def test_the_level_is_that_of_the_cluster_s_own_lines(
+    level: str, ours: tuple[str, ...], libraries: tuple[str, ...]
+) -> None:
+    names = ("tandem.worker.process", "router.router", "decode_worker.scheduler")
+    expected = {(name, word) for name in names for word in ours} | {("httpcore.http11", word) for word in libraries}
+    assert said(run("prefill-0", level, "")) == expected
+
+
+def test_each_process_appends_to_a_file_of_its_own(tmp_path: Path) -> None:
+    directory = tmp_path / "not" / "there"
+    assert run("prefill-0", "info", str(directory)) == ""
+    first = (directory / "prefill-0.log").read_text()
+    assert ("router.router", "info") in said(first)
+    run("prefill-0", "info", str(directory))
+    run("decode-0", "error", str(directory))
+    both_lives = (directory / "prefill-0.log").read_text()
+    assert both_lives.startswith(first) and len(both_lives) == 2 * len(first)
+    assert {word for _, word in said((directory / "decode-0.log").read_text())} == {"error"}
+
+
+def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match=r"cannot write the log .*file/prefill-0\.log: .*choose another --log-dir"):
+        configure("prefill-0", LogConfig(directory=str(tmp_path / "file")))

@@ -1,0 +1,184 @@
+"""What a person can put right ends `tandem serve` with status 2 and one line, before any process is started."""
+
+import json
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+from ray.exceptions import RayTaskError
+
+import deploy.serve
+from deploy.launcher import Cluster, ClusterError, ConfigurationError
+from deploy.serve import run_cluster, serve
+from tandem.cli import main
+from tandem.cluster_config import ClusterConfig
+from tests.conftest import Certificates
+
+MODEL_CONFIG = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 32,
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-5,
+}
+PORTS = ("--grpc-port", "0", "--http-port", "0")
+
+
+@pytest.fixture(autouse=True)
+def unguarded(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The launcher's part in this process, which nothing may be started from."""
+
+    def run(main: Callable[[], int], *, stop_grace_s: float) -> int:
+        return main()
+
+    def no_ray(self: Cluster) -> None:
+        raise AssertionError("nothing is to be started")
+
+    monkeypatch.setattr(deploy.serve, "run_guarded", run)
+    monkeypatch.setattr(deploy.serve, "default_directory", lambda: tmp_path_factory.mktemp("runs"))
+    monkeypatch.setattr(Cluster, "_init_ray", no_ray)
+
+
+@pytest.fixture
+def model_dir(tmp_path: Path) -> Path:
+    """Enough of a model to be served with random weights, as far as that can be seen before it is loaded."""
+    (tmp_path / "config.json").write_text(json.dumps(MODEL_CONFIG))
+    (tmp_path / "tokenizer.json").write_text("{}")
+    return tmp_path
+
+
+@pytest.fixture
+def taken_port() -> Iterator[int]:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        yield taken.getsockname()[1]
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *flags: str) -> str:
+    assert main(["serve", *flags]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("tandem: ") and error.count("\n") == 1
+    return error
+
+
+def test_an_unknown_model(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "model 'no-such-model' not found: give a directory" in refusal(capsys, "--model", "no-such-model", *PORTS)
+
+
+def test_a_model_without_config_weights_or_tokenizer(
+    model_dir: Path, tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    empty = str(tmp_path_factory.mktemp("empty"))
+    assert f"{empty} is not a model directory: it has no config.json" in refusal(capsys, "--model", empty, *PORTS)
+    assert f"{model_dir} has no safetensors weights" in refusal(capsys, "--model", str(model_dir), *PORTS)
+    (model_dir / "tokenizer.json").unlink()
+    error = refusal(capsys, "--model", str(model_dir), "--load-format", "dummy", *PORTS)
+    assert f"{model_dir} has no tokenizer.json" in error
+
+
+@pytest.mark.parametrize(("flag", "other"), [("--grpc-port", "--http-port"), ("--http-port", "--grpc-port")])
+def test_a_port_in_use(flag: str, other: str, taken_port: int, capsys: pytest.CaptureFixture[str]) -> None:
+    error = refusal(capsys, "--model", "never-looked-for", flag, str(taken_port), other, "0")
+    assert f"cannot listen on 127.0.0.1:{taken_port}: Address already in use; choose another port with {flag}" in error
+
+
+def test_an_address_that_is_not_ours(capsys: pytest.CaptureFixture[str]) -> None:
+    # Reserved for documentation: no host has it.
+    assert main(["serve", "--model", "m", "--host", "192.0.2.77", *PORTS]) == 2
+    assert "choose another address with --host" in capsys.readouterr().err
+
+
+def test_a_pool_that_does_not_fit(model_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    dummy = ("--model", str(model_dir), "--load-format", "dummy", *PORTS)
+    error = refusal(capsys, *dummy, "--num-pages", "9999999999")
+    assert "MiB of memory are free; use a smaller --num-pages" in error
+
+
+def test_a_length_that_is_too_large(model_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    dummy = ("--model", str(model_dir), "--load-format", "dummy", *PORTS)
+    error = refusal(capsys, *dummy, "--max-model-len", "65")
+    assert "max_model_len 65 is above the model's own limit of 64; use a smaller --max-model-len" in error
+    error = refusal(capsys, *dummy, "--max-model-len", "64", "--num-pages", "2")
+    assert "2 pages of 16 tokens hold 32 tokens, fewer than max_model_len 64; use a larger --num-pages" in error
+
+
+def test_tls_files(certificates: Certificates, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ("--model", "never-looked-for", *PORTS, "--tls-cert", certificates.cert, "--tls-key")
+    assert "the TLS key absent.pem cannot be read" in refusal(capsys, *flags, "absent.pem")
+    assert "does not belong to the certificate" in refusal(capsys, *flags, certificates.client_key)
+
+
+class FakeRay:
+    """Answers every call with one error."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def get(self, ref: Any, timeout: float) -> Any:
+        raise self._error
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (RayTaskError("start", "", ValueError("the weights are corrupt")), ConfigurationError),
+        (RayTaskError("start", "", RuntimeError("a bug")), ClusterError),
+        (ray.exceptions.GetTimeoutError("too slow"), ClusterError),
+        (ray.exceptions.ActorDiedError(), ClusterError),
+    ],
+)
+def test_a_worker_that_refuses_is_told_from_one_that_fails(
+    error: Exception, kind: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("deploy.launcher.ray.get", FakeRay(error).get)
+    cluster = Cluster(ClusterConfig("m"), lambda part, doing: None)
+    with pytest.raises(ClusterError, match="prefill-0: ") as caught:
+        cluster._get(object(), 1.0, "prefill-0")
+    assert type(caught.value) is kind
+
+
+@pytest.mark.parametrize(("error", "status"), [(ConfigurationError("x"), 2), (ClusterError("x"), 1)])
+def test_exit_status(error: Exception, status: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(self: Cluster) -> None:
+        raise error
+
+    monkeypatch.setattr(Cluster, "start", start)
+    assert run_cluster(ClusterConfig("m"), lambda cluster, stop: 0) == status
+
+
+@pytest.mark.parametrize(
+    ("options", "warns"),
+    [
+        ({"host": "0.0.0.0"}, True),
+        ({"host": "gpu-7.example.org"}, True),
+        ({"host": "::"}, True),
+        ({"host": "0.0.0.0", "api_keys": ("key",)}, False),
+        ({"host": "127.0.0.1"}, False),
+        ({"host": "127.3.0.1"}, False),
+        ({"host": "localhost"}, False),
+        # Only clients with a certificate are let in.
+        ({"host": "0.0.0.0", "tls_cert": "c", "tls_key": "k", "tls_client_ca": "a"}, False),
+    ],
+)
+def test_an_open_address_without_keys_is_warned_of(
+    options: dict[str, Any], warns: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deploy.serve, "run_guarded", lambda main, *, stop_grace_s: 0)
+    assert serve(ClusterConfig("m", **options)) == 0
+    assert ("WARNING" in capsys.readouterr().err) == warns
+
+
+def test_the_guard_waits_for_longer_than_the_drain(monkeypatch: pytest.MonkeyPatch) -> None:
+    graces: list[float] = []
+    monkeypatch.setattr(deploy.serve, "run_guarded", lambda main, *, stop_grace_s: graces.append(stop_grace_s) or 0)
+    serve(ClusterConfig("m", drain_timeout_s=100.0))
+    assert graces == [120.0]

@@ -1,0 +1,136 @@
+"""TLS files are checked by name, and a router that was given them speaks TLS."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import tokenizers
+
+from router.process import RouterProcess
+from tandem.cli import main
+from tandem.client import ClientTls, TandemClient, TandemError
+from tandem.config import RouterConfig, TlsConfig
+from tandem.rpc.tls import check_tls_files, server_credentials
+from tests.conftest import Certificates
+
+
+@pytest.fixture
+def model_dir(tmp_path: Path) -> Path:
+    """What a router needs of a model."""
+    tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0}, [])).save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "config.json").write_text('{"vocab_size": 10, "max_position_embeddings": 64}')
+    return tmp_path
+
+
+@contextmanager
+def router(config: RouterConfig) -> Iterator[str]:
+    """A router without workers; gives its address."""
+    process = RouterProcess(config)
+    try:
+        yield process.start().grpc
+    finally:
+        process.stop()
+
+
+def config(model_dir: Path, tls: TlsConfig | None) -> RouterConfig:
+    return RouterConfig(str(model_dir), "fake", 64, grpc_port=0, http_port=0, tls=tls)
+
+
+def test_good_files_pass(certificates: Certificates) -> None:
+    check_tls_files("", "", "")
+    check_tls_files(certificates.cert, certificates.key, certificates.ca)
+    assert server_credentials(TlsConfig(certificates.cert, certificates.key, certificates.ca))
+
+
+def test_a_bad_file_is_named(certificates: Certificates, tmp_path: Path) -> None:
+    cert, key = certificates.cert, certificates.key
+    text = tmp_path / "text.pem"
+    text.write_text("not a certificate\n")
+    locked = tmp_path / "locked.pem"
+    lock_key(key, locked)
+    absent = str(tmp_path / "absent.pem")
+    for files, message in (
+        ((absent, key, ""), f"the TLS certificate {absent} cannot be read: No such file or directory"),
+        ((cert, absent, ""), f"the TLS key {absent} cannot be read: No such file or directory"),
+        ((cert, key, absent), f"the file of TLS authorities {absent} cannot be read: No such file or directory"),
+        ((cert, key, str(tmp_path)), "cannot be read: Is a directory"),
+        ((str(text), key, ""), f"the TLS certificate {text} holds no certificate in PEM format"),
+        ((key, key, ""), f"the TLS certificate {key} holds no certificate in PEM format"),
+        ((cert, str(text), ""), f"the TLS key {text} is not a private key in PEM format"),
+        ((cert, cert, ""), f"the TLS key {cert} is not a private key in PEM format"),
+        ((cert, key, str(text)), f"the file of TLS authorities {text} holds no certificate in PEM format"),
+        ((cert, certificates.client_key, ""), f"{certificates.client_key} does not belong to the certificate {cert}"),
+        ((cert, str(locked), ""), f"the TLS key {locked} has a passphrase"),
+    ):
+        with pytest.raises(ValueError) as error:
+            check_tls_files(*files)
+        assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def lock_key(key: str, locked: Path) -> None:
+    """Writes the key again, with a passphrase."""
+    from cryptography.hazmat.primitives import serialization
+
+    loaded = serialization.load_pem_private_key(Path(key).read_bytes(), None)
+    locked.write_bytes(
+        loaded.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.BestAvailableEncryption(b"passphrase"),
+        )
+    )
+
+
+def test_a_router_with_a_certificate_speaks_tls_alone(model_dir: Path, certificates: Certificates) -> None:
+    with router(config(model_dir, TlsConfig(certificates.cert, certificates.key))) as address:
+        with TandemClient(address, tls=ClientTls(certificates.ca)) as client:
+            assert client.server_info().model == "fake"
+        for tls in (None, ClientTls(certificates.other_ca)):
+            with TandemClient(address, tls=tls) as client, pytest.raises(TandemError):
+                client.server_info(timeout_s=2.0)
+
+
+def test_a_router_with_client_authorities_wants_a_certificate(model_dir: Path, certificates: Certificates) -> None:
+    tls = TlsConfig(certificates.cert, certificates.key, certificates.ca)
+    with router(config(model_dir, tls)) as address:
+        own = ClientTls(certificates.ca, certificates.client_cert, certificates.client_key)
+        with TandemClient(address, tls=own) as client:
+            assert client.server_info().model == "fake"
+        with TandemClient(address, tls=ClientTls(certificates.ca)) as client, pytest.raises(TandemError):
+            client.server_info(timeout_s=2.0)
+
+
+def test_the_client_commands_take_tls_files_and_keys(
+    model_dir: Path, certificates: Certificates, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tls = TlsConfig(certificates.cert, certificates.key, certificates.ca)
+    flags = ["--tls-ca", certificates.ca, "--tls-cert", certificates.client_cert, "--tls-key", certificates.client_key]
+    served = RouterConfig(str(model_dir), "fake", 64, grpc_port=0, http_port=0, tls=tls, api_keys=("secret",))
+    with router(served) as address:
+        status = ["status", "--address", address, *flags]
+        # Not ready, for there are no workers.
+        assert main([*status, "--api-key", "secret"]) == 1
+        assert "not ready" in capsys.readouterr().out
+        monkeypatch.setenv("TANDEM_API_KEY", "secret")
+        assert main(status) == 1
+        assert "not ready" in capsys.readouterr().out
+        assert main([*status, "--api-key", "wrong"]) == 1
+        assert "the API key is wrong" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--tls-cert", "cert.pem"], "--tls-cert and --tls-key belong together"),
+        (["--tls-ca", "absent.pem"], "the file of TLS authorities absent.pem cannot be read: No such file"),
+        (["--api-key", "with space"], "an API key must be printable ASCII without spaces"),
+    ],
+)
+@pytest.mark.parametrize("command", [["status"], ["chat"], ["generate", "hi"]])
+def test_wrong_connection_flags_are_a_wrong_call(
+    command: list[str], flags: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*command, *flags]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"tandem {command[0]}: {message}") and error.count("\n") == 1

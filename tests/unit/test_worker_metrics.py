@@ -1,0 +1,174 @@
+"""What a worker exports to Prometheus, and its port."""
+
+import socket
+from collections.abc import Iterator
+from http.client import HTTPConnection
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tandem.cluster_config import ClusterConfig
+from tandem.messages import Heartbeat, Shipped, WorkerStats
+from tandem.rpc.metrics_server import MetricsServer
+from tandem.worker.metrics import worker_registry
+from tests.fakes.workers import WorkerPair
+
+STATS = WorkerStats(
+    num_queued=1,
+    num_running=2,
+    num_total_pages=100,
+    num_free_pages=40,
+    num_cached_pages=30,
+    num_locked_pages=20,
+    num_leased_pages=10,
+    prompt_tokens_computed=500,
+    output_tokens_computed=60,
+    prefix_cached_tokens=96,
+    num_given_back=3,
+    num_leases_expired=4,
+    shipped=(Shipped("shared_memory", 7, 7 * 4096), Shipped("tcp", 2, 2 * 4096)),
+)
+# By name and labels.
+Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+def samples(text: str) -> Samples:
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def sample(name: str, **labels: str) -> tuple[str, frozenset[tuple[str, str]]]:
+    return name, frozenset(labels.items())
+
+
+def test_a_worker_exports_what_its_stats_say() -> None:
+    registry = worker_registry("decode", "decode-0", lambda: Heartbeat(17, STATS))
+    worker = {"role": "decode", "worker": "decode-0"}
+    assert samples(generate_latest(registry).decode()) == {
+        sample("tandem_kv_pages", state="free", **worker): 40,
+        sample("tandem_kv_pages", state="cached", **worker): 30,
+        sample("tandem_kv_pages", state="locked", **worker): 20,
+        sample("tandem_kv_pages", state="leased", **worker): 10,
+        sample("tandem_worker_queue_length", **worker): 1,
+        sample("tandem_worker_running_requests", **worker): 2,
+        sample("tandem_worker_steps_total", **worker): 17,
+        sample("tandem_prefix_cached_tokens_total", **worker): 96,
+        sample("tandem_prefill_computed_tokens_total", **worker): 500,
+        sample("tandem_given_back_total", **worker): 3,
+        sample("tandem_leases_expired_total", **worker): 4,
+        sample("tandem_kv_shipped_pages_total", transport="shared_memory", worker="decode-0"): 7,
+        sample("tandem_kv_shipped_bytes_total", transport="shared_memory", worker="decode-0"): 7 * 4096,
+        sample("tandem_kv_shipped_pages_total", transport="tcp", worker="decode-0"): 2,
+        sample("tandem_kv_shipped_bytes_total", transport="tcp", worker="decode-0"): 2 * 4096,
+    }
+
+
+def test_every_scrape_says_what_is_true_then() -> None:
+    pair = WorkerPair()
+    registry = worker_registry("prefill", "p", lambda: Heartbeat(1, pair.p.scheduler.stats()))
+    name = sample("tandem_kv_shipped_pages_total", transport="shared_memory", worker="p")
+    assert samples(generate_latest(registry).decode())[name] == 0
+    pair.submit("a", list(range(10)))
+    pair.run()
+    assert samples(generate_latest(registry).decode())[name] == 3
+
+
+def serve(registry: CollectorRegistry, *api_keys: str) -> Iterator[MetricsServer]:
+    server = MetricsServer(registry, "127.0.0.1", api_keys)
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def open_port() -> Iterator[MetricsServer]:
+    yield from serve(worker_registry("prefill", "p", lambda: Heartbeat(17, STATS)))
+
+
+@pytest.fixture
+def guarded_port() -> Iterator[MetricsServer]:
+    yield from serve(worker_registry("prefill", "p", lambda: Heartbeat(17, STATS)), "first-key", "second-key")
+
+
+def ask(
+    server: MetricsServer, path: str = "/metrics", method: str = "GET", **headers: str
+) -> tuple[int, dict[str, str], str]:
+    connection = HTTPConnection(server.address, timeout=5.0)
+    try:
+        connection.request(method, path, headers=headers)
+        response = connection.getresponse()
+        return response.status, dict(response.headers), response.read().decode()
+    finally:
+        connection.close()
+
+
+def test_anybody_may_read_where_there_are_no_keys(open_port: MetricsServer) -> None:
+    for path in ("/metrics", "/metrics?name=all"):
+        status, headers, body = ask(open_port, path)
+        assert status == 200
+        assert headers["Content-Type"].startswith("text/plain; version=")
+        assert samples(body)[sample("tandem_worker_steps_total", role="prefill", worker="p")] == 17
+
+
+@pytest.mark.parametrize("path", ["/", "/metrics/", "/metricsx", "/../metrics"])
+def test_there_is_nothing_else_to_read(open_port: MetricsServer, path: str) -> None:
+    assert ask(open_port, path)[0] == 404
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE", "OPTIONS"])
+def test_only_reading_is_possible(open_port: MetricsServer, method: str) -> None:
+    status, headers, _ = ask(open_port, method=method)
+    assert (status, headers["Allow"]) == (405, "GET")
+
+
+@pytest.mark.parametrize("authorization", ["Bearer first-key", "Bearer second-key", "bearer  first-key "])
+def test_who_has_a_key_may_read(guarded_port: MetricsServer, authorization: str) -> None:
+    assert ask(guarded_port, Authorization=authorization)[0] == 200
+
+
+@pytest.mark.parametrize(
+    "authorization", ["", "first-key", "Bearer", "Bearer ", "Bearer first", "Basic first-key", "Bearer first-key,x"]
+)
+def test_who_has_none_may_not(guarded_port: MetricsServer, authorization: str) -> None:
+    headers: dict[str, Any] = {"Authorization": authorization} if authorization else {}
+    for path in ("/metrics", "/elsewhere"):
+        status, answered, body = ask(guarded_port, path, **headers)
+        assert (status, answered["WWW-Authenticate"]) == (401, "Bearer")
+        assert "tandem_" not in body
+
+
+def test_a_reader_that_says_nothing_does_not_keep_others_waiting(open_port: MetricsServer) -> None:
+    host, _, port = open_port.address.partition(":")
+    with socket.create_connection((host, int(port)), timeout=5.0):
+        assert ask(open_port)[0] == 200
+
+
+def test_a_reader_that_leaves_or_talks_nonsense_does_no_harm(open_port: MetricsServer) -> None:
+    host, _, port = open_port.address.partition(":")
+    for said in (b"", b"GET /metrics HTTP/1.1\r\n", b"\x00\xff\r\n\r\n", b"GET /metrics HTTP/9.9\r\n\r\n"):
+        with socket.create_connection((host, int(port)), timeout=5.0) as connection:
+            connection.sendall(said)
+    assert ask(open_port)[0] == 200
+
+
+def test_a_cluster_s_keys_are_asked_for_by_its_workers() -> None:
+    cluster = ClusterConfig("m", api_keys=("first-key",))
+    worker = cluster.worker("prefill-0", "prefill", cluster.engine("m"), "", 1)
+    assert worker.api_keys == ("first-key",)
+    assert "first-key" not in repr(worker)
+
+
+def test_a_closed_port_answers_nobody() -> None:
+    server = MetricsServer(CollectorRegistry(), "127.0.0.1")
+    server.close()
+    with pytest.raises(ConnectionRefusedError):
+        ask(server)
+
+
+def test_an_address_that_is_not_ours_is_an_error() -> None:
+    with pytest.raises(OSError):
+        MetricsServer(CollectorRegistry(), "192.0.2.1")
