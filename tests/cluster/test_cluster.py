@@ -75,6 +75,24 @@ def test_health_and_reflection_answer(tiny_pd: ServedCluster) -> None:
     assert {SERVICE, "grpc.health.v1.Health"} <= set(services)
 
 
+def test_health_tells_roles_apart(tiny_pd: ServedCluster) -> None:
+    assert [health(tiny_pd, f"tandem.{role}") for role in ("prefill", "decode", "both")] == [
+        SERVING,
+        SERVING,
+        NOT_SERVING,
+    ]
+
+
+def test_ray_itself_asks_for_its_token(tiny_pd: ServedCluster) -> None:
+    import ray
+
+    address = ray.get_runtime_context().gcs_address
+    with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
+        with pytest.raises(grpc.RpcError) as refused:
+            channel.unary_unary("/ray.rpc.NodeInfoGcsService/GetAllNodeInfo")(b"", timeout=5.0)
+        assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
 def sampled(**sampling: float) -> pb.GenerateRequest:
     return pb.GenerateRequest(text="hi", sampling=pb.SamplingParams(**sampling))
 
