@@ -42,15 +42,23 @@ class SecondsHistogram:
 class RouterMetrics(Collector):
     """Filled by the router on its loop, read there too: a scrape is one more request to that loop."""
 
-    def __init__(self, registry: Registry, num_requests: Callable[[], int], num_queued: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        registry: Registry,
+        num_requests: Callable[[], int],
+        num_queued: Callable[[], int],
+        not_ready_reason: Callable[[], str],
+    ) -> None:
         """
         Args:
             registry: the workers.
             num_requests, num_queued: requests in hand; those of them that wait for their first token.
+            not_ready_reason: why no request would be served now, or "".
         """
         self._registry = registry
         self._num_requests = num_requests
         self._num_queued = num_queued
+        self._not_ready_reason = not_ready_reason
         self._outcomes: Counter[str] = Counter()
         self._restarts: Counter[str] = Counter()
         self._faults: Counter[str] = Counter()
@@ -126,9 +134,7 @@ class RouterMetrics(Collector):
         for role in ("prefill", "decode", "both"):
             workers.add_metric((role,), roles[role])
         yield workers
-        yield GaugeMetricFamily(
-            "tandem_ready", "1 if a request would be served", value=not self._registry.not_ready_reason()
-        )
+        yield GaugeMetricFamily("tandem_ready", "1 if a request would be served", value=not self._not_ready_reason())
 
 
 def _counter(name: str, text: str, labels: Sequence[str], values: Counter[str]) -> Metric:

@@ -57,7 +57,9 @@ class Router:
         self.idle = asyncio.Event()
         self.idle.set()
         self.registry = Registry(clock, config.heartbeat_timeout_s, config.stall_timeout_s)
-        self.metrics = RouterMetrics(self.registry, lambda: self.num_requests, lambda: self.num_queued)
+        self.metrics = RouterMetrics(
+            self.registry, lambda: self.num_requests, lambda: self.num_queued, self.not_ready_reason
+        )
 
     @property
     def num_requests(self) -> int:

@@ -4,6 +4,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import ASGIApp
@@ -27,7 +28,6 @@ from router.frontends.openai.schema import (
 from router.frontends.openai.serving import ClientGoneError
 from tandem import __version__
 
-METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 STATUS_CLIENT_GONE = 499
 _ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorBody, "description": description}
@@ -109,7 +109,7 @@ def _add_operation(app: FastAPI, door: Door) -> None:
     @app.get("/metrics", include_in_schema=False)
     async def metrics() -> Response:
         """The router's metrics, in Prometheus' text format."""
-        return Response(door.router.metrics.exposition(), media_type=METRICS_TYPE)
+        return Response(door.router.metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
 
     @app.get("/sd", include_in_schema=False)
     async def service_discovery(request: Request) -> Response:
