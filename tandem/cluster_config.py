@@ -32,6 +32,7 @@ class ClusterConfig:
         num_prefill, num_decode, num_both: workers of each role.
         max_model_len: prompt and output tokens together; 0 takes the model's own limit, or what the pool holds if
             that is less.
+        attention_backend, cuda_graph_max_bs: as in EngineConfig.
         schedule: the prefill workers' policy.
         host: the address of the clients' ports; what the processes say to each other stays on loopback.
         grpc_port, http_port: the clients' ports; 0 picks a free one.
@@ -53,6 +54,8 @@ class ClusterConfig:
     num_pages: int = 1024
     max_model_len: int = 0
     num_threads: int = 0
+    attention_backend: str = "auto"
+    cuda_graph_max_bs: int = 256
     chunk_size: int = 512
     max_batch_size: int = 64
     schedule: str = "fcfs"
@@ -108,6 +111,8 @@ class ClusterConfig:
             page_size=self.page_size,
             num_pages=self.num_pages,
             num_threads=self.num_threads or num_threads,
+            attention_backend=self.attention_backend,
+            cuda_graph_max_bs=self.cuda_graph_max_bs,
         )
 
     def router(self, model_dir: str, model_name: str, max_model_len: int, cluster_token: str = "") -> RouterConfig:

@@ -9,6 +9,7 @@ from typing import Literal
 
 Role = Literal["prefill", "decode", "both"]
 ROLES: tuple[Role, ...] = ("prefill", "decode", "both")
+ATTENTION_BACKENDS = ("auto", "flashinfer", "reference")
 DTYPES = ("float32", "bfloat16")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 DEVICES = ("cpu", "cuda")
@@ -85,6 +86,8 @@ class EngineConfig:
         load_format: "auto" reads the checkpoint; "dummy" makes random weights for the config.
         num_pages: size of the pool, in pages.
         num_threads: CPU threads of one forward; 0 leaves torch's choice.
+        attention_backend: auto takes FlashInfer on a GPU where it has kernels for the dtype, else the reference.
+        cuda_graph_max_bs: decode batches up to this size run as CUDA graphs; 0: none do.
     """
 
     model_dir: str
@@ -94,8 +97,16 @@ class EngineConfig:
     page_size: int = 16
     num_pages: int = 1024
     num_threads: int = 0
+    attention_backend: str = "auto"
+    cuda_graph_max_bs: int = 256
 
     def __post_init__(self) -> None:
+        require_one_of(self, "attention_backend", ATTENTION_BACKENDS)
+        require(
+            self.device != "cpu" or self.attention_backend != "flashinfer",
+            "attention_backend flashinfer needs a GPU: use reference, or device cuda",
+        )
+        require(self.cuda_graph_max_bs >= 0, "cuda_graph_max_bs must not be negative")
         require(
             self.load_format in ("auto", "dummy"),
             f"load_format must be auto or dummy, not {self.load_format!r}",

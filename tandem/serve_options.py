@@ -7,6 +7,7 @@ from typing import Any
 
 from tandem.cluster_config import ClusterConfig
 from tandem.config import (
+    ATTENTION_BACKENDS,
     DEVICES,
     DTYPES,
     EVICTION_POLICIES,
@@ -115,6 +116,14 @@ OPTIONS = (
         "how KV pages travel between workers; auto: the best that both have",
         choices=("auto", *TRANSPORTS),
     ),
+    Option(
+        "attention-backend",
+        "workers",
+        str,
+        "attention kernels; auto: FlashInfer on a GPU, where it has them for the dtype, else the reference",
+        choices=ATTENTION_BACKENDS,
+    ),
+    Option("cuda-graph-max-bs", "workers", int, "largest decode batch that runs as a CUDA graph; 0: none", "N"),
     Option("page-size", "memory and scheduling", int, "tokens in a page", "N"),
     Option("num-pages", "memory and scheduling", int, "pages in each worker's pool", "N"),
     Option("chunk-size", "memory and scheduling", int, "prompt tokens in one prefill forward", "N"),

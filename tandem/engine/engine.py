@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -19,6 +20,9 @@ from tandem.engine.models.registry import build_model
 from tandem.engine.sampler import SamplerOutput, sample
 from tandem.engine.weights.loader import checkpoint_weights, dummy_weights
 from tandem.sampling_params import TokenLogprobs
+
+if TYPE_CHECKING:
+    from tandem.engine.graph_runner import DecodeGraphs
 
 logger = logging.getLogger(__name__)
 
@@ -65,22 +69,44 @@ class _CudaForwardOutput(ForwardOutput):
 class Engine(EngineBase):
     """Runs batches of sequences through a model."""
 
-    def __init__(self, model: Model, pool: KvPool, attention: AttentionBackend | None = None) -> None:
-        """Args: attention: None: the reference backend."""
+    def __init__(
+        self,
+        model: Model,
+        pool: KvPool,
+        attention: AttentionBackend | None = None,
+        graphs: "DecodeGraphs | None" = None,
+    ) -> None:
+        """Args: attention: None: the reference backend; graphs: of decode steps, None: each kernel is launched."""
         self.counters = EngineCounters()
         self.model = model
         self.pool = pool
         self.device = pool.kv.device
         self._attention = attention or ReferenceAttention(pool, model.config.num_q_heads)
+        self._graphs = graphs
 
     @torch.inference_mode()
     def forward(self, batch: Batch) -> ForwardOutput:
+        sampled = self._run_graph(batch) or self._run(batch)
+        self.counters.count(batch)
+        return _CudaForwardOutput(sampled) if self.device.type == "cuda" else _CpuForwardOutput(sampled)
+
+    def _run(self, batch: Batch) -> SamplerOutput:
         self._attention.plan(batch)
         rows = torch.tensor(batch.logits_rows(), dtype=torch.int64, device=self.device)
         logits = self.model.forward(batch.input_ids(self.device), batch.positions(self.device), self._attention, rows)
-        self.counters.count(batch)
-        sampled = sample(logits, batch.sampled_sequences())
-        return _CudaForwardOutput(sampled) if self.device.type == "cuda" else _CpuForwardOutput(sampled)
+        return sample(logits, batch.sampled_sequences())
+
+    def _run_graph(self, batch: Batch) -> SamplerOutput | None:
+        """A decode step in one launch, if there is a graph for it."""
+        if self._graphs is None or batch.phase != "decode":
+            return None
+        output = self._graphs.run(batch)
+        if output is None:
+            return None
+        logits, most_likely = output
+        if all(s.sampling.needs_argmax_only for s in batch.sequences):
+            return SamplerOutput(most_likely)
+        return sample(logits, batch.sequences)
 
 
 def build_engine(config: EngineConfig, pool_name: str, on_progress: Callable[[str], None]) -> Engine:
@@ -116,11 +142,7 @@ def build_engine(config: EngineConfig, pool_name: str, on_progress: Callable[[st
     )
     if device.type == "cpu":
         return Engine(model, CpuKvPool(layout, config.num_pages, pool_name))
-    # Imported here: a machine without CUDA has nothing to import.
-    from tandem.engine.kvcache.cuda_pool import CudaKvPool
-
-    pool = CudaKvPool(layout, config.num_pages, device)
-    return Engine(model, pool, _cuda_attention(pool, model_config.num_q_heads))
+    return _cuda_engine(config, model, layout, device, on_progress)
 
 
 def _device(name: str) -> torch.device:
@@ -132,10 +154,23 @@ def _device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def _cuda_attention(pool: KvPool, num_q_heads: int) -> AttentionBackend:
-    """FlashInfer where it has kernels for the pool's dtype."""
+def _cuda_engine(
+    config: EngineConfig, model: Model, layout: PageLayout, device: torch.device, on_progress: Callable[[str], None]
+) -> Engine:
+    # Imported here: a machine without CUDA has nothing to import.
     from tandem.engine.attention.flashinfer import DTYPES, FlashInferAttention
+    from tandem.engine.graph_runner import DecodeGraphs
+    from tandem.engine.kvcache.cuda_pool import CudaKvPool
 
-    if pool.layout.dtype in DTYPES:
-        return FlashInferAttention(pool, num_q_heads)
-    return ReferenceAttention(pool, num_q_heads)
+    pool = CudaKvPool(layout, config.num_pages, device)
+    if config.attention_backend == "reference" or (config.attention_backend == "auto" and layout.dtype not in DTYPES):
+        return Engine(model, pool)
+    attention = FlashInferAttention(pool, model.config.num_q_heads)
+    if config.cuda_graph_max_bs == 0:
+        return Engine(model, pool, attention)
+    # A sequence is no longer than the model allows, nor than the pool.
+    max_tokens = min(model.config.max_position_embeddings, config.num_pages * config.page_size)
+    graphs = DecodeGraphs(
+        model, attention, device, config.cuda_graph_max_bs, layout.num_pages_for(max_tokens), on_progress
+    )
+    return Engine(model, pool, attention, graphs)

@@ -1,11 +1,15 @@
 """Attention by FlashInfer's paged kernels, on CUDA devices."""
 
+from collections.abc import Sequence as SequenceOf
+
 import flashinfer
 import torch
 
 from tandem.engine.attention.base import AttentionBackend
 from tandem.engine.batch import Batch
-from tandem.engine.kvcache.pool import KvPool
+from tandem.engine.kvcache.base import PageLayout
+from tandem.engine.kvcache.cuda_pool import CudaKvPool
+from tandem.engine.request import Sequence
 
 WORKSPACE_BYTES = 256 * 2**20
 # The kernels' dtypes; whatever else a pool has, the reference backend computes.
@@ -20,7 +24,7 @@ class FlashInferAttention(AttentionBackend):
     The pool is page-major, so a layer's keys and values are strided views, which FlashInfer takes as they are.
     """
 
-    def __init__(self, pool: KvPool, num_q_heads: int) -> None:
+    def __init__(self, pool: CudaKvPool, num_q_heads: int) -> None:
         layout = pool.layout
         if layout.dtype not in DTYPES:
             raise ValueError(f"FlashInfer computes {' and '.join(DTYPES)}, not {layout.dtype}")
@@ -28,9 +32,10 @@ class FlashInferAttention(AttentionBackend):
         self._num_q_heads = num_q_heads
         self._device = pool.kv.device
         self._dtype: torch.dtype = getattr(torch, layout.dtype)
-        # (num_pages, page_size, num_kv_heads, head_dim) each
-        self._caches = [(pool.kv[:, layer, 0], pool.kv[:, layer, 1]) for layer in range(layout.num_layers)]
-        workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=self._device)
+        # (num_pages + 1, page_size, num_kv_heads, head_dim) each: the dummy page is there too.
+        self._caches = [(pool.all_kv[:, layer, 0], pool.all_kv[:, layer, 1]) for layer in range(layout.num_layers)]
+        # Zero at first, as FlashInfer asks; all wrappers share it, for only one of them runs at a time.
+        self._workspace = workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=self._device)
         major, _ = torch.cuda.get_device_capability(self._device)
         self._prefill = flashinfer.BatchPrefillWithPagedKVCacheWrapper(
             workspace, "NHD", backend="fa3" if major == FA3_CAPABILITY else "fa2"
@@ -87,8 +92,98 @@ class FlashInferAttention(AttentionBackend):
         flashinfer.append_paged_kv_cache(k, v, *self._new_tokens, cache, indices, indptr, last_page_lens, "NHD")
         return self._wrapper.run(q, cache).flatten(1)
 
+    def for_graph(self, batch_size: int, indices: torch.Tensor) -> "GraphedDecode":
+        """The same attention for decode steps of a fixed size, in fixed memory.
+
+        Args:
+            indices: int32 on the device, room for all page tables of a batch together; one for all sizes.
+        """
+        return GraphedDecode(self._caches, self._layout, self._num_q_heads, self._workspace, batch_size, indices)
+
     def _to_device(self, host: torch.Tensor) -> torch.Tensor:
         return host.to(self._device, non_blocking=True)
+
+
+class GraphedDecode(AttentionBackend):
+    """Decode attention whose tensors stay where they are, so that a CUDA graph of it can run again with other contents.
+
+    Rows beyond the batch's own attend to one token of the dummy page, the page after the pool's last.
+    """
+
+    def __init__(
+        self,
+        caches: list[tuple[torch.Tensor, torch.Tensor]],
+        layout: PageLayout,
+        num_q_heads: int,
+        workspace: torch.Tensor,
+        batch_size: int,
+        indices: torch.Tensor,
+    ) -> None:
+        self._caches = caches
+        self._layout = layout
+        self._num_q_heads = num_q_heads
+        self._batch_size = batch_size
+        self._dummy_page = len(caches[0][0]) - 1
+        self._dtype = caches[0][0].dtype
+        device = workspace.device
+        self._indptr = torch.zeros(batch_size + 1, dtype=torch.int32, device=device)
+        self._indices = indices
+        self._last_page_lens = torch.ones(batch_size, dtype=torch.int32, device=device)
+        self._rows = torch.arange(batch_size, dtype=torch.int32, device=device)
+        self.positions = torch.zeros(batch_size, dtype=torch.int32, device=device)
+        self._wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(
+            workspace,
+            "NHD",
+            use_cuda_graph=True,
+            use_tensor_cores=True,
+            paged_kv_indptr_buffer=self._indptr,
+            paged_kv_indices_buffer=self._indices,
+            paged_kv_last_page_len_buffer=self._last_page_lens,
+        )
+
+    def plan(self, batch: Batch) -> None:
+        self._plan(batch.sequences)
+
+    def plan_padding(self) -> None:
+        """For a step that is all padding: nobody's pages are touched."""
+        self._plan(())
+
+    def _plan(self, sequences: SequenceOf[Sequence]) -> None:
+        page_size = self._layout.page_size
+        indices: list[int] = []
+        indptr = [0]
+        last_page_lens = []
+        positions = []
+        for s in sequences:
+            num_pages = self._layout.num_pages_for(s.device_len)
+            indices.extend(s.page_ids[:num_pages])
+            indptr.append(len(indices))
+            last_page_lens.append(s.device_len - (num_pages - 1) * page_size)
+            positions.append(s.cached_len)
+        num_padding = self._batch_size - len(sequences)
+        indices += [self._dummy_page] * num_padding
+        indptr += range(indptr[-1] + 1, indptr[-1] + num_padding + 1)
+        last_page_lens += [1] * num_padding
+        positions += [0] * num_padding
+        self.positions.copy_(_int32(positions), non_blocking=True)
+        self._wrapper.plan(
+            _int32(indptr),
+            _int32(indices),
+            _int32(last_page_lens),
+            self._num_q_heads,
+            self._layout.num_kv_heads,
+            self._layout.head_dim,
+            page_size,
+            q_data_type=self._dtype,
+            kv_data_type=self._dtype,
+        )
+
+    def run(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: int) -> torch.Tensor:
+        cache = self._caches[layer]
+        flashinfer.append_paged_kv_cache(
+            k, v, self._rows, self.positions, cache, self._indices, self._indptr, self._last_page_lens, "NHD"
+        )
+        return self._wrapper.run(q, cache).flatten(1)
 
 
 def _int32(values: list[int]) -> torch.Tensor:

@@ -44,6 +44,8 @@ class CudaKvPool(KvPool):
 
     Attributes:
         ipc_handle: what another process of this host opens the pool with.
+        address: of the first page, on the device.
+        all_kv: `kv` and one page after it, the dummy page, which belongs to nobody: padding rows of a step write there.
     """
 
     def __init__(self, layout: PageLayout, num_pages: int, device: torch.device) -> None:
@@ -52,7 +54,7 @@ class CudaKvPool(KvPool):
         Raises:
             ValueError: the pool does not fit into the device's free memory.
         """
-        num_bytes = num_pages * layout.page_bytes
+        num_bytes = (num_pages + 1) * layout.page_bytes
         with torch.cuda.device(device):
             free_bytes, _ = torch.cuda.mem_get_info()
             if num_bytes > free_bytes - RESERVED_BYTES:
@@ -65,8 +67,9 @@ class CudaKvPool(KvPool):
             self._free = weakref.finalize(self, runtime.cudaFree, address)
             check(runtime.cudaMemset(address, 0, num_bytes))
             self.ipc_handle = bytes(check(runtime.cudaIpcGetMemHandle(address)).reserved)
-        memory = torch.as_tensor(_DeviceMemory(address, num_pages, layout.page_bytes), device=device)
-        super().__init__(layout, num_pages, memory)
+        memory = torch.as_tensor(_DeviceMemory(address, num_pages + 1, layout.page_bytes), device=device)
+        super().__init__(layout, num_pages, memory[:num_pages])
+        self.all_kv = memory.view(getattr(torch, layout.dtype)).view(num_pages + 1, *layout.page_shape)
         self.address = address
 
     def close(self) -> None:

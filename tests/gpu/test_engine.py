@@ -1,0 +1,80 @@
+"""The engine on a GPU: graphs against single launches, both against the reference backend."""
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from tandem.config import EngineConfig
+from tandem.engine.batch import Batch
+from tandem.engine.engine import Engine, build_engine
+from tandem.engine.request import Sequence
+from tandem.sampling_params import SamplingParams
+from tests.cluster.conftest import VOCAB_SIZE, save_tiny_model
+
+PAGE_SIZE = 16
+GREEDY = SamplingParams(1)
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("models") / "tiny"
+    save_tiny_model(directory, head_dim=64)
+    return directory
+
+
+def build(model_dir: Path, *, graphs: int, backend: str = "auto") -> Engine:
+    config = EngineConfig(
+        str(model_dir),
+        device="cuda",
+        dtype="bfloat16",
+        num_pages=200,
+        attention_backend=backend,
+        cuda_graph_max_bs=graphs,
+    )
+    return build_engine(config, "test", lambda doing: None)
+
+
+def generate(engine: Engine, prompt_lens: list[int], num_tokens: int, sampling: SamplingParams) -> list[list[int]]:
+    """Prefills all, then decodes them together."""
+    rng = random.Random(0)
+    free = list(range(200))
+    sequences = []
+    for prompt_len in prompt_lens:
+        num_pages = (prompt_len + num_tokens) // PAGE_SIZE + 1
+        pages = [free.pop() for _ in range(num_pages)]
+        prompt = rng.choices(range(VOCAB_SIZE), k=prompt_len)
+        sequences.append(Sequence(prompt, prompt_len, pages, sampling=sampling))
+    for sequence in sequences:
+        sequence.extend(sequence.remaining_len)
+    output = engine.forward(Batch("prefill", sequences))
+    for _ in range(num_tokens):
+        for sequence, token_id in zip(sequences, output.token_ids(), strict=True):
+            sequence.complete_extend()
+            sequence.token_ids.append(token_id)
+            sequence.extend(1)
+        output = engine.forward(Batch("decode", sequences))
+    assert output.done() or output.token_ids()
+    return [s.token_ids[s.prompt_len :] for s in sequences]
+
+
+@pytest.mark.parametrize("num_sequences", [1, 2, 3, 7, 8, 9])
+@pytest.mark.parametrize("sampling", [GREEDY, SamplingParams(1, temperature=1.0, seed=3, num_logprobs=2)], ids=str)
+def test_graphs_give_what_single_launches_give(model_dir: Path, num_sequences: int, sampling: SamplingParams) -> None:
+    prompt_lens = [5, 33, 16, 90, 1, 48, 64, 17, 31][:num_sequences]
+    with_graphs = build(model_dir, graphs=8)
+    without = build(model_dir, graphs=0)
+    pages_before = with_graphs.pool.kv.clone()
+    expected = generate(without, prompt_lens, 24, sampling)
+    assert generate(with_graphs, prompt_lens, 24, sampling) == expected
+    assert not torch.equal(with_graphs.pool.kv, pages_before)
+    # Pages of nobody are as they were: padding writes go to the dummy page.
+    num_used = sum((n + 24) // PAGE_SIZE + 1 for n in prompt_lens)
+    assert not with_graphs.pool.kv[: 200 - num_used].any()
+
+
+def test_bfloat16_logits_are_as_close_as_the_reference_backends(model_dir: Path) -> None:
+    engines = [build(model_dir, graphs=0, backend=name) for name in ("flashinfer", "reference")]
+    outputs = [generate(engine, [100], 1, SamplingParams(1, num_logprobs=5)) for engine in engines]
+    assert [len(o[0]) for o in outputs] == [1, 1]

@@ -1,0 +1,127 @@
+"""Logits in bfloat16 against transformers in float32, judged by transformers' own error in bfloat16."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tandem.config import EngineConfig
+from tandem.engine.batch import Batch
+from tandem.engine.engine import Engine, build_engine
+from tandem.engine.request import Sequence
+
+VOCAB_SIZE = 300
+PAGE_SIZE = 16
+NUM_PAGES = 64
+NUM_TEACHER_FORCED = 64
+# How much larger than transformers' own error ours may be.
+MAX_RATIO = 2.0
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "mistral": {"sliding_window": None},
+    "qwen2": {},
+    "qwen3": {},
+}
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(
+        request.param,
+        vocab_size=VOCAB_SIZE,
+        hidden_size=384,
+        intermediate_size=512,
+        num_hidden_layers=4,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        head_dim=64,
+        max_position_embeddings=1024,
+        **FAMILIES[request.param],
+    )
+    model = AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.normal_(1.0 if "norm" in name else 0.0, 0.05)
+    path = tmp_path_factory.mktemp(request.param)
+    model.float().save_pretrained(path)
+    return path
+
+
+class Steps:
+    """Runs one sequence through an engine's model and collects logits."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._free = list(range(NUM_PAGES))
+        random.Random(0).shuffle(self._free)
+
+    def sequence(self, prompt: list[int]) -> Sequence:
+        pages = [self._free.pop() for _ in range((len(prompt) + NUM_TEACHER_FORCED) // PAGE_SIZE + 1)]
+        return Sequence(list(prompt), len(prompt), pages)
+
+    @torch.inference_mode()
+    def logits(self, sequence: Sequence, num_tokens: int, phase: Any) -> torch.Tensor:
+        """(num_rows, vocab_size); no rows before the last chunk."""
+        sequence.extend(num_tokens)
+        batch = Batch(phase, [sequence])
+        engine = self._engine
+        if phase == "decode" and engine._graphs is not None:
+            output = engine._graphs.run(batch)
+            assert output is not None
+            logits = output[0].clone()
+        else:
+            engine._attention.plan(batch)
+            rows = torch.tensor(batch.logits_rows(), dtype=torch.int64, device="cuda")
+            ids, positions = batch.input_ids(engine.device), batch.positions(engine.device)
+            logits = engine.model.forward(ids, positions, engine._attention, rows)
+        sequence.complete_extend()
+        return logits.float().cpu()
+
+
+def reference_logits(path: Path, dtype: torch.dtype, token_ids: list[int]) -> torch.Tensor:
+    """After each token, by transformers: (num_tokens, vocab_size)."""
+    from transformers import AutoModelForCausalLM
+
+    model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=dtype).to("cuda").eval()
+    with torch.inference_mode():
+        return model(torch.tensor([token_ids], device="cuda")).logits[0].float().cpu()
+
+
+@pytest.mark.parametrize("backend", ["flashinfer", "reference"])
+@pytest.mark.parametrize("max_graph", [0, 8])
+@pytest.mark.parametrize("chunks", [(150,), (1, 37, 112)], ids=["whole", "chunked"])
+def test_logits(checkpoint: Path, backend: str, max_graph: int, chunks: tuple[int, ...]) -> None:
+    torch.backends.cuda.matmul.allow_tf32 = False
+    engine = build_engine(
+        EngineConfig(
+            str(checkpoint),
+            device="cuda",
+            dtype="bfloat16",
+            num_pages=NUM_PAGES,
+            attention_backend=backend,
+            cuda_graph_max_bs=max_graph,
+        ),
+        "numerics",
+        lambda doing: None,
+    )
+    rng = random.Random(1)
+    token_ids = rng.choices(range(VOCAB_SIZE), k=sum(chunks) + NUM_TEACHER_FORCED)
+    steps = Steps(engine)
+    sequence = steps.sequence(token_ids[: sum(chunks)])
+    ours = [steps.logits(sequence, n, "prefill") for n in chunks]
+    for token_id in token_ids[sum(chunks) :]:
+        sequence.token_ids.append(token_id)
+        ours.append(steps.logits(sequence, 1, "decode"))
+    actual = torch.cat(ours)
+    expected, rounded = (
+        reference_logits(checkpoint, dtype, token_ids)[sum(chunks) - 1 :] for dtype in (torch.float32, torch.bfloat16)
+    )
+    assert actual.shape == expected.shape
+    own = (actual - expected).norm() / expected.norm()
+    theirs = (rounded - expected).norm() / expected.norm()
+    assert own <= MAX_RATIO * theirs, f"{own:.2e} where transformers has {theirs:.2e}"
