@@ -86,7 +86,7 @@ class DecodeGraphs:
         attention.plan_padding()
 
         def step() -> tuple[torch.Tensor, torch.Tensor]:
-            logits = self._model.forward(input_ids, attention.positions.long(), attention, rows)
+            logits = self._model.forward(input_ids, attention.positions, attention, rows)
             return logits, torch.argmax(logits, dim=-1)
 
         stream = torch.cuda.Stream(self._device)

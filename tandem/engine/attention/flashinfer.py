@@ -3,12 +3,16 @@
 from collections.abc import Sequence as SequenceOf
 
 import flashinfer
+import numpy as np
 import torch
 
 from tandem.engine.attention.base import AttentionBackend
 from tandem.engine.batch import Batch
 from tandem.engine.kvcache.base import PageLayout
 from tandem.engine.kvcache.cuda_pool import CudaKvPool
+from tandem.engine.layers.cuda_ops import norm_rotate_write
+from tandem.engine.layers.norm import QkNorm
+from tandem.engine.layers.rotary import Rotation
 from tandem.engine.request import Sequence
 
 WORKSPACE_BYTES = 256 * 2**20
@@ -32,6 +36,7 @@ class FlashInferAttention(AttentionBackend):
         self._num_q_heads = num_q_heads
         self._device = pool.kv.device
         self._dtype: torch.dtype = getattr(torch, layout.dtype)
+        self._pool = pool.all_kv
         # (num_pages + 1, page_size, num_kv_heads, head_dim) each: the dummy page is there too.
         self._caches = [(pool.all_kv[:, layer, 0], pool.all_kv[:, layer, 1]) for layer in range(layout.num_layers)]
         # Zero at first, as FlashInfer asks; all wrappers share it, for only one of them runs at a time.
@@ -43,30 +48,26 @@ class FlashInferAttention(AttentionBackend):
         # Grouped queries fill a tensor core's rows.
         self._decode = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace, "NHD", use_tensor_cores=True)
         self._wrapper: flashinfer.BatchPrefillWithPagedKVCacheWrapper | flashinfer.BatchDecodeWithPagedKVCacheWrapper
-        # For the write of new tokens, all int32 on the device: (num_tokens,) sequence and position of each token, and
-        # the batch's page tables as FlashInfer has them.
-        self._new_tokens: tuple[torch.Tensor, torch.Tensor] | None = None
-        self._tables: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
+        self._slots = torch.empty(0)  # (num_tokens,) int64 on the device: where each new token goes
 
     def plan(self, batch: Batch) -> None:
         layout = self._layout
         indices: list[int] = []
         kv_indptr, qo_indptr = [0], [0]
         last_page_lens = []
-        sequence_of: list[int] = []
-        position_of: list[int] = []
-        for number, s in enumerate(batch.sequences):
+        slots = []
+        for s in batch.sequences:
             num_pages = layout.num_pages_for(s.device_len)
-            indices.extend(s.page_ids[:num_pages])
+            pages = s.page_ids[:num_pages]
+            indices.extend(pages)
             kv_indptr.append(len(indices))
             qo_indptr.append(qo_indptr[-1] + s.extend_len)
             last_page_lens.append(s.device_len - (num_pages - 1) * layout.page_size)
-            sequence_of += [number] * s.extend_len
-            position_of += range(s.cached_len, s.device_len)
+            new = np.arange(s.cached_len, s.device_len)
+            slots.append(np.asarray(pages)[new // layout.page_size] * layout.page_size + new % layout.page_size)
         host_indptr, host_last = _int32(kv_indptr), _int32(last_page_lens)
         device_indices = self._to_device(_int32(indices))
-        self._new_tokens = self._to_device(_int32(sequence_of)), self._to_device(_int32(position_of))
-        self._tables = device_indices, self._to_device(host_indptr), self._to_device(host_last)
+        self._slots = self._to_device(torch.from_numpy(np.concatenate(slots)).pin_memory())
         heads = self._num_q_heads, layout.num_kv_heads, layout.head_dim
         dtypes = {"q_data_type": self._dtype, "kv_data_type": self._dtype}
         if batch.phase == "decode":
@@ -85,12 +86,18 @@ class FlashInferAttention(AttentionBackend):
                 **dtypes,
             )
 
+    def attend(
+        self, qkv: torch.Tensor, num_q_heads: int, rotation: Rotation, qk_norm: QkNorm | None, layer: int
+    ) -> torch.Tensor:
+        q = norm_rotate_write(qkv, num_q_heads, rotation, qk_norm, self._pool, layer, self._slots)
+        return self._wrapper.run(q, self._caches[layer]).flatten(1)
+
     def run(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: int) -> torch.Tensor:
-        assert self._new_tokens is not None and self._tables is not None
-        cache = self._caches[layer]
-        indices, indptr, last_page_lens = self._tables
-        flashinfer.append_paged_kv_cache(k, v, *self._new_tokens, cache, indices, indptr, last_page_lens, "NHD")
-        return self._wrapper.run(q, cache).flatten(1)
+        keys, values = self._caches[layer]
+        page_size = self._layout.page_size
+        keys[self._slots // page_size, self._slots % page_size] = k
+        values[self._slots // page_size, self._slots % page_size] = v
+        return self._wrapper.run(q, self._caches[layer]).flatten(1)
 
     def for_graph(self, batch_size: int, indices: torch.Tensor) -> "GraphedDecode":
         """The same attention for decode steps of a fixed size, in fixed memory.
@@ -98,7 +105,9 @@ class FlashInferAttention(AttentionBackend):
         Args:
             indices: int32 on the device, room for all page tables of a batch together; one for all sizes.
         """
-        return GraphedDecode(self._caches, self._layout, self._num_q_heads, self._workspace, batch_size, indices)
+        return GraphedDecode(
+            self._pool, self._caches, self._layout, self._num_q_heads, self._workspace, batch_size, indices
+        )
 
     def _to_device(self, host: torch.Tensor) -> torch.Tensor:
         return host.to(self._device, non_blocking=True)
@@ -112,6 +121,7 @@ class GraphedDecode(AttentionBackend):
 
     def __init__(
         self,
+        pool: torch.Tensor,
         caches: list[tuple[torch.Tensor, torch.Tensor]],
         layout: PageLayout,
         num_q_heads: int,
@@ -119,6 +129,7 @@ class GraphedDecode(AttentionBackend):
         batch_size: int,
         indices: torch.Tensor,
     ) -> None:
+        self._pool = pool
         self._caches = caches
         self._layout = layout
         self._num_q_heads = num_q_heads
@@ -129,7 +140,7 @@ class GraphedDecode(AttentionBackend):
         self._indptr = torch.zeros(batch_size + 1, dtype=torch.int32, device=device)
         self._indices = indices
         self._last_page_lens = torch.ones(batch_size, dtype=torch.int32, device=device)
-        self._rows = torch.arange(batch_size, dtype=torch.int32, device=device)
+        self._slots = torch.zeros(batch_size, dtype=torch.int64, device=device)
         self.positions = torch.zeros(batch_size, dtype=torch.int32, device=device)
         self._wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(
             workspace,
@@ -154,8 +165,10 @@ class GraphedDecode(AttentionBackend):
         indptr = [0]
         last_page_lens = []
         positions = []
+        slots = []
         for s in sequences:
             num_pages = self._layout.num_pages_for(s.device_len)
+            slots.append(s.page_ids[num_pages - 1] * page_size + s.cached_len % page_size)
             indices.extend(s.page_ids[:num_pages])
             indptr.append(len(indices))
             last_page_lens.append(s.device_len - (num_pages - 1) * page_size)
@@ -165,6 +178,8 @@ class GraphedDecode(AttentionBackend):
         indptr += range(indptr[-1] + 1, indptr[-1] + num_padding + 1)
         last_page_lens += [1] * num_padding
         positions += [0] * num_padding
+        slots += [self._dummy_page * page_size] * num_padding
+        self._slots.copy_(torch.tensor(slots, pin_memory=True), non_blocking=True)
         self.positions.copy_(_int32(positions), non_blocking=True)
         self._wrapper.plan(
             _int32(indptr),
@@ -178,12 +193,14 @@ class GraphedDecode(AttentionBackend):
             kv_data_type=self._dtype,
         )
 
+    def attend(
+        self, qkv: torch.Tensor, num_q_heads: int, rotation: Rotation, qk_norm: QkNorm | None, layer: int
+    ) -> torch.Tensor:
+        q = norm_rotate_write(qkv, num_q_heads, rotation, qk_norm, self._pool, layer, self._slots)
+        return self._wrapper.run(q, self._caches[layer]).flatten(1)
+
     def run(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: int) -> torch.Tensor:
-        cache = self._caches[layer]
-        flashinfer.append_paged_kv_cache(
-            k, v, self._rows, self.positions, cache, self._indices, self._indptr, self._last_page_lens, "NHD"
-        )
-        return self._wrapper.run(q, cache).flatten(1)
+        raise NotImplementedError("a graph runs the fused path alone")
 
 
 def _int32(values: list[int]) -> torch.Tensor:

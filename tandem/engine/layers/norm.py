@@ -1,7 +1,20 @@
 """Normalisation."""
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
+
+
+class QkNorm(NamedTuple):
+    """The normalisation of queries and keys, each head by itself.
+
+    Attributes:
+        weight: (2, head_dim), row 0 for queries, row 1 for keys.
+    """
+
+    weight: torch.Tensor
+    eps: float
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

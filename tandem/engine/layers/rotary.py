@@ -1,6 +1,7 @@
 """Rotary position embedding (Su et al. 2021, https://arxiv.org/abs/2104.09864)."""
 
 import math
+from functools import cached_property
 
 import torch
 
@@ -45,6 +46,25 @@ class RotaryEmbedding:
             Hugging Face's implementation does.
         """
         return self.cos[positions].to(dtype).unsqueeze(1), self.sin[positions].to(dtype).unsqueeze(1)
+
+
+class Rotation:
+    """What a forward turns its queries and keys by.
+
+    Attributes:
+        tables: of the model.
+        positions: (num_tokens,) integers, each below max_positions.
+    """
+
+    def __init__(self, tables: RotaryEmbedding, positions: torch.Tensor, dtype: torch.dtype) -> None:
+        self.tables = tables
+        self.positions = positions
+        self._dtype = dtype
+
+    @cached_property
+    def cos_sin(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """What `rotate` needs, looked up once for all layers."""
+        return self.tables.at(self.positions, self._dtype)
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

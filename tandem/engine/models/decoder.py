@@ -7,8 +7,9 @@ import torch.nn.functional as F
 
 from tandem.engine.attention.base import AttentionBackend
 from tandem.engine.layers.linear import MergedLinear, empty_weight
-from tandem.engine.layers.norm import rms_norm
-from tandem.engine.layers.rotary import RotaryEmbedding, rotate
+from tandem.engine.layers.norm import QkNorm
+from tandem.engine.layers.ops import LayerOps
+from tandem.engine.layers.rotary import RotaryEmbedding, Rotation
 from tandem.engine.models.base import Model
 from tandem.engine.models.config import ModelConfig
 
@@ -24,8 +25,9 @@ class DecoderModel(Model):
     as its own kernels stay to each other.
     """
 
-    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device, ops: LayerOps) -> None:
         self.config = config
+        self._ops = ops
         self._embedding = torch.empty(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
         self._layers = [_Layer(config, dtype, device) for _ in range(config.num_layers)]
         self._norm = torch.empty(config.hidden_size, dtype=dtype, device=device)
@@ -76,11 +78,19 @@ class DecoderModel(Model):
         attention: AttentionBackend,
         logits_rows: torch.Tensor,
     ) -> torch.Tensor:
-        x = F.embedding(input_ids, self._embedding)  # (num_tokens, hidden_size)
-        cos, sin = self._rotary.at(positions, x.dtype)
+        ops, eps = self._ops, self.config.rms_norm_eps
+        # What goes into a layer is normalised by it; what it adds to goes beside: both (num_tokens, hidden_size).
+        residual = F.embedding(input_ids, self._embedding)
+        x = ops.norm(residual, self._layers[0].input_norm, eps)
+        rotation = Rotation(self._rotary, positions, x.dtype)
         for index, layer in enumerate(self._layers):
-            x = layer.forward(x, cos, sin, attention, index)
-        x = rms_norm(x[logits_rows], self._norm, self.config.rms_norm_eps)  # (num_rows, hidden_size)
+            x, residual = layer.forward(x, residual, rotation, attention, index, ops)
+            if index + 1 < len(self._layers):
+                x, residual = ops.add_norm(x, residual, self._layers[index + 1].input_norm, eps)
+        if not len(logits_rows):
+            # Chunks that end before their prompts do; a kernel over no rows would be an error.
+            return x.new_empty(0, self.config.vocab_size, dtype=torch.float32)
+        x, _ = ops.add_norm(x[logits_rows], residual[logits_rows], self._norm, eps)  # (num_rows, hidden_size)
         return F.linear(x, self._lm_head).float()
 
     def _slots(self) -> dict[str, torch.Tensor]:
@@ -101,9 +111,9 @@ class _Layer:
         hidden, head_dim = config.hidden_size, config.head_dim
         self._eps = config.rms_norm_eps
         self._head_dim = head_dim
-        self._num_q_heads, self._num_kv_heads = config.num_q_heads, config.num_kv_heads
+        self._num_q_heads = config.num_q_heads
         q_rows, kv_rows = config.num_q_heads * head_dim, config.num_kv_heads * head_dim
-        self._input_norm = torch.empty(hidden, dtype=dtype, device=device)
+        self.input_norm = torch.empty(hidden, dtype=dtype, device=device)
         self._qkv = MergedLinear([q_rows, kv_rows, kv_rows], hidden, config.qkv_bias, dtype, device)
         # Row 0 is for queries, row 1 for keys.
         self._qk_norm = torch.empty(2, head_dim, dtype=dtype, device=device) if config.qk_norm else None
@@ -113,7 +123,7 @@ class _Layer:
         self._down = MergedLinear([hidden], config.intermediate_size, config.mlp_bias, dtype, device)
 
     def slots(self) -> Iterator[tuple[str, torch.Tensor]]:
-        yield "input_layernorm.weight", self._input_norm
+        yield "input_layernorm.weight", self.input_norm
         yield from self._qkv.slots("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
         if self._qk_norm is not None:
             yield "self_attn.q_norm.weight", self._qk_norm[0]
@@ -124,20 +134,21 @@ class _Layer:
         yield from self._down.slots("mlp.down_proj")
 
     def forward(
-        self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, attention: AttentionBackend, index: int
-    ) -> torch.Tensor:
-        """x: (num_tokens, hidden_size); returns the same shape."""
-        qkv = self._qkv(rms_norm(x, self._input_norm, self._eps)).unflatten(-1, (-1, self._head_dim))
-        # Queries and keys go the same way, so together: (num_tokens, num_q_heads + num_kv_heads, head_dim).
-        qk, v = qkv.split([self._num_q_heads + self._num_kv_heads, self._num_kv_heads], dim=1)
-        if self._qk_norm is not None:
-            q_weight, k_weight = self._qk_norm
-            weights = [q_weight.expand(self._num_q_heads, -1), k_weight.expand(self._num_kv_heads, -1)]
-            qk = rms_norm(qk, torch.cat(weights), self._eps)
-        q, k = rotate(qk, cos, sin).split([self._num_q_heads, self._num_kv_heads], dim=1)
-        x = x + self._o(attention.run(q, k, v, index))
-        gate, up = self._gate_up(rms_norm(x, self._mlp_norm, self._eps)).chunk(2, dim=-1)
-        return x + self._down(F.silu(gate) * up)
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor,
+        rotation: Rotation,
+        attention: AttentionBackend,
+        index: int,
+        ops: LayerOps,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """x, which is normalised, and residual: (num_tokens, hidden_size); returns what is to be added to the residual,
+        and the residual."""
+        qkv = self._qkv(x).unflatten(-1, (-1, self._head_dim))
+        qk_norm = None if self._qk_norm is None else QkNorm(self._qk_norm, self._eps)
+        x = self._o(attention.attend(qkv, self._num_q_heads, rotation, qk_norm, index))
+        x, residual = ops.add_norm(x, residual, self._mlp_norm, self._eps)
+        return self._down(ops.silu_and_mul(self._gate_up(x))), residual
 
 
 def _check(name: str, tensor: torch.Tensor, slot: torch.Tensor) -> None:

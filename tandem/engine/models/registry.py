@@ -2,9 +2,13 @@
 
 import torch
 
+from tandem.engine.layers.ops import LayerOps, TorchOps
 from tandem.engine.models.base import Model
 from tandem.engine.models.config import ModelConfig
 from tandem.engine.models.decoder import DecoderModel
+
+# What the fused kernels compute; float32 stays with torch, whose results are the oracle's.
+FUSED_DTYPES = (torch.bfloat16, torch.float16)
 
 
 def build_model(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Model:
@@ -13,4 +17,13 @@ def build_model(config: ModelConfig, dtype: torch.dtype, device: torch.device) -
     Args:
         dtype: of weights and activations; a float type.
     """
-    return DecoderModel(config, dtype, device)
+    return DecoderModel(config, dtype, device, _ops(dtype, device))
+
+
+def _ops(dtype: torch.dtype, device: torch.device) -> LayerOps:
+    if device.type != "cuda" or dtype not in FUSED_DTYPES:
+        return TorchOps()
+    # Imported here: a machine without CUDA has nothing to import.
+    from tandem.engine.layers.cuda_ops import CudaOps
+
+    return CudaOps()
