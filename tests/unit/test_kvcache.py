@@ -298,7 +298,7 @@ class CacheMachine(RuleBasedStateMachine):
         if self.cache.grow(held.handle, len(held.tokens) + 1):
             held.tokens = [*held.tokens, token]
         else:
-            assert held.handle.page_ids == pages_before and self.cache.num_available_pages == 0
+            assert list(held.handle.page_ids) == pages_before and self.cache.num_available_pages == 0
 
     @precondition(lambda self: self.held)
     @rule(data=st.data(), num_copies=st.integers(0, 2))
