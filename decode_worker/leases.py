@@ -1,9 +1,9 @@
 """A decode worker's promises of pages: who asked, who was granted what, and how each promise ends."""
 
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from decode_worker.admissions import Admissions
 from kvtransfer.events import FromLink, LinkClosed, ReceiverLinkOpened
 from kvtransfer.link import Quiet, ReceiverLink
 from tandem.config import DecodeConfig
@@ -22,20 +22,12 @@ from tandem.messages import (
 from tandem.worker.base import Outbox
 from tandem.worker.events import Event
 
-# How many ended attempts are remembered, to refuse their late lease requests at once.
-NUM_ENDED_REMEMBERED = 4096
 # How often a waiting lease request may be overtaken by later ones that fit.
 MAX_OVERTAKEN = 8
 # How soon to look again for receives that have completed.
 POLL_S = 0.001
 
 StartCommitted = Callable[[Admit, PageHandle, Committed, int], None]
-
-
-@dataclass(eq=False, slots=True)
-class _Admitted:
-    admit: Admit
-    deadline: float
 
 
 @dataclass(eq=False, slots=True)
@@ -102,12 +94,11 @@ class LeaseBook:
         self._ending: dict[str, None] = {}
         # Epochs that have ended while their sender may still write.
         self._unquiet: list[ReceiverLink] = []
-        self._admitted: dict[tuple[str, int], _Admitted] = {}
+        self._admissions = Admissions(clock)
         self._waiting: list[_Waiting] = []
         self._leases: dict[str, _Lease] = {}
         # Settled by Committed, pages still arriving.
         self._arriving: list[_Lease] = []
-        self._ended: OrderedDict[tuple[str, int], None] = OrderedDict()
         self.num_expired = 0
         self.prefix_cached_tokens = 0
 
@@ -116,12 +107,11 @@ class LeaseBook:
         return len(self._waiting)
 
     def admit(self, admit: Admit) -> None:
-        self._admitted[admit.request_id, admit.attempt] = _Admitted(admit, self._clock() + admit.duration_s)
+        self._admissions.add(admit)
         self._cache.touch([*admit.prompt_ids, *admit.output_ids], admit.cache_namespace)
 
     def take_admitted(self, request_id: str, attempt: int) -> Admit | None:
-        admitted = self._admitted.pop((request_id, attempt), None)
-        return admitted.admit if admitted else None
+        return self._admissions.take((request_id, attempt))
 
     def receive(self, event: Event) -> None:
         if isinstance(event, ReceiverLinkOpened):
@@ -138,8 +128,7 @@ class LeaseBook:
     def abort(self, request_id: str, attempt: int) -> None:
         """Ends an attempt: pages of a granted lease come back when the sender settles it, not before."""
         key = request_id, attempt
-        self.remember_ended(request_id, attempt)
-        self._admitted.pop(key, None)
+        self._admissions.end(key)
         for lease in self._leases.values():
             if lease.key == key:
                 self._abandon(lease)
@@ -147,7 +136,7 @@ class LeaseBook:
             lease.abandoned = lease.abandoned or lease.key == key
 
     def abort_all(self) -> None:
-        for request_id, attempt in list(self._admitted):
+        for request_id, attempt in self._admissions.attempts():
             self.abort(request_id, attempt)
         for lease in self._leases.values():
             self._abandon(lease)
@@ -155,9 +144,7 @@ class LeaseBook:
             lease.abandoned = True
 
     def remember_ended(self, request_id: str, attempt: int) -> None:
-        self._ended[request_id, attempt] = None
-        if len(self._ended) > NUM_ENDED_REMEMBERED:
-            self._ended.popitem(last=False)
+        self._admissions.end((request_id, attempt))
 
     def poll(self, num_reserved: int) -> None:
         """Answers waiting requests in order, and lets deadlines pass.
@@ -171,10 +158,9 @@ class LeaseBook:
                 self._ending[link.epoch] = None
                 self._outbox.close_link(link.epoch, link.failure)
         self._waiting = self._answer(now, num_reserved)
-        for key, admitted in list(self._admitted.items()):
-            if now >= admitted.deadline:
-                self.abort(*key)
-                self._outbox.to_router(LeaseLost(*key))
+        for key in self._admissions.expired():
+            self.abort(*key)
+            self._outbox.to_router(LeaseLost(*key))
         for lease in self._leases.values():
             if now >= lease.deadline and not lease.revoked:
                 # Expiry frees nothing: the sender is asked, and its answer settles the lease.
@@ -185,7 +171,7 @@ class LeaseBook:
     def next_deadline(self) -> float | None:
         if self._arriving:
             return self._clock() + POLL_S
-        deadlines = [a.deadline for a in self._admitted.values()]
+        deadlines = self._admissions.deadlines()
         deadlines += [w.deadline for w in self._waiting if self._is_parked(w)]
         deadlines += [lease.deadline for lease in self._leases.values() if not lease.revoked]
         return min(deadlines, default=None)
@@ -263,7 +249,7 @@ class LeaseBook:
         """Their sender does not want these leases any more; nobody else will ask for them on this attempt."""
         self._waiting = [w for w in self._waiting if w not in gone]
         for waiting in gone:
-            self._admitted.pop((waiting.request.request_id, waiting.request.attempt), None)
+            self._admissions.take((waiting.request.request_id, waiting.request.attempt))
 
     def _is_whole(self, lease: _Lease, message: Committed) -> bool:
         """Whether as much was committed as was leased."""
@@ -286,7 +272,7 @@ class LeaseBook:
                 self._start(lease.admit, lease.handle, message, lease.granted_ns)
 
     def _is_parked(self, waiting: _Waiting) -> bool:
-        return (waiting.request.request_id, waiting.request.attempt) not in self._admitted
+        return (waiting.request.request_id, waiting.request.attempt) not in self._admissions
 
     def _answer(self, now: float, num_reserved: int) -> list[_Waiting]:
         """Grants what fits, in order; returns who goes on waiting. A request that fits may overtake one that does not,
@@ -297,9 +283,9 @@ class LeaseBook:
         for waiting in self._waiting:
             request, link = waiting.request, waiting.link
             key = request.request_id, request.attempt
-            if key in self._ended:
+            if self._admissions.has_ended(key):
                 link.refuse(request.lease_id, "gone")
-            elif key not in self._admitted:
+            elif key not in self._admissions:
                 if now >= waiting.deadline:
                     link.refuse(request.lease_id, "unknown")
                 else:
@@ -320,7 +306,7 @@ class LeaseBook:
     def _grant(self, waiting: _Waiting, num_reserved: int) -> bool:
         request, link = waiting.request, waiting.link
         key = request.request_id, request.attempt
-        admit = self._admitted[key].admit
+        admit = self._admissions[key]
         token_ids = [*admit.prompt_ids, *admit.output_ids]
         if len(token_ids) != request.num_tokens:
             link.refuse(request.lease_id, "unknown")
@@ -337,7 +323,7 @@ class LeaseBook:
         )
         if handle is None:
             return False
-        del self._admitted[key]
+        self._admissions.take(key)
         self.prefix_cached_tokens += min(handle.cached_len, len(admit.prompt_ids))
         deadline = self._clock() + self._config.lease_duration_s
         self._leases[request.lease_id] = _Lease(request.lease_id, admit, handle, link, deadline, granted_ns=now_ns())

@@ -5,8 +5,8 @@ import bisect
 import logging
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass, field
 
+from decode_worker.job import DecodeJob
 from decode_worker.leases import LeaseBook
 from tandem.config import DecodeConfig
 from tandem.engine.base import EngineBase
@@ -19,7 +19,6 @@ from tandem.lifecycle import (
     DECODE_STARTED,
     LEASE_GRANTED,
     SECOND_TOKEN,
-    now_ns,
 )
 from tandem.messages import (
     Abort,
@@ -37,41 +36,6 @@ from tandem.worker.base import AdoptingScheduler, Outbox
 from tandem.worker.events import Event, FromRouter, RouterLost
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(eq=False, slots=True)
-class DecodeJob:
-    """One request whose prompt is in this worker's pool.
-
-    Attributes:
-        num_prior_outputs: output tokens of earlier attempts, part of the sequence.
-        unsent: tokens of the output that the router has not been sent yet; with their log probabilities, if asked for.
-        cached_len: prompt tokens that were here before the request.
-    """
-
-    request_id: str
-    attempt: int
-    arrival_ns: int
-    sequence: Sequence
-    handle: PageHandle
-    num_prior_outputs: int
-    unsent: list[int]
-    unsent_logprobs: list[TokenLogprobs]
-    cached_len: int
-    num_pages_shipped: int
-    moments: list[Moment] = field(default_factory=list)
-
-    @property
-    def age_key(self) -> tuple[int, str]:
-        """Smaller is older; the same on every attempt."""
-        return self.arrival_ns, self.request_id
-
-    @property
-    def num_outputs(self) -> int:
-        return len(self.sequence.token_ids) - self.sequence.prompt_len
-
-    def stamp(self, moment: str) -> None:
-        self.moments.append(Moment(moment, now_ns()))
 
 
 class DecodeScheduler(AdoptingScheduler):

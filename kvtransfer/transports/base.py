@@ -84,3 +84,19 @@ class ReceiverTransport(ABC):
     def abort(self) -> Completion:
         """Receives nothing more. On a two-sided transport the completion means that nothing of this epoch can touch
         this worker's pages any more; on a one-sided one it means nothing, for the receiver can stop nobody."""
+
+
+class OneSidedReceiver(ReceiverTransport):
+    """Tells the sender where to write, and takes no further part."""
+
+    two_sided = False
+
+    @property
+    def failure(self) -> str:
+        return ""
+
+    def expect(self, link_seq: int, dst_pages: Sequence[int] | None, num_pages: int) -> Completion:
+        return COMPLETED
+
+    def abort(self) -> Completion:
+        return COMPLETED

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 from cuda.bindings import runtime
 
-from kvtransfer.transports.base import COMPLETED, Completion, ReceiverTransport, SenderTransport
+from kvtransfer.transports.base import Completion, OneSidedReceiver, SenderTransport
 from tandem.engine.kvcache.cuda_pool import CudaKvPool, check
 from tandem.messages import PoolEndpoint
 
@@ -100,22 +100,10 @@ class _Unmapping:
         return self._done
 
 
-class NvlinkReceiver(ReceiverTransport):
-    two_sided = False
-
+class NvlinkReceiver(OneSidedReceiver):
     def __init__(self, pool: CudaKvPool) -> None:
         self._pool = pool
-
-    @property
-    def failure(self) -> str:
-        return ""
 
     def endpoint(self) -> PoolEndpoint:
         pool = self._pool
         return PoolEndpoint(0, 0, pool.ipc_handle.hex(), pool.num_pages * pool.layout.page_bytes)
-
-    def expect(self, link_seq: int, dst_pages: Sequence[int] | None, num_pages: int) -> Completion:
-        return COMPLETED
-
-    def abort(self) -> Completion:
-        return COMPLETED

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from kvtransfer.transports.base import COMPLETED, Completion, ReceiverTransport, SenderTransport
+from kvtransfer.transports.base import COMPLETED, Completion, OneSidedReceiver, SenderTransport
 from tandem.engine.kvcache.pool import CpuKvPool
 from tandem.messages import PoolEndpoint
 
@@ -59,21 +59,9 @@ class SharedMemorySender(SenderTransport):
         return COMPLETED
 
 
-class SharedMemoryReceiver(ReceiverTransport):
-    two_sided = False
-
+class SharedMemoryReceiver(OneSidedReceiver):
     def __init__(self, pool: CpuKvPool) -> None:
         self._pool = pool
 
-    @property
-    def failure(self) -> str:
-        return ""
-
     def endpoint(self) -> PoolEndpoint:
         return PoolEndpoint(*self._pool.file)
-
-    def expect(self, link_seq: int, dst_pages: Sequence[int] | None, num_pages: int) -> Completion:
-        return COMPLETED
-
-    def abort(self) -> Completion:
-        return COMPLETED

@@ -1,0 +1,44 @@
+"""One request that a decode worker runs."""
+
+from dataclasses import dataclass, field
+
+from tandem.engine.kvcache.cache_manager import PageHandle
+from tandem.engine.request import Sequence
+from tandem.lifecycle import now_ns
+from tandem.messages import Moment
+from tandem.sampling_params import TokenLogprobs
+
+
+@dataclass(eq=False, slots=True)
+class DecodeJob:
+    """One request whose prompt is in this worker's pool.
+
+    Attributes:
+        num_prior_outputs: output tokens of earlier attempts, part of the sequence.
+        unsent: tokens of the output that the router has not been sent yet; with their log probabilities, if asked for.
+        cached_len: prompt tokens that were here before the request.
+    """
+
+    request_id: str
+    attempt: int
+    arrival_ns: int
+    sequence: Sequence
+    handle: PageHandle
+    num_prior_outputs: int
+    unsent: list[int]
+    unsent_logprobs: list[TokenLogprobs]
+    cached_len: int
+    num_pages_shipped: int
+    moments: list[Moment] = field(default_factory=list)
+
+    @property
+    def age_key(self) -> tuple[int, str]:
+        """Smaller is older; the same on every attempt."""
+        return self.arrival_ns, self.request_id
+
+    @property
+    def num_outputs(self) -> int:
+        return len(self.sequence.token_ids) - self.sequence.prompt_len
+
+    def stamp(self, moment: str) -> None:
+        self.moments.append(Moment(moment, now_ns()))
