@@ -29,7 +29,7 @@ class InvalidRequestError(RequestError, ValueError):
 
     def __init__(self, message: str, param: str = "") -> None:
         super().__init__(message)
-        self.param = param
+        self.param = shortened(param)
 
 
 class UnknownModelError(InvalidRequestError):

@@ -84,13 +84,21 @@ class Registry:
             for other in self._workers.values():
                 other.links_up.pop(worker.worker_id, None)
 
+    def heard(self, worker: Worker) -> None:
+        """A message has come. Any will do: where tokens come faster than the router takes them, a heartbeat is late."""
+        worker.last_heard = self._clock()
+
+    def excuse(self, seconds: float) -> None:
+        """For so long nobody could be heard."""
+        for worker in self._workers.values():
+            worker.last_heard += seconds
+            worker.last_progress += seconds
+
     def heartbeat(self, worker: Worker, heartbeat: Heartbeat) -> None:
-        now = self._clock()
-        worker.last_heard = now
         worker.stats = heartbeat.stats
         if heartbeat.step != worker.num_steps:
             worker.num_steps = heartbeat.step
-            worker.last_progress = now
+            worker.last_progress = self._clock()
 
     def link_state(self, worker: Worker, state: LinkState) -> None:
         if state.up:

@@ -128,7 +128,7 @@ class Router:
     def close(self, stream: RequestStream) -> None:
         """The client is done with a request, or the request with the client."""
         tracker = stream.tracker
-        tracker.moments[ENDED] = now_ns()
+        tracker.moments.setdefault(ENDED, now_ns())
         stream.end_attempt(tell_workers=tracker.state is RequestState.RUNNING)
         tracker.abort()
         del self._streams[tracker.request_id]
@@ -172,6 +172,7 @@ class Router:
 
     def receive(self, worker: Worker, message: WorkerMessage) -> None:
         """A message on a worker's stream."""
+        self.registry.heard(worker)
         match message:
             case Heartbeat():
                 self.registry.heartbeat(worker, message)
@@ -237,10 +238,18 @@ class Router:
     async def watch(self) -> None:
         """Looks for workers that have fallen silent, until cancelled."""
         while True:
+            before = self._clock()
             await asyncio.sleep(WATCH_INTERVAL_S)
-            self.check_deadlines()
+            self.check_deadlines(stood_still_s=max(0.0, self._clock() - before - WATCH_INTERVAL_S))
 
-    def check_deadlines(self) -> None:
+    def check_deadlines(self, stood_still_s: float = 0.0) -> None:
+        """Ends what has taken too long.
+
+        Args:
+            stood_still_s: how long this process itself could not listen: nobody's silence meanwhile counts.
+        """
+        if stood_still_s > WATCH_INTERVAL_S:
+            self.registry.excuse(stood_still_s)
         for worker, kind, reason in self.registry.lost():
             self.lose(worker, kind, reason)
         now = self._clock()

@@ -1,6 +1,5 @@
 """How the tokens of one request are chosen and when they end, and what is reported of each choice."""
 
-import math
 from dataclasses import dataclass
 
 MAX_LOGPROBS = 20
@@ -8,6 +7,7 @@ MAX_LOGIT_BIAS = 100.0
 # What a message between processes can carry.
 MAX_TEMPERATURE = 3.4e38
 MAX_TOP_K = 2**31 - 1
+MAX_UINT32 = 2**32 - 1
 # Dividing logits by less than this only loses precision.
 GREEDY_BELOW_TEMPERATURE = 1e-5
 
@@ -52,7 +52,7 @@ class SamplingParams:
     num_logprobs: int | None = None
 
     def __post_init__(self) -> None:
-        _check("max_tokens", self.max_tokens, 1, math.inf)
+        _check("max_tokens", self.max_tokens, 1, MAX_UINT32)
         if not 0 <= self.temperature <= MAX_TEMPERATURE:
             raise ValueError(f"temperature must be a number of at least 0, not {self.temperature:g}")
         _check("top_k", self.top_k, -1, MAX_TOP_K)
@@ -62,14 +62,14 @@ class SamplingParams:
         _check("presence_penalty", self.presence_penalty, -2, 2)
         _check("frequency_penalty", self.frequency_penalty, -2, 2)
         for token_id, bias in self.logit_bias:
-            _check("logit_bias's token ids", token_id, 0, math.inf)
+            _check("logit_bias's token ids", token_id, 0, MAX_UINT32)
             _check(f"logit_bias of token {token_id}", bias, -MAX_LOGIT_BIAS, MAX_LOGIT_BIAS)
         biased_ids = [token_id for token_id, _ in self.logit_bias]
         if biased_ids != sorted(set(biased_ids)):
             raise ValueError("logit_bias must be in order of token ids, each once")
         _check("seed", self.seed, 0, 2**64 - 1)
         for token_id in self.stop_token_ids:
-            _check("stop_token_ids", token_id, 0, math.inf)
+            _check("stop_token_ids", token_id, 0, MAX_UINT32)
         if self.num_logprobs is not None:
             _check("num_logprobs", self.num_logprobs, 0, MAX_LOGPROBS)
 
@@ -120,5 +120,4 @@ def _check(name: str, value: float, low: float, high: float) -> None:
     slack = 1e-6 if isinstance(value, float) else 0
     # Written so that NaN fails.
     if not low - abs(low) * slack <= value <= high * (1 + slack):
-        limits = f"at least {low:g}" if high == math.inf else f"between {low:g} and {high:g}"
-        raise ValueError(f"{name} must be {limits}, not {value:g}")
+        raise ValueError(f"{name} must be between {low:g} and {high:g}, not {value:g}")

@@ -13,7 +13,7 @@ from router.output_text import OutputText
 from router.router import Router
 from router.stream import RequestStream
 from router.tracker import RequestState, RequestTracker
-from tandem.lifecycle import FIRST_TOKEN_SENT, PhaseTiming, now_ns, phase_timings
+from tandem.lifecycle import ENDED, FIRST_TOKEN_SENT, PhaseTiming, now_ns, phase_timings
 from tandem.sampling_params import TokenLogprobs
 
 # One line for each request, as JSON.
@@ -116,6 +116,8 @@ class Generation:
         if self.tracker.state is not RequestState.FINISHED:
             raise (RequestTimeoutError if self._stream.timed_out else UnavailableError)(self.tracker.failure)
         self._finish_reason = "stop" if self._output.stopped else self.tracker.finish_reason
+        # The last piece tells the client of it.
+        self.tracker.moments[ENDED] = now_ns()
         return Piece(self._index, [], text, [], self._finish_reason)
 
     def _report(self, stream: RequestStream) -> None:

@@ -13,7 +13,7 @@ import grpc
 import pytest
 
 from deploy.launcher import Cluster
-from tandem.client import TandemClient
+from tandem.client import ClientTls, TandemClient
 from tandem.cluster_config import ClusterConfig
 from tandem.rpc.auth import cluster_metadata
 from tandem.v1 import inference_pb2 as pb
@@ -27,6 +27,7 @@ MAX_MODEL_LEN = 512
 # Few enough that the tests' prompts push each other out of the caches.
 NUM_PAGES = 128
 RESTART_S = 40.0
+API_KEYS = ("first-key", "second-key")
 
 
 def wait_until(condition: Callable[[], Any], timeout_s: float, what: str) -> Any:
@@ -104,9 +105,9 @@ class Answer:
 
 
 class ServedCluster:
-    """A supervised cluster in this process's Ray, and a client of it."""
+    """A supervised cluster in this process's Ray, and a client of it that shows its first key, if there are keys."""
 
-    def __init__(self, config: ClusterConfig) -> None:
+    def __init__(self, config: ClusterConfig, tls: ClientTls | None = None) -> None:
         self.cluster = Cluster(config, lambda part, doing: None)
         self.failure: Exception | None = None
         self._stopping = threading.Event()
@@ -117,7 +118,7 @@ class ServedCluster:
             self.cluster.stop()
             raise
         self._supervisor.start()
-        self.client = TandemClient(self.cluster.addresses.grpc)
+        self.client = TandemClient(self.cluster.addresses.grpc, "".join(config.api_keys[:1]), tls)
 
     def close(self) -> None:
         self.client._channel.close()
@@ -191,10 +192,11 @@ class Clusters:
         self._config: ClusterConfig | None = None
         self._served: ServedCluster | None = None
 
-    def get(self, config: ClusterConfig) -> ServedCluster:
+    def get(self, config: ClusterConfig, tls: ClientTls | None = None) -> ServedCluster:
+        """Args: tls: of the client, where `config` asks for it."""
         if self._served is None or config != self._config:
             self.close()
-            self._config, self._served = config, ServedCluster(config)
+            self._config, self._served = config, ServedCluster(config, tls)
         self._served.wait_ready()
         return self._served
 
@@ -204,12 +206,24 @@ class Clusters:
             served.close()
 
 
-# Modules that share the 1P1D cluster, one after the other: only one cluster is kept at a time.
-SHARING = ("test_cluster", "test_greedy", "test_metrics", "test_sampling", "test_openai")
+# Modules that share clusters come last, in this order, for only one cluster is kept at a time: first the one with API
+# keys, then the plain 1P1D cluster.
+SHARING = (
+    "test_keys_and_tls",
+    "test_bad_input",
+    "test_cluster",
+    "test_greedy",
+    "test_grpc_contract",
+    "test_metrics",
+    "test_sampling",
+    "test_openai",
+    "test_fuzz",
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: item.path.stem in SHARING)
+    order = {stem: number for number, stem in enumerate(SHARING)}
+    items.sort(key=lambda item: order.get(item.path.stem, -1))
 
 
 def save_tiny_model(directory: Path, **settings: int) -> None:
@@ -275,6 +289,15 @@ def clusters() -> Iterator[Clusters]:
 def tiny_pd(clusters: Clusters, tiny_config: ClusterConfig) -> Iterator[ServedCluster]:
     """The tiny model on one prefill and one decode worker; every test must leave it clean."""
     served = clusters.get(tiny_config)
+    yield served
+    served.wait_clean()
+
+
+@pytest.fixture
+def tiny_keyed(clusters: Clusters, tiny_config: ClusterConfig) -> Iterator[ServedCluster]:
+    """The tiny model behind API keys and small limits; every test must leave it clean."""
+    limits = {"max_requests_per_key": 2, "max_body_bytes": 4096}
+    served = clusters.get(replace(tiny_config, api_keys=API_KEYS, **limits))
     yield served
     served.wait_clean()
 

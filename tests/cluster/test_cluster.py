@@ -116,10 +116,6 @@ def tokens(*ids: int, max_tokens: int = 4) -> pb.GenerateRequest:
         (sampled(logprobs=21), "logprobs must be between 0 and 20, not 21"),
         (pb.GenerateRequest(model="gpt", text="hi"), "model 'gpt' is not served here; 'tiny-llama' is"),
         (pb.GenerateRequest(chat=pb.Chat()), "the chat has no messages"),
-        (
-            pb.GenerateRequest(chat=pb.Chat(messages=[pb.ChatMessage(role="user", content="hi")])),
-            "the model has no chat template: send a plain prompt instead",
-        ),
     ],
     ids=lambda value: "" if isinstance(value, pb.GenerateRequest) else None,
 )

@@ -27,8 +27,11 @@ class Refused(Exception):
 class Context:
     """Of a call; aborting it raises, as gRPC's does."""
 
+    def __init__(self, authorization: str = "") -> None:
+        self._authorization = authorization
+
     def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
-        return ()
+        return (("authorization", self._authorization),) if self._authorization else ()
 
     async def abort(self, code: grpc.StatusCode, details: str) -> None:
         raise Refused(code.name, details)
@@ -37,8 +40,8 @@ class Context:
 class Door:
     """A front door, one prefill and one decode worker, and the responses of one call."""
 
-    def __init__(self) -> None:
-        config = RouterConfig("nowhere", "fake", 400)
+    def __init__(self, **limits: int) -> None:
+        config = RouterConfig("nowhere", "fake", 400, **limits)  # type: ignore[arg-type]
         router = Router(config, LeastLoaded())
         self.p = ScriptedWorker(router, "p", "prefill")
         self.d = ScriptedWorker(router, "d", "decode")
@@ -240,3 +243,32 @@ def test_what_can_never_fit_is_refused_before_it_is_tokenized() -> None:
             assert message in refused.value.args[1]
 
     asyncio.run(scenario())
+
+
+def test_where_there_are_no_keys_all_clients_share_one_limit() -> None:
+    async def scenario() -> None:
+        door = Door(max_requests_per_key=1)
+        call, admit = await door.start()
+        for authorization in ("", "Bearer a", "Bearer b"):
+            with pytest.raises(Refused, match="1 requests of this key are in hand") as refused:
+                async for _ in door.service.Generate(pb.GenerateRequest(text="hi"), Context(authorization)):  # type: ignore[arg-type]
+                    pass
+            assert refused.value.args[0] == "RESOURCE_EXHAUSTED"
+        door.p.say(first(admit.request_id, 0, 0, ord("a")))
+        door.d.say(Finished(admit.request_id, 0, "length", 1, 0, 1))
+        await call
+
+    asyncio.run(scenario())
+
+
+def test_the_last_response_times_the_whole_request() -> None:
+    async def scenario() -> Door:
+        door = Door()
+        call, admit = await door.start(max_tokens=1)
+        door.p.say(first(admit.request_id, 0, 0, ord("a")))
+        door.d.say(Finished(admit.request_id, 0, "length", 1, 0, 1))
+        await call
+        return door
+
+    phases = {phase.name: phase for phase in asyncio.run(scenario()).responses[-1].phases}
+    assert phases["e2e"].duration_ms >= phases["ttft"].duration_ms > 0

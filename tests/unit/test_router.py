@@ -273,6 +273,13 @@ async def test_silence_and_standstill_lose_a_worker() -> None:
         worker.say(Heartbeat(2))
     h.clock.advance(0.2)
     assert [(w.worker_id, *why) for w, *why in h.router.registry.lost()] == [("d1", "silent", "no heartbeat for 1 s")]
+    # Whatever a worker says, it is not silent.
+    h.clock.advance(0.9)
+    h.d[1].say(Tokens(()))
+    for worker in (h.p[0], h.d[0]):
+        worker.say(Heartbeat(2))
+    h.clock.advance(0.2)
+    assert not h.router.registry.lost()
     # A worker that talks but does not move.
     for _ in range(6):
         h.clock.advance(0.9)
@@ -282,6 +289,18 @@ async def test_silence_and_standstill_lose_a_worker() -> None:
     assert [(w.worker_id, *why) for w, *why in h.router.registry.lost()] == [
         ("d0", "stalled", "no scheduler step for 5 s")
     ]
+
+
+@run
+async def test_a_router_that_stood_still_does_not_blame_its_workers() -> None:
+    h = Harness()
+    h.clock.advance(10)
+    h.router.check_deadlines(stood_still_s=9.8)
+    assert len(list(h.router.registry)) == 2
+    h.clock.advance(10)
+    h.router.check_deadlines()
+    assert not list(h.router.registry)
+
 
 
 @run

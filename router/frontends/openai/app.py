@@ -1,5 +1,7 @@
 """The HTTP front door: OpenAI's API, and what operators ask."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -42,7 +44,8 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
         504: "the request took too long",
     }.items()
 }
-_STREAMED = {"text/event-stream": {"schema": {"type": "string"}}}
+_EVENT = {"type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"]}
+_STREAMED = {"text/event-stream": {"itemSchema": _EVENT}}
 
 
 def make_app(door: Door) -> ASGIApp:
@@ -60,7 +63,19 @@ def make_app(door: Door) -> ASGIApp:
     _add_inference(app, door)
     _add_operation(app, door)
     _add_error_handlers(app, door)
+    app.openapi = partial(_description, app.openapi)  # type: ignore[method-assign]
     return Gate(app, door)
+
+
+def _description(describe: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """The framework's, without the answer that it believes bad bodies to get."""
+    description = describe()
+    for operations in description["paths"].values():
+        for operation in operations.values():
+            operation["responses"].pop("422", None)
+    for name in ("HTTPValidationError", "ValidationError"):
+        description["components"]["schemas"].pop(name, None)
+    return description
 
 
 def _add_inference(app: FastAPI, door: Door) -> None:

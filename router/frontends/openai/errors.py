@@ -40,7 +40,7 @@ HTTP_ERRORS: tuple[tuple[type[RequestError], HttpError], ...] = (
 
 
 def json_response(content: Any, status: int = 200) -> Response:
-    """Escaped to ASCII: a client's half characters come back to it as they came."""
+    """In ASCII."""
     return Response(json.dumps(content, separators=(",", ":")), status, media_type="application/json")
 
 

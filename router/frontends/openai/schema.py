@@ -120,7 +120,7 @@ class CompletionRequest(_Request):
     prompt: PromptField
     echo: bool | None = None
     logprobs: int | None = Field(None, ge=0, le=20)
-    best_of: Literal[1] | None = None
+    best_of: int | None = Field(None, ge=1, le=1)
     # Not served.
     suffix: None = None
 
@@ -166,7 +166,8 @@ class ChatCompletionRequest(_Request):
     top_logprobs: int | None = Field(None, ge=0, le=20)
     response_format: ResponseFormat | None = None
     modalities: Annotated[list[Literal["text"]], _FAIL_FAST] | None = None
-    store: Literal[False] | None = None
+    # Not Literal[False], to which 0 would be the same.
+    store: Annotated[bool, Field(json_schema_extra={"const": False})] | None = None
     service_tier: Literal["auto", "default"] | None = None
     parallel_tool_calls: bool | None = None
     # Not served; what means "none" is taken.
@@ -174,6 +175,13 @@ class ChatCompletionRequest(_Request):
     tool_choice: Literal["none", "auto"] | None = None
     functions: list[Any] | None = Field(None, max_length=0)
     function_call: Literal["none", "auto"] | None = None
+
+    @field_validator("store")
+    @classmethod
+    def _not_stored(cls, value: bool | None) -> bool | None:
+        if value:
+            raise ValueError("answers are not stored by this server")
+        return value
 
     @field_validator("tools", "functions", mode="before")
     @classmethod

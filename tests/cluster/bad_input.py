@@ -1,0 +1,411 @@
+"""Bad input, and what a client is told: the rows of docs/bad-input.md. They are about the tiny model, which has 300
+tokens, a length of 512 and pages of 16."""
+
+import json
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from tandem.v1 import inference_pb2 as pb
+
+COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
+JSON = "application/json"
+# The default of --max-body-bytes.
+MAX_BODY_BYTES = 8 * 2**20
+NUM_LARGE_BYTES = 50 * 2**20
+
+
+@dataclass(frozen=True)
+class Row:
+    """
+    Attributes:
+        name: the first column.
+        message: over gRPC, and over HTTP where there is no other.
+        grpc: the request, parsed or not; None: it cannot be said there.
+        http: the body, as JSON or as bytes; None: as for grpc.
+        code, param: of the HTTP error object.
+    """
+
+    name: str
+    message: str
+    grpc: pb.GenerateRequest | bytes | None = None
+    http: dict[str, Any] | bytes | None = None
+    http_message: str = ""
+    grpc_code: str = "INVALID_ARGUMENT"
+    status: int = 400
+    code: str | None = None
+    param: str | None = None
+    path: str = COMPLETIONS
+    content_type: str = JSON
+
+    @property
+    def grpc_bytes(self) -> bytes:
+        assert self.grpc is not None
+        return self.grpc if isinstance(self.grpc, bytes) else self.grpc.SerializeToString()
+
+    @property
+    def http_bytes(self) -> bytes:
+        # Escaped to ASCII: what is no text can be said all the same.
+        return self.http if isinstance(self.http, bytes) else json.dumps(self.http).encode()
+
+
+def ids(*token_ids: int) -> pb.GenerateRequest:
+    return pb.GenerateRequest(token_ids=pb.TokenIds(ids=token_ids))
+
+
+def sampled(**sampling: Any) -> pb.GenerateRequest:
+    return pb.GenerateRequest(text="hi", sampling=pb.SamplingParams(**sampling))
+
+
+def both(name: str, value: Any, message: str, http_message: str, *, field: str = "") -> Row:
+    """The same value of a sampling field, given to both doors."""
+    field = field or name.split()[0]
+    http_value = {str(k): v for k, v in value.items()} if isinstance(value, dict) else value
+    http = {"prompt": "hi", field: http_value}
+    return Row(name, message, sampled(**{field: value}), http, http_message, param=field)
+
+
+def http_only(name: str, message: str, http: dict[str, Any] | bytes, param: str | None = None, **more: Any) -> Row:
+    if isinstance(http, dict) and "messages" not in http:
+        http = {"prompt": "hi", **http}
+    return Row(name, message, http=http, param=param, **more)
+
+
+def raw_number(name: str, literal: str, value: float) -> Row:
+    """A temperature that JSON cannot say, said all the same."""
+    return Row(
+        name,
+        f"temperature must be a number of at least 0, not {value:g}",
+        sampled(temperature=value),
+        b'{"prompt": "hi", "temperature": %s}' % literal.encode(),
+        f"the body is not valid JSON: {literal} is no number there",
+    )
+
+
+def surrogate(where: str, path: str = COMPLETIONS, **fields: Any) -> Row:
+    return http_only(f"half a character in {where}", HALF, fields, path=path)
+
+
+HALF = "the body holds a lone surrogate, which is half a character"
+MALFORMED = "the request is malformed: no message of its type, or text that is not UTF-8"
+NOT_AN_OBJECT = "the body must be a JSON object, sent as application/json"
+EMPTY, TOO_LONG = (
+    "the prompt is empty",
+    "the prompt has 600 tokens; the model's length is 512, the output's first token included",
+)
+
+PROMPTS = [
+    Row("empty prompt", EMPTY, pb.GenerateRequest(text=""), {"prompt": ""}, param="prompt"),
+    Row("empty list of token ids", EMPTY, ids(), {"prompt": []}, param="prompt"),
+    Row(
+        "no prompt",
+        "a prompt is needed: text, token_ids or chat",
+        pb.GenerateRequest(),
+        {},
+        "prompt: Field required",
+        param="prompt",
+    ),
+    Row(
+        "chat without messages",
+        "the chat has no messages",
+        pb.GenerateRequest(chat=pb.Chat()),
+        {"messages": []},
+        "messages: List should have at least 1 item after validation, not 0",
+        param="messages",
+        path=CHATS,
+    ),
+    Row(
+        "chat of more messages than fit",
+        "the chat has 512 messages, more than can fit the model's length of 512 tokens",
+        pb.GenerateRequest(chat=pb.Chat(messages=[pb.ChatMessage()] * 512)),
+        {"messages": [{"role": "user", "content": ""}] * 512},
+        param="messages",
+        path=CHATS,
+    ),
+    Row("too long prompt", TOO_LONG, pb.GenerateRequest(text="x" * 600), {"prompt": "x" * 600}, param="prompt"),
+    Row("too many token ids", TOO_LONG, ids(*[1] * 600), {"prompt": [1] * 600}, param="prompt"),
+    Row(
+        "prompt so long that it is not tokenized",
+        "the prompt has 20000 characters; no more than 16384 can fit the model's length of 512 tokens",
+        pb.GenerateRequest(text="x" * 20000),
+        {"prompt": "x" * 20000},
+        param="prompt",
+    ),
+    Row(
+        "prompt and max_tokens that do not fit together",
+        "max_tokens must be between 1 and 510 for a prompt of 2 tokens, not 511",
+        sampled(max_tokens=511),
+        {"prompt": "hi", "max_tokens": 511},
+        param="max_tokens",
+    ),
+    Row(
+        "token id outside the vocabulary",
+        "token id 300 is outside the vocabulary of 300",
+        ids(5, 300),
+        {"prompt": [5, 300]},
+        param="prompt",
+    ),
+    http_only(
+        "negative token id", "prompt.1: Input should be greater than or equal to 0", {"prompt": [5, -1]}, "prompt"
+    ),
+    http_only("prompt of mixed types", "prompt.1: Input should be a valid integer", {"prompt": [5, "x"]}, "prompt"),
+    http_only(
+        "prompt of another type",
+        "prompt: Input should be a string, a list of strings, token ids, or a list of lists of token ids",
+        {"prompt": 5},
+        "prompt",
+    ),
+    Row(
+        "unknown model",
+        "model 'gpt-9' is not served here; 'tiny-llama' is",
+        pb.GenerateRequest(text="hi", model="gpt-9"),
+        {"prompt": "hi", "model": "gpt-9"},
+        status=404,
+        code="model_not_found",
+        param="model",
+    ),
+    Row(
+        "too long cache_namespace",
+        "cache_namespace must have at most 256 characters, not 257",
+        pb.GenerateRequest(text="hi", cache_namespace="n" * 257),
+        {"prompt": "hi", "cache_namespace": "n" * 257},
+        param="cache_namespace",
+    ),
+    Row(
+        "too long request_id",
+        "request_id must have at most 256 characters, not 257",
+        pb.GenerateRequest(text="hi", request_id="r" * 257),
+    ),
+]
+
+SAMPLING = [
+    Row(
+        "max_tokens of 0",
+        "max_tokens must be between 1 and 510 for a prompt of 2 tokens, not 0",
+        sampled(max_tokens=0),
+        {"prompt": "hi", "max_tokens": 0},
+        "max_tokens: Input should be greater than or equal to 1",
+        param="max_tokens",
+    ),
+    both(
+        "temperature below 0",
+        -0.5,
+        "temperature must be a number of at least 0, not -0.5",
+        "temperature: Input should be greater than or equal to 0",
+    ),
+    http_only(
+        "temperature above 2",
+        "temperature: Input should be less than or equal to 2",
+        {"temperature": 2.5},
+        "temperature",
+    ),
+    raw_number("NaN", "NaN", math.nan),
+    raw_number("infinity", "Infinity", math.inf),
+    raw_number("minus infinity", "-Infinity", -math.inf),
+    http_only(
+        "number beyond all floats",
+        "temperature: Input should be a finite number",
+        b'{"prompt": "hi", "temperature": 1e400}',
+        "temperature",
+    ),
+    http_only(
+        "number of thousands of digits",
+        "the body holds a number with too many digits",
+        b'{"prompt": "hi", "seed": 1%s}' % (b"0" * 5000),
+    ),
+    both(
+        "top_p above 1", 1.5, "top_p must be between 0 and 1, not 1.5", "top_p: Input should be less than or equal to 1"
+    ),
+    both(
+        "top_k below -1",
+        -2,
+        "top_k must be between -1 and 2.14748e+09, not -2",
+        "top_k: Input should be greater than or equal to -1",
+    ),
+    both(
+        "min_p below 0",
+        -0.25,
+        "min_p must be between 0 and 1, not -0.25",
+        "min_p: Input should be greater than or equal to 0",
+    ),
+    both(
+        "repetition_penalty of 0",
+        0,
+        "repetition_penalty must be between 0.01 and 100, not 0",
+        "repetition_penalty: Input should be greater than or equal to 0.01",
+    ),
+    both(
+        "presence_penalty above 2",
+        3,
+        "presence_penalty must be between -2 and 2, not 3",
+        "presence_penalty: Input should be less than or equal to 2",
+    ),
+    both(
+        "frequency_penalty below -2",
+        -3,
+        "frequency_penalty must be between -2 and 2, not -3",
+        "frequency_penalty: Input should be greater than or equal to -2",
+    ),
+    both(
+        "logit_bias above 100",
+        {7: 101},
+        "logit_bias of token 7 must be between -100 and 100, not 101",
+        "logit_bias.7: Input should be less than or equal to 100",
+    ),
+    both(
+        "logit_bias outside the vocabulary",
+        {300: 1},
+        "logit_bias: token id 300 is outside the vocabulary of 300",
+        "",
+    ),
+    http_only(
+        "logit_bias of what is no token id",
+        "logit_bias.x.[key]: String should match pattern '^(0|[1-9][0-9]{0,9})$'",
+        {"logit_bias": {"x": 1}},
+        "logit_bias",
+    ),
+    http_only(
+        "logit_bias of a token id with leading zeros",
+        "logit_bias.007.[key]: String should match pattern '^(0|[1-9][0-9]{0,9})$'",
+        {"logit_bias": {"7": 1, "007": 2}},
+        "logit_bias",
+    ),
+    both(
+        "logprobs above 20",
+        21,
+        "num_logprobs must be between 0 and 20, not 21",
+        "logprobs: Input should be less than or equal to 20",
+    ),
+    http_only("seed beyond 64 bits", "seed: Input should be less than 18446744073709551616", {"seed": 2**64}, "seed"),
+    http_only("n of 0", "n: Input should be greater than or equal to 1", {"n": 0}, "n"),
+    http_only("n above 128", "n: Input should be less than or equal to 128", {"n": 129}, "n"),
+    http_only(
+        "more than 128 outputs of several prompts",
+        "at most 128 outputs for one request, not 130",
+        {"prompt": ["a", "b"], "n": 65},
+        "n",
+    ),
+    both("stop of 17 strings", ["x"] * 17, "stop must be at most 16 strings, not 17", ""),
+    both("stop with an empty string", ["x", ""], "stop strings must have 1 to 1024 characters, not 0", ""),
+    both("stop with a too long string", ["x" * 1025], "stop strings must have 1 to 1024 characters, not 1025", ""),
+    both(
+        "stop_token_ids outside the vocabulary",
+        [300],
+        "stop_token_ids: token id 300 is outside the vocabulary of 300",
+        "",
+    ),
+    http_only("value of another type", "top_p: Input should be a valid number", {"top_p": "1"}, "top_p"),
+    http_only("number for a truth value", "echo: Input should be a valid boolean", {"echo": 0}, "echo"),
+    http_only("unknown field", "unknown field: top_q", {"top_q": 1}, "top_q"),
+    http_only(
+        "unknown field of a message",
+        "unknown field: messages.0.tool_calls",
+        {"messages": [{"role": "user", "content": "hi", "tool_calls": []}]},
+        "messages",
+        path=CHATS,
+    ),
+    http_only(
+        "what is not served",
+        "tools: tools are not supported by this server",
+        {"messages": [{"role": "user", "content": "hi"}], "tools": [{"type": "function", "function": {"name": "f"}}]},
+        "tools",
+        path=CHATS,
+    ),
+]
+
+WIRE = [
+    Row("no protobuf message", MALFORMED, b"\xff" * 16),
+    Row("truncated protobuf message", MALFORMED, ids(*range(50)).SerializeToString()[:-5]),
+    Row(
+        "invalid UTF-8",
+        MALFORMED,
+        b"\x1a\x02\xff\xfe",
+        b'{"prompt": "\xff\xfe"}',
+        "the body is not valid UTF-8 at byte 12",
+    ),
+    surrogate("prompt", prompt="a\ud800"),
+    surrogate("model", model="\udfff"),
+    surrogate("cache_namespace", cache_namespace="\ud800\ud800"),
+    surrogate("stop", stop=["\udc00\ud800"]),
+    surrogate("messages", CHATS, messages=[{"role": "user", "content": "\ud83d"}]),
+    surrogate("a field's name", **{"\ud800": 1}),
+    surrogate("a field without effect", user="\udbff"),
+    http_only(
+        "NaN in a field without effect",
+        "the body is not valid JSON: NaN is no number there",
+        b'{"prompt": "hi", "metadata": {"x": NaN}}',
+    ),
+    http_only(
+        "malformed JSON",
+        "the body is not valid JSON at character 16: Expecting ',' delimiter",
+        b'{"prompt": "hi" "n": 1}',
+    ),
+    http_only(
+        "truncated JSON", "the body is not valid JSON at character 15: Expecting ',' delimiter", b'{"prompt": "hi"'
+    ),
+    http_only(
+        "deeply nested JSON", "the body is nested too deeply", b'{"prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+    ),
+    http_only("JSON that is no object", NOT_AN_OBJECT, b'["hi"]'),
+    http_only("no body", NOT_AN_OBJECT, b""),
+    http_only("wrong content type", NOT_AN_OBJECT, {}, content_type="text/plain"),
+    Row(
+        "message of 50 MB",
+        f"SERVER: Received message larger than max ({NUM_LARGE_BYTES + 5} vs. {MAX_BODY_BYTES})",
+        pb.GenerateRequest(text="x" * NUM_LARGE_BYTES),
+        grpc_code="RESOURCE_EXHAUSTED",
+    ),
+]
+
+ROWS = [*PROMPTS, *SAMPLING, *WIRE]
+
+# What takes more than one request to show, or another cluster: each has a test of its own.
+LARGE_BODY = f"the body has more than {MAX_BODY_BYTES} bytes"
+SHOWN_APART = {
+    row.name: row
+    for row in (
+        Row("body of 50 MB, announced", LARGE_BODY, http=b"", status=413),
+        Row("body of 50 MB, in chunks", LARGE_BODY, http=b"", status=413),
+        Row("body that stops coming", "no part of the body came for 30 s", http=b"", status=408),
+        Row("head of more than 64 KiB", "the request's head has more than 65536 bytes", http=b"", status=431),
+        Row("unknown path", "there is no /v1/embeddings here", http={}, status=404, path="/v1/embeddings"),
+        Row("wrong method", "/v1/models does not take POST", http={}, status=405, path="/v1/models"),
+        Row("unknown method", "Method not found!", b"", grpc_code="UNIMPLEMENTED"),
+        Row(
+            "no API key",
+            "an API key is needed: send it as 'Authorization: Bearer KEY'",
+            b"",
+            {},
+            grpc_code="UNAUTHENTICATED",
+            status=401,
+            code="invalid_api_key",
+        ),
+        Row(
+            "wrong API key",
+            "the API key is wrong",
+            b"",
+            {},
+            grpc_code="UNAUTHENTICATED",
+            status=401,
+            code="invalid_api_key",
+        ),
+        Row(
+            "too many requests of one key",
+            "2 requests of this key are in hand already; try again when one has ended",
+            b"",
+            {},
+            grpc_code="RESOURCE_EXHAUSTED",
+            status=429,
+            code="overloaded",
+        ),
+        Row(
+            "no worker",
+            "no prefill and no decode worker is connected",
+            b"",
+            {},
+            grpc_code="UNAVAILABLE",
+            status=503,
+            code="unavailable",
+        ),
+    )
+}

@@ -1,0 +1,222 @@
+"""Whatever comes in, each door answers with one clear error of the right kind, and the cluster goes on as it was."""
+
+import contextlib
+import json
+import socket
+from collections.abc import Iterator
+
+import grpc
+import openai
+import pytest
+
+from tandem.v1 import inference_pb2 as pb
+from tests.cluster.bad_input import CHATS, COMPLETIONS, JSON, MAX_BODY_BYTES, NUM_LARGE_BYTES, ROWS, SHOWN_APART, Row
+from tests.cluster.conftest import API_KEYS, ServedCluster, wait_until
+from tests.cluster.faults import LiveStream, frozen, wait_whole
+from tests.cluster.wire import HttpAnswer, RawGrpc, http
+
+GOOD = {"prompt": "hi", "max_tokens": 2, "temperature": 0}
+FROZEN_S = 10.0
+
+
+@pytest.fixture
+def raw(tiny_pd: ServedCluster) -> Iterator[RawGrpc]:
+    with RawGrpc(tiny_pd.cluster.addresses.grpc) as raw:
+        yield raw
+
+
+@pytest.fixture
+def raw_keyed(tiny_keyed: ServedCluster) -> Iterator[RawGrpc]:
+    with RawGrpc(tiny_keyed.cluster.addresses.grpc) as raw:
+        yield raw
+
+
+def good_grpc(served: ServedCluster) -> bytes:
+    return served.request([104, 105], max_tokens=2).SerializeToString()
+
+
+def post(
+    served: ServedCluster, body: bytes, path: str = COMPLETIONS, key: str = "", content_type: str = JSON
+) -> HttpAnswer:
+    headers = {"content-type": content_type} | ({"authorization": f"Bearer {key}"} if key else {})
+    return http(served, "POST", path, body, headers)
+
+
+def assert_is_clear(message: str) -> None:
+    assert message and "\n" not in message and len(message) <= 500
+    assert not any(word in message for word in ("Traceback", "Exception", "Unexpected"))
+
+
+def assert_http_error(answer: HttpAnswer, row: Row) -> None:
+    error = answer.error
+    assert_is_clear(error["message"])
+    assert (answer.status, error["message"]) == (row.status, row.http_message or row.message)
+    assert (error["param"], error["code"]) == (row.param, row.code)
+    expected = {401: "authentication_error", 429: "rate_limit_error", 503: "server_error"}
+    assert error["type"] == expected.get(row.status, "invalid_request_error")
+
+
+# --- with API keys -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "key"), [("no API key", ""), ("wrong API key", "first-ke")])
+def test_nobody_gets_in_without_a_key(tiny_keyed: ServedCluster, raw_keyed: RawGrpc, name: str, key: str) -> None:
+    row = SHOWN_APART[name]
+    refusal = raw_keyed.refusal(good_grpc(tiny_keyed), key)
+    assert refusal == (row.grpc_code, row.message)
+    for path in (COMPLETIONS, CHATS):
+        # Nothing is said about a body from somebody who may send none.
+        for body in (json.dumps(GOOD).encode(), b"{", b""):
+            answer = post(tiny_keyed, body, path, key)
+            assert_http_error(answer, row)
+            assert answer.headers["www-authenticate"] == "Bearer"
+    for key in API_KEYS:
+        assert raw_keyed.generate(good_grpc(tiny_keyed), key)[-1].finish_reason
+        assert post(tiny_keyed, json.dumps(GOOD).encode(), key=key).status == 200
+
+
+def test_one_key_cannot_take_more_than_its_share(tiny_keyed: ServedCluster, raw_keyed: RawGrpc) -> None:
+    row = SHOWN_APART["too many requests of one key"]
+    own, other = API_KEYS
+    streams = [LiveStream(tiny_keyed, [i] * 20, max_tokens=480, ignore_eos=True) for i in range(2)]
+    assert all(stream.wait_tokens(1) for stream in streams)
+    body = json.dumps(GOOD).encode()
+    assert raw_keyed.refusal(good_grpc(tiny_keyed), own) == (row.grpc_code, row.message)
+    assert_http_error(post(tiny_keyed, body, key=own), row)
+    assert post(tiny_keyed, body, key=other).status == 200
+    assert not any(stream.ended for stream in streams), "the streams were too short for this test"
+    for stream in streams:
+        assert len(stream.finish().token_ids) == 480
+    assert post(tiny_keyed, body, key=own).status == 200
+
+
+def test_the_size_of_a_request_is_limited_to_the_byte(tiny_keyed: ServedCluster, raw_keyed: RawGrpc) -> None:
+    limit, key = 4096, API_KEYS[0]
+    body = json.dumps(GOOD).encode()
+    request = good_grpc(tiny_keyed)
+    for num_bytes in (limit, limit + 1):
+        # The bytes that are missing, as a field that nobody knows: number 1000.
+        num_padding = num_bytes - len(request) - 4
+        padded = request + b"\xc2\x3e" + bytes((num_padding & 0x7F | 0x80, num_padding >> 7)) + bytes(num_padding)
+        assert len(padded) == num_bytes
+        if num_bytes == limit:
+            assert raw_keyed.generate(padded, key)[-1].finish_reason
+        else:
+            assert raw_keyed.refusal(padded, key)[0] == "RESOURCE_EXHAUSTED"
+    assert post(tiny_keyed, body.ljust(limit), key=key).status == 200
+    assert post(tiny_keyed, body.ljust(limit + 1), key=key).status == 413
+    headers = {"content-type": JSON, "authorization": f"Bearer {key}"}
+    for num_bytes, status in ((limit, 200), (limit + 1, 413)):
+        padded = body.ljust(num_bytes)
+        parts = [padded[start : start + 1000] for start in range(0, num_bytes, 1000)]
+        assert http(tiny_keyed, "POST", COMPLETIONS, parts, headers).status == status
+
+
+def test_without_workers_clients_are_told_so(tiny_keyed: ServedCluster, raw_keyed: RawGrpc) -> None:
+    row = SHOWN_APART["no worker"]
+    with frozen(tiny_keyed, ["prefill-0", "decode-0"]):
+        wait_until(lambda: not tiny_keyed.client.server_info().workers, FROZEN_S, "the workers count as lost")
+        assert raw_keyed.refusal(good_grpc(tiny_keyed), API_KEYS[0]) == (row.grpc_code, row.message)
+        assert_http_error(post(tiny_keyed, json.dumps(GOOD).encode(), key=API_KEYS[0]), row)
+        streamed = json.dumps(GOOD | {"stream": True}).encode()
+        assert_http_error(post(tiny_keyed, streamed, key=API_KEYS[0]), row)
+        ready = http(tiny_keyed, "GET", "/ready")
+        assert (ready.status, ready.json["reason"]) == (503, row.message)
+        assert http(tiny_keyed, "GET", "/health").status == 200
+    wait_whole(tiny_keyed)
+
+
+# --- without -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_bad_input_gets_one_clear_error(tiny_pd: ServedCluster, raw: RawGrpc, row: Row) -> None:
+    if row.grpc is not None:
+        code, message = raw.refusal(row.grpc_bytes)
+        assert (code, message) == (row.grpc_code, row.message)
+        assert_is_clear(message)
+    if row.http is not None:
+        assert_http_error(post(tiny_pd, row.http_bytes, row.path, content_type=row.content_type), row)
+
+
+def test_a_large_body_is_refused_while_it_is_sent(tiny_pd: ServedCluster) -> None:
+    body = b"x" * NUM_LARGE_BYTES
+    assert_http_error(post(tiny_pd, body), SHOWN_APART["body of 50 MB, announced"])
+    parts = [body[: 2**16]] * (NUM_LARGE_BYTES // 2**16)
+    answer = http(tiny_pd, "POST", COMPLETIONS, parts, {"content-type": JSON})
+    assert_http_error(answer, SHOWN_APART["body of 50 MB, in chunks"])
+    address = tiny_pd.cluster.addresses.http
+    with (
+        openai.OpenAI(base_url=f"http://{address}/v1", api_key="none", max_retries=0, timeout=30.0) as client,
+        pytest.raises(openai.APIStatusError) as refused,
+    ):
+        client.completions.create(model="tiny-llama", prompt="x" * NUM_LARGE_BYTES)
+    assert (refused.value.status_code, refused.value.type) == (413, "invalid_request_error")
+    assert f"{MAX_BODY_BYTES} bytes" in str(refused.value)
+
+
+def test_a_compressed_message_counts_as_what_it_becomes(tiny_pd: ServedCluster, raw: RawGrpc) -> None:
+    request = pb.GenerateRequest(text="x" * NUM_LARGE_BYTES).SerializeToString()
+    call = raw.channel.unary_stream("/tandem.v1.Inference/Generate")
+    with pytest.raises(grpc.RpcError) as refused:
+        list(call(request, compression=grpc.Compression.Gzip, timeout=30.0))
+    assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+def test_paths_and_methods_that_are_not_there(tiny_pd: ServedCluster, raw: RawGrpc) -> None:
+    row = SHOWN_APART["unknown path"]
+    assert_http_error(post(tiny_pd, row.http_bytes, row.path), row)
+    row = SHOWN_APART["wrong method"]
+    answer = post(tiny_pd, row.http_bytes, row.path)
+    assert_http_error(answer, row)
+    assert answer.headers["allow"] == "GET"
+    row = SHOWN_APART["unknown method"]
+    with pytest.raises(grpc.RpcError) as refused:
+        raw.channel.unary_unary("/tandem.v1.Inference/Nothing")(row.grpc_bytes, timeout=5.0)
+    assert (refused.value.code().name, refused.value.details()) == (row.grpc_code, row.message)
+
+
+def test_other_methods_refuse_what_is_malformed_too(tiny_pd: ServedCluster, raw: RawGrpc) -> None:
+    garbage = b"\xff" * 5
+    for method in ("/tandem.v1.Inference/GetServerInfo", "/grpc.health.v1.Health/Check"):
+        with pytest.raises(grpc.RpcError) as refused:
+            raw.channel.unary_unary(method)(garbage, timeout=5.0)
+        assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    with pytest.raises(grpc.RpcError) as refused:
+        list(raw.channel.unary_stream("/grpc.health.v1.Health/Watch")(garbage, timeout=5.0))
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    reflect = raw.channel.stream_stream("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo")
+    with pytest.raises(grpc.RpcError) as refused:
+        list(reflect(iter([garbage]), timeout=5.0))
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_what_a_client_sent_comes_back_shortened(tiny_pd: ServedCluster, raw: RawGrpc) -> None:
+    # gRPC drops a status of more than some thousand bytes; these take the most bytes there.
+    model = "\N{SLIGHTLY SMILING FACE}" * 100_000
+    code, message = raw.refusal(pb.GenerateRequest(text="hi", model=model).SerializeToString())
+    assert code == "INVALID_ARGUMENT"
+    assert_is_clear(message)
+    answer = post(tiny_pd, json.dumps({"prompt": "hi", "model": model}).encode())
+    assert answer.status == 404
+    assert answer.error["message"] == message
+    answer = post(tiny_pd, json.dumps({"prompt": "hi", model: 1}).encode())
+    assert answer.error["message"].startswith("unknown field: ")
+    assert all(len(value) <= 500 for value in answer.error.values() if value)
+
+
+def test_a_head_without_end_is_cut(tiny_pd: ServedCluster) -> None:
+    row = SHOWN_APART["head of more than 64 KiB"]
+    host, _, port = tiny_pd.cluster.addresses.http.rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=10.0) as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\n")
+        received = b""
+        with pytest.raises(OSError):
+            for number in range(2000):
+                connection.sendall(b"x-%d: %s\r\n" % (number, b"y" * 10_000))
+        with contextlib.suppress(ConnectionResetError):
+            while part := connection.recv(65536):
+                received += part
+    head, _, body = received.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 %d " % row.status)
+    assert json.loads(body)["error"]["message"] == row.message

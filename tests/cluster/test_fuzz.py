@@ -1,0 +1,264 @@
+"""Requests that nobody would think of, by the hundred: the doors answer each, and nothing behind them breaks."""
+
+import contextlib
+import itertools
+import json
+import os
+import random
+import socket
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import pytest
+import ray
+import requests
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
+from schemathesis.checks import CHECKS, load_all_checks
+from schemathesis.generation import GenerationMode
+
+from tests.cluster import fuzz
+from tests.cluster.bad_input import CHATS, COMPLETIONS, JSON
+from tests.cluster.conftest import VOCAB_SIZE, ServedCluster
+from tests.cluster.wire import RawGrpc, http
+
+CHECK_NAMES = (
+    "not_a_server_error",
+    "status_code_conformance",
+    "content_type_conformance",
+    "response_schema_conformance",
+    "negative_data_rejection",
+)
+GOOD_HTTP = json.dumps({"prompt": "hi", "max_tokens": 2}).encode()
+
+
+def fuzzing(num_examples: int) -> settings:
+    """The same examples every time, none of them made smaller: the first that fails says enough."""
+    return settings(
+        max_examples=num_examples,
+        derandomize=True,
+        database=None,
+        deadline=None,
+        phases=(Phase.explicit, Phase.generate),
+        suppress_health_check=list(HealthCheck),
+    )
+
+
+def amount(few: int, many: int) -> pytest.MarkDecorator:
+    """A few examples by default, many in the long run."""
+    return pytest.mark.parametrize("num_examples", [few, pytest.param(many, marks=pytest.mark.slow)])
+
+
+def processes(served: ServedCluster) -> dict[str, int]:
+    router_pid = ray.get(served.cluster._router.__ray_call__.remote(lambda actor: os.getpid()))
+    return {"router": router_pid} | {w.worker_id: w.pid for w in served.client.server_info().workers}
+
+
+def troubles(served: ServedCluster) -> dict[str, float]:
+    """What the router counts of lost workers and restarted attempts, and of requests that ended in nobody's sense."""
+    text = http(served, "GET", "/metrics").body.decode()
+    samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+    return {
+        f"{sample.name} {sample.labels}": sample.value
+        for sample in samples
+        if sample.name in ("tandem_faults_total", "tandem_restarts_total")
+        or sample.labels.get("outcome") in ("error", "unavailable", "timeout")
+    }
+
+
+@pytest.fixture
+def unharmed(tiny_pd: ServedCluster) -> Iterator[ServedCluster]:
+    """A cluster that must be the same afterwards: no process has ended, no stream has broken, no page is lost."""
+    tiny_pd.wait_clean()
+    before, troubles_before = processes(tiny_pd), troubles(tiny_pd)
+    yield tiny_pd
+    tiny_pd.wait_clean()
+    assert processes(tiny_pd) == before
+    assert troubles(tiny_pd) == troubles_before
+    (prefill,) = (w for w in tiny_pd.client.server_info().workers if w.role == "prefill")
+    assert list(prefill.linked_to) == ["decode-0"]
+    assert_serves(tiny_pd)
+
+
+def assert_serves(served: ServedCluster) -> None:
+    assert served.complete([1, 2, 3], max_tokens=2, ignore_eos=True).token_ids
+    assert http(served, "POST", COMPLETIONS, GOOD_HTTP, {"content-type": JSON}).status == 200
+
+
+# --- HTTP, by its own description --------------------------------------------------------------------------------
+
+
+def shorten(body: Any) -> None:
+    """Limits what a body asks for, if it may be served as it stands: a tiny model is slow enough."""
+    if not isinstance(body, dict):
+        return
+    for name in ("max_tokens", "max_completion_tokens"):
+        if isinstance(body.get(name), int) and body[name] > 3:
+            body[name] = 3
+    if not {"max_tokens", "max_completion_tokens"} & set(body):
+        body["max_tokens"] = 3
+    if isinstance(body.get("n"), int) and body["n"] > 4:
+        body["n"] = 4
+
+
+def tame(body: dict[str, Any]) -> None:
+    """Makes a body that is right by the description one that is right for the model too."""
+    for name in ("model", "stop", "logit_bias", "stop_token_ids", "cache_namespace", "top_logprobs", "stream_options"):
+        body.pop(name, None)
+    if body.get("echo"):
+        body.pop("logprobs", None)
+    if "max_completion_tokens" in body:
+        body.pop("max_tokens", None)
+    prompt = body.get("prompt")
+    if not prompt or not all(prompt):
+        body["prompt"] = prompt = "hi"
+    if isinstance(prompt, list) and not isinstance(prompt[0], str):
+        body["prompt"] = [
+            [i % VOCAB_SIZE for i in item] if isinstance(item, list) else item % VOCAB_SIZE for item in prompt
+        ]
+    if "messages" in body:
+        body.pop("prompt")
+
+
+@amount(50, 1000)
+@pytest.mark.timeout(600)
+def test_http_keeps_to_its_description(unharmed: ServedCluster, num_examples: int) -> None:
+    load_all_checks()
+    checks = CHECKS.get_by_names(list(CHECK_NAMES))
+    schema = schemathesis.openapi.from_dict(http(unharmed, "GET", "/openapi.json").json)
+    schema.config.update(base_url=f"http://{unharmed.cluster.addresses.http}")
+    statuses: Counter[int] = Counter()
+    with requests.Session() as session:
+        session.trust_env = False
+
+        def check_operation(operation: Any, mode: GenerationMode, tamed: bool) -> None:
+            @fuzzing(num_examples)
+            @given(case=operation.as_strategy(generation_mode=mode))
+            def check(case: Any) -> None:
+                shorten(case.body)
+                if tamed:
+                    tame(case.body)
+                response = case.call(session=session, timeout=30.0)
+                statuses[response.status_code] += 1
+                case.validate_response(response, checks=checks)
+
+            check()
+
+        for result in schema.get_all_operations():
+            operation = result.ok()
+            check_operation(operation, GenerationMode.POSITIVE, tamed=False)
+            if operation.path in (COMPLETIONS, CHATS):
+                check_operation(operation, GenerationMode.POSITIVE, tamed=True)
+                check_operation(operation, GenerationMode.NEGATIVE, tamed=False)
+    print(dict(statuses))
+    assert set(statuses) <= {200, 400, 404}
+    assert min(statuses[200], statuses[400]) >= num_examples
+
+
+# --- gRPC --------------------------------------------------------------------------------------------------------
+
+
+@amount(300, 5000)
+@pytest.mark.parametrize("kind", ["requests", "bytes_of_requests", "random_bytes"])
+@pytest.mark.timeout(600)
+def test_grpc_answers_everything(unharmed: ServedCluster, kind: str, num_examples: int) -> None:
+    codes: Counter[str] = Counter()
+
+    with RawGrpc(unharmed.cluster.addresses.grpc) as raw:
+
+        @fuzzing(num_examples)
+        @given(getattr(fuzz, kind))
+        def check(request: Any) -> None:
+            data = request if isinstance(request, bytes) else request.SerializeToString()
+            try:
+                responses = raw.generate(data)
+            except grpc.RpcError as error:
+                codes[error.code().name] += 1
+                assert error.code() is grpc.StatusCode.INVALID_ARGUMENT, error
+                assert error.details() and "\n" not in error.details()
+            else:
+                codes["OK"] += 1
+                assert responses[-1].finish_reason
+
+        check()
+    print(dict(codes))
+    assert codes["INVALID_ARGUMENT"] > num_examples // 20
+    if kind != "random_bytes":
+        assert codes["OK"] > num_examples // 20
+
+
+# --- bytes -------------------------------------------------------------------------------------------------------
+
+HTTP_REQUEST = b"".join(
+    (
+        b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n",
+        b"authorization: Bearer none\r\naccept: */*\r\ncontent-length: %d\r\n\r\n" % len(GOOD_HTTP),
+        GOOD_HTTP,
+    )
+)
+CHUNKED_REQUEST = (
+    b"POST /v1/chat/completions?a=%41 HTTP/1.1\r\nhost: x\r\ncontent-type: application/json; charset=utf-8\r\n"
+    b"transfer-encoding: chunked\r\nexpect: 100-continue\r\n\r\n2\r\n{}\r\n0\r\n\r\n"
+)
+HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5)
+TLS_HELLO = bytes.fromhex("160301020001fc0303") + bytes(40)
+
+
+def exchange(address: str, data: bytes) -> bytes:
+    """Sends bytes; returns what first comes back, or nothing if nothing comes soon."""
+    host, _, port = address.rpartition(":")
+    with contextlib.suppress(OSError), socket.create_connection((host, int(port)), timeout=0.1) as connection:
+        connection.sendall(data)
+        return connection.recv(65536)
+    return b""
+
+
+@amount(100, 3000)
+@pytest.mark.timeout(600)
+def test_http_survives_any_bytes(unharmed: ServedCluster, num_examples: int) -> None:
+    originals = st.sampled_from([HTTP_REQUEST, CHUNKED_REQUEST, HTTP_REQUEST * 2, HTTP2_PREFACE, TLS_HELLO])
+    statuses: Counter[int] = Counter()
+
+    @fuzzing(num_examples)
+    @given(st.binary(max_size=200) | fuzz.mutated(originals) | fuzz.mutated(originals) | originals)
+    def check(data: bytes) -> None:
+        answer = exchange(unharmed.cluster.addresses.http, data)
+        if answer:
+            assert answer.startswith(b"HTTP/1.")
+            status = int(answer.split(b" ", 2)[1])
+            statuses[status] += 1
+            assert 100 <= status < 500
+
+    check()
+    print(dict(statuses))
+    assert statuses[200] and statuses[400]
+
+
+@amount(100, 3000)
+@pytest.mark.timeout(600)
+def test_grpc_survives_any_bytes(unharmed: ServedCluster, num_examples: int) -> None:
+    originals = st.sampled_from([HTTP2_PREFACE, HTTP2_PREFACE + bytes(200), HTTP_REQUEST, TLS_HELLO])
+
+    @fuzzing(num_examples)
+    @given(st.binary(max_size=200) | fuzz.mutated(originals) | originals)
+    def check(data: bytes) -> None:
+        exchange(unharmed.cluster.addresses.grpc, data)
+
+    check()
+
+
+def test_half_requests_keep_nobody_waiting(unharmed: ServedCluster) -> None:
+    rng = random.Random(3)
+    addresses = unharmed.cluster.addresses
+    with contextlib.ExitStack() as stack:
+        for address, request in itertools.product((addresses.http, addresses.grpc), (HTTP_REQUEST, HTTP2_PREFACE)):
+            host, _, port = address.rpartition(":")
+            for _ in range(50):
+                connection = stack.enter_context(socket.create_connection((host, int(port)), timeout=5.0))
+                connection.sendall(request[: rng.randrange(len(request))])
+        assert_serves(unharmed)
+    assert_serves(unharmed)

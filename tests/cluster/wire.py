@@ -1,0 +1,83 @@
+"""Requests as they go over the two wires, with no client in between that would mend them."""
+
+import contextlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from http.client import HTTPConnection, HTTPMessage
+from typing import Any
+
+import grpc
+
+from tandem.v1 import inference_pb2 as pb
+from tests.cluster.conftest import ServedCluster
+
+GENERATE = "/tandem.v1.Inference/Generate"
+TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True)
+class HttpAnswer:
+    status: int
+    headers: HTTPMessage
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def error(self) -> dict[str, Any]:
+        """The error object, of which there must be exactly one."""
+        assert self.headers["content-type"] == "application/json"
+        assert set(self.json) == {"error"}
+        error: dict[str, Any] = self.json["error"]
+        assert set(error) == {"message", "type", "param", "code"}
+        return error
+
+
+def http(
+    served: ServedCluster,
+    method: str,
+    path: str,
+    body: bytes | Iterable[bytes] | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> HttpAnswer:
+    """One request on a connection of its own; a body that comes in parts goes out in chunks."""
+    connection = HTTPConnection(served.cluster.addresses.http, timeout=TIMEOUT_S)
+    try:
+        # The server may have answered before it was sent everything, and want no more.
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            connection.request(method, path, body, headers or {}, encode_chunked=not isinstance(body, bytes))
+        response = connection.getresponse()
+        return HttpAnswer(response.status, response.headers, response.read())
+    finally:
+        connection.close()
+
+
+class RawGrpc:
+    """A gRPC client that sends bytes. Use as a context manager."""
+
+    def __init__(self, address: str) -> None:
+        options = [("grpc.enable_http_proxy", 0), ("grpc.max_send_message_length", -1)]
+        self.channel = grpc.insecure_channel(address, options=options)
+
+    def __enter__(self) -> "RawGrpc":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.channel.close()
+
+    def generate(self, request: bytes, key: str = "") -> list[pb.GenerateResponse]:
+        """All responses. Raises grpc.RpcError."""
+        metadata = (("authorization", f"Bearer {key}"),) if key else ()
+        call = self.channel.unary_stream(GENERATE, response_deserializer=pb.GenerateResponse.FromString)
+        return list(call(request, timeout=TIMEOUT_S, metadata=metadata))
+
+    def refusal(self, request: bytes, key: str = "") -> tuple[str, str]:
+        """The status of a request that must fail: its code's name and its message."""
+        try:
+            responses = self.generate(request, key)
+        except grpc.RpcError as error:
+            return error.code().name, error.details()
+        raise AssertionError(f"served: {responses}")
