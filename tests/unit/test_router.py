@@ -302,7 +302,6 @@ async def test_a_router_that_stood_still_does_not_blame_its_workers() -> None:
     assert not list(h.router.registry)
 
 
-
 @run
 async def test_a_worker_that_connects_again_replaces_itself() -> None:
     h = Harness()
