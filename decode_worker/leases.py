@@ -232,7 +232,11 @@ class LeaseBook:
         receives = link.settle(message)
         if receives is None:
             # Released a request that was still waiting.
-            self._forget_waiting([w for w in self._waiting if w.request.lease_id == message.lease_id])
+            gone = [w for w in self._waiting if w.request.lease_id == message.lease_id]
+            self._forget_waiting(gone)
+            if isinstance(message, Released) and not message.reported:
+                for waiting in gone:
+                    self._outbox.to_router(LeaseLost(waiting.request.request_id, waiting.request.attempt))
             return
         lease = self._leases.pop(message.lease_id)
         lease.receives = receives

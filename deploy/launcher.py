@@ -136,10 +136,11 @@ class Cluster:
         """Stops every process this cluster started."""
         if not ray.is_initialized():
             return
-        actors = [a for a in (self._router, *self._workers.values()) if a is not None]
-        refs = [actor.stop.remote() for actor in actors]
-        if refs:
-            ray.wait(refs, num_returns=len(refs), timeout=STOP_TIMEOUT_S)
+        # The router first: what is cut short then is told so, and not that its worker is gone.
+        for actors in ([self._router] if self._router is not None else [], list(self._workers.values())):
+            refs = [actor.stop.remote() for actor in actors]
+            if refs:
+                ray.wait(refs, num_returns=len(refs), timeout=STOP_TIMEOUT_S / 2)
         self._router, self._workers = None, {}
         ray.shutdown()
 

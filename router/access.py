@@ -38,20 +38,20 @@ class Access:
         return key
 
     @contextmanager
-    def hold(self, key: str) -> Iterator[None]:
-        """Counts a request as in hand for as long as the context lasts.
+    def hold(self, key: str, num_requests: int = 1) -> Iterator[None]:
+        """Counts requests as in hand for as long as the context lasts.
 
         Raises:
-            OverloadedError: this key has as many as it may.
+            OverloadedError: this key would have more than it may.
         """
-        if self._max_requests_per_key and self._num_requests[key] >= self._max_requests_per_key:
+        if self._max_requests_per_key and self._num_requests[key] + num_requests > self._max_requests_per_key:
             raise OverloadedError(
                 f"{self._num_requests[key]} requests of this key are in hand already; try again when one has ended"
             )
-        self._num_requests[key] += 1
+        self._num_requests[key] += num_requests
         try:
             yield
         finally:
-            self._num_requests[key] -= 1
+            self._num_requests[key] -= num_requests
             if not self._num_requests[key]:
                 del self._num_requests[key]

@@ -36,6 +36,8 @@ from tandem.sampling_params import SamplingParams
 logger = logging.getLogger(__name__)
 
 WATCH_INTERVAL_S = 0.25
+# From the end of an output until its client has taken it.
+DELIVERY_TIMEOUT_S = 30.0
 SHUTTING_DOWN = "the server is shutting down"
 
 
@@ -137,8 +139,7 @@ class Router:
 
     def _check_door(self, tracker: RequestTracker) -> None:
         """Refuses what would fail later or make others wait for ever."""
-        if self._draining:
-            raise UnavailableError(SHUTTING_DOWN)
+        self.check_room(1)
         num_tokens = len(tracker.prompt_ids) + tracker.sampling.max_tokens
         limit = self.registry.max_request_tokens()
         if self.registry.pairs() and num_tokens > limit:
@@ -146,7 +147,17 @@ class Router:
                 f"{len(tracker.prompt_ids)} prompt tokens and {tracker.sampling.max_tokens} output tokens do not fit "
                 f"the workers' {limit} tokens of KV memory"
             )
-        if self.num_queued >= self._config.max_queued_requests:
+
+    def check_room(self, num_requests: int) -> None:
+        """Whether so many more would be taken in now.
+
+        Raises:
+            OverloadedError: too many wait already.
+            UnavailableError: the router is draining.
+        """
+        if self._draining:
+            raise UnavailableError(SHUTTING_DOWN)
+        if self.num_queued + num_requests > self._config.max_queued_requests:
             raise OverloadedError(f"{self.num_queued} requests wait for their first token already; try again later")
 
     # --- workers ---
@@ -259,8 +270,18 @@ class Router:
                 stream.timed_out = True
                 stream.end_attempt(tell_workers=True)
                 self._fail(stream, f"not finished within {self._config.request_timeout_s:g} s")
+            elif stream.tracker.is_final:
+                self._check_delivery(stream, now)
             elif stream.decode_deadline is not None and now >= stream.decode_deadline:
                 self._retry_after_loss(stream, "the prefill worker was lost, and the decode worker says nothing")
+
+    def _check_delivery(self, stream: RequestStream, now: float) -> None:
+        """A client that does not take what is ready for it must not count as served for ever."""
+        if stream.final_since is None:
+            stream.final_since = now
+        elif now - stream.final_since > DELIVERY_TIMEOUT_S and stream.on_overdue is not None:
+            logger.warning("request %s: its client does not read", stream.tracker.request_id)
+            stream.on_overdue()
 
     # --- attempts ---
 

@@ -1,6 +1,7 @@
 """A request in hand: its tracker, the workers that serve it now, and the queue its client reads."""
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from router.registry import Pair, Worker
@@ -61,6 +62,8 @@ class RequestStream:
         decode_deadline: until when the decode worker may say whether it has the pages, if the prefill worker died
             after the first token; None otherwise.
         last_token_at: on the router's clock, when tokens last came.
+        on_overdue: called if the client does not take what is ready for it.
+        final_since: on the router's clock, since when nothing more comes.
         deadline: on the router's clock, for the whole request; timed_out says that it has passed.
         num_failures: attempts that failed; those given back for want of pages did not.
     """
@@ -73,6 +76,8 @@ class RequestStream:
     prefill_has_part: bool = False
     decode_deadline: float | None = None
     last_token_at: float | None = None
+    on_overdue: Callable[[], None] | None = None
+    final_since: float | None = None
     num_failures: int = 0
     timed_out: bool = False
     _num_pending_tokens: int = 0

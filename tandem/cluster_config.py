@@ -3,7 +3,7 @@
 Nothing here imports torch: the command line reads this too.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from tandem.config import (
@@ -145,6 +145,9 @@ class ClusterConfig:
         cluster_token: str = "",
     ) -> WorkerConfig:
         """What one worker is told."""
+        # Graphs are of decode steps.
+        max_graph = 0 if role == "prefill" else min(engine.cuda_graph_max_bs, self.max_batch_size)
+        engine = replace(engine, cuda_graph_max_bs=max_graph)
         return WorkerConfig(
             worker_id=worker_id,
             role=role,

@@ -83,6 +83,24 @@ class Door:
         with self.refusals_counted():
             return self.access.identify(authorization)
 
+    @contextmanager
+    def admission(self, key: str, num_outputs: int = 1) -> Iterator[None]:
+        """Around all that is done for a request before it is served: tokenizing takes time too.
+
+        Raises:
+            InvalidRequestError: so many outputs would never be let in.
+            OverloadedError: the queue is full, or this key would have more in hand than it may.
+            UnavailableError: the router is draining.
+        """
+        limits = (self.config.max_requests_per_key or num_outputs, self.config.max_queued_requests)
+        if num_outputs > min(limits):
+            raise InvalidRequestError(
+                f"{num_outputs} outputs are more than the {min(limits)} requests that may be in hand at once", "n"
+            )
+        self.router.check_room(num_outputs)
+        with self.access.hold(key, num_outputs):
+            yield
+
     def check_model(self, model: str) -> None:
         """Raises UnknownModelError."""
         if model and model != self.config.model_name:

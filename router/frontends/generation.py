@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from router.access import Access
-from router.errors import RequestError, RequestTimeoutError, UnavailableError
+from router.errors import RequestError, RequestTimeoutError, UnauthenticatedError, UnavailableError
 from router.output_text import OutputText
 from router.router import Router
 from router.stream import RequestStream
@@ -53,6 +53,7 @@ class Generation:
         self._index = 0
         self._stream: RequestStream | None = None
         self._held = ExitStack()
+        self._is_over = False
 
     @property
     def num_output_tokens(self) -> int:
@@ -71,15 +72,23 @@ class Generation:
             except BaseException:
                 self._held.close()
                 raise
+        # A client that does not read what is ready for it keeps nothing but its connection.
+        self._stream.on_overdue = self._end
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._end()
+
+    def _end(self) -> None:
+        """The one place where an output is over, for the router and for its key."""
         assert self._stream is not None
-        self._router.close(self._stream)
-        self._held.close()
-        self._report(self._stream)
+        if not self._is_over:
+            self._is_over = True
+            self._router.close(self._stream)
+            self._held.close()
+            self._report(self._stream)
 
     async def next(self) -> Piece | None:
         """The next piece, or None once the last one has been given.
@@ -113,7 +122,7 @@ class Generation:
         text = self._output.flush()
         if self._output.stopped:
             self._router.stop(self._stream)
-        if self.tracker.state is not RequestState.FINISHED:
+        elif self.tracker.state is not RequestState.FINISHED:
             raise (RequestTimeoutError if self._stream.timed_out else UnavailableError)(self.tracker.failure)
         self._finish_reason = "stop" if self._output.stopped else self.tracker.finish_reason
         # The last piece tells the client of it.
@@ -123,20 +132,20 @@ class Generation:
     def _report(self, stream: RequestStream) -> None:
         """The one place where an ended request is counted and logged."""
         tracker = self.tracker
-        match tracker.state:
-            case RequestState.FINISHED:
-                outcome = self._finish_reason or tracker.finish_reason
-            case RequestState.FAILED:
-                outcome = (RequestTimeoutError if stream.timed_out else UnavailableError).outcome
-            case _:
-                outcome = "abort"
+        if self._finish_reason:
+            outcome = self._finish_reason
+        elif tracker.state is RequestState.FAILED:
+            outcome = (RequestTimeoutError if stream.timed_out else UnavailableError).outcome
+        else:
+            # Whatever there was, the client did not take it to its end.
+            outcome = "abort"
         timings = self.timings()
         num_cached_tokens = tracker.prompt_cached_len or 0
         self._router.metrics.request_ended(
             outcome,
             num_prompt_tokens=len(tracker.prompt_ids),
             num_cached_tokens=num_cached_tokens,
-            num_output_tokens=len(tracker.output_ids),
+            num_output_tokens=self._index,
             timings=timings,
         )
         if request_logger.isEnabledFor(logging.INFO):
@@ -147,7 +156,7 @@ class Generation:
                 "error": tracker.failure,
                 "prompt_tokens": len(tracker.prompt_ids),
                 "cached_tokens": num_cached_tokens,
-                "output_tokens": len(tracker.output_ids),
+                "output_tokens": self._index,
                 "attempts": tracker.attempt + 1,
                 "prefill_worker": tracker.prefill_worker_id,
                 "decode_worker": tracker.decode_worker_id,
@@ -162,5 +171,7 @@ def refusals_counted(router: Router) -> Iterator[None]:
         yield
     except RequestError as error:
         router.metrics.request_refused(error.outcome)
-        request_logger.info(json.dumps({"outcome": error.outcome, "error": str(error)}))
+        # Strangers must not be able to fill the log.
+        level = logging.DEBUG if isinstance(error, UnauthenticatedError) else logging.INFO
+        request_logger.log(level, json.dumps({"outcome": error.outcome, "error": str(error)}))
         raise

@@ -107,7 +107,8 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             # The gate has let it in already, and kept no note of whom.
             key = door.access.identify(_authorization(context))
             door.check_model(request.model)
-            prompt = await door.tokenize(_prompt(request, door))
+            with door.admission(key):
+                prompt = await door.tokenize(_prompt(request, door))
             return door.begin(
                 prompt,
                 _options(request.sampling),

@@ -158,12 +158,13 @@ def _cuda_engine(
     config: EngineConfig, model: Model, layout: PageLayout, device: torch.device, on_progress: Callable[[str], None]
 ) -> Engine:
     # Imported here: a machine without CUDA has nothing to import.
-    from tandem.engine.attention.flashinfer import DTYPES, FlashInferAttention
+    from tandem.engine.attention.flashinfer import DTYPES, HEAD_DIMS, FlashInferAttention
     from tandem.engine.graph_runner import DecodeGraphs
     from tandem.engine.kvcache.cuda_pool import CudaKvPool
 
     pool = CudaKvPool(layout, config.num_pages, device)
-    if config.attention_backend == "reference" or (config.attention_backend == "auto" and layout.dtype not in DTYPES):
+    has_kernels = layout.dtype in DTYPES and layout.head_dim in HEAD_DIMS
+    if config.attention_backend == "reference" or (config.attention_backend == "auto" and not has_kernels):
         return Engine(model, pool)
     attention = FlashInferAttention(pool, model.config.num_q_heads)
     if config.cuda_graph_max_bs == 0:

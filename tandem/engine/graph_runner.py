@@ -19,15 +19,12 @@ class _Graph(NamedTuple):
     Attributes:
         input_ids: (batch_size,) int64.
         rows: (batch_size,) int64, those whose logits are wanted: all.
-        logits: (batch_size, vocab_size) float32; token_ids: (batch_size,) int64.
     """
 
     graph: torch.cuda.CUDAGraph
     attention: GraphedDecode
     input_ids: torch.Tensor
     rows: torch.Tensor
-    logits: torch.Tensor
-    token_ids: torch.Tensor
 
 
 def graph_sizes(max_batch_size: int) -> list[int]:
@@ -51,6 +48,9 @@ class DecodeGraphs:
         self._model = model
         self._device = device
         self._graphs: dict[int, _Graph] = {}
+        # What a step gives, one memory for all sizes: (max_batch_size, vocab_size) float32, (max_batch_size,) int64.
+        self._logits = torch.empty(max_batch_size, model.config.vocab_size, device=device)
+        self._token_ids = torch.empty(max_batch_size, dtype=torch.int64, device=device)
         indices = torch.zeros(max_batch_size * max_pages_per_sequence, dtype=torch.int32, device=device)
         pool: Any = None
         # The largest first: the smaller ones find room in what it has taken.
@@ -66,7 +66,7 @@ class DecodeGraphs:
 
         Returns:
             logits (num_sequences, vocab_size) float32 and the most likely token ids (num_sequences,) int64, in memory
-            that the next run of the same size overwrites; None if the batch is larger than every graph.
+            that the next run overwrites; None if the batch is larger than every graph.
         """
         num_sequences = len(batch.sequences)
         size = next((size for size in self._sizes if size >= num_sequences), None)
@@ -77,7 +77,7 @@ class DecodeGraphs:
         graph.input_ids.copy_(torch.tensor(ids, pin_memory=True), non_blocking=True)
         graph.attention.plan(batch)
         graph.graph.replay()
-        return graph.logits[:num_sequences], graph.token_ids[:num_sequences]
+        return self._logits[:num_sequences], self._token_ids[:num_sequences]
 
     def _capture(self, attention: GraphedDecode, size: int, pool: Any) -> _Graph:
         input_ids = torch.zeros(size, dtype=torch.int64, device=self._device)
@@ -85,9 +85,9 @@ class DecodeGraphs:
         # All padding: nobody's pages are touched.
         attention.plan_padding()
 
-        def step() -> tuple[torch.Tensor, torch.Tensor]:
-            logits = self._model.forward(input_ids, attention.positions, attention, rows)
-            return logits, torch.argmax(logits, dim=-1)
+        def step() -> None:
+            logits = self._model.forward(input_ids, attention.positions, attention, rows, out=self._logits[:size])
+            torch.argmax(logits, dim=-1, out=self._token_ids[:size])
 
         stream = torch.cuda.Stream(self._device)
         stream.wait_stream(torch.cuda.current_stream(self._device))
@@ -97,5 +97,5 @@ class DecodeGraphs:
         torch.cuda.current_stream(self._device).wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=pool):
-            logits, token_ids = step()
-        return _Graph(graph, attention, input_ids, rows, logits, token_ids)
+            step()
+        return _Graph(graph, attention, input_ids, rows)

@@ -10,7 +10,8 @@ from tandem.rpc.codec import BatchCodec
 
 logger = logging.getLogger(__name__)
 
-# Of one batch: many long prompts that come together go out in several.
+# Of one batch: many long prompts that come together go out in several, between which others have a turn.
+MAX_BATCH_MESSAGES = 16
 MAX_BATCH_BYTES = MAX_MESSAGE_BYTES // 4
 
 
@@ -43,21 +44,20 @@ class BatchWriter:
             await self._wake.wait()
             self._wake.clear()
             messages, self._messages = self._messages, []
-            try:
-                encoded = list(self._encode(messages))
-            except Exception:
-                # To gRPC an error here is a cancelled call, which tells nobody anything.
-                logger.exception("the stream ends: a message could not be encoded")
-                self._closed = True
-                return
-            for batch in encoded:
-                yield batch
+            for start in range(0, len(messages), MAX_BATCH_MESSAGES):
+                try:
+                    encoded = list(self._encode(messages[start : start + MAX_BATCH_MESSAGES]))
+                except Exception:
+                    # To gRPC an error here is a cancelled call, which tells nobody anything.
+                    logger.exception("the stream ends: a message could not be encoded")
+                    self._closed = True
+                    return
+                for batch in encoded:
+                    yield batch
             if self._closed and not self._messages:
                 return
 
     def _encode(self, messages: Sequence[Any]) -> Iterator[Any]:
-        if not messages:
-            return
         batch = self._codec.encode(messages)
         if len(messages) == 1 or batch.ByteSize() <= MAX_BATCH_BYTES:
             yield batch

@@ -16,6 +16,7 @@ from router.frontends.base import Door, TokenizedPrompt
 from router.frontends.generation import Generation, Piece
 from router.frontends.openai.errors import json_response
 from router.frontends.openai.serving import EventStream, pieces_of, unless_client_leaves
+from router.tokenization import IncrementalDetokenizer
 from tandem.sampling_params import TokenLogprobs
 
 
@@ -25,9 +26,11 @@ class Output:
 
     Attributes:
         echo: the prompt's text, if it is to stand in front.
-        num_characters: of the tokens whose log probabilities have been listed, and of the echo.
+        detokenizer: of the tokens whose log probabilities have been listed.
+        num_characters: of their text, and of the echo.
     """
 
+    detokenizer: IncrementalDetokenizer
     echo: str = ""
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
@@ -67,7 +70,7 @@ class Answer(ABC):
         self._prompts = prompts
         self._generations = generations
         texts = echoes or [""] * len(generations)
-        self._outputs = [Output(text) for text in texts]
+        self._outputs = [Output(IncrementalDetokenizer(door.tokenizer), text) for text in texts]
         self._id = f"{self.id_prefix}-{uuid.uuid4().hex}"
         self._created = int(time.time())
 
@@ -144,4 +147,12 @@ class Answer(ABC):
         }
 
     def token_text(self, token_id: int) -> str:
-        return self._door.tokenizer.token_piece(token_id).decode(errors="replace")
+        return token_text(self._door.tokenizer.token_piece(token_id))
+
+
+def token_text(piece: bytes) -> str:
+    """How a token is named where only its text can be: part of a character has no text of its own."""
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)

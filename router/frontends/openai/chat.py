@@ -7,7 +7,7 @@ from starlette.types import Receive
 
 from router.errors import InvalidRequestError
 from router.frontends.base import Door
-from router.frontends.openai.answers import Answer, Output
+from router.frontends.openai.answers import Answer, Output, token_text
 from router.frontends.openai.request import begin_all, check_num_choices, sampling_options
 from router.frontends.openai.schema import ChatCompletionRequest
 from tandem.sampling_params import TokenLogprobs
@@ -53,7 +53,7 @@ class ChatAnswer(Answer):
 
     def _entry(self, token_id: int, logprob: float) -> dict[str, Any]:
         piece = self._door.tokenizer.token_piece(token_id)
-        return {"token": piece.decode(errors="replace"), "logprob": logprob, "bytes": list(piece)}
+        return {"token": token_text(piece), "logprob": logprob, "bytes": list(piece)}
 
 
 async def serve_chat(door: Door, body: ChatCompletionRequest, key: str, receive: Receive) -> Response:
@@ -69,7 +69,8 @@ async def serve_chat(door: Door, body: ChatCompletionRequest, key: str, receive:
         num_logprobs = (body.top_logprobs or 0) if body.logprobs else None
         options = sampling_options(body, max_tokens, num_logprobs)
         door.check_num_messages(len(body.messages))
-        prompt = await door.tokenize([{"role": m.role, "content": m.text} for m in body.messages])
+        with door.admission(key, body.n or 1):
+            prompt = await door.tokenize([{"role": m.role, "content": m.text} for m in body.messages])
         # Without a limit an answer may fill the model's length.
         generations = begin_all(door, [prompt], options, body, key, None)
     answer = ChatAnswer(door, [prompt], generations)

@@ -26,8 +26,7 @@ class CompletionAnswer(Answer):
         text, token_ids, logprobs = output.take()
         # The prompt stands before the first text.
         echo, output.echo = output.echo, ""
-        if echo:
-            output.num_characters += len(echo)
+        output.num_characters += len(echo)
         return {
             "index": index,
             "text": echo + text,
@@ -38,9 +37,10 @@ class CompletionAnswer(Answer):
     def _logprobs(self, output: Output, token_ids: list[int], logprobs: list[TokenLogprobs]) -> dict[str, Any]:
         tokens = [self.token_text(token_id) for token_id in token_ids]
         offsets = []
-        for token in tokens:
+        for token_id in token_ids:
+            # Where the text stands before the token; one that only completes a character begins where that does.
             offsets.append(output.num_characters)
-            output.num_characters += len(token)
+            output.num_characters += len(output.detokenizer.push((token_id,)))
         return {
             "tokens": tokens,
             "token_logprobs": [entry.logprob for entry in logprobs],
@@ -62,7 +62,8 @@ async def serve_completion(door: Door, body: CompletionRequest, key: str, receiv
         if body.echo and body.logprobs is not None:
             raise InvalidRequestError("logprobs of the prompt are not supported: leave out echo or logprobs", "echo")
         options = sampling_options(body, body.max_tokens, body.logprobs)
-        prompts = [await door.tokenize(prompt) for prompt in inputs]
+        with door.admission(key, len(inputs) * (body.n or 1)):
+            prompts = [await door.tokenize(prompt) for prompt in inputs]
         generations = begin_all(door, prompts, options, body, key, DEFAULT_MAX_TOKENS)
     echoes = []
     if body.echo:

@@ -16,6 +16,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     _head_timer: asyncio.TimerHandle | None = None
     _num_head_bytes = 0
+    _is_deaf = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -26,22 +27,45 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def on_message_begin(self) -> None:
+        if self._is_serving():
+            # A second request before the first is answered: uvicorn would no longer notice that the client of the
+            # first leaves. No client in use does this.
+            self._is_deaf = True
+            self.transport.close()
+            return
         self._head_came()
         self._await_head()
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
-        self._head_came()
-        super().on_headers_complete()
+        if not self._is_deaf:
+            self._head_came()
+            super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        if not self._is_deaf:
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        if not self._is_deaf:
+            super().on_message_complete()
 
     def data_received(self, data: bytes) -> None:
+        if self._is_deaf:
+            return
         head = self._head_timer
         super().data_received(data)
+        if head is None and self._head_timer is None and not self._is_serving() and not self.transport.is_closing():
+            # Bytes between two requests that begin none: uvicorn stops waiting for the next one's head.
+            self._await_head()
         # Bytes in which a request ends or begins are not counted: they may be another's body.
         if head is not None and head is self._head_timer:
             self._num_head_bytes += len(data)
             if self._num_head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
                 self._refuse_head()
+
+    def _is_serving(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
 
     def _await_head(self) -> None:
         self._num_head_bytes = 0

@@ -10,6 +10,8 @@ from router.frontends.openai.schema import MAX_CHOICES, ChatCompletionRequest, C
 
 # OpenAI's own default; the gRPC contract's is 0.
 DEFAULT_TEMPERATURE = 1.0
+# Of all outputs of one request together, where the model's length is no more.
+MAX_PROMPT_TOKENS = 2**18
 # Taken as they are, where they are given.
 PLAIN_FIELDS = ("top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 
@@ -51,6 +53,11 @@ def begin_all(
     default_max_tokens: int | None,
 ) -> list[Generation]:
     """`n` generations of each prompt. Raises InvalidRequestError."""
+    num_tokens = sum(len(prompt.token_ids) for prompt in prompts) * (body.n or 1)
+    limit = max(MAX_PROMPT_TOKENS, door.config.max_model_len)
+    if num_tokens > limit:
+        # Each output's workers are sent its whole prompt.
+        raise InvalidRequestError(f"{num_tokens} prompt tokens over all outputs; one request may have {limit}", "n")
     return [
         door.begin(
             prompt,

@@ -67,6 +67,12 @@ StopField = Annotated[
 ]
 
 
+# OpenAI's own limits.
+Metadata = Annotated[
+    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
+]
+
+
 class _Body(BaseModel):
     # Strict: the string "1" is no number, and true is not 1.
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
@@ -109,7 +115,7 @@ class _Request(_Body):
     cache_namespace: str | None = None
     # For the caller's own books: accepted, and without effect.
     user: str | None = None
-    metadata: dict[str, Any] | None = None
+    metadata: Metadata | None = None
 
     @property
     def stop_strings(self) -> list[str]:

@@ -15,6 +15,8 @@ from router.frontends.openai.errors import error_object
 
 T = TypeVar("T")
 
+# Of a client that takes nothing.
+READ_TIMEOUT_S = 120.0
 DONE = b"data: [DONE]\n\n"
 
 
@@ -110,7 +112,11 @@ class EventStream(Response):
 
     async def _send(self, send: Send) -> None:
         async def send_body(body: bytes, more: bool = True) -> None:
-            await send({"type": "http.response.body", "body": body, "more_body": more})
+            try:
+                async with asyncio.timeout(READ_TIMEOUT_S):
+                    await send({"type": "http.response.body", "body": body, "more_body": more})
+            except TimeoutError:
+                raise ClientGoneError from None
 
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         await send_body(_encode(self._first))

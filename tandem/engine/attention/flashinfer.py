@@ -20,6 +20,7 @@ from tandem.engine.request import Sequence
 WORKSPACE_BYTES = 256 * 2**20
 # The kernels' dtypes; whatever else a pool has, the reference backend computes.
 DTYPES = ("bfloat16", "float16")
+HEAD_DIMS = (64, 128, 256)
 # Hopper's own prefill kernels.
 FA3_CAPABILITY = 9
 
@@ -34,6 +35,8 @@ class FlashInferAttention(AttentionBackend):
         layout = pool.layout
         if layout.dtype not in DTYPES:
             raise ValueError(f"FlashInfer computes {' and '.join(DTYPES)}, not {layout.dtype}")
+        if layout.head_dim not in HEAD_DIMS:
+            raise ValueError(f"FlashInfer computes heads of {', '.join(map(str, HEAD_DIMS))}, not {layout.head_dim}")
         self._layout = layout
         self._num_q_heads = num_q_heads
         self._device = pool.kv.device

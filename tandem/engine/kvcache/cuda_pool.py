@@ -28,9 +28,12 @@ def check(result: tuple[Any, ...]) -> Any:
 
 
 class _DeviceMemory:
-    """What torch needs to see memory that is not its own: the CUDA array interface, version 3."""
+    """What torch needs to see memory that is not its own: the CUDA array interface, version 3. Every tensor made of it
+    refers to it; the memory is freed with the last."""
 
     def __init__(self, address: int, num_pages: int, page_bytes: int) -> None:
+        # Not at the process's end: a peer may still write then, and the driver takes the memory anyway.
+        weakref.finalize(self, runtime.cudaFree, address).atexit = False
         self.__cuda_array_interface__ = {
             "data": (address, False),
             "shape": (num_pages, page_bytes),
@@ -64,13 +67,13 @@ class CudaKvPool(KvPool):
                     f"{RESERVED_BYTES / 2**30:.0f} are kept for activations; use fewer pages"
                 )
             address = check(runtime.cudaMalloc(num_bytes))
-            self._free = weakref.finalize(self, runtime.cudaFree, address)
+            owner = _DeviceMemory(address, num_pages + 1, layout.page_bytes)
             check(runtime.cudaMemset(address, 0, num_bytes))
             self.ipc_handle = bytes(check(runtime.cudaIpcGetMemHandle(address)).reserved)
-        memory = torch.as_tensor(_DeviceMemory(address, num_pages + 1, layout.page_bytes), device=device)
+        memory = torch.as_tensor(owner, device=device)
         super().__init__(layout, num_pages, memory[:num_pages])
         self.all_kv = memory.view(getattr(torch, layout.dtype)).view(num_pages + 1, *layout.page_shape)
         self.address = address
 
     def close(self) -> None:
-        """The memory goes with the process: tensors refer to it until then."""
+        """The memory goes with the last tensor that refers to it."""

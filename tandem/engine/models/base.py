@@ -33,6 +33,7 @@ class Model(ABC):
         positions: torch.Tensor,
         attention: AttentionBackend,
         logits_rows: torch.Tensor,
+        out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Computes logits for the tokens whose successors are wanted.
 
@@ -40,6 +41,7 @@ class Model(ABC):
             input_ids, positions: (num_tokens,) int64.
             attention: planned for the same batch.
             logits_rows: (num_rows,) int64, rows of the token dimension.
+            out: (num_rows, vocab_size) float32, where the logits are to go; None: new memory.
 
         Returns:
             (num_rows, vocab_size) float32.

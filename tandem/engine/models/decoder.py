@@ -77,6 +77,7 @@ class DecoderModel(Model):
         positions: torch.Tensor,
         attention: AttentionBackend,
         logits_rows: torch.Tensor,
+        out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         ops, eps = self._ops, self.config.rms_norm_eps
         # What goes into a layer is normalised by it; what it adds to goes beside: both (num_tokens, hidden_size).
@@ -91,7 +92,8 @@ class DecoderModel(Model):
             # Chunks that end before their prompts do; a kernel over no rows would be an error.
             return x.new_empty(0, self.config.vocab_size, dtype=torch.float32)
         x, _ = ops.add_norm(x[logits_rows], residual[logits_rows], self._norm, eps)  # (num_rows, hidden_size)
-        return F.linear(x, self._lm_head).float()
+        logits = F.linear(x, self._lm_head)
+        return logits.float() if out is None else out.copy_(logits)
 
     def _slots(self) -> dict[str, torch.Tensor]:
         """By name in a checkpoint, where each tensor's values belong; parts of merged matrices are views."""
