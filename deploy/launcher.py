@@ -158,6 +158,12 @@ class Cluster:
             logging_level=logging.ERROR,
         )
         self._on_progress("ray", "ready")
+        num_gpus = int(ray.cluster_resources().get("GPU", 0))
+        if self._config.device == "cuda" and num_gpus < self._config.num_workers:
+            raise ConfigurationError(
+                f"device cuda takes a GPU for each worker: {self._config.num_workers} workers, but {num_gpus} GPUs "
+                "here; use fewer workers or --device cpu"
+            )
 
     def _create_worker(self, config: WorkerConfig) -> Any:
         """Starts a worker's process and has it load; returns the reference that ends with the loading."""

@@ -8,6 +8,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from types import FrameType
+from typing import NoReturn
 
 from rich.console import Console
 
@@ -64,15 +66,18 @@ def _run(config: ClusterConfig, use: Callable[[Cluster, threading.Event], int]) 
     progress = StartProgress(console)
 
     def on_progress(part: str, doing: str) -> None:
+        if (part, doing) == ("ray", "ready"):
+            # Ray has set a handler of its own, which aborts.
+            signal.signal(signal.SIGTERM, _stop_starting)
         progress(part, doing)
         # Kept up to date while processes come into being, so that the next start knows of them whatever happens.
         write_record(directory, owner, descendants())
 
     cluster = Cluster(config, on_progress)
     try:
+        signal.signal(signal.SIGTERM, _stop_starting)
         with progress:
             cluster.start()
-        # Only now: ray.init sets a handler of its own.
         signal.signal(signal.SIGTERM, lambda *_: stop.set())
         write_record(directory, owner, descendants())
         status = use(cluster, stop)
@@ -85,6 +90,12 @@ def _run(config: ClusterConfig, use: Callable[[Cluster, threading.Event], int]) 
     finally:
         cluster.stop()
         remove_record(directory, owner)
+
+
+def _stop_starting(signum: int, frame: FrameType | None) -> NoReturn:
+    """A stop that is asked for is no failure; it may be asked for more than once."""
+    signal.signal(signum, signal.SIG_IGN)
+    raise SystemExit(0)
 
 
 def _drain(cluster: Cluster, timeout_s: float, guard: ProcessId, console: Console) -> None:
@@ -117,8 +128,10 @@ def _announce_and_wait(config: ClusterConfig, cluster: Cluster, stop: threading.
         f"[bold]{url}[/]",
         soft_wrap=True,
     )
+    # A person on this host reaches an address that means all by loopback.
+    address = cluster.addresses.grpc.replace("0.0.0.0:", "127.0.0.1:")
     flags = [
-        f"--address {cluster.addresses.grpc}",
+        f"--address {address}",
         *(["--tls-ca CA.pem"] if config.tls_cert else []),
         *(["--tls-cert CERT.pem --tls-key KEY.pem"] if config.tls_client_ca else []),
         *(["--api-key KEY"] if config.api_keys else []),

@@ -23,4 +23,4 @@ request --no-buffer "$url/v1/chat/completions" -H 'Content-Type: application/jso
 }'
 
 echo "What the router counts (first lines):"
-request "$url/metrics" | grep -v '^#' | head -5
+request "$url/metrics" | awk '!/^#/ && ++n <= 5'

@@ -1,7 +1,7 @@
 """Talks with a cluster through the stock OpenAI client (`pip install openai`).
 
-make serve                       # in another terminal
-python examples/openai_client.py
+make serve                                           # in another terminal
+.venv/bin/pip install openai && .venv/bin/python examples/openai_client.py
 """
 
 import os

@@ -62,6 +62,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Serve large language models with prefill and decode on separate workers, and talk with them.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"tandem {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", title="commands")
@@ -73,6 +74,8 @@ def _parser() -> argparse.ArgumentParser:
             description=description,
             epilog=epilog,
             formatter_class=argparse.RawDescriptionHelpFormatter,
+            # A flag that is cut short would start a cluster where the same key in a file is an error.
+            allow_abbrev=False,
         )
 
     serve = add(

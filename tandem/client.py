@@ -220,5 +220,5 @@ def _translate(error: Any, address: str) -> TandemError:
     code, details = error.code(), error.details() or ""
     # gRPC's own words; a router that lacks a worker says so in its own.
     if code is grpc.StatusCode.UNAVAILABLE and details.startswith("failed to connect"):
-        details = f"no cluster answers at {address}; start one with `tandem serve`"
+        details = f"no cluster answers at {address}; start one with `tandem serve`, or see to TLS if it asks for it"
     return TandemError(code.name, details)

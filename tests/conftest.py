@@ -3,7 +3,12 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+import hypothesis
 import pytest
+
+# How long an example takes says more about what else the machine does than about the code.
+hypothesis.settings.register_profile("tandem", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("tandem")
 
 
 @dataclass(frozen=True)

@@ -34,8 +34,8 @@ STOP_S = 30.0
 class QuickConfig(ClusterConfig):
     """Silence is noticed sooner, so that short tests see it."""
 
-    def router(self, model_dir: str, model_name: str, max_model_len: int) -> RouterConfig:
-        return replace(ClusterConfig.router(self, model_dir, model_name, max_model_len), heartbeat_timeout_s=1.0)
+    def router(self, *args: Any) -> RouterConfig:
+        return replace(ClusterConfig.router(self, *args), heartbeat_timeout_s=1.0)
 
 
 def config_for(cls: type[ClusterConfig], base: ClusterConfig) -> ClusterConfig:
