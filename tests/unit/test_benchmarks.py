@@ -2,13 +2,28 @@
 
 import json
 
-from benchmarks import cpu, host_side
+from benchmarks import cpu, host_side, router
 
 
 def test_the_host_side_benchmark_measures_what_it_names() -> None:
     rows = host_side.measure(host_side.Sizes(batches=(2, 4), context=40, prompts=(64, 128), repeats=2))
     assert all(row.value > 0 for row in rows)
     assert sum("growth" in row.name for row in rows) == 4
+
+
+def test_the_router_benchmark_measures_what_it_names() -> None:
+    sizes = router.Sizes(
+        streams=(2,), seconds=0.5, rounds=1, long_requests=2, first_tokens=4, requests=40, sample_every=40
+    )
+    rows = router.measure(sizes)
+    assert all(row.value > 0 for row in rows if row.unit in ("tokens/CPU s", "tokens/message", "CPU us"))
+    assert {row.name for row in rows if row.aim} == {
+        "2 streams, full: ratio",
+        "2 streams, paced: ratio",
+        "256-token requests: ratio",
+        "first token, p50: added",
+        "growth over 40 of them",
+    }
 
 
 def test_a_ratio_that_misses_its_aim_or_other_tokens_is_not_ok() -> None:

@@ -1,0 +1,199 @@
+"""A prefill and a decode worker without an engine, in one process: real control streams to a router, and answers that
+cost nothing to compute."""
+
+import asyncio
+import contextlib
+import time
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+from benchmarks.children import START_TIMEOUT_S, questions
+from benchmarks.router_model import output_token
+from tandem.lifecycle import (
+    COMMITTED,
+    DECODE_FINISHED,
+    DECODE_STARTED,
+    FIRST_TOKEN,
+    LEASE_GRANTED,
+    PREFILL_STARTED,
+    SECOND_TOKEN,
+    now_ns,
+)
+from tandem.messages import (
+    PROTOCOL_VERSION,
+    Abort,
+    Finished,
+    FirstToken,
+    Heartbeat,
+    Hello,
+    LinkState,
+    Moment,
+    PageFormat,
+    Prefill,
+    TokenEvent,
+    Tokens,
+    WorkerMessage,
+)
+from tandem.rpc.channel import open_channel
+from tandem.rpc.codec import ROUTER_CODEC, WORKER_CODEC
+from tandem.rpc.loop_thread import LoopThread
+from tandem.v1 import worker_pb2_grpc
+
+HEARTBEAT_INTERVAL_S = 0.25
+PAGE_FORMAT = PageFormat("none", 1, 16, 1, 1, "float32")
+NUM_PAGES = 1_000_000
+PREFILL_ID, DECODE_ID, DECODE_LIFE = "prefill", "decode", "decode-life"
+
+
+def serve_workers(pipe: Connection, address: str) -> None:
+    """Runs both workers of the router at this address; says when they have joined, then takes the decode's pace."""
+    decode = DecodeWorker()
+    loop_thread = LoopThread()
+    loop_thread.start()
+    for worker in (decode, PrefillWorker(decode)):
+        loop_thread.call(worker.join(address), START_TIMEOUT_S)
+    pipe.send(None)
+    for step_interval_s in questions(pipe):
+        decode.step_interval_s = step_interval_s
+        pipe.send(None)
+    loop_thread.stop()
+
+
+class ScriptedWorker(ABC):
+    """One worker's control stream."""
+
+    def __init__(self, worker_id: str, incarnation: str, role: str) -> None:
+        self._hello = Hello(
+            PROTOCOL_VERSION, worker_id, incarnation, role, "none", "nowhere:1", 1, PAGE_FORMAT, NUM_PAGES
+        )
+        self._joined = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    async def join(self, address: str) -> None:
+        """Returns when the router has welcomed it."""
+        self._task = asyncio.create_task(self._run(address))
+        await self._joined.wait()
+
+    @abstractmethod
+    def receive(self, message: Any) -> None: ...
+
+    @abstractmethod
+    async def ready(self) -> None:
+        """Returns when there is something to say."""
+
+    @abstractmethod
+    def step(self) -> list[WorkerMessage]:
+        """What there is to say."""
+
+    async def _run(self, address: str) -> None:
+        async with open_channel(address) as channel:
+            async for batch in worker_pb2_grpc.ClusterStub(channel).Control(self._batches()):
+                self._joined.set()
+                for message in ROUTER_CODEC.decode(batch):
+                    self.receive(message)
+
+    async def _batches(self) -> AsyncIterator[Any]:
+        """gRPC takes the next one when it has sent the last one."""
+        yield WORKER_CODEC.encode([self._hello])
+        num_beats, beat_at = 0, 0.0
+        while True:
+            messages: list[WorkerMessage] = []
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(HEARTBEAT_INTERVAL_S):
+                    await self.ready()
+                messages = self.step()
+            if time.monotonic() >= beat_at:
+                beat_at, num_beats = time.monotonic() + HEARTBEAT_INTERVAL_S, num_beats + 1
+                messages.append(Heartbeat(num_beats))
+            if messages:
+                yield WORKER_CODEC.encode(messages)
+
+
+@dataclass(eq=False, slots=True)
+class Running:
+    """A request at the decode worker. Attributes: since: when it came, in nanoseconds."""
+
+    request_id: str
+    attempt: int
+    max_tokens: int
+    since: int
+    num_tokens: int = 1
+
+
+class DecodeWorker(ScriptedWorker):
+    """One more token for every request at each step.
+
+    Attributes:
+        step_interval_s: between two steps; 0: as fast as gRPC takes their messages.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(DECODE_ID, DECODE_LIFE, "decode")
+        self.step_interval_s = 0.0
+        self._running: dict[str, Running] = {}
+        self._wake = asyncio.Event()
+        self._step_at = 0.0
+
+    def add(self, request: Prefill) -> None:
+        """A request whose first token is there."""
+        running = Running(request.request_id, request.attempt, request.sampling.max_tokens, now_ns())
+        self._running[request.request_id] = running
+        self._wake.set()
+
+    def receive(self, message: Any) -> None:
+        if isinstance(message, Abort):
+            self._running.pop(message.request_id, None)
+
+    async def ready(self) -> None:
+        await self._wake.wait()
+        await asyncio.sleep(self._step_at - time.monotonic())
+
+    def step(self) -> list[WorkerMessage]:
+        self._step_at = max(self._step_at, time.monotonic() - self.step_interval_s) + self.step_interval_s
+        events, finished = [], []
+        for running in list(self._running.values()):
+            token_ids = (output_token(running.num_tokens),)
+            events.append(TokenEvent(running.request_id, running.attempt, running.num_tokens, token_ids))
+            running.num_tokens += 1
+            if running.num_tokens == running.max_tokens:
+                finished.append(_finished(running))
+                del self._running[running.request_id]
+        if not self._running:
+            self._wake.clear()
+        return [Tokens(tuple(events)), *finished]
+
+
+class PrefillWorker(ScriptedWorker):
+    """Answers every request with its first token at once and hands it to the decode worker."""
+
+    def __init__(self, decode: DecodeWorker) -> None:
+        super().__init__(PREFILL_ID, "prefill-life", "prefill")
+        self._decode = decode
+        self._outbox: list[WorkerMessage] = [LinkState(DECODE_ID, DECODE_LIFE, up=True)]
+        self._wake = asyncio.Event()
+        self._wake.set()
+
+    def receive(self, message: Any) -> None:
+        if isinstance(message, Prefill):
+            moments = tuple(Moment(name, now_ns()) for name in (PREFILL_STARTED, FIRST_TOKEN))
+            first = FirstToken(message.request_id, message.attempt, 0, output_token(0), "", 0, 1, moments)
+            self._outbox.append(first)
+            self._wake.set()
+            self._decode.add(message)
+
+    async def ready(self) -> None:
+        await self._wake.wait()
+
+    def step(self) -> list[WorkerMessage]:
+        self._wake.clear()
+        messages, self._outbox = self._outbox, []
+        return messages
+
+
+def _finished(running: Running) -> Finished:
+    started = (LEASE_GRANTED, COMMITTED, DECODE_STARTED, SECOND_TOKEN)
+    moments = (*(Moment(name, running.since) for name in started), Moment(DECODE_FINISHED, now_ns()))
+    return Finished(running.request_id, running.attempt, "length", running.num_tokens, 0, 1, moments)
