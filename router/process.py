@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 EXIT_TASK_FAILED = 73
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 5.0
-HEALTH_INTERVAL_S = 0.1
+HEALTH_INTERVAL_S = 0.02
 
 
 class RouterAddresses(NamedTuple):

@@ -97,7 +97,7 @@ def wait_gone(server: Server) -> None:
 def test_running_requests_finish_and_new_ones_are_refused(serve: Serve) -> None:
     server = serve("--drain-timeout", "90")
     requests = [LongRequest(server) for _ in range(2)]
-    assert health(server) == health_pb2.HealthCheckResponse.SERVING
+    wait_until(lambda: health(server) == health_pb2.HealthCheckResponse.SERVING, 1.0, "health says so")
     os.kill(server.process.pid, signal.SIGTERM)
     wait_until(lambda: health(server) == health_pb2.HealthCheckResponse.NOT_SERVING, 5.0, "health says so")
     with TandemClient(server.address) as client:
