@@ -69,18 +69,17 @@ def test_router_starts_fast_without_torch(tiny_pd: ServedCluster) -> None:
 
 
 def test_health_and_reflection_answer(tiny_pd: ServedCluster) -> None:
-    assert health(tiny_pd) == health(tiny_pd, "") == SERVING
+    wait_until(lambda: health(tiny_pd) == health(tiny_pd, "") == SERVING, 2.0, "the health service says so")
     with grpc.insecure_channel(tiny_pd.client.address, options=[("grpc.enable_http_proxy", 0)]) as channel:
         services = ProtoReflectionDescriptorDatabase(channel).get_services()
     assert {SERVICE, "grpc.health.v1.Health"} <= set(services)
 
 
 def test_health_tells_roles_apart(tiny_pd: ServedCluster) -> None:
-    assert [health(tiny_pd, f"tandem.{role}") for role in ("prefill", "decode", "both")] == [
-        SERVING,
-        SERVING,
-        NOT_SERVING,
-    ]
+    def by_role() -> list[int]:
+        return [health(tiny_pd, f"tandem.{role}") for role in ("prefill", "decode", "both")]
+
+    wait_until(lambda: by_role() == [SERVING, SERVING, NOT_SERVING], 2.0, "the health service tells roles apart")
 
 
 def test_ray_itself_asks_for_its_token(tiny_pd: ServedCluster) -> None:
