@@ -117,7 +117,8 @@ def test_penalties_are_those_of_transformers() -> None:
             max_tokens=st.just(1),
             temperature=st.floats(0.1, 5),
             top_k=st.integers(0, VOCAB_SIZE + 2),
-            top_p=st.floats(0.01, 1),
+            # Between these, transformers' float32 cannot tell what a sum leaves to 1.
+            top_p=st.floats(0.01, 0.999) | st.just(1.0),
             min_p=st.floats(0, 1),
         ),
         min_size=1,
