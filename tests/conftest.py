@@ -1,5 +1,6 @@
 """Fixtures that cost too much to make twice."""
 
+import signal
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,6 +10,11 @@ import pytest
 # How long an example takes says more about what else the machine does than about the code.
 hypothesis.settings.register_profile("tandem", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("tandem")
+
+# Who starts the tests in the background may ignore these; what the tests start must not inherit that.
+for _signal in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+    if signal.getsignal(_signal) is signal.SIG_IGN:
+        signal.signal(_signal, signal.SIG_DFL)
 
 
 @dataclass(frozen=True)
