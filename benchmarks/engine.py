@@ -22,7 +22,8 @@ from rich.table import Table
 from decode_worker.worker import make_decode_scheduler
 from prefill_worker.worker import make_prefill_scheduler
 from tandem.config import DecodeConfig, EngineConfig, PrefillConfig, WorkerConfig
-from tandem.engine.engine import Engine, build_engine
+from tandem.engine.build import build_engine
+from tandem.engine.engine import Engine
 from tandem.engine.kvcache.cache_manager import CacheManager
 from tandem.engine.models.config import ModelConfig
 from tandem.messages import Admit, Finished, FirstToken, Prefill

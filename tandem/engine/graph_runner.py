@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from tandem.engine.attention.flashinfer import FlashInferAttention, GraphedDecode
+from tandem.engine.attention.base import GraphableBackend, GraphedAttention
 from tandem.engine.batch import Batch
 from tandem.engine.models.base import Model
 
@@ -22,7 +22,7 @@ class _Graph(NamedTuple):
     """
 
     graph: torch.cuda.CUDAGraph
-    attention: GraphedDecode
+    attention: GraphedAttention
     input_ids: torch.Tensor
     rows: torch.Tensor
 
@@ -39,7 +39,7 @@ class DecodeGraphs:
     def __init__(
         self,
         model: Model,
-        attention: FlashInferAttention,
+        attention: GraphableBackend,
         device: torch.device,
         max_batch_size: int,
         max_pages_per_sequence: int,
@@ -51,13 +51,13 @@ class DecodeGraphs:
         # What a step gives, one memory for all sizes: (max_batch_size, vocab_size) float32, (max_batch_size,) int64.
         self._logits = torch.empty(max_batch_size, model.config.vocab_size, device=device)
         self._token_ids = torch.empty(max_batch_size, dtype=torch.int64, device=device)
-        indices = torch.zeros(max_batch_size * max_pages_per_sequence, dtype=torch.int32, device=device)
         pool: Any = None
         # The largest first: the smaller ones find room in what it has taken.
         sizes = list(reversed(graph_sizes(max_batch_size)))
+        attentions = attention.for_graphs(sizes, max_pages_per_sequence)
         for number, size in enumerate(sizes, 1):
             on_progress(f"capturing CUDA graphs ({number} of {len(sizes)})")
-            self._graphs[size] = self._capture(attention.for_graph(size, indices), size, pool)
+            self._graphs[size] = self._capture(attentions[size], size, pool)
             pool = self._graphs[size].graph.pool()
         self._sizes = sorted(self._graphs)
 
@@ -75,15 +75,15 @@ class DecodeGraphs:
         graph = self._graphs[size]
         ids = [s.token_ids[s.cached_len] for s in batch.sequences] + [0] * (size - num_sequences)
         graph.input_ids.copy_(torch.tensor(ids, pin_memory=True), non_blocking=True)
-        graph.attention.plan(batch)
+        graph.attention.plan(batch.sequences)
         graph.graph.replay()
         return self._logits[:num_sequences], self._token_ids[:num_sequences]
 
-    def _capture(self, attention: GraphedDecode, size: int, pool: Any) -> _Graph:
+    def _capture(self, attention: GraphedAttention, size: int, pool: Any) -> _Graph:
         input_ids = torch.zeros(size, dtype=torch.int64, device=self._device)
         rows = torch.arange(size, device=self._device)
         # All padding: nobody's pages are touched.
-        attention.plan_padding()
+        attention.plan(())
 
         def step() -> None:
             logits = self._model.forward(input_ids, attention.positions, attention, rows, out=self._logits[:size])

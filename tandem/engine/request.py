@@ -17,6 +17,9 @@ class Sequence:
         0 ........ cached_len ........ device_len ........ len(token_ids)
           KV in the pool | the forward in hand | not yet sent to the device
 
+    With overlap scheduling the newest token may have been sampled on the device without being known here yet: then
+    `num_pending` is 1, and the sequence is that much longer than token_ids.
+
     Attributes:
         token_ids: prompt and output so far.
         prompt_len: how many of them are the client's prompt.
@@ -25,6 +28,7 @@ class Sequence:
         cached_len: tokens whose KV is in the pool.
         sampling: how the next token is chosen; greedy if not said.
         device_len: tokens that will have KV in the pool once the forward in hand is done.
+        num_pending: tokens that forwards have sampled, or will have, and that are not in token_ids yet.
     """
 
     token_ids: list[int]
@@ -33,9 +37,15 @@ class Sequence:
     cached_len: int = 0
     sampling: SamplingParams = _GREEDY
     device_len: int = field(default=0)
+    num_pending: int = 0
 
     def __post_init__(self) -> None:
         self.device_len = self.cached_len
+
+    @property
+    def length(self) -> int:
+        """All tokens, those not known here included."""
+        return len(self.token_ids) + self.num_pending
 
     @property
     def extend_len(self) -> int:
@@ -45,12 +55,12 @@ class Sequence:
     @property
     def remaining_len(self) -> int:
         """Tokens that no forward has been asked to compute yet."""
-        return len(self.token_ids) - self.device_len
+        return self.length - self.device_len
 
     @property
     def needs_logits(self) -> bool:
         """Whether the forward in hand reaches the last known token, so that the next one can be sampled."""
-        return self.device_len == len(self.token_ids)
+        return self.device_len == self.length
 
     def extend(self, num_tokens: int) -> None:
         """Asks the next forward for `num_tokens` more."""

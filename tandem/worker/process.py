@@ -12,7 +12,8 @@ from typing import Any, Protocol
 import grpc
 
 from tandem.config import WorkerConfig
-from tandem.engine.engine import Engine, build_engine
+from tandem.engine.build import build_engine
+from tandem.engine.engine import Engine
 from tandem.engine.kvcache.cache_manager import CacheManager
 from tandem.messages import PROTOCOL_VERSION, Heartbeat, Hello, PageFormat, Peer, Peers
 from tandem.rpc.auth import cluster_gate

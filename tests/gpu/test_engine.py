@@ -8,7 +8,8 @@ import torch
 
 from tandem.config import EngineConfig
 from tandem.engine.batch import Batch
-from tandem.engine.engine import Engine, build_engine
+from tandem.engine.build import build_engine
+from tandem.engine.engine import Engine
 from tandem.engine.request import Sequence
 from tandem.sampling_params import SamplingParams
 from tests.cluster.conftest import VOCAB_SIZE, save_tiny_model

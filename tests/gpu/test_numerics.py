@@ -9,7 +9,8 @@ import torch
 
 from tandem.config import EngineConfig
 from tandem.engine.batch import Batch
-from tandem.engine.engine import Engine, build_engine
+from tandem.engine.build import build_engine
+from tandem.engine.engine import Engine
 from tandem.engine.request import Sequence
 
 VOCAB_SIZE = 300

@@ -1,56 +1,66 @@
 """What a model asks of an attention backend."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence as SequenceOf
 
 import torch
 
 from tandem.engine.batch import Batch
-from tandem.engine.layers.norm import QkNorm, rms_norm
-from tandem.engine.layers.rotary import Rotation, rotate
+from tandem.engine.layers.norm import QkNorm
+from tandem.engine.layers.rotary import Rotation
+from tandem.engine.request import Sequence
 
 
-class AttentionBackend(ABC):
+class Attention(ABC):
+    """All of a layer's attention between its two projections."""
+
+    @abstractmethod
+    def attend(
+        self, qkv: torch.Tensor, num_q_heads: int, rotation: Rotation, qk_norm: QkNorm | None, layer: int
+    ) -> torch.Tensor:
+        """Normalises queries and keys (if the model does), turns both, writes the new keys and values into their pages,
+        then attends causally to all tokens up to each query.
+
+        Args:
+            qkv: (num_tokens, num_q_heads + 2 * num_kv_heads, head_dim), as projected.
+            qk_norm: None for models without.
+            layer: index of the layer.
+
+        Returns:
+            (num_tokens, num_q_heads * head_dim), in qkv's dtype.
+        """
+
+
+class AttentionBackend(Attention):
     """Attention over a paged pool.
 
     `plan` is called once per forward, on the scheduler's side, and does whatever depends on lengths and page tables
-    alone; `run` is called once per layer.
+    alone; `attend` is called once per layer.
     """
 
     @abstractmethod
     def plan(self, batch: Batch) -> None:
         """Prepares for the layers of one forward over `batch`."""
 
-    def attend(
-        self, qkv: torch.Tensor, num_q_heads: int, rotation: Rotation, qk_norm: QkNorm | None, layer: int
-    ) -> torch.Tensor:
-        """All of a layer's attention between its two projections. A backend may have fewer kernels for it.
 
-        Args:
-            qkv: (num_tokens, num_q_heads + 2 * num_kv_heads, head_dim), as projected.
-            qk_norm: None for models without.
+class GraphedAttention(Attention):
+    """Attention of decode steps of one batch size, whose tensors stay where they are, so that a CUDA graph of `attend`
+    can run again with other contents. Rows beyond the batch's own attend to the pool's dummy page and write there.
 
-        Returns:
-            (num_tokens, num_q_heads * head_dim).
-        """
-        num_kv_heads = (qkv.shape[1] - num_q_heads) // 2
-        # Queries and keys go the same way, so together: (num_tokens, num_q_heads + num_kv_heads, head_dim).
-        qk, v = qkv.split([num_q_heads + num_kv_heads, num_kv_heads], dim=1)
-        if qk_norm is not None:
-            q_weight, k_weight = qk_norm.weight
-            weights = [q_weight.expand(num_q_heads, -1), k_weight.expand(num_kv_heads, -1)]
-            qk = rms_norm(qk, torch.cat(weights), qk_norm.eps)
-        q, k = rotate(qk, *rotation.cos_sin).split([num_q_heads, num_kv_heads], dim=1)
-        return self.run(q, k, v, layer)
+    Attributes:
+        positions: (batch_size,) int32 on the device, of the tokens planned last; 0 for padding.
+    """
+
+    positions: torch.Tensor
 
     @abstractmethod
-    def run(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: int) -> torch.Tensor:
-        """Writes the new keys and values into their pages, then attends causally to all tokens up to each query.
+    def plan(self, sequences: SequenceOf[Sequence]) -> None:
+        """Prepares for a step over `sequences`, at most as many as the batch size; none at all is a step of padding."""
 
-        Args:
-            q: (num_tokens, num_q_heads, head_dim), rotary embedding applied.
-            k, v: (num_tokens, num_kv_heads, head_dim), rotary embedding applied to k.
-            layer: index of the layer.
 
-        Returns:
-            (num_tokens, num_q_heads * head_dim), in q's dtype.
-        """
+class GraphableBackend(AttentionBackend):
+    """A backend that can also run inside CUDA graphs."""
+
+    @abstractmethod
+    def for_graphs(self, batch_sizes: SequenceOf[int], max_pages_per_sequence: int) -> dict[int, GraphedAttention]:
+        """The same attention for decode steps of fixed sizes; only one of them may run at a time."""

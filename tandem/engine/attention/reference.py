@@ -8,6 +8,8 @@ import torch.nn.functional as F
 from tandem.engine.attention.base import AttentionBackend
 from tandem.engine.batch import Batch
 from tandem.engine.kvcache.pool import KvPool
+from tandem.engine.layers.norm import QkNorm, rms_norm
+from tandem.engine.layers.rotary import Rotation, rotate
 from tandem.engine.request import Sequence
 
 
@@ -71,7 +73,20 @@ class ReferenceAttention(AttentionBackend):
             self._plan_prefill(batch)
 
     @torch.inference_mode()
-    def run(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: int) -> torch.Tensor:
+    def attend(
+        self, qkv: torch.Tensor, num_q_heads: int, rotation: Rotation, qk_norm: QkNorm | None, layer: int
+    ) -> torch.Tensor:
+        num_kv_heads = self._layout.num_kv_heads
+        # Queries and keys go the same way, so together: (num_tokens, num_q_heads + num_kv_heads, head_dim).
+        qk, v = qkv.split([num_q_heads + num_kv_heads, num_kv_heads], dim=1)
+        if qk_norm is not None:
+            q_weight, k_weight = qk_norm.weight
+            weights = [q_weight.expand(num_q_heads, -1), k_weight.expand(num_kv_heads, -1)]
+            qk = rms_norm(qk, torch.cat(weights), qk_norm.eps)
+        q, k = rotate(qk, *rotation.cos_sin).split([num_q_heads, num_kv_heads], dim=1)
+        return self._run(q, k, v, layer)
+
+    def _run(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: int) -> torch.Tensor:
         assert q.dtype == self._pool_rows.dtype, f"q is {q.dtype}, the pool {self._pool_rows.dtype}"
         offset = layer * 2 * self._layout.page_size
         self._pool_rows.index_copy_(0, self._write_rows + offset, torch.cat((k, v)).flatten(1))

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 
 import torch
 
-from tandem.engine.attention.base import AttentionBackend
+from tandem.engine.attention.base import Attention
 from tandem.engine.models.config import ModelConfig
 
 
@@ -31,7 +31,7 @@ class Model(ABC):
         self,
         input_ids: torch.Tensor,
         positions: torch.Tensor,
-        attention: AttentionBackend,
+        attention: Attention,
         logits_rows: torch.Tensor,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 import torch
 import torch.nn.functional as F
 
-from tandem.engine.attention.base import AttentionBackend
+from tandem.engine.attention.base import Attention
 from tandem.engine.layers.linear import MergedLinear, empty_weight
 from tandem.engine.layers.norm import QkNorm
 from tandem.engine.layers.ops import LayerOps
@@ -75,7 +75,7 @@ class DecoderModel(Model):
         self,
         input_ids: torch.Tensor,
         positions: torch.Tensor,
-        attention: AttentionBackend,
+        attention: Attention,
         logits_rows: torch.Tensor,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
@@ -140,7 +140,7 @@ class _Layer:
         x: torch.Tensor,
         residual: torch.Tensor,
         rotation: Rotation,
-        attention: AttentionBackend,
+        attention: Attention,
         index: int,
         ops: LayerOps,
     ) -> tuple[torch.Tensor, torch.Tensor]:

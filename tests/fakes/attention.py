@@ -1,0 +1,73 @@
+"""Sequences over a pool full of NaN, and attention written out in float64: what every backend is compared with."""
+
+import math
+import random
+from collections.abc import Callable
+
+import torch
+
+from tandem.engine.attention.base import AttentionBackend
+from tandem.engine.batch import Batch, Phase
+from tandem.engine.kvcache.pool import KvPool
+from tandem.engine.layers.rotary import RotaryEmbedding, Rotation
+from tandem.engine.request import Sequence
+
+
+class AttentionOracle:
+    """Sequences with their whole queries, keys and values, and a pool whose unused slots are all NaN."""
+
+    def __init__(self, pool: KvPool, num_q_heads: int, make_backend: Callable[[KvPool, int], AttentionBackend]) -> None:
+        layout = self._layout = pool.layout
+        self.pool = pool
+        self.pool.kv.fill_(math.nan)
+        self.attention = make_backend(pool, num_q_heads)
+        self._heads = (num_q_heads, layout.num_kv_heads, layout.num_kv_heads)
+        self._free = list(range(pool.num_pages))
+        random.Random(0).shuffle(self._free)
+        self._generator = torch.Generator().manual_seed(0)
+        self.qkv: dict[int, list[torch.Tensor]] = {}
+        # Turns by no angle: whatever position a token is said to have.
+        self._tables = RotaryEmbedding(layout.head_dim, 1e4, None, 1, pool.kv.device)
+        self._tables.cos.fill_(1.0)
+        self._tables.sin.fill_(0.0)
+
+    def add(self, num_tokens: int, spare_pages: int = 0) -> Sequence:
+        num_pages = self._layout.num_pages_for(num_tokens) + spare_pages
+        pages = [self._free.pop() for _ in range(num_pages)]
+        sequence = Sequence([0] * num_tokens, num_tokens, pages)
+        kv = self.pool.kv
+        self.qkv[id(sequence)] = [
+            torch.randn(
+                self._layout.num_layers, num_tokens, heads, self._layout.head_dim, generator=self._generator
+            ).to(kv)
+            for heads in self._heads
+        ]
+        return sequence
+
+    def step(self, phase: Phase, extend: dict[Sequence, int], *, max_error: float) -> None:
+        """Runs one forward of all layers and checks its output: ||out - expected|| / ||expected||."""
+        for sequence, num_tokens in extend.items():
+            sequence.extend(num_tokens)
+        self.attention.plan(Batch(phase, list(extend)))
+        for layer in range(self._layout.num_layers):
+            parts = [
+                torch.cat([self.qkv[id(s)][part][layer, s.cached_len : s.device_len] for s in extend])
+                for part in range(3)
+            ]
+            qkv = torch.cat(parts, dim=1)
+            positions = torch.zeros(len(qkv), dtype=torch.int64, device=qkv.device)
+            out = self.attention.attend(qkv, self._heads[0], Rotation(self._tables, positions, qkv.dtype), None, layer)
+            expected = torch.cat([self._expected(s, layer) for s in extend])
+            assert out.shape == expected.shape and out.dtype == qkv.dtype
+            assert (out - expected).norm() <= max_error * expected.norm()
+        for sequence in extend:
+            sequence.complete_extend()
+
+    def _expected(self, s: Sequence, layer: int) -> torch.Tensor:
+        q, k, v = (tensor[layer, : s.device_len].double() for tensor in self.qkv[id(s)])
+        group = self._heads[0] // self._heads[1]
+        k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
+        scores = torch.einsum("qhd,khd->hqk", q, k) / math.sqrt(self._layout.head_dim)
+        future = torch.ones(s.device_len, s.device_len, dtype=torch.bool, device=q.device).triu(1)
+        weights = scores.masked_fill(future, -math.inf).softmax(dim=-1)
+        return torch.einsum("hqk,khd->qhd", weights, v)[s.cached_len :].flatten(1).float()
