@@ -5,23 +5,19 @@ transport that moves nothing, messages delivered in this process. Times are CPU 
 so that other processes on the machine disturb them little. Each is the median of several repetitions.
 """
 
-import argparse
 import functools
 import itertools
-import json
 import random
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 
 import torch
-from rich.console import Console
-from rich.table import Table
 
 from benchmarks.host_workers import HostWorkers
+from benchmarks.rows import Row, argument_parser, report
 from tandem.engine.batch import Batch
 from tandem.engine.kvcache.cache_manager import CacheManager
 from tandem.rpc.codec import WORKER_CODEC
@@ -49,20 +45,6 @@ class Sizes:
     repeats: int = 9
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One result: `value` in `unit`, to be at most `aim`, if there is one."""
-
-    name: str
-    value: float
-    unit: str
-    aim: float | None = None
-
-    @property
-    def ok(self) -> bool:
-        return self.aim is None or self.value <= self.aim
-
-
 STEP_AIMS_MS = {64: 0.5, 256: 1.5}
 PREFILL_AIMS_MS = {8192: 2.0}
 
@@ -86,7 +68,7 @@ def decode_rows(batch_size: int, sizes: Sizes) -> Iterator[Row]:
     workers.run_until_decoding(batch_size)
     # One repetition more than is counted: the first warms up.
     steps = [cpu_ms(lambda: workers.decode_steps(NUM_STEPS)) / NUM_STEPS for _ in range(sizes.repeats + 1)]
-    yield Row(f"decode step, batch {batch_size}", statistics.median(steps[1:]), "ms", STEP_AIMS_MS.get(batch_size))
+    yield Row(f"decode step, batch {batch_size}", statistics.median(steps[1:]), "ms", high=STEP_AIMS_MS.get(batch_size))
     sequences = workers.running_sequences()
     for sequence in sequences:
         sequence.extend(1)
@@ -118,9 +100,9 @@ def prefill_rows(num_tokens: int, sizes: Sizes) -> Iterator[Row]:
             taken["  whole prefill in chunks"].append(cpu_ms(workers.prefill_steps))
             workers.run_until_idle()
     for name in times:
-        aim = PREFILL_AIMS_MS.get(num_tokens) if name == "match and insert" else None
-        yield Row(f"{name}, {num_tokens} tokens, new", statistics.median(times[name]), "ms", aim)
-        yield Row(f"{name}, {num_tokens} tokens, cached", statistics.median(cached_times[name]), "ms", aim)
+        high = PREFILL_AIMS_MS.get(num_tokens) if name == "match and insert" else None
+        yield Row(f"{name}, {num_tokens} tokens, new", statistics.median(times[name]), "ms", high=high)
+        yield Row(f"{name}, {num_tokens} tokens, cached", statistics.median(cached_times[name]), "ms", high=high)
 
 
 def match_and_insert(cache: CacheManager, prompt: list[int]) -> None:
@@ -137,7 +119,7 @@ def growth_rows(rows: Sequence[Row], what: str, sizes: Sequence[int]) -> Iterato
     for small, large in itertools.pairwise(sizes):
         if large == 2 * small:
             ratio = by_name[what.format(large)] / by_name[what.format(small)]
-            yield Row(f"growth of {what.format(f'{small} to {large}')}", ratio, "x", MAX_GROWTH)
+            yield Row(f"growth of {what.format(f'{small} to {large}')}", ratio, "x", high=MAX_GROWTH)
 
 
 def measure(sizes: Sizes) -> list[Row]:
@@ -150,26 +132,10 @@ def measure(sizes: Sizes) -> list[Row]:
     return rows
 
 
-def show(rows: Sequence[Row]) -> None:
-    table = Table("what", title="Scheduling and page bookkeeping, CPU time")
-    for column in ("value", "aim", "ok"):
-        table.add_column(column, justify="right")
-    for row in rows:
-        aim, ok = ("", "") if row.aim is None else (f"{row.aim:g} {row.unit}", "yes" if row.ok else "no")
-        table.add_row(row.name, f"{row.value:.3f} {row.unit}", aim, ok)
-    Console().print(table)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns 0 if every aim is met, 1 otherwise."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there too")
-    arguments = parser.parse_args(argv)
-    rows = measure(Sizes())
-    show(rows)
-    if arguments.json:
-        arguments.json.write_text(json.dumps([asdict(row) | {"ok": row.ok} for row in rows], indent=2) + "\n")
-    return 0 if all(row.ok for row in rows) else 1
+    arguments = argument_parser(__doc__).parse_args(argv)
+    return report(measure(Sizes()), "Scheduling and page bookkeeping, CPU time", arguments.json)
 
 
 if __name__ == "__main__":

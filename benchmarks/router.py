@@ -11,25 +11,21 @@ router falls behind, it puts several tokens of a stream into one message, which 
 says how many.
 """
 
-import argparse
-import json
 import statistics
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-from rich.console import Console
-from rich.table import Table
 
 from benchmarks import router_clients as clients
 from benchmarks.children import Child, rss_mib
 from benchmarks.router_model import write_model_dir
 from benchmarks.router_servers import serve_raw, serve_router
 from benchmarks.router_workers import serve_workers
+from benchmarks.rows import Row, argument_parser, report
 
 MIN_RATIO = 0.5
 MAX_FIRST_TOKEN_MS = 2.0
@@ -62,27 +58,6 @@ class Sizes:
     first_tokens: int = 300
     requests: int = 100_000
     sample_every: int = 10_000
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One result: `value` in `unit`, to be within `low` and `high`, as far as there are such limits."""
-
-    name: str
-    value: float
-    unit: str
-    low: float | None = None
-    high: float | None = None
-
-    @property
-    def ok(self) -> bool:
-        return (self.low is None or self.value >= self.low) and (self.high is None or self.value <= self.high)
-
-    @property
-    def aim(self) -> str:
-        if self.low is not None:
-            return f"at least {self.low:g}"
-        return "" if self.high is None else f"at most {self.high:g}"
 
 
 class Bench:
@@ -217,31 +192,17 @@ def measure(sizes: Sizes) -> list[Row]:
     return rows
 
 
-def show(rows: Sequence[Row]) -> None:
-    table = Table("what", title="What the router costs")
-    for column in ("value", "aim", "ok"):
-        table.add_column(column, justify="right")
-    for row in rows:
-        ok = ("yes" if row.ok else "no") if row.aim else ""
-        table.add_row(row.name, f"{row.value:,.2f} {row.unit}", row.aim, ok)
-    Console().print(table)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns 0 if every aim is met, 1 otherwise."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argument_parser(__doc__)
     sizes = Sizes()
     parser.add_argument("--rounds", type=int, default=sizes.rounds, help="turns of each server (%(default)s)")
     parser.add_argument(
         "--requests", type=int, default=sizes.requests, help="short requests; 0 leaves memory out (%(default)s)"
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there too")
     arguments = parser.parse_args(argv)
     rows = measure(Sizes(rounds=arguments.rounds, requests=arguments.requests))
-    show(rows)
-    if arguments.json:
-        arguments.json.write_text(json.dumps([asdict(row) | {"ok": row.ok} for row in rows], indent=2) + "\n")
-    return 0 if all(row.ok for row in rows) else 1
+    return report(rows, "What the router costs", arguments.json)
 
 
 if __name__ == "__main__":

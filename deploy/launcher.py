@@ -17,6 +17,7 @@ from router.process import RouterAddresses
 from tandem.cluster_config import ClusterConfig
 from tandem.config import WorkerConfig
 from tandem.engine.weights.resolve import resolve_model
+from tandem.logs import log_file
 
 logger = logging.getLogger(__name__)
 
@@ -197,7 +198,18 @@ class Cluster:
             return ray.get(ref, timeout=timeout_s)
         except (RayActorError, RayTaskError, TimeoutError) as error:
             is_refusal = isinstance(error, RayTaskError) and isinstance(error.cause, ValueError)
-            raise (ConfigurationError if is_refusal else ClusterError)(f"{name}: {_reason(error)}") from error
+            kind = ConfigurationError if is_refusal else ClusterError
+            raise kind(f"{name}: {self._reason(error, name)}") from error
+
+    def _reason(self, error: Exception, name: str) -> str:
+        """What a person needs of an error that crossed the boundary of the process of that name."""
+        if isinstance(error, RayTaskError):
+            return str(error.cause)
+        if isinstance(error, RayActorError):
+            directory = self._config.log_dir
+            log = log_file(directory, name) if directory else _ray_log_directory()
+            return f"its process died; {log} says why"
+        return str(error) or type(error).__name__
 
 
 def _actor_class(cls: type, num_gpus: int = 0) -> Any:
@@ -207,14 +219,5 @@ def _actor_class(cls: type, num_gpus: int = 0) -> Any:
     return ray.remote(cls).options(num_cpus=0, num_gpus=num_gpus, max_concurrency=3, max_restarts=0)
 
 
-def _reason(error: Exception) -> str:
-    """What a person needs of an error that crossed a process boundary."""
-    if isinstance(error, RayTaskError):
-        return str(error.cause)
-    if isinstance(error, RayActorError):
-        return f"its process died; {_log_directory()} says why"
-    return str(error) or type(error).__name__
-
-
-def _log_directory() -> str:
+def _ray_log_directory() -> str:
     return os.environ.get("RAY_TMPDIR", "/tmp") + "/ray/session_latest/logs"

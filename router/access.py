@@ -5,9 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from router.errors import OverloadedError, UnauthenticatedError
-from tandem.rpc.auth import TokenSet
-
-SCHEME = "bearer"
+from tandem.rpc.auth import TokenSet, bearer_token
 
 
 class Access:
@@ -30,8 +28,8 @@ class Access:
         """
         if not self._keys:
             return ""
-        scheme, _, key = (authorization or "").partition(" ")
-        if not key or scheme.lower() != SCHEME:
+        key = bearer_token(authorization)
+        if not key:
             raise UnauthenticatedError("an API key is needed: send it as 'Authorization: Bearer KEY'")
         if key not in self._keys:
             raise UnauthenticatedError("the API key is wrong")

@@ -1,4 +1,4 @@
-"""The router's core: takes tokenized requests, has workers serve them, and passes their tokens on."""
+"""The router's core: which requests are in hand, which workers there are, and what has taken too long."""
 
 import asyncio
 import itertools
@@ -7,14 +7,15 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 
+from router.attempts import Attempts
 from router.errors import OverloadedError, RequestTooLargeError, UnavailableError
 from router.metrics import RouterMetrics
-from router.policies.base import Policy, Prompt
+from router.policies.base import Policy
 from router.registry import Registry, Worker
 from router.stream import RequestStream
 from router.tracker import RequestState, RequestTracker
 from tandem.config import RouterConfig
-from tandem.lifecycle import ASSIGNED, ENDED, now_ns
+from tandem.lifecycle import ENDED, now_ns
 from tandem.messages import (
     Failed,
     Finished,
@@ -50,7 +51,6 @@ class Router:
 
     def __init__(self, config: RouterConfig, policy: Policy, clock: Callable[[], float] = time.monotonic) -> None:
         self._config = config
-        self._policy = policy
         self._clock = clock
         self._incarnation = uuid.uuid4().hex[:12]
         self._numbers = itertools.count()
@@ -62,6 +62,7 @@ class Router:
         self.metrics = RouterMetrics(
             self.registry, lambda: self.num_requests, lambda: self.num_queued, self.not_ready_reason
         )
+        self._attempts = Attempts(config, policy, self.registry, self.metrics, clock)
 
     @property
     def num_requests(self) -> int:
@@ -86,7 +87,7 @@ class Router:
         for stream in list(self._streams.values()):
             if not stream.tracker.is_final:
                 stream.end_attempt(tell_workers=True)
-                self._fail(stream, SHUTTING_DOWN)
+                self._attempts.fail(stream, SHUTTING_DOWN)
 
     # --- clients ---
 
@@ -119,7 +120,7 @@ class Router:
             tracker, self._clock() + self._config.request_timeout_s
         )
         self.idle.clear()
-        self._start(stream)
+        self._attempts.start(stream)
         return stream
 
     def stop(self, stream: RequestStream) -> None:
@@ -192,35 +193,10 @@ class Router:
             case Tokens():
                 for event in message.events:
                     if (stream := self._streams.get(event.request_id)) is not None:
-                        self._pass_on(stream, stream.tracker.on_tokens(event))
-            case FirstToken():
+                        self._attempts.on_tokens(stream, event)
+            case FirstToken() | Finished() | Failed() | GaveBack() | LeaseLost() | PrefillDeferred():
                 if (stream := self._streams.get(message.request_id)) is not None:
-                    self._pass_on(stream, stream.tracker.on_first_token(message))
-            case Finished():
-                if (stream := self._streams.get(message.request_id)) is not None:
-                    stream.tracker.on_finished(message)
-                    self._pass_on(stream, [])
-            case Failed():
-                self._retry(
-                    message.request_id, message.attempt, "prefill_failed", message.reason, retryable=message.retryable
-                )
-            case GaveBack():
-                # No failure: the oldest request is never given back, so this ends.
-                self._retry(
-                    message.request_id,
-                    message.attempt,
-                    "given_back",
-                    "the decode worker ran out of pages",
-                    failed=False,
-                )
-            case LeaseLost():
-                self._retry(
-                    message.request_id, message.attempt, "lease_lost", "the decode worker lost the request's pages"
-                )
-            case PrefillDeferred():
-                self._retry(
-                    message.request_id, message.attempt, "deferred", "the decode worker had no room", failed=False
-                )
+                    self._attempts.on_message(stream, message)
             case _:
                 raise ValueError(f"unexpected {type(message).__name__} from a worker")
 
@@ -244,14 +220,14 @@ class Router:
                 # The pages may be at the decode worker already: it knows.
                 stream.decode_deadline = self._clock() + self._config.decode_word_timeout_s
             else:
-                self._retry_after_loss(stream, f"worker {worker.worker_id} was lost: {reason}")
+                self._attempts.retry_after_loss(stream, f"worker {worker.worker_id} was lost: {reason}")
 
     async def watch(self) -> None:
         """Looks for workers that have fallen silent, until cancelled."""
         while True:
             before = self._clock()
             await asyncio.sleep(WATCH_INTERVAL_S)
-            self.check_deadlines(stood_still_s=max(0.0, self._clock() - before - WATCH_INTERVAL_S))
+            self.check_deadlines(stood_still_s=self._clock() - before - WATCH_INTERVAL_S)
 
     def check_deadlines(self, stood_still_s: float = 0.0) -> None:
         """Ends what has taken too long.
@@ -269,11 +245,13 @@ class Router:
                 # Its workers are free at once, though its client may not be reading.
                 stream.timed_out = True
                 stream.end_attempt(tell_workers=True)
-                self._fail(stream, f"not finished within {self._config.request_timeout_s:g} s")
+                self._attempts.fail(stream, f"not finished within {self._config.request_timeout_s:g} s")
             elif stream.tracker.is_final:
                 self._check_delivery(stream, now)
             elif stream.decode_deadline is not None and now >= stream.decode_deadline:
-                self._retry_after_loss(stream, "the prefill worker was lost, and the decode worker says nothing")
+                self._attempts.retry_after_loss(
+                    stream, "the prefill worker was lost, and the decode worker says nothing"
+                )
 
     def _check_delivery(self, stream: RequestStream, now: float) -> None:
         """A client that does not take what is ready for it must not count as served for ever."""
@@ -282,80 +260,6 @@ class Router:
         elif now - stream.final_since > DELIVERY_TIMEOUT_S and stream.on_overdue is not None:
             logger.warning("request %s: its client does not read", stream.tracker.request_id)
             stream.on_overdue()
-
-    # --- attempts ---
-
-    def _start(self, stream: RequestStream) -> None:
-        """Starts the next attempt, or fails the request if there is nobody to serve it."""
-        tracker = stream.tracker
-        pairs = self.registry.pairs()
-        if not pairs:
-            self._fail(stream, self.registry.not_ready_reason())
-            return
-        if stream.num_failures >= self._config.max_attempts:
-            self._fail(stream, f"given up after {self._config.max_attempts} failed attempts")
-            return
-        prompt = Prompt([*tracker.prompt_ids, *tracker.output_ids], tracker.cache_namespace)
-        pair = self._policy.choose(pairs, prompt)
-        admit, prefill = tracker.start_attempt(
-            pair.prefill.worker_id, pair.decode.worker_id, self._config.admit_duration_s
-        )
-        stream.assign(pair)
-        tracker.moments[ASSIGNED] = now_ns()
-        pair.decode.send([admit])
-        pair.prefill.send([prefill])
-
-    def _retry_after_loss(self, stream: RequestStream, reason: str) -> None:
-        self._retry(stream.tracker.request_id, stream.tracker.attempt, "worker_lost", reason)
-
-    def _retry(
-        self, request_id: str, attempt: int, kind: str, reason: str, *, retryable: bool = True, failed: bool = True
-    ) -> None:
-        """Ends an attempt and starts the next.
-
-        Args:
-            kind: what the restart counts as.
-            retryable: whether there is to be a next one.
-            failed: whether the attempt counts towards max_attempts.
-        """
-        stream = self._streams.get(request_id)
-        if stream is None or not stream.tracker.is_current(attempt):
-            return
-        logger.info("request %s attempt %d ended: %s", request_id, attempt, reason)
-        stream.end_attempt(tell_workers=True)
-        stream.num_failures += failed
-        stream.tracker.end_attempt()
-        if stream.tracker.state is RequestState.FINISHED:
-            stream.tokens.end()
-        elif retryable:
-            self.metrics.attempt_restarted(kind)
-            self._start(stream)
-        else:
-            self._fail(stream, reason)
-
-    def _fail(self, stream: RequestStream, reason: str) -> None:
-        stream.tracker.fail(reason)
-        stream.tokens.end()
-
-    def _pass_on(self, stream: RequestStream, token_ids: list[int]) -> None:
-        """Acts on what a message has changed: new tokens, a worker whose part is over, the end."""
-        tracker = stream.tracker
-        if token_ids:
-            now = self._clock()
-            if stream.last_token_at is not None:
-                self.metrics.itl.observe(now - stream.last_token_at)
-            stream.last_token_at = now
-            stream.tokens.put(token_ids)
-        if stream.prefill_has_part:
-            if tracker.has_first_token:
-                stream.prefill_is_computed()
-            if tracker.decode_has_spoken:
-                stream.prefill_is_over()
-        if tracker.state is RequestState.FINISHED and stream.pair is not None:
-            sequence = Prompt([*tracker.prompt_ids, *tracker.output_ids], tracker.cache_namespace)
-            self._policy.finished(stream.pair, sequence)
-            stream.end_attempt(tell_workers=False)
-            stream.tokens.end()
 
     def _send_peers(self) -> None:
         peers = Peers(self.registry.peers())

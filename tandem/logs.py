@@ -10,6 +10,11 @@ PACKAGES = ("tandem", "router", "prefill_worker", "decode_worker", "kvtransfer",
 FORMAT = "%(asctime)s %(name)s %(levelname)s %(message)s"
 
 
+def log_file(directory: str, name: str) -> Path:
+    """Where the process of that name logs to, given a directory."""
+    return Path(directory) / f"{name}.log"
+
+
 def configure(name: str, log: LogConfig) -> None:
     """Sends what this process logs to standard error or, with a directory, to the end of DIRECTORY/NAME.log.
 
@@ -22,7 +27,7 @@ def configure(name: str, log: LogConfig) -> None:
     level = getattr(logging, log.level.upper())
     handler: logging.Handler = logging.StreamHandler()
     if log.directory:
-        path = Path(log.directory) / f"{name}.log"
+        path = log_file(log.directory, name)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             handler = logging.FileHandler(path, encoding="utf-8")

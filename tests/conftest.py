@@ -1,4 +1,4 @@
-"""Fixtures that cost too much to make twice."""
+"""Fixtures that cost too much to make twice, or that several files need."""
 
 import signal
 from dataclasses import dataclass
@@ -35,6 +35,17 @@ def smollm2_dir() -> Path:
     from tandem.engine.weights.resolve import resolve_model
 
     return resolve_model("smollm2-135m-instruct")
+
+
+@pytest.fixture(scope="session")
+def router_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All that a router reads of a model; its length is 64 tokens."""
+    import tokenizers
+
+    directory = tmp_path_factory.mktemp("router-model")
+    tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0}, [])).save(str(directory / "tokenizer.json"))
+    (directory / "config.json").write_text('{"vocab_size": 10, "max_position_embeddings": 64}')
+    return directory
 
 
 @pytest.fixture(scope="session")

@@ -29,6 +29,16 @@ MAX_REQUEST_ID_LEN = 256
 # A longer prompt is tokenized beside the event loop: this many characters take about a millisecond.
 MAX_INLINE_CHARACTERS = 4096
 SEED_BITS = 64
+# Fields of SamplingParams that clients set under the same names. Where one is left out, the class has a default.
+PLAIN_FIELDS = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+)
 
 # A text, token ids, or the messages of a chat, each with `role` and `content`.
 PromptInput = str | Sequence[int] | list[dict[str, str]]
@@ -39,7 +49,7 @@ class SamplingOptions:
     """What a client asks for. None, and what `plain` does not name, has a default.
 
     Attributes:
-        plain: fields of SamplingParams that are taken as they are: temperature, top_p and so on.
+        plain: those of PLAIN_FIELDS that are given, taken as they are.
     """
 
     max_tokens: int | None = None

@@ -13,7 +13,7 @@ from router.output_text import OutputText
 from router.router import Router
 from router.stream import RequestStream
 from router.tracker import RequestState, RequestTracker
-from tandem.lifecycle import ENDED, FIRST_TOKEN_SENT, PhaseTiming, now_ns, phase_timings
+from tandem.lifecycle import FIRST_TOKEN_SENT, PhaseTiming, now_ns, phase_timings
 from tandem.sampling_params import TokenLogprobs
 
 # One line for each request, as JSON.
@@ -41,10 +41,15 @@ class Piece:
 
 class Generation:
     """One output on its way to a client. Use as a context manager, within which `next` gives its pieces; leaving it
-    early aborts the request."""
+    early aborts the request.
+
+    Attributes:
+        timings: the request's phases, once it has ended: with its last piece, or when the context is left.
+    """
 
     def __init__(self, router: Router, access: Access, key: str, tracker: RequestTracker, output: OutputText) -> None:
         self.tracker = tracker
+        self.timings: list[PhaseTiming] = []
         self._finish_reason = ""
         self._router = router
         self._access = access
@@ -88,6 +93,7 @@ class Generation:
             self._is_over = True
             self._router.close(self._stream)
             self._held.close()
+            self.timings = phase_timings(self.tracker.moments)
             self._report(self._stream)
 
     async def next(self) -> Piece | None:
@@ -110,9 +116,6 @@ class Generation:
         logprobs = self.tracker.output_logprobs
         return Piece(start, token_ids[:num_tokens], text, logprobs[start : self._index] if logprobs else [])
 
-    def timings(self) -> list[PhaseTiming]:
-        return phase_timings(self.tracker.moments)
-
     def page_size(self) -> int:
         worker = self._router.registry.get(self.tracker.prefill_worker_id)
         return worker.hello.page_format.page_size if worker else 0
@@ -125,8 +128,8 @@ class Generation:
         elif self.tracker.state is not RequestState.FINISHED:
             raise (RequestTimeoutError if self._stream.timed_out else UnavailableError)(self.tracker.failure)
         self._finish_reason = "stop" if self._output.stopped else self.tracker.finish_reason
-        # The last piece tells the client of it.
-        self.tracker.moments[ENDED] = now_ns()
+        # Nothing is left to serve, though the context may be held for long yet: by the other outputs of one request.
+        self._end()
         return Piece(self._index, [], text, [], self._finish_reason)
 
     def _report(self, stream: RequestStream) -> None:
@@ -139,14 +142,13 @@ class Generation:
         else:
             # Whatever there was, the client did not take it to its end.
             outcome = "abort"
-        timings = self.timings()
         num_cached_tokens = tracker.prompt_cached_len or 0
         self._router.metrics.request_ended(
             outcome,
             num_prompt_tokens=len(tracker.prompt_ids),
             num_cached_tokens=num_cached_tokens,
             num_output_tokens=self._index,
-            timings=timings,
+            timings=self.timings,
         )
         if request_logger.isEnabledFor(logging.INFO):
             line = {
@@ -160,7 +162,7 @@ class Generation:
                 "attempts": tracker.attempt + 1,
                 "prefill_worker": tracker.prefill_worker_id,
                 "decode_worker": tracker.decode_worker_id,
-                "phases_ms": {t.name: round(t.duration_ms, 3) for t in timings},
+                "phases_ms": {t.name: round(t.duration_ms, 3) for t in self.timings},
             }
             request_logger.info(json.dumps({k: v for k, v in line.items() if v != ""}))
 

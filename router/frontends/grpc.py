@@ -13,7 +13,7 @@ from router.errors import (
     UnauthenticatedError,
     UnavailableError,
 )
-from router.frontends.base import Door, PromptInput, SamplingOptions
+from router.frontends.base import PLAIN_FIELDS, Door, PromptInput, SamplingOptions
 from router.frontends.generation import Generation, Piece
 from router.frontends.malformed import MALFORMED, MALFORMED_MESSAGE
 from tandem import __version__
@@ -24,16 +24,6 @@ from tandem.v1 import inference_pb2_grpc
 
 DEFAULT_MAX_TOKENS = 128
 FINISH_REASONS = {"stop": pb.FINISH_REASON_STOP, "length": pb.FINISH_REASON_LENGTH}
-# Scalars of SamplingParams whose defaults and ranges are those of the class of the same name.
-PLAIN_SCALARS = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-)
 # The first that fits counts.
 STATUS_CODES: tuple[tuple[type[RequestError], grpc.StatusCode], ...] = (
     (InvalidRequestError, grpc.StatusCode.INVALID_ARGUMENT),
@@ -146,7 +136,7 @@ def _options(params: pb.SamplingParams) -> SamplingOptions:
         stop_token_ids=params.stop_token_ids,
         ignore_eos=params.ignore_eos,
         num_logprobs=params.logprobs if params.HasField("logprobs") else None,
-        plain={name: getattr(params, name) for name in PLAIN_SCALARS if params.HasField(name)},
+        plain={name: getattr(params, name) for name in PLAIN_FIELDS if params.HasField(name)},
     )
 
 
@@ -162,7 +152,7 @@ def _last_response(request_id: str, piece: Piece, generation: Generation) -> pb.
             cached_tokens=tracker.prompt_cached_len or 0,
             completion_tokens=generation.num_output_tokens,
         ),
-        phases=[pb.Phase(name=t.name, start_ms=t.start_ms, duration_ms=t.duration_ms) for t in generation.timings()],
+        phases=[pb.Phase(name=t.name, start_ms=t.start_ms, duration_ms=t.duration_ms) for t in generation.timings],
         handover=pb.HandoverSummary(
             prefill_worker=tracker.prefill_worker_id,
             decode_worker=tracker.decode_worker_id,

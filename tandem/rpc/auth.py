@@ -1,4 +1,4 @@
-"""Who may call: tokens in the metadata of gRPC calls, checked before anything is read of a request."""
+"""Who may call: tokens in headers and in the metadata of gRPC calls, checked before anything is read of a request."""
 
 import hashlib
 import hmac
@@ -28,6 +28,12 @@ class TokenSet:
 
 def _digest(token: str) -> bytes:
     return hashlib.sha256(token.encode()).digest()
+
+
+def bearer_token(authorization: str | None) -> str:
+    """The token of an Authorization header, "Bearer TOKEN"; "" if there is none in it, or no header."""
+    scheme, _, token = (authorization or "").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else ""
 
 
 def cluster_metadata(token: str) -> tuple[tuple[str, str], ...]:

@@ -7,6 +7,9 @@ import grpc
 
 # Prompts travel as packed token ids: 64 MiB holds more than any model's length, for many requests in one batch.
 MAX_MESSAGE_BYTES = 64 * 2**20
+# On one connection; its further calls wait at the client until others of it end. Above the number of requests that may
+# wait for their first token by default, so that one client's overload is refused in words before it waits in silence.
+MAX_STREAMS = 2048
 
 _OPTIONS: list[tuple[str, Any]] = [
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -28,7 +31,11 @@ def new_server(
     interceptors: Sequence[grpc.aio.ServerInterceptor] = (), max_receive_bytes: int = MAX_MESSAGE_BYTES
 ) -> grpc.aio.Server:
     """Args: max_receive_bytes: of one message; gRPC refuses a larger one with RESOURCE_EXHAUSTED."""
-    options = [*_OPTIONS, ("grpc.max_receive_message_length", max_receive_bytes)]
+    options = [
+        *_OPTIONS,
+        ("grpc.max_receive_message_length", max_receive_bytes),
+        ("grpc.max_concurrent_streams", MAX_STREAMS),
+    ]
     return grpc.aio.server(options=options, interceptors=interceptors)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
-from tandem.rpc.auth import TokenSet
+from tandem.rpc.auth import TokenSet, bearer_token
 
 logger = logging.getLogger(__name__)
 
@@ -88,8 +88,7 @@ class _Handler(BaseHTTPRequestHandler):
     do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = _refuse
 
     def _may_read(self) -> bool:
-        scheme, _, key = self.headers.get("Authorization", "").partition(" ")
-        return not self.server.keys or (scheme.lower() == "bearer" and key.strip() in self.server.keys)
+        return not self.server.keys or bearer_token(self.headers.get("Authorization")) in self.server.keys
 
     def _answer(self, status: HTTPStatus, body: bytes, headers: dict[str, str] | None = None) -> None:
         self.send_response(status)

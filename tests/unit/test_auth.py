@@ -16,7 +16,7 @@ from router.router import Router
 from tandem.config import RouterConfig
 from tandem.messages import Heartbeat
 from tandem.rpc import auth
-from tandem.rpc.auth import CLUSTER_TOKEN_HEADER, TokenSet, cluster_gate, cluster_metadata
+from tandem.rpc.auth import CLUSTER_TOKEN_HEADER, TokenSet, bearer_token, cluster_gate, cluster_metadata
 from tandem.rpc.channel import bind, new_server, open_channel
 from tandem.rpc.codec import WORKER_CODEC
 from tandem.v1 import worker_pb2, worker_pb2_grpc
@@ -45,6 +45,24 @@ def test_any_of_the_tokens_is_one() -> None:
     assert all(token in TokenSet(["alpha", "beta"]) for token in ("alpha", "beta"))
     assert TokenSet(["alpha"]) and not TokenSet([])
     assert "" not in TokenSet([])
+
+
+@pytest.mark.parametrize(
+    ("authorization", "token"),
+    [
+        ("Bearer key", "key"),
+        ("bearer  key ", "key"),
+        ("BEARER key,x", "key,x"),
+        ("Bearer", ""),
+        ("Bearer  ", ""),
+        ("key", ""),
+        ("Basic key", ""),
+        ("", ""),
+        (None, ""),
+    ],
+)
+def test_the_token_of_a_header(authorization: str | None, token: str) -> None:
+    assert bearer_token(authorization) == token
 
 
 @pytest.mark.parametrize("guess", ["alpha", "gamma", "none of them", ""])

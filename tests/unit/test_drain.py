@@ -8,7 +8,6 @@ from pathlib import Path
 
 import grpc
 import pytest
-import tokenizers
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from rich.console import Console
 
@@ -59,10 +58,8 @@ async def test_shutting_down_ends_what_is_left() -> None:
     assert h.router.num_requests == 0 and h.router.idle.is_set()
 
 
-def test_a_router_with_nothing_in_hand_drains_at_once_and_says_so(tmp_path: Path) -> None:
-    tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0}, [])).save(str(tmp_path / "tokenizer.json"))
-    (tmp_path / "config.json").write_text('{"vocab_size": 10, "max_position_embeddings": 64}')
-    process = RouterProcess(RouterConfig(str(tmp_path), "fake", 64, grpc_port=0, http_port=0))
+def test_a_router_with_nothing_in_hand_drains_at_once_and_says_so(router_model_dir: Path) -> None:
+    process = RouterProcess(RouterConfig(str(router_model_dir), "fake", 64, grpc_port=0, http_port=0))
     try:
         address = process.start().grpc
         began = time.monotonic()

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tokenizers
 from pydantic import ValidationError
 
 from router.frontends.openai import gate, protocol
@@ -23,12 +22,9 @@ HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/j
 
 
 @pytest.fixture(scope="module")
-def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, int]]:
+def address(router_model_dir: Path) -> Iterator[tuple[str, int]]:
     """The HTTP port of a router without workers."""
-    model_dir = tmp_path_factory.mktemp("model")
-    tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0}, [])).save(str(model_dir / "tokenizer.json"))
-    (Path(model_dir) / "config.json").write_text('{"vocab_size": 10, "max_position_embeddings": 64}')
-    process = RouterProcess(RouterConfig(str(model_dir), "fake", 64, grpc_port=0, http_port=0))
+    process = RouterProcess(RouterConfig(str(router_model_dir), "fake", 64, grpc_port=0, http_port=0))
     try:
         host, _, port = process.start().http.rpartition(":")
         yield host, int(port)

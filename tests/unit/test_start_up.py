@@ -146,6 +146,16 @@ def test_a_worker_that_refuses_is_told_from_one_that_fails(
     assert type(caught.value) is kind
 
 
+@pytest.mark.parametrize(
+    ("log_dir", "log"), [("", "/ray/session_latest/logs"), ("/var/log/cluster", " /var/log/cluster/prefill-0.log")]
+)
+def test_where_the_log_of_a_process_that_died_is(log_dir: str, log: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deploy.launcher.ray.get", FakeRay(ray.exceptions.ActorDiedError()).get)
+    cluster = Cluster(ClusterConfig("m", log_dir=log_dir), lambda part, doing: None)
+    with pytest.raises(ClusterError, match=f"^prefill-0: its process died;.*{log} says why$"):
+        cluster._get(object(), 1.0, "prefill-0")
+
+
 @pytest.mark.parametrize(("error", "status"), [(ConfigurationError("x"), 2), (ClusterError("x"), 1)])
 def test_exit_status(error: Exception, status: int, monkeypatch: pytest.MonkeyPatch) -> None:
     def start(self: Cluster) -> None:

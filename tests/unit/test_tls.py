@@ -5,7 +5,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-import tokenizers
 
 from router.process import RouterProcess
 from tandem.cli import main
@@ -13,14 +12,6 @@ from tandem.client import ClientTls, TandemClient, TandemError
 from tandem.config import RouterConfig, TlsConfig
 from tandem.rpc.tls import check_tls_files, server_credentials
 from tests.conftest import Certificates
-
-
-@pytest.fixture
-def model_dir(tmp_path: Path) -> Path:
-    """What a router needs of a model."""
-    tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0}, [])).save(str(tmp_path / "tokenizer.json"))
-    (tmp_path / "config.json").write_text('{"vocab_size": 10, "max_position_embeddings": 64}')
-    return tmp_path
 
 
 @contextmanager
@@ -33,8 +24,8 @@ def router(config: RouterConfig) -> Iterator[str]:
         process.stop()
 
 
-def config(model_dir: Path, tls: TlsConfig | None) -> RouterConfig:
-    return RouterConfig(str(model_dir), "fake", 64, grpc_port=0, http_port=0, tls=tls)
+def config(router_model_dir: Path, tls: TlsConfig | None) -> RouterConfig:
+    return RouterConfig(str(router_model_dir), "fake", 64, grpc_port=0, http_port=0, tls=tls)
 
 
 def test_good_files_pass(certificates: Certificates) -> None:
@@ -82,8 +73,8 @@ def lock_key(key: str, locked: Path) -> None:
     )
 
 
-def test_a_router_with_a_certificate_speaks_tls_alone(model_dir: Path, certificates: Certificates) -> None:
-    with router(config(model_dir, TlsConfig(certificates.cert, certificates.key))) as address:
+def test_a_router_with_a_certificate_speaks_tls_alone(router_model_dir: Path, certificates: Certificates) -> None:
+    with router(config(router_model_dir, TlsConfig(certificates.cert, certificates.key))) as address:
         with TandemClient(address, tls=ClientTls(certificates.ca)) as client:
             assert client.server_info().model == "fake"
         for tls in (None, ClientTls(certificates.other_ca)):
@@ -91,9 +82,11 @@ def test_a_router_with_a_certificate_speaks_tls_alone(model_dir: Path, certifica
                 client.server_info(timeout_s=2.0)
 
 
-def test_a_router_with_client_authorities_wants_a_certificate(model_dir: Path, certificates: Certificates) -> None:
+def test_a_router_with_client_authorities_wants_a_certificate(
+    router_model_dir: Path, certificates: Certificates
+) -> None:
     tls = TlsConfig(certificates.cert, certificates.key, certificates.ca)
-    with router(config(model_dir, tls)) as address:
+    with router(config(router_model_dir, tls)) as address:
         own = ClientTls(certificates.ca, certificates.client_cert, certificates.client_key)
         with TandemClient(address, tls=own) as client:
             assert client.server_info().model == "fake"
@@ -102,11 +95,14 @@ def test_a_router_with_client_authorities_wants_a_certificate(model_dir: Path, c
 
 
 def test_the_client_commands_take_tls_files_and_keys(
-    model_dir: Path, certificates: Certificates, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    router_model_dir: Path,
+    certificates: Certificates,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     tls = TlsConfig(certificates.cert, certificates.key, certificates.ca)
     flags = ["--tls-ca", certificates.ca, "--tls-cert", certificates.client_cert, "--tls-key", certificates.client_key]
-    served = RouterConfig(str(model_dir), "fake", 64, grpc_port=0, http_port=0, tls=tls, api_keys=("secret",))
+    served = RouterConfig(str(router_model_dir), "fake", 64, grpc_port=0, http_port=0, tls=tls, api_keys=("secret",))
     with router(served) as address:
         status = ["status", "--address", address, *flags]
         # Not ready, for there are no workers.

@@ -15,6 +15,7 @@ from starlette.types import Receive
 from router.frontends.base import Door, TokenizedPrompt
 from router.frontends.generation import Generation, Piece
 from router.frontends.openai.errors import json_response
+from router.frontends.openai.request import Body
 from router.frontends.openai.serving import EventStream, pieces_of, unless_client_leaves
 from router.tokenization import IncrementalDetokenizer
 from tandem.sampling_params import TokenLogprobs
@@ -86,13 +87,15 @@ class Answer(ABC):
         """What goes out before a choice's first tokens, if anything."""
         return None
 
-    async def respond(self, receive: Receive) -> Response:
-        """The answer in one piece. Raises RequestError, ClientGoneError."""
-        return json_response(await unless_client_leaves(receive, self._collect()))
+    async def respond(self, body: Body, receive: Receive) -> Response:
+        """The answer in one piece, or in chunks if the body asks for them.
 
-    async def stream(self, receive: Receive, *, include_usage: bool) -> Response:
-        """The answer in chunks. Raises RequestError, ClientGoneError: before the first chunk."""
-        events = self._events(include_usage)
+        Raises:
+            RequestError, ClientGoneError: before anything is sent.
+        """
+        if not body.stream:
+            return json_response(await unless_client_leaves(receive, self._collect()))
+        events = self._events(body.stream_options is not None and body.stream_options.include_usage)
         try:
             first = await unless_client_leaves(receive, anext(events))
         except BaseException:

@@ -73,8 +73,4 @@ async def serve_chat(door: Door, body: ChatCompletionRequest, key: str, receive:
             prompt = await door.tokenize([{"role": m.role, "content": m.text} for m in body.messages])
         # Without a limit an answer may fill the model's length.
         generations = begin_all(door, [prompt], options, body, key, None)
-    answer = ChatAnswer(door, [prompt], generations)
-    if body.stream:
-        usage = body.stream_options is not None and body.stream_options.include_usage
-        return await answer.stream(receive, include_usage=usage)
-    return await answer.respond(receive)
+    return await ChatAnswer(door, [prompt], generations).respond(body, receive)

@@ -69,11 +69,7 @@ async def serve_completion(door: Door, body: CompletionRequest, key: str, receiv
     if body.echo:
         texts = [p if isinstance(p, str) else door.tokenizer.decode(list(p)) for p in inputs]  # type: ignore[arg-type]
         echoes = [text for text in texts for _ in range(body.n or 1)]
-    answer = CompletionAnswer(door, prompts, generations, echoes)
-    if body.stream:
-        usage = body.stream_options is not None and body.stream_options.include_usage
-        return await answer.stream(receive, include_usage=usage)
-    return await answer.respond(receive)
+    return await CompletionAnswer(door, prompts, generations, echoes).respond(body, receive)
 
 
 def _inputs(prompt: str | list[Any]) -> list[PromptInput]:

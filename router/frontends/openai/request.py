@@ -1,10 +1,9 @@
 """What completions and chat completions do alike with a request."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from router.errors import InvalidRequestError
-from router.frontends.base import SEED_BITS, Door, SamplingOptions, TokenizedPrompt
+from router.frontends.base import PLAIN_FIELDS, SEED_BITS, Door, SamplingOptions, TokenizedPrompt
 from router.frontends.generation import Generation
 from router.frontends.openai.schema import MAX_CHOICES, ChatCompletionRequest, CompletionRequest
 
@@ -12,8 +11,6 @@ from router.frontends.openai.schema import MAX_CHOICES, ChatCompletionRequest, C
 DEFAULT_TEMPERATURE = 1.0
 # Of all outputs of one request together, where the model's length is no more.
 MAX_PROMPT_TOKENS = 2**18
-# Taken as they are, where they are given.
-PLAIN_FIELDS = ("top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 
 Body = CompletionRequest | ChatCompletionRequest
 
@@ -29,8 +26,7 @@ def sampling_options(body: Body, max_tokens: int | None, num_logprobs: int | Non
     """Raises InvalidRequestError."""
     if body.stream_options is not None and not body.stream:
         raise InvalidRequestError("stream_options needs stream: true", "stream_options")
-    plain: dict[str, Any] = {name: value for name in PLAIN_FIELDS if (value := getattr(body, name)) is not None}
-    plain["temperature"] = DEFAULT_TEMPERATURE if body.temperature is None else body.temperature
+    given = {name: value for name in PLAIN_FIELDS if (value := getattr(body, name)) is not None}
     return SamplingOptions(
         max_tokens=max_tokens,
         # Negative ones are as good as any.
@@ -40,7 +36,7 @@ def sampling_options(body: Body, max_tokens: int | None, num_logprobs: int | Non
         stop_token_ids=body.stop_token_ids or (),
         ignore_eos=bool(body.ignore_eos),
         num_logprobs=num_logprobs,
-        plain=plain,
+        plain={"temperature": DEFAULT_TEMPERATURE, **given},
     )
 
 

@@ -1,0 +1,52 @@
+"""Results of a benchmark and the limits they are held to: as a table, as JSON, and as an exit status."""
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One result: `value` in `unit`, to be within `low` and `high`, as far as there are such limits."""
+
+    name: str
+    value: float
+    unit: str
+    low: float | None = None
+    high: float | None = None
+
+    @property
+    def ok(self) -> bool:
+        return (self.low is None or self.value >= self.low) and (self.high is None or self.value <= self.high)
+
+    @property
+    def aim(self) -> str:
+        """The limits in words; "" without any."""
+        limits = (("at least", self.low), ("at most", self.high))
+        return " and ".join(f"{word} {limit:g}" for word, limit in limits if limit is not None)
+
+
+def argument_parser(description: str | None) -> argparse.ArgumentParser:
+    """With the one option that every benchmark of rows has: `json`, a file or None."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there too")
+    return parser
+
+
+def report(rows: Sequence[Row], title: str, json_file: Path | None) -> int:
+    """Shows the results and writes them to the file, if there is one; returns 0 if every aim is met, 1 otherwise."""
+    table = Table("what", title=title)
+    for column in ("value", "aim", "ok"):
+        table.add_column(column, justify="right")
+    for row in rows:
+        ok = ("yes" if row.ok else "no") if row.aim else ""
+        table.add_row(row.name, f"{row.value:,.3f} {row.unit}", row.aim, ok)
+    Console().print(table)
+    if json_file:
+        json_file.write_text(json.dumps([asdict(row) | {"ok": row.ok} for row in rows], indent=2) + "\n")
+    return 0 if all(row.ok for row in rows) else 1

@@ -1,0 +1,98 @@
+"""When an output counts as over, and who counts as a client that does not read."""
+
+import asyncio
+
+import pytest
+
+from router.access import Access
+from router.frontends.generation import Generation, Piece
+from router.frontends.openai.serving import pieces_of
+from router.output_text import OutputText
+from router.router import DELIVERY_TIMEOUT_S
+from tandem.lifecycle import RECEIVED
+from tandem.messages import Finished
+from tandem.sampling_params import SamplingParams
+from tests.fakes.tokenizer import ByteTokenizer
+from tests.unit.test_router import Harness, first, run, settle
+
+UNREAD = "its client does not read"
+
+
+def patient() -> Harness:
+    """Its workers need not talk."""
+    return Harness(heartbeat_timeout_s=1e6, stall_timeout_s=1e6)
+
+
+def generation(h: Harness, access: Access) -> Generation:
+    tracker = h.router.track((1, 2, 3), SamplingParams(5), moments={RECEIVED: 1})
+    return Generation(h.router, access, "", tracker, OutputText(ByteTokenizer(), (), ()))  # type: ignore[arg-type]
+
+
+def finish(h: Harness, request_id: str) -> None:
+    h.d[0].say(Finished(request_id, 0, "length", 1, 0, 1))
+
+
+def pass_delivery_timeout(h: Harness) -> None:
+    h.router.check_deadlines()
+    h.clock.advance(DELIVERY_TIMEOUT_S + 1)
+    h.router.check_deadlines()
+
+
+def test_an_output_that_ends_before_its_siblings_is_over_and_not_unread(caplog: pytest.LogCaptureFixture) -> None:
+    pieces: list[tuple[int, Piece]] = []
+
+    @run
+    async def scenario() -> None:
+        h, access = patient(), Access((), 2)
+        generations = [generation(h, access) for _ in range(2)]
+
+        async def read() -> None:
+            async for piece in pieces_of(generations):
+                pieces.append(piece)
+
+        client = asyncio.create_task(read())
+        await settle()
+        early, late = (g.tracker.request_id for g in generations)
+        for request_id in (early, late):
+            h.p[0].say(first(request_id, 0, 0, ord("a")))
+        finish(h, early)
+        await settle()
+        assert pieces[-1] == (0, Piece(1, [], "", [], "length"))
+        assert h.router.num_requests == 1
+        assert b'tandem_requests_total{outcome="length"} 1.0' in h.router.metrics.exposition()
+        with access.hold(""):
+            pass  # There is room for another request of this key.
+        pass_delivery_timeout(h)
+        finish(h, late)
+        await client
+
+    scenario()
+    assert [(index, piece.finish_reason) for index, piece in pieces if piece.finish_reason] == [
+        (0, "length"),
+        (1, "length"),
+    ]
+    assert UNREAD not in caplog.text
+
+
+def test_a_client_that_does_not_read_keeps_nothing_and_can_still_read_what_is_there(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    @run
+    async def scenario() -> None:
+        h, access = patient(), Access((), 1)
+        with generation(h, access) as unread:
+            h.p[0].say(first(unread.tracker.request_id, 0, 0, ord("a")))
+            finish(h, unread.tracker.request_id)
+            pass_delivery_timeout(h)
+            assert UNREAD in caplog.text
+            assert h.router.num_requests == 0
+            with access.hold(""):
+                pass  # There is room for another request of this key.
+            assert [await unread.next() for _ in range(3)] == [
+                Piece(0, [ord("a")], "a", []),
+                Piece(1, [], "", [], "length"),
+                None,
+            ]
+        assert b'tandem_requests_total{outcome="abort"} 1.0' in h.router.metrics.exposition()
+
+    scenario()
