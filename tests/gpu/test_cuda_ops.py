@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from tandem.engine.layers.norm import QkNorm, rms_norm
+from tandem.engine.layers.linear import Linear
+from tandem.engine.layers.norm import Norm, QkNorm, rms_norm
 from tandem.engine.layers.ops import TorchOps
 from tandem.engine.layers.rotary import RotaryEmbedding, Rotation, rotate
 
@@ -47,17 +48,38 @@ def test_norm_rotate_write(head_dim: int, num_q_heads: int, num_kv_heads: int, p
     assert (pool == 7.0).all()
 
 
-@pytest.mark.parametrize("num_tokens", [1, 7, 300])
-@pytest.mark.parametrize("size", [384, 1024, 4096])
-def test_norms_and_activation(num_tokens: int, size: int) -> None:
+@pytest.mark.parametrize("num_tokens", [1, 2, 7, 8, 9, 16, 17, 300])
+@pytest.mark.parametrize(("num_in", "num_out"), [(96, 48), (1024, 1024), (896, 4864), (4096, 6144), (14336, 4096)])
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_products_with_what_is_around_them(num_tokens: int, num_in: int, num_out: int, has_bias: bool) -> None:
     from tandem.engine.layers.cuda_ops import CudaOps
 
-    ops, oracle = CudaOps(), TorchOps()
-    x, residual = (torch.randn(num_tokens, size, device="cuda").bfloat16() for _ in range(2))
-    weight = torch.randn(size, device="cuda").bfloat16()
-    assert error(ops.norm(x, weight, EPS), oracle.norm(x.float(), weight.float(), EPS)) < 4e-3
-    expected = oracle.add_norm(x.float(), residual.float(), weight.float(), EPS)
-    for actual, wanted in zip(ops.add_norm(x.clone(), residual.clone(), weight, EPS), expected, strict=True):
-        assert error(actual, wanted) < 5e-3
-    gate_up = torch.randn(num_tokens, 2 * size, device="cuda").bfloat16()
-    assert error(ops.silu_and_mul(gate_up), oracle.silu_and_mul(gate_up.float())) < 5e-3
+    device = torch.device("cuda", 0)
+    ops, oracle = CudaOps(device), TorchOps()
+    linear, exact = (Linear([num_out], num_in, has_bias, t, device) for t in (torch.bfloat16, torch.float64))
+    linear.weight.normal_(0, num_in**-0.5)
+    exact.weight.copy_(linear.weight)
+    if linear.bias is not None and exact.bias is not None:
+        linear.bias.normal_()
+        exact.bias.copy_(linear.bias)
+    x, residual = (torch.randn(num_tokens, size, device="cuda").bfloat16() for size in (num_in, num_out))
+    norm = Norm(torch.randn(num_in, device="cuda").bfloat16(), EPS)
+    exact_norm = Norm(norm.weight.double(), EPS)
+    assert error(ops.norm_linear(x, norm, linear), oracle.norm_linear(x.double(), exact_norm, exact)) < 6e-3
+    assert error(ops.norm_gated(x, norm, linear), oracle.norm_gated(x.double(), exact_norm, exact)) < 1e-2
+    expected = oracle.linear_add(x.double(), exact, residual.double())
+    assert error(ops.linear_add(x, linear, residual.clone()), expected) < 6e-3
+
+
+def test_a_wide_matrix() -> None:
+    """The vocabulary, with a number of rows that no tile divides."""
+    from tandem.engine.layers.cuda_ops import CudaOps
+
+    device = torch.device("cuda", 0)
+    linear = Linear([151_669], 256, False, torch.bfloat16, device)
+    linear.weight.normal_(0, 1 / 16)
+    norm = Norm(torch.ones(256, device="cuda").bfloat16(), EPS)
+    for num_tokens in (1, 8, 9):
+        x = torch.randn(num_tokens, 256, device="cuda").bfloat16()
+        expected = rms_norm(x.double(), norm.weight.double(), EPS) @ linear.weight.double().t()
+        assert error(CudaOps(device).norm_linear(x, norm, linear), expected) < 6e-3

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from tandem.engine.attention.base import GraphableBackend, GraphedAttention
+from tandem.engine.attention.paged_decode import GraphedPagedDecode, PagedDecode, has_kernel
 from tandem.engine.batch import Batch
 from tandem.engine.kvcache.cuda_pool import CudaKvPool
 from tandem.engine.layers.cuda_ops import norm_rotate_write
@@ -23,6 +24,8 @@ DTYPES = ("bfloat16", "float16")
 HEAD_DIMS = (64, 128, 256)
 # Hopper's own prefill kernels.
 FA3_CAPABILITY = 9
+# Decode steps of more sequences run FlashInfer's kernel, which reads long batches faster than ours.
+MAX_OWN_DECODE = 128
 
 
 class FlashInferAttention(GraphableBackend):
@@ -38,16 +41,24 @@ class FlashInferAttention(GraphableBackend):
         if layout.head_dim not in HEAD_DIMS:
             raise ValueError(f"FlashInfer computes heads of {', '.join(map(str, HEAD_DIMS))}, not {layout.head_dim}")
         self._device = pool.kv.device
+        self._pool = pool
+        self._num_q_heads = num_q_heads
         # All wrappers share it, for only one of them runs at a time. Zero at first, as FlashInfer asks.
         self._workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=self._device)
         self._paged = _PagedKernels(pool, num_q_heads)
         major, _ = torch.cuda.get_device_capability(self._device)
-        self._prefill = flashinfer.BatchPrefillWithPagedKVCacheWrapper(
-            self._workspace, "NHD", backend="fa3" if major == FA3_CAPABILITY else "fa2"
+        # Programmatic dependent launch came with Hopper.
+        self._own_decode = major >= FA3_CAPABILITY and has_kernel(layout, num_q_heads)
+        self._prefill = _Wrapper(
+            flashinfer.BatchPrefillWithPagedKVCacheWrapper(
+                self._workspace, "NHD", backend="fa3" if major == FA3_CAPABILITY else "fa2"
+            )
         )
         # Grouped queries fill a tensor core's rows.
-        self._decode = flashinfer.BatchDecodeWithPagedKVCacheWrapper(self._workspace, "NHD", use_tensor_cores=True)
-        self._wrapper: Any = self._decode
+        self._decode = _Wrapper(
+            flashinfer.BatchDecodeWithPagedKVCacheWrapper(self._workspace, "NHD", use_tensor_cores=True)
+        )
+        self._wrapper = self._decode
         self._slots = torch.empty(0)  # (num_tokens,) int64 on the device: where each new token goes
 
     def plan(self, batch: Batch) -> None:
@@ -59,9 +70,8 @@ class FlashInferAttention(GraphableBackend):
             pages = np.asarray(s.page_ids[: layout.num_pages_for(s.device_len)])
             slots.append(pages[new // layout.page_size] * layout.page_size + new % layout.page_size)
             qo_indptr.append(qo_indptr[-1] + s.extend_len)
-        self._slots = self._to_device(torch.from_numpy(np.concatenate(slots)).pin_memory())
-        indptr, indices, last_page_lens = self._paged.tables(batch.sequences)
-        tables = indptr, self._to_device(indices), last_page_lens
+        self._slots = torch.from_numpy(np.concatenate(slots)).pin_memory().to(self._device, non_blocking=True)
+        tables = self._paged.tables(batch.sequences)
         if batch.phase == "decode":
             self._wrapper = self._decode
             self._decode.plan(*tables, *self._paged.sizes, **self._paged.dtypes)
@@ -75,12 +85,35 @@ class FlashInferAttention(GraphableBackend):
         return self._paged.attend(self._wrapper, self._slots, qkv, rotation, qk_norm, layer)
 
     def for_graphs(self, batch_sizes: SequenceOf[int], max_pages_per_sequence: int) -> dict[int, GraphedAttention]:
+        graphed: dict[int, GraphedAttention] = {}
+        if self._own_decode:
+            own_sizes = [size for size in batch_sizes if size <= MAX_OWN_DECODE]
+            decode = PagedDecode(self._pool, self._num_q_heads, max(own_sizes), max_pages_per_sequence)
+            graphed = {size: GraphedPagedDecode(decode, size) for size in own_sizes}
         # One memory for the page tables of all sizes.
         indices = torch.zeros(max(batch_sizes) * max_pages_per_sequence, dtype=torch.int32, device=self._device)
-        return {size: _GraphedDecode(self._paged, self._workspace, size, indices) for size in batch_sizes}
+        for size in batch_sizes:
+            if size not in graphed:
+                graphed[size] = _GraphedDecode(self._paged, self._workspace, size, indices)
+        return graphed
 
-    def _to_device(self, host: torch.Tensor) -> torch.Tensor:
-        return host.to(self._device, non_blocking=True)
+
+class _Wrapper:
+    """One of FlashInfer's wrappers. A plan writes its figures into pinned memory of the wrapper, from which they are
+    copied behind the forwards under way: the next plan waits until that copy is over, which it mostly is long since."""
+
+    def __init__(self, wrapper: Any) -> None:
+        self._wrapper = wrapper
+        self._copied = torch.cuda.Event()
+
+    def plan(self, *tables: Any, **options: Any) -> None:
+        self._copied.synchronize()
+        self._wrapper.plan(*tables, **options)
+        self._copied.record()
+
+    def run(self, q: torch.Tensor, cache: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        out: torch.Tensor = self._wrapper.run(q, cache)
+        return out
 
 
 class _PagedKernels:
@@ -106,8 +139,8 @@ class _PagedKernels:
     def tables(
         self, sequences: SequenceOf[Sequence], num_padding: int = 0
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Page tables as plans take them, int32 in pinned memory: indptr (num_rows + 1,), indices (num_pages,) and
-        last_page_lens (num_rows,). Rows of padding have one token on the dummy page."""
+        """Page tables as plans take them, int32: indptr (num_rows + 1,) in pinned memory, indices (num_pages,) on the
+        device, last_page_lens (num_rows,) in pinned memory. Rows of padding have one token on the dummy page."""
         indices = array("i")
         indptr = [0]
         last_page_lens = []
@@ -119,11 +152,13 @@ class _PagedKernels:
         indices.extend([self.dummy_page] * num_padding)
         indptr += range(indptr[-1] + 1, indptr[-1] + num_padding + 1)
         last_page_lens += [1] * num_padding
-        return _int32(indptr), _int32(indices), _int32(last_page_lens)
+        # For a graph a plan would copy these from the host itself, and wait until the device has come so far.
+        on_device = _int32(indices).to(self._pool.device, non_blocking=True)
+        return _int32(indptr), on_device, _int32(last_page_lens)
 
     def attend(
         self,
-        wrapper: Any,
+        wrapper: _Wrapper,
         slots: torch.Tensor,
         qkv: torch.Tensor,
         rotation: Rotation,
@@ -132,8 +167,7 @@ class _PagedKernels:
     ) -> torch.Tensor:
         """Attention.attend with a planned wrapper. Args: slots: (num_tokens,) int64, where each new token goes."""
         q = norm_rotate_write(qkv, self._num_q_heads, rotation, qk_norm, self._pool, layer, slots)
-        out: torch.Tensor = wrapper.run(q, self._caches[layer])
-        return out.flatten(1)
+        return wrapper.run(q, self._caches[layer]).flatten(1)
 
 
 class _GraphedDecode(GraphedAttention):
@@ -145,14 +179,16 @@ class _GraphedDecode(GraphedAttention):
         device = workspace.device
         self._slots = torch.zeros(batch_size, dtype=torch.int64, device=device)
         self.positions = torch.zeros(batch_size, dtype=torch.int32, device=device)
-        self._wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(
-            workspace,
-            "NHD",
-            use_cuda_graph=True,
-            use_tensor_cores=True,
-            paged_kv_indptr_buffer=torch.zeros(batch_size + 1, dtype=torch.int32, device=device),
-            paged_kv_indices_buffer=indices,
-            paged_kv_last_page_len_buffer=torch.ones(batch_size, dtype=torch.int32, device=device),
+        self._wrapper = _Wrapper(
+            flashinfer.BatchDecodeWithPagedKVCacheWrapper(
+                workspace,
+                "NHD",
+                use_cuda_graph=True,
+                use_tensor_cores=True,
+                paged_kv_indptr_buffer=torch.zeros(batch_size + 1, dtype=torch.int32, device=device),
+                paged_kv_indices_buffer=indices,
+                paged_kv_last_page_len_buffer=torch.ones(batch_size, dtype=torch.int32, device=device),
+            )
         )
 
     def plan(self, sequences: SequenceOf[Sequence]) -> None:

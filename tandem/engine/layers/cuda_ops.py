@@ -1,11 +1,13 @@
-"""The same computations in one kernel each. Imported on CUDA machines alone."""
+"""The same computations in fewer kernels. Imported on CUDA machines alone."""
 
 import flashinfer
 import torch
 import triton
 import triton.language as tl
 
-from tandem.engine.layers.norm import QkNorm
+from tandem.engine.layers.few_rows import FewRows
+from tandem.engine.layers.linear import Linear
+from tandem.engine.layers.norm import Norm, QkNorm
 from tandem.engine.layers.ops import LayerOps
 from tandem.engine.layers.rotary import Rotation
 
@@ -14,18 +16,28 @@ HEADS_PER_PROGRAM = 4
 
 
 class CudaOps(LayerOps):
-    def norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        return flashinfer.norm.rmsnorm(x, weight, eps)
+    """Few tokens go through a kernel of our own; for many the libraries' matrix products are as fast as there are."""
 
-    def add_norm(
-        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        # In place: x becomes the norm, residual the sum.
-        flashinfer.norm.fused_add_rmsnorm(x, residual, weight, eps)
-        return x, residual
+    def __init__(self, device: torch.device) -> None:
+        self._few_rows = FewRows(device)
 
-    def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
-        return flashinfer.activation.silu_and_mul(gate_up)
+    def norm_linear(self, x: torch.Tensor, norm: Norm, linear: Linear) -> torch.Tensor:
+        if self._few_rows.fits(x, linear):
+            return self._few_rows.norm_linear(x, norm, linear)
+        return linear(flashinfer.norm.rmsnorm(x, *norm))
+
+    def norm_gated(self, x: torch.Tensor, norm: Norm, linear: Linear) -> torch.Tensor:
+        if self._few_rows.fits(x, linear):
+            return self._few_rows.norm_gated(x, norm, linear)
+        return flashinfer.activation.silu_and_mul(linear(flashinfer.norm.rmsnorm(x, *norm)))
+
+    def linear_add(self, x: torch.Tensor, linear: Linear, residual: torch.Tensor) -> torch.Tensor:
+        if self._few_rows.fits(x, linear):
+            return self._few_rows.linear_add(x, linear, residual)
+        if linear.bias is not None:
+            residual += linear.bias
+        # The product is added where it is made: a pass over memory less.
+        return torch.addmm(residual, x, linear.weight.t(), out=residual)
 
 
 def norm_rotate_write(

@@ -18,30 +18,35 @@ def empty_weight(out_size: int, in_size: int, dtype: torch.dtype, device: torch.
     return torch.empty(in_size, out_size, dtype=dtype, device=device).t()
 
 
-class MergedLinear:
+class Linear:
     """One or more projections of the same input as one matrix, so that they take one product.
 
     Called with (..., in_size), returns (..., sum(out_sizes)) of the same dtype: the projections side by side.
 
-    Args:
-        out_sizes: of the projections, in order.
-        bias: whether each projection has one.
+    Attributes:
+        weight: (sum(out_sizes), in_size).
+        bias: (sum(out_sizes),) or None.
     """
 
     def __init__(
         self, out_sizes: list[int], in_size: int, bias: bool, dtype: torch.dtype, device: torch.device
     ) -> None:
+        """
+        Args:
+            out_sizes: of the projections, in order.
+            bias: whether each projection has one.
+        """
         self._out_sizes = out_sizes
-        self._weight = empty_weight(sum(out_sizes), in_size, dtype, device)
-        self._bias = torch.empty(sum(out_sizes), dtype=dtype, device=device) if bias else None
+        self.weight = empty_weight(sum(out_sizes), in_size, dtype, device)
+        self.bias = torch.empty(sum(out_sizes), dtype=dtype, device=device) if bias else None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return F.linear(x, self._weight, self._bias)
+        return F.linear(x, self.weight, self.bias)
 
     def slots(self, *names: str) -> Iterator[tuple[str, torch.Tensor]]:
         """Views of the matrix, (out_size, in_size), and of the bias, (out_size,), by the projections' names."""
-        for name, weight in zip(names, self._weight.split(self._out_sizes), strict=True):
+        for name, weight in zip(names, self.weight.split(self._out_sizes), strict=True):
             yield f"{name}.weight", weight
-        if self._bias is not None:
-            for name, bias in zip(names, self._bias.split(self._out_sizes), strict=True):
+        if self.bias is not None:
+            for name, bias in zip(names, self.bias.split(self._out_sizes), strict=True):
                 yield f"{name}.bias", bias

@@ -6,6 +6,17 @@ import torch
 import torch.nn.functional as F
 
 
+class Norm(NamedTuple):
+    """The normalisation of a layer's input.
+
+    Attributes:
+        weight: (size,).
+    """
+
+    weight: torch.Tensor
+    eps: float
+
+
 class QkNorm(NamedTuple):
     """The normalisation of queries and keys, each head by itself.
 

@@ -1,43 +1,39 @@
-"""The small computations of a layer, around its matrix products and its attention."""
+"""What a layer computes around its attention: matrix products with the small things before and after them."""
 
 from abc import ABC, abstractmethod
 
 import torch
 import torch.nn.functional as F
 
-from tandem.engine.layers.norm import rms_norm
+from tandem.engine.layers.linear import Linear
+from tandem.engine.layers.norm import Norm, rms_norm
 
 
 class LayerOps(ABC):
     """All tensors are (num_tokens, ...) of the model's dtype."""
 
     @abstractmethod
-    def norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        """rms_norm of each row."""
+    def norm_linear(self, x: torch.Tensor, norm: Norm, linear: Linear) -> torch.Tensor:
+        """The projections of rms_norm(x)."""
 
     @abstractmethod
-    def add_norm(
-        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns rms_norm of x + residual, and x + residual; neither argument is to be used again."""
+    def norm_gated(self, x: torch.Tensor, norm: Norm, linear: Linear) -> torch.Tensor:
+        """silu of the first half of the projections of rms_norm(x) times the second: (num_tokens, out_size / 2)."""
 
     @abstractmethod
-    def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """(num_tokens, 2 * size) to (num_tokens, size): silu of the first half times the second."""
+    def linear_add(self, x: torch.Tensor, linear: Linear, residual: torch.Tensor) -> torch.Tensor:
+        """residual + the projection of x; `residual` is not to be used again."""
 
 
 class TorchOps(LayerOps):
     """In plain torch, with roundings where Hugging Face's implementation has them."""
 
-    def norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        return rms_norm(x, weight, eps)
+    def norm_linear(self, x: torch.Tensor, norm: Norm, linear: Linear) -> torch.Tensor:
+        return linear(rms_norm(x, *norm))
 
-    def add_norm(
-        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        residual = residual + x
-        return rms_norm(residual, weight, eps), residual
-
-    def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
-        gate, up = gate_up.chunk(2, dim=-1)
+    def norm_gated(self, x: torch.Tensor, norm: Norm, linear: Linear) -> torch.Tensor:
+        gate, up = linear(rms_norm(x, *norm)).chunk(2, dim=-1)
         return F.silu(gate) * up
+
+    def linear_add(self, x: torch.Tensor, linear: Linear, residual: torch.Tensor) -> torch.Tensor:
+        return residual + linear(x)

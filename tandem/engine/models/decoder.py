@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 
 from tandem.engine.attention.base import Attention
-from tandem.engine.layers.linear import MergedLinear, empty_weight
-from tandem.engine.layers.norm import QkNorm
+from tandem.engine.layers.linear import Linear
+from tandem.engine.layers.norm import Norm, QkNorm
 from tandem.engine.layers.ops import LayerOps
 from tandem.engine.layers.rotary import RotaryEmbedding, Rotation
 from tandem.engine.models.base import Model
@@ -30,9 +30,9 @@ class DecoderModel(Model):
         self._ops = ops
         self._embedding = torch.empty(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
         self._layers = [_Layer(config, dtype, device) for _ in range(config.num_layers)]
-        self._norm = torch.empty(config.hidden_size, dtype=dtype, device=device)
+        self._norm = Norm(torch.empty(config.hidden_size, dtype=dtype, device=device), config.rms_norm_eps)
         # Memory of its own even if it is tied: looking up rows and multiplying want different orders.
-        self._lm_head = empty_weight(config.vocab_size, config.hidden_size, dtype, device)
+        self._lm_head = Linear([config.vocab_size], config.hidden_size, False, dtype, device)
         self._rotary = RotaryEmbedding(
             config.head_dim, config.rope_theta, config.rope_scaling, config.max_position_embeddings, device
         )
@@ -68,7 +68,7 @@ class DecoderModel(Model):
         if tied_head is not None and not torch.equal(tied_head.to(self._embedding), self._embedding):
             raise ValueError("tensor lm_head.weight differs from the embedding, though the configuration ties them")
         if self.config.tie_word_embeddings:
-            self._lm_head.copy_(self._embedding)
+            self._lm_head.weight.copy_(self._embedding)
 
     @torch.inference_mode()
     def forward(
@@ -79,30 +79,24 @@ class DecoderModel(Model):
         logits_rows: torch.Tensor,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        ops, eps = self._ops, self.config.rms_norm_eps
-        # What goes into a layer is normalised by it; what it adds to goes beside: both (num_tokens, hidden_size).
-        residual = F.embedding(input_ids, self._embedding)
-        x = ops.norm(residual, self._layers[0].input_norm, eps)
+        x = F.embedding(input_ids, self._embedding)  # (num_tokens, hidden_size)
         rotation = Rotation(self._rotary, positions, x.dtype)
         for index, layer in enumerate(self._layers):
-            x, residual = layer.forward(x, residual, rotation, attention, index, ops)
-            if index + 1 < len(self._layers):
-                x, residual = ops.add_norm(x, residual, self._layers[index + 1].input_norm, eps)
+            x = layer.forward(x, rotation, attention, index, self._ops)
         if not len(logits_rows):
             # Chunks that end before their prompts do; a kernel over no rows would be an error.
             return x.new_empty(0, self.config.vocab_size, dtype=torch.float32)
-        x, _ = ops.add_norm(x[logits_rows], residual[logits_rows], self._norm, eps)  # (num_rows, hidden_size)
-        logits = F.linear(x, self._lm_head)
+        logits = self._ops.norm_linear(x[logits_rows], self._norm, self._lm_head)  # (num_rows, vocab_size)
         return logits.float() if out is None else out.copy_(logits)
 
     def _slots(self) -> dict[str, torch.Tensor]:
         """By name in a checkpoint, where each tensor's values belong; parts of merged matrices are views."""
-        slots = {"model.embed_tokens.weight": self._embedding, "model.norm.weight": self._norm}
+        slots = {"model.embed_tokens.weight": self._embedding, "model.norm.weight": self._norm.weight}
         for index, layer in enumerate(self._layers):
             for name, weight in layer.slots():
                 slots[f"model.layers.{index}.{name}"] = weight
         if not self.config.tie_word_embeddings:
-            slots["lm_head.weight"] = self._lm_head
+            slots["lm_head.weight"] = self._lm_head.weight
         return slots
 
 
@@ -111,46 +105,38 @@ class _Layer:
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
         hidden, head_dim = config.hidden_size, config.head_dim
-        self._eps = config.rms_norm_eps
+        eps = config.rms_norm_eps
         self._head_dim = head_dim
         self._num_q_heads = config.num_q_heads
         q_rows, kv_rows = config.num_q_heads * head_dim, config.num_kv_heads * head_dim
-        self.input_norm = torch.empty(hidden, dtype=dtype, device=device)
-        self._qkv = MergedLinear([q_rows, kv_rows, kv_rows], hidden, config.qkv_bias, dtype, device)
+        self._input_norm = Norm(torch.empty(hidden, dtype=dtype, device=device), eps)
+        self._qkv = Linear([q_rows, kv_rows, kv_rows], hidden, config.qkv_bias, dtype, device)
         # Row 0 is for queries, row 1 for keys.
-        self._qk_norm = torch.empty(2, head_dim, dtype=dtype, device=device) if config.qk_norm else None
-        self._o = MergedLinear([hidden], q_rows, config.o_bias, dtype, device)
-        self._mlp_norm = torch.empty(hidden, dtype=dtype, device=device)
-        self._gate_up = MergedLinear([config.intermediate_size] * 2, hidden, config.mlp_bias, dtype, device)
-        self._down = MergedLinear([hidden], config.intermediate_size, config.mlp_bias, dtype, device)
+        self._qk_norm = QkNorm(torch.empty(2, head_dim, dtype=dtype, device=device), eps) if config.qk_norm else None
+        self._o = Linear([hidden], q_rows, config.o_bias, dtype, device)
+        self._mlp_norm = Norm(torch.empty(hidden, dtype=dtype, device=device), eps)
+        self._gate_up = Linear([config.intermediate_size] * 2, hidden, config.mlp_bias, dtype, device)
+        self._down = Linear([hidden], config.intermediate_size, config.mlp_bias, dtype, device)
 
     def slots(self) -> Iterator[tuple[str, torch.Tensor]]:
-        yield "input_layernorm.weight", self.input_norm
+        yield "input_layernorm.weight", self._input_norm.weight
         yield from self._qkv.slots("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
         if self._qk_norm is not None:
-            yield "self_attn.q_norm.weight", self._qk_norm[0]
-            yield "self_attn.k_norm.weight", self._qk_norm[1]
+            yield "self_attn.q_norm.weight", self._qk_norm.weight[0]
+            yield "self_attn.k_norm.weight", self._qk_norm.weight[1]
         yield from self._o.slots("self_attn.o_proj")
-        yield "post_attention_layernorm.weight", self._mlp_norm
+        yield "post_attention_layernorm.weight", self._mlp_norm.weight
         yield from self._gate_up.slots("mlp.gate_proj", "mlp.up_proj")
         yield from self._down.slots("mlp.down_proj")
 
     def forward(
-        self,
-        x: torch.Tensor,
-        residual: torch.Tensor,
-        rotation: Rotation,
-        attention: Attention,
-        index: int,
-        ops: LayerOps,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """x, which is normalised, and residual: (num_tokens, hidden_size); returns what is to be added to the residual,
-        and the residual."""
-        qkv = self._qkv(x).unflatten(-1, (-1, self._head_dim))
-        qk_norm = None if self._qk_norm is None else QkNorm(self._qk_norm, self._eps)
-        x = self._o(attention.attend(qkv, self._num_q_heads, rotation, qk_norm, index))
-        x, residual = ops.add_norm(x, residual, self._mlp_norm, self._eps)
-        return self._down(ops.silu_and_mul(self._gate_up(x))), residual
+        self, x: torch.Tensor, rotation: Rotation, attention: Attention, index: int, ops: LayerOps
+    ) -> torch.Tensor:
+        """(num_tokens, hidden_size) to the same; x is not to be used again."""
+        qkv = ops.norm_linear(x, self._input_norm, self._qkv).unflatten(-1, (-1, self._head_dim))
+        attended = attention.attend(qkv, self._num_q_heads, rotation, self._qk_norm, index)
+        x = ops.linear_add(attended, self._o, x)
+        return ops.linear_add(ops.norm_gated(x, self._mlp_norm, self._gate_up), self._down, x)
 
 
 def _check(name: str, tensor: torch.Tensor, slot: torch.Tensor) -> None:

@@ -26,4 +26,4 @@ def _ops(dtype: torch.dtype, device: torch.device) -> LayerOps:
     # Imported here: a machine without CUDA has nothing to import.
     from tandem.engine.layers.cuda_ops import CudaOps
 
-    return CudaOps()
+    return CudaOps(device)

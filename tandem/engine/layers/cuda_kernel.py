@@ -1,0 +1,79 @@
+"""Kernels in CUDA C++, compiled by NVRTC at first use in a tenth of a second. Imported on CUDA machines alone."""
+
+from collections.abc import Mapping
+from ctypes import c_float, c_int, c_void_p
+from importlib.resources import files
+from typing import Any
+
+import torch
+from cuda.bindings import driver, nvrtc
+
+_PDL = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+
+
+class CudaKernel:
+    """One kernel, compiled for one device with one set of macros.
+
+    It is launched programmatically dependent: it may start before the kernels before it in the stream have ended, and
+    must wait for them itself (griddepcontrol.wait) before it touches what they write.
+    """
+
+    def __init__(self, name: str, macros: Mapping[str, int], device: torch.device) -> None:
+        """
+        Args:
+            name: of the kernel, and of its file NAME.cu here, which includes no headers.
+
+        Raises:
+            RuntimeError: it cannot be compiled or loaded; the message says why.
+        """
+        major, minor = torch.cuda.get_device_capability(device)
+        options = [f"--gpu-architecture=sm_{major}{minor}", "--std=c++17", *(f"-D{k}={v}" for k, v in macros.items())]
+        source = files(__package__).joinpath(f"{name}.cu").read_bytes()
+        program = _check(nvrtc.nvrtcCreateProgram(source, f"{name}.cu".encode(), 0, [], []))
+        try:
+            _check(nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options]))
+        except RuntimeError as error:
+            log = b" " * _check(nvrtc.nvrtcGetProgramLogSize(program))
+            _check(nvrtc.nvrtcGetProgramLog(program, log))
+            raise RuntimeError(f"{error}: {log.decode()}") from error
+        binary = b" " * _check(nvrtc.nvrtcGetCUBINSize(program))
+        _check(nvrtc.nvrtcGetCUBIN(program, binary))
+        _check(nvrtc.nvrtcDestroyProgram(program))
+        with torch.cuda.device(device):
+            # Loading needs a context, which torch makes with its first allocation.
+            torch.empty(1, device=device)
+            # Never unloaded: graphs refer to it.
+            self._function = _check(driver.cuModuleGetFunction(_check(driver.cuModuleLoadData(binary)), name.encode()))
+        self._device = device
+
+    def launch(self, grid: tuple[int, int], num_threads: int, *arguments: torch.Tensor | int | float | None) -> None:
+        """Launches it in torch's current stream.
+
+        Args:
+            grid: blocks in x and y.
+            arguments: tensors go as pointers, None as the null pointer, numbers as int and float.
+        """
+        attribute = driver.CUlaunchAttribute()
+        attribute.id = _PDL
+        attribute.value.programmaticStreamSerializationAllowed = 1
+        config = driver.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = *grid, 1
+        config.blockDimX, config.blockDimY, config.blockDimZ = num_threads, 1, 1
+        config.hStream = torch.cuda.current_stream(self._device).cuda_stream
+        config.attrs, config.numAttrs = [attribute], 1
+        values, types = zip(*(_argument(a) for a in arguments), strict=True)
+        _check(driver.cuLaunchKernelEx(config, self._function, (values, types), 0))
+
+
+def _argument(value: torch.Tensor | int | float | None) -> tuple[int | float, Any]:
+    if value is None or isinstance(value, torch.Tensor):
+        return 0 if value is None else value.data_ptr(), c_void_p
+    return value, c_int if isinstance(value, int) else c_float
+
+
+def _check(result: tuple[Any, ...]) -> Any:
+    """What a call of the driver or of NVRTC returned; RuntimeError if it failed."""
+    status, *values = result
+    if int(status) != 0:
+        raise RuntimeError(status.name)
+    return values[0] if values else None

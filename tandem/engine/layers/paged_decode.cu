@@ -1,0 +1,332 @@
+// Attention of one new token per sequence over pages, with what stands before it: normalises queries and keys, turns
+// them, writes the new key and value into their page, and attends to all tokens so far.
+//
+// A block has one item (a stretch of one sequence) and one head of keys with its GROUP heads of queries; its warps share
+// the stretch, 16 tokens at a time. Scores are mma.m16n8k16 with queries as the 16 rows (GROUP of them real) and tokens
+// as the columns; their layout is the one that the second product wants for its first operand. Which dimension is which
+// number inside an mma is free as long as both operands agree: threads take 8 that lie side by side (16 bytes).
+//
+// Of sequences with several items the last block to finish adds up the parts.
+//
+// Pages of earlier steps depend on no kernel before this one in the step: the first are asked for before the kernel
+// waits for its inputs (programmatic dependent launch).
+//
+// Compiled by NVRTC without headers, with these macros:
+//   HEAD_DIM     64 or 128
+//   GROUP        heads of queries for each of keys, at most 8
+//   NUM_KV       heads of keys
+//   PAGE_SIZE    tokens of a page
+//   NORM         1: queries and keys are RMS-normalised, each head by itself
+//   WARPS        in a block
+
+#define HALF (HEAD_DIM / 2)
+#define LANE_DIMS (HALF / 32)
+#define TILE 16
+#define NEGATIVE -1e30f
+// Parts of a sequence that are added up together.
+#define AT_ONCE 8
+
+struct __align__(16) Chunk {
+    unsigned int v[4];  // 8 bfloat16
+};
+
+__device__ __forceinline__ float number(unsigned short x) { return __uint_as_float((unsigned int)x << 16); }
+
+__device__ __forceinline__ unsigned int pack(float first, float second) {
+    unsigned int pair;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
+    return pair;
+}
+
+__device__ __forceinline__ Chunk load(const unsigned short* p) {
+    Chunk c;
+    asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(c.v[0]), "=r"(c.v[1]), "=r"(c.v[2]), "=r"(c.v[3])
+                 : "l"(p)
+                 : "memory");
+    return c;
+}
+
+// Rows 8 to 15 of the first operand are zero.
+__device__ __forceinline__ void multiply(float* sum, unsigned int a0, unsigned int a2, unsigned int b0,
+                                         unsigned int b1) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+                 "{%0, %1, %2, %3};"
+                 : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+                 : "r"(a0), "r"(0), "r"(a2), "r"(0), "r"(b0), "r"(b1));
+}
+
+__device__ __forceinline__ float exp2(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// One warp: a head, normalised and turned, as bfloat16.
+__device__ __forceinline__ void turn(const unsigned short* head, const unsigned short* norm_weight, float eps,
+                                     const float* cos, const float* sin, unsigned short* out, int lane) {
+    float a[LANE_DIMS], b[LANE_DIMS], scale = 1.0f;
+#pragma unroll
+    for (int i = 0; i < LANE_DIMS; i++) {
+        a[i] = number(head[lane * LANE_DIMS + i]);
+        b[i] = number(head[HALF + lane * LANE_DIMS + i]);
+    }
+#if NORM
+    float square = 0.0f;
+#pragma unroll
+    for (int i = 0; i < LANE_DIMS; i++) square += a[i] * a[i] + b[i] * b[i];
+#pragma unroll
+    for (int mask = 16; mask; mask /= 2) square += __shfl_xor_sync(0xffffffffu, square, mask);
+    scale = rsqrtf(square / HEAD_DIM + eps);
+#endif
+#pragma unroll
+    for (int i = 0; i < LANE_DIMS; i++) {
+        const int dim = lane * LANE_DIMS + i;
+        float first = a[i], second = b[i];
+#if NORM
+        first *= scale * number(norm_weight[dim]);
+        second *= scale * number(norm_weight[HALF + dim]);
+#endif
+        const float c = cos[dim], s = sin[dim];
+        out[dim] = pack(first * c - second * s, 0.0f) & 0xffffu;
+        out[HALF + dim] = pack(second * c + first * s, 0.0f) & 0xffffu;
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(WARPS * 32) paged_decode(
+    const unsigned short* __restrict__ qkv,          // (num_rows, (GROUP + 2) * NUM_KV, HEAD_DIM)
+    unsigned short* pool,                            // (num_pages, num_layers, 2, PAGE_SIZE, NUM_KV, HEAD_DIM)
+    const int* __restrict__ plan,                    // see GraphedPagedDecode.plan
+    const float* __restrict__ cos_table,             // (num_positions, HALF)
+    const float* __restrict__ sin_table,             // likewise
+    const unsigned short* __restrict__ norm_weight,  // (2, HEAD_DIM) if NORM
+    unsigned short* __restrict__ out,                // (num_rows, GROUP * NUM_KV, HEAD_DIM)
+    float* parts,                                    // (max_items, NUM_KV, GROUP, HEAD_DIM)
+    float* part_scales,                              // (max_items, NUM_KV, GROUP, 2): the largest score, and the sum
+    unsigned int* arrivals,                          // (max_rows, NUM_KV), zero between launches
+    int page_stride, int layer_offset, int num_rows, int max_items, float eps, float score_scale) {
+    asm volatile("griddepcontrol.launch_dependents;");
+    __shared__ unsigned short queries[8][HEAD_DIM];
+    __shared__ float warp_max[WARPS][8], warp_sum[WARPS][8];
+    __shared__ float warp_out[WARPS][GROUP][HEAD_DIM];
+    __shared__ bool is_last;
+
+    const int num_items = plan[0], stretch = plan[1];
+    const int* positions = plan + 2;
+    const int* table_starts = positions + num_rows;
+    const int* item_rows = table_starts + num_rows;
+    const int* item_numbers = item_rows + max_items;
+    const int* tables = item_numbers + max_items;
+    const int item = blockIdx.x, kv_head = blockIdx.y;
+    if (item >= num_items) return;
+    const int row = item_rows[item], number_in_row = item_numbers[item], length = positions[row] + 1;
+    const int* table = tables + table_starts[row];
+    const int begin = number_in_row * stretch, end = min(begin + stretch, length);
+    const int num_parts = (length + stretch - 1) / stretch;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / 4, part = lane % 4;
+    const int half_page = PAGE_SIZE * NUM_KV * HEAD_DIM;
+
+    // Where a token's key is; its value lies half a page further.
+    auto place = [&](int token) {
+        return pool + (long long)table[token / PAGE_SIZE] * page_stride + layer_offset +
+               (token % PAGE_SIZE * NUM_KV + kv_head) * HEAD_DIM;
+    };
+
+    Chunk keys[2][HEAD_DIM / 32], values[4][HEAD_DIM / 64];
+    // A tile may have tokens beyond the end: zeros stand for whatever their slots hold.
+    auto ask_keys = [&](int tile) {
+#pragma unroll
+        for (int j = 0; j < 2; j++) {
+            const int token = tile + j * 8 + group;
+            const bool exists = token < end;
+            const unsigned short* key = exists ? place(token) + part * 8 : nullptr;
+#pragma unroll
+            for (int s = 0; s < HEAD_DIM / 32; s++) keys[j][s] = exists ? load(key + s * 32) : Chunk{};
+        }
+    };
+    auto ask_values = [&](int tile) {
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            const int token = tile + part * 2 + j % 2 + j / 2 * 8;
+            const bool exists = token < end;
+            const unsigned short* value = exists ? place(token) + half_page + group * 8 : nullptr;
+#pragma unroll
+            for (int s = 0; s < HEAD_DIM / 64; s++) values[j][s] = exists ? load(value + s * 64) : Chunk{};
+        }
+    };
+
+    int tile = begin + warp * TILE;
+    // The new token's page is not written yet.
+    const bool is_early = tile + TILE < length;
+    if (is_early) {
+        ask_keys(tile);
+        ask_values(tile);
+    }
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+
+    const float* cos = cos_table + (long long)(length - 1) * HALF;
+    const float* sin = sin_table + (long long)(length - 1) * HALF;
+    const unsigned short* heads = qkv + (long long)row * (GROUP + 2) * NUM_KV * HEAD_DIM;
+    for (int g = warp; g < 8; g += WARPS) {
+        if (g < GROUP) {
+            turn(heads + (kv_head * GROUP + g) * HEAD_DIM, norm_weight, eps, cos, sin, queries[g], lane);
+        } else {
+            for (int i = lane; i < HEAD_DIM; i += 32) queries[g][i] = 0;
+        }
+    }
+    if (end == length && warp == WARPS - 1) {
+        unsigned short* key = place(length - 1);
+        turn(heads + (GROUP * NUM_KV + kv_head) * HEAD_DIM, norm_weight + HEAD_DIM, eps, cos, sin, key, lane);
+        const unsigned short* value = heads + ((GROUP + 1) * NUM_KV + kv_head) * HEAD_DIM;
+        for (int i = lane; i < HEAD_DIM; i += 32) key[half_page + i] = value[i];
+    }
+    __syncthreads();
+
+    Chunk query[HEAD_DIM / 32];
+#pragma unroll
+    for (int s = 0; s < HEAD_DIM / 32; s++)
+        query[s] = *reinterpret_cast<const Chunk*>(&queries[group][s * 32 + part * 8]);
+    if (!is_early && tile < end) {
+        ask_keys(tile);
+        ask_values(tile);
+    }
+
+    // Of head `group`: scores are in units of log 2.
+    float largest = NEGATIVE, sum = 0.0f;
+    float outputs[HEAD_DIM / 64][8][4] = {};
+    for (; tile < end; tile += WARPS * TILE) {
+        const int next = tile + WARPS * TILE;
+        float scores[2][4] = {};
+#pragma unroll
+        for (int j = 0; j < 2; j++)
+#pragma unroll
+            for (int s = 0; s < HEAD_DIM / 32; s++) {
+                multiply(scores[j], query[s].v[0], query[s].v[1], keys[j][s].v[0], keys[j][s].v[1]);
+                multiply(scores[j], query[s].v[2], query[s].v[3], keys[j][s].v[2], keys[j][s].v[3]);
+            }
+        if (next < end) ask_keys(next);
+        // This thread's tokens: part * 2, part * 2 + 1, and 8 further on.
+        float highest = NEGATIVE;
+#pragma unroll
+        for (int j = 0; j < 2; j++)
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                const bool exists = tile + j * 8 + part * 2 + i < end;
+                scores[j][i] = exists ? scores[j][i] * score_scale : NEGATIVE;
+                highest = fmaxf(highest, scores[j][i]);
+            }
+        highest = fmaxf(highest, __shfl_xor_sync(0xffffffffu, highest, 1));
+        highest = fmaxf(highest, __shfl_xor_sync(0xffffffffu, highest, 2));
+        highest = fmaxf(highest, largest);
+        const float shrink = exp2(largest - highest);
+        largest = highest;
+        float weights[2][2], added = 0.0f;
+#pragma unroll
+        for (int j = 0; j < 2; j++)
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                weights[j][i] = exp2(scores[j][i] - largest);
+                added += weights[j][i];
+            }
+        sum = sum * shrink + added;
+        const unsigned int a0 = pack(weights[0][0], weights[0][1]), a2 = pack(weights[1][0], weights[1][1]);
+#pragma unroll
+        for (int s = 0; s < HEAD_DIM / 64; s++)
+#pragma unroll
+            for (int i = 0; i < 8; i++) {
+                float* output = outputs[s][i];
+                output[0] *= shrink;
+                output[1] *= shrink;
+                // Dimension i of the thread's 8, of two tokens side by side.
+                const unsigned int which = i % 2 ? 0x7632 : 0x5410;
+                const unsigned int b0 = __byte_perm(values[0][s].v[i / 2], values[1][s].v[i / 2], which);
+                const unsigned int b1 = __byte_perm(values[2][s].v[i / 2], values[3][s].v[i / 2], which);
+                multiply(output, a0, a2, b0, b1);
+            }
+        if (next < end) ask_values(next);
+    }
+    sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+    sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+
+    if (part == 0) {
+        warp_max[warp][group] = largest;
+        warp_sum[warp][group] = sum;
+    }
+    if (group < GROUP) {
+#pragma unroll
+        for (int s = 0; s < HEAD_DIM / 64; s++)
+#pragma unroll
+            for (int i = 0; i < 8; i++) {
+                warp_out[warp][group][s * 64 + part * 16 + i] = outputs[s][i][0];
+                warp_out[warp][group][s * 64 + part * 16 + 8 + i] = outputs[s][i][1];
+            }
+    }
+    __syncthreads();
+
+    const long long first_head = (long long)item * NUM_KV + kv_head;
+    unsigned short* target = out + ((long long)row * NUM_KV + kv_head) * GROUP * HEAD_DIM;
+    for (int i = threadIdx.x; i < GROUP * HEAD_DIM; i += WARPS * 32) {
+        const int g = i / HEAD_DIM, dim = i % HEAD_DIM;
+        float top = NEGATIVE, total = 0.0f, value = 0.0f;
+#pragma unroll
+        for (int w = 0; w < WARPS; w++) top = fmaxf(top, warp_max[w][g]);
+#pragma unroll
+        for (int w = 0; w < WARPS; w++) {
+            const float share = exp2(warp_max[w][g] - top);
+            total += warp_sum[w][g] * share;
+            value += warp_out[w][g][dim] * share;
+        }
+        if (num_parts == 1) {
+            target[i] = pack(value / total, 0.0f) & 0xffffu;
+        } else {
+            parts[first_head * GROUP * HEAD_DIM + i] = value;
+            if (dim == 0) {
+                part_scales[(first_head * GROUP + g) * 2] = top;
+                part_scales[(first_head * GROUP + g) * 2 + 1] = total;
+            }
+        }
+    }
+    if (num_parts == 1) return;
+
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        unsigned int* arrived = arrivals + row * NUM_KV + kv_head;
+        is_last = atomicAdd(arrived, 1) == num_parts - 1;
+        if (is_last) *arrived = 0;
+    }
+    __syncthreads();
+    if (!is_last) return;
+    __threadfence();
+    const long long first_item = item - number_in_row;
+    for (int i = threadIdx.x; i < GROUP * HEAD_DIM; i += WARPS * 32) {
+        const int g = i / HEAD_DIM;
+        float top = NEGATIVE, total = 0.0f, value = 0.0f;
+        for (int first = 0; first < num_parts; first += AT_ONCE) {
+            // All asked for before any is used.
+            float part_max[AT_ONCE], part_sum[AT_ONCE], part_value[AT_ONCE];
+#pragma unroll
+            for (int p = 0; p < AT_ONCE; p++) {
+                const bool exists = first + p < num_parts;
+                const long long head = ((first_item + first + p) * NUM_KV + kv_head) * GROUP + g;
+                part_max[p] = exists ? __ldcg(part_scales + head * 2) : NEGATIVE;
+                part_sum[p] = exists ? __ldcg(part_scales + head * 2 + 1) : 0.0f;
+                part_value[p] = exists ? __ldcg(parts + head * HEAD_DIM + i % HEAD_DIM) : 0.0f;
+            }
+            float highest = top;
+#pragma unroll
+            for (int p = 0; p < AT_ONCE; p++) highest = fmaxf(highest, part_max[p]);
+            const float keep = exp2(top - highest);
+            total *= keep;
+            value *= keep;
+            top = highest;
+#pragma unroll
+            for (int p = 0; p < AT_ONCE; p++) {
+                const float share = exp2(part_max[p] - top);
+                total += part_sum[p] * share;
+                value += part_value[p] * share;
+            }
+        }
+        target[i] = pack(value / total, 0.0f) & 0xffffu;
+    }
+}

@@ -1,0 +1,115 @@
+"""The decode kernel against attention written out: lengths that are cut into items, pages of all sizes, padding."""
+
+import itertools
+
+import pytest
+import torch
+
+from tandem.engine.attention.base import AttentionBackend
+from tandem.engine.batch import Batch
+from tandem.engine.kvcache.base import PageLayout
+from tandem.engine.kvcache.pool import KvPool
+from tandem.engine.layers.norm import QkNorm
+from tandem.engine.layers.rotary import Rotation
+from tests.fakes.attention import AttentionOracle
+
+MAX_ERROR = 5e-3
+BATCH_SIZE = 5
+
+
+class GraphedDecode(AttentionBackend):
+    """FlashInfer's prefill, and for decode the kernel with rows of padding."""
+
+    def __init__(self, pool: KvPool, num_q_heads: int) -> None:
+        from tandem.engine.attention.flashinfer import FlashInferAttention
+        from tandem.engine.attention.paged_decode import GraphedPagedDecode, PagedDecode
+        from tandem.engine.kvcache.cuda_pool import CudaKvPool
+
+        assert isinstance(pool, CudaKvPool)
+        self._prefill = FlashInferAttention(pool, num_q_heads)
+        self._decode = GraphedPagedDecode(PagedDecode(pool, num_q_heads, BATCH_SIZE, pool.num_pages), BATCH_SIZE)
+        self._is_decode = False
+
+    def plan(self, batch: Batch) -> None:
+        self._is_decode = batch.phase == "decode"
+        if self._is_decode:
+            self._decode.plan(batch.sequences)
+            assert self._decode.positions.tolist() == [s.cached_len for s in batch.sequences] + [0] * (
+                BATCH_SIZE - len(batch.sequences)
+            )
+        else:
+            self._prefill.plan(batch)
+
+    def attend(
+        self, qkv: torch.Tensor, num_q_heads: int, rotation: Rotation, qk_norm: QkNorm | None, layer: int
+    ) -> torch.Tensor:
+        if not self._is_decode:
+            return self._prefill.attend(qkv, num_q_heads, rotation, qk_norm, layer)
+        padded = torch.cat([qkv, torch.randn_like(qkv[:1]).expand(BATCH_SIZE - len(qkv), -1, -1)])
+        return self._decode.attend(padded, num_q_heads, rotation, qk_norm, layer)[: len(qkv)]
+
+
+class LongTurn(AttentionOracle):
+    """Tables for the positions that these sequences have; still turned by no angle."""
+
+    def __init__(self, pool: KvPool, num_q_heads: int, max_positions: int) -> None:
+        super().__init__(pool, num_q_heads, GraphedDecode)
+        self._tables.cos = torch.ones(max_positions, pool.layout.head_dim // 2, device=pool.kv.device)
+        self._tables.sin = torch.zeros_like(self._tables.cos)
+
+
+@pytest.mark.parametrize("page_size", [1, 3, 16, 64])
+@pytest.mark.parametrize(("num_q_heads", "num_kv_heads"), [(4, 4), (9, 3), (32, 8), (16, 2), (14, 2), (3, 1)])
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_decode(page_size: int, num_q_heads: int, num_kv_heads: int, head_dim: int) -> None:
+    from tandem.engine.kvcache.cuda_pool import CudaKvPool
+
+    lengths = [1, 17, 64, 65, 3000]
+    num_steps = 18
+    num_pages = sum((n + num_steps) // page_size + 2 for n in lengths)
+    layout = PageLayout(2, page_size, num_kv_heads, head_dim, "bfloat16")
+    pool = CudaKvPool(layout, num_pages, torch.device("cuda", 0))
+    oracle = LongTurn(pool, num_q_heads, 4096)
+    sequences = [oracle.add(length + num_steps) for length in lengths]
+    for sequence, length in zip(sequences, lengths, strict=True):
+        oracle.step("prefill", {sequence: length}, max_error=MAX_ERROR)
+    for step in range(num_steps):
+        chosen = sequences[step % 3 : 3 + step % 3]
+        oracle.step("decode", dict.fromkeys(chosen, 1), max_error=MAX_ERROR)
+    # Exactly the new slots were written, of the pages of nobody only the one for padding.
+    num_written = [s.cached_len for s in sequences]
+    finite = torch.isfinite(pool.kv).movedim(3, 1).flatten(2).all(2)  # (num_pages, page_size)
+    expected = torch.zeros_like(finite)
+    for sequence, written in zip(sequences, num_written, strict=True):
+        for position in itertools.islice(itertools.count(), written):
+            expected[sequence.page_ids[position // page_size], position % page_size] = True
+    assert torch.equal(finite, expected)
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_norm_and_rotation_are_those_of_the_other_kernel(head_dim: int) -> None:
+    from tandem.engine.attention.paged_decode import GraphedPagedDecode, PagedDecode
+    from tandem.engine.kvcache.cuda_pool import CudaKvPool
+    from tandem.engine.layers.cuda_ops import norm_rotate_write
+    from tandem.engine.layers.rotary import RotaryEmbedding
+    from tandem.engine.request import Sequence
+
+    device = torch.device("cuda", 0)
+    layout = PageLayout(3, 16, 2, head_dim, "bfloat16")
+    pools = [CudaKvPool(layout, 8, device) for _ in range(2)]
+    qkv = torch.randn(2, 12, head_dim, device=device).bfloat16()
+    norm = QkNorm(torch.randn(2, head_dim, device=device).bfloat16(), 1e-6)
+    sequences = [Sequence([0] * (n + 1), n + 1, [1 + i * 3, 2 + i * 3], cached_len=n) for i, n in enumerate((5, 31))]
+    for sequence in sequences:
+        sequence.extend(1)
+    positions = torch.tensor([5, 31], device=device)
+    rotation = Rotation(RotaryEmbedding(head_dim, 1e4, None, 64, device), positions, torch.bfloat16)
+    decode = GraphedPagedDecode(PagedDecode(pools[0], 8, 2, 4), 2)
+    decode.plan(sequences)
+    decode.attend(qkv, 8, rotation, norm, 1)
+    slots = torch.tensor([16 + 5, 5 * 16 + 15], device=device)
+    norm_rotate_write(qkv, 8, rotation, norm, pools[1].all_kv, 1, slots)
+    # The new keys, both in float32 until they are rounded; values are copied.
+    torch.testing.assert_close(pools[0].kv[:, :, 0].float(), pools[1].kv[:, :, 0].float(), rtol=1e-2, atol=1e-6)
+    assert torch.equal(pools[0].kv[:, :, 1], pools[1].kv[:, :, 1])
+    assert pools[0].kv[:, 1].any() and not pools[0].kv[:, [0, 2]].any()
