@@ -1,5 +1,6 @@
 """The sampler against its formulas spelled out, against transformers, and against chance."""
 
+import itertools
 import math
 import random
 from collections import Counter
@@ -12,11 +13,12 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from transformers.generation import logits_process as hf
 
-from tandem.engine import randomness
+from tandem.engine import draws, randomness
+from tandem.engine.draws import MAX_SELECTED, Draws, filter_logits
 from tandem.engine.logprobs import SampledLogprobs
 from tandem.engine.randomness import uniform
 from tandem.engine.request import Sequence
-from tandem.engine.sampler import filter_logits, process_logits, sample
+from tandem.engine.sampler import process_logits, sample
 from tandem.sampling_params import MAX_LOGPROBS, SamplingParams, TokenLogprobs
 from tests.fakes.sampling_params import any_sampling_params
 
@@ -43,6 +45,10 @@ def chosen(logits: torch.Tensor, sequences: list[Sequence]) -> list[int]:
     return sample(logits, sequences).token_ids.tolist()
 
 
+def filtered(logits: torch.Tensor, params: list[SamplingParams]) -> torch.Tensor:
+    return filter_logits(logits, Draws.of([sequence(p) for p in params], logits.shape[1], logits.device))
+
+
 # --- the formulas, spelled out -----------------------------------------------------------------------------------
 
 
@@ -66,8 +72,9 @@ def spelled_out(logits: torch.Tensor, s: Sequence) -> tuple[int, float]:
     kept = [i for i in descending if weight[i] >= p.min_p]
     margins = [abs(weight[i] - p.min_p) for i in descending if 0 < p.min_p < 1]
     if p.top_k > 0 and len(kept) > p.top_k:
-        margins.append(weight[kept[p.top_k - 1]] - weight[kept[p.top_k]])
-        kept = kept[: p.top_k]
+        dropped = [i for i in kept if x[i] < x[kept[p.top_k - 1]]]
+        margins += [weight[kept[p.top_k - 1]] - weight[i] for i in dropped[:1]]
+        kept = kept[: len(kept) - len(dropped)]
     if p.top_p < 1:
         total, before, nucleus = sum(weight[i] for i in kept), 0.0, []
         for i in kept:
@@ -76,8 +83,8 @@ def spelled_out(logits: torch.Tensor, s: Sequence) -> tuple[int, float]:
                 break
             nucleus.append(i)
             before += weight[i]
-        # Which of two equals is kept is a matter of rounding.
-        margins += [weight[nucleus[-1]] - weight[i] for i in kept[len(nucleus) :][:1]]
+        # Which of two that are nearly equal is kept is a matter of rounding.
+        margins += [weight[nucleus[-1]] - weight[i] for i in kept[len(nucleus) :][:1] if x[i] < x[nucleus[-1]]]
         kept = nucleus
     total, u, so_far = sum(weight[i] for i in kept), uniform(p.seed, len(s.token_ids)), 0.0
     for i in sorted(kept):
@@ -96,6 +103,34 @@ def test_every_token_is_that_of_the_formulas(sampling: SamplingParams, seed: int
     expected, margin = spelled_out(logits[0], s)
     assume(margin > 1e-5)
     assert chosen(logits, [s]) == [expected]
+
+
+@st.composite
+def any_filters(draw: st.DrawFn, vocab_size: int) -> SamplingParams:
+    """Parameters without anything that would make equal logits different."""
+    params = draw(any_sampling_params(vocab_size))
+    return SamplingParams(1, draw(st.floats(0.05, 5)), params.top_k, params.top_p, params.min_p, seed=params.seed)
+
+
+@settings(deadline=None)
+@given(any_filters(300), st.integers(0, 10**6), st.sampled_from([0, 20, MAX_SELECTED]))
+def test_equal_logits_are_told_apart_by_the_formulas_alone(
+    sampling: SamplingParams, seed: int, max_selected: int
+) -> None:
+    logits = random_logits(seed, 1, 300).round()
+    s = sequence(sampling)
+    expected, margin = spelled_out(logits[0], s)
+    assume(margin > 1e-5)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(draws, "MAX_SELECTED", max_selected)
+        assert chosen(logits, [s]) == [expected]
+
+
+def test_among_equals_top_k_keeps_all_and_top_p_the_lower_ids() -> None:
+    flat = torch.zeros(4, 3000)
+    params = [SamplingParams(1, 1.0, top_k, top_p) for top_k, top_p in [(5, 1.0), (5, 0.5), (0, 0.5), (2000, 0.0)]]
+    assert [row.isfinite().nonzero().max().item() + 1 for row in filtered(flat, params)] == [3000, 1500, 1500, 1]
+    assert filtered(flat, params).isfinite().sum(dim=-1).tolist() == [3000, 1500, 1500, 1]
 
 
 def test_penalties_are_those_of_transformers() -> None:
@@ -128,7 +163,7 @@ def test_penalties_are_those_of_transformers() -> None:
 )
 def test_filters_are_those_of_transformers(params: list[SamplingParams], seed: int) -> None:
     logits = random_logits(seed, len(params))
-    filtered = filter_logits(logits, params)
+    kept = filtered(logits, params)
     no_ids: torch.Tensor = torch.empty(1, 0)
     for row, p in enumerate(params):
         warpers = [hf.TemperatureLogitsWarper(p.temperature), hf.MinPLogitsWarper(p.min_p)]
@@ -137,8 +172,8 @@ def test_filters_are_those_of_transformers(params: list[SamplingParams], seed: i
         expected = logits[row : row + 1].clone()
         for warper in warpers:
             expected = warper(no_ids, expected)  # type: ignore[arg-type]
-        torch.testing.assert_close(filtered[row].softmax(-1), expected[0].softmax(-1))
-        assert torch.equal(filtered[row].isinf(), expected[0].isinf())
+        torch.testing.assert_close(kept[row].softmax(-1), expected[0].softmax(-1))
+        assert torch.equal(kept[row].isinf(), expected[0].isinf())
 
 
 # --- order of rows, attempts, and what is left alone ---------------------------------------------------------------
@@ -166,6 +201,43 @@ def test_large_vocabularies_do_not_tell_a_batch_from_a_row_either() -> None:
     together = chosen(logits, rows)
     assert together == [chosen(logits[i : i + 1], [s])[0] for i, s in enumerate(rows)]
     assert len(set(together)) > 8
+
+
+def test_how_the_kept_tokens_are_found_makes_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that a selection serves, and rows that must be sorted; many equal logits, as bfloat16 makes them."""
+    filters = itertools.product([0, 1, 2, 50, 1024, 1025, 2500], [1.0, 0.9999999, 0.9, 0.5, 0.01], [0.0, 0.01])
+    rows = [
+        sequence(SamplingParams(1, 0.3 + i % 5, top_k, top_p, min_p, seed=i))
+        for i, (top_k, top_p, min_p) in enumerate(filters)
+    ]
+    params = [s.sampling for s in rows]
+    for granularity in (torch.float32, torch.bfloat16):
+        logits = random_logits(12, len(rows), 3000).to(granularity).float()
+        kept, tokens = filtered(logits, params), chosen(logits, rows)
+        assert tokens == [chosen(logits[i : i + 1], [s])[0] for i, s in enumerate(rows)]
+        for max_selected in (0, 60, 3000):
+            with monkeypatch.context() as patch:
+                patch.setattr(draws, "MAX_SELECTED", max_selected)
+                assert torch.equal(filtered(logits, params), kept)
+                assert chosen(logits, rows) == tokens
+
+
+@settings(deadline=None)
+@given(st.lists(any_sampling_params(VOCAB_SIZE), min_size=1, max_size=6), st.integers(0, 10**6))
+def test_a_pending_token_counts_as_if_it_were_known(params: list[SamplingParams], seed: int) -> None:
+    rng = random.Random(seed)
+    known = [random_sequence(rng, p) for p in params]
+    logits = random_logits(seed, len(params))
+    pending = []
+    for s in known:
+        is_pending = len(s.token_ids) > s.prompt_len and rng.random() < 0.7
+        token_ids = s.token_ids[:-1] if is_pending else s.token_ids
+        pending.append(Sequence(token_ids, s.prompt_len, [], sampling=s.sampling, num_pending=int(is_pending)))
+    newest = torch.tensor([s.token_ids[-1] for s in known])
+    expected, output = sample(logits, known), sample(logits, pending, newest)
+    assert torch.equal(output.token_ids, expected.token_ids)
+    assert torch.equal(process_logits(logits, pending, newest), process_logits(logits, known))
+    assert rows_of(output.logprobs, len(params)) == rows_of(expected.logprobs, len(params))
 
 
 def test_a_restart_and_another_split_of_the_same_tokens_draw_alike() -> None:
@@ -220,9 +292,22 @@ def test_ranges_ends_are_harmless() -> None:
     logits = torch.full((3, VOCAB_SIZE), -80.0)
     logits[:, ::3] = 80.0
     logits[:, 5] = -torch.inf
-    filtered = filter_logits(process_logits(logits, [sequence(p) for p in extreme]), extreme)
-    assert not filtered.isnan().any() and (filtered.amax(-1) == 0).all()
+    kept = filtered(process_logits(logits, [sequence(p) for p in extreme]), extreme)
+    assert not kept.isnan().any() and (kept.amax(-1) == 0).all()
     assert all(0 <= i < VOCAB_SIZE and i != 5 for i in chosen(logits, [sequence(p) for p in extreme]))
+
+
+@pytest.mark.parametrize("vocab_size", [1, 127, 128, 129, 2**17])
+@pytest.mark.parametrize("top_p", [0.9, 1.0])
+def test_the_ends_of_the_random_numbers_are_the_ends_of_what_is_kept(
+    monkeypatch: pytest.MonkeyPatch, vocab_size: int, top_p: float
+) -> None:
+    rows = [sequence(SamplingParams(1, temperature=1.0, top_p=top_p))]
+    flat = torch.zeros(1, vocab_size)
+    monkeypatch.setattr(draws, "uniform", lambda seed, position: 0.0)
+    assert chosen(flat, rows) == [0]
+    monkeypatch.setattr(draws, "uniform", lambda seed, position: 1 - 2**-53)
+    assert chosen(flat, rows) == [math.ceil(top_p * vocab_size) - 1]
 
 
 def test_bias_bans_and_forces() -> None:
@@ -251,7 +336,7 @@ def test_draws_follow_the_distribution(vary: str) -> None:
     else:
         rows = [sequence(sampling, [0] * (1 + i % 2000), (0,) * (i // 2000 * 2000)) for i in range(2000)]
     tokens = chosen(logits.expand(len(rows), -1), rows)
-    probabilities = filter_logits(logits, [sampling])[0].double().softmax(-1).numpy()
+    probabilities = filtered(logits, [sampling])[0].double().softmax(-1).numpy()
     counts = np.bincount(tokens, minlength=vocab_size)
     kept = probabilities > 0
     assert kept.sum() == 12 and counts[~kept].sum() == 0
@@ -307,6 +392,15 @@ def test_logprobs_are_the_model_s_own_and_only_for_those_who_ask() -> None:
         descending = expected[row].sort(descending=True)
         assert [t.token_id for t in logprobs.top] == descending.indices[:n].tolist()
         assert [t.logprob for t in logprobs.top] == pytest.approx(descending.values[:n].tolist())
+
+
+def test_among_equals_the_lower_token_ids_are_reported() -> None:
+    logits = torch.zeros(3, 300)
+    logits[:, 200] = logits[:, 100] = 1.0
+    rows = [sequence(SamplingParams(1, num_logprobs=n)) for n in (1, 5, 20)]
+    for n, logprobs in zip((1, 5, 20), rows_of(sample(logits, rows).logprobs, 3), strict=True):
+        assert logprobs is not None
+        assert [t.token_id for t in logprobs.top] == [100, 200, *range(18)][:n]
 
 
 def test_a_vocabulary_smaller_than_the_logprobs_asked_for() -> None:
