@@ -5,9 +5,12 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from tandem.engine.attention.base import AttentionBackend
+from tandem.engine.attention.base import AttentionBackend, GraphableBackend
+from tandem.engine.batch import Batch
 from tandem.engine.kvcache.base import PageLayout
 from tandem.engine.kvcache.pool import KvPool
+from tandem.engine.layers.norm import QkNorm
+from tandem.engine.layers.rotary import Rotation
 from tests.fakes.attention import AttentionOracle
 
 NUM_LAYERS = 2
@@ -15,12 +18,20 @@ NUM_PAGES = 300
 MAX_ERROR = 5e-3
 
 
-def flashinfer(pool: KvPool, num_q_heads: int) -> AttentionBackend:
+def flashinfer(pool: KvPool, num_q_heads: int) -> GraphableBackend:
     from tandem.engine.attention.flashinfer import FlashInferAttention
     from tandem.engine.kvcache.cuda_pool import CudaKvPool
 
     assert isinstance(pool, CudaKvPool)
     return FlashInferAttention(pool, num_q_heads)
+
+
+def triton(pool: KvPool, num_q_heads: int) -> GraphableBackend:
+    from tandem.engine.attention.triton import TritonAttention
+    from tandem.engine.kvcache.cuda_pool import CudaKvPool
+
+    assert isinstance(pool, CudaKvPool)
+    return TritonAttention(pool, num_q_heads)
 
 
 def reference(pool: KvPool, num_q_heads: int) -> AttentionBackend:
@@ -29,11 +40,7 @@ def reference(pool: KvPool, num_q_heads: int) -> AttentionBackend:
     return ReferenceAttention(pool, num_q_heads)
 
 
-@pytest.mark.parametrize("make_backend", [flashinfer, reference])
-@pytest.mark.parametrize("page_size", [1, 16, 64])
-@pytest.mark.parametrize(("num_q_heads", "num_kv_heads"), [(4, 4), (9, 3), (32, 8), (16, 2)])
-@pytest.mark.parametrize("head_dim", [64, 128])
-def test_chunks_then_decode(
+def run_chunks_then_decode(
     make_backend: Callable[[KvPool, int], AttentionBackend],
     page_size: int,
     num_q_heads: int,
@@ -52,3 +59,86 @@ def test_chunks_then_decode(
     for _ in range(3):
         oracle.step("decode", {c: 1, a: 1, b: 1}, max_error=MAX_ERROR)
     oracle.step("decode", {a: 1}, max_error=MAX_ERROR)
+
+
+@pytest.mark.parametrize("make_backend", [flashinfer, reference])
+@pytest.mark.parametrize("page_size", [1, 16, 64])
+@pytest.mark.parametrize(("num_q_heads", "num_kv_heads"), [(4, 4), (9, 3), (32, 8), (16, 2)])
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_chunks_then_decode(
+    make_backend: Callable[[KvPool, int], AttentionBackend],
+    page_size: int,
+    num_q_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+) -> None:
+    run_chunks_then_decode(make_backend, page_size, num_q_heads, num_kv_heads, head_dim)
+
+
+# Each line is compiled anew, which takes seconds: not all of them together.
+@pytest.mark.parametrize(
+    ("page_size", "num_q_heads", "num_kv_heads", "head_dim"),
+    [
+        (1, 4, 4, 64),
+        (1, 32, 8, 128),
+        (3, 9, 3, 64),
+        (3, 16, 2, 128),
+        (16, 4, 2, 64),
+        (16, 9, 3, 128),
+        (16, 32, 8, 128),
+        (16, 8, 1, 256),
+        (64, 4, 4, 128),
+        (64, 16, 2, 64),
+    ],
+)
+def test_chunks_then_decode_by_triton(page_size: int, num_q_heads: int, num_kv_heads: int, head_dim: int) -> None:
+    run_chunks_then_decode(triton, page_size, num_q_heads, num_kv_heads, head_dim)
+
+
+class FixedSizeDecode(AttentionBackend):
+    """Decodes with tensors that stay where they are, padded, as graphs do."""
+
+    def __init__(self, backend: GraphableBackend, batch_size: int) -> None:
+        self._backend = backend
+        self._graphed = backend.for_graphs([batch_size, 1], NUM_PAGES)[batch_size]
+        self._batch_size = batch_size
+        self._is_decode = False
+
+    def plan(self, batch: Batch) -> None:
+        self._is_decode = batch.phase == "decode"
+        if not self._is_decode:
+            self._backend.plan(batch)
+            return
+        self._graphed.plan(batch.sequences)
+        num_padding = self._batch_size - len(batch.sequences)
+        assert self._graphed.positions.tolist() == [s.cached_len for s in batch.sequences] + [0] * num_padding
+
+    def attend(
+        self, qkv: torch.Tensor, num_q_heads: int, rotation: Rotation, qk_norm: QkNorm | None, layer: int
+    ) -> torch.Tensor:
+        if not self._is_decode:
+            return self._backend.attend(qkv, num_q_heads, rotation, qk_norm, layer)
+        padded = torch.cat((qkv, qkv.new_zeros(self._batch_size - len(qkv), *qkv.shape[1:])))
+        rotation = Rotation(rotation.tables, rotation.positions.new_zeros(len(padded)), qkv.dtype)
+        return self._graphed.attend(padded, num_q_heads, rotation, qk_norm, layer)[: len(qkv)]
+
+
+@pytest.mark.parametrize("make_backend", [flashinfer, triton])
+@pytest.mark.parametrize(("num_q_heads", "num_kv_heads"), [(9, 3), (8, 1)])
+@pytest.mark.parametrize("batch_size", [3, 8])
+def test_decode_of_a_fixed_size_over_long_and_short_sequences(
+    make_backend: Callable[[KvPool, int], GraphableBackend], num_q_heads: int, num_kv_heads: int, batch_size: int
+) -> None:
+    from tandem.engine.kvcache.cuda_pool import CudaKvPool
+
+    layout = PageLayout(NUM_LAYERS, 16, num_kv_heads, 128, "bfloat16")
+    pool = CudaKvPool(layout, NUM_PAGES, torch.device("cuda", 0))
+    oracle = AttentionOracle(
+        pool, num_q_heads, lambda pool, heads: FixedSizeDecode(make_backend(pool, heads), batch_size)
+    )
+    long, middle, short = oracle.add(3000), oracle.add(515), oracle.add(4)
+    oracle.step("prefill", {long: 2000, short: 1}, max_error=MAX_ERROR)
+    oracle.step("prefill", {middle: 510, long: 990}, max_error=MAX_ERROR)
+    for _ in range(3):
+        oracle.step("decode", {middle: 1, short: 1, long: 1}, max_error=MAX_ERROR)
+    oracle.step("decode", {long: 1}, max_error=MAX_ERROR)

@@ -93,7 +93,7 @@ def reference_logits(path: Path, dtype: torch.dtype, token_ids: list[int]) -> to
         return model(torch.tensor([token_ids], device="cuda")).logits[0].float().cpu()
 
 
-@pytest.mark.parametrize("backend", ["flashinfer", "reference"])
+@pytest.mark.parametrize("backend", ["flashinfer", "triton", "reference"])
 @pytest.mark.parametrize("max_graph", [0, 8])
 @pytest.mark.parametrize("chunks", [(150,), (1, 37, 112)], ids=["whole", "chunked"])
 def test_logits(checkpoint: Path, backend: str, max_graph: int, chunks: tuple[int, ...]) -> None:
