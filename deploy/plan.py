@@ -9,7 +9,7 @@ from pathlib import Path
 
 from router.tokenization import tokenizer_file
 from tandem.cluster_config import ClusterConfig
-from tandem.config import Role, RouterConfig, WorkerConfig
+from tandem.config import EngineConfig, Role, RouterConfig, WorkerConfig
 from tandem.engine.kvcache.base import PageLayout, available_memory_bytes
 from tandem.engine.models.config import ModelConfig
 from tandem.engine.weights.resolve import model_fingerprint
@@ -43,22 +43,24 @@ def plan(config: ClusterConfig, model_dir: Path, cluster_token: str) -> tuple[Ro
     """
     model_config = ModelConfig.from_dir(model_dir)
     tokenizer_file(model_dir)
-    pool_tokens = config.num_pages * config.page_size
-    max_model_len = config.max_model_len or min(model_config.max_position_embeddings, pool_tokens)
+    # One thread each where workers are as many as cores: two that share cores wait for each other at every barrier.
+    num_threads = max(1, len(os.sched_getaffinity(0)) // config.num_workers)
+    engine = config.engine(str(model_dir), num_threads)
+    longest = model_config.max_position_embeddings
+    if engine.num_pages:
+        longest = min(longest, engine.num_pages * engine.page_size)
+    max_model_len = config.max_model_len or longest
     if max_model_len > model_config.max_position_embeddings:
         raise ValueError(
             f"max_model_len {max_model_len} is above the model's own limit of {model_config.max_position_embeddings}; "
             "use a smaller --max-model-len, or none"
         )
-    if max_model_len > pool_tokens:
+    if max_model_len > longest:
         raise ValueError(
-            f"{config.num_pages} pages of {config.page_size} tokens hold {pool_tokens} tokens, fewer than "
+            f"{engine.num_pages} pages of {engine.page_size} tokens hold {longest} tokens, fewer than "
             f"max_model_len {max_model_len}; use a larger --num-pages or a smaller --max-model-len"
         )
-    _check_memory(config, model_config)
-    # One thread each where workers are as many as cores: two that share cores wait for each other at every barrier.
-    num_threads = max(1, len(os.sched_getaffinity(0)) // config.num_workers)
-    engine = config.engine(str(model_dir), num_threads)
+    _check_memory(config.num_workers, engine, model_config)
     fingerprint = model_fingerprint(model_dir, config.load_format)
     router = config.router(str(model_dir), config.model.rstrip("/").rpartition("/")[2], max_model_len, cluster_token)
     workers = [
@@ -69,21 +71,21 @@ def plan(config: ClusterConfig, model_dir: Path, cluster_token: str) -> tuple[Ro
     return router, workers
 
 
-def _check_memory(config: ClusterConfig, model_config: ModelConfig) -> None:
+def _check_memory(num_workers: int, engine: EngineConfig, model_config: ModelConfig) -> None:
     """Refuses pools that together do not fit: each worker alone would see the same free memory."""
-    if config.device != "cpu":
+    if engine.device != "cpu":
         # Each worker has a GPU of its own and looks there.
         return
     layout = PageLayout(
-        model_config.num_layers, config.page_size, model_config.num_kv_heads, model_config.head_dim, config.dtype
+        model_config.num_layers, engine.page_size, model_config.num_kv_heads, model_config.head_dim, engine.dtype
     )
-    needed = config.num_workers * config.num_pages * layout.page_bytes
+    needed = num_workers * engine.num_pages * layout.page_bytes
     available = available_memory_bytes()
     if needed > available:
         raise ValueError(
-            f"{config.num_workers} pools of {config.num_pages} pages of {layout.page_bytes} bytes need "
+            f"{num_workers} pools of {engine.num_pages} pages of {layout.page_bytes} bytes need "
             f"{needed / 2**20:.0f} MiB, but only {available / 2**20:.0f} MiB of memory are free; use a smaller "
-            f"--num-pages, below {available // (config.num_workers * layout.page_bytes)}"
+            f"--num-pages, below {available // (num_workers * layout.page_bytes)}"
         )
 
 

@@ -1,19 +1,27 @@
 """Shows a person what each part of a starting cluster is doing."""
 
+import re
 import time
 from types import TracebackType
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.live import Live
+from rich.progress_bar import ProgressBar
 from rich.spinner import Spinner
 from rich.table import Table
 
 DONE = ("ready",)
+BAR_WIDTH = 24
+# Seconds between two lines about the same stage where there is no terminal.
+LINE_INTERVAL_S = 5.0
+# How much of a stage is done, behind its name: "(3 of 35)" or "(1.2 of 16.1 GB)".
+_AMOUNT = re.compile(r"(?P<stage>.+) \((?P<amount>(?P<done>[\d.]+) of (?P<total>[\d.]+)[^()]*)\)")
 
 
 class StartProgress:
-    """A live table on a terminal; a line for each change elsewhere. Use as a context manager and call it with the
-    name of a part and what it is doing."""
+    """A live table on a terminal, with a bar where a stage says how much of it is done; lines elsewhere, one for each
+    stage and one now and then while it goes on. Use as a context manager and call it with the name of a part and what
+    it is doing."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -21,6 +29,8 @@ class StartProgress:
         # What each part does, and when it began or, once ready, how long it took.
         self._parts: dict[str, tuple[str, float]] = {}
         self._began: dict[str, float] = {}
+        # Of each part the stage that a line was about last, and when.
+        self._printed: dict[str, tuple[str, float]] = {}
         self._live = Live(console=console, refresh_per_second=8, transient=False)
 
     def __enter__(self) -> "StartProgress":
@@ -42,7 +52,11 @@ class StartProgress:
         self._parts[part] = (doing, now - self._began[part])
         if self._console.is_terminal:
             self._live.update(self._table())
-        else:
+            return
+        stage = doing.partition(" (")[0]
+        printed, printed_at = self._printed.get(part, ("", 0.0))
+        if stage != printed or now - printed_at >= LINE_INTERVAL_S:
+            self._printed[part] = (stage, now)
             self._console.print(f"{now - self._started:6.1f} s  {part}: {doing}", highlight=False)
 
     def _table(self) -> Table:
@@ -51,5 +65,14 @@ class StartProgress:
             if doing in DONE:
                 table.add_row("[green]✓[/]", part, f"ready after {took:.1f} s")
             else:
-                table.add_row(Spinner("dots"), part, doing)
+                table.add_row(Spinner("dots"), part, *_stage(doing))
         return table
+
+
+def _stage(doing: str) -> tuple[RenderableType, ...]:
+    """A stage's name and, if it says how much of it is done, a bar and the amounts."""
+    match = _AMOUNT.fullmatch(doing)
+    if match is None:
+        return (doing,)
+    bar = ProgressBar(total=float(match["total"]), completed=float(match["done"]), width=BAR_WIDTH)
+    return match["stage"], bar, match["amount"]

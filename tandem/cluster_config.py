@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from tandem.config import (
+    DTYPES,
     TRANSPORTS,
     DecodeConfig,
     EngineConfig,
@@ -21,6 +22,9 @@ from tandem.config import (
     require_positive,
 )
 
+# Pages in the pool of a worker on a CPU that is not told how many.
+DEFAULT_CPU_PAGES = 1024
+
 
 @dataclass(frozen=True, slots=True)
 class ClusterConfig:
@@ -30,9 +34,13 @@ class ClusterConfig:
         model: a Hugging Face directory, a hub id, a GGUF file, a config directory (with load_format "dummy"), or the
             built-in name smollm2-135m-instruct.
         num_prefill, num_decode, num_both: workers of each role.
-        max_model_len: prompt and output tokens together; 0 takes the model's own limit, or what the pool holds if
-            that is less.
-        attention_backend, cuda_graph_max_bs: as in EngineConfig.
+        max_model_len: prompt and output tokens together; 0 takes the model's own limit, or what a pool of num_pages
+            holds if that is less.
+        dtype: of weights and KV pages; "auto" is bfloat16 on a GPU, float32 on a CPU.
+        num_pages: pages in each worker's pool; 0: DEFAULT_CPU_PAGES on a CPU, on a GPU as many as mem_fraction_static
+            leaves room for.
+        attention_backend, cuda_graph_max_bs, mem_fraction_static: as in EngineConfig.
+        disable_overlap_schedule: decode steps follow one another, as on a CPU.
         schedule: the prefill workers' policy.
         host: the address of the clients' ports; what the processes say to each other stays on loopback.
         grpc_port, http_port: the clients' ports; 0 picks a free one.
@@ -49,15 +57,17 @@ class ClusterConfig:
     num_decode: int = 1
     num_both: int = 0
     device: str = "cpu"
-    dtype: str = "float32"
+    dtype: str = "auto"
     page_size: int = 16
-    num_pages: int = 1024
+    num_pages: int = 0
+    mem_fraction_static: float = 0.88
     max_model_len: int = 0
     num_threads: int = 0
     attention_backend: str = "auto"
     cuda_graph_max_bs: int = 256
     chunk_size: int = 512
     max_batch_size: int = 64
+    disable_overlap_schedule: bool = False
     schedule: str = "fcfs"
     eviction: str = "lru"
     routing: str = "least_loaded"
@@ -78,9 +88,11 @@ class ClusterConfig:
     log_dir: str = ""
 
     def __post_init__(self) -> None:
-        for name in ("num_prefill", "num_decode", "num_both", "max_model_len", "num_threads", "drain_timeout_s"):
+        counts = ("num_prefill", "num_decode", "num_both", "num_pages", "max_model_len", "num_threads")
+        for name in (*counts, "drain_timeout_s"):
             require(getattr(self, name) >= 0, f"{name} must not be negative, but is {getattr(self, name)}")
-        require_positive(self, "page_size", "num_pages", "chunk_size")
+        require_positive(self, "page_size", "chunk_size", "max_batch_size")
+        require_one_of(self, "dtype", ("auto", *DTYPES))
         require(
             not self.grpc_port or self.grpc_port != self.http_port,
             f"grpc_port and http_port are both {self.grpc_port}",
@@ -102,17 +114,20 @@ class ClusterConfig:
         self.worker("unresolved", "both", self.engine("unresolved"), "", 1)
 
     def engine(self, model_dir: str, num_threads: int = 0) -> EngineConfig:
-        """What each worker's engine is told."""
+        """What each worker's engine is told; what depends on the device and was left open is decided here."""
+        is_cpu = self.device == "cpu"
+        automatic_dtype = "float32" if is_cpu else "bfloat16"
         return EngineConfig(
             model_dir=model_dir,
             load_format=self.load_format,
             device=self.device,
-            dtype=self.dtype,
+            dtype=automatic_dtype if self.dtype == "auto" else self.dtype,
             page_size=self.page_size,
-            num_pages=self.num_pages,
+            num_pages=self.num_pages or (DEFAULT_CPU_PAGES if is_cpu else 0),
             num_threads=self.num_threads or num_threads,
             attention_backend=self.attention_backend,
             cuda_graph_max_bs=self.cuda_graph_max_bs,
+            mem_fraction_static=self.mem_fraction_static,
         )
 
     def router(self, model_dir: str, model_name: str, max_model_len: int, cluster_token: str = "") -> RouterConfig:
@@ -145,9 +160,15 @@ class ClusterConfig:
         cluster_token: str = "",
     ) -> WorkerConfig:
         """What one worker is told."""
-        # Graphs are of decode steps.
-        max_graph = 0 if role == "prefill" else min(engine.cuda_graph_max_bs, self.max_batch_size)
-        engine = replace(engine, cuda_graph_max_bs=max_graph)
+        max_batch_size = 0 if role == "prefill" else self.max_batch_size
+        engine = replace(
+            engine,
+            # Graphs are of decode steps.
+            cuda_graph_max_bs=min(engine.cuda_graph_max_bs, max_batch_size),
+            max_chunk_tokens=0 if role == "decode" else self.chunk_size,
+            max_batch_size=max_batch_size,
+            max_model_len=max_model_len,
+        )
         return WorkerConfig(
             worker_id=worker_id,
             role=role,
@@ -155,7 +176,7 @@ class ClusterConfig:
             model_fingerprint=fingerprint,
             max_model_len=max_model_len,
             prefill=PrefillConfig(chunk_size=self.chunk_size, policy=self.schedule),
-            decode=DecodeConfig(max_batch_size=self.max_batch_size),
+            decode=DecodeConfig(max_batch_size=self.max_batch_size, overlap=not self.disable_overlap_schedule),
             eviction=self.eviction,
             transports=TRANSPORTS if self.transport == "auto" else (self.transport,),
             cluster_token=cluster_token,

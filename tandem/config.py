@@ -9,7 +9,8 @@ from typing import Literal
 
 Role = Literal["prefill", "decode", "both"]
 ROLES: tuple[Role, ...] = ("prefill", "decode", "both")
-ATTENTION_BACKENDS = ("auto", "flashinfer", "reference")
+ATTENTION_BACKENDS = ("auto", "flashinfer", "triton", "reference")
+GPU_ATTENTION_BACKENDS = ("flashinfer", "triton")
 DTYPES = ("float32", "bfloat16")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 DEVICES = ("cpu", "cuda")
@@ -84,10 +85,16 @@ class EngineConfig:
     Attributes:
         model_dir: a local Hugging Face directory.
         load_format: "auto" reads the checkpoint; "dummy" makes random weights for the config.
-        num_pages: size of the pool, in pages.
+        num_pages: size of the pool, in pages; 0, on a GPU alone: as many as mem_fraction_static leaves room for.
         num_threads: CPU threads of one forward; 0 leaves torch's choice.
         attention_backend: auto takes FlashInfer on a GPU where it has kernels for the dtype, else the reference.
         cuda_graph_max_bs: decode batches up to this size run as CUDA graphs; 0: none do.
+        mem_fraction_static: the share of the GPU's memory, between 0 and 1, that weights, graphs and pool together may
+            take; the rest is for what forwards need while they run. Read if num_pages is 0.
+        max_chunk_tokens: tokens of the largest prefill forward; 0: there is none. A GPU keeps memory for it.
+        max_batch_size: sequences of the largest decode step; 0: there is none. Likewise.
+        max_model_len: tokens of the longest sequence, which the pool must hold; 0: the model's own limit, or what the
+            pool holds if that is less.
     """
 
     model_dir: str
@@ -99,21 +106,32 @@ class EngineConfig:
     num_threads: int = 0
     attention_backend: str = "auto"
     cuda_graph_max_bs: int = 256
+    mem_fraction_static: float = 0.88
+    max_chunk_tokens: int = 512
+    max_batch_size: int = 64
+    max_model_len: int = 0
 
     def __post_init__(self) -> None:
         require_one_of(self, "attention_backend", ATTENTION_BACKENDS)
         require(
-            self.device != "cpu" or self.attention_backend != "flashinfer",
-            "attention_backend flashinfer needs a GPU: use reference, or device cuda",
+            self.device != "cpu" or self.attention_backend not in GPU_ATTENTION_BACKENDS,
+            f"attention_backend {self.attention_backend} needs a GPU: use reference, or device cuda",
         )
-        require(self.cuda_graph_max_bs >= 0, "cuda_graph_max_bs must not be negative")
+        for name in ("cuda_graph_max_bs", "max_chunk_tokens", "max_batch_size", "max_model_len"):
+            require(getattr(self, name) >= 0, f"{name} must not be negative, but is {getattr(self, name)}")
+        require(
+            0 < self.mem_fraction_static < 1,
+            f"mem_fraction_static must be between 0 and 1, not {self.mem_fraction_static}",
+        )
         require(
             self.load_format in ("auto", "dummy"),
             f"load_format must be auto or dummy, not {self.load_format!r}",
         )
         require(self.device in DEVICES, f"device must be one of {', '.join(DEVICES)}, not {self.device!r}")
         require(self.dtype in DTYPES, f"dtype must be one of {', '.join(DTYPES)}, not {self.dtype!r}")
-        require_positive(self, "page_size", "num_pages")
+        require_positive(self, "page_size")
+        if self.num_pages != 0 or self.device != "cuda":
+            require_positive(self, "num_pages")
         require(self.num_threads >= 0, f"num_threads must not be negative, but is {self.num_threads}")
 
 
@@ -149,11 +167,13 @@ class DecodeConfig:
         max_batch_size: requests in one step at most.
         lease_duration_s: how long a lease lasts without a word from the prefill worker.
         admit_grace_s: how long a lease request may wait for its Admit, which comes on another stream.
+        overlap: on an asynchronous engine a step is launched before the tokens of the one before are known.
     """
 
     max_batch_size: int = 64
     lease_duration_s: float = 30.0
     admit_grace_s: float = 2.0
+    overlap: bool = True
 
     def __post_init__(self) -> None:
         require_positive(self, "max_batch_size", "lease_duration_s", "admit_grace_s")

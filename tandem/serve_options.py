@@ -5,7 +5,7 @@ import math
 from dataclasses import dataclass, fields
 from typing import Any
 
-from tandem.cluster_config import ClusterConfig
+from tandem.cluster_config import DEFAULT_CPU_PAGES, ClusterConfig
 from tandem.config import (
     ATTENTION_BACKENDS,
     DEVICES,
@@ -55,7 +55,7 @@ class Option:
 
     Attributes:
         name: the flag without its dashes in front, and the key in the YAML file.
-        type: of its value: str, int or float.
+        type: of its value: str, int, float, or bool for a flag without a value.
         field: of ClusterConfig; empty: the name with underscores.
         default: what the help says of the default; empty: ClusterConfig's, if that is worth a word.
         is_list: may be given several times; a list in the file.
@@ -102,8 +102,14 @@ OPTIONS = (
         "auto: the model's weights; dummy: random ones, which need only its config and tokenizer",
         choices=("auto", "dummy"),
     ),
-    Option("dtype", "model", str, "number format of weights and KV pages", choices=DTYPES),
-    Option("max-model-len", "model", int, "prompt and output tokens; 0: as many as model and pool allow", "N"),
+    Option(
+        "dtype",
+        "model",
+        str,
+        "number format of weights and KV pages; auto: bfloat16 on a GPU, float32 on a CPU",
+        choices=("auto", *DTYPES),
+    ),
+    Option("max-model-len", "model", int, "prompt and output tokens; 0: as many as model and --num-pages allow", "N"),
     Option("prefill", "workers", int, "prefill workers", "N", "num_prefill", "1, or 0 with --both"),
     Option("decode", "workers", int, "decode workers", "N", "num_decode", "1, or 0 with --both"),
     Option("both", "workers", int, "workers that prefill and decode", "N", "num_both"),
@@ -125,9 +131,28 @@ OPTIONS = (
     ),
     Option("cuda-graph-max-bs", "workers", int, "largest decode batch that runs as a CUDA graph; 0: none", "N"),
     Option("page-size", "memory and scheduling", int, "tokens in a page", "N"),
-    Option("num-pages", "memory and scheduling", int, "pages in each worker's pool", "N"),
+    Option(
+        "num-pages",
+        "memory and scheduling",
+        int,
+        f"pages in each worker's pool; 0: {DEFAULT_CPU_PAGES} on a CPU, as many as fit on a GPU",
+        "N",
+    ),
+    Option(
+        "mem-fraction-static",
+        "memory and scheduling",
+        float,
+        "share of a GPU's memory that weights, CUDA graphs and, without --num-pages, the pool may take together",
+        "SHARE",
+    ),
     Option("chunk-size", "memory and scheduling", int, "prompt tokens in one prefill forward", "N"),
     Option("max-batch-size", "memory and scheduling", int, "requests in one decode step", "N"),
+    Option(
+        "disable-overlap-schedule",
+        "memory and scheduling",
+        bool,
+        "launch a decode step on a GPU only when the tokens of the one before are known; for debugging",
+    ),
     Option("schedule", "memory and scheduling", str, "which prompt is computed next", choices=PREFILL_POLICIES),
     Option("eviction", "memory and scheduling", str, "which cached page goes first", choices=EVICTION_POLICIES),
     Option("routing", "memory and scheduling", str, "which workers serve a request", choices=ROUTING_POLICIES),
@@ -200,6 +225,11 @@ def add_serve_options(parser: argparse.ArgumentParser) -> None:
         "--config", dest=CONFIG_FILE, metavar="FILE.yaml", help="a file with any of these options (see below)"
     )
     for option in OPTIONS:
+        if option.type is bool:
+            groups[option.group].add_argument(
+                f"--{option.name}", dest=option.target, action="store_true", default=None, help=_help(option)
+            )
+            continue
         groups[option.group].add_argument(
             f"--{option.name}",
             dest=option.target,
@@ -220,8 +250,8 @@ def _help(option: Option) -> str:
     default = option.default or {f.name: f.default for f in fields(ClusterConfig)}.get(option.target)
     if isinstance(default, float):
         default = f"{default:g}"
-    # What an empty text means needs no word: the option is off.
-    is_shown = default != "" and isinstance(default, str | int)
+    # What an empty text or False means needs no word: the option is off.
+    is_shown = default != "" and default is not False and isinstance(default, str | int)
     return (f"{option.help} (default: {default})" if is_shown else option.help).replace("%", "%%")
 
 

@@ -63,6 +63,7 @@ class NvlinkSender(SenderTransport):
         computed = torch.cuda.Event()
         computed.record(torch.cuda.current_stream(self._device))
         self._stream.wait_event(computed)
+        # CUDA 12 returns one value more than CUDA 13, the copy that failed; the arguments are the same.
         check(
             runtime.cudaMemcpyBatchAsync(
                 [self._dst + page * size for page in dst_pages],

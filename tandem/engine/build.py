@@ -1,26 +1,47 @@
 """Makes an engine as it is configured: the model with its weights, its pool and its attention backend."""
 
-from collections.abc import Callable, Iterable
+import itertools
+import logging
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
 from tandem.config import EngineConfig
+from tandem.engine.attention.base import GraphableBackend
+from tandem.engine.dry_run import free_bytes, measure_memory
 from tandem.engine.engine import Engine
+from tandem.engine.graph_runner import DecodeGraphs
 from tandem.engine.kvcache.base import PageLayout
 from tandem.engine.kvcache.pool import CpuKvPool
+from tandem.engine.kvcache.sizing import GIB, DeviceMemory, choose_num_pages
 from tandem.engine.models.base import Model
 from tandem.engine.models.config import ModelConfig
 from tandem.engine.models.registry import build_model
-from tandem.engine.weights.loader import checkpoint_weights, dummy_weights
+from tandem.engine.weights.loader import load_weights
+
+if TYPE_CHECKING:
+    from tandem.engine.kvcache.cuda_pool import CudaKvPool
+
+logger = logging.getLogger(__name__)
+
+# How far beyond --mem-fraction-static weights, graphs and pool may come to be without a warning.
+SHARE_TOLERANCE = 0.01
 
 
 def build_engine(config: EngineConfig, pool_name: str, on_progress: Callable[[str], None]) -> Engine:
     """Loads a model and allocates its pool.
 
+    On a GPU the pool comes last but for the CUDA graphs, which are captured over it. Its size follows from figures
+    measured once the weights are there: the largest forwards and two small graphs run on a pool of one page, and what
+    they took is kept free. What all the graphs will take is therefore an estimate; what they did take is logged.
+
     Args:
         pool_name: unique among all pools ever made on this host.
-        on_progress: told, in a few words, what happens next.
+        on_progress: told, in a few words, what happens next; how much of it is done stands in parentheses behind, as
+            "(3 of 35)" or "(1.2 of 16.1 GB)".
 
     Raises:
         ValueError: the model cannot be served as configured; the message says why.
@@ -28,17 +49,7 @@ def build_engine(config: EngineConfig, pool_name: str, on_progress: Callable[[st
     if config.num_threads:
         torch.set_num_threads(config.num_threads)
     model_config = ModelConfig.from_dir(Path(config.model_dir))
-    dtype: torch.dtype = getattr(torch, config.dtype)
     device = _device(config.device)
-    model = build_model(model_config, dtype, device)
-    on_progress("loading weights")
-    weights: Iterable[tuple[str, torch.Tensor]]
-    if config.load_format == "dummy":
-        weights = dummy_weights(model.checkpoint_shapes())
-    else:
-        weights = checkpoint_weights(Path(config.model_dir))
-    model.load_weights(weights)
-    on_progress("allocating pages")
     layout = PageLayout(
         num_layers=model_config.num_layers,
         page_size=config.page_size,
@@ -46,9 +57,37 @@ def build_engine(config: EngineConfig, pool_name: str, on_progress: Callable[[st
         head_dim=model_config.head_dim,
         dtype=config.dtype,
     )
+    phases = _Phases(on_progress)
     if device.type == "cpu":
-        return Engine(model, CpuKvPool(layout, config.num_pages, pool_name))
-    return _cuda_engine(config, model, layout, device, on_progress)
+        model = _load_model(config, model_config, device, phases)
+        phases("allocating pages")
+        engine = Engine(model, CpuKvPool(layout, config.num_pages, pool_name))
+    else:
+        engine = _cuda_engine(config, model_config, layout, device, phases)
+    logger.info("engine ready: %s", phases.summary())
+    return engine
+
+
+class _Phases:
+    """Passes progress on, and times the phases by what is told before the parentheses."""
+
+    def __init__(self, on_progress: Callable[[str], None]) -> None:
+        self._on_progress = on_progress
+        self._began: dict[str, float] = {}
+
+    def __call__(self, doing: str) -> None:
+        self._began.setdefault(doing.partition(" (")[0], time.monotonic())
+        self._on_progress(doing)
+
+    @property
+    def current(self) -> str:
+        return list(self._began)[-1]
+
+    def summary(self) -> str:
+        """How long each took until now."""
+        moments = [*self._began.values(), time.monotonic()]
+        durations = [end - begin for begin, end in itertools.pairwise(moments)]
+        return ", ".join(f"{name} {took:.1f} s" for name, took in zip(self._began, durations, strict=True))
 
 
 def _device(name: str) -> torch.device:
@@ -60,24 +99,96 @@ def _device(name: str) -> torch.device:
     return torch.device(name)
 
 
+def _load_model(
+    config: EngineConfig, model_config: ModelConfig, device: torch.device, on_progress: Callable[[str], None]
+) -> Model:
+    on_progress("loading weights")
+    model = build_model(model_config, getattr(torch, config.dtype), device)
+    load_weights(model, Path(config.model_dir), config.load_format, device, on_progress)
+    return model
+
+
 def _cuda_engine(
-    config: EngineConfig, model: Model, layout: PageLayout, device: torch.device, on_progress: Callable[[str], None]
+    config: EngineConfig, model_config: ModelConfig, layout: PageLayout, device: torch.device, phases: _Phases
 ) -> Engine:
     # Imported here: a machine without CUDA has nothing to import.
-    from tandem.engine.attention.flashinfer import DTYPES, HEAD_DIMS, FlashInferAttention
-    from tandem.engine.graph_runner import DecodeGraphs
     from tandem.engine.kvcache.cuda_pool import CudaKvPool
 
-    pool = CudaKvPool(layout, config.num_pages, device)
-    has_kernels = layout.dtype in DTYPES and layout.head_dim in HEAD_DIMS
-    if config.attention_backend == "reference" or (config.attention_backend == "auto" and not has_kernels):
-        return Engine(model, pool)
-    attention = FlashInferAttention(pool, model.config.num_q_heads)
-    if config.cuda_graph_max_bs == 0:
-        return Engine(model, pool, attention)
-    # A sequence is no longer than the model allows, nor than the pool.
-    max_tokens = min(model.config.max_position_embeddings, config.num_pages * config.page_size)
-    graphs = DecodeGraphs(
-        model, attention, device, config.cuda_graph_max_bs, layout.num_pages_for(max_tokens), on_progress
-    )
+    free_at_start = free_bytes()
+    try:
+        model = _load_model(config, model_config, device, phases)
+        phases("warming up")
+        memory = _measure(config, model, CudaKvPool(layout, 1, device), free_at_start)
+        phases("allocating pages")
+        num_pages = choose_num_pages(memory, layout, config.num_pages, config.mem_fraction_static, config.max_model_len)
+        pool = CudaKvPool(layout, num_pages, device)
+        attention = _attention(config, pool, model_config.num_q_heads)
+        graphs = None
+        if attention is not None and config.cuda_graph_max_bs:
+            # A sequence is no longer than the model allows, nor than the pool.
+            longest = config.max_model_len or model_config.max_position_embeddings
+            num_table_pages = layout.num_pages_for(min(longest, num_pages * layout.page_size))
+            graphs = DecodeGraphs(model, attention, device, config.cuda_graph_max_bs, num_table_pages, phases)
+    except torch.OutOfMemoryError as error:
+        raise ValueError(
+            f"the GPU's memory ran out while {phases.current}: {free_at_start / GIB:.1f} GiB were free at the start; "
+            "use a smaller model, a smaller --chunk-size or --max-batch-size, or end what else uses the GPU"
+        ) from error
+    _log_memory(config, memory, num_pages, layout, free_at_start)
     return Engine(model, pool, attention, graphs)
+
+
+def _attention(config: EngineConfig, pool: "CudaKvPool", num_q_heads: int) -> GraphableBackend | None:
+    """None: the reference backend."""
+    # Imported here, likewise.
+    from tandem.engine.attention.flashinfer import DTYPES, HEAD_DIMS, FlashInferAttention
+    from tandem.engine.attention.triton import TritonAttention
+
+    has_kernels = pool.layout.dtype in DTYPES and pool.layout.head_dim in HEAD_DIMS
+    if config.attention_backend == "reference" or (config.attention_backend == "auto" and not has_kernels):
+        return None
+    if config.attention_backend == "triton":
+        return TritonAttention(pool, num_q_heads)
+    return FlashInferAttention(pool, num_q_heads)
+
+
+def _measure(config: EngineConfig, model: Model, pool: "CudaKvPool", free_at_start: int) -> DeviceMemory:
+    """Args: pool: of one page. It goes, with its backend, when this returns."""
+    attention = _attention(config, pool, model.config.num_q_heads)
+    engine = Engine(model, pool, attention)
+    if attention is None or config.cuda_graph_max_bs == 0:
+        return measure_memory(engine, config, free_at_start, None)
+    graphable = attention
+
+    def capture(batch_size: int) -> object:
+        return DecodeGraphs(model, graphable, engine.device, batch_size, 1, lambda doing: None)
+
+    return measure_memory(engine, config, free_at_start, capture)
+
+
+def _log_memory(
+    config: EngineConfig, memory: DeviceMemory, num_pages: int, layout: PageLayout, free_at_start: int
+) -> None:
+    """Says where the memory went, and whether graphs took more than was kept for them."""
+    free = free_bytes()
+    taken = free_at_start - free
+    pool = (num_pages + 1) * layout.page_bytes
+    logger.info(
+        "GPU memory in GiB: %.1f in all, weights and workspaces %.2f, %d pages %.2f, CUDA graphs %.2f (%.2f kept), "
+        "largest forward %.2f, free %.2f",
+        memory.total / GIB,
+        memory.weights / GIB,
+        num_pages,
+        pool / GIB,
+        (taken - memory.weights - pool) / GIB,
+        memory.graphs / GIB,
+        memory.forward / GIB,
+        free / GIB,
+    )
+    if config.num_pages == 0 and taken > memory.total * (config.mem_fraction_static + SHARE_TOLERANCE):
+        logger.warning(
+            "weights, CUDA graphs and pool take %.3f of the GPU's memory, more than --mem-fraction-static %g: the "
+            "graphs took more than their trial said",
+            taken / memory.total,
+            config.mem_fraction_static,
+        )

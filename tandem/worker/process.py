@@ -133,7 +133,7 @@ class WorkerProcess:
     def _build(self, outbox: Outbox) -> Scheduler:
         config = self._config
         engine = self._engine = build_engine(config.engine, self._incarnation, self._on_progress)
-        cache = CacheManager(config.engine.num_pages, config.engine.page_size, config.eviction)
+        cache = CacheManager(engine.pool.num_pages, engine.pool.layout.page_size, config.eviction)
         return self._room.build_scheduler(engine, cache, outbox, config)
 
     def _deliver(self, outgoing: Outgoing) -> None:
@@ -178,7 +178,7 @@ class WorkerProcess:
                 layout.head_dim,
                 layout.dtype,
             ),
-            config.engine.num_pages,
+            engine.pool.num_pages,
             self._metrics.address,
         )
         self._links = self._room.build_links(engine, hello, config, self._engine_thread.post)

@@ -228,7 +228,7 @@ def test_no_server(command: tuple[str, ...]) -> None:
         (("--model", "m", "--prefill", "two"), "invalid int value: 'two'"),
         (("--model", "m", "--dtype", "int3"), "invalid choice: 'int3'"),
         (("--model", "m", "--prefill", "2", "--decode", "0"), "both kinds are needed, or neither"),
-        (("--model", "m", "--num-pages", "0"), "--num-pages must be above 0, not 0"),
+        (("--model", "m", "--page-size", "0"), "--page-size must be above 0, not 0"),
         (("--model", "m", "--grpc-port", "70000"), "--grpc-port must be between 0 and 65535, not 70000"),
     ],
 )

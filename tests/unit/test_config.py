@@ -4,9 +4,20 @@ from pathlib import Path
 
 import pytest
 
+from kvtransfer.transports.factory import TRANSPORTS_OF
 from tandem.cli import main
 from tandem.cluster_config import ClusterConfig
-from tandem.config import DecodeConfig, EngineConfig, PrefillConfig, RouterConfig, WorkerConfig
+from tandem.config import (
+    EVICTION_POLICIES,
+    TRANSPORTS,
+    DecodeConfig,
+    EngineConfig,
+    PrefillConfig,
+    Role,
+    RouterConfig,
+    WorkerConfig,
+)
+from tandem.engine.kvcache import eviction
 from tandem.lifecycle import PHASES, RECEIVED, phase_timings
 
 
@@ -15,8 +26,13 @@ from tandem.lifecycle import PHASES, RECEIVED, phase_timings
     [
         (lambda: EngineConfig("m", dtype="int8"), "dtype must be one of float32, bfloat16, not 'int8'"),
         (lambda: EngineConfig("m", device="tpu"), "device must be one of"),
+        (lambda: EngineConfig("m", attention_backend="triton"), "attention_backend triton needs a GPU"),
         (lambda: EngineConfig("m", page_size=0), "page_size must be above 0, not 0"),
         (lambda: EngineConfig("m", num_threads=-1), "num_threads must not be negative"),
+        (lambda: EngineConfig("m", num_pages=0), "num_pages must be above 0, not 0"),
+        (lambda: EngineConfig("m", device="cuda", num_pages=-1), "num_pages must be above 0, not -1"),
+        (lambda: EngineConfig("m", mem_fraction_static=0.0), "mem_fraction_static must be between 0 and 1, not 0.0"),
+        (lambda: EngineConfig("m", max_chunk_tokens=-1), "max_chunk_tokens must not be negative"),
         (lambda: PrefillConfig(chunk_size=0), "chunk_size must be above 0"),
         (lambda: DecodeConfig(max_batch_size=-2), "max_batch_size must be above 0"),
         (lambda: RouterConfig("m", "m", 10, grpc_port=70000), "grpc_port must be between 0 and 65535"),
@@ -31,6 +47,24 @@ from tandem.lifecycle import PHASES, RECEIVED, phase_timings
 def test_nonsense_is_refused_by_name(make: object, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()  # type: ignore[operator]
+
+
+def test_what_depends_on_the_device_is_decided_for_the_engine() -> None:
+    on_cpu, on_gpu = (ClusterConfig("m", device=device).engine("m") for device in ("cpu", "cuda"))
+    assert (on_cpu.dtype, on_cpu.num_pages) == ("float32", 1024)
+    assert (on_gpu.dtype, on_gpu.num_pages) == ("bfloat16", 0)
+    chosen = ClusterConfig("m", device="cuda", dtype="float32", num_pages=7, mem_fraction_static=0.5).engine("m")
+    assert (chosen.dtype, chosen.num_pages, chosen.mem_fraction_static) == ("float32", 7, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("role", "chunk", "batch", "graph"), [("prefill", 99, 0, 0), ("decode", 0, 7, 7), ("both", 99, 7, 7)]
+)
+def test_an_engine_knows_its_largest_forwards(role: Role, chunk: int, batch: int, graph: int) -> None:
+    config = ClusterConfig("m", chunk_size=99, max_batch_size=7)
+    engine = config.worker("w", role, config.engine("m"), "f", 500).engine
+    assert (engine.max_chunk_tokens, engine.max_batch_size, engine.cuda_graph_max_bs) == (chunk, batch, graph)
+    assert engine.max_model_len == 500
 
 
 @pytest.mark.parametrize(
@@ -52,6 +86,11 @@ def test_a_wrong_call_exits_with_2_and_says_why(
         status = int(stop.code or 0)
     assert status == 2
     assert message in capsys.readouterr().err
+
+
+def test_what_can_be_configured_is_what_there_is() -> None:
+    assert set(EVICTION_POLICIES) == set(eviction.EVICTION_POLICIES)
+    assert set(TRANSPORTS) == {name for names in TRANSPORTS_OF.values() for name in names}
 
 
 def test_phases_are_made_of_moments_that_happened() -> None:

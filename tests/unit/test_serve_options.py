@@ -29,6 +29,7 @@ OTHER_VALUES = {
     "log_dir": "logs",
     "request_timeout_s": 1.5,
     "drain_timeout_s": 2.5,
+    "mem_fraction_static": 0.5,
 }
 
 
@@ -59,11 +60,15 @@ def other_value(name: str) -> object:
         return OTHER_VALUES[name]
     if option.choices:
         return option.choices[-1]
+    if option.type is bool:
+        return not default
     assert isinstance(default, int)
     return default + 1
 
 
 def as_flags(option: Option, value: object) -> list[str]:
+    if option.type is bool:
+        return [f"--{option.name}"] if value else []
     values: Sequence[object] = value if isinstance(value, tuple) else (value,)
     return [text for v in values for text in (f"--{option.name}", str(v))]
 
@@ -156,12 +161,13 @@ def test_paths_of_the_file_are_relative_to_the_current_directory(
         ("model: m\nprefill: two\n", "prefill must be a whole number, not text"),
         ("model: m\nprefill: 1.5\n", "prefill must be a whole number, not a number"),
         ("model: m\nprefill: true\n", "prefill must be a whole number, not true or false"),
+        ("model: m\ndisable-overlap-schedule: 1\n", "must be true or false, not a whole number"),
         ("model: m\nprefill:\n", "prefill must be a whole number, not nothing"),
         ("model: m\nrequest-timeout: soon\n", "request-timeout must be a number, not text"),
         ("model: m\nrequest-timeout: .inf\n", "request-timeout must be a finite number"),
         ("model: 8\n", "model must be text, not a whole number"),
         ("model: [m]\n", "model must be text, not a list"),
-        ("model: m\ndtype: int3\n", "dtype must be one of float32, bfloat16, not 'int3'"),
+        ("model: m\ndtype: int3\n", "dtype must be one of auto, float32, bfloat16, not 'int3'"),
         ("model: m\napi-key: secret-1\n", "api-key must be a list of quoted texts"),
         ("model: m\napi-key: [8467]\n", "api-key must be a list of quoted texts"),
         ("model: m\nprefill: 1\nprefill: 2\n", "prefill is there twice"),
@@ -203,6 +209,9 @@ def test_the_model_may_be_missing_in_one_place_but_not_in_both(
     [
         (["--page-size", "0"], "--page-size must be above 0, not 0"),
         (["--prefill", "-1"], "--prefill must not be negative, but is -1"),
+        (["--num-pages", "-1"], "--num-pages must not be negative, but is -1"),
+        (["--mem-fraction-static", "1"], "--mem-fraction-static must be between 0 and 1, not 1.0"),
+        (["--max-batch-size", "-1"], "--max-batch-size must be above 0, not -1"),
         (["--drain-timeout", "-1"], "--drain-timeout must not be negative"),
         (["--request-timeout", "0"], "--request-timeout must be above 0"),
         (["--prefill", "1", "--decode", "0"], "both kinds are needed, or neither"),
@@ -270,5 +279,6 @@ def test_every_flag_is_documented_with_its_default() -> None:
         default = defaults.get(option.target)
         if isinstance(default, str | int | float) and default != "":
             shown = f"{default:g}" if isinstance(default, float) else str(default)
+            shown = shown.lower() if isinstance(default, bool) else shown
             assert f"`{shown}`" in row, option.name
     assert "`--config FILE.yaml`" in text

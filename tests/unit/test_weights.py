@@ -2,6 +2,7 @@
 
 import json
 import multiprocessing
+from collections.abc import Iterable, Iterator
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,9 +15,11 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import pre_tokenizers
 
+from tandem.engine.models.base import Model
+from tandem.engine.weights import loader
 from tandem.engine.weights.gguf import convert_gguf
 from tandem.engine.weights.gguf_tokenizer import build_tokenizer
-from tandem.engine.weights.loader import checkpoint_weights, dummy_weights
+from tandem.engine.weights.loader import checkpoint_weights, dummy_weights, load_weights
 
 HIDDEN, INNER, HEADS, KV_HEADS, HEAD_DIM, LAYERS = 64, 96, 4, 2, 16, 2
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -370,3 +373,40 @@ def test_dummy_weights_depend_on_name_and_seed_alone() -> None:
     assert len(set(map(tuple, first["big.weight"][:, :8].tolist()))) == 1200, "rows repeat"
     other = dict(dummy_weights(shapes, seed=1))
     assert not torch.equal(first["small.weight"], other["small.weight"])
+
+
+class RecordingModel(Model):
+    """Takes whatever weights it is given."""
+
+    def __init__(self, shapes: list[tuple[str, tuple[int, ...], torch.dtype]]) -> None:
+        self._shapes = shapes
+        self.weights: dict[str, torch.Tensor] = {}
+
+    def checkpoint_shapes(self) -> Iterator[tuple[str, tuple[int, ...], torch.dtype]]:
+        return iter(self._shapes)
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        for name, weight in weights:
+            self.weights[name] = weight.clone()
+
+    def forward(self, *_: Any, **__: Any) -> torch.Tensor:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize("load_format", ["auto", "dummy"])
+def test_loading_tells_how_many_bytes_of_how_many(
+    load_format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shapes = [(name, (2000, 1000), torch.float32) for name in ("a.weight", "b.weight", "c.weight")]
+    save_file({name: torch.ones(shape) for name, shape, _ in shapes}, tmp_path / "model.safetensors")
+    told: list[str] = []
+    monkeypatch.setattr(loader, "_REPORT_INTERVAL_S", 0.0)
+    model = RecordingModel(shapes)
+    load_weights(model, tmp_path, load_format, torch.device("cpu"), told.append)
+    assert sorted(model.weights) == ["a.weight", "b.weight", "c.weight"]
+    assert told == [f"loading weights ({done:.2f} of 0.02 GB)" for done in (0.0, 0.008, 0.016)]
+    # Not for every tensor, where they come quickly.
+    monkeypatch.setattr(loader, "_REPORT_INTERVAL_S", 60.0)
+    told.clear()
+    load_weights(model, tmp_path, load_format, torch.device("cpu"), told.append)
+    assert len(told) == 1

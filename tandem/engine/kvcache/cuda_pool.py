@@ -9,9 +9,6 @@ from cuda.bindings import runtime
 from tandem.engine.kvcache.base import PageLayout
 from tandem.engine.kvcache.pool import KvPool
 
-# Left free when a pool is made: workspaces, activations and the libraries' own.
-RESERVED_BYTES = 2 * 2**30
-
 
 def check(result: tuple[Any, ...]) -> Any:
     """What a CUDA runtime call returned, without its status.
@@ -52,20 +49,13 @@ class CudaKvPool(KvPool):
     """
 
     def __init__(self, layout: PageLayout, num_pages: int, device: torch.device) -> None:
-        """Allocates zeroed pages.
+        """Allocates zeroed pages; tandem.engine.kvcache.sizing says how many fit.
 
         Raises:
-            ValueError: the pool does not fit into the device's free memory.
+            RuntimeError: the pool does not fit into the device's free memory.
         """
         num_bytes = (num_pages + 1) * layout.page_bytes
         with torch.cuda.device(device):
-            free_bytes, _ = torch.cuda.mem_get_info()
-            if num_bytes > free_bytes - RESERVED_BYTES:
-                raise ValueError(
-                    f"a pool of {num_pages} pages of {layout.page_bytes} bytes needs {num_bytes / 2**30:.1f} GiB, but "
-                    f"only {free_bytes / 2**30:.1f} GiB of the GPU's memory are free, of which "
-                    f"{RESERVED_BYTES / 2**30:.0f} are kept for activations; use fewer pages"
-                )
             address = check(runtime.cudaMalloc(num_bytes))
             owner = _DeviceMemory(address, num_pages + 1, layout.page_bytes)
             check(runtime.cudaMemset(address, 0, num_bytes))

@@ -1,0 +1,84 @@
+"""Who gets a GPU's memory, and the weights on their way into it."""
+
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+
+from tandem.config import EngineConfig
+from tandem.engine.build import build_engine
+from tandem.engine.dry_run import free_bytes
+from tandem.engine.weights.loader import dummy_weights
+from tests.cluster.conftest import save_tiny_model
+
+# Leaves enough beside it for whatever else a test process holds.
+FRACTION = 0.6
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("models") / "tiny"
+    save_tiny_model(directory, head_dim=64)
+    return directory
+
+
+def config_with(model_dir: Path, fraction: float = FRACTION, num_pages: int = 0, backend: str = "auto") -> EngineConfig:
+    # Large pages: the tiny model's pool would have millions of small ones.
+    return EngineConfig(
+        str(model_dir),
+        device="cuda",
+        dtype="bfloat16",
+        page_size=1024,
+        num_pages=num_pages,
+        attention_backend=backend,
+        cuda_graph_max_bs=16,
+        mem_fraction_static=fraction,
+        max_chunk_tokens=2048,
+    )
+
+
+@pytest.mark.parametrize("backend", ["flashinfer", "triton"])
+def test_weights_graphs_and_pool_take_the_share(
+    backend: str, model_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = free_bytes()
+    total = torch.cuda.mem_get_info()[1]
+    with caplog.at_level(logging.INFO, "tandem.engine.build"):
+        engine = build_engine(config_with(model_dir, backend=backend), "memory", lambda doing: None)
+    taken = before - free_bytes()
+    assert taken == pytest.approx(FRACTION * total, rel=0.03)
+    assert engine.pool.num_pages * engine.pool.layout.page_bytes == pytest.approx(FRACTION * total, rel=0.05)
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+    del engine
+    assert before - free_bytes() < 2 * 2**30
+
+
+def test_memory_that_others_have_is_left_to_them(model_dir: Path) -> None:
+    total = torch.cuda.mem_get_info()[1]
+    others = torch.empty(int(0.6 * total), dtype=torch.uint8, device="cuda")
+    engine = build_engine(config_with(model_dir, fraction=0.9), "memory", lambda doing: None)
+    assert 0.2 * total < engine.pool.num_pages * engine.pool.layout.page_bytes < 0.4 * total
+    del others, engine
+    free_bytes()
+
+
+def test_an_impossible_share_is_refused(model_dir: Path) -> None:
+    before = free_bytes()
+    with pytest.raises(ValueError, match=r"there is room for 0 pages .*use a larger --mem-fraction-static"):
+        build_engine(config_with(model_dir, fraction=0.001), "memory", lambda doing: None)
+    with pytest.raises(ValueError, match="use a --num-pages of at most"):
+        build_engine(config_with(model_dir, num_pages=10**9), "memory", lambda doing: None)
+    assert before - free_bytes() < 2 * 2**30
+
+
+def test_dummy_weights_are_the_same_on_every_device() -> None:
+    shapes = [
+        ("big.weight", (1200, 1000), torch.bfloat16),
+        ("small.weight", (8, 4), torch.float32),
+        ("norm.weight", (4,), torch.bfloat16),
+        ("q_proj.bias", (4,), torch.float32),
+    ]
+    on_cpu, on_gpu = dict(dummy_weights(shapes)), dict(dummy_weights(shapes, device="cuda"))
+    for name, weight in on_cpu.items():
+        assert on_gpu[name].is_cuda and torch.equal(on_gpu[name].cpu(), weight), name

@@ -1,0 +1,102 @@
+"""Building an engine: what it tells meanwhile, and what it measures before it sizes a GPU's pool."""
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+
+from tandem.config import EngineConfig
+from tandem.engine import dry_run
+from tandem.engine.batch import Batch
+from tandem.engine.build import build_engine
+from tandem.engine.dry_run import measure_memory
+from tandem.engine.engine import Engine
+
+MODEL_CONFIG = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 32,
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-5,
+}
+MIB = 2**20
+
+
+@pytest.fixture
+def model_dir(tmp_path: Path) -> str:
+    (tmp_path / "config.json").write_text(json.dumps(MODEL_CONFIG))
+    return str(tmp_path)
+
+
+def build(model_dir: str, num_pages: int, told: list[str] | None = None) -> Engine:
+    config = EngineConfig(model_dir, "dummy", num_pages=num_pages)
+    return build_engine(config, f"build-{num_pages}", [].append if told is None else told.append)
+
+
+def test_phases_are_told_in_order_and_timed(model_dir: str, caplog: pytest.LogCaptureFixture) -> None:
+    told: list[str] = []
+    with caplog.at_level(logging.INFO, "tandem.engine.build"):
+        engine = build(model_dir, 8, told)
+    assert engine.pool.num_pages == 8
+    assert list(dict.fromkeys(doing.partition(" (")[0] for doing in told)) == ["loading weights", "allocating pages"]
+    assert caplog.messages[-1].startswith("engine ready: loading weights 0.")
+    assert ", allocating pages 0." in caplog.messages[-1]
+
+
+class FakeDevice:
+    """A GPU's figures. A forward takes a MiB for each of its tokens, a graph 10 MiB for ever."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, engine: Engine) -> None:
+        self.free = 900 * MIB
+        self.batches: list[Batch] = []
+        self.num_captured = 0
+        self._peak = 0
+        self._forward = engine.forward
+        monkeypatch.setattr(engine, "forward", self.run)
+        monkeypatch.setattr(dry_run, "free_bytes", lambda: self.free)
+        monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: None)
+        monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 50 * MIB)
+        monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda: 50 * MIB + self._peak)
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (self.free, 2000 * MIB))
+
+    def run(self, batch: Batch) -> object:
+        self.batches.append(batch)
+        self._peak = batch.num_tokens * MIB
+        return self._forward(batch)
+
+    def capture(self, batch_size: int) -> object:
+        self.num_captured += 1
+        # The first of them takes something that the others share.
+        self.free -= 4 * MIB + 10 * MIB * len(dry_run.graph_sizes(batch_size))
+        return object()
+
+
+def test_the_largest_forwards_run_on_a_single_page(model_dir: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = build(model_dir, 1)
+    device = FakeDevice(monkeypatch, engine)
+    config = EngineConfig(model_dir, max_chunk_tokens=300, max_batch_size=9, cuda_graph_max_bs=4)
+    memory = measure_memory(engine, config, 1000 * MIB, device.capture)
+    assert [(b.phase, b.num_tokens) for b in device.batches] == [("prefill", 300), ("decode", 9), ("decode", 4)]
+    assert len(device.batches[0].logits_rows()) == dry_run.MAX_PREFILL_ROWS
+    assert memory.forward == 300 * MIB
+    # Three sizes, of which two were tried, and 4 sequences of 4 pages in the page tables.
+    assert device.num_captured == 1 and memory.graphs == 4 * MIB + 3 * 12 * MIB + 4 * 4 * 4
+    assert (memory.total, memory.free, memory.weights) == (2000 * MIB, device.free, 1000 * MIB - device.free)
+
+
+def test_no_prompt_of_the_dry_run_is_longer_than_the_model_allows(
+    model_dir: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = build(model_dir, 1)
+    device = FakeDevice(monkeypatch, engine)
+    config = EngineConfig(model_dir, max_chunk_tokens=64 * 200 + 1, max_batch_size=0, cuda_graph_max_bs=0)
+    assert measure_memory(engine, config, 1000 * MIB, None).graphs == 0
+    (batch,) = device.batches
+    assert batch.num_tokens == 64 * 200 + 1 and max(s.length for s in batch.sequences) <= 64

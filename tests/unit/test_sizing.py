@@ -1,0 +1,71 @@
+"""How many pages a GPU's pool gets, from figures as they would be measured there."""
+
+from dataclasses import replace
+
+import pytest
+
+from tandem.engine.kvcache.base import PageLayout
+from tandem.engine.kvcache.sizing import GIB, DeviceMemory, choose_num_pages
+
+# 2 MiB a page.
+LAYOUT = PageLayout(num_layers=32, page_size=16, num_kv_heads=8, head_dim=128, dtype="bfloat16")
+MEMORY = DeviceMemory(total=140 * GIB, free=123 * GIB, weights=16 * GIB, graphs=GIB, forward=2 * GIB)
+PAGES_PER_GIB = GIB // LAYOUT.page_bytes
+
+
+def automatic(memory: DeviceMemory, fraction: float, max_model_len: int = 0) -> int:
+    return choose_num_pages(memory, LAYOUT, 0, fraction, max_model_len)
+
+
+def test_weights_graphs_and_pool_have_the_share_together() -> None:
+    # 70 GiB, of which weights and graphs take 17; one page is the dummy.
+    assert automatic(MEMORY, 0.5) == 53 * PAGES_PER_GIB - 1
+
+
+def test_a_forward_has_room_whatever_the_share() -> None:
+    assert automatic(MEMORY, 0.99) == 120 * PAGES_PER_GIB - 1
+    assert automatic(replace(MEMORY, forward=20 * GIB), 0.99) == 102 * PAGES_PER_GIB - 1
+    # Where the share is the limit, a forward runs in what is left beside it.
+    assert automatic(replace(MEMORY, forward=20 * GIB), 0.5) == automatic(MEMORY, 0.5)
+
+
+def test_what_other_processes_have_is_not_taken() -> None:
+    assert automatic(replace(MEMORY, free=33 * GIB), 0.88) == 30 * PAGES_PER_GIB - 1
+
+
+def test_a_share_that_leaves_nothing_is_refused_with_the_figures() -> None:
+    with pytest.raises(ValueError) as refused:
+        automatic(MEMORY, 0.1)
+    message = str(refused.value)
+    assert message.startswith("there is room for 0 pages of KV, which hold 0 tokens, but a sequence may have 1: ")
+    for part in (
+        "of the GPU's 140.0 GiB, 123.0 are free once weights and workspaces have taken 16.0",
+        "CUDA graphs need 1.0, the largest forward 2.0",
+        "--mem-fraction-static 0.1 is 14.0",
+        "use a larger --mem-fraction-static",
+    ):
+        assert part in message
+    assert "--max-model-len" not in message
+
+
+def test_a_pool_must_hold_the_longest_sequence() -> None:
+    holds = 3 * PAGES_PER_GIB - 1
+    share = 20 / 140
+    assert automatic(MEMORY, share, holds * 16) == holds
+    with pytest.raises(ValueError, match=f"a --max-model-len of at most {holds * 16}"):
+        automatic(MEMORY, share, holds * 16 + 1)
+
+
+def test_a_larger_share_is_not_advised_where_others_have_the_memory() -> None:
+    with pytest.raises(ValueError) as refused:
+        automatic(replace(MEMORY, free=4 * GIB), 0.88, 131072)
+    assert "use a --max-model-len of at most 8176, a smaller --chunk-size" in str(refused.value)
+
+
+def test_a_number_of_pages_that_is_asked_for_is_limited_by_the_memory_alone() -> None:
+    most = 120 * PAGES_PER_GIB - 1
+    assert choose_num_pages(MEMORY, LAYOUT, most, 0.1, 10**9) == most
+    with pytest.raises(ValueError, match=rf"need 120\.0 GiB, but there is room for 120\.0: .*at most {most}"):
+        choose_num_pages(MEMORY, LAYOUT, most + 1, 0.88, 0)
+    with pytest.raises(ValueError, match=r"there is room for 0\.0: .*use a smaller model or a larger GPU"):
+        choose_num_pages(replace(MEMORY, free=GIB), LAYOUT, 1, 0.88, 0)
