@@ -1,192 +1,215 @@
 """One engine on one GPU through the whole engine loop: schedulers, caches, forward and sampling, without sockets.
 
-Decode step: (time for 257 output tokens - time for 1) / 256, all requests at once, prompts of 1,024 tokens that share
-nothing. Prefill: prompt tokens per second until every request has its first token. Weights are random. The floor of a
-decode step is the time to read weights and KV once, at the copy bandwidth measured in the same run, or that of its
-matrix products at the rate measured in the same run, whichever is longer.
+Weights are random, prompts too; they share nothing. Parts of it, each with its floor (benchmarks/engine_limits.py),
+from rates that are measured in the same run:
+
+decode    a decode step: (time for 257 output tokens - time for 1) / 256, all requests at once, prompts of 1,024 tokens
+prefill   prompt tokens per second until every request has its first token
+workload  50 prompts of 1 to 512 tokens with 1 to 128 output tokens, all at once: tokens per second
+startup   from the start of the process until a request could be served, and the first request after that
+sweep     decode steps over batch sizes and times to first token over prompt lengths
 """
 
 import argparse
 import json
 import random
+import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
 
-import torch
+import psutil
 from rich.console import Console
 from rich.table import Table
 
-from decode_worker.worker import make_decode_scheduler
-from prefill_worker.worker import make_prefill_scheduler
-from tandem.config import DecodeConfig, EngineConfig, PrefillConfig, WorkerConfig
-from tandem.engine.build import build_engine
-from tandem.engine.engine import Engine
-from tandem.engine.kvcache.cache_manager import CacheManager
+from benchmarks.engine_limits import Limits, decode_floor, measure_limits, prefill_floor
+from benchmarks.engine_loop import PAGE_SIZE, Loop, add_engine_arguments, build_loop
+from deploy.phases import Phases
 from tandem.engine.models.config import ModelConfig
-from tandem.messages import Admit, Finished, FirstToken, Prefill
-from tandem.sampling_params import SamplingParams
-from tandem.worker.base import Outbox
-from tandem.worker.combined import CombinedRoom
-from tandem.worker.events import FromRouter
 
-PROMPT_LEN = 1024
-NUM_STEPS = 256
-BATCH_SIZES = (1, 8, 32, 128, 256)
-PREFILLS = ((1, 512), (1, 8192), (8, 8192), (32, 2048), (64, 512))
-CHUNK_SIZE = 16384
-PAGE_SIZE = 16
+PARTS = ("decode", "prefill", "workload", "startup", "sweep")
+NUM_RUNS = 3
 
 
-class Ends(Outbox):
-    """Counts the requests that have their first token, and those that have ended."""
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """
+    Attributes:
+        prompt_len, num_steps: of the requests whose decode steps are timed.
+        prefills: requests at once, and tokens of each.
+        workload_requests, workload_prompt, workload_output: how many requests, and their largest lengths.
+        sweep_batches, sweep_prompts: batch sizes of decode steps, and lengths of a lone prompt.
+    """
 
-    def __init__(self) -> None:
-        self.num_first = 0
-        self.num_ended = 0
+    batches: Sequence[int] = (1, 8, 32, 128, 256)
+    prompt_len: int = 1024
+    num_steps: int = 256
+    prefills: Sequence[tuple[int, int]] = ((1, 8192), (8, 8192), (32, 2048), (64, 512), (1, 512))
+    workload_requests: int = 50
+    workload_prompt: int = 512
+    workload_output: int = 128
+    sweep_batches: Sequence[int] = tuple(2**i for i in range(9))
+    sweep_prompts: Sequence[int] = tuple(2**i for i in range(7, 16))
 
-    def to_router(self, message: Any) -> None:
-        if isinstance(message, FirstToken):
-            self.num_first += 1
-            # A request of one token ends with it.
-            self.num_ended += bool(message.finish_reason)
-        self.num_ended += isinstance(message, Finished)
+    @property
+    def max_batch_size(self) -> int:
+        return max(*self.batches, *self.sweep_batches, self.workload_requests)
 
-    def to_link(self, epoch: str, message: Any) -> None:
-        raise AssertionError("there are no links")
-
-    def close_link(self, epoch: str, reason: str) -> None:
-        raise AssertionError("there are no links")
-
-
-class Loop:
-    """A worker of role both without its threads."""
-
-    def __init__(self, engine: Engine, config: WorkerConfig, vocab_size: int) -> None:
-        self._cache = CacheManager(config.engine.num_pages, config.engine.page_size)
-        self._outbox = Ends()
-        room = CombinedRoom(make_prefill_scheduler, make_decode_scheduler)
-        self._scheduler = room.build_scheduler(engine, self._cache, self._outbox, config)
-        self._vocab_size = vocab_size
-        self._rng = random.Random(0)
-        self._num_requests = 0
-
-    def run(self, num_requests: int, prompt_len: int, max_tokens: int) -> float:
-        """Seconds from the submission of all requests to the end of the last."""
-        prompts = [tuple(self._rng.choices(range(self._vocab_size), k=prompt_len)) for _ in range(num_requests)]
-        sampling = SamplingParams(max_tokens)
-        target = self._outbox.num_ended + num_requests
-        torch.cuda.synchronize()
-        started = time.perf_counter()
-        for prompt in prompts:
-            self._num_requests += 1
-            name = f"r{self._num_requests}"
-            self._scheduler.receive(FromRouter(Admit(name, 0, prompt, (), sampling, 1e6)))
-            self._scheduler.receive(FromRouter(Prefill(name, 0, prompt, (), sampling, "both-0")))
-        while self._outbox.num_ended < target:
-            self._scheduler.step()
-        torch.cuda.synchronize()
-        return time.perf_counter() - started
+    @property
+    def num_tokens(self) -> int:
+        """What a pool must hold for any one of the runs."""
+        # A request ends within a page.
+        decode = self.max_batch_size * (self.prompt_len + self.num_steps + PAGE_SIZE)
+        prefill = max(count * (prompt_len + PAGE_SIZE) for count, prompt_len in self.prefills)
+        workload = self.workload_requests * (self.workload_prompt + self.workload_output + PAGE_SIZE)
+        return max(decode, prefill, workload, max(self.sweep_prompts) + PAGE_SIZE)
 
 
-class Limits(NamedTuple):
-    """Attributes: copy_bandwidth: bytes read and written per second; matmul_rate: FLOP per second, bfloat16."""
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Attributes: floor: what the GPU allows, in the same unit; None: not known."""
 
-    copy_bandwidth: float
-    matmul_rate: float
+    name: str
+    value: float
+    unit: str
+    floor: float | None = None
 
-
-def measure_limits() -> Limits:
-    source = torch.empty(2**30, dtype=torch.uint8, device="cuda").random_(0, 256)
-    target = torch.empty_like(source)
-    a, b = (torch.randn(8192, 8192, device="cuda").bfloat16() for _ in range(2))
-    copy_s = _device_seconds(lambda: target.copy_(source))
-    matmul_s = _device_seconds(lambda: torch.mm(a, b))
-    return Limits(2 * source.numel() / copy_s, 2 * 8192**3 / matmul_s)
-
-
-def _device_seconds(run: Any, num_runs: int = 20) -> float:
-    """Median of several."""
-    times = []
-    for _ in range(num_runs):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        run()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) / 1e3)
-    return sorted(times)[num_runs // 2]
+    @property
+    def ratio(self) -> float | None:
+        """How many times the floor's time it takes."""
+        if self.floor is None:
+            return None
+        return self.floor / self.value if self.unit == "tok/s" else self.value / self.floor
 
 
-def decode_floor(config: ModelConfig, limits: Limits, batch_size: int) -> float:
-    """Seconds: bytes of weights and KV once, or the matrix products."""
-    layer = config.hidden_size * config.head_dim * (2 * config.num_q_heads + 2 * config.num_kv_heads)
-    layer += 3 * config.hidden_size * config.intermediate_size
-    num_weights = config.num_layers * layer + config.vocab_size * config.hidden_size
-    kv_len = PROMPT_LEN + NUM_STEPS // 2
-    kv_bytes = batch_size * kv_len * config.num_layers * 2 * config.num_kv_heads * config.head_dim * 2
-    return max((2 * num_weights + kv_bytes) / limits.copy_bandwidth, 2 * num_weights * batch_size / limits.matmul_rate)
+class EngineBenchmark:
+    """The parts, on one loop."""
+
+    def __init__(self, loop: Loop, model: ModelConfig, limits: Limits, sizes: Sizes) -> None:
+        self._loop = loop
+        self._model = model
+        self._limits = limits
+        self._sizes = sizes
+
+    def decode(self) -> Iterator[Result]:
+        return self._decode_steps(self._sizes.batches)
+
+    def prefill(self) -> Iterator[Result]:
+        for num_requests, prompt_len in self._sizes.prefills:
+            seconds = self._first_token_s(num_requests, prompt_len)
+            floor_s = prefill_floor(self._model, self._limits, num_requests, prompt_len)
+            num_tokens = num_requests * prompt_len
+            yield Result(f"prefill, {num_requests} x {prompt_len}", num_tokens / seconds, "tok/s", num_tokens / floor_s)
+
+    def workload(self) -> Iterator[Result]:
+        sizes, rng = self._sizes, random.Random(0)
+        requests = [
+            (rng.randint(1, sizes.workload_prompt), rng.randint(1, sizes.workload_output))
+            for _ in range(sizes.workload_requests)
+        ]
+        self._loop.run(requests)
+        times = [self._loop.run(requests) for _ in range(NUM_RUNS)]
+        num_output = sum(output_len for _, output_len in requests)
+        num_tokens = sum(prompt_len for prompt_len, _ in requests) + num_output
+        for which, seconds in (("best", min(times)), ("median", statistics.median(times))):
+            yield Result(f"workload, prompt and output tokens, {which}", num_tokens / seconds, "tok/s")
+            yield Result(f"workload, output tokens, {which}", num_output / seconds, "tok/s")
+
+    def sweep(self) -> Iterator[Result]:
+        yield from self._decode_steps(self._sizes.sweep_batches)
+        for prompt_len in self._sizes.sweep_prompts:
+            if prompt_len <= self._model.max_position_embeddings:
+                seconds = self._first_token_s(1, prompt_len)
+                floor_s = prefill_floor(self._model, self._limits, 1, prompt_len)
+                yield Result(f"first token, 1 x {prompt_len}", seconds * 1e3, "ms", floor_s * 1e3)
+
+    def _decode_steps(self, batch_sizes: Sequence[int]) -> Iterator[Result]:
+        prompt_len, num_steps = self._sizes.prompt_len, self._sizes.num_steps
+        for size in batch_sizes:
+            self._loop.run([(prompt_len, 2)] * size)
+            once_s = self._loop.run([(prompt_len, 1)] * size)
+            many_s = self._loop.run([(prompt_len, num_steps + 1)] * size)
+            floor_s = decode_floor(self._model, self._limits, size, prompt_len + num_steps // 2)
+            yield Result(f"decode step, batch {size}", (many_s - once_s) / num_steps * 1e3, "ms", floor_s * 1e3)
+
+    def _first_token_s(self, num_requests: int, prompt_len: int) -> float:
+        """Median seconds until all have their first token; the first run warms up and does not count."""
+        times = [self._loop.run([(prompt_len, 1)] * num_requests) for _ in range(NUM_RUNS + 1)]
+        return statistics.median(times[1:])
+
+
+def start_up_results(phases: Phases, first_request_s: float) -> Iterator[Result]:
+    for name, seconds in phases.seconds.items():
+        yield Result(f"start-up, {name}", seconds, "s")
+    yield Result("start-up, ready", sum(phases.seconds.values()), "s")
+    yield Result("first request, 512 in and 8 out", first_request_s, "s")
+
+
+def show(results: Sequence[Result], limits: Limits, title: str) -> None:
+    table = Table("what", title=title)
+    for column in ("measured", "floor", "times the floor"):
+        table.add_column(column, justify="right")
+    for result in results:
+        floor = "" if result.floor is None else _with_unit(result.floor, result.unit)
+        ratio = "" if result.ratio is None else f"{result.ratio:.2f}"
+        table.add_row(result.name, _with_unit(result.value, result.unit), floor, ratio)
+    console = Console(width=110)
+    console.print(table)
+    console.print(f"copy {limits.copy_bandwidth / 1e12:.2f} TB/s, matmul {limits.matmul_rate / 1e12:.0f} TFLOP/s")
+
+
+def _with_unit(value: float, unit: str) -> str:
+    return f"{value:,.0f} {unit}" if unit == "tok/s" else f"{value:,.2f} {unit}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="Measure one engine on one GPU.")
-    parser.add_argument("--model", required=True, help="a directory with a model's config.json; its weights are random")
-    parser.add_argument("--batch-sizes", type=int, nargs="*", default=BATCH_SIZES)
-    parser.add_argument("--cuda-graph-max-bs", type=int, default=256)
-    parser.add_argument("--json", help="write the figures to this file too")
+    # Interpreter and imports, torch's above all: what has passed since the process began.
+    phases = Phases()
+    phases.seconds["imports"] = time.time() - psutil.Process().create_time()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_engine_arguments(parser)
+    parser.add_argument(
+        "--only", metavar="PARTS", help=f"parts to measure, of {','.join(PARTS)} (default: all but sweep)"
+    )
+    parser.add_argument("--sweep", action="store_true", help="measure the sweep too")
+    parser.add_argument("--batch-sizes", type=int, nargs="+", default=Sizes().batches, help="of decode steps")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there too")
     arguments = parser.parse_args(argv)
-    model_config = ModelConfig.from_dir(Path(arguments.model))
+    parts = arguments.only.split(",") if arguments.only else [part for part in PARTS if part != "sweep"]
+    parts += ["sweep"] if arguments.sweep else []
+    if unknown := [part for part in parts if part not in PARTS]:
+        parser.error(f"unknown part {unknown[0]!r}: choose from {', '.join(PARTS)}")
+
+    sizes = Sizes(batches=arguments.batch_sizes)
+    model = ModelConfig.from_dir(Path(arguments.model))
+    phases.begin("device and model")
+    loop = build_loop(arguments, sizes.num_tokens, sizes.max_batch_size, phases.begin)
+    phases.end()
+    first_request_s = loop.run([(512, 8)])
+    # Not before: it would set up the device, which is part of the start.
     limits = measure_limits()
-    longest = max(arguments.batch_sizes, default=1) * (PROMPT_LEN + NUM_STEPS + PAGE_SIZE)
-    num_pages = max(longest, 9 * 8192) // PAGE_SIZE
-    engine_config = EngineConfig(
-        arguments.model,
-        "dummy",
-        "cuda",
-        "bfloat16",
-        PAGE_SIZE,
-        num_pages,
-        cuda_graph_max_bs=arguments.cuda_graph_max_bs,
-    )
-    started = time.perf_counter()
-    engine = build_engine(engine_config, "benchmark", lambda doing: None)
-    ready_s = time.perf_counter() - started
-    config = WorkerConfig(
-        "both-0",
-        "both",
-        engine_config,
-        "benchmark",
-        model_config.max_position_embeddings,
-        PrefillConfig(chunk_size=CHUNK_SIZE),
-        DecodeConfig(max_batch_size=max(BATCH_SIZES)),
-    )
-    loop = Loop(engine, config, model_config.vocab_size)
-    loop.run(2, PROMPT_LEN, 8)
-    figures: dict[str, Any] = {"ready_s": ready_s, **limits._asdict(), "decode_ms": {}, "prefill_tok_s": {}}
-    table = Table("what", "measured", "floor", "ratio", title=f"{Path(arguments.model).name}, bfloat16")
-    for size in arguments.batch_sizes:
-        loop.run(size, PROMPT_LEN, 2)
-        once_s, many_s = loop.run(size, PROMPT_LEN, 1), loop.run(size, PROMPT_LEN, NUM_STEPS + 1)
-        step_s, floor_s = (many_s - once_s) / NUM_STEPS, decode_floor(model_config, limits, size)
-        figures["decode_ms"][size] = step_s * 1e3
-        table.add_row(
-            f"decode step, batch {size}", f"{step_s * 1e3:.2f} ms", f"{floor_s * 1e3:.2f} ms", f"{step_s / floor_s:.2f}"
-        )
-    for num_requests, prompt_len in PREFILLS:
-        loop.run(num_requests, prompt_len, 1)
-        rate = num_requests * prompt_len / loop.run(num_requests, prompt_len, 1)
-        figures["prefill_tok_s"][f"{num_requests}x{prompt_len}"] = rate
-        table.add_row(f"prefill {num_requests} x {prompt_len}", f"{rate:,.0f} tok/s", "", "")
-    console = Console(width=100)
-    console.print(table)
-    console.print(
-        f"copy {limits.copy_bandwidth / 1e12:.2f} TB/s, matmul {limits.matmul_rate / 1e12:.0f} TFLOP/s, "
-        f"ready after {ready_s:.1f} s"
-    )
+    benchmark = EngineBenchmark(loop, model, limits, sizes)
+    loop.run([(sizes.prompt_len, 8)] * 2)
+    measure = {
+        "decode": benchmark.decode,
+        "prefill": benchmark.prefill,
+        "workload": benchmark.workload,
+        "startup": lambda: start_up_results(phases, first_request_s),
+        "sweep": benchmark.sweep,
+    }
+    results = [result for part in parts for result in measure[part]()]
+    overlap = "off" if arguments.disable_overlap else "on"
+    title = f"{Path(arguments.model).name}, bfloat16, attention {arguments.attention_backend}, overlap {overlap}"
+    show(results, limits, title)
     if arguments.json:
-        Path(arguments.json).write_text(json.dumps(figures, indent=2))
+        figures = {
+            "title": title,
+            "limits": limits._asdict(),
+            "results": [asdict(result) | {"ratio": result.ratio} for result in results],
+        }
+        arguments.json.write_text(json.dumps(figures, indent=2) + "\n")
     return 0
 
 

@@ -8,12 +8,14 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from tandem import __version__
+from tandem.cluster_config import ClusterConfig
 from tandem.serve_config import cluster_config
 from tandem.serve_options import API_KEY_VARIABLE, EPILOG, add_serve_options
 
 if TYPE_CHECKING:
     from tandem.client import TandemClient
 
+ClusterCommand = Callable[[ClusterConfig], int]
 ClientCommand = Callable[[argparse.Namespace, "TandemClient"], int]
 
 EXIT_FAILED = 1
@@ -35,6 +37,14 @@ CHAT_EXAMPLES = """\
 examples:
   tandem chat --system "You answer in one sentence."
   tandem chat --temperature 0.7 --top-p 0.95
+"""
+COMPILE_EXAMPLES = """\
+Takes the options of `tandem serve` and ignores those that no kernel depends on. Weights are made up: a model's
+directory needs no more than its config.json. docs/gpu.md has a recipe for container images.
+
+examples:
+  tandem compile --model org/name --device cuda
+  tandem compile --config cluster.yaml
 """
 STATUS_EXAMPLES = """\
 The exit status is 0 if a request would be served now, else 1.
@@ -82,7 +92,15 @@ def _parser() -> argparse.ArgumentParser:
         "serve", "start a cluster on this host", "Start a cluster on this host and keep it until Ctrl-C.", EPILOG
     )
     add_serve_options(serve)
-    serve.set_defaults(run=_serve)
+    serve.set_defaults(run=_run_configured, name=serve.prog, command=_serve)
+    compile_ahead = add(
+        "compile",
+        "compile a GPU's kernels ahead",
+        "Compile the kernels that a cluster needs, on a GPU like its own, so that workers start without a compiler.",
+        COMPILE_EXAMPLES,
+    )
+    add_serve_options(compile_ahead)
+    compile_ahead.set_defaults(run=_run_configured, name=compile_ahead.prog, command=_compile)
     generate = add(
         "generate", "complete one prompt", "Send one prompt and print its answer as it comes.", GENERATE_EXAMPLES
     )
@@ -170,15 +188,26 @@ def _seed(text: str) -> int:
     return seed
 
 
-def _serve(arguments: argparse.Namespace) -> int:
+def _run_configured(arguments: argparse.Namespace) -> int:
     try:
         config = cluster_config(arguments, os.environ)
     except ValueError as error:
-        print(f"tandem serve: {error}", file=sys.stderr)
+        print(f"{arguments.name}: {error}", file=sys.stderr)
         return EXIT_USAGE
+    command: ClusterCommand = arguments.command
+    return command(config)
+
+
+def _serve(config: ClusterConfig) -> int:
     from deploy.serve import serve
 
     return serve(config)
+
+
+def _compile(config: ClusterConfig) -> int:
+    from deploy.compile import compile_kernels
+
+    return compile_kernels(config)
 
 
 def _run_client(arguments: argparse.Namespace) -> int:

@@ -1,0 +1,107 @@
+"""One engine behind real schedulers, without sockets: what the benchmarks of the engine run."""
+
+import argparse
+import random
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from deploy.local_worker import Counts, LocalWorker
+from tandem.config import ATTENTION_BACKENDS, DecodeConfig, EngineConfig, PrefillConfig, WorkerConfig
+from tandem.engine.build import build_engine
+from tandem.engine.engine import Engine
+from tandem.engine.models.config import ModelConfig
+from tandem.sampling_params import SamplingParams
+
+CHUNK_SIZE = 16384
+PAGE_SIZE = 16
+RUN_TIMEOUT_S = 300.0
+
+
+class Loop:
+    """Serves requests of random tokens, which share nothing.
+
+    Attributes:
+        counts: what has become of them.
+    """
+
+    def __init__(self, engine: Engine, config: WorkerConfig, vocab_size: int) -> None:
+        self.counts = Counts()
+        self._worker = LocalWorker(engine, config, self.counts.count)
+        self._vocab_size = vocab_size
+        self._rng = random.Random(0)
+        self._num_requests = 0
+
+    def run(self, requests: Sequence[tuple[int, int]]) -> float:
+        """Serves requests that come all at once; returns the seconds until the last has ended.
+
+        Args:
+            requests: tokens of each one's prompt, and of its output.
+        """
+        prompts = [self._rng.choices(range(self._vocab_size), k=prompt_len) for prompt_len, _ in requests]
+        started = time.perf_counter()
+        for prompt, (_, max_tokens) in zip(prompts, requests, strict=True):
+            self._submit(prompt, max_tokens)
+        self.finish()
+        return time.perf_counter() - started
+
+    def start(self, num_requests: int, prompt_len: int, max_tokens: int) -> None:
+        """Submits requests and returns when all of them have their first token."""
+        for _ in range(num_requests):
+            self._submit(self._rng.choices(range(self._vocab_size), k=prompt_len), max_tokens)
+        self._worker.run_until(lambda: self.counts.num_first == self._num_requests, RUN_TIMEOUT_S)
+
+    def decode(self, num_steps: int) -> None:
+        """Goes on until the tokens of so many more decode steps have come."""
+        target = self.counts.num_decode_steps + num_steps
+        self._worker.run_until(lambda: self.counts.num_decode_steps >= target, RUN_TIMEOUT_S)
+
+    def finish(self) -> None:
+        """Goes on until all requests have ended."""
+        self._worker.run_until(lambda: self.counts.num_ended == self._num_requests, RUN_TIMEOUT_S)
+
+    def _submit(self, prompt: Sequence[int], max_tokens: int) -> None:
+        self._num_requests += 1
+        self._worker.submit(f"r{self._num_requests}", prompt, SamplingParams(max_tokens))
+
+
+def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
+    """What build_loop reads."""
+    parser.add_argument("--model", required=True, help="a directory with a model's config.json; its weights are random")
+    parser.add_argument("--attention-backend", choices=ATTENTION_BACKENDS, default="auto")
+    parser.add_argument("--cuda-graph-max-bs", type=int, default=256, metavar="N")
+    parser.add_argument("--disable-overlap", action="store_true", help="decode steps follow one another")
+
+
+def build_loop(
+    arguments: argparse.Namespace, num_tokens: int, max_batch_size: int, on_progress: Callable[[str], None]
+) -> Loop:
+    """Builds an engine in bfloat16 on the GPU.
+
+    Args:
+        num_tokens: what the pool is to hold.
+    """
+    model = ModelConfig.from_dir(Path(arguments.model))
+    engine_config = EngineConfig(
+        arguments.model,
+        load_format="dummy",
+        device="cuda",
+        dtype="bfloat16",
+        page_size=PAGE_SIZE,
+        num_pages=-(-num_tokens // PAGE_SIZE),
+        attention_backend=arguments.attention_backend,
+        cuda_graph_max_bs=arguments.cuda_graph_max_bs,
+        max_chunk_tokens=CHUNK_SIZE,
+        max_batch_size=max_batch_size,
+    )
+    engine = build_engine(engine_config, "benchmark", on_progress)
+    config = WorkerConfig(
+        "benchmark",
+        "both",
+        engine_config,
+        "benchmark",
+        model.max_position_embeddings,
+        PrefillConfig(chunk_size=CHUNK_SIZE),
+        DecodeConfig(max_batch_size=max_batch_size, overlap=not arguments.disable_overlap),
+    )
+    return Loop(engine, config, model.vocab_size)

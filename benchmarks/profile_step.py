@@ -1,0 +1,188 @@
+"""Where the time of a decode step goes on one GPU: kernels by name, and the GPU's idle time between two steps.
+
+Two traces for https://ui.perfetto.dev are written to --out, decode.json.gz and prefill.json.gz, with what the host does
+under the names plan (page tables), launch (a whole forward) and collect (waiting for tokens). The tables come from a
+longer run in which the host is not traced, for that slows it down.
+
+With --nsys nothing is traced here, and the same names are NVTX ranges:
+    nsys profile --capture-range=cudaProfilerApi --cuda-graph-trace=node python -m benchmarks.profile_step --nsys ...
+"""
+
+import argparse
+import functools
+import itertools
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch.profiler import ProfilerActivity
+
+from benchmarks.device_trace import (
+    DeviceEvent,
+    find_steps,
+    gaps_between,
+    idle_times,
+    kernel_uses,
+    percentile,
+    read_trace,
+)
+from benchmarks.engine_loop import PAGE_SIZE, Loop, add_engine_arguments, build_loop
+from tandem.engine.attention.base import AttentionBackend, GraphedAttention
+from tandem.engine.base import EngineBase, ForwardOutput
+from tandem.engine.models.config import ModelConfig
+
+PREFILL_LEN = 4096
+NUM_WARMUP_STEPS = 50
+# Enough for Perfetto; each is hundreds of kernels.
+NUM_TRACED_STEPS = 10
+# Requests outlast what is measured, so that no step is of fewer.
+NUM_SPARE_TOKENS = 20
+# Of the table of kernels, and letters of their names.
+MAX_ROWS = 30
+MAX_NAME = 90
+# Methods, and what they are called in a trace.
+RANGES: tuple[tuple[type, str, str], ...] = (
+    (AttentionBackend, "plan", "plan"),
+    (GraphedAttention, "plan", "plan"),
+    (EngineBase, "forward", "launch"),
+    (ForwardOutput, "token_ids", "collect"),
+)
+
+
+def annotate(range_of: Callable[[str], AbstractContextManager[Any]]) -> None:
+    """Puts every implementation of RANGES' methods into a named range, from now on."""
+    for base, method, name in RANGES:
+        for cls in _subclasses(base):
+            if method in vars(cls) and method not in getattr(cls, "__abstractmethods__", ()):
+                setattr(cls, method, _in_range(vars(cls)[method], functools.partial(range_of, name)))
+
+
+def _subclasses(cls: type[Any]) -> Iterator[type[Any]]:
+    for sub in cls.__subclasses__():
+        yield sub
+        yield from _subclasses(sub)
+
+
+def _in_range(method: Callable[..., Any], enter: Callable[[], AbstractContextManager[Any]]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with enter():
+            return method(*args, **kwargs)
+
+    return run
+
+
+def profile(activities: Sequence[ProfilerActivity], path: Path, run: Callable[[], object]) -> None:
+    """Writes a trace of `run` to a file, all that it launches included."""
+    with torch.profiler.profile(activities=activities) as profiler:
+        run()
+        torch.cuda.synchronize()
+    profiler.export_chrome_trace(str(path))
+
+
+class StepProfiler:
+    """Steady decode steps of one batch size."""
+
+    def __init__(self, loop: Loop, batch_size: int, prompt_len: int) -> None:
+        self._loop = loop
+        self._batch_size = batch_size
+        self._prompt_len = prompt_len
+
+    def run_steps(self, num_steps: int, within: Callable[[Callable[[], None]], None]) -> None:
+        """Fills the batch, warms up, and has `within` call what decodes `num_steps` steps."""
+        max_tokens = NUM_WARMUP_STEPS + num_steps + NUM_SPARE_TOKENS
+        self._loop.start(self._batch_size, self._prompt_len, max_tokens)
+        self._loop.decode(NUM_WARMUP_STEPS)
+        within(lambda: self._loop.decode(num_steps))
+        self._loop.finish()
+
+    def device_events(self, num_steps: int) -> list[DeviceEvent]:
+        """What the device runs in so many steps, while the host is not traced."""
+        with tempfile.TemporaryDirectory() as directory:
+            path = Path(directory) / "steps.json"
+            self.run_steps(num_steps, lambda run: profile([ProfilerActivity.CUDA], path, run))
+            return read_trace(path)
+
+    def prefill(self, prompt_len: int) -> None:
+        self._loop.run([(prompt_len, 1)])
+
+
+def show(events: Sequence[DeviceEvent], num_layers: int, console: Console) -> None:
+    # Of the first and the last step the profiler may have seen a part only.
+    steps = find_steps(events)[1:-1]
+    gaps = gaps_between(steps)
+    uses = kernel_uses(events, steps)
+    busy = sum(use.time for use in uses)
+    table = Table("kernel", title="One decode step")
+    for column in ("per step", "per layer", "µs per step", "share"):
+        table.add_column(column, justify="right")
+    for use in uses[:MAX_ROWS]:
+        name = use.name.removeprefix("void ")[:MAX_NAME]
+        per_layer = f"{use.num_calls / num_layers:.2f}"
+        table.add_row(name, f"{use.num_calls:.1f}", per_layer, f"{use.time:.1f}", f"{use.time / busy:.1%}")
+    if rest := uses[MAX_ROWS:]:
+        num_calls, time = sum(use.num_calls for use in rest), sum(use.time for use in rest)
+        table.add_row(
+            "others", f"{num_calls:.1f}", f"{num_calls / num_layers:.2f}", f"{time:.1f}", f"{time / busy:.1%}"
+        )
+    console.print(table)
+    table = Table("µs", title=f"{len(steps)} steps")
+    for column in ("p50", "p99", "max"):
+        table.add_column(column, justify="right")
+    rows = {
+        "from one step's start to the next one's": [
+            after.start - before.start for before, after in itertools.pairwise(steps)
+        ],
+        "first kernel to last": [step.end - step.start for step in steps],
+        "last kernel to the next step's first": [gap.end - gap.start for gap in gaps],
+        "of that idle, without copies": idle_times(events, gaps),
+    }
+    for name, values in rows.items():
+        table.add_row(name, f"{statistics.median(values):.1f}", f"{percentile(values, 99):.1f}", f"{max(values):.1f}")
+    console.print(table)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_engine_arguments(parser)
+    parser.add_argument("--batch-size", type=int, default=64)
+    parser.add_argument("--prompt-len", type=int, default=1024)
+    parser.add_argument("--num-steps", type=int, default=520, help="steps of which the tables are")
+    parser.add_argument("--out", type=Path, default=Path(), metavar="DIRECTORY", help="of the traces (default: here)")
+    parser.add_argument("--nsys", action="store_true", help="run under nsys instead of tracing")
+    arguments = parser.parse_args(argv)
+    model = ModelConfig.from_dir(Path(arguments.model))
+    max_tokens = NUM_WARMUP_STEPS + arguments.num_steps + NUM_SPARE_TOKENS
+    num_tokens = arguments.batch_size * (arguments.prompt_len + max_tokens + PAGE_SIZE)
+    prefill_len = min(PREFILL_LEN, model.max_position_embeddings)
+    loop = build_loop(arguments, max(num_tokens, prefill_len), arguments.batch_size, lambda doing: None)
+    profiler = StepProfiler(loop, arguments.batch_size, arguments.prompt_len)
+    profiler.prefill(prefill_len)
+    if arguments.nsys:
+        annotate(torch.cuda.nvtx.range)
+        # One range: nsys ends the program with the first.
+        with torch.cuda.profiler.profile():
+            profiler.prefill(prefill_len)
+            profiler.run_steps(NUM_TRACED_STEPS, lambda run: run())
+        return 0
+    console = Console(width=150)
+    show(profiler.device_events(arguments.num_steps), model.num_layers, console)
+    annotate(torch.profiler.record_function)
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    both = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
+    decode, prefill = arguments.out / "decode.json.gz", arguments.out / "prefill.json.gz"
+    profiler.run_steps(NUM_TRACED_STEPS, lambda run: profile(both, decode, run))
+    profile(both, prefill, lambda: profiler.prefill(prefill_len))
+    console.print(f"traces: {decode} and {prefill}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

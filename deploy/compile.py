@@ -1,0 +1,192 @@
+"""`tandem compile`: has every kernel that a configuration needs compiled, so that a worker starts without a compiler.
+
+Triton and FlashInfer compile a kernel when it is first launched, and keep it on disk. So the engine is built with made
+up weights, once as prefill workers have it (without graphs) and once as decode workers do, and real schedulers run
+requests of every kind on it.
+"""
+
+import gc
+import random
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from deploy.local_worker import Counts, LocalWorker
+from deploy.phases import Phases
+from deploy.progress import StartProgress
+from tandem.cluster_config import ClusterConfig
+from tandem.engine.models.config import ModelConfig
+from tandem.engine.weights.resolve import resolve_model
+from tandem.sampling_params import SamplingParams
+
+EXIT_USAGE = 2
+# A compiler may take minutes for one kernel; a step that waits for none takes milliseconds.
+RUN_TIMEOUT_S = 1800.0
+NUM_OUTPUT_TOKENS = 3
+SHORT_PROMPT = 5
+# A context that attention splits, where it splits at all.
+LONG_PROMPT = 4096
+# Triton compiles afresh for sizes of 1 and for multiples of 16.
+BATCH_SIZES = (1, 2, 3, 16, 17)
+SAMPLINGS = (
+    SamplingParams(NUM_OUTPUT_TOKENS, temperature=1.0, seed=1),
+    SamplingParams(NUM_OUTPUT_TOKENS, temperature=0.7, top_k=40, top_p=0.9, min_p=0.01, seed=2),
+    SamplingParams(NUM_OUTPUT_TOKENS, repetition_penalty=1.1, presence_penalty=0.5, logit_bias=((0, 1.0),)),
+    SamplingParams(NUM_OUTPUT_TOKENS, num_logprobs=5),
+)
+
+
+def compile_kernels(config: ClusterConfig) -> int:
+    """Returns the exit status: 0, or 2 if the kernels cannot be compiled here; standard error says why."""
+    console = Console(soft_wrap=True, highlight=False)
+    phases = Phases()
+    try:
+        _check_device(config)
+        model_dir = resolve_model(config.model, "dummy")
+        with StartProgress(console) as progress:
+            for part, max_graph in (("without graphs", 0), ("with graphs", config.cuda_graph_max_bs)):
+
+                def begin(doing: str, part: str = part) -> None:
+                    phases.begin(f"{part}: {doing}")
+                    progress(part, doing)
+
+                run_configuration(config, model_dir, max_graph, begin)
+                # The next engine must find the memory of this one's pool free.
+                gc.collect()
+                phases.end()
+                progress(part, "ready")
+    except (ValueError, OSError) as error:
+        print(f"tandem compile: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    _report(console, phases)
+    return 0
+
+
+def run_configuration(
+    config: ClusterConfig, model_dir: Path, max_graph: int, on_progress: Callable[[str], None]
+) -> None:
+    """Builds an engine and launches every kernel that it has.
+
+    Args:
+        max_graph: the largest decode batch that runs as a CUDA graph; 0: none.
+        on_progress: told, in a few words, what happens next.
+
+    Raises:
+        ValueError: the model cannot be served as configured; the message says why.
+    """
+    from tandem.engine.build import build_engine
+
+    on_progress("device and model")
+    model = ModelConfig.from_dir(model_dir)
+    warmer = Warmer(model, config.chunk_size, config.max_batch_size)
+    engine_config = replace(
+        config.engine(str(model_dir)),
+        load_format="dummy",
+        num_pages=warmer.num_pages(config.page_size),
+        cuda_graph_max_bs=max_graph,
+    )
+    max_model_len = config.max_model_len or model.max_position_embeddings
+    worker_config = config.worker("compile", "both", engine_config, "", max_model_len)
+    engine = build_engine(worker_config.engine, "compile", on_progress)
+    try:
+        counts = Counts()
+        worker = LocalWorker(engine, worker_config, counts.count)
+        for doing in warmer.run(worker, counts):
+            on_progress(doing)
+    finally:
+        engine.pool.close()
+
+
+class Warmer:
+    """Requests of every kind, so that every kernel is launched."""
+
+    def __init__(self, model: ModelConfig, chunk_size: int, max_batch_size: int) -> None:
+        self._vocab_size = model.vocab_size
+        self._chunk_size = chunk_size
+        self._max_batch_size = max(max_batch_size, *BATCH_SIZES)
+        self._rng = random.Random(0)
+        self._num_requests = 0
+        # Tokens of a prompt that takes several chunks.
+        self._longest = min(max(2 * chunk_size, LONG_PROMPT), model.max_position_embeddings - NUM_OUTPUT_TOKENS)
+
+    def num_pages(self, page_size: int) -> int:
+        """Pages for the longest prompt, three more that begin like it, and the largest batch."""
+        longest = -(-(self._longest + SHORT_PROMPT + NUM_OUTPUT_TOKENS) // page_size)
+        short = -(-(SHORT_PROMPT + self._num_tokens(self._max_batch_size)) // page_size)
+        return 4 * longest + self._max_batch_size * short
+
+    def run(self, worker: LocalWorker, counts: Counts) -> Iterator[str]:
+        """Yields what comes next, in a few words. Args: counts: of the worker."""
+        yield "prefill"
+        for num_tokens in (1, 2, 16, 17, self._longest // 2):
+            self._serve(worker, counts, [self._prompt(num_tokens)])
+        self._serve(worker, counts, [self._prompt(n) for n in (1, 7, 16, 30)])
+        yield "prefill in chunks and after a cached prefix"
+        long = self._prompt(self._longest)
+        prefix = long[: self._longest // 2]
+        self._serve(worker, counts, [long])
+        self._serve(worker, counts, [prefix + self._prompt(SHORT_PROMPT)])
+        self._serve(worker, counts, [prefix + self._prompt(1), prefix + self._prompt(4), self._prompt(SHORT_PROMPT)])
+        yield "decode"
+        for size in sorted({*BATCH_SIZES, self._max_batch_size}):
+            sampling = SamplingParams(self._num_tokens(size))
+            self._serve(worker, counts, [self._prompt(SHORT_PROMPT) for _ in range(size)], [sampling] * size)
+        yield "sampling"
+        for sampling in SAMPLINGS:
+            self._serve(worker, counts, [self._prompt(SHORT_PROMPT)], [sampling])
+        self._serve(worker, counts, [self._prompt(SHORT_PROMPT) for _ in SAMPLINGS], SAMPLINGS)
+
+    def _num_tokens(self, batch_size: int) -> int:
+        """Output tokens for short requests that are to run together: the first must outlast the prefill of the last."""
+        return NUM_OUTPUT_TOKENS + batch_size * SHORT_PROMPT // self._chunk_size
+
+    def _prompt(self, num_tokens: int) -> list[int]:
+        return self._rng.choices(range(self._vocab_size), k=num_tokens)
+
+    def _serve(
+        self,
+        worker: LocalWorker,
+        counts: Counts,
+        prompts: Sequence[Sequence[int]],
+        samplings: Sequence[SamplingParams] = (),
+    ) -> None:
+        """Serves these prompts at once. Args: samplings: one for each; greedy if not said."""
+        greedy = [SamplingParams(NUM_OUTPUT_TOKENS)] * len(prompts)
+        for prompt, sampling in zip(prompts, samplings or greedy, strict=True):
+            worker.submit(f"r{self._num_requests}", prompt, sampling)
+            self._num_requests += 1
+        worker.run_until(lambda: counts.num_ended == self._num_requests, RUN_TIMEOUT_S)
+
+
+def _check_device(config: ClusterConfig) -> None:
+    """Raises ValueError if there is nothing to compile for, or nothing to compile on."""
+    if config.device != "cuda":
+        raise ValueError(f"no kernel is compiled for device {config.device}; give --device cuda")
+    import torch
+
+    if not torch.cuda.is_available():
+        raise ValueError("torch sees no GPU here; run this on a machine with a GPU like those that will serve")
+
+
+def _cache_directories() -> dict[str, Path]:
+    """Where compiled kernels are kept, by the environment variable that says where."""
+    # Imported here: a machine without CUDA has neither.
+    from flashinfer.jit import env
+    from triton import knobs
+
+    return {"FLASHINFER_WORKSPACE_BASE": Path(env.FLASHINFER_CACHE_DIR), "TRITON_CACHE_DIR": Path(knobs.cache.dir)}
+
+
+def _report(console: Console, phases: Phases) -> None:
+    table = Table("what", title="Kernels are compiled")
+    table.add_column("seconds", justify="right")
+    for name, seconds in [*phases.seconds.items(), ("together", sum(phases.seconds.values()))]:
+        table.add_row(name, f"{seconds:.1f}")
+    console.print(table)
+    for variable, directory in _cache_directories().items():
+        sizes = [path.stat().st_size for path in directory.rglob("*") if path.is_file()]
+        console.print(f"{len(sizes)} files, {sum(sizes) / 2**20:.0f} MiB in {directory} (set by {variable})")

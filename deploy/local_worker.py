@@ -1,0 +1,130 @@
+"""A worker of role both without threads, sockets or a router: what compiling ahead and measuring one engine run."""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from decode_worker.worker import make_decode_scheduler
+from prefill_worker.worker import make_prefill_scheduler
+from tandem.config import WorkerConfig
+from tandem.engine.engine import Engine
+from tandem.engine.kvcache.cache_manager import CacheManager
+from tandem.messages import (
+    Abort,
+    Admit,
+    Failed,
+    Finished,
+    FirstToken,
+    GaveBack,
+    Prefill,
+    PrefillDeferred,
+    Tokens,
+    WorkerMessage,
+)
+from tandem.sampling_params import SamplingParams
+from tandem.worker.base import Outbox
+from tandem.worker.combined import CombinedRoom
+from tandem.worker.events import FromRouter
+
+# What a request is given before it has to be with its pages; nobody waits that long here.
+ADMIT_DURATION_S = 1e6
+# The longest rest between two steps while a forward is under way.
+MAX_REST_S = 1e-3
+
+
+class _Outbox(Outbox):
+    """Messages to the router go to a function; there are no links."""
+
+    def __init__(self, on_message: Callable[[WorkerMessage], None]) -> None:
+        self._on_message = on_message
+
+    def to_router(self, message: WorkerMessage) -> None:
+        self._on_message(message)
+
+    def to_link(self, epoch: str, message: Any) -> None:
+        raise AssertionError("there are no links")
+
+    def close_link(self, epoch: str, reason: str) -> None:
+        raise AssertionError("there are no links")
+
+    def flush(self) -> None:
+        """Nothing is held back."""
+
+
+class LocalWorker:
+    """Real schedulers and a real cache over one engine; the caller plays the router.
+
+    Attributes:
+        scheduler: for its stats and its integrity check.
+    """
+
+    def __init__(self, engine: Engine, config: WorkerConfig, on_message: Callable[[WorkerMessage], None]) -> None:
+        """Args: on_message: told what a router would be; called within `step`."""
+        self._worker_id = config.worker_id
+        cache = CacheManager(engine.pool.num_pages, config.engine.page_size, config.eviction)
+        room = CombinedRoom(make_prefill_scheduler, make_decode_scheduler)
+        self.scheduler = room.build_scheduler(engine, cache, _Outbox(on_message), config)
+
+    def submit(
+        self,
+        request_id: str,
+        prompt_ids: Sequence[int],
+        sampling: SamplingParams,
+        *,
+        attempt: int = 0,
+        output_ids: Sequence[int] = (),
+        arrival_ns: int = 0,
+    ) -> None:
+        """Args: output_ids: of earlier attempts."""
+        prompt, output = tuple(prompt_ids), tuple(output_ids)
+        admit = Admit(request_id, attempt, prompt, output, sampling, ADMIT_DURATION_S, arrival_ns)
+        prefill = Prefill(request_id, attempt, prompt, output, sampling, self._worker_id, arrival_ns)
+        self.scheduler.receive(FromRouter(admit))
+        self.scheduler.receive(FromRouter(prefill))
+
+    def abort(self, request_id: str, attempt: int) -> None:
+        self.scheduler.receive(FromRouter(Abort(request_id, attempt)))
+
+    def step(self) -> bool:
+        """One step of the scheduler, and a short rest if it found nothing to do; returns whether it did something."""
+        worked = self.scheduler.step()
+        if not worked:
+            due = self.scheduler.next_deadline()
+            time.sleep(MAX_REST_S if due is None else min(MAX_REST_S, max(0.0, due - time.monotonic())))
+        return worked
+
+    def run_until(self, condition: Callable[[], bool], timeout_s: float) -> None:
+        """Steps until `condition` holds. Raises TimeoutError if it does not in time."""
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"not within {timeout_s:g} s: {self.scheduler.stats()}")
+            self.step()
+
+
+class Counts:
+    """What has become of a worker's requests, where none may fail.
+
+    Attributes:
+        num_first: requests that have their first token.
+        num_ended: requests that have all of their tokens.
+        num_decode_steps: decode steps whose tokens have come.
+    """
+
+    def __init__(self) -> None:
+        self.num_first = 0
+        self.num_ended = 0
+        self.num_decode_steps = 0
+
+    def count(self, message: WorkerMessage) -> None:
+        """Raises RuntimeError if the pool does not hold the requests."""
+        if isinstance(message, FirstToken):
+            self.num_first += 1
+            # A request of one token ends with it.
+            self.num_ended += bool(message.finish_reason)
+        elif isinstance(message, Finished):
+            self.num_ended += 1
+        elif isinstance(message, Tokens):
+            self.num_decode_steps += 1
+        elif isinstance(message, GaveBack | Failed | PrefillDeferred):
+            raise RuntimeError(f"a request that has its room was not served: {message}")

@@ -1,0 +1,107 @@
+"""Thousands of steps on a GPU under pressure for pages, with requests that come, go and are given back at random."""
+
+import gc
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from tandem.config import EngineConfig
+from tandem.engine.build import build_engine
+from tests.cluster.conftest import EOS_TOKEN_IDS, VOCAB_SIZE, save_tiny_model
+from tests.fakes.scenario import CHUNK_SIZE, MAX_BATCH_SIZE, Scenario, is_what_it_gets_alone
+
+NUM_STEPS = 20_000
+NUM_WARMUP_STEPS = 2_000
+CHECK_EVERY = 500
+# What the device may have less of than after the warm-up: libraries load some kernels at their first use.
+MAX_DRIFT_BYTES = 16 * 2**20
+MAX_TORCH_DRIFT_BYTES = 2**20
+NUM_EXACT_STEPS = 1_500
+NUM_COMPARED = 50
+# Requests that may part from their lone run at a tie.
+MAX_TIES = 2
+# Few enough that running requests push each other out.
+NUM_PAGES = 64
+# Half of what a step may have: others run without a graph.
+MAX_GRAPH = MAX_BATCH_SIZE // 2
+SAMPLINGS = (
+    lambda seed: {},
+    lambda seed: {"stop_token_ids": tuple(EOS_TOKEN_IDS)},
+    lambda seed: {"num_logprobs": 3},
+    lambda seed: {"temperature": 0.9, "seed": seed},
+    lambda seed: {"temperature": 0.7, "top_k": 20, "top_p": 0.9, "min_p": 0.01, "seed": seed, "num_logprobs": 0},
+    lambda seed: {"repetition_penalty": 1.1, "frequency_penalty": 0.2, "logit_bias": ((7, 2.0),)},
+)
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("models") / "tiny"
+    save_tiny_model(directory, head_dim=64)
+    return directory
+
+
+def config_of(model_dir: Path, dtype: str, backend: str, max_graph: int) -> EngineConfig:
+    return EngineConfig(
+        str(model_dir),
+        device="cuda",
+        dtype=dtype,
+        num_pages=NUM_PAGES,
+        attention_backend=backend,
+        cuda_graph_max_bs=max_graph,
+        max_chunk_tokens=CHUNK_SIZE,
+        max_batch_size=MAX_BATCH_SIZE,
+    )
+
+
+def memory_in_use() -> tuple[int, int]:
+    """Bytes that torch has given out, and bytes of the device that are not free once torch keeps none in reserve."""
+    gc.collect()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info()
+    return torch.cuda.memory_allocated(), total - free
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("backend", ["flashinfer", "triton"])
+def test_many_steps_keep_pages_and_memory_in_order(model_dir: Path, backend: str) -> None:
+    config = config_of(model_dir, "bfloat16", backend, MAX_GRAPH)
+    scenario = Scenario(build_engine(config, "scenario", lambda doing: None), config, VOCAB_SIZE, SAMPLINGS, seed=3)
+    began = time.monotonic()
+    num_worked = 0
+    before = (0, 0)
+    while num_worked < NUM_STEPS:
+        # A rest until the step in flight ends is no step.
+        if not scenario.step():
+            continue
+        num_worked += 1
+        if num_worked == NUM_WARMUP_STEPS:
+            scenario.drain()
+            before = memory_in_use()
+        elif num_worked % CHECK_EVERY == 0:
+            scenario.check()
+    scenario.drain()
+    after = memory_in_use()
+    print(f"{time.monotonic() - began:.1f} s, {len(scenario.finished)} requests, {scenario.num_given_back} given back")
+    assert after[0] - before[0] <= MAX_TORCH_DRIFT_BYTES
+    assert after[1] - before[1] <= MAX_DRIFT_BYTES
+    assert min(scenario.num_given_back, scenario.num_aborted, len(scenario.finished)) > 100
+
+
+@pytest.mark.timeout(300)
+def test_greedy_requests_get_what_they_get_alone(model_dir: Path) -> None:
+    """In float32, where the rounding of logits hardly depends on the batch."""
+    config = config_of(model_dir, "float32", "reference", 0)
+    engine = build_engine(config, "scenario", lambda doing: None)
+    scenario = Scenario(engine, config, VOCAB_SIZE, SAMPLINGS[1:4], seed=4)
+    for _ in range(NUM_EXACT_STEPS):
+        scenario.step()
+    scenario.drain()
+    assert scenario.num_given_back and scenario.num_aborted
+    greedy = [request for request in scenario.finished if request.sampling.is_greedy][-NUM_COMPARED:]
+    assert len(greedy) == NUM_COMPARED
+    num_same = sum(is_what_it_gets_alone(request, engine, config, tie=1e-3) for request in greedy)
+    assert num_same >= NUM_COMPARED - MAX_TIES

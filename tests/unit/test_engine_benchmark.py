@@ -1,0 +1,111 @@
+"""The benchmark of the engine and its analysis of traces, on a CPU: that they measure what they name."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from benchmarks.engine import EngineBenchmark, Result, Sizes, start_up_results
+from benchmarks.engine_limits import Limits, decode_floor, prefill_floor
+from benchmarks.engine_loop import Loop
+from deploy.phases import Phases
+from tandem.config import EngineConfig, WorkerConfig
+from tandem.engine.build import build_engine
+from tandem.engine.models.config import ModelConfig
+from tests.cluster.conftest import VOCAB_SIZE, save_tiny_model
+
+SIZES = Sizes(
+    batches=(1, 2),
+    prompt_len=20,
+    num_steps=4,
+    prefills=((1, 40), (2, 20)),
+    workload_requests=4,
+    workload_prompt=30,
+    workload_output=6,
+    sweep_batches=(1, 2),
+    sweep_prompts=(16, 32, 1024),
+)
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("models") / "tiny"
+    save_tiny_model(directory)
+    return directory
+
+
+@pytest.fixture
+def loop(model_dir: Path) -> Iterator[Loop]:
+    engine_config = EngineConfig(str(model_dir), "dummy", num_pages=SIZES.num_tokens // 16)
+    engine = build_engine(engine_config, "engine-benchmark", lambda doing: None)
+    yield Loop(engine, WorkerConfig("benchmark", "both", engine_config, "", 512), VOCAB_SIZE)
+    engine.pool.close()
+
+
+def test_every_part_measures_what_it_names(loop: Loop, model_dir: Path) -> None:
+    benchmark = EngineBenchmark(loop, ModelConfig.from_dir(model_dir), Limits(1e10, 1e11), SIZES)
+    results = [*benchmark.decode(), *benchmark.prefill(), *benchmark.workload(), *benchmark.sweep()]
+    # A prompt longer than the model allows is left out of the sweep.
+    assert [result.name for result in results] == [
+        "decode step, batch 1",
+        "decode step, batch 2",
+        "prefill, 1 x 40",
+        "prefill, 2 x 20",
+        "workload, prompt and output tokens, best",
+        "workload, output tokens, best",
+        "workload, prompt and output tokens, median",
+        "workload, output tokens, median",
+        "decode step, batch 1",
+        "decode step, batch 2",
+        "first token, 1 x 16",
+        "first token, 1 x 32",
+    ]
+    # A step's time is a difference, which on a busy machine may come out below zero for so few steps.
+    assert all(result.value > 0 for result in results if "decode" not in result.name)
+    assert all(result.ratio is not None for result in results if "workload" not in result.name)
+
+
+def test_a_loop_can_be_held_in_the_middle_of_steady_steps(loop: Loop) -> None:
+    loop.start(3, 20, 12)
+    assert (loop.counts.num_first, loop.counts.num_ended) == (3, 0)
+    num_before = loop.counts.num_decode_steps
+    loop.decode(4)
+    assert loop.counts.num_decode_steps == num_before + 4
+    assert loop.counts.num_ended == 0
+    loop.finish()
+    assert loop.counts.num_ended == 3
+
+
+def test_a_ratio_is_how_many_times_the_floors_time_it_takes() -> None:
+    assert Result("step", 3.0, "ms", 2.0).ratio == 1.5
+    assert Result("prefill", 200.0, "tok/s", 300.0).ratio == 1.5
+    assert Result("start", 3.0, "s").ratio is None
+
+
+def test_floors_count_what_must_be_read_and_computed(model_dir: Path) -> None:
+    model = ModelConfig.from_dir(model_dir)
+    # Two layers: q and o 64 x 64, k and v 64 x 32, three MLP matrices 64 x 128; the head 300 x 64.
+    layers, head = 2 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128), 300 * 64
+    slow_memory, slow_math = Limits(1.0, 1e30), Limits(1e30, 1.0)
+    kv_of_a_token = 2 * 2 * 32
+    assert decode_floor(model, slow_memory, 3, 10) == 2 * (layers + head) + 2 * 3 * 10 * kv_of_a_token
+    assert decode_floor(model, slow_math, 3, 10) == 2 * 3 * (layers + head)
+    assert prefill_floor(model, slow_memory, 3, 10) == 2 * (layers + head)
+    # 55 pairs of a query and a key that it sees, 64 numbers each over all heads, two products of two operations.
+    attention = 2 * 55 * 64 * 4
+    assert prefill_floor(model, slow_math, 3, 10) == 3 * (2 * layers * 10 + 2 * head + attention)
+
+
+def test_start_up_is_split_into_its_phases() -> None:
+    phases = Phases()
+    for doing in ("loading weights", "capturing graphs (1 of 2)", "capturing graphs (2 of 2)"):
+        phases.begin(doing)
+    phases.end()
+    results = {result.name: result.value for result in start_up_results(phases, 0.5)}
+    assert list(results) == [
+        "start-up, loading weights",
+        "start-up, capturing graphs",
+        "start-up, ready",
+        "first request, 512 in and 8 out",
+    ]
+    assert results["start-up, ready"] == pytest.approx(sum(phases.seconds.values()))

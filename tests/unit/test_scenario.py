@@ -1,0 +1,32 @@
+"""A real engine on a CPU under pressure for pages, with requests that come, go and are given back at random."""
+
+from pathlib import Path
+
+from tandem.config import EngineConfig
+from tandem.engine.build import build_engine
+from tests.cluster.conftest import EOS_TOKEN_IDS, VOCAB_SIZE, save_tiny_model
+from tests.fakes.scenario import Scenario, is_what_it_gets_alone
+
+NUM_STEPS = 600
+NUM_COMPARED = 25
+
+
+def test_greedy_requests_get_what_they_get_alone(tmp_path: Path) -> None:
+    save_tiny_model(tmp_path / "tiny")
+    config = EngineConfig(str(tmp_path / "tiny"), num_pages=64, num_threads=1)
+    engine = build_engine(config, "scenario", lambda doing: None)
+    samplings = [
+        lambda seed: {"stop_token_ids": tuple(EOS_TOKEN_IDS)},
+        lambda seed: {"temperature": 0.9, "seed": seed},
+    ]
+    scenario = Scenario(engine, config, VOCAB_SIZE, samplings, seed=1)
+    for number in range(NUM_STEPS):
+        scenario.step()
+        if number % 100 == 0:
+            scenario.check()
+    scenario.drain()
+    assert scenario.num_given_back and scenario.num_aborted
+    greedy = [request for request in scenario.finished if request.sampling.is_greedy][-NUM_COMPARED:]
+    assert len(greedy) == NUM_COMPARED
+    assert all(is_what_it_gets_alone(request, engine, config, tie=1e-3) for request in greedy)
+    engine.pool.close()
