@@ -17,6 +17,7 @@ class DecodeJob:
         num_prior_outputs: output tokens of earlier attempts, part of the sequence.
         unsent: tokens of the output that the router has not been sent yet; with their log probabilities, if asked for.
         cached_len: prompt tokens that were here before the request.
+        has_ended: what steps under way still find for it is of no use.
     """
 
     request_id: str
@@ -30,6 +31,7 @@ class DecodeJob:
     cached_len: int
     num_pages_shipped: int
     moments: list[Moment] = field(default_factory=list)
+    has_ended: bool = False
 
     @property
     def age_key(self) -> tuple[int, str]:
@@ -38,7 +40,26 @@ class DecodeJob:
 
     @property
     def num_outputs(self) -> int:
+        """Output tokens that are known."""
         return len(self.sequence.token_ids) - self.sequence.prompt_len
+
+    @property
+    def is_new(self) -> bool:
+        """Whether no step has been launched for it."""
+        return self.num_outputs + self.sequence.num_pending == self.num_prior_outputs + 1
+
+    @property
+    def needs_step(self) -> bool:
+        """Whether there is more to come when the steps launched so far are done; only a stop token can change that."""
+        return self.num_outputs + self.sequence.num_pending < self.sequence.sampling.max_tokens
+
+    def take(self, token_id: int, logprobs: TokenLogprobs | None) -> None:
+        """The token that was pending longest is known."""
+        self.sequence.num_pending -= 1
+        self.sequence.token_ids.append(token_id)
+        self.unsent.append(token_id)
+        if logprobs is not None:
+            self.unsent_logprobs.append(logprobs)
 
     def stamp(self, moment: str) -> None:
         self.moments.append(Moment(moment, now_ns()))

@@ -8,9 +8,10 @@ from collections.abc import Sequence as SequenceOf
 
 from decode_worker.job import DecodeJob
 from decode_worker.leases import LeaseBook
+from decode_worker.pacing import StepPace
+from decode_worker.step import LaunchedStep
 from tandem.config import DecodeConfig
 from tandem.engine.base import EngineBase
-from tandem.engine.batch import Batch
 from tandem.engine.kvcache.cache_manager import CacheManager, PageHandle
 from tandem.engine.request import Sequence
 from tandem.lifecycle import (
@@ -39,7 +40,12 @@ logger = logging.getLogger(__name__)
 
 
 class DecodeScheduler(AdoptingScheduler):
-    """The running requests, oldest first, and the leases of those to come."""
+    """The running requests, oldest first, and the leases of those to come.
+
+    With an asynchronous engine steps overlap: while the device runs one, the tokens of the one before are passed on,
+    and shortly before its end the next one is launched behind it. That a request ends by its length is known before
+    that; one that ends by a stop token has been launched once too often, and what comes of it is dropped.
+    """
 
     def __init__(
         self,
@@ -53,6 +59,9 @@ class DecodeScheduler(AdoptingScheduler):
         self._cache = cache
         self._outbox = outbox
         self._config = config
+        self._overlaps = config.overlap and engine.is_asynchronous
+        self._pace = StepPace(clock)
+        self._in_flight: LaunchedStep | None = None
         self._running: list[DecodeJob] = []
         self._leases = LeaseBook(cache, outbox, config, clock, self._start_committed)
         self._num_given_back = 0
@@ -77,16 +86,32 @@ class DecodeScheduler(AdoptingScheduler):
     def step(self) -> bool:
         self._cache.poll()
         self._leases.start_arrived()
-        # Growth goes before new leases.
-        batch_jobs = self._grow()
-        self._leases.poll(num_reserved=len(self._running))
-        if not batch_jobs:
+        previous = self._in_flight
+        if previous is not None and not (self._pace.is_due or previous.output.done()):
+            self._leases.poll(num_reserved=len(self._running))
             return False
-        self._run(batch_jobs)
-        return True
+        self._pace.composing()
+        # Growth goes before new leases.
+        jobs = self._grow()
+        self._leases.poll(num_reserved=len(self._running))
+        if jobs:
+            unknown, self._in_flight = self._in_flight, self._launch(jobs, self._in_flight)
+            if unknown is not None:
+                self._collect(unknown)
+        if not jobs or not self._overlaps:
+            self.settle()
+        return previous is not None or bool(jobs)
+
+    def settle(self) -> None:
+        step, self._in_flight = self._in_flight, None
+        if step is not None:
+            self._collect(step)
 
     def next_deadline(self) -> float | None:
-        return self._leases.next_deadline()
+        deadline = self._leases.next_deadline()
+        if self._in_flight is None:
+            return deadline
+        return self._pace.due if deadline is None else min(deadline, self._pace.due)
 
     def stats(self) -> WorkerStats:
         return WorkerStats(
@@ -181,10 +206,16 @@ class DecodeScheduler(AdoptingScheduler):
         batch: list[DecodeJob] = []
         # Empty in nearly every step: looking for a job here costs less than among all that run.
         given_back: list[DecodeJob] = []
-        for job in self._running[: self._config.max_batch_size]:
+        for job in [job for job in self._running if job.needs_step][: self._config.max_batch_size]:
             if job in given_back:
                 continue
             while not self._cache.grow(job.handle, job.sequence.cached_len + 1):
+                if self._in_flight is not None:
+                    # What ends with it may leave pages enough, and pages of a job in it are not free before.
+                    self.settle()
+                    self._cache.poll()
+                    self._pace.composing()
+                    return self._grow()
                 victims = self._running[1:]
                 if not victims:
                     return batch
@@ -206,25 +237,26 @@ class DecodeScheduler(AdoptingScheduler):
         self._leases.remember_ended(job.request_id, job.attempt)
         self._end(job)
 
-    def _run(self, jobs: SequenceOf[DecodeJob]) -> None:
-        new_jobs = [job for job in jobs if job.num_outputs == job.num_prior_outputs + 1]
+    def _launch(self, jobs: SequenceOf[DecodeJob], previous: LaunchedStep | None) -> LaunchedStep:
+        new_jobs = [job for job in jobs if job.is_new]
         for job in new_jobs:
             job.stamp(DECODE_STARTED)
         if logger.isEnabledFor(logging.DEBUG):
             self._log_batch(len(jobs), new_jobs)
-        for job in jobs:
-            job.sequence.extend(1)
-        output = self._engine.forward(Batch("decode", [job.sequence for job in jobs]))
+        step = LaunchedStep(self._engine, jobs, previous)
+        self._pace.launched()
+        return step
+
+    def _collect(self, step: LaunchedStep) -> None:
+        """Waits for a step, passes its tokens on and ends the jobs that are done."""
+        if self._overlaps:
+            self._pace.ended(step.output.duration_s())
+        jobs = step.collect()
         finished: list[tuple[DecodeJob, str]] = []
-        for job, token_id, logprobs in zip(jobs, output.token_ids(), output.logprobs(), strict=True):
-            job.sequence.complete_extend()
-            job.sequence.token_ids.append(token_id)
-            job.unsent.append(token_id)
-            if logprobs is not None:
-                job.unsent_logprobs.append(logprobs)
+        for job in jobs:
             if job.num_outputs == job.num_prior_outputs + 2:
                 job.stamp(SECOND_TOKEN)
-            if reason := job.sequence.sampling.finish_reason(token_id, job.num_outputs):
+            if reason := job.sequence.sampling.finish_reason(job.sequence.token_ids[-1], job.num_outputs):
                 finished.append((job, reason))
         self._send_tokens(jobs)
         for job, reason in finished:
@@ -281,8 +313,11 @@ class DecodeScheduler(AdoptingScheduler):
         self._leases.abort(request_id, attempt)
 
     def _end(self, job: DecodeJob) -> None:
-        """The one place where a running job's pages are given back; what it computed stays for reuse. The last sampled
-        token has no KV yet and stays out of the tree."""
+        """The one place where a running job's pages are given back; what it computed stays for reuse. The last token
+        has no KV yet, or a step in flight that nobody waits for computes it: it stays out of the tree."""
         self._running.remove(job)
-        self._cache.insert(job.handle, job.sequence.token_ids, job.sequence.cached_len)
-        self._cache.release(job.handle)
+        job.has_ended = True
+        token_ids = job.sequence.token_ids
+        in_use = [self._in_flight.output] if self._in_flight is not None and job in self._in_flight.jobs else []
+        self._cache.insert(job.handle, token_ids, min(job.sequence.cached_len, len(token_ids) - 1), after=in_use)
+        self._cache.release(job.handle, after=in_use)

@@ -4,9 +4,12 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import torch
 
+from tandem.engine.output import Feed
 from tandem.engine.request import Sequence
+from tandem.engine.rows import upload
 
 Phase = Literal["prefill", "decode"]
 
@@ -16,32 +19,53 @@ class Batch:
     """What one forward computes: for each sequence its tokens from cached_len to device_len.
 
     A decode batch has exactly one token a sequence.
+
+    Attributes:
+        feed: for decode; None if all tokens to compute are known.
     """
 
     phase: Phase
     sequences: SequenceOf[Sequence]
+    feed: Feed | None = None
 
     def __post_init__(self) -> None:
         assert self.sequences and all(s.extend_len > 0 for s in self.sequences)
         assert self.phase == "prefill" or all(s.extend_len == 1 for s in self.sequences)
+        rows = self.feed.rows if self.feed else [-1] * len(self.sequences)
+        # One token at most is not known, and that one is fed.
+        assert all(s.num_pending == (row >= 0) for s, row in zip(self.sequences, rows, strict=True))
 
     @property
     def num_tokens(self) -> int:
         return sum(s.extend_len for s in self.sequences)
 
-    def input_ids(self, device: torch.device) -> torch.Tensor:
-        """The tokens to compute, sequence after sequence: (num_tokens,) int64."""
+    def known_ids(self) -> list[int]:
+        """The tokens to compute, sequence after sequence: num_tokens of them, 0 for those that are fed."""
         ids: list[int] = []
         for s in self.sequences:
-            ids.extend(s.token_ids[s.cached_len : s.device_len])
-        return torch.tensor(ids, dtype=torch.int64, device=device)
+            ids.extend([0] if s.num_pending else s.token_ids[s.cached_len : s.device_len])
+        return ids
+
+    def input_ids(self, device: torch.device, fed_ids: torch.Tensor | None = None) -> torch.Tensor:
+        """The tokens to compute, sequence after sequence: (num_tokens,) int64.
+
+        Args:
+            fed_ids: what the step of the feed has sampled, (its num_sequences,) int64 on the device.
+        """
+        known_ids = self.known_ids()
+        if self.feed is None:
+            return to_device(known_ids, device)
+        assert fed_ids is not None
+        index = [row if row >= 0 else len(fed_ids) + i for i, row in enumerate(self.feed.rows)]
+        staged = to_device(known_ids + index, device)
+        return torch.cat((fed_ids, staged[: len(index)])).index_select(0, staged[len(index) :])
 
     def positions(self, device: torch.device) -> torch.Tensor:
         """Their positions in their sequences: (num_tokens,) int64."""
         positions: list[int] = []
         for s in self.sequences:
             positions.extend(range(s.cached_len, s.device_len))
-        return torch.tensor(positions, dtype=torch.int64, device=device)
+        return to_device(positions, device)
 
     def logits_rows(self) -> list[int]:
         """Rows of the token dimension whose logits are wanted: the last of each sequence with needs_logits."""
@@ -60,3 +84,8 @@ class Batch:
     def num_prompt_tokens(self) -> int:
         """Tokens of this batch that belong to a client's prompt."""
         return sum(max(0, min(s.device_len, s.prompt_len) - s.cached_len) for s in self.sequences)
+
+
+def to_device(values: SequenceOf[int], device: torch.device) -> torch.Tensor:
+    """(len(values),) int64, on their way; the device is not waited for."""
+    return upload(device, np.array(values, np.int64))[0]

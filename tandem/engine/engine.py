@@ -6,10 +6,11 @@ import torch
 
 from tandem.engine.attention.base import AttentionBackend
 from tandem.engine.attention.reference import ReferenceAttention
-from tandem.engine.base import EngineBase, EngineCounters, ForwardOutput
-from tandem.engine.batch import Batch
+from tandem.engine.base import EngineBase, EngineCounters
+from tandem.engine.batch import Batch, to_device
 from tandem.engine.kvcache.pool import KvPool
 from tandem.engine.models.base import Model
+from tandem.engine.output import ForwardOutput
 from tandem.engine.sampler import SamplerOutput, sample
 from tandem.sampling_params import TokenLogprobs
 
@@ -17,43 +18,53 @@ if TYPE_CHECKING:
     from tandem.engine.graph_runner import DecodeGraphs
 
 
-class _CpuForwardOutput(ForwardOutput):
-    """A forward on the CPU has completed when it returns."""
+class _EngineOutput(ForwardOutput):
+    """
+    Attributes:
+        device_token_ids: (num_rows,) int64 on the device. Memory of the graphs may be among it: then it holds until the
+            next graph runs.
+    """
 
     def __init__(self, sampled: SamplerOutput) -> None:
-        self._token_ids: list[int] = sampled.token_ids.tolist()
+        self.device_token_ids = sampled.token_ids
         self._logprobs = sampled.logprobs
+
+    def logprobs(self) -> list[TokenLogprobs | None]:
+        num_rows = len(self.token_ids())
+        return self._logprobs.to_rows(num_rows) if self._logprobs else [None] * num_rows
+
+
+class _CpuForwardOutput(_EngineOutput):
+    """A forward on the CPU has completed when it returns."""
 
     def done(self) -> bool:
         return True
 
     def token_ids(self) -> list[int]:
-        return self._token_ids
-
-    def logprobs(self) -> list[TokenLogprobs | None]:
-        num_rows = len(self._token_ids)
-        return self._logprobs.to_rows(num_rows) if self._logprobs else [None] * num_rows
+        return self.device_token_ids.tolist()
 
 
-class _CudaForwardOutput(ForwardOutput):
-    """A forward whose tokens are on their way to pinned memory; the event is after all that the forward does."""
+class _CudaForwardOutput(_EngineOutput):
+    """A forward whose tokens are on their way to pinned memory; the last event is after all that the forward does."""
 
-    def __init__(self, sampled: SamplerOutput) -> None:
+    def __init__(self, sampled: SamplerOutput, began: torch.cuda.Event) -> None:
+        """Args: began: recorded before anything that the forward does."""
+        super().__init__(sampled)
         self._token_ids = sampled.token_ids.to("cpu", non_blocking=True)
-        self._logprobs = sampled.logprobs
-        self._event = torch.cuda.Event()
-        self._event.record()
+        self._began = began
+        self._ended = torch.cuda.Event(enable_timing=True)
+        self._ended.record()
 
     def done(self) -> bool:
-        return self._event.query()
+        return self._ended.query()
 
     def token_ids(self) -> list[int]:
-        self._event.synchronize()
+        self._ended.synchronize()
         return self._token_ids.tolist()
 
-    def logprobs(self) -> list[TokenLogprobs | None]:
-        num_rows = len(self._token_ids)
-        return self._logprobs.to_rows(num_rows) if self._logprobs else [None] * num_rows
+    def duration_s(self) -> float:
+        self._ended.synchronize()
+        return self._began.elapsed_time(self._ended) / 1e3
 
 
 class Engine(EngineBase):
@@ -74,26 +85,39 @@ class Engine(EngineBase):
         self._attention = attention or ReferenceAttention(pool, model.config.num_q_heads)
         self._graphs = graphs
 
+    @property
+    def is_asynchronous(self) -> bool:
+        return self.device.type == "cuda"
+
     @torch.inference_mode()
     def forward(self, batch: Batch) -> ForwardOutput:
-        sampled = self._run_graph(batch) or self._run(batch)
+        fed_ids = None
+        if batch.feed is not None:
+            assert isinstance(batch.feed.output, _EngineOutput)
+            fed_ids = batch.feed.output.device_token_ids
+        if self.device.type == "cpu":
+            output: ForwardOutput = _CpuForwardOutput(self._run(batch, fed_ids))
+        else:
+            began = torch.cuda.Event(enable_timing=True)
+            began.record()
+            output = _CudaForwardOutput(self._run_graph(batch, fed_ids) or self._run(batch, fed_ids), began)
         self.counters.count(batch)
-        return _CudaForwardOutput(sampled) if self.device.type == "cuda" else _CpuForwardOutput(sampled)
+        return output
 
-    def _run(self, batch: Batch) -> SamplerOutput:
+    def _run(self, batch: Batch, fed_ids: torch.Tensor | None) -> SamplerOutput:
         self._attention.plan(batch)
-        rows = torch.tensor(batch.logits_rows(), dtype=torch.int64, device=self.device)
-        logits = self.model.forward(batch.input_ids(self.device), batch.positions(self.device), self._attention, rows)
-        return sample(logits, batch.sampled_sequences())
+        rows = to_device(batch.logits_rows(), self.device)
+        input_ids = batch.input_ids(self.device, fed_ids)
+        logits = self.model.forward(input_ids, batch.positions(self.device), self._attention, rows)
+        return sample(logits, batch.sampled_sequences(), None if fed_ids is None else input_ids)
 
-    def _run_graph(self, batch: Batch) -> SamplerOutput | None:
+    def _run_graph(self, batch: Batch, fed_ids: torch.Tensor | None) -> SamplerOutput | None:
         """A decode step in one launch, if there is a graph for it."""
         if self._graphs is None or batch.phase != "decode":
             return None
-        output = self._graphs.run(batch)
+        output = self._graphs.run(batch, fed_ids)
         if output is None:
             return None
-        logits, most_likely = output
         if all(s.sampling.needs_argmax_only for s in batch.sequences):
-            return SamplerOutput(most_likely)
-        return sample(logits, batch.sequences)
+            return SamplerOutput(output.most_likely)
+        return sample(output.logits, batch.sequences, None if fed_ids is None else output.input_ids)

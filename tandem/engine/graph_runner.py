@@ -17,14 +17,31 @@ class _Graph(NamedTuple):
     """A captured step and the tensors that it reads and writes, which must live as long as it does.
 
     Attributes:
-        input_ids: (batch_size,) int64.
+        input_ids: (batch_size,) int64; the graph itself gathers them.
+        staged: (2 * batch_size,) int64: the tokens known on the host, then for each row where its token is in
+            DecodeGraphs' memory of tokens.
         rows: (batch_size,) int64, those whose logits are wanted: all.
     """
 
     graph: torch.cuda.CUDAGraph
     attention: GraphedAttention
     input_ids: torch.Tensor
+    staged: torch.Tensor
     rows: torch.Tensor
+
+
+class GraphOutput(NamedTuple):
+    """What a step gives, in memory that the next run overwrites.
+
+    Attributes:
+        logits: (num_sequences, vocab_size) float32.
+        most_likely: token ids, (num_sequences,) int64.
+        input_ids: the tokens that were computed, (num_sequences,) int64.
+    """
+
+    logits: torch.Tensor
+    most_likely: torch.Tensor
+    input_ids: torch.Tensor
 
 
 def graph_sizes(max_batch_size: int) -> list[int]:
@@ -48,9 +65,12 @@ class DecodeGraphs:
         self._model = model
         self._device = device
         self._graphs: dict[int, _Graph] = {}
-        # What a step gives, one memory for all sizes: (max_batch_size, vocab_size) float32, (max_batch_size,) int64.
+        # What a step gives, one memory for all sizes: (max_batch_size, vocab_size) float32.
         self._logits = torch.empty(max_batch_size, model.config.vocab_size, device=device)
-        self._token_ids = torch.empty(max_batch_size, dtype=torch.int64, device=device)
+        # One memory, (3 * max_batch_size,) int64: the tokens that a step gives, and behind them what the host stages,
+        # so that the next step gathers its tokens from both at once.
+        self._max_batch_size = max_batch_size
+        self._tokens = torch.zeros(3 * max_batch_size, dtype=torch.int64, device=device)
         pool: Any = None
         # The largest first: the smaller ones find room in what it has taken.
         sizes = list(reversed(graph_sizes(max_batch_size)))
@@ -61,33 +81,44 @@ class DecodeGraphs:
             pool = self._graphs[size].graph.pool()
         self._sizes = sorted(self._graphs)
 
-    def run(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor] | None:
+    def run(self, batch: Batch, fed_ids: torch.Tensor | None) -> GraphOutput | None:
         """Runs a decode batch.
 
+        Args:
+            fed_ids: what the step of the batch's feed has sampled, (its num_sequences,) int64 on the device; None
+                without a feed.
+
         Returns:
-            logits (num_sequences, vocab_size) float32 and the most likely token ids (num_sequences,) int64, in memory
-            that the next run overwrites; None if the batch is larger than every graph.
+            None if the batch, or the one that feeds it, is larger than every graph.
         """
         num_sequences = len(batch.sequences)
         size = next((size for size in self._sizes if size >= num_sequences), None)
-        if size is None:
+        if size is None or (fed_ids is not None and len(fed_ids) > self._max_batch_size):
             return None
         graph = self._graphs[size]
-        ids = [s.token_ids[s.cached_len] for s in batch.sequences] + [0] * (size - num_sequences)
-        graph.input_ids.copy_(torch.tensor(ids, pin_memory=True), non_blocking=True)
         graph.attention.plan(batch.sequences)
+        if fed_ids is not None and fed_ids.data_ptr() != self._tokens.data_ptr():
+            # Sampled outside the graph.
+            self._tokens[: len(fed_ids)].copy_(fed_ids)
+        num_padding = size - num_sequences
+        known_ids = batch.known_ids() + [0] * num_padding
+        rows = [*batch.feed.rows, *[-1] * num_padding] if batch.feed else [-1] * size
+        index = [row if row >= 0 else self._max_batch_size + i for i, row in enumerate(rows)]
+        graph.staged.copy_(torch.tensor(known_ids + index, pin_memory=True), non_blocking=True)
         graph.graph.replay()
-        return self._logits[:num_sequences], self._token_ids[:num_sequences]
+        return GraphOutput(self._logits[:num_sequences], self._tokens[:num_sequences], graph.input_ids[:num_sequences])
 
     def _capture(self, attention: GraphedAttention, size: int, pool: Any) -> _Graph:
         input_ids = torch.zeros(size, dtype=torch.int64, device=self._device)
+        staged = self._tokens[self._max_batch_size : self._max_batch_size + 2 * size]
         rows = torch.arange(size, device=self._device)
         # All padding: nobody's pages are touched.
         attention.plan(())
 
         def step() -> None:
+            torch.index_select(self._tokens, 0, staged[size:], out=input_ids)
             logits = self._model.forward(input_ids, attention.positions, attention, rows, out=self._logits[:size])
-            torch.argmax(logits, dim=-1, out=self._token_ids[:size])
+            torch.argmax(logits, dim=-1, out=self._tokens[:size])
 
         stream = torch.cuda.Stream(self._device)
         stream.wait_stream(torch.cuda.current_stream(self._device))
@@ -98,4 +129,4 @@ class DecodeGraphs:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=pool):
             step()
-        return _Graph(graph, attention, input_ids, rows)
+        return _Graph(graph, attention, input_ids, staged, rows)

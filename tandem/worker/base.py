@@ -164,3 +164,7 @@ class AdoptingScheduler(Scheduler):
         granted_ns: int,
     ) -> None:
         """Takes over a prefilled request together with its pages."""
+
+    @abstractmethod
+    def settle(self) -> None:
+        """Waits for the forward that has been launched, if any, and passes on what it gave."""

@@ -75,7 +75,7 @@ class LocalHandover(Handover):
 class CombinedScheduler(Scheduler):
     """Alternates a prefill and a decode scheduler that share one cache: one forward of each a turn."""
 
-    def __init__(self, prefill: Scheduler, decode: Scheduler) -> None:
+    def __init__(self, prefill: Scheduler, decode: AdoptingScheduler) -> None:
         self._prefill = prefill
         self._decode = decode
 
@@ -86,6 +86,9 @@ class CombinedScheduler(Scheduler):
     def step(self) -> bool:
         prefilled = self._prefill.step()
         decoded = self._decode.step()
+        if prefilled:
+            # The next turn's prefill would keep the tokens of a decode step in flight waiting.
+            self._decode.settle()
         return prefilled or decoded
 
     def next_deadline(self) -> float | None:

@@ -12,6 +12,8 @@ from tandem.engine.kvcache.pool import KvPool
 from tandem.engine.layers.rotary import RotaryEmbedding, Rotation
 from tandem.engine.request import Sequence
 
+MAX_POSITIONS = 4096
+
 
 class AttentionOracle:
     """Sequences with their whole queries, keys and values, and a pool whose unused slots are all NaN."""
@@ -26,8 +28,8 @@ class AttentionOracle:
         random.Random(0).shuffle(self._free)
         self._generator = torch.Generator().manual_seed(0)
         self.qkv: dict[int, list[torch.Tensor]] = {}
-        # Turns by no angle: whatever position a token is said to have.
-        self._tables = RotaryEmbedding(layout.head_dim, 1e4, None, 1, pool.kv.device)
+        # Turns by no angle, whatever position a token has.
+        self._tables = RotaryEmbedding(layout.head_dim, 1e4, None, MAX_POSITIONS, pool.kv.device)
         self._tables.cos.fill_(1.0)
         self._tables.sin.fill_(0.0)
 
@@ -55,7 +57,7 @@ class AttentionOracle:
                 for part in range(3)
             ]
             qkv = torch.cat(parts, dim=1)
-            positions = torch.zeros(len(qkv), dtype=torch.int64, device=qkv.device)
+            positions = torch.cat([torch.arange(s.cached_len, s.device_len, device=qkv.device) for s in extend])
             out = self.attention.attend(qkv, self._heads[0], Rotation(self._tables, positions, qkv.dtype), None, layer)
             expected = torch.cat([self._expected(s, layer) for s in extend])
             assert out.shape == expected.shape and out.dtype == qkv.dtype

@@ -6,13 +6,16 @@ never written gives another token than `expected_tokens` says.
 """
 
 import itertools
+from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from tandem.engine.base import EngineBase, EngineCounters, ForwardOutput
+from tandem.engine.base import EngineBase, EngineCounters
 from tandem.engine.batch import Batch
 from tandem.engine.kvcache.base import PageLayout
 from tandem.engine.kvcache.pool import CpuKvPool
-from tandem.sampling_params import TokenLogprobs
+from tandem.engine.output import Feed, ForwardOutput
+from tandem.sampling_params import SamplingParams, TokenLogprobs
 
 VOCAB_SIZE = 997
 _pool_numbers = itertools.count()
@@ -34,19 +37,64 @@ def expected_tokens(prompt_ids: Sequence[int], num_tokens: int) -> list[int]:
     return token_ids[len(prompt_ids) :]
 
 
+@dataclass(frozen=True)
+class _Row:
+    """What a forward was told of one sequence when it was launched: like a device it never looks at the host again.
+
+    Attributes:
+        token_ids: those to compute; None: the one that a row of the step before has sampled.
+    """
+
+    page_ids: list[int]
+    cached_len: int
+    device_len: int
+    token_ids: list[int] | None
+    needs_logits: bool
+    sampling: SamplingParams
+
+
 class FakeForwardOutput(ForwardOutput):
-    def __init__(self, token_ids: list[int], logprobs: list[TokenLogprobs | None]) -> None:
-        self._token_ids = token_ids
-        self._logprobs = logprobs
+    def __init__(self, engine: "FakeEngine", rows: list[_Row], feed: Feed | None) -> None:
+        self._engine = engine
+        self.rows = rows
+        self._feed = feed
+        self.sampled: list[int] | None = None
+        self._logprobs: list[TokenLogprobs | None] = []
+
+    def run(self) -> None:
+        """The device does its work."""
+        sampled = []
+        for number, row in enumerate(self.rows):
+            token_ids = row.token_ids
+            if token_ids is None:
+                assert self._feed is not None and isinstance(self._feed.output, FakeForwardOutput)
+                assert self._feed.output.sampled is not None, "fed by a step that has not run"
+                token_ids = [self._feed.output.sampled[self._feed.rows[number]]]
+            self._engine.write(row.page_ids, row.cached_len, token_ids)
+            if row.needs_logits:
+                position = row.device_len
+                sampled.append(next_token(self._engine.read(row.page_ids, position)))
+                self._engine.draws.append((row.sampling.seed, position))
+                asked = row.sampling.num_logprobs is not None
+                self._logprobs.append(TokenLogprobs(-float(position)) if asked else None)
+        self.sampled = sampled
 
     def done(self) -> bool:
-        return True
+        return self.sampled is not None
 
     def token_ids(self) -> list[int]:
-        return self._token_ids
+        self._engine.run_until(self)
+        assert self.sampled is not None
+        return list(self.sampled)
 
     def logprobs(self) -> list[TokenLogprobs | None]:
+        self._engine.run_until(self)
         return self._logprobs
+
+    def duration_s(self) -> float:
+        assert self._engine.is_asynchronous
+        self._engine.run_until(self)
+        return self._engine.step_s
 
 
 class FakeEngine(EngineBase):
@@ -57,9 +105,17 @@ class FakeEngine(EngineBase):
             them; a log probability that is asked for is minus the position.
     """
 
-    def __init__(self, num_pages: int, page_size: int) -> None:
+    def __init__(self, num_pages: int, page_size: int, *, asynchronous: bool = False, step_s: float = 0.0) -> None:
+        """
+        Args:
+            asynchronous: forwards wait until `run_next` runs them or somebody asks for their tokens.
+            step_s: how long the device says that each took.
+        """
         self.counters = EngineCounters()
         self.page_size = page_size
+        self.step_s = step_s
+        self._asynchronous = asynchronous
+        self._queue: deque[FakeForwardOutput] = deque()
         layout = PageLayout(num_layers=1, page_size=page_size, num_kv_heads=1, head_dim=1, dtype="float32")
         self.pool = CpuKvPool(layout, num_pages, f"fake-{next(_pool_numbers)}")
         # (num_pages, 2, page_size): token ids, and positions counted from 1 so that an unwritten slot fits none.
@@ -67,25 +123,55 @@ class FakeEngine(EngineBase):
         self.batches: list[tuple[str, list[int]]] = []
         self.draws: list[tuple[int, int]] = []
 
+    @property
+    def is_asynchronous(self) -> bool:
+        return self._asynchronous
+
+    @property
+    def num_launched(self) -> int:
+        """Forwards that have not run yet."""
+        return len(self._queue)
+
+    @property
+    def pages_in_use(self) -> set[int]:
+        """Those that they will read or write."""
+        return {page_id for output in self._queue for row in output.rows for page_id in row.page_ids}
+
     def forward(self, batch: Batch) -> ForwardOutput:
         self.batches.append((batch.phase, [s.extend_len for s in batch.sequences]))
-        outputs = []
-        logprobs: list[TokenLogprobs | None] = []
-        for sequence in batch.sequences:
-            for position in range(sequence.cached_len, sequence.device_len):
-                page_id, offset = sequence.page_ids[position // self.page_size], position % self.page_size
-                self._slots[page_id, 0, offset] = sequence.token_ids[position]
-                self._slots[page_id, 1, offset] = position + 1
-            if sequence.needs_logits:
-                outputs.append(next_token(self._read(sequence.page_ids, sequence.device_len)))
-                position = len(sequence.token_ids)
-                self.draws.append((sequence.sampling.seed, position))
-                asked = sequence.sampling.num_logprobs is not None
-                logprobs.append(TokenLogprobs(-float(position)) if asked else None)
+        rows = [
+            _Row(
+                list(s.page_ids[: -(-s.device_len // self.page_size)]),
+                s.cached_len,
+                s.device_len,
+                None if s.num_pending else s.token_ids[s.cached_len : s.device_len],
+                s.needs_logits,
+                s.sampling,
+            )
+            for s in batch.sequences
+        ]
+        output = FakeForwardOutput(self, rows, batch.feed)
+        self._queue.append(output)
+        if not self._asynchronous:
+            self.run_next()
         self.counters.count(batch)
-        return FakeForwardOutput(outputs, logprobs)
+        return output
 
-    def _read(self, page_ids: Sequence[int], num_tokens: int) -> list[int]:
+    def run_next(self) -> None:
+        """The device does what was launched first."""
+        self._queue.popleft().run()
+
+    def run_until(self, output: FakeForwardOutput) -> None:
+        while not output.done():
+            self.run_next()
+
+    def write(self, page_ids: Sequence[int], start: int, token_ids: Sequence[int]) -> None:
+        for position, token_id in enumerate(token_ids, start):
+            page_id, offset = page_ids[position // self.page_size], position % self.page_size
+            self._slots[page_id, 0, offset] = token_id
+            self._slots[page_id, 1, offset] = position + 1
+
+    def read(self, page_ids: Sequence[int], num_tokens: int) -> list[int]:
         """The tokens that the pages hold; a slot of another position reads as a token that no vocabulary has."""
         tokens = []
         for position in range(num_tokens):

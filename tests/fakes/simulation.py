@@ -189,7 +189,12 @@ class SimWorker:
         self.simulation = simulation
         self.worker_id, self.role = worker_id, role
         self.incarnation = f"{worker_id}-life{next(simulation.numbers)}"
-        self.engine = FakeEngine(num_pages, PAGE_SIZE)
+        self.engine = FakeEngine(
+            num_pages,
+            PAGE_SIZE,
+            asynchronous=role == "decode" and simulation.asynchronous,
+            step_s=simulation.step_s,
+        )
         self.cache = CacheManager(num_pages, PAGE_SIZE)
         self.alive = True
         self.paused = False
@@ -224,9 +229,18 @@ class SimWorker:
         self.check()
         return worked
 
+    def run_device(self) -> None:
+        if self.engine.num_launched:
+            self.engine.run_next()
+
     def check(self) -> None:
         violation = self.scheduler.check_integrity()
         assert violation == "", f"{self.incarnation}: {violation}"
+        given_away = set(self.cache._allocator.free_pages())
+        for handle in self.cache._handles.values():
+            given_away.update(handle.page_ids[handle.num_shared :] if handle.leased else ())
+        in_use = self.engine.pages_in_use
+        assert not in_use & given_away, f"{self.incarnation}: a forward in flight has pages of somebody else"
 
     def check_may_be_written(self, page_id: int) -> None:
         """A page that another worker writes must be leased, or wait at the gate for exactly such writes."""
@@ -331,15 +345,10 @@ class SimLink:
 @dataclass(eq=False)
 class SimClient:
     stream: RequestStream
-    prompt_ids: list[int]
-    max_tokens: int
+    expected: list[int]
     tokens: list[int] = field(default_factory=list)
     ended: bool = False
     cancelled: bool = False
-    expected: list[int] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.expected = expected_tokens(self.prompt_ids, self.max_tokens)
 
     def read(self) -> None:
         self.tokens += self.stream.tokens.take()
@@ -361,8 +370,17 @@ class Simulation:
         prefill_policy: str,
         routing: str,
         two_sided: bool,
+        asynchronous: bool = False,
+        step_s: float = 0.0,
     ) -> None:
+        """
+        Args:
+            asynchronous: steps of decode workers overlap; each runs on its device when the simulation says so.
+            step_s: how long such a step is thought to take: 0 launches the next one at once.
+        """
         self.two_sided = two_sided
+        self.asynchronous = asynchronous
+        self.step_s = step_s
         self.channels: dict[str, SimChannel] = {}  # by epoch
         self.clock = FakeClock()
         self.numbers = itertools.count()
@@ -400,6 +418,9 @@ class Simulation:
                     actions.append(worker.connect)
             if worker.to_router:
                 actions.append(lambda w=worker: self.receive_from(w))
+            # A stopped process's device goes on.
+            if worker.engine.num_launched:
+                actions.append(worker.run_device)
         for link in self.links.values():
             for end in (link.sender, link.receiver):
                 if end.runs and link.queue_to(end):
@@ -471,11 +492,17 @@ class Simulation:
 
     # --- clients, time and faults ---
 
-    def submit(self, prompt_ids: list[int], max_tokens: int, priority: int = 0) -> None:
-        tracker = self.router.track(
-            prompt_ids, SamplingParams(max_tokens), priority=priority, moments={RECEIVED: next(self.numbers) + 1}
-        )
-        self.clients.append(SimClient(self.router.open(tracker), prompt_ids, max_tokens))
+    def submit(self, prompt_ids: list[int], max_tokens: int, priority: int = 0, stop_after: int | None = None) -> None:
+        """Args: stop_after: the token after so many ends the output, if max_tokens does not."""
+        expected = expected_tokens(prompt_ids, max_tokens)
+        stop_token_ids: tuple[int, ...] = ()
+        if stop_after is not None and stop_after < max_tokens:
+            stop_token_ids = (expected[stop_after],)
+            expected = expected[: expected.index(expected[stop_after]) + 1]
+        sampling = SamplingParams(max_tokens, stop_token_ids=stop_token_ids)
+        moments = {RECEIVED: next(self.numbers) + 1}
+        tracker = self.router.track(prompt_ids, sampling, priority=priority, moments=moments)
+        self.clients.append(SimClient(self.router.open(tracker), expected))
 
     def cancel(self, client: SimClient) -> None:
         client.cancelled = client.ended = True
@@ -553,6 +580,8 @@ class Simulation:
         if any(link.queue_to(end) for link in self.links.values() for end in (link.sender, link.receiver) if end.alive):
             return False
         if any(w.from_router or w.to_router or not w.connected for w in self.workers.values()):
+            return False
+        if any(w.engine.num_launched for w in self.workers.values()):
             return False
         return all(self._is_idle(w) for w in self.workers.values())
 

@@ -85,9 +85,17 @@ class PrefillSide:
 
 class DecodeSide:
     def __init__(
-        self, clock: FakeClock, *, num_pages: int = 64, page_size: int = 4, config: DecodeConfig | None = None
+        self,
+        clock: FakeClock,
+        *,
+        num_pages: int = 64,
+        page_size: int = 4,
+        config: DecodeConfig | None = None,
+        asynchronous: bool = False,
+        step_s: float = 0.0,
     ) -> None:
-        self.engine = FakeEngine(num_pages, page_size)
+        """Args: asynchronous, step_s: of its FakeEngine."""
+        self.engine = FakeEngine(num_pages, page_size, asynchronous=asynchronous, step_s=step_s)
         self.cache = CacheManager(num_pages, page_size)
         self.outbox = ListOutbox()
         self.scheduler = DecodeScheduler(self.engine, self.cache, self.outbox, config or DecodeConfig(), clock)

@@ -65,6 +65,13 @@ class Steps:
         pages = [self._free.pop() for _ in range((len(prompt) + NUM_TEACHER_FORCED) // PAGE_SIZE + 1)]
         return Sequence(list(prompt), len(prompt), pages)
 
+    def sharing(self, other: Sequence, num_tokens: int) -> Sequence:
+        """One with the same tokens, whose first `num_tokens` are in the other's pages."""
+        sequence = self.sequence(other.token_ids)
+        sequence.page_ids = [*other.page_ids[: num_tokens // PAGE_SIZE], *sequence.page_ids[num_tokens // PAGE_SIZE :]]
+        sequence.cached_len = sequence.device_len = num_tokens
+        return sequence
+
     @torch.inference_mode()
     def logits(self, sequence: Sequence, num_tokens: int, phase: Any) -> torch.Tensor:
         """(num_rows, vocab_size); no rows before the last chunk."""
@@ -72,9 +79,9 @@ class Steps:
         batch = Batch(phase, [sequence])
         engine = self._engine
         if phase == "decode" and engine._graphs is not None:
-            output = engine._graphs.run(batch)
+            output = engine._graphs.run(batch, None)
             assert output is not None
-            logits = output[0].clone()
+            logits = output.logits.clone()
         else:
             engine._attention.plan(batch)
             rows = torch.tensor(batch.logits_rows(), dtype=torch.int64, device="cuda")
@@ -95,8 +102,10 @@ def reference_logits(path: Path, dtype: torch.dtype, token_ids: list[int]) -> to
 
 @pytest.mark.parametrize("backend", ["flashinfer", "triton", "reference"])
 @pytest.mark.parametrize("max_graph", [0, 8])
-@pytest.mark.parametrize("chunks", [(150,), (1, 37, 112)], ids=["whole", "chunked"])
-def test_logits(checkpoint: Path, backend: str, max_graph: int, chunks: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(
+    ("num_cached", "chunks"), [(0, (150,)), (0, (1, 37, 112)), (144, (6,))], ids=["whole", "chunked", "prefix hit"]
+)
+def test_logits(checkpoint: Path, backend: str, max_graph: int, num_cached: int, chunks: tuple[int, ...]) -> None:
     torch.backends.cuda.matmul.allow_tf32 = False
     engine = build_engine(
         EngineConfig(
@@ -111,16 +120,20 @@ def test_logits(checkpoint: Path, backend: str, max_graph: int, chunks: tuple[in
         lambda doing: None,
     )
     rng = random.Random(1)
-    token_ids = rng.choices(range(VOCAB_SIZE), k=sum(chunks) + NUM_TEACHER_FORCED)
+    prompt_len = num_cached + sum(chunks)
+    token_ids = rng.choices(range(VOCAB_SIZE), k=prompt_len + NUM_TEACHER_FORCED)
     steps = Steps(engine)
-    sequence = steps.sequence(token_ids[: sum(chunks)])
+    sequence = steps.sequence(token_ids[:prompt_len])
+    if num_cached:
+        steps.logits(sequence, prompt_len, "prefill")
+        sequence = steps.sharing(sequence, num_cached)
     ours = [steps.logits(sequence, n, "prefill") for n in chunks]
-    for token_id in token_ids[sum(chunks) :]:
+    for token_id in token_ids[prompt_len:]:
         sequence.token_ids.append(token_id)
         ours.append(steps.logits(sequence, 1, "decode"))
     actual = torch.cat(ours)
     expected, rounded = (
-        reference_logits(checkpoint, dtype, token_ids)[sum(chunks) - 1 :] for dtype in (torch.float32, torch.bfloat16)
+        reference_logits(checkpoint, dtype, token_ids)[prompt_len - 1 :] for dtype in (torch.float32, torch.bfloat16)
     )
     assert actual.shape == expected.shape
     own = (actual - expected).norm() / expected.norm()

@@ -27,7 +27,9 @@ class GraphedDecode(AttentionBackend):
 
         assert isinstance(pool, CudaKvPool)
         self._prefill = FlashInferAttention(pool, num_q_heads)
-        self._decode = GraphedPagedDecode(PagedDecode(pool, num_q_heads, BATCH_SIZE, pool.num_pages), BATCH_SIZE)
+        decode = PagedDecode(pool, num_q_heads, BATCH_SIZE)
+        memory = torch.zeros(decode.plan_size(BATCH_SIZE, pool.num_pages + 1), dtype=torch.int32, device="cuda")
+        self._decode = GraphedPagedDecode(decode, BATCH_SIZE, memory)
         self._is_decode = False
 
     def plan(self, batch: Batch) -> None:
@@ -49,15 +51,6 @@ class GraphedDecode(AttentionBackend):
         return self._decode.attend(padded, num_q_heads, rotation, qk_norm, layer)[: len(qkv)]
 
 
-class LongTurn(AttentionOracle):
-    """Tables for the positions that these sequences have; still turned by no angle."""
-
-    def __init__(self, pool: KvPool, num_q_heads: int, max_positions: int) -> None:
-        super().__init__(pool, num_q_heads, GraphedDecode)
-        self._tables.cos = torch.ones(max_positions, pool.layout.head_dim // 2, device=pool.kv.device)
-        self._tables.sin = torch.zeros_like(self._tables.cos)
-
-
 @pytest.mark.parametrize("page_size", [1, 3, 16, 64])
 @pytest.mark.parametrize(("num_q_heads", "num_kv_heads"), [(4, 4), (9, 3), (32, 8), (16, 2), (14, 2), (3, 1)])
 @pytest.mark.parametrize("head_dim", [64, 128])
@@ -69,7 +62,7 @@ def test_decode(page_size: int, num_q_heads: int, num_kv_heads: int, head_dim: i
     num_pages = sum((n + num_steps) // page_size + 2 for n in lengths)
     layout = PageLayout(2, page_size, num_kv_heads, head_dim, "bfloat16")
     pool = CudaKvPool(layout, num_pages, torch.device("cuda", 0))
-    oracle = LongTurn(pool, num_q_heads, 4096)
+    oracle = AttentionOracle(pool, num_q_heads, GraphedDecode)
     sequences = [oracle.add(length + num_steps) for length in lengths]
     for sequence, length in zip(sequences, lengths, strict=True):
         oracle.step("prefill", {sequence: length}, max_error=MAX_ERROR)
@@ -88,7 +81,7 @@ def test_decode(page_size: int, num_q_heads: int, num_kv_heads: int, head_dim: i
 
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_norm_and_rotation_are_those_of_the_other_kernel(head_dim: int) -> None:
-    from tandem.engine.attention.paged_decode import GraphedPagedDecode, PagedDecode
+    from tandem.engine.attention.paged_decode import PagedDecode
     from tandem.engine.kvcache.cuda_pool import CudaKvPool
     from tandem.engine.layers.cuda_ops import norm_rotate_write
     from tandem.engine.layers.rotary import RotaryEmbedding
@@ -104,9 +97,8 @@ def test_norm_and_rotation_are_those_of_the_other_kernel(head_dim: int) -> None:
         sequence.extend(1)
     positions = torch.tensor([5, 31], device=device)
     rotation = Rotation(RotaryEmbedding(head_dim, 1e4, None, 64, device), positions, torch.bfloat16)
-    decode = GraphedPagedDecode(PagedDecode(pools[0], 8, 2, 4), 2)
-    decode.plan(sequences)
-    decode.attend(qkv, 8, rotation, norm, 1)
+    decode = PagedDecode(pools[0], 8, 2)
+    decode.launch(decode.plan(sequences, 2).cuda(), qkv, rotation, norm, 1)
     slots = torch.tensor([16 + 5, 5 * 16 + 15], device=device)
     norm_rotate_write(qkv, 8, rotation, norm, pools[1].all_kv, 1, slots)
     # The new keys, both in float32 until they are rounded; values are copied.

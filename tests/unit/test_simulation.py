@@ -13,6 +13,8 @@ import pytest
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
+from decode_worker.job import DecodeJob
+from decode_worker.scheduler import DecodeScheduler
 from kvtransfer.link import SenderLease, SenderLink
 from tandem.config import PREFILL_POLICIES, ROUTING_POLICIES
 from tandem.engine.kvcache.cache_manager import CacheManager
@@ -41,7 +43,8 @@ class Tape:
         return value % limit
 
 
-def run_schedule(data: bytes) -> Simulation:
+def run_schedule(data: bytes, asynchronous: bool = False) -> Simulation:
+    """Args: asynchronous: decode steps overlap."""
     tape = Tape(data)
     simulation = Simulation(
         num_prefill=(2, 1, 2, 3)[tape.draw(4)],
@@ -51,6 +54,9 @@ def run_schedule(data: bytes) -> Simulation:
         prefill_policy=PREFILL_POLICIES[tape.draw(len(PREFILL_POLICIES))],
         routing=ROUTING_POLICIES[tape.draw(len(ROUTING_POLICIES))],
         two_sided=bool(tape.draw(2)),
+        asynchronous=asynchronous,
+        # Composed at once, while the step before has not run; or mostly when it has, and sometimes before.
+        step_s=(0.0, 1.0)[tape.draw(2)],
     )
     while not tape.ended:
         happen(simulation, tape)
@@ -74,7 +80,8 @@ def happen(simulation: Simulation, tape: Tape) -> None:
         # Few distinct tokens and lengths, so that prefixes are shared often.
         length = 1 + tape.draw(9)
         prompt_ids = [tape.draw(2)] * (length // 2) + [1] * (length - length // 2)
-        simulation.submit(prompt_ids, 1 + tape.draw(MAX_TOTAL_TOKENS - length), priority=tape.draw(2))
+        max_tokens = 1 + tape.draw(MAX_TOTAL_TOKENS - length)
+        simulation.submit(prompt_ids, max_tokens, priority=tape.draw(2), stop_after=tape.draw(MAX_TOTAL_TOKENS))
     elif kind == 28:
         waiting = [c for c in simulation.clients if not c.ended]
         if waiting:
@@ -101,7 +108,7 @@ def fault(simulation: Simulation, worker: SimWorker, tape: Tape) -> None:
     faults[tape.draw(len(faults))]()
 
 
-def explore(number: int, num_schedules: int) -> None:
+def explore(number: int, num_schedules: int, asynchronous: bool) -> None:
     """Runs schedules that hypothesis makes up, the same ones for the same number; a failing one is cut down to its
     essence."""
 
@@ -109,31 +116,33 @@ def explore(number: int, num_schedules: int) -> None:
     @settings(max_examples=num_schedules, deadline=None, suppress_health_check=list(HealthCheck), database=None)
     @given(st.binary(min_size=150, max_size=500))
     def any_schedule_keeps_every_promise(data: bytes) -> None:
-        run_schedule(data)
+        run_schedule(data, asynchronous)
 
     any_schedule_keeps_every_promise()
 
 
 # In parts, so that they run side by side.
 @pytest.mark.timeout(600)
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["plain", "overlap"])
 @pytest.mark.parametrize("part", range(NUM_PARTS))
-def test_any_schedule_keeps_every_promise(part: int) -> None:
-    explore(part, NUM_SCHEDULES // NUM_PARTS)
+def test_any_schedule_keeps_every_promise(part: int, asynchronous: bool) -> None:
+    explore(part, NUM_SCHEDULES // NUM_PARTS, asynchronous)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["plain", "overlap"])
 @pytest.mark.parametrize("part", range(NUM_PARTS))
-def test_many_schedules_never_run_before(part: int) -> None:
+def test_many_schedules_never_run_before(part: int, asynchronous: bool) -> None:
     """The long mode; TANDEM_SCHEDULES says how many."""
-    explore(random.getrandbits(64), max(NUM_SCHEDULES * 4, 20_000) // NUM_PARTS)
+    explore(random.getrandbits(64), max(NUM_SCHEDULES * 4, 20_000) // NUM_PARTS, asynchronous)
 
 
-def find_violation(num_schedules: int = 3000) -> str:
+def find_violation(num_schedules: int = 3000, asynchronous: bool = False) -> str:
     """Runs random schedules until one breaks a promise; returns what it said."""
     for number in range(num_schedules):
         try:
-            run_schedule(random.Random(number).randbytes(400))
+            run_schedule(random.Random(number).randbytes(400), asynchronous)
         except (AssertionError, RuntimeError) as error:
             return str(error)
     return ""
@@ -163,3 +172,15 @@ def test_a_commit_before_its_copies_is_caught(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(SenderLink, "_settle_if_quiet", settle)
     assert find_violation()
+
+
+def test_pages_freed_while_a_step_in_flight_has_them_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = DecodeScheduler._end
+
+    def end(self: DecodeScheduler, job: DecodeJob) -> None:
+        in_flight, self._in_flight = self._in_flight, None
+        original(self, job)
+        self._in_flight = in_flight
+
+    monkeypatch.setattr(DecodeScheduler, "_end", end)
+    assert "in flight" in find_violation(asynchronous=True)

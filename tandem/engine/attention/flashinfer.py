@@ -41,14 +41,15 @@ class FlashInferAttention(GraphableBackend):
         if layout.head_dim not in HEAD_DIMS:
             raise ValueError(f"FlashInfer computes heads of {', '.join(map(str, HEAD_DIMS))}, not {layout.head_dim}")
         self._device = pool.kv.device
-        self._pool = pool
-        self._num_q_heads = num_q_heads
         # All wrappers share it, for only one of them runs at a time. Zero at first, as FlashInfer asks.
         self._workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=self._device)
         self._paged = _PagedKernels(pool, num_q_heads)
         major, _ = torch.cuda.get_device_capability(self._device)
+        self._own_decode: PagedDecode | None = None
         # Programmatic dependent launch came with Hopper.
-        self._own_decode = major >= FA3_CAPABILITY and has_kernel(layout, num_q_heads)
+        if major >= FA3_CAPABILITY and has_kernel(layout, num_q_heads):
+            self._own_decode = PagedDecode(pool, num_q_heads, MAX_OWN_DECODE)
+        self._own_plan: torch.Tensor | None = None  # of a decode step by our own kernel, on the device
         self._prefill = _Wrapper(
             flashinfer.BatchPrefillWithPagedKVCacheWrapper(
                 self._workspace, "NHD", backend="fa3" if major == FA3_CAPABILITY else "fa2"
@@ -62,6 +63,11 @@ class FlashInferAttention(GraphableBackend):
         self._slots = torch.empty(0)  # (num_tokens,) int64 on the device: where each new token goes
 
     def plan(self, batch: Batch) -> None:
+        self._own_plan = None
+        if self._own_decode is not None and batch.phase == "decode" and len(batch.sequences) <= MAX_OWN_DECODE:
+            plan = self._own_decode.plan(batch.sequences, len(batch.sequences))
+            self._own_plan = plan.to(self._device, non_blocking=True)
+            return
         layout = self._paged.layout
         slots = []
         qo_indptr = [0]
@@ -82,20 +88,22 @@ class FlashInferAttention(GraphableBackend):
     def attend(
         self, qkv: torch.Tensor, num_q_heads: int, rotation: Rotation, qk_norm: QkNorm | None, layer: int
     ) -> torch.Tensor:
+        if self._own_decode is not None and self._own_plan is not None:
+            return self._own_decode.launch(self._own_plan, qkv, rotation, qk_norm, layer)
         return self._paged.attend(self._wrapper, self._slots, qkv, rotation, qk_norm, layer)
 
     def for_graphs(self, batch_sizes: SequenceOf[int], max_pages_per_sequence: int) -> dict[int, GraphedAttention]:
         graphed: dict[int, GraphedAttention] = {}
-        if self._own_decode:
+        # One memory for the plans of all sizes, and one for the other kernel's page tables.
+        if self._own_decode is not None:
             own_sizes = [size for size in batch_sizes if size <= MAX_OWN_DECODE]
-            decode = PagedDecode(self._pool, self._num_q_heads, max(own_sizes), max_pages_per_sequence)
-            graphed = {size: GraphedPagedDecode(decode, size) for size in own_sizes}
-        # One memory for the page tables of all sizes.
-        indices = torch.zeros(max(batch_sizes) * max_pages_per_sequence, dtype=torch.int32, device=self._device)
-        for size in batch_sizes:
-            if size not in graphed:
-                graphed[size] = _GraphedDecode(self._paged, self._workspace, size, indices)
-        return graphed
+            num_plan = self._own_decode.plan_size(max(own_sizes), max(own_sizes) * max_pages_per_sequence + 1)
+            plan = torch.zeros(num_plan, dtype=torch.int32, device=self._device)
+            graphed = {size: GraphedPagedDecode(self._own_decode, size, plan) for size in own_sizes}
+        other_sizes = [size for size in batch_sizes if size not in graphed]
+        num_pages = max(other_sizes, default=0) * max_pages_per_sequence
+        indices = torch.zeros(num_pages, dtype=torch.int32, device=self._device)
+        return graphed | {size: _GraphedDecode(self._paged, self._workspace, size, indices) for size in other_sizes}
 
 
 class _Wrapper:

@@ -96,7 +96,7 @@ __device__ __forceinline__ void turn(const unsigned short* head, const unsigned 
 extern "C" __global__ void __launch_bounds__(WARPS * 32) paged_decode(
     const unsigned short* __restrict__ qkv,          // (num_rows, (GROUP + 2) * NUM_KV, HEAD_DIM)
     unsigned short* pool,                            // (num_pages, num_layers, 2, PAGE_SIZE, NUM_KV, HEAD_DIM)
-    const int* __restrict__ plan,                    // see GraphedPagedDecode.plan
+    const int* __restrict__ plan,                    // see PagedDecode.plan
     const float* __restrict__ cos_table,             // (num_positions, HALF)
     const float* __restrict__ sin_table,             // likewise
     const unsigned short* __restrict__ norm_weight,  // (2, HEAD_DIM) if NORM

@@ -1,0 +1,194 @@
+"""Overlapping decode steps on a GPU: the same tokens as one step after the other, and nobody waits for the device."""
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from deploy.local_worker import LocalWorker
+from tandem.config import DecodeConfig, EngineConfig, PrefillConfig, WorkerConfig
+from tandem.engine.batch import Batch
+from tandem.engine.build import build_engine
+from tandem.engine.engine import Engine
+from tandem.engine.output import ForwardOutput
+from tandem.messages import Finished, FirstToken, Tokens, WorkerMessage
+from tandem.sampling_params import SamplingParams
+from tests.cluster.conftest import VOCAB_SIZE, save_tiny_model
+
+TIMEOUT_S = 60.0
+# Requests by the number of decode steps launched before they come; prompts and outputs of many lengths.
+ARRIVALS = {0: 3, 1: 1, 5: 2, 17: 1, 18: 3, 40: 1}
+SAMPLINGS = {
+    "greedy": {},
+    "penalties": {"repetition_penalty": 1.3, "frequency_penalty": 0.5, "presence_penalty": 0.2},
+    "sampled": {"temperature": 0.9, "top_p": 0.95, "seed": 7, "repetition_penalty": 1.2, "num_logprobs": 2},
+}
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("models") / "tiny"
+    save_tiny_model(directory, head_dim=64)
+    return directory
+
+
+@pytest.fixture(scope="module", params=["graphs", "small graphs", "single launches", "float32"])
+def engine(request: pytest.FixtureRequest, model_dir: Path) -> Engine:
+    """Small graphs are outgrown by some batches, and take over again from larger ones."""
+    config = EngineConfig(
+        str(model_dir),
+        device="cuda",
+        dtype="float32" if request.param == "float32" else "bfloat16",
+        num_pages=400,
+        cuda_graph_max_bs={"graphs": 16, "small graphs": 4}.get(request.param, 0),
+    )
+    return build_engine(config, "test", lambda doing: None)
+
+
+class Served:
+    """A worker of role both over an engine.
+
+    Attributes:
+        tokens: of each request, from decode steps.
+        batches: for each decode step its number of sequences, and of those whose token was fed on the device.
+        num_ended: requests that have all their tokens.
+    """
+
+    def __init__(self, engine: Engine, monkeypatch: pytest.MonkeyPatch, *, overlap: bool) -> None:
+        config = WorkerConfig(
+            "both-0",
+            "both",
+            EngineConfig("unused"),
+            "",
+            1024,
+            PrefillConfig(chunk_size=4096),
+            DecodeConfig(overlap=overlap),
+        )
+        self.worker = LocalWorker(engine, config, self._receive)
+        self.tokens: dict[str, list[int]] = {}
+        self.batches: list[tuple[int, int]] = []
+        self.num_ended = 0
+        forward = Engine.forward
+
+        def recorded(engine: Engine, batch: Batch) -> ForwardOutput:
+            if batch.phase == "decode":
+                rows = batch.feed.rows if batch.feed else ()
+                self.batches.append((len(batch.sequences), sum(row >= 0 for row in rows)))
+            return forward(engine, batch)
+
+        monkeypatch.setattr(Engine, "forward", recorded)
+
+    def submit(self, name: str, prompt_ids: list[int], sampling: SamplingParams) -> None:
+        self.tokens[name] = []
+        # No prefix is shared: what a run leaves in the pool is of no use to it.
+        self.worker.submit(name, prompt_ids, sampling, arrival_ns=len(self.tokens))
+
+    def turn_until(self, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + TIMEOUT_S
+        while not condition():
+            assert time.monotonic() < deadline, "no progress"
+            self.worker.step()
+
+    def _receive(self, message: WorkerMessage) -> None:
+        if isinstance(message, Tokens):
+            for event in message.events:
+                assert event.index == len(self.tokens[event.request_id])
+                self.tokens[event.request_id] += event.token_ids
+        elif isinstance(message, FirstToken):
+            self.num_ended += bool(message.finish_reason)
+        else:
+            assert isinstance(message, Finished)
+            self.num_ended += 1
+
+
+def serve_arrivals(served: Served, sampling: dict[str, object]) -> None:
+    """Requests that come while others run, each before the same step whatever time steps take."""
+    rng = random.Random(0)
+    for num_steps, num_requests in ARRIVALS.items():
+        served.turn_until(lambda num_steps=num_steps: len(served.batches) >= num_steps)  # type: ignore[misc]
+        for _ in range(num_requests):
+            prompt = rng.choices(range(VOCAB_SIZE), k=rng.randint(1, 90))
+            served.submit(f"r{len(served.tokens)}", prompt, SamplingParams(rng.randint(30, 80), **sampling))  # type: ignore[arg-type]
+    served.turn_until(lambda: served.num_ended == len(served.tokens))
+    # A step in flight is taken back in too.
+    served.turn_until(lambda: served.worker.scheduler.stats().num_locked_pages == 0)
+    assert served.worker.scheduler.check_integrity() == ""
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_overlap_changes_no_token(engine: Engine, sampling: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = []
+    for overlap in (False, True):
+        with monkeypatch.context() as patch:
+            runs.append(Served(engine, patch, overlap=overlap))
+            serve_arrivals(runs[-1], SAMPLINGS[sampling])
+    plain, overlapped = runs
+    # The same batches, so that not even rounding differs.
+    assert [size for size, _ in overlapped.batches] == [size for size, _ in plain.batches]
+    assert overlapped.tokens == plain.tokens
+    assert not any(num_fed for _, num_fed in plain.batches)
+    assert sum(num_fed > 0 for _, num_fed in overlapped.batches) > len(overlapped.batches) / 2
+    assert any(0 < num_fed < size for size, num_fed in overlapped.batches)
+
+
+def test_a_stop_token_ends_the_output_where_it_does_without_overlap(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt = random.Random(1).choices(range(VOCAB_SIZE), k=40)
+    with monkeypatch.context() as patch:
+        served = Served(engine, patch, overlap=True)
+        served.submit("whole", prompt, SamplingParams(30))
+        served.turn_until(lambda: served.num_ended == 1)
+        whole = served.tokens["whole"]
+        stop = whole[15]
+        served.submit("cut", prompt, SamplingParams(30, stop_token_ids=(stop,)))
+        served.turn_until(lambda: served.num_ended == 2)
+        assert served.tokens["cut"] == whole[: whole.index(stop) + 1]
+
+
+@pytest.fixture
+def refuse_to_wait() -> Iterator[Callable[[], None]]:
+    """Makes torch raise where it would wait for the device."""
+    yield lambda: torch.cuda.set_sync_debug_mode("error")
+    torch.cuda.set_sync_debug_mode("default")
+
+
+def test_steady_decode_waits_for_nothing_but_its_tokens(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, refuse_to_wait: Callable[[], None]
+) -> None:
+    if engine.pool.layout.dtype == "float32":
+        pytest.skip("the reference backend copies from the host and waits")
+    rng = random.Random(2)
+    with monkeypatch.context() as patch:
+        served = Served(engine, patch, overlap=True)
+        for i in range(4):
+            served.submit(f"r{i}", rng.choices(range(VOCAB_SIZE), k=20), SamplingParams(120))
+        served.turn_until(lambda: len(served.batches) == 20)
+        refuse_to_wait()
+        served.turn_until(lambda: len(served.batches) == 100)
+        torch.cuda.set_sync_debug_mode("default")
+        served.turn_until(lambda: served.num_ended == 4)
+    assert served.batches[20:100] == [(4, 4)] * 80
+
+
+def test_a_step_says_how_long_the_device_took(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert engine.is_asynchronous
+    durations = []
+    forward = Engine.forward
+
+    def timed(engine: Engine, batch: Batch) -> ForwardOutput:
+        started = time.perf_counter()
+        output = forward(engine, batch)
+        duration_s = output.duration_s()
+        durations.append(0.0 < duration_s <= time.perf_counter() - started)
+        return output
+
+    with monkeypatch.context() as patch:
+        served = Served(engine, patch, overlap=False)
+        patch.setattr(Engine, "forward", timed)
+        served.submit("r", [1, 2, 3], SamplingParams(10))
+        served.turn_until(lambda: served.num_ended == 1)
+    assert len(durations) == 10 and all(durations)

@@ -1,0 +1,49 @@
+"""What a batch asks a device to compute."""
+
+import pytest
+import torch
+
+from tandem.engine.batch import Batch
+from tandem.engine.output import Feed, ForwardOutput
+from tandem.engine.request import Sequence
+from tests.fakes.engine import FakeEngine, FakeForwardOutput
+
+CPU = torch.device("cpu")
+
+
+def sequence(token_ids: list[int], *, num_pending: int) -> Sequence:
+    """All but its last token computed."""
+    num_computed = len(token_ids) + num_pending - 1
+    made = Sequence(token_ids, 1, [0], cached_len=num_computed, num_pending=num_pending)
+    made.extend(1)
+    return made
+
+
+@pytest.fixture
+def output() -> ForwardOutput:
+    return FakeForwardOutput(FakeEngine(1, 4), [], None)
+
+
+def test_pending_tokens_come_from_the_step_before(output: ForwardOutput) -> None:
+    sequences = [
+        sequence([1, 2], num_pending=1),
+        sequence([3, 4], num_pending=0),
+        sequence([5], num_pending=1),
+    ]
+    batch = Batch("decode", sequences, Feed(output, [2, -1, 0]))
+    assert batch.known_ids() == [0, 4, 0]
+    assert batch.input_ids(CPU, torch.tensor([70, 80, 90])).tolist() == [90, 4, 70]
+    assert batch.positions(CPU).tolist() == [2, 1, 1]
+
+
+def test_without_a_feed_all_tokens_are_known() -> None:
+    whole = Sequence([1, 2, 3], 3, [0])
+    whole.extend(3)
+    one = sequence([4, 5], num_pending=0)
+    assert Batch("prefill", [whole, one]).input_ids(CPU).tolist() == [1, 2, 3, 5]
+
+
+@pytest.mark.parametrize(("num_pending", "row"), [(0, 0), (1, -1), (2, 0)])
+def test_exactly_one_pending_token_is_fed(output: ForwardOutput, num_pending: int, row: int) -> None:
+    with pytest.raises(AssertionError):
+        Batch("decode", [sequence([1, 2], num_pending=num_pending)], Feed(output, [row]))
