@@ -109,7 +109,7 @@ class Engine(EngineBase):
         rows = to_device(batch.logits_rows(), self.device)
         input_ids = batch.input_ids(self.device, fed_ids)
         logits = self.model.forward(input_ids, batch.positions(self.device), self._attention, rows)
-        return sample(logits, batch.sampled_sequences(), None if fed_ids is None else input_ids)
+        return sample(logits.float(), batch.sampled_sequences(), None if fed_ids is None else input_ids)
 
     def _run_graph(self, batch: Batch, fed_ids: torch.Tensor | None) -> SamplerOutput | None:
         """A decode step in one launch, if there is a graph for it."""
@@ -120,4 +120,4 @@ class Engine(EngineBase):
             return None
         if all(s.sampling.needs_argmax_only for s in batch.sequences):
             return SamplerOutput(output.most_likely)
-        return sample(output.logits, batch.sequences, None if fed_ids is None else output.input_ids)
+        return sample(output.logits.float(), batch.sequences, None if fed_ids is None else output.input_ids)

@@ -20,21 +20,19 @@ class _Graph(NamedTuple):
         input_ids: (batch_size,) int64; the graph itself gathers them.
         staged: (2 * batch_size,) int64: the tokens known on the host, then for each row where its token is in
             DecodeGraphs' memory of tokens.
-        rows: (batch_size,) int64, those whose logits are wanted: all.
     """
 
     graph: torch.cuda.CUDAGraph
     attention: GraphedAttention
     input_ids: torch.Tensor
     staged: torch.Tensor
-    rows: torch.Tensor
 
 
 class GraphOutput(NamedTuple):
     """What a step gives, in memory that the next run overwrites.
 
     Attributes:
-        logits: (num_sequences, vocab_size) float32.
+        logits: (num_sequences, vocab_size) bfloat16.
         most_likely: token ids, (num_sequences,) int64.
         input_ids: the tokens that were computed, (num_sequences,) int64.
     """
@@ -62,11 +60,15 @@ class DecodeGraphs:
         max_pages_per_sequence: int,
         on_progress: Callable[[str], None],
     ) -> None:
+        # Imported here: a machine without CUDA has nothing to import.
+        from tandem.engine.layers.most_likely import MostLikely
+
         self._model = model
         self._device = device
         self._graphs: dict[int, _Graph] = {}
-        # What a step gives, one memory for all sizes: (max_batch_size, vocab_size) float32.
-        self._logits = torch.empty(max_batch_size, model.config.vocab_size, device=device)
+        # What a step gives, one memory for all sizes: (max_batch_size, vocab_size).
+        self._logits = torch.empty(max_batch_size, model.config.vocab_size, dtype=model.dtype, device=device)
+        self._most_likely = MostLikely(model.config.vocab_size, max_batch_size, device)
         # One memory, (3 * max_batch_size,) int64: the tokens that a step gives, and behind them what the host stages,
         # so that the next step gathers its tokens from both at once.
         self._max_batch_size = max_batch_size
@@ -111,14 +113,13 @@ class DecodeGraphs:
     def _capture(self, attention: GraphedAttention, size: int, pool: Any) -> _Graph:
         input_ids = torch.zeros(size, dtype=torch.int64, device=self._device)
         staged = self._tokens[self._max_batch_size : self._max_batch_size + 2 * size]
-        rows = torch.arange(size, device=self._device)
         # All padding: nobody's pages are touched.
         attention.plan(())
 
         def step() -> None:
             torch.index_select(self._tokens, 0, staged[size:], out=input_ids)
-            logits = self._model.forward(input_ids, attention.positions, attention, rows, out=self._logits[:size])
-            torch.argmax(logits, dim=-1, out=self._tokens[:size])
+            logits = self._model.forward(input_ids, attention.positions, attention, None, out=self._logits[:size])
+            self._most_likely.find(logits, self._tokens[:size])
 
         stream = torch.cuda.Stream(self._device)
         stream.wait_stream(torch.cuda.current_stream(self._device))
@@ -129,4 +130,4 @@ class DecodeGraphs:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=pool):
             step()
-        return _Graph(graph, attention, input_ids, staged, rows)
+        return _Graph(graph, attention, input_ids, staged)

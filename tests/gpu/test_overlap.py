@@ -138,15 +138,18 @@ def test_a_stop_token_ends_the_output_where_it_does_without_overlap(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prompt = random.Random(1).choices(range(VOCAB_SIZE), k=40)
-    with monkeypatch.context() as patch:
-        served = Served(engine, patch, overlap=True)
-        served.submit("whole", prompt, SamplingParams(30))
-        served.turn_until(lambda: served.num_ended == 1)
-        whole = served.tokens["whole"]
-        stop = whole[15]
-        served.submit("cut", prompt, SamplingParams(30, stop_token_ids=(stop,)))
-        served.turn_until(lambda: served.num_ended == 2)
-        assert served.tokens["cut"] == whole[: whole.index(stop) + 1]
+
+    def serve(*stop_token_ids: int) -> list[int]:
+        # A cache of its own: a prefix that is found is rounded in another way.
+        with monkeypatch.context() as patch:
+            served = Served(engine, patch, overlap=True)
+            served.submit("r", prompt, SamplingParams(30, stop_token_ids=stop_token_ids))
+            served.turn_until(lambda: served.num_ended == 1)
+            return served.tokens["r"]
+
+    whole = serve()
+    stop = whole[15]
+    assert serve(stop) == whole[: whole.index(stop) + 1]
 
 
 @pytest.fixture

@@ -133,10 +133,10 @@ class Runner:
         self.attention.plan(batch)
         rows = torch.tensor(batch.logits_rows(), dtype=torch.int64)
         logits = self.model.forward(batch.input_ids(CPU), batch.positions(CPU), self.attention, rows)
-        assert logits.shape == (len(rows), VOCAB_SIZE) and logits.dtype == torch.float32
+        assert logits.shape == (len(rows), VOCAB_SIZE) and logits.dtype == self.model.dtype
         for sequence in sequences:
             sequence.complete_extend()
-        return logits
+        return logits.float()
 
     def prefill(self, sequences: list[Sequence]) -> torch.Tensor:
         return self.forward("prefill", sequences, [s.remaining_len for s in sequences])

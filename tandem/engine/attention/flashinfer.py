@@ -13,6 +13,7 @@ from tandem.engine.attention.base import GraphableBackend, GraphedAttention
 from tandem.engine.attention.paged_decode import GraphedPagedDecode, PagedDecode, has_kernel
 from tandem.engine.batch import Batch
 from tandem.engine.kvcache.cuda_pool import CudaKvPool
+from tandem.engine.layers.cuda_kernel import PDL_CAPABILITY
 from tandem.engine.layers.cuda_ops import norm_rotate_write
 from tandem.engine.layers.norm import QkNorm
 from tandem.engine.layers.rotary import Rotation
@@ -46,8 +47,7 @@ class FlashInferAttention(GraphableBackend):
         self._paged = _PagedKernels(pool, num_q_heads)
         major, _ = torch.cuda.get_device_capability(self._device)
         self._own_decode: PagedDecode | None = None
-        # Programmatic dependent launch came with Hopper.
-        if major >= FA3_CAPABILITY and has_kernel(layout, num_q_heads):
+        if major >= PDL_CAPABILITY and has_kernel(layout, num_q_heads):
             self._own_decode = PagedDecode(pool, num_q_heads, MAX_OWN_DECODE)
         self._own_plan: torch.Tensor | None = None  # of a decode step by our own kernel, on the device
         self._prefill = _Wrapper(

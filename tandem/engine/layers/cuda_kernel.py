@@ -8,14 +8,17 @@ from typing import Any
 import torch
 from cuda.bindings import driver, nvrtc
 
+# Hopper.
+PDL_CAPABILITY = 9
+
 _PDL = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 
 
 class CudaKernel:
     """One kernel, compiled for one device with one set of macros.
 
-    It is launched programmatically dependent: it may start before the kernels before it in the stream have ended, and
-    must wait for them itself (griddepcontrol.wait) before it touches what they write.
+    From Hopper on it is launched programmatically dependent: it may start before the kernels before it in the stream
+    have ended, and must wait for them itself (griddepcontrol.wait) before it touches what they write.
     """
 
     def __init__(self, name: str, macros: Mapping[str, int], device: torch.device) -> None:
@@ -45,6 +48,7 @@ class CudaKernel:
             # Never unloaded: graphs refer to it.
             self._function = _check(driver.cuModuleGetFunction(_check(driver.cuModuleLoadData(binary)), name.encode()))
         self._device = device
+        self._is_dependent = major >= PDL_CAPABILITY
 
     def launch(self, grid: tuple[int, int], num_threads: int, *arguments: torch.Tensor | int | float | None) -> None:
         """Launches it in torch's current stream.
@@ -53,14 +57,15 @@ class CudaKernel:
             grid: blocks in x and y.
             arguments: tensors go as pointers, None as the null pointer, numbers as int and float.
         """
-        attribute = driver.CUlaunchAttribute()
-        attribute.id = _PDL
-        attribute.value.programmaticStreamSerializationAllowed = 1
         config = driver.CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = *grid, 1
         config.blockDimX, config.blockDimY, config.blockDimZ = num_threads, 1, 1
         config.hStream = torch.cuda.current_stream(self._device).cuda_stream
-        config.attrs, config.numAttrs = [attribute], 1
+        if self._is_dependent:
+            attribute = driver.CUlaunchAttribute()
+            attribute.id = _PDL
+            attribute.value.programmaticStreamSerializationAllowed = 1
+            config.attrs, config.numAttrs = [attribute], 1
         values, types = zip(*(_argument(a) for a in arguments), strict=True)
         _check(driver.cuLaunchKernelEx(config, self._function, (values, types), 0))
 

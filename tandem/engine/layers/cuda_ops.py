@@ -21,10 +21,13 @@ class CudaOps(LayerOps):
     def __init__(self, device: torch.device) -> None:
         self._few_rows = FewRows(device)
 
-    def norm_linear(self, x: torch.Tensor, norm: Norm, linear: Linear) -> torch.Tensor:
+    def norm_linear(self, x: torch.Tensor, norm: Norm, linear: Linear, out: torch.Tensor | None = None) -> torch.Tensor:
         if self._few_rows.fits(x, linear):
-            return self._few_rows.norm_linear(x, norm, linear)
-        return linear(flashinfer.norm.rmsnorm(x, *norm))
+            return self._few_rows.norm_linear(x, norm, linear, out)
+        x = flashinfer.norm.rmsnorm(x, *norm)
+        if out is None:
+            return linear(x)
+        return torch.mm(x, linear.weight.t(), out=out) if linear.bias is None else out.copy_(linear(x))
 
     def norm_gated(self, x: torch.Tensor, norm: Norm, linear: Linear) -> torch.Tensor:
         if self._few_rows.fits(x, linear):

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import torch
 
-from tandem.engine.layers.cuda_kernel import CudaKernel
+from tandem.engine.layers.cuda_kernel import PDL_CAPABILITY, CudaKernel
 from tandem.engine.layers.linear import Linear
 from tandem.engine.layers.norm import Norm
 
@@ -16,8 +16,6 @@ MAX_TOKENS_WIDE = 8
 WIDE_TILES = 4096
 # A warp's stretch of inputs; the numbers in it.
 STEP = 32
-# Programmatic dependent launch came with Hopper.
-CAPABILITY = 9
 
 
 class _Tuning(NamedTuple):
@@ -35,7 +33,7 @@ class FewRows:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._num_sms = torch.cuda.get_device_properties(device).multi_processor_count
-        self._has_kernel = torch.cuda.get_device_capability(device)[0] >= CAPABILITY
+        self._has_kernel = torch.cuda.get_device_capability(device)[0] >= PDL_CAPABILITY
         self._kernels: dict[tuple[_Tuning, int, bool, bool, bool], CudaKernel] = {}
 
     def fits(self, x: torch.Tensor, linear: Linear) -> bool:
@@ -44,8 +42,9 @@ class FewRows:
         max_tokens = MAX_TOKENS_WIDE if num_out // 16 >= WIDE_TILES else MAX_TOKENS
         return self._has_kernel and x.dtype is torch.bfloat16 and 0 < len(x) <= max_tokens and num_in % STEP == 0
 
-    def norm_linear(self, x: torch.Tensor, norm: Norm, linear: Linear) -> torch.Tensor:
-        out = x.new_empty(len(x), len(linear.weight))
+    def norm_linear(self, x: torch.Tensor, norm: Norm, linear: Linear, out: torch.Tensor | None) -> torch.Tensor:
+        if out is None:
+            out = x.new_empty(len(x), len(linear.weight))
         self._launch(x, linear, out, norm=norm)
         return out
 

@@ -13,8 +13,8 @@ class LayerOps(ABC):
     """All tensors are (num_tokens, ...) of the model's dtype."""
 
     @abstractmethod
-    def norm_linear(self, x: torch.Tensor, norm: Norm, linear: Linear) -> torch.Tensor:
-        """The projections of rms_norm(x)."""
+    def norm_linear(self, x: torch.Tensor, norm: Norm, linear: Linear, out: torch.Tensor | None = None) -> torch.Tensor:
+        """The projections of rms_norm(x). Args: out: where they go; None: new memory."""
 
     @abstractmethod
     def norm_gated(self, x: torch.Tensor, norm: Norm, linear: Linear) -> torch.Tensor:
@@ -28,8 +28,9 @@ class LayerOps(ABC):
 class TorchOps(LayerOps):
     """In plain torch, with roundings where Hugging Face's implementation has them."""
 
-    def norm_linear(self, x: torch.Tensor, norm: Norm, linear: Linear) -> torch.Tensor:
-        return linear(rms_norm(x, *norm))
+    def norm_linear(self, x: torch.Tensor, norm: Norm, linear: Linear, out: torch.Tensor | None = None) -> torch.Tensor:
+        projected = linear(rms_norm(x, *norm))
+        return projected if out is None else out.copy_(projected)
 
     def norm_gated(self, x: torch.Tensor, norm: Norm, linear: Linear) -> torch.Tensor:
         gate, up = linear(rms_norm(x, *norm)).chunk(2, dim=-1)

@@ -13,6 +13,7 @@ class Model(ABC):
     """A causal language model's weights and forward pass on one device."""
 
     config: ModelConfig
+    dtype: torch.dtype
 
     @abstractmethod
     def checkpoint_shapes(self) -> Iterator[tuple[str, tuple[int, ...], torch.dtype]]:
@@ -32,7 +33,7 @@ class Model(ABC):
         input_ids: torch.Tensor,
         positions: torch.Tensor,
         attention: Attention,
-        logits_rows: torch.Tensor,
+        logits_rows: torch.Tensor | None,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Computes logits for the tokens whose successors are wanted.
@@ -40,9 +41,9 @@ class Model(ABC):
         Args:
             input_ids, positions: (num_tokens,) int64.
             attention: planned for the same batch.
-            logits_rows: (num_rows,) int64, rows of the token dimension.
-            out: (num_rows, vocab_size) float32, where the logits are to go; None: new memory.
+            logits_rows: (num_rows,) int64, rows of the token dimension; None: all.
+            out: (num_rows, vocab_size) of the model's dtype, where the logits are to go; None: new memory.
 
         Returns:
-            (num_rows, vocab_size) float32.
+            (num_rows, vocab_size) of the model's dtype.
         """

@@ -27,6 +27,7 @@ class DecoderModel(Model):
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device, ops: LayerOps) -> None:
         self.config = config
+        self.dtype = dtype
         self._ops = ops
         self._embedding = torch.empty(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
         self._layers = [_Layer(config, dtype, device) for _ in range(config.num_layers)]
@@ -76,18 +77,19 @@ class DecoderModel(Model):
         input_ids: torch.Tensor,
         positions: torch.Tensor,
         attention: Attention,
-        logits_rows: torch.Tensor,
+        logits_rows: torch.Tensor | None,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         x = F.embedding(input_ids, self._embedding)  # (num_tokens, hidden_size)
         rotation = Rotation(self._rotary, positions, x.dtype)
         for index, layer in enumerate(self._layers):
             x = layer.forward(x, rotation, attention, index, self._ops)
-        if not len(logits_rows):
+        if logits_rows is not None:
+            x = x[logits_rows]  # (num_rows, hidden_size)
+        if not len(x):
             # Chunks that end before their prompts do; a kernel over no rows would be an error.
-            return x.new_empty(0, self.config.vocab_size, dtype=torch.float32)
-        logits = self._ops.norm_linear(x[logits_rows], self._norm, self._lm_head)  # (num_rows, vocab_size)
-        return logits.float() if out is None else out.copy_(logits)
+            return x.new_empty(0, self.config.vocab_size)
+        return self._ops.norm_linear(x, self._norm, self._lm_head, out)
 
     def _slots(self) -> dict[str, torch.Tensor]:
         """By name in a checkpoint, where each tensor's values belong; parts of merged matrices are views."""
