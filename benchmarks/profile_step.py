@@ -1,8 +1,9 @@
 """Where the time of a decode step goes on one GPU: kernels by name, and the GPU's idle time between two steps.
 
 Two traces for https://ui.perfetto.dev are written to --out, decode.json.gz and prefill.json.gz, with what the host does
-under the names plan (page tables), launch (a whole forward) and collect (waiting for tokens). The tables come from a
-longer run in which the host is not traced, for that slows it down.
+under the names plan (page tables), launch (a whole forward) and collect (waiting for tokens). The tables come from
+longer runs: what kernels take from one in which the host is not traced, for that slows it down, and the time between
+two CUDA graphs from one in which nothing is traced at all, by events around each launch.
 
 With --nsys nothing is traced here, and the same names are NVTX ranges:
     nsys profile --capture-range=cudaProfilerApi --cuda-graph-trace=node python -m benchmarks.profile_step --nsys ...
@@ -87,6 +88,38 @@ def profile(activities: Sequence[ProfilerActivity], path: Path, run: Callable[[]
     profiler.export_chrome_trace(str(path))
 
 
+class GraphGaps:
+    """Within it, every launch of a CUDA graph is put between two events.
+
+    Attributes:
+        events: before and after each.
+    """
+
+    def __init__(self) -> None:
+        self.events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+        self._replay = torch.cuda.CUDAGraph.replay
+
+    def __enter__(self) -> "GraphGaps":
+        def replay(graph: torch.cuda.CUDAGraph) -> None:
+            before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            before.record()
+            self._replay(graph)
+            after.record()
+            self.events.append((before, after))
+
+        torch.cuda.CUDAGraph.replay = replay  # type: ignore[method-assign]
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        torch.cuda.CUDAGraph.replay = self._replay  # type: ignore[method-assign]
+
+    def microseconds(self) -> list[float]:
+        """From the end of each graph to the start of the next, copies included."""
+        torch.cuda.synchronize()
+        pairs = itertools.pairwise(self.events)
+        return [after.elapsed_time(before) * 1e3 for (_, after), (before, _) in pairs]
+
+
 class StepProfiler:
     """Steady decode steps of one batch size."""
 
@@ -110,11 +143,17 @@ class StepProfiler:
             self.run_steps(num_steps, lambda run: profile([ProfilerActivity.CUDA], path, run))
             return read_trace(path)
 
+    def graph_gaps(self, num_steps: int) -> list[float]:
+        """Microseconds between so many steps' graphs, with nothing traced; empty without graphs."""
+        with GraphGaps() as gaps:
+            self.run_steps(num_steps, lambda run: run())
+        return gaps.microseconds()[NUM_WARMUP_STEPS:num_steps]
+
     def prefill(self, prompt_len: int) -> None:
         self._loop.run([(prompt_len, 1)])
 
 
-def show(events: Sequence[DeviceEvent], num_layers: int, console: Console) -> None:
+def show(events: Sequence[DeviceEvent], graph_gaps: Sequence[float], num_layers: int, console: Console) -> None:
     # Of the first and the last step the profiler may have seen a part only.
     steps = find_steps(events)[1:-1]
     gaps = gaps_between(steps)
@@ -144,6 +183,8 @@ def show(events: Sequence[DeviceEvent], num_layers: int, console: Console) -> No
         "last kernel to the next step's first": [gap.end - gap.start for gap in gaps],
         "of that idle, without copies": idle_times(events, gaps),
     }
+    if graph_gaps:
+        rows["between two graphs, with nothing traced"] = list(graph_gaps)
     for name, values in rows.items():
         table.add_row(name, f"{statistics.median(values):.1f}", f"{percentile(values, 99):.1f}", f"{max(values):.1f}")
     console.print(table)
@@ -173,7 +214,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             profiler.run_steps(NUM_TRACED_STEPS, lambda run: run())
         return 0
     console = Console(width=150)
-    show(profiler.device_events(arguments.num_steps), model.num_layers, console)
+    graph_gaps = profiler.graph_gaps(arguments.num_steps)
+    show(profiler.device_events(arguments.num_steps), graph_gaps, model.num_layers, console)
     annotate(torch.profiler.record_function)
     arguments.out.mkdir(parents=True, exist_ok=True)
     both = [ProfilerActivity.CPU, ProfilerActivity.CUDA]

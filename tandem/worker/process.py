@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import sys
 import threading
 import uuid
 from abc import ABC, abstractmethod
@@ -33,6 +34,8 @@ logger = logging.getLogger(__name__)
 LOAD_TIMEOUT_S = 1800.0
 STOP_TIMEOUT_S = 5.0
 CALL_TIMEOUT_S = 30.0
+# Of the interpreter lock between the two threads: decode steps are composed a third of a millisecond ahead.
+SWITCH_INTERVAL_S = 0.0002
 EXIT_ENGINE_FAILED = 70
 EXIT_NO_ROUTER = 71
 EXIT_CONTROL_FAILED = 72
@@ -96,6 +99,8 @@ class WorkerProcess:
         Raises:
             ValueError: the model cannot be served as configured.
         """
+        # One thread must not keep the interpreter from the other for as long as it does by default, which is 5 ms.
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
         self._loop_thread.start()
         self._engine_thread.start()
         self._engine_thread.wait_built(LOAD_TIMEOUT_S)

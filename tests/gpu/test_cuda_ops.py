@@ -8,7 +8,7 @@ from tandem.engine.layers.norm import Norm, QkNorm, rms_norm
 from tandem.engine.layers.ops import TorchOps
 from tandem.engine.layers.rotary import RotaryEmbedding, Rotation, rotate
 
-NUM_PAGES, NUM_LAYERS = 40, 3
+NUM_PAGES, NUM_LAYERS = 400, 3
 EPS = 1e-6
 
 
@@ -20,10 +20,13 @@ def error(actual: torch.Tensor, expected: torch.Tensor) -> float:
 @pytest.mark.parametrize(("num_q_heads", "num_kv_heads"), [(1, 1), (9, 3), (16, 8), (32, 8)])
 @pytest.mark.parametrize("page_size", [1, 16])
 @pytest.mark.parametrize("has_norm", [True, False])
-def test_norm_rotate_write(head_dim: int, num_q_heads: int, num_kv_heads: int, page_size: int, has_norm: bool) -> None:
+@pytest.mark.parametrize("num_tokens", [30, 300])
+def test_norm_rotate_write(
+    num_tokens: int, head_dim: int, num_q_heads: int, num_kv_heads: int, page_size: int, has_norm: bool
+) -> None:
     from tandem.engine.layers.cuda_ops import norm_rotate_write
 
-    num_tokens, layer = 30, 1
+    layer = 1
     generator = torch.Generator("cuda").manual_seed(head_dim + num_q_heads + page_size)
     shape = (num_tokens, num_q_heads + 2 * num_kv_heads, head_dim)
     qkv = torch.randn(shape, device="cuda", generator=generator).bfloat16()

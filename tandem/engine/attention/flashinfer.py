@@ -120,7 +120,8 @@ class _Wrapper:
         self._copied.record()
 
     def run(self, q: torch.Tensor, cache: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-        out: torch.Tensor = self._wrapper.run(q, cache)
+        # Every row is written; left to itself, the wrapper would fill its output with zeros first.
+        out: torch.Tensor = self._wrapper.run(q, cache, out=torch.empty_like(q))
         return out
 
 

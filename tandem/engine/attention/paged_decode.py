@@ -54,13 +54,14 @@ class PagedDecode:
 
     def plan_size(self, num_rows: int, num_pages: int) -> int:
         """Numbers in a plan whose page tables have so many pages together."""
-        return 2 + 2 * num_rows + 2 * self._max_items(num_rows) + num_pages
+        return 1 + 3 * num_rows + 2 * self._max_items(num_rows) + num_pages
 
     def plan(self, sequences: SequenceOf[Sequence], num_rows: int) -> torch.Tensor:
         """What the kernel is told of a step, int32 side by side in pinned memory:
 
-        - the number of items, and of tokens in each;
-        - for each row the new token's position, and where its page table begins among the tables;
+        - the number of items;
+        - for each row the new token's position, the tokens of each of its items, and where its page table begins among
+          the tables;
         - for each item its row, and which of the row's items it is: room for as many items as there can be;
         - the page tables.
 
@@ -76,19 +77,22 @@ class PagedDecode:
         tables.append(self._dummy_page)
         lengths = np.ones(num_rows, dtype=np.int32)
         lengths[: len(sequences)] = [s.device_len for s in sequences]
-        # Whole turns of a block, and so long that there are no more items than room for them.
+        # Items of about the same length, and each row's of the same, for a short one at a row's end would take a block
+        # as well. They are whole turns of a block, so there may be fewer of them in the end.
         turn = self._num_warps(num_rows) * TILE
-        stretch = -(-int(lengths.sum()) // (self._target_items * turn)) * turn
-        num_items = -(-lengths // stretch)
+        shares = np.maximum(1, np.rint(lengths * (self._target_items / lengths.sum()))).astype(np.int32)
+        stretches = -(-lengths // (shares * turn)) * turn
+        num_items = -(-lengths // stretches)
         ends = num_items.cumsum()
         total = int(ends[-1])
+        # Rounded shares are at most one more than the exact ones for each row.
+        assert total <= self._max_items(num_rows)
 
         host = torch.empty(self.plan_size(num_rows, len(tables)), dtype=torch.int32, pin_memory=True)
         plan = host.numpy()
-        head, rest = np.split(plan, [2 + 2 * num_rows])
-        head[:2] = total, stretch
-        head[2 : 2 + num_rows] = lengths - 1
-        head[2 + num_rows :] = starts
+        head, rest = np.split(plan, [1 + 3 * num_rows])
+        head[0] = total
+        head[1:] = np.concatenate((lengths - 1, stretches, starts))
         max_items = self._max_items(num_rows)
         rest[:total] = np.repeat(np.arange(num_rows), num_items)
         rest[max_items : max_items + total] = np.arange(total) - np.repeat(ends - num_items, num_items)
@@ -157,7 +161,7 @@ class GraphedPagedDecode(GraphedAttention):
         self._decode = decode
         self._batch_size = batch_size
         self._plan = plan_memory
-        self.positions = plan_memory[2 : 2 + batch_size]
+        self.positions = plan_memory[1 : 1 + batch_size]
 
     def plan(self, sequences: SequenceOf[Sequence]) -> None:
         host = self._decode.plan(sequences, self._batch_size)

@@ -11,8 +11,10 @@ from tandem.engine.layers.norm import Norm, QkNorm
 from tandem.engine.layers.ops import LayerOps
 from tandem.engine.layers.rotary import Rotation
 
-# Heads of a token that one program computes.
-HEADS_PER_PROGRAM = 4
+# Heads of a token that one program computes: few where programs are few, else so many that a thread has 16 bytes.
+HEADS_OF_FEW_TOKENS = 4
+HEADS = 16
+FEW_TOKENS = 256
 
 
 class CudaOps(LayerOps):
@@ -71,7 +73,8 @@ def norm_rotate_write(
     # Without a norm the kernel reads no weight.
     weight, eps = qk_norm if qk_norm is not None else (qkv, 0.0)
     half_page = page_size * num_kv_heads * head_dim
-    _norm_rotate_write[(num_tokens, triton.cdiv(num_heads, HEADS_PER_PROGRAM))](
+    heads = HEADS_OF_FEW_TOKENS if num_tokens <= FEW_TOKENS else HEADS
+    _norm_rotate_write[(num_tokens, triton.cdiv(num_heads, heads))](
         qkv,
         q,
         pool,
@@ -88,7 +91,7 @@ def norm_rotate_write(
         NUM_KV=num_kv_heads,
         HALF=head_dim // 2,
         HAS_NORM=qk_norm is not None,
-        HEADS=HEADS_PER_PROGRAM,
+        HEADS=heads,
         num_warps=4,
     )
     return q

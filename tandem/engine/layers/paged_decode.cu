@@ -111,9 +111,10 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) paged_decode(
     __shared__ float warp_out[WARPS][GROUP][HEAD_DIM];
     __shared__ bool is_last;
 
-    const int num_items = plan[0], stretch = plan[1];
-    const int* positions = plan + 2;
-    const int* table_starts = positions + num_rows;
+    const int num_items = plan[0];
+    const int* positions = plan + 1;
+    const int* stretches = positions + num_rows;
+    const int* table_starts = stretches + num_rows;
     const int* item_rows = table_starts + num_rows;
     const int* item_numbers = item_rows + max_items;
     const int* tables = item_numbers + max_items;
@@ -121,6 +122,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) paged_decode(
     if (item >= num_items) return;
     const int row = item_rows[item], number_in_row = item_numbers[item], length = positions[row] + 1;
     const int* table = tables + table_starts[row];
+    const int stretch = stretches[row];
     const int begin = number_in_row * stretch, end = min(begin + stretch, length);
     const int num_parts = (length + stretch - 1) / stretch;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / 4, part = lane % 4;
