@@ -70,7 +70,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", required=True, help="a directory with a model's config.json; its weights are random")
     parser.add_argument("--attention-backend", choices=ATTENTION_BACKENDS, default="auto")
     parser.add_argument("--cuda-graph-max-bs", type=int, default=256, metavar="N")
-    parser.add_argument("--disable-overlap", action="store_true", help="decode steps follow one another")
+    parser.add_argument("--disable-overlap", action="store_true", help="forwards follow one another")
 
 
 def build_loop(
@@ -101,7 +101,7 @@ def build_loop(
         engine_config,
         "benchmark",
         model.max_position_embeddings,
-        PrefillConfig(chunk_size=CHUNK_SIZE),
+        PrefillConfig(chunk_size=CHUNK_SIZE, overlap=not arguments.disable_overlap),
         DecodeConfig(max_batch_size=max_batch_size, overlap=not arguments.disable_overlap),
     )
     return Loop(engine, config, model.vocab_size)

@@ -193,7 +193,7 @@ class LinkHandover(Handover):
             shipment.link.release(lease)
             return
         is_done = job.first_token is not None
-        num_ready = num_pages if is_done else job.sequence.cached_len // self._layout.page_size
+        num_ready = num_pages if is_done else job.computed_len // self._layout.page_size
         num_pushed = lease.num_pages_pushed
         start = first_page + num_pushed
         num_to_push = min(max(0, num_ready - start), shipment.link.num_pages_allowed())

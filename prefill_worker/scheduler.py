@@ -5,18 +5,17 @@ import itertools
 import logging
 from collections.abc import Callable
 
+from prefill_worker.forward import LaunchedForward
 from prefill_worker.policies.base import PrefillPolicy
 from prefill_worker.queue import PagesInWork, QueuedRequest
 from tandem.config import PrefillConfig
 from tandem.engine.base import EngineBase
-from tandem.engine.batch import Batch
 from tandem.engine.kvcache.cache_manager import CacheManager, PageHandle
 from tandem.engine.request import Sequence
 from tandem.lifecycle import FIRST_TOKEN, PREFILL_STARTED, now_ns
 from tandem.messages import Abort, Failed, FirstToken, Moment, Prefill, PrefillDeferred, WorkerStats
 from tandem.prefix import prefix_identities
-from tandem.sampling_params import TokenLogprobs
-from tandem.worker.base import Handover, Outbox, PrefillJob, Scheduler
+from tandem.worker.base import Handover, Outbox, PhaseScheduler, PrefillJob
 from tandem.worker.events import Event, FromRouter, RouterLost
 
 logger = logging.getLogger(__name__)
@@ -29,11 +28,15 @@ POLICY_WINDOW = 128
 MAX_OVERTAKEN = 64
 
 
-class PrefillScheduler(Scheduler):
+class PrefillScheduler(PhaseScheduler):
     """A queue of requests, the jobs being computed, and the jobs waiting to be handed over.
 
     A job holds pages for its whole prompt from its start to its end, and always before the decode worker is asked for
     any: whoever holds a lease can finish.
+
+    With an asynchronous engine forwards overlap: the next one is launched before the one before is waited for. Its
+    pages are in the tree from the launch on, for whatever is launched later on this engine; they are shipped when it
+    has been waited for.
     """
 
     def __init__(
@@ -53,6 +56,8 @@ class PrefillScheduler(Scheduler):
         self._config = config
         self._policy = policy
         self._clock = clock
+        self._overlaps = config.overlap and engine.is_asynchronous
+        self._in_flight: LaunchedForward | None = None
         # In order of age.
         self._queue: list[QueuedRequest] = []
         self._numbers = itertools.count()
@@ -82,11 +87,22 @@ class PrefillScheduler(Scheduler):
         self._cache.poll()
         self._settle_handovers()
         self._start_jobs()
-        batch = self._next_batch()
-        if batch is None:
-            return False
-        self._run(batch)
-        return True
+        jobs = self._next_jobs()
+        # Waited for in this step, whatever comes: when it returns, the pages that new jobs found in the tree are
+        # computed, and may be shipped.
+        previous = self._in_flight
+        if jobs:
+            self._in_flight = self._launch(jobs)
+            if previous is not None:
+                self._collect(previous)
+        if not jobs or not self._overlaps:
+            self.settle()
+        return previous is not None or bool(jobs)
+
+    def settle(self) -> None:
+        launched, self._in_flight = self._in_flight, None
+        if launched is not None:
+            self._collect(launched)
 
     def next_deadline(self) -> float | None:
         if self._handover.is_copying:
@@ -202,62 +218,62 @@ class PrefillScheduler(Scheduler):
         self._handover.start(job)
         return sequence.remaining_len
 
-    def _computed(self, job: PrefillJob, num_pages: int) -> None:
+    def _leave_work(self, job: PrefillJob, num_pages: int) -> None:
         """The next `num_pages` full pages of a job are no longer in work."""
         self._in_work.remove(job.pages_to_compute[:num_pages])
         del job.pages_to_compute[:num_pages]
 
-    def _next_batch(self) -> Batch | None:
+    def _next_jobs(self) -> list[PrefillJob]:
+        """The jobs of the next forward, extended by what it is to compute of each."""
         budget = self._config.chunk_size
-        sequences = []
+        jobs = []
         for job in self._computing:
-            if budget == 0:
-                break
+            # None are left of a job whose last chunk is in flight.
             num_tokens = min(budget, job.sequence.remaining_len)
-            job.sequence.extend(num_tokens)
-            sequences.append(job.sequence)
-            budget -= num_tokens
-        return Batch("prefill", sequences) if sequences else None
+            if num_tokens:
+                job.sequence.extend(num_tokens)
+                jobs.append(job)
+                budget -= num_tokens
+        return jobs
 
-    def _run(self, batch: Batch) -> None:
-        jobs = self._computing[: len(batch.sequences)]
+    def _launch(self, jobs: list[PrefillJob]) -> LaunchedForward:
         if logger.isEnabledFor(logging.DEBUG):
-            self._log_batch(jobs, batch.num_tokens)
+            self._log_batch(jobs)
         # The lease requests of new jobs: their answers hide behind this forward.
         self._outbox.flush()
-        output = self._engine.forward(batch)
-        sampled = zip(output.token_ids(), output.logprobs(), strict=True)
+        launched = LaunchedForward(self._engine, jobs)
         for job in jobs:
-            sequence = job.sequence
-            needs_logits = sequence.needs_logits
-            first_page = sequence.cached_len // self._cache.page_size
-            sequence.complete_extend()
-            assert job.handle is not None
-            self._computed(job, sequence.cached_len // self._cache.page_size - first_page)
-            # Before the next batch is built, so that its requests find these pages.
-            self._cache.insert(job.handle, sequence.token_ids, sequence.cached_len)
-            if needs_logits:
-                self._finish_prefill(job, *next(sampled))
+            handle, sequence = job.handle, job.sequence
+            assert handle is not None
+            num_shared = handle.num_shared
+            # Before the next batch is built, so that its requests find these pages; duplicates are still written.
+            self._cache.insert(handle, sequence.token_ids, sequence.cached_len, after=[launched.output])
+            self._leave_work(job, handle.num_shared - num_shared)
+        return launched
+
+    def _collect(self, launched: LaunchedForward) -> None:
+        """Waits for a forward and passes on what it gave."""
+        self._outbox.flush()
+        for job in launched.collect():
+            if job.first_token is not None:
+                self._finish_prefill(job, job.first_token)
             self._handover.advance(job)
 
-    def _log_batch(self, jobs: list[PrefillJob], num_tokens: int) -> None:
+    def _log_batch(self, jobs: list[PrefillJob]) -> None:
         cached_lens = [job.sequence.cached_len for job in jobs if job.is_new]
         logger.debug(
             "prefill batch: %d new sequences, %d new tokens, %d cached tokens, %d running, %d queued",
             len(cached_lens),
-            num_tokens,
+            sum(job.sequence.extend_len for job in jobs),
             sum(cached_lens),
             self.num_running,
             len(self._queue),
         )
 
-    def _finish_prefill(self, job: PrefillJob, token_id: int, logprobs: TokenLogprobs | None) -> None:
+    def _finish_prefill(self, job: PrefillJob, first_token: int) -> None:
         request = job.request
         index = len(request.output_ids)
-        job.first_token = token_id
-        job.logprobs = () if logprobs is None else (logprobs,)
-        job.first_token_time_ns = now_ns()
-        job.finish_reason = request.sampling.finish_reason(token_id, index + 1)
+        job.finish_reason = request.sampling.finish_reason(first_token, index + 1)
         self._computing.remove(job)
         self._handing_over[job.key] = (job, self._clock() + self._config.grant_timeout_s)
         assert job.handle is not None
@@ -268,7 +284,7 @@ class PrefillScheduler(Scheduler):
                 request.request_id,
                 request.attempt,
                 index,
-                token_id,
+                first_token,
                 job.finish_reason,
                 cached_len,
                 self._cache.num_pages_for(num_tokens) - self._cache.num_pages_for(cached_len),
@@ -294,12 +310,13 @@ class PrefillScheduler(Scheduler):
 
     def _forget(self, job: PrefillJob) -> None:
         """The one place where a job's pages are given back."""
-        self._computed(job, len(job.pages_to_compute))
+        self._leave_work(job, len(job.pages_to_compute))
         if job in self._computing:
             self._computing.remove(job)
         self._handing_over.pop(job.key, None)
         if job.handle is not None:
-            self._cache.release(job.handle, after=job.copies)
+            in_use = [self._in_flight.output] if self._in_flight is not None and job in self._in_flight.jobs else []
+            self._cache.release(job.handle, after=[*job.copies, *in_use])
             job.handle = None
 
     def _fail(self, job: PrefillJob, reason: str) -> None:

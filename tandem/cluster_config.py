@@ -40,7 +40,7 @@ class ClusterConfig:
         num_pages: pages in each worker's pool; 0: DEFAULT_CPU_PAGES on a CPU, on a GPU as many as mem_fraction_static
             leaves room for.
         attention_backend, cuda_graph_max_bs, mem_fraction_static: as in EngineConfig.
-        disable_overlap_schedule: decode steps follow one another, as on a CPU.
+        disable_overlap_schedule: forwards of a phase follow one another, as on a CPU.
         schedule: the prefill workers' policy.
         host: the address of the clients' ports; what the processes say to each other stays on loopback.
         grpc_port, http_port: the clients' ports; 0 picks a free one.
@@ -175,7 +175,7 @@ class ClusterConfig:
             engine=engine,
             model_fingerprint=fingerprint,
             max_model_len=max_model_len,
-            prefill=PrefillConfig(chunk_size=self.chunk_size, policy=self.schedule),
+            prefill=PrefillConfig(self.chunk_size, self.schedule, overlap=not self.disable_overlap_schedule),
             decode=DecodeConfig(max_batch_size=self.max_batch_size, overlap=not self.disable_overlap_schedule),
             eviction=self.eviction,
             transports=TRANSPORTS if self.transport == "auto" else (self.transport,),

@@ -147,12 +147,14 @@ class PrefillConfig:
         min_shared_tokens: a request waits for another that is computing at least so many tokens of its prefix.
         grant_timeout_s: how long a finished prefill waits for pages at the decode worker before the router is asked
             to find another one; what was computed stays in the cache.
+        overlap: on an asynchronous engine a forward is launched before the results of the one before are known.
     """
 
     chunk_size: int = 512
     policy: str = "fcfs"
     min_shared_tokens: int = 32
     grant_timeout_s: float = 60.0
+    overlap: bool = True
 
     def __post_init__(self) -> None:
         require_positive(self, "chunk_size", "min_shared_tokens", "grant_timeout_s")

@@ -151,7 +151,7 @@ OPTIONS = (
         "disable-overlap-schedule",
         "memory and scheduling",
         bool,
-        "launch a decode step on a GPU only when the tokens of the one before are known; for debugging",
+        "launch a forward on a GPU only when the results of the one before are known; for debugging",
     ),
     Option("schedule", "memory and scheduling", str, "which prompt is computed next", choices=PREFILL_POLICIES),
     Option("eviction", "memory and scheduling", str, "which cached page goes first", choices=EVICTION_POLICIES),

@@ -44,6 +44,9 @@ class SenderTransport(ABC):
     def push(self, link_seq: int, src_pages: Sequence[int], dst_pages: Sequence[int]) -> Completion:
         """Starts copying pages of this worker's pool into the receiver's; the two lists have the same length.
 
+        Whatever wrote the source pages has completed, and the host has seen that: a copy waits for nothing that the
+        device has yet to do.
+
         Args:
             link_seq: number of this push on the link, from 0 without gaps.
 

@@ -48,7 +48,8 @@ class NvlinkSender(SenderTransport):
         self._stream = torch.cuda.Stream(self._device)
         self._last: Completion | None = None
         self._aborted = False
-        # All copies of a batch: read the source in this stream's order, which waits for the forward that wrote it.
+        # All copies of a batch: read the source in this stream's order. It is ordered with no other stream: the next
+        # forward has been launched by now, and would hold the pages up.
         self._attributes = runtime.cudaMemcpyAttributes()
         self._attributes.srcAccessOrder = runtime.cudaMemcpySrcAccessOrder.cudaMemcpySrcAccessOrderStream
 
@@ -60,9 +61,6 @@ class NvlinkSender(SenderTransport):
         assert not self._aborted, "push after abort"
         assert len(src_pages) == len(dst_pages) and max(dst_pages) < self._num_dst_pages
         size = self._page_bytes
-        computed = torch.cuda.Event()
-        computed.record(torch.cuda.current_stream(self._device))
-        self._stream.wait_event(computed)
         # CUDA 12 returns one value more than CUDA 13, the copy that failed; the arguments are the same.
         check(
             runtime.cudaMemcpyBatchAsync(

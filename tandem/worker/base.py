@@ -7,6 +7,7 @@ from typing import Protocol
 
 from tandem.engine.kvcache.cache_manager import Completion, PageHandle
 from tandem.engine.request import Sequence
+from tandem.lifecycle import now_ns
 from tandem.messages import (
     Admit,
     Prefill,
@@ -59,6 +60,14 @@ class Scheduler(ABC):
         """Returns the first violation of page accounting, or ""."""
 
 
+class PhaseScheduler(Scheduler):
+    """Runs the forwards of one phase. On an asynchronous engine one may be in flight when a step returns."""
+
+    @abstractmethod
+    def settle(self) -> None:
+        """Waits for the forward that has been launched, if any, and passes on what it gave."""
+
+
 # --- the seam between prefill and what continues it --------------------------------------------------------------
 
 
@@ -67,9 +76,11 @@ class PrefillJob:
     """One request at prefill, from the moment its pages are locked until it is handed over.
 
     Attributes:
-        handle: the locked pages; None once a handover has taken them over.
+        handle: the locked pages; None once a handover has taken them over, or the job has ended.
         copies: reads of these pages that may still run when the job ends.
-        pages_to_compute: identities of the full pages that are not computed yet, in order.
+        pages_to_compute: identities of the full pages that no forward has been launched for yet, in order.
+        computed_len: tokens whose KV is known to be in the pages, and may be shipped; `sequence` is ahead of that while
+            a forward is in flight.
         first_token: sampled, once prefill is done, at `first_token_time_ns`; with its `finish_reason`, and its
             `logprobs` if asked for.
     """
@@ -80,10 +91,14 @@ class PrefillJob:
     started_ns: int
     copies: list[Completion] = field(default_factory=list)
     pages_to_compute: list[int] = field(default_factory=list)
+    computed_len: int = field(init=False)
     first_token: int | None = None
     logprobs: tuple[TokenLogprobs, ...] = ()
     first_token_time_ns: int = 0
     finish_reason: str = ""
+
+    def __post_init__(self) -> None:
+        self.computed_len = self.sequence.cached_len
 
     @property
     def key(self) -> tuple[str, int]:
@@ -91,8 +106,14 @@ class PrefillJob:
 
     @property
     def is_new(self) -> bool:
-        """Whether nothing has been computed for it yet."""
+        """Whether no forward has been launched for it yet."""
         return self.handle is not None and self.sequence.cached_len == self.handle.cached_len
+
+    def take_first(self, token_id: int, logprobs: TokenLogprobs | None) -> None:
+        """Prefill is done."""
+        self.first_token = token_id
+        self.logprobs = () if logprobs is None else (logprobs,)
+        self.first_token_time_ns = now_ns()
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +137,7 @@ class Handover(ABC):
 
     @abstractmethod
     def advance(self, job: PrefillJob) -> None:
-        """A chunk is done, the last one if job.first_token is set."""
+        """A chunk is computed, the last one if job.first_token is set."""
 
     @abstractmethod
     def cancel(self, job: PrefillJob, *, reported: bool) -> None:
@@ -144,8 +165,13 @@ class Handover(ABC):
         """Whether copies are under way whose end poll should see soon."""
 
 
-class AdoptingScheduler(Scheduler):
+class AdoptingScheduler(PhaseScheduler):
     """A decode scheduler that can be handed pages of its own pool."""
+
+    @property
+    @abstractmethod
+    def num_running(self) -> int:
+        """Requests that it decodes."""
 
     @abstractmethod
     def take_admitted(self, request_id: str, attempt: int) -> Admit | None:
@@ -164,7 +190,3 @@ class AdoptingScheduler(Scheduler):
         granted_ns: int,
     ) -> None:
         """Takes over a prefilled request together with its pages."""
-
-    @abstractmethod
-    def settle(self) -> None:
-        """Waits for the forward that has been launched, if any, and passes on what it gave."""

@@ -15,7 +15,15 @@ from tandem.engine.engine import Engine
 from tandem.engine.kvcache.cache_manager import CacheManager
 from tandem.lifecycle import now_ns
 from tandem.messages import Hello, Peer, Prefill, Shipped, WorkerStats
-from tandem.worker.base import AdoptingScheduler, Handover, HandoverResult, Outbox, PrefillJob, Scheduler
+from tandem.worker.base import (
+    AdoptingScheduler,
+    Handover,
+    HandoverResult,
+    Outbox,
+    PhaseScheduler,
+    PrefillJob,
+    Scheduler,
+)
 from tandem.worker.events import Event
 from tandem.worker.process import LinkStreams, WorkerRoom
 
@@ -73,9 +81,10 @@ class LocalHandover(Handover):
 
 
 class CombinedScheduler(Scheduler):
-    """Alternates a prefill and a decode scheduler that share one cache: one forward of each a turn."""
+    """Alternates a prefill and a decode scheduler that share one cache: one forward of each a turn. Prefills overlap
+    while nothing is decoded."""
 
-    def __init__(self, prefill: Scheduler, decode: AdoptingScheduler) -> None:
+    def __init__(self, prefill: PhaseScheduler, decode: AdoptingScheduler) -> None:
         self._prefill = prefill
         self._decode = decode
 
@@ -85,6 +94,10 @@ class CombinedScheduler(Scheduler):
 
     def step(self) -> bool:
         prefilled = self._prefill.step()
+        if self._decode.num_running:
+            # The decode step runs behind the prefill in flight, and is waited for below: what that prefill gives
+            # goes on with this step, not with the next.
+            self._prefill.settle()
         decoded = self._decode.step()
         if prefilled:
             # The next turn's prefill would keep the tokens of a decode step in flight waiting.
@@ -123,7 +136,7 @@ class NoLinks(LinkStreams):
     async def stop(self) -> None: ...
 
 
-MakePrefill = Callable[[Engine, CacheManager, Handover, Outbox, WorkerConfig], Scheduler]
+MakePrefill = Callable[[Engine, CacheManager, Handover, Outbox, WorkerConfig], PhaseScheduler]
 MakeDecode = Callable[[Engine, CacheManager, Outbox, WorkerConfig], AdoptingScheduler]
 
 

@@ -192,7 +192,7 @@ class SimWorker:
         self.engine = FakeEngine(
             num_pages,
             PAGE_SIZE,
-            asynchronous=role == "decode" and simulation.asynchronous,
+            asynchronous=simulation.asynchronous,
             step_s=simulation.step_s,
         )
         self.cache = CacheManager(num_pages, PAGE_SIZE)
@@ -209,7 +209,7 @@ class SimWorker:
         outbox = SimOutbox(self)
         self.scheduler: Scheduler
         if role == "prefill":
-            config = PrefillConfig(chunk_size=3, min_shared_tokens=PAGE_SIZE, grant_timeout_s=30.0)
+            config = PrefillConfig(3, min_shared_tokens=simulation.min_shared_tokens, grant_timeout_s=30.0)
             handover = LinkHandover(self.engine.pool.layout, self._open_transport, outbox, max_pages_in_flight=3)
             policy = make_prefill_policy(simulation.prefill_policy)
             self.scheduler = PrefillScheduler(
@@ -372,15 +372,18 @@ class Simulation:
         two_sided: bool,
         asynchronous: bool = False,
         step_s: float = 0.0,
+        min_shared_tokens: int = PAGE_SIZE,
     ) -> None:
         """
         Args:
-            asynchronous: steps of decode workers overlap; each runs on its device when the simulation says so.
-            step_s: how long such a step is thought to take: 0 launches the next one at once.
+            asynchronous: forwards of a worker overlap; each runs on its device when the simulation says so.
+            step_s: how long a decode step is thought to take: 0 launches the next one at once.
+            min_shared_tokens: as in PrefillConfig.
         """
         self.two_sided = two_sided
         self.asynchronous = asynchronous
         self.step_s = step_s
+        self.min_shared_tokens = min_shared_tokens
         self.channels: dict[str, SimChannel] = {}  # by epoch
         self.clock = FakeClock()
         self.numbers = itertools.count()

@@ -71,8 +71,10 @@ class PrefillSide:
         config: PrefillConfig | None = None,
         open_transport: Callable[[LinkWelcome], SenderTransport] | None = None,
         max_pages_in_flight: int = MAX_PAGES_IN_FLIGHT,
+        asynchronous: bool = False,
     ) -> None:
-        self.engine = FakeEngine(num_pages, page_size)
+        """Args: asynchronous: of its FakeEngine."""
+        self.engine = FakeEngine(num_pages, page_size, asynchronous=asynchronous)
         self.cache = CacheManager(num_pages, page_size)
         self.outbox = ListOutbox()
         transport = open_transport or (lambda welcome: SharedMemorySender(self.engine.pool, welcome.endpoint))

@@ -12,6 +12,8 @@ from tandem.messages import PoolEndpoint
 LAYOUT = PageLayout(4, 16, 8, 128, "bfloat16")
 NUM_PAGES = 64
 TIMEOUT_S = 60.0
+# About half a second, much longer than a copy.
+SLEEP_CYCLES = 1_000_000_000
 
 
 def receive(connection: Connection, visible: str) -> None:
@@ -42,13 +44,15 @@ def test_pages_arrive_where_they_were_sent() -> None:
         sender = NvlinkSender(pool, endpoint)
         pool.page_bytes_view.random_(0, 256)
         pairs = {3: 60, 4: 2, 5: 3, 63: 0}
-        # The copy waits for what the stream has yet to do: a page that is only being written.
-        torch.cuda._sleep(50_000_000)
-        pool.page_bytes_view[5] = 7
-        completion = sender.push(0, list(pairs), list(pairs.values()))
-        assert not completion.done()
         torch.cuda.synchronize()
-        assert completion.done()
+        # What is launched after the pages were written does not hold them up.
+        torch.cuda._sleep(SLEEP_CYCLES)
+        later = torch.cuda.Event()
+        later.record()
+        completion = sender.push(0, list(pairs), list(pairs.values()))
+        while not completion.done():
+            assert not later.query()
+        torch.cuda.synchronize()
         for page in range(NUM_PAGES):
             here.send(page)
             assert here.poll(TIMEOUT_S)

@@ -1,4 +1,4 @@
-"""Overlapping decode steps on a GPU: the same tokens as one step after the other, and nobody waits for the device."""
+"""Overlapping forwards on a GPU: the same tokens as one step after the other, and nobody waits for the device."""
 
 import random
 import time
@@ -53,22 +53,28 @@ class Served:
 
     Attributes:
         tokens: of each request, from decode steps.
+        first_tokens: of each request, from prefill.
+        num_prefills: prefill forwards launched.
         batches: for each decode step its number of sequences, and of those whose token was fed on the device.
         num_ended: requests that have all their tokens.
     """
 
-    def __init__(self, engine: Engine, monkeypatch: pytest.MonkeyPatch, *, overlap: bool) -> None:
+    def __init__(
+        self, engine: Engine, monkeypatch: pytest.MonkeyPatch, *, overlap: bool, chunk_size: int = 4096
+    ) -> None:
         config = WorkerConfig(
             "both-0",
             "both",
             EngineConfig("unused"),
             "",
             1024,
-            PrefillConfig(chunk_size=4096),
+            PrefillConfig(chunk_size, overlap=overlap),
             DecodeConfig(overlap=overlap),
         )
         self.worker = LocalWorker(engine, config, self._receive)
         self.tokens: dict[str, list[int]] = {}
+        self.first_tokens: dict[str, int] = {}
+        self.num_prefills = 0
         self.batches: list[tuple[int, int]] = []
         self.num_ended = 0
         forward = Engine.forward
@@ -77,6 +83,8 @@ class Served:
             if batch.phase == "decode":
                 rows = batch.feed.rows if batch.feed else ()
                 self.batches.append((len(batch.sequences), sum(row >= 0 for row in rows)))
+            else:
+                self.num_prefills += 1
             return forward(engine, batch)
 
         monkeypatch.setattr(Engine, "forward", recorded)
@@ -98,6 +106,7 @@ class Served:
                 assert event.index == len(self.tokens[event.request_id])
                 self.tokens[event.request_id] += event.token_ids
         elif isinstance(message, FirstToken):
+            self.first_tokens[message.request_id] = message.token_id
             self.num_ended += bool(message.finish_reason)
         else:
             assert isinstance(message, Finished)
@@ -175,6 +184,37 @@ def test_steady_decode_waits_for_nothing_but_its_tokens(
         torch.cuda.set_sync_debug_mode("default")
         served.turn_until(lambda: served.num_ended == 4)
     assert served.batches[20:100] == [(4, 4)] * 80
+
+
+def test_overlapping_prefills_change_no_token(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = []
+    for overlap in (False, True):
+        rng = random.Random(3)
+        with monkeypatch.context() as patch:
+            # Nothing is decoded, so that prefills overlap.
+            served = Served(engine, patch, overlap=overlap, chunk_size=48)
+            for i, length in enumerate((300, 20, 48, 7, 500, 96)):
+                served.submit(f"r{i}", rng.choices(range(VOCAB_SIZE), k=length), SamplingParams(1))
+            served.turn_until(lambda served=served: served.num_ended == 6)  # type: ignore[misc]
+            served.turn_until(lambda served=served: served.worker.scheduler.stats().num_locked_pages == 0)  # type: ignore[misc]
+            assert served.worker.scheduler.check_integrity() == ""
+        runs.append((served.first_tokens, served.num_prefills))
+    assert runs[0] == runs[1]
+
+
+def test_a_prefill_is_launched_without_waiting(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, refuse_to_wait: Callable[[], None]
+) -> None:
+    if engine.pool.layout.dtype == "float32":
+        pytest.skip("the reference backend copies from the host and waits")
+    with monkeypatch.context() as patch:
+        served = Served(engine, patch, overlap=True, chunk_size=16)
+        served.submit("r", random.Random(4).choices(range(VOCAB_SIZE), k=480), SamplingParams(1))
+        served.turn_until(lambda: served.num_prefills == 5)
+        refuse_to_wait()
+        served.turn_until(lambda: served.num_prefills == 25)
+        torch.cuda.set_sync_debug_mode("default")
+        served.turn_until(lambda: served.num_ended == 1)
 
 
 def test_a_step_says_how_long_the_device_took(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:

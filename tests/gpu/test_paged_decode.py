@@ -1,6 +1,8 @@
 """The decode kernel against attention written out: lengths that are cut into items, pages of all sizes, padding."""
 
+import functools
 import itertools
+import random
 
 import pytest
 import torch
@@ -20,16 +22,17 @@ BATCH_SIZE = 5
 class GraphedDecode(AttentionBackend):
     """FlashInfer's prefill, and for decode the kernel with rows of padding."""
 
-    def __init__(self, pool: KvPool, num_q_heads: int) -> None:
+    def __init__(self, pool: KvPool, num_q_heads: int, batch_size: int = BATCH_SIZE) -> None:
         from tandem.engine.attention.flashinfer import FlashInferAttention
         from tandem.engine.attention.paged_decode import GraphedPagedDecode, PagedDecode
         from tandem.engine.kvcache.cuda_pool import CudaKvPool
 
         assert isinstance(pool, CudaKvPool)
         self._prefill = FlashInferAttention(pool, num_q_heads)
-        decode = PagedDecode(pool, num_q_heads, BATCH_SIZE)
-        memory = torch.zeros(decode.plan_size(BATCH_SIZE, pool.num_pages + 1), dtype=torch.int32, device="cuda")
-        self._decode = GraphedPagedDecode(decode, BATCH_SIZE, memory)
+        decode = PagedDecode(pool, num_q_heads, batch_size)
+        memory = torch.zeros(decode.plan_size(batch_size, pool.num_pages + 1), dtype=torch.int32, device="cuda")
+        self._batch_size = batch_size
+        self._decode = GraphedPagedDecode(decode, batch_size, memory)
         self._is_decode = False
 
     def plan(self, batch: Batch) -> None:
@@ -37,7 +40,7 @@ class GraphedDecode(AttentionBackend):
         if self._is_decode:
             self._decode.plan(batch.sequences)
             assert self._decode.positions.tolist() == [s.cached_len for s in batch.sequences] + [0] * (
-                BATCH_SIZE - len(batch.sequences)
+                self._batch_size - len(batch.sequences)
             )
         else:
             self._prefill.plan(batch)
@@ -47,7 +50,7 @@ class GraphedDecode(AttentionBackend):
     ) -> torch.Tensor:
         if not self._is_decode:
             return self._prefill.attend(qkv, num_q_heads, rotation, qk_norm, layer)
-        padded = torch.cat([qkv, torch.randn_like(qkv[:1]).expand(BATCH_SIZE - len(qkv), -1, -1)])
+        padded = torch.cat([qkv, torch.randn_like(qkv[:1]).expand(self._batch_size - len(qkv), -1, -1)])
         return self._decode.attend(padded, num_q_heads, rotation, qk_norm, layer)[: len(qkv)]
 
 
@@ -77,6 +80,21 @@ def test_decode(page_size: int, num_q_heads: int, num_kv_heads: int, head_dim: i
         for position in itertools.islice(itertools.count(), written):
             expected[sequence.page_ids[position // page_size], position % page_size] = True
     assert torch.equal(finite, expected)
+
+
+@pytest.mark.parametrize("batch_size", [2, 20, 33, 40, 72, 128])
+def test_many_sequences_of_many_lengths(batch_size: int) -> None:
+    from tandem.engine.kvcache.cuda_pool import CudaKvPool
+
+    rng = random.Random(batch_size)
+    lengths = [rng.choice((1, 16, 100, 700, rng.randint(1, 3000))) for _ in range(batch_size)]
+    num_pages = sum((n + 1) // 16 + 1 for n in lengths)
+    pool = CudaKvPool(PageLayout(1, 16, 8, 128, "bfloat16"), num_pages, torch.device("cuda", 0))
+    oracle = AttentionOracle(pool, 16, functools.partial(GraphedDecode, batch_size=batch_size))
+    sequences = [oracle.add(length + 1) for length in lengths]
+    for sequence, length in zip(sequences, lengths, strict=True):
+        oracle.step("prefill", {sequence: length}, max_error=MAX_ERROR)
+    oracle.step("decode", dict.fromkeys(sequences, 1), max_error=MAX_ERROR)
 
 
 @pytest.mark.parametrize("head_dim", [64, 128])

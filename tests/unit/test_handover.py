@@ -53,7 +53,7 @@ def test_the_lease_is_asked_for_before_the_prompt_is_computed() -> None:
     pair.submit("r", list(range(10)))
     pair.p.scheduler.step()
     assert isinstance(pair.p.outbox.link[0][1], LeaseRequest)
-    assert flushed_before == [0]
+    assert flushed_before[0] == 0
 
 
 def test_long_prompts_are_chunked_and_full_pages_ship_after_each_chunk() -> None:

@@ -16,11 +16,14 @@ from hypothesis import strategies as st
 from decode_worker.job import DecodeJob
 from decode_worker.scheduler import DecodeScheduler
 from kvtransfer.link import SenderLease, SenderLink
+from prefill_worker.scheduler import PrefillScheduler
 from tandem.config import PREFILL_POLICIES, ROUTING_POLICIES
 from tandem.engine.kvcache.cache_manager import CacheManager
-from tests.fakes.simulation import Simulation, SimWorker
+from tandem.worker.base import PrefillJob
+from tests.fakes.simulation import PAGE_SIZE, Simulation, SimWorker
 
-NUM_SCHEDULES = int(os.environ.get("TANDEM_SCHEDULES", "5000"))
+# Half of them plain, half with overlapping forwards.
+NUM_SCHEDULES = int(os.environ.get("TANDEM_SCHEDULES", "6000"))
 NUM_PARTS = 8
 MAX_TOTAL_TOKENS = 14
 
@@ -44,7 +47,7 @@ class Tape:
 
 
 def run_schedule(data: bytes, asynchronous: bool = False) -> Simulation:
-    """Args: asynchronous: decode steps overlap."""
+    """Args: asynchronous: forwards overlap."""
     tape = Tape(data)
     simulation = Simulation(
         num_prefill=(2, 1, 2, 3)[tape.draw(4)],
@@ -57,6 +60,8 @@ def run_schedule(data: bytes, asynchronous: bool = False) -> Simulation:
         asynchronous=asynchronous,
         # Composed at once, while the step before has not run; or mostly when it has, and sometimes before.
         step_s=(0.0, 1.0)[tape.draw(2)],
+        # Who shares a prefix waits for it; or computes the same pages side by side.
+        min_shared_tokens=(PAGE_SIZE, MAX_TOTAL_TOKENS)[tape.draw(2)],
     )
     while not tape.ended:
         happen(simulation, tape)
@@ -126,7 +131,7 @@ def explore(number: int, num_schedules: int, asynchronous: bool) -> None:
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["plain", "overlap"])
 @pytest.mark.parametrize("part", range(NUM_PARTS))
 def test_any_schedule_keeps_every_promise(part: int, asynchronous: bool) -> None:
-    explore(part, NUM_SCHEDULES // NUM_PARTS, asynchronous)
+    explore(part, NUM_SCHEDULES // 2 // NUM_PARTS, asynchronous)
 
 
 @pytest.mark.slow
@@ -135,7 +140,7 @@ def test_any_schedule_keeps_every_promise(part: int, asynchronous: bool) -> None
 @pytest.mark.parametrize("part", range(NUM_PARTS))
 def test_many_schedules_never_run_before(part: int, asynchronous: bool) -> None:
     """The long mode; TANDEM_SCHEDULES says how many."""
-    explore(random.getrandbits(64), max(NUM_SCHEDULES * 4, 20_000) // NUM_PARTS, asynchronous)
+    explore(random.getrandbits(64), max(NUM_SCHEDULES * 4, 40_000) // 2 // NUM_PARTS, asynchronous)
 
 
 def find_violation(num_schedules: int = 3000, asynchronous: bool = False) -> str:
@@ -183,4 +188,22 @@ def test_pages_freed_while_a_step_in_flight_has_them_are_caught(monkeypatch: pyt
         self._in_flight = in_flight
 
     monkeypatch.setattr(DecodeScheduler, "_end", end)
+    assert "in flight" in find_violation(asynchronous=True)
+
+
+def test_pages_freed_while_a_prefill_in_flight_has_them_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = PrefillScheduler._forget
+
+    def forget(self: PrefillScheduler, job: PrefillJob) -> None:
+        in_flight, self._in_flight = self._in_flight, None
+        original(self, job)
+        self._in_flight = in_flight
+
+    monkeypatch.setattr(PrefillScheduler, "_forget", forget)
+    assert "in flight" in find_violation(asynchronous=True)
+
+
+def test_duplicates_freed_while_a_prefill_in_flight_writes_them_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = CacheManager.insert
+    monkeypatch.setattr(CacheManager, "insert", lambda self, *args, after=(): original(self, *args))
     assert "in flight" in find_violation(asynchronous=True)

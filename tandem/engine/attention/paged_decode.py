@@ -22,8 +22,13 @@ TILE = 16
 # Warps of a block; and where a step has so few sequences that a block has to be done soon.
 WARPS = 4
 WARPS_OF_FEW = 8
-# Blocks for each multiprocessor that sequences are cut into items for.
+# Blocks that a multiprocessor runs at once.
 BLOCKS_PER_SM = 2
+# Into how many items each of many sequences may be cut.
+NUM_CUTS = (1, 2, 3)
+# Numbers of a plan: before its items, and of an item. Threads load four at a time.
+HEAD_SIZE = 4
+ITEM_SIZE = 8
 # Queries' scores are in units of log 2, which is what the hardware's exponential takes.
 LOG2_E = 1.4426950408889634
 
@@ -43,9 +48,9 @@ class PagedDecode:
         self._dummy_page = pool.num_pages
         self._num_q_heads = num_q_heads
         self._num_sms = torch.cuda.get_device_properties(self.device).multi_processor_count
-        # Sequences are cut so that about so many items come of a step, besides a last one for each sequence.
-        self._target_items = -(-BLOCKS_PER_SM * self._num_sms // layout.num_kv_heads)
-        max_items = self._max_items(max_batch_size)
+        # Items that run at once.
+        self._wave = -(-BLOCKS_PER_SM * self._num_sms // layout.num_kv_heads)
+        max_items = max(self._max_items(size) for size in range(1, max_batch_size + 1))
         self._pool = pool.all_kv
         self._parts = torch.empty(max_items * num_q_heads * layout.head_dim, device=self.device)
         self._part_scales = torch.empty(max_items * num_q_heads * 2, device=self.device)
@@ -54,15 +59,18 @@ class PagedDecode:
 
     def plan_size(self, num_rows: int, num_pages: int) -> int:
         """Numbers in a plan whose page tables have so many pages together."""
-        return 1 + 3 * num_rows + 2 * self._max_items(num_rows) + num_pages
+        return self._positions(num_rows).stop + num_pages
+
+    def positions(self, plan: torch.Tensor, num_rows: int) -> torch.Tensor:
+        """Of the new tokens, (num_rows,), in a plan or in memory for one."""
+        return plan[self._positions(num_rows)]
 
     def plan(self, sequences: SequenceOf[Sequence], num_rows: int) -> torch.Tensor:
         """What the kernel is told of a step, int32 side by side in pinned memory:
 
-        - the number of items;
-        - for each row the new token's position, the tokens of each of its items, and where its page table begins among
-          the tables;
-        - for each item its row, and which of the row's items it is: room for as many items as there can be;
+        - HEAD_SIZE, the first of them the number of items;
+        - ITEM_SIZE for each item, see paged_decode.cu: room for as many items as there can be;
+        - for each row the new token's position;
         - the page tables.
 
         Rows beyond the sequences are one token on the dummy page.
@@ -80,23 +88,26 @@ class PagedDecode:
         # Items of about the same length, and each row's of the same, for a short one at a row's end would take a block
         # as well. They are whole turns of a block, so there may be fewer of them in the end.
         turn = self._num_warps(num_rows) * TILE
-        shares = np.maximum(1, np.rint(lengths * (self._target_items / lengths.sum()))).astype(np.int32)
+        shares = np.maximum(1, np.rint(lengths * (self._target_items(num_rows) / lengths.sum()))).astype(np.int32)
         stretches = -(-lengths // (shares * turn)) * turn
         num_items = -(-lengths // stretches)
-        ends = num_items.cumsum()
-        total = int(ends[-1])
+        total = int(num_items.sum())
         # Rounded shares are at most one more than the exact ones for each row.
         assert total <= self._max_items(num_rows)
 
         host = torch.empty(self.plan_size(num_rows, len(tables)), dtype=torch.int32, pin_memory=True)
         plan = host.numpy()
-        head, rest = np.split(plan, [1 + 3 * num_rows])
-        head[0] = total
-        head[1:] = np.concatenate((lengths - 1, stretches, starts))
-        max_items = self._max_items(num_rows)
-        rest[:total] = np.repeat(np.arange(num_rows), num_items)
-        rest[max_items : max_items + total] = np.arange(total) - np.repeat(ends - num_items, num_items)
-        rest[2 * max_items :] = tables
+        plan[0] = total
+        rows = np.repeat(np.arange(num_rows), num_items)
+        numbers = np.arange(total) - np.repeat(num_items.cumsum() - num_items, num_items)
+        begins = numbers * stretches[rows]
+        ends = np.minimum(begins + stretches[rows], lengths[rows])
+        columns = (rows, begins, ends, lengths[rows], np.array(starts)[rows], numbers, num_items[rows])
+        items = plan[HEAD_SIZE : HEAD_SIZE + total * ITEM_SIZE].reshape(total, ITEM_SIZE)
+        for place, column in enumerate(columns):
+            items[:, place] = column
+        plan[self._positions(num_rows)] = lengths - 1
+        plan[self._positions(num_rows).stop :] = tables
         return host
 
     def launch(
@@ -131,8 +142,19 @@ class PagedDecode:
         )
         return out
 
+    def _positions(self, num_rows: int) -> slice:
+        begin = HEAD_SIZE + ITEM_SIZE * self._max_items(num_rows)
+        return slice(begin, begin + num_rows)
+
+    def _target_items(self, num_rows: int) -> int:
+        """About as many items as sequences are cut into, all together: one wave; or where there are more sequences than
+        that, so many for each that the last wave is as full as can be."""
+        if num_rows <= self._wave:
+            return self._wave
+        return num_rows * min(NUM_CUTS, key=lambda cuts: -(-num_rows * cuts // self._wave) / cuts)
+
     def _max_items(self, num_rows: int) -> int:
-        return num_rows + self._target_items
+        return num_rows + self._target_items(num_rows)
 
     def _num_warps(self, num_rows: int) -> int:
         return WARPS_OF_FEW if 4 * num_rows * self._layout.num_kv_heads <= self._num_sms else WARPS
@@ -161,7 +183,7 @@ class GraphedPagedDecode(GraphedAttention):
         self._decode = decode
         self._batch_size = batch_size
         self._plan = plan_memory
-        self.positions = plan_memory[1 : 1 + batch_size]
+        self.positions = decode.positions(plan_memory, batch_size)
 
     def plan(self, sequences: SequenceOf[Sequence]) -> None:
         host = self._decode.plan(sequences, self._batch_size)

@@ -111,20 +111,14 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) paged_decode(
     __shared__ float warp_out[WARPS][GROUP][HEAD_DIM];
     __shared__ bool is_last;
 
-    const int num_items = plan[0];
-    const int* positions = plan + 1;
-    const int* stretches = positions + num_rows;
-    const int* table_starts = stretches + num_rows;
-    const int* item_rows = table_starts + num_rows;
-    const int* item_numbers = item_rows + max_items;
-    const int* tables = item_numbers + max_items;
     const int item = blockIdx.x, kv_head = blockIdx.y;
-    if (item >= num_items) return;
-    const int row = item_rows[item], number_in_row = item_numbers[item], length = positions[row] + 1;
-    const int* table = tables + table_starts[row];
-    const int stretch = stretches[row];
-    const int begin = number_in_row * stretch, end = min(begin + stretch, length);
-    const int num_parts = (length + stretch - 1) / stretch;
+    if (item >= plan[0]) return;
+    // Its row, the tokens from begin to end of it, all the row's tokens, where its page table is among the tables, which
+    // of the row's items it is, and of how many.
+    const int4 *items = reinterpret_cast<const int4*>(plan + 4), what = items[item * 2], which = items[item * 2 + 1];
+    const int row = what.x, begin = what.y, end = what.z, length = what.w;
+    const int number_in_row = which.y, num_parts = which.z;
+    const int* table = plan + 4 + max_items * 8 + num_rows + which.x;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / 4, part = lane % 4;
     const int half_page = PAGE_SIZE * NUM_KV * HEAD_DIM;
 
@@ -240,9 +234,9 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) paged_decode(
                 output[0] *= shrink;
                 output[1] *= shrink;
                 // Dimension i of the thread's 8, of two tokens side by side.
-                const unsigned int which = i % 2 ? 0x7632 : 0x5410;
-                const unsigned int b0 = __byte_perm(values[0][s].v[i / 2], values[1][s].v[i / 2], which);
-                const unsigned int b1 = __byte_perm(values[2][s].v[i / 2], values[3][s].v[i / 2], which);
+                const unsigned int halves = i % 2 ? 0x7632 : 0x5410;
+                const unsigned int b0 = __byte_perm(values[0][s].v[i / 2], values[1][s].v[i / 2], halves);
+                const unsigned int b1 = __byte_perm(values[2][s].v[i / 2], values[3][s].v[i / 2], halves);
                 multiply(output, a0, a2, b0, b1);
             }
         if (next < end) ask_values(next);

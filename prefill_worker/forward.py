@@ -1,0 +1,43 @@
+"""One prefill forward, from its launch until its results are known."""
+
+from collections.abc import Sequence as SequenceOf
+
+from tandem.engine.base import EngineBase
+from tandem.engine.batch import Batch
+from tandem.worker.base import PrefillJob
+
+
+class LaunchedForward:
+    """A forward that the device is running, or will run behind the one before.
+
+    From the launch on, sequences are as they will be when it is done: whatever is launched later finds its KV in the
+    pages. What a job has to show (`computed_len`, its first token) comes with `collect`.
+
+    Attributes:
+        jobs: in the order of the batch; also those that have ended since.
+        output: of the forward; until it is done, the pages of all these jobs are in use.
+    """
+
+    def __init__(self, engine: EngineBase, jobs: SequenceOf[PrefillJob]) -> None:
+        """Launches it. Args: jobs: their sequences extended by what is to be computed of each."""
+        self.jobs = jobs
+        sequences = [job.sequence for job in jobs]
+        self.output = engine.forward(Batch("prefill", sequences))
+        # Remembered: when this forward is collected, the next chunk of a sequence may have been launched.
+        self._ends = [(sequence.device_len, sequence.needs_logits) for sequence in sequences]
+        for sequence in sequences:
+            sequence.complete_extend()
+
+    def collect(self) -> list[PrefillJob]:
+        """Waits for the forward and tells each job what is computed of it; returns the jobs that have not ended."""
+        going_on: list[PrefillJob] = []
+        sampled = zip(self.output.token_ids(), self.output.logprobs(), strict=True)
+        for job, (computed_len, needs_logits) in zip(self.jobs, self._ends, strict=True):
+            first = next(sampled) if needs_logits else None
+            if job.handle is None:
+                continue
+            job.computed_len = computed_len
+            if first is not None:
+                job.take_first(*first)
+            going_on.append(job)
+        return going_on

@@ -1,0 +1,316 @@
+"""Prefill forwards that overlap: the next one is launched before the one before is waited for. Nobody must be able to
+tell from tokens or messages, no page may be shipped before it is computed, and none may go to somebody else while a
+forward that was launched with it can still run."""
+
+from typing import Any
+
+import pytest
+
+from decode_worker.scheduler import DecodeScheduler
+from prefill_worker.policies.registry import make_policy
+from prefill_worker.scheduler import PrefillScheduler
+from tandem.config import DecodeConfig, PrefillConfig
+from tandem.engine.kvcache.cache_manager import CacheManager
+from tandem.messages import Admit, Failed, FirstToken, Prefill, PrefillDeferred, Tokens, WorkerMessage
+from tandem.sampling_params import SamplingParams
+from tandem.worker.combined import CombinedScheduler, LocalHandover
+from tandem.worker.events import FromRouter, RouterLost
+from tests.fakes.clock import FakeClock
+from tests.fakes.engine import FakeEngine, expected_tokens
+from tests.fakes.workers import ListOutbox, WorkerPair
+
+CHUNK_SIZE = 8
+PROMPT = list(range(30))
+
+
+def make_pair(*, overlap: bool = True, min_shared_tokens: int = 4, num_pages: int = 128, **kwargs: Any) -> WorkerPair:
+    config = PrefillConfig(CHUNK_SIZE, min_shared_tokens=min_shared_tokens, overlap=overlap)
+    prefill = {"config": config, "num_pages": num_pages, "asynchronous": True}
+    return WorkerPair(prefill=prefill, **{"num_pages": 512, **kwargs})
+
+
+def without_times(message: WorkerMessage) -> tuple[Any, ...]:
+    assert isinstance(message, FirstToken)
+    return (
+        message.request_id,
+        message.index,
+        message.token_id,
+        message.finish_reason,
+        message.cached_len,
+        message.num_pages_computed,
+        message.logprobs,
+    )
+
+
+WORKLOADS: dict[str, dict[str, list[int]]] = {
+    "chunks": {"a": PROMPT},
+    "one chunk": {"a": PROMPT[:3]},
+    "whole pages": {"a": PROMPT[:16]},
+    "several": {f"r{i}": list(range(100 * i, 100 * i + n)) for i, n in enumerate((3, 8, 17, 1, 40, 7))},
+    "shared": {f"r{i}": [*PROMPT[: 5 * i], 500 + i] for i in range(6)},
+    "the same": {f"r{i}": PROMPT for i in range(4)},
+}
+
+
+@pytest.mark.parametrize("min_shared_tokens", [4, 1000])
+@pytest.mark.parametrize("workload", WORKLOADS)
+def test_tokens_and_messages_are_those_of_the_plain_loop(workload: str, min_shared_tokens: int) -> None:
+    prompts = WORKLOADS[workload]
+    pairs = [make_pair(overlap=overlap, min_shared_tokens=min_shared_tokens) for overlap in (False, True)]
+    for pair in pairs:
+        for name, prompt in prompts.items():
+            pair.submit(name, prompt, num_logprobs=0)
+        while pair.turn():
+            pair.check()
+        pair.check_idle()
+        for name, prompt in prompts.items():
+            assert pair.output(name) == expected_tokens(prompt, 5)
+    plain, overlapped = pairs
+    assert [without_times(m) for m in overlapped.p.outbox.of(FirstToken)] == [
+        without_times(m) for m in plain.p.outbox.of(FirstToken)
+    ]
+    assert overlapped.p.engine.batches == plain.p.engine.batches
+    if min_shared_tokens == 4:
+        # Else it depends on when the decode worker gets the pages that several compute.
+        assert overlapped.p.handover.shipped == plain.p.handover.shipped
+    for prompt in prompts.values():
+        assert len(overlapped.p.cache.peek(prompt)) == len(prompt) // 4
+
+
+def test_a_forward_is_launched_before_the_one_before_has_run() -> None:
+    pair = make_pair()
+    seen = []
+    run_next = pair.p.engine.run_next
+    pair.p.engine.run_next = lambda: (seen.append(pair.p.engine.num_launched), run_next())  # type: ignore[method-assign]
+    pair.submit("a", PROMPT)
+    pair.run()
+    assert seen == [2, 2, 2, 1]
+
+
+def test_without_overlap_no_forward_is_left_in_flight() -> None:
+    pair = make_pair(overlap=False)
+    pair.submit("a", PROMPT)
+    while pair.turn():
+        assert pair.p.engine.num_launched == 0
+    assert pair.output("a") == expected_tokens(PROMPT, 5)
+
+
+def test_one_forward_at_most_is_left_in_flight_and_none_at_rest() -> None:
+    pair = make_pair()
+    for i in range(3):
+        pair.submit(f"r{i}", [i, *PROMPT])
+    while pair.turn():
+        assert pair.p.engine.num_launched <= 1
+    assert pair.p.engine.num_launched == 0 and pair.p.scheduler.step() is False
+
+
+def test_what_has_been_said_does_not_wait_for_the_device() -> None:
+    """A lease request leaves before any forward is waited for, its own or the one that was launched before it."""
+    pair = make_pair()
+    unsent_at_run: list[int] = []
+    num_flushed = 0
+
+    def flush() -> None:
+        nonlocal num_flushed
+        num_flushed = len(pair.p.outbox.link)
+
+    run_next = pair.p.engine.run_next
+
+    def run() -> None:
+        unsent_at_run.append(len(pair.p.outbox.link) - num_flushed)
+        run_next()
+
+    pair.p.outbox.flush = flush  # type: ignore[method-assign]
+    pair.p.engine.run_next = run  # type: ignore[method-assign]
+    pair.submit("a", PROMPT[:8])
+    pair.p.scheduler.step()
+    pair.submit("b", [9, *PROMPT[:8]])
+    pair.p.scheduler.step()
+    pair.p.scheduler.step()
+    assert unsent_at_run == [0, 0]
+
+
+def test_a_page_is_shipped_when_it_is_computed_and_not_when_it_is_launched() -> None:
+    pair = make_pair()
+    pair.submit("a", PROMPT)
+    pair.p.scheduler.step()
+    pair.deliver()
+    pair.d.scheduler.step()
+    pair.deliver()  # the grant arrives while the first chunk is in flight
+
+    def num_shipped() -> int:
+        (shipped,) = pair.p.handover.shipped
+        return shipped.num_pages
+
+    shipped = [num_shipped()]
+    for _ in range(4):
+        assert pair.p.engine.num_launched == 1
+        pair.p.scheduler.step()
+        shipped.append(num_shipped())
+    # The last chunk is in flight for a step without a launch.
+    assert shipped == [0, 2, 4, 6, 8]
+    pair.run()
+    assert pair.output("a") == expected_tokens(PROMPT, 5)
+
+
+def test_who_comes_finds_pages_in_flight_and_ships_them_when_they_are_computed() -> None:
+    pair = make_pair()
+    pair.submit("a", PROMPT[:8])
+    pair.p.scheduler.step()
+    assert pair.p.engine.num_launched == 1
+    pair.submit("b", [*PROMPT[:8], 500])
+    pair.run()
+    # Its own token alone, in a forward behind.
+    assert [lens for _, lens in pair.p.engine.batches] == [[8], [1]]
+    assert pair.output("b") == expected_tokens([*PROMPT[:8], 500], 5)
+    pair.check_idle()
+
+
+@pytest.mark.parametrize("num_steps", [1, 2, 3, 4])
+@pytest.mark.parametrize("how", ["abort", "router lost", "link lost"])
+def test_a_job_that_ends_in_flight_keeps_its_pages_until_its_forward_is_done(num_steps: int, how: str) -> None:
+    pair = make_pair(num_pages=8)
+    pair.submit("a", PROMPT)
+    for _ in range(num_steps):
+        pair.turn()
+    assert pair.p.engine.num_launched == 1
+    if how == "abort":
+        pair.abort("a")
+    elif how == "router lost":
+        for side in (pair.p, pair.d):
+            side.scheduler.receive(RouterLost())
+    else:
+        pair.cut_link()
+        pair.open_link()
+        pair.p.scheduler._settle_handovers()
+        pair.abort("a")
+    pair.check()
+    stats = pair.p.scheduler.stats()
+    assert (stats.num_running, stats.num_locked_pages) == (0, 8)
+    # Nobody gets these pages yet, and what they were launched for is dropped.
+    other = list(range(100, 130))
+    pair.submit("b", other)
+    pair.p.scheduler._start_jobs()
+    assert pair.p.scheduler.stats().num_queued == 1
+    pair.run()
+    assert pair.output("b") == expected_tokens(other, 5)
+    assert [m.request_id for m in pair.p.outbox.of(FirstToken)] == ["b"]
+    assert bool(pair.p.outbox.of(Failed)) == (how == "link lost")
+    pair.check_idle()
+
+
+@pytest.mark.parametrize("num_steps", [1, 2, 3, 4])
+def test_what_an_aborted_job_had_launched_is_found_again_right_as_it_is(num_steps: int) -> None:
+    pair = make_pair()
+    pair.submit("a", PROMPT)
+    for _ in range(num_steps):
+        pair.turn()
+    pair.abort("a")
+    pair.submit("again", PROMPT)
+    pair.run()
+    assert pair.output("again") == expected_tokens(PROMPT, 5)
+    # Only the last page, which is not full, is computed twice.
+    assert pair.p.engine.counters.prompt_tokens_computed == (32 if num_steps == 4 else 30)
+    pair.check_idle()
+
+
+def test_duplicates_are_not_reused_before_the_forward_that_writes_them_is_done() -> None:
+    pair = make_pair(min_shared_tokens=1000, num_pages=4)
+    for name in ("a", "b"):
+        pair.submit(name, PROMPT[:4], max_tokens=1)
+    pair.p.scheduler.step()
+    # A page is in the tree, its duplicate at the gate.
+    assert (pair.p.engine.num_launched, pair.p.cache.num_free_pages) == (1, 2)
+    assert pair.p.engine.pages_in_use & set(pair.p.cache._allocator.free_pages()) == set()
+    pair.check()
+    pair.run()
+    assert [m.token_id for m in pair.p.outbox.of(FirstToken)] == expected_tokens(PROMPT[:4], 1) * 2
+    pair.check_idle()
+
+
+def test_who_finds_no_pages_waits_for_those_of_a_forward_in_flight() -> None:
+    pair = make_pair(num_pages=9)
+    prompts = {name: list(range(100 * i, 100 * i + 20)) for i, name in enumerate("abcd")}
+    for name, prompt in prompts.items():
+        pair.submit(name, prompt)
+    while pair.turn():
+        pair.check()
+    assert [m.request_id for m in pair.p.outbox.of(FirstToken)] == list(prompts)
+    for name, prompt in prompts.items():
+        assert pair.output(name) == expected_tokens(prompt, 5)
+    pair.check_idle()
+
+
+def test_who_waits_too_long_for_room_goes_back_to_the_router_beside_a_forward_in_flight() -> None:
+    pair = make_pair(num_pages=64)
+    # Nothing is delivered to the decode worker, so nothing is granted.
+    pair.submit("waits", PROMPT[:8])
+    pair.p.scheduler.step()
+    pair.p.scheduler.step()
+    assert [m.request_id for m in pair.p.outbox.of(FirstToken)] == ["waits"]
+    deadline = pair.p.scheduler.next_deadline()
+    assert deadline is not None
+    pair.submit("b", [9, *PROMPT])
+    pair.p.scheduler.step()
+    pair.clock.now = deadline
+    assert pair.p.engine.num_launched == 1
+    pair.p.scheduler.step()
+    assert pair.p.outbox.of(PrefillDeferred) == [PrefillDeferred("waits", 0)]
+    pair.check()
+    while pair.p.engine.num_launched:
+        pair.p.scheduler.step()
+    assert [m.token_id for m in pair.p.outbox.of(FirstToken)][1:] == expected_tokens([9, *PROMPT], 1)
+
+
+# --- role both ---
+
+
+class Both:
+    """One worker for both phases, whose prefills overlap."""
+
+    def __init__(self, max_tokens: int) -> None:
+        clock, self.outbox = FakeClock(), ListOutbox()
+        self.engine, cache = FakeEngine(64, 4, asynchronous=True), CacheManager(64, 4)
+        decode = DecodeScheduler(self.engine, cache, self.outbox, DecodeConfig(), clock)
+        config = PrefillConfig(CHUNK_SIZE, min_shared_tokens=4)
+        policy = make_policy(config.policy)
+        prefill = PrefillScheduler(self.engine, cache, LocalHandover(decode), self.outbox, config, policy, clock)
+        self.scheduler = CombinedScheduler(prefill, decode)
+        self._sampling = SamplingParams(max_tokens)
+
+    def submit(self, name: str, prompt: list[int]) -> None:
+        self.scheduler.receive(FromRouter(Admit(name, 0, tuple(prompt), (), self._sampling, 60.0)))
+        self.scheduler.receive(FromRouter(Prefill(name, 0, tuple(prompt), (), self._sampling, "both")))
+
+    def run(self) -> None:
+        while self.scheduler.step():
+            assert self.scheduler.check_integrity() == ""
+        assert self.engine.num_launched == 0
+
+    def output(self, name: str) -> list[int]:
+        events = [e for m in self.outbox.of(Tokens) for e in m.events if e.request_id == name]
+        return [token_id for e in events for token_id in e.token_ids]
+
+
+def test_prefills_of_one_worker_for_both_phases_overlap_while_nothing_is_decoded() -> None:
+    both = Both(max_tokens=3)
+    both.submit("a", PROMPT)
+    for num_forwards in range(1, 5):
+        both.scheduler.step()
+        assert (len(both.engine.batches), both.engine.num_launched) == (num_forwards, 1)
+    both.run()
+    assert both.output("a") == expected_tokens(PROMPT, 3)
+
+
+def test_a_prompt_computed_while_others_are_decoded_is_decoded_with_them_at_once() -> None:
+    both = Both(max_tokens=6)
+    both.submit("a", PROMPT[:8])
+    while not both.output("a"):
+        both.scheduler.step()
+    both.submit("b", [9, *PROMPT[:7]])
+    both.submit("c", [10, *PROMPT])
+    num_before = len(both.engine.batches)
+    both.run()
+    assert both.engine.batches[num_before : num_before + 2] == [("prefill", [8]), ("decode", [1, 1])]
+    for name, prompt in (("a", PROMPT[:8]), ("b", [9, *PROMPT[:7]]), ("c", [10, *PROMPT])):
+        assert both.output(name) == expected_tokens(prompt, 6)
