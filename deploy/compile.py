@@ -82,14 +82,15 @@ def run_configuration(
 
     on_progress("device and model")
     model = ModelConfig.from_dir(model_dir)
-    warmer = Warmer(model, config.chunk_size, config.max_batch_size)
+    max_model_len = config.max_model_len or model.max_position_embeddings
+    sizes = config.worker("compile", "both", config.engine(str(model_dir)), "", max_model_len).engine
+    warmer = Warmer(model, sizes.max_chunk_tokens, sizes.max_batch_size)
     engine_config = replace(
         config.engine(str(model_dir)),
         load_format="dummy",
         num_pages=warmer.num_pages(config.page_size),
         cuda_graph_max_bs=max_graph,
     )
-    max_model_len = config.max_model_len or model.max_position_embeddings
     worker_config = config.worker("compile", "both", engine_config, "", max_model_len)
     engine = build_engine(worker_config.engine, "compile", on_progress)
     try:

@@ -4,7 +4,7 @@ Nothing here imports torch: the command line reads this too.
 """
 
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from tandem.config import (
     DTYPES,
@@ -22,8 +22,19 @@ from tandem.config import (
     require_positive,
 )
 
-# Pages in the pool of a worker on a CPU that is not told how many.
-DEFAULT_CPU_PAGES = 1024
+
+class DeviceDefaults(NamedTuple):
+    """What a worker does that is not told. Attributes: num_pages: 0: as many as fit."""
+
+    dtype: str
+    num_pages: int
+    chunk_size: int
+    max_batch_size: int
+
+
+CPU_DEFAULTS = DeviceDefaults("float32", num_pages=1024, chunk_size=512, max_batch_size=64)
+# A GPU computes thousands of prompt tokens in the time of a few hundred; prompts that long fill its matrix units.
+GPU_DEFAULTS = DeviceDefaults("bfloat16", num_pages=0, chunk_size=8192, max_batch_size=256)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +47,9 @@ class ClusterConfig:
         num_prefill, num_decode, num_both: workers of each role.
         max_model_len: prompt and output tokens together; 0 takes the model's own limit, or what a pool of num_pages
             holds if that is less.
-        dtype: of weights and KV pages; "auto" is bfloat16 on a GPU, float32 on a CPU.
-        num_pages: pages in each worker's pool; 0: DEFAULT_CPU_PAGES on a CPU, on a GPU as many as mem_fraction_static
-            leaves room for.
+        dtype: of weights and KV pages; "auto" depends on the device, as do the next three if they are 0.
+        num_pages: pages in each worker's pool; on a GPU 0 is as many as mem_fraction_static leaves room for.
+        chunk_size, max_batch_size: as in PrefillConfig and DecodeConfig.
         attention_backend, cuda_graph_max_bs, mem_fraction_static: as in EngineConfig.
         disable_overlap_schedule: forwards of a phase follow one another, as on a CPU.
         schedule: the prefill workers' policy.
@@ -65,8 +76,8 @@ class ClusterConfig:
     num_threads: int = 0
     attention_backend: str = "auto"
     cuda_graph_max_bs: int = 256
-    chunk_size: int = 512
-    max_batch_size: int = 64
+    chunk_size: int = 0
+    max_batch_size: int = 0
     disable_overlap_schedule: bool = False
     schedule: str = "fcfs"
     eviction: str = "lru"
@@ -88,10 +99,10 @@ class ClusterConfig:
     log_dir: str = ""
 
     def __post_init__(self) -> None:
-        counts = ("num_prefill", "num_decode", "num_both", "num_pages", "max_model_len", "num_threads")
-        for name in (*counts, "drain_timeout_s"):
+        counts = ("num_prefill", "num_decode", "num_both", "num_pages", "chunk_size", "max_batch_size")
+        for name in (*counts, "max_model_len", "num_threads", "drain_timeout_s"):
             require(getattr(self, name) >= 0, f"{name} must not be negative, but is {getattr(self, name)}")
-        require_positive(self, "page_size", "chunk_size", "max_batch_size")
+        require_positive(self, "page_size")
         require_one_of(self, "dtype", ("auto", *DTYPES))
         require(
             not self.grpc_port or self.grpc_port != self.http_port,
@@ -114,21 +125,23 @@ class ClusterConfig:
         self.worker("unresolved", "both", self.engine("unresolved"), "", 1)
 
     def engine(self, model_dir: str, num_threads: int = 0) -> EngineConfig:
-        """What each worker's engine is told; what depends on the device and was left open is decided here."""
-        is_cpu = self.device == "cpu"
-        automatic_dtype = "float32" if is_cpu else "bfloat16"
+        """What each worker's engine is told."""
         return EngineConfig(
             model_dir=model_dir,
             load_format=self.load_format,
             device=self.device,
-            dtype=automatic_dtype if self.dtype == "auto" else self.dtype,
+            dtype=self._device_defaults.dtype if self.dtype == "auto" else self.dtype,
             page_size=self.page_size,
-            num_pages=self.num_pages or (DEFAULT_CPU_PAGES if is_cpu else 0),
+            num_pages=self.num_pages or self._device_defaults.num_pages,
             num_threads=self.num_threads or num_threads,
             attention_backend=self.attention_backend,
             cuda_graph_max_bs=self.cuda_graph_max_bs,
             mem_fraction_static=self.mem_fraction_static,
         )
+
+    @property
+    def _device_defaults(self) -> DeviceDefaults:
+        return CPU_DEFAULTS if self.device == "cpu" else GPU_DEFAULTS
 
     def router(self, model_dir: str, model_name: str, max_model_len: int, cluster_token: str = "") -> RouterConfig:
         """What the router is told."""
@@ -160,13 +173,15 @@ class ClusterConfig:
         cluster_token: str = "",
     ) -> WorkerConfig:
         """What one worker is told."""
-        max_batch_size = 0 if role == "prefill" else self.max_batch_size
+        chunk_size = self.chunk_size or self._device_defaults.chunk_size
+        max_batch_size = self.max_batch_size or self._device_defaults.max_batch_size
+        largest_step = 0 if role == "prefill" else max_batch_size
         engine = replace(
             engine,
             # Graphs are of decode steps.
-            cuda_graph_max_bs=min(engine.cuda_graph_max_bs, max_batch_size),
-            max_chunk_tokens=0 if role == "decode" else self.chunk_size,
-            max_batch_size=max_batch_size,
+            cuda_graph_max_bs=min(engine.cuda_graph_max_bs, largest_step),
+            max_chunk_tokens=0 if role == "decode" else chunk_size,
+            max_batch_size=largest_step,
             max_model_len=max_model_len,
         )
         return WorkerConfig(
@@ -175,8 +190,8 @@ class ClusterConfig:
             engine=engine,
             model_fingerprint=fingerprint,
             max_model_len=max_model_len,
-            prefill=PrefillConfig(self.chunk_size, self.schedule, overlap=not self.disable_overlap_schedule),
-            decode=DecodeConfig(max_batch_size=self.max_batch_size, overlap=not self.disable_overlap_schedule),
+            prefill=PrefillConfig(chunk_size, self.schedule, overlap=not self.disable_overlap_schedule),
+            decode=DecodeConfig(max_batch_size=max_batch_size, overlap=not self.disable_overlap_schedule),
             eviction=self.eviction,
             transports=TRANSPORTS if self.transport == "auto" else (self.transport,),
             cluster_token=cluster_token,

@@ -5,7 +5,7 @@ import math
 from dataclasses import dataclass, fields
 from typing import Any
 
-from tandem.cluster_config import DEFAULT_CPU_PAGES, ClusterConfig
+from tandem.cluster_config import CPU_DEFAULTS, GPU_DEFAULTS, ClusterConfig
 from tandem.config import (
     ATTENTION_BACKENDS,
     DEVICES,
@@ -135,7 +135,7 @@ OPTIONS = (
         "num-pages",
         "memory and scheduling",
         int,
-        f"pages in each worker's pool; 0: {DEFAULT_CPU_PAGES} on a CPU, as many as fit on a GPU",
+        f"pages in each worker's pool; 0: {CPU_DEFAULTS.num_pages} on a CPU, as many as fit on a GPU",
         "N",
     ),
     Option(
@@ -145,8 +145,22 @@ OPTIONS = (
         "share of a GPU's memory that weights, CUDA graphs and, without --num-pages, the pool may take together",
         "SHARE",
     ),
-    Option("chunk-size", "memory and scheduling", int, "prompt tokens in one prefill forward", "N"),
-    Option("max-batch-size", "memory and scheduling", int, "requests in one decode step", "N"),
+    Option(
+        "chunk-size",
+        "memory and scheduling",
+        int,
+        f"prompt tokens in one prefill forward; 0: {CPU_DEFAULTS.chunk_size} on a CPU, {GPU_DEFAULTS.chunk_size} on a "
+        "GPU",
+        "N",
+    ),
+    Option(
+        "max-batch-size",
+        "memory and scheduling",
+        int,
+        f"requests in one decode step; 0: {CPU_DEFAULTS.max_batch_size} on a CPU, {GPU_DEFAULTS.max_batch_size} on a "
+        "GPU",
+        "N",
+    ),
     Option(
         "disable-overlap-schedule",
         "memory and scheduling",

@@ -55,6 +55,10 @@ def test_what_depends_on_the_device_is_decided_for_the_engine() -> None:
     assert (on_gpu.dtype, on_gpu.num_pages) == ("bfloat16", 0)
     chosen = ClusterConfig("m", device="cuda", dtype="float32", num_pages=7, mem_fraction_static=0.5).engine("m")
     assert (chosen.dtype, chosen.num_pages, chosen.mem_fraction_static) == ("float32", 7, 0.5)
+    for device, expected in (("cpu", (512, 64)), ("cuda", (8192, 256))):
+        config = ClusterConfig("m", device=device)
+        worker = config.worker("w", "both", config.engine("m"), "f", 500)
+        assert (worker.prefill.chunk_size, worker.decode.max_batch_size) == expected
 
 
 @pytest.mark.parametrize(
@@ -72,7 +76,7 @@ def test_an_engine_knows_its_largest_forwards(role: Role, chunk: int, batch: int
     [
         (["--model", "m", "--page-size", "0"], "--page-size must be above 0"),
         (["--model", "m", "--prefill", "1", "--decode", "0"], "both kinds are needed"),
-        (["--model", "m", "--chunk-size", "-5"], "--chunk-size must be above 0"),
+        (["--model", "m", "--chunk-size", "-5"], "--chunk-size must not be negative"),
         (["--model", "m", "--dtype", "int4"], "invalid choice: 'int4'"),
         ([], "which model? give --model"),
     ],

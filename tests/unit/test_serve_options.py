@@ -108,7 +108,7 @@ def test_a_flag_goes_before_the_file_and_the_file_before_the_default(tmp_path: P
     )
     config = read("--config", file, "--num-pages", "32", "--api-key", "a", "--api-key", "b")
     assert (config.model, config.page_size, config.num_pages) == ("from-file", 8, 32)
-    assert (config.chunk_size, config.request_timeout_s) == (512, 5.0)
+    assert (config.schedule, config.request_timeout_s) == ("fcfs", 5.0)
     assert config.api_keys == ("a", "b")
     assert read("--config", file, "--model", "flag").model == "flag"
     # A flag that says what the default is counts too.
@@ -211,7 +211,7 @@ def test_the_model_may_be_missing_in_one_place_but_not_in_both(
         (["--prefill", "-1"], "--prefill must not be negative, but is -1"),
         (["--num-pages", "-1"], "--num-pages must not be negative, but is -1"),
         (["--mem-fraction-static", "1"], "--mem-fraction-static must be between 0 and 1, not 1.0"),
-        (["--max-batch-size", "-1"], "--max-batch-size must be above 0, not -1"),
+        (["--max-batch-size", "-1"], "--max-batch-size must not be negative, but is -1"),
         (["--drain-timeout", "-1"], "--drain-timeout must not be negative"),
         (["--request-timeout", "0"], "--request-timeout must be above 0"),
         (["--prefill", "1", "--decode", "0"], "both kinds are needed, or neither"),
