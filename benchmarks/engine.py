@@ -26,8 +26,8 @@ from rich.table import Table
 
 from benchmarks.engine_limits import Limits, decode_floor, measure_limits, prefill_floor
 from benchmarks.engine_loop import PAGE_SIZE, Loop, add_engine_arguments, build_loop
-from deploy.phases import Phases
 from tandem.engine.models.config import ModelConfig
+from tandem.engine.phases import Phases
 
 PARTS = ("decode", "prefill", "workload", "startup", "sweep")
 NUM_RUNS = 3

@@ -16,10 +16,10 @@ from rich.console import Console
 from rich.table import Table
 
 from deploy.local_worker import Counts, LocalWorker
-from deploy.phases import Phases
 from deploy.progress import StartProgress
 from tandem.cluster_config import ClusterConfig
 from tandem.engine.models.config import ModelConfig
+from tandem.engine.phases import Phases
 from tandem.engine.weights.resolve import resolve_model
 from tandem.sampling_params import SamplingParams
 

@@ -1,8 +1,6 @@
 """Makes an engine as it is configured: the model with its weights, its pool and its attention backend."""
 
-import itertools
 import logging
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +18,7 @@ from tandem.engine.kvcache.sizing import GIB, DeviceMemory, choose_num_pages
 from tandem.engine.models.base import Model
 from tandem.engine.models.config import ModelConfig
 from tandem.engine.models.registry import build_model
+from tandem.engine.phases import Phases
 from tandem.engine.weights.loader import load_weights
 
 if TYPE_CHECKING:
@@ -57,37 +56,28 @@ def build_engine(config: EngineConfig, pool_name: str, on_progress: Callable[[st
         head_dim=model_config.head_dim,
         dtype=config.dtype,
     )
-    phases = _Phases(on_progress)
+    phases = Phases()
+
+    def tell(doing: str) -> None:
+        phases.begin(doing)
+        on_progress(doing)
+
     if device.type == "cpu":
-        model = _load_model(config, model_config, device, phases)
-        phases("allocating pages")
+        model = _load_model(config, model_config, device, tell)
+        tell("allocating pages")
         engine = Engine(model, CpuKvPool(layout, config.num_pages, pool_name))
     else:
-        engine = _cuda_engine(config, model_config, layout, device, phases)
-    logger.info("engine ready: %s", phases.summary())
+        free_at_start = free_bytes()
+        try:
+            engine = _cuda_engine(config, model_config, layout, device, free_at_start, tell)
+        except torch.OutOfMemoryError as error:
+            raise ValueError(
+                f"the GPU's memory ran out while {phases.current}: {free_at_start / GIB:.1f} GiB were free at the "
+                "start; use a smaller model, a smaller --chunk-size or --max-batch-size, or end what else uses the GPU"
+            ) from error
+    phases.end()
+    logger.info("engine ready: %s", phases)
     return engine
-
-
-class _Phases:
-    """Passes progress on, and times the phases by what is told before the parentheses."""
-
-    def __init__(self, on_progress: Callable[[str], None]) -> None:
-        self._on_progress = on_progress
-        self._began: dict[str, float] = {}
-
-    def __call__(self, doing: str) -> None:
-        self._began.setdefault(doing.partition(" (")[0], time.monotonic())
-        self._on_progress(doing)
-
-    @property
-    def current(self) -> str:
-        return list(self._began)[-1]
-
-    def summary(self) -> str:
-        """How long each took until now."""
-        moments = [*self._began.values(), time.monotonic()]
-        durations = [end - begin for begin, end in itertools.pairwise(moments)]
-        return ", ".join(f"{name} {took:.1f} s" for name, took in zip(self._began, durations, strict=True))
 
 
 def _device(name: str) -> torch.device:
@@ -109,31 +99,30 @@ def _load_model(
 
 
 def _cuda_engine(
-    config: EngineConfig, model_config: ModelConfig, layout: PageLayout, device: torch.device, phases: _Phases
+    config: EngineConfig,
+    model_config: ModelConfig,
+    layout: PageLayout,
+    device: torch.device,
+    free_at_start: int,
+    on_progress: Callable[[str], None],
 ) -> Engine:
+    """Raises torch.OutOfMemoryError, and ValueError like build_engine."""
     # Imported here: a machine without CUDA has nothing to import.
     from tandem.engine.kvcache.cuda_pool import CudaKvPool
 
-    free_at_start = free_bytes()
-    try:
-        model = _load_model(config, model_config, device, phases)
-        phases("warming up")
-        memory = _measure(config, model, CudaKvPool(layout, 1, device), free_at_start)
-        phases("allocating pages")
-        num_pages = choose_num_pages(memory, layout, config.num_pages, config.mem_fraction_static, config.max_model_len)
-        pool = CudaKvPool(layout, num_pages, device)
-        attention = _attention(config, pool, model_config.num_q_heads)
-        graphs = None
-        if attention is not None and config.cuda_graph_max_bs:
-            # A sequence is no longer than the model allows, nor than the pool.
-            longest = config.max_model_len or model_config.max_position_embeddings
-            num_table_pages = layout.num_pages_for(min(longest, num_pages * layout.page_size))
-            graphs = DecodeGraphs(model, attention, device, config.cuda_graph_max_bs, num_table_pages, phases)
-    except torch.OutOfMemoryError as error:
-        raise ValueError(
-            f"the GPU's memory ran out while {phases.current}: {free_at_start / GIB:.1f} GiB were free at the start; "
-            "use a smaller model, a smaller --chunk-size or --max-batch-size, or end what else uses the GPU"
-        ) from error
+    model = _load_model(config, model_config, device, on_progress)
+    on_progress("warming up")
+    memory = _measure(config, model, CudaKvPool(layout, 1, device), free_at_start)
+    on_progress("allocating pages")
+    num_pages = choose_num_pages(memory, layout, config.num_pages, config.mem_fraction_static, config.max_model_len)
+    pool = CudaKvPool(layout, num_pages, device)
+    attention = _attention(config, pool, model_config.num_q_heads)
+    graphs = None
+    if attention is not None and config.cuda_graph_max_bs:
+        # A sequence is no longer than the model allows, nor than the pool.
+        longest = config.max_model_len or model_config.max_position_embeddings
+        num_table_pages = layout.num_pages_for(min(longest, num_pages * layout.page_size))
+        graphs = DecodeGraphs(model, attention, device, config.cuda_graph_max_bs, num_table_pages, on_progress)
     _log_memory(config, memory, num_pages, layout, free_at_start)
     return Engine(model, pool, attention, graphs)
 

@@ -8,10 +8,10 @@ import pytest
 from benchmarks.engine import EngineBenchmark, Result, Sizes, start_up_results
 from benchmarks.engine_limits import Limits, decode_floor, prefill_floor
 from benchmarks.engine_loop import Loop
-from deploy.phases import Phases
 from tandem.config import EngineConfig, WorkerConfig
 from tandem.engine.build import build_engine
 from tandem.engine.models.config import ModelConfig
+from tandem.engine.phases import Phases
 from tests.cluster.conftest import VOCAB_SIZE, save_tiny_model
 
 SIZES = Sizes(
