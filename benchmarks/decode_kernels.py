@@ -1,5 +1,5 @@
-"""What each kernel of a decode step's layer takes on one GPU, over the time that its bytes take at the copy bandwidth of
-the same run.
+"""What each operation of a decode step's layer takes on one GPU, over the time that its bytes take at the copy
+bandwidth of the same run.
 
 Each row is one operation of the layer (one kernel or more), run for every layer of the model one after the other in a
 CUDA graph, so that no matrix is in a cache when its turn comes: microseconds of one layer, median of several.
