@@ -1,20 +1,18 @@
 """What a prefill worker computes next: whole prompts in chunks, in the order of a policy."""
 
-import bisect
-import itertools
 import logging
 from collections.abc import Callable
 
 from prefill_worker.forward import LaunchedForward
 from prefill_worker.policies.base import PrefillPolicy
 from prefill_worker.queue import PagesInWork, QueuedRequest
+from prefill_worker.waiting import WaitingRequests
 from tandem.config import PrefillConfig
 from tandem.engine.base import EngineBase
 from tandem.engine.kvcache.cache_manager import CacheManager, PageHandle
 from tandem.engine.request import Sequence
 from tandem.lifecycle import FIRST_TOKEN, PREFILL_STARTED, now_ns
 from tandem.messages import Abort, Failed, FirstToken, Moment, Prefill, PrefillDeferred, WorkerStats
-from tandem.prefix import prefix_identities
 from tandem.worker.base import Handover, Outbox, PhaseScheduler, PrefillJob
 from tandem.worker.events import Event, FromRouter, RouterLost
 
@@ -22,10 +20,6 @@ logger = logging.getLogger(__name__)
 
 # How soon to look again for copies that have completed.
 POLL_S = 0.001
-# How many of the oldest requests a policy looks at: its work at each step must not grow with the queue.
-POLICY_WINDOW = 128
-# How often a request may be overtaken by later ones of its priority before it goes first.
-MAX_OVERTAKEN = 64
 
 
 class PrefillScheduler(PhaseScheduler):
@@ -54,13 +48,10 @@ class PrefillScheduler(PhaseScheduler):
         self._handover = handover
         self._outbox = outbox
         self._config = config
-        self._policy = policy
         self._clock = clock
         self._overlaps = config.overlap and engine.is_asynchronous
         self._in_flight: LaunchedForward | None = None
-        # In order of age.
-        self._queue: list[QueuedRequest] = []
-        self._numbers = itertools.count()
+        self._waiting = WaitingRequests(cache, policy)
         self._in_work = PagesInWork()
         self._computing: list[PrefillJob] = []
         # Prefill done, not handed over yet; with the time at which waiting ends.
@@ -74,11 +65,11 @@ class PrefillScheduler(PhaseScheduler):
     def receive(self, event: Event) -> None:
         if isinstance(event, FromRouter):
             if isinstance(event.message, Prefill):
-                self._enqueue(event.message)
+                self._waiting.add(event.message)
             elif isinstance(event.message, Abort):
                 self._abort(event.message.request_id, event.message.attempt)
         elif isinstance(event, RouterLost):
-            self._queue.clear()
+            self._waiting.clear()
             for job in self._jobs():
                 self._end(job, reported=False)
         self._handover.receive(event)
@@ -111,7 +102,7 @@ class PrefillScheduler(PhaseScheduler):
 
     def stats(self) -> WorkerStats:
         return WorkerStats(
-            num_queued=len(self._queue),
+            num_queued=len(self._waiting),
             num_running=self.num_running,
             num_total_pages=self._cache.num_pages,
             num_free_pages=self._cache.num_free_pages,
@@ -142,23 +133,17 @@ class PrefillScheduler(PhaseScheduler):
                 self._end(job, reported=True)
                 self._outbox.to_router(PrefillDeferred(*job.key))
 
-    def _enqueue(self, request: Prefill) -> None:
-        token_ids = [*request.prompt_ids, *request.output_ids]
-        prefix_ids = prefix_identities(token_ids, self._cache.page_size, request.cache_namespace)
-        queued = QueuedRequest(request, next(self._numbers), token_ids, prefix_ids)
-        bisect.insort(self._queue, queued, key=lambda q: q.age_key)
-
     def _start_jobs(self) -> None:
         """Locks pages for queued requests as long as the next forward has tokens to spare."""
         budget = self._config.chunk_size - sum(job.sequence.remaining_len for job in self._computing)
-        if budget <= 0 or not self._queue:
+        if budget <= 0 or not self._waiting:
             return
-        for queued in self._start_order():
+        for queued in self._waiting.start_order():
             if budget <= 0:
                 break
             request = queued.request
             if refusal := self._handover.refusal(request):
-                self._queue.remove(queued)
+                self._waiting.remove(queued)
                 self._outbox.to_router(Failed(*queued.key, refusal, retryable=True))
                 continue
             if self._must_wait_for_prefix(queued):
@@ -176,17 +161,6 @@ class PrefillScheduler(PhaseScheduler):
                 break
             budget -= self._start(queued, handle)
 
-    def _start_order(self) -> list[QueuedRequest]:
-        """The larger priority first; of one priority those overtaken too often, then as the policy says."""
-        ordered: list[QueuedRequest] = []
-        window = sorted(self._queue, key=lambda q: -q.request.priority)[:POLICY_WINDOW]
-        for _, group in itertools.groupby(window, key=lambda q: q.request.priority):
-            equals = list(group)
-            overtaken = [q for q in equals if q.num_overtaken >= MAX_OVERTAKEN]
-            others = [q for q in equals if q.num_overtaken < MAX_OVERTAKEN]
-            ordered += overtaken + self._policy.order(others, self._cache)
-        return ordered
-
     def _must_wait_for_prefix(self, queued: QueuedRequest) -> bool:
         """Whether a job is computing pages that this request needs next: it holds nothing until those are in the cache
         or the job has ended, and then computes only its own."""
@@ -197,12 +171,7 @@ class PrefillScheduler(PhaseScheduler):
     def _start(self, queued: QueuedRequest, handle: PageHandle) -> int:
         """Makes a job of a request that has its pages; returns the tokens to compute."""
         request = queued.request
-        self._queue.remove(queued)
-        for other in self._queue:
-            if other.age_key > queued.age_key:
-                break
-            if other.request.priority == request.priority:
-                other.num_overtaken += 1
+        self._waiting.start(queued)
         sequence = Sequence(
             queued.token_ids,
             len(request.prompt_ids),
@@ -267,7 +236,7 @@ class PrefillScheduler(PhaseScheduler):
             sum(job.sequence.extend_len for job in jobs),
             sum(cached_lens),
             self.num_running,
-            len(self._queue),
+            len(self._waiting),
         )
 
     def _finish_prefill(self, job: PrefillJob, first_token: int) -> None:
@@ -294,10 +263,8 @@ class PrefillScheduler(PhaseScheduler):
         )
 
     def _abort(self, request_id: str, attempt: int) -> None:
-        for queued in self._queue:
-            if queued.key == (request_id, attempt):
-                self._queue.remove(queued)
-                return
+        if self._waiting.abort(request_id, attempt):
+            return
         for job in self._jobs():
             if job.key == (request_id, attempt):
                 self._end(job, reported=True)

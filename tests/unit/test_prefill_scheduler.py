@@ -3,7 +3,7 @@
 import pytest
 
 from prefill_worker.policies.registry import make_policy
-from prefill_worker.scheduler import MAX_OVERTAKEN
+from prefill_worker.waiting import MAX_OVERTAKEN
 from tandem.config import PREFILL_POLICIES, PrefillConfig
 from tandem.messages import FirstToken
 from tests.fakes.engine import expected_tokens

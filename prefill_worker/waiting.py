@@ -1,0 +1,67 @@
+"""The requests that wait for prefill at one worker, and the order in which they may start."""
+
+import bisect
+import itertools
+
+from prefill_worker.policies.base import PrefillPolicy
+from prefill_worker.queue import QueuedRequest
+from tandem.engine.kvcache.cache_manager import CacheManager
+from tandem.messages import Prefill
+from tandem.prefix import prefix_identities
+
+# How many of the oldest requests a policy looks at: its work at each step must not grow with the queue.
+POLICY_WINDOW = 128
+# How often a request may be overtaken by later ones of its priority before it goes first.
+MAX_OVERTAKEN = 64
+
+
+class WaitingRequests:
+    """In order of age."""
+
+    def __init__(self, cache: CacheManager, policy: PrefillPolicy) -> None:
+        self._cache = cache
+        self._policy = policy
+        self._requests: list[QueuedRequest] = []
+        self._numbers = itertools.count()
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def add(self, request: Prefill) -> None:
+        token_ids = [*request.prompt_ids, *request.output_ids]
+        prefix_ids = prefix_identities(token_ids, self._cache.page_size, request.cache_namespace)
+        queued = QueuedRequest(request, next(self._numbers), token_ids, prefix_ids)
+        bisect.insort(self._requests, queued, key=lambda q: q.age_key)
+
+    def start_order(self) -> list[QueuedRequest]:
+        """The larger priority first; of one priority those overtaken too often, then as the policy says."""
+        ordered: list[QueuedRequest] = []
+        window = sorted(self._requests, key=lambda q: -q.request.priority)[:POLICY_WINDOW]
+        for _, group in itertools.groupby(window, key=lambda q: q.request.priority):
+            equals = list(group)
+            overtaken = [q for q in equals if q.num_overtaken >= MAX_OVERTAKEN]
+            others = [q for q in equals if q.num_overtaken < MAX_OVERTAKEN]
+            ordered += overtaken + self._policy.order(others, self._cache)
+        return ordered
+
+    def start(self, queued: QueuedRequest) -> None:
+        """It waits no more; older ones of its priority are overtaken."""
+        self._requests.remove(queued)
+        for other in self._requests:
+            if other.age_key > queued.age_key:
+                break
+            if other.request.priority == queued.request.priority:
+                other.num_overtaken += 1
+
+    def remove(self, queued: QueuedRequest) -> None:
+        self._requests.remove(queued)
+
+    def abort(self, request_id: str, attempt: int) -> bool:
+        """Forgets an attempt; returns whether it was waiting."""
+        found = next((q for q in self._requests if q.key == (request_id, attempt)), None)
+        if found is not None:
+            self._requests.remove(found)
+        return found is not None
+
+    def clear(self) -> None:
+        self._requests.clear()
