@@ -7,7 +7,7 @@ from prefill_worker.forward import LaunchedForward
 from prefill_worker.policies.base import PrefillPolicy
 from prefill_worker.queue import PagesInWork, QueuedRequest
 from prefill_worker.waiting import WaitingRequests
-from tandem.config import PrefillConfig
+from tandem.config import MAX_PREFILL_BATCH_SIZE, PrefillConfig
 from tandem.engine.base import EngineBase
 from tandem.engine.kvcache.cache_manager import CacheManager, PageHandle
 from tandem.engine.request import Sequence
@@ -195,8 +195,10 @@ class PrefillScheduler(PhaseScheduler):
     def _next_jobs(self) -> list[PrefillJob]:
         """The jobs of the next forward, extended by what it is to compute of each."""
         budget = self._config.chunk_size
-        jobs = []
+        jobs: list[PrefillJob] = []
         for job in self._computing:
+            if len(jobs) == MAX_PREFILL_BATCH_SIZE:
+                break
             # None are left of a job whose last chunk is in flight.
             num_tokens = min(budget, job.sequence.remaining_len)
             if num_tokens:

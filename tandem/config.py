@@ -12,6 +12,8 @@ ROLES: tuple[Role, ...] = ("prefill", "decode", "both")
 ATTENTION_BACKENDS = ("auto", "flashinfer", "triton", "reference")
 GPU_ATTENTION_BACKENDS = ("flashinfer", "triton")
 DTYPES = ("float32", "bfloat16")
+# Prompts whose chunks one prefill forward computes at most: what sampling their first tokens takes is bounded by it.
+MAX_PREFILL_BATCH_SIZE = 128
 LOG_LEVELS = ("debug", "info", "warning", "error")
 DEVICES = ("cpu", "cuda")
 EVICTION_POLICIES = ("lru", "lfu", "fifo", "mru", "priority")

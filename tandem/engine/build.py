@@ -134,6 +134,8 @@ def _attention(config: EngineConfig, pool: "CudaKvPool", num_q_heads: int) -> Gr
     from tandem.engine.attention.triton import TritonAttention
 
     has_kernels = pool.layout.dtype in DTYPES and pool.layout.head_dim in HEAD_DIMS
+    if config.attention_backend == "auto" and pool.layout.dtype in DTYPES and not has_kernels:
+        logger.warning("FlashInfer has no kernels for heads of %d: the reference backend is slow", pool.layout.head_dim)
     if config.attention_backend == "reference" or (config.attention_backend == "auto" and not has_kernels):
         return None
     if config.attention_backend == "triton":

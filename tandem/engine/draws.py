@@ -181,16 +181,19 @@ def _first_beyond(amounts: torch.Tensor, threshold: torch.Tensor) -> torch.Tenso
         amounts: (num_rows, columns) int64 or bool, none negative.
         threshold: (num_rows, 1) int64, less than the row's sum.
     """
-    padding = -amounts.shape[1] % PIECE_SIZE
+    num_columns = amounts.shape[1]
+    padding = -num_columns % PIECE_SIZE
     if padding:
         amounts = torch.nn.functional.pad(amounts, (0, padding))
     pieces = amounts.unflatten(1, (-1, PIECE_SIZE))
     sums = pieces.sum(dim=-1)
     ends = sums.cumsum(dim=-1)
-    piece = torch.searchsorted(ends, threshold, right=True)
+    # Rows that are no distribution, for a logit was not finite, must not lead out of memory: they draw what they draw.
+    piece = torch.searchsorted(ends, threshold, right=True).clamp_(max=ends.shape[1] - 1)
     rest = threshold - (ends - sums).gather(1, piece)
     within = pieces.gather(1, piece.unsqueeze(2).expand(-1, 1, PIECE_SIZE)).squeeze(1).cumsum(dim=-1)
-    return piece * PIECE_SIZE + torch.searchsorted(within, rest, right=True)
+    place = piece * PIECE_SIZE + torch.searchsorted(within, rest, right=True)
+    return place.clamp_(max=num_columns - 1)
 
 
 def _ints(values: Iterable[int]) -> np.ndarray:

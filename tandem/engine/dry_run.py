@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import torch
 
-from tandem.config import EngineConfig
+from tandem.config import MAX_PREFILL_BATCH_SIZE, EngineConfig
 from tandem.engine.batch import Batch
 from tandem.engine.engine import Engine
 from tandem.engine.graph_runner import graph_sizes
@@ -13,10 +13,11 @@ from tandem.engine.kvcache.sizing import DeviceMemory
 from tandem.engine.request import Sequence
 from tandem.sampling_params import MAX_LOGPROBS, SamplingParams
 
-# Prompts whose first tokens one prefill forward samples at most, as far as memory is kept for it.
-MAX_PREFILL_ROWS = 128
-# Graphs that are captured to see what one takes by itself.
-NUM_TRIAL_GRAPHS = 2
+# Graphs up to this batch size are captured to see what one takes by itself: of few sequences, which run kernels of our
+# own, and of more.
+TRIAL_BATCH_SIZE = 24
+# Prefills as small as these run other kernels than large ones: tokens of each, in as many prompts.
+SMALL_PREFILLS = (1, 8, 16, 64)
 
 _GREEDY = SamplingParams(max_tokens=1)
 # Whatever takes memory when a token is chosen.
@@ -35,7 +36,7 @@ def free_bytes() -> int:
 def measure_memory(
     engine: Engine, config: EngineConfig, free_at_start: int, capture: Callable[[int], object] | None
 ) -> DeviceMemory:
-    """Runs the largest prefill and the largest decode step that `config` allows, and captures two small graphs.
+    """Runs the largest prefill and the largest decode step that `config` allows, and captures a few small graphs.
 
     Args:
         engine: with its weights, on a pool that need not have more than one page: every page table names that one
@@ -48,6 +49,8 @@ def measure_memory(
     """
     forward = graphs = 0
     if config.max_chunk_tokens:
+        for num_tokens in SMALL_PREFILLS:
+            engine.forward(_prefill(num_tokens, engine.model.config.max_position_embeddings)).logprobs()
         forward = _peak_bytes(engine, _prefill(config.max_chunk_tokens, engine.model.config.max_position_embeddings))
     batch_size = max(config.max_batch_size, config.cuda_graph_max_bs)
     if batch_size:
@@ -57,7 +60,7 @@ def measure_memory(
         num_tokens = config.max_model_len or engine.model.config.max_position_embeddings
         page_tables = 4 * config.cuda_graph_max_bs * engine.pool.layout.num_pages_for(num_tokens)
         graphs = _peak_bytes(engine, _decode(config.cuda_graph_max_bs, _GREEDY)) + page_tables
-        trial_size = min(NUM_TRIAL_GRAPHS, config.cuda_graph_max_bs)
+        trial_size = min(TRIAL_BATCH_SIZE, config.cuda_graph_max_bs)
         before = free_bytes()
         captured = capture(trial_size)
         each = (before - free_bytes()) // len(graph_sizes(trial_size))
@@ -79,7 +82,7 @@ def _peak_bytes(engine: Engine, batch: Batch) -> int:
 
 def _prefill(num_tokens: int, max_position_embeddings: int) -> Batch:
     """Prompts of about equal lengths, as many as may come together."""
-    num_rows = max(min(MAX_PREFILL_ROWS, num_tokens), -(-num_tokens // max_position_embeddings))
+    num_rows = max(min(MAX_PREFILL_BATCH_SIZE, num_tokens), -(-num_tokens // max_position_embeddings))
     shortest, num_longer = divmod(num_tokens, num_rows)
     return Batch("prefill", [_sequence(shortest + (row < num_longer), 0, _SAMPLED) for row in range(num_rows)])
 

@@ -73,6 +73,8 @@ class DecodeGraphs:
         # so that the next step gathers its tokens from both at once.
         self._max_batch_size = max_batch_size
         self._tokens = torch.zeros(3 * max_batch_size, dtype=torch.int64, device=device)
+        # One stream for all: cuBLAS keeps a workspace for each that it has seen.
+        self._stream = torch.cuda.Stream(device)
         pool: Any = None
         # The largest first: the smaller ones find room in what it has taken.
         sizes = list(reversed(graph_sizes(max_batch_size)))
@@ -121,13 +123,12 @@ class DecodeGraphs:
             logits = self._model.forward(input_ids, attention.positions, attention, None, out=self._logits[:size])
             self._most_likely.find(logits, self._tokens[:size])
 
-        stream = torch.cuda.Stream(self._device)
-        stream.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(stream):
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._stream):
             for _ in range(NUM_WARMUPS):
                 step()
-        torch.cuda.current_stream(self._device).wait_stream(stream)
+        torch.cuda.current_stream(self._device).wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool):
+        with torch.cuda.graph(graph, pool=pool, stream=self._stream):
             step()
         return _Graph(graph, attention, input_ids, staged)

@@ -24,15 +24,17 @@ class GraphedDecode(AttentionBackend):
 
     def __init__(self, pool: KvPool, num_q_heads: int, batch_size: int = BATCH_SIZE) -> None:
         from tandem.engine.attention.flashinfer import FlashInferAttention
-        from tandem.engine.attention.paged_decode import GraphedPagedDecode, PagedDecode
+        from tandem.engine.attention.paged_decode import PagedDecode, graphed_paged_decodes
         from tandem.engine.kvcache.cuda_pool import CudaKvPool
 
         assert isinstance(pool, CudaKvPool)
         self._prefill = FlashInferAttention(pool, num_q_heads)
-        decode = PagedDecode(pool, num_q_heads, batch_size)
-        memory = torch.zeros(decode.plan_size(batch_size, pool.num_pages + 1), dtype=torch.int32, device="cuda")
         self._batch_size = batch_size
-        self._decode = GraphedPagedDecode(decode, batch_size, memory)
+        # Smaller sizes, whose plans may be larger, share the memory.
+        graphed = graphed_paged_decodes(
+            PagedDecode(pool, num_q_heads, batch_size), range(1, batch_size + 1), pool.num_pages
+        )
+        self._decode = graphed[batch_size]
         self._is_decode = False
 
     def plan(self, batch: Batch) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tandem.config import EngineConfig
+from tandem.config import MAX_PREFILL_BATCH_SIZE, EngineConfig
 from tandem.engine import dry_run
 from tandem.engine.batch import Batch
 from tandem.engine.build import build_engine
@@ -83,11 +83,13 @@ def test_the_largest_forwards_run_on_a_single_page(model_dir: str, monkeypatch: 
     device = FakeDevice(monkeypatch, engine)
     config = EngineConfig(model_dir, max_chunk_tokens=300, max_batch_size=9, cuda_graph_max_bs=4)
     memory = measure_memory(engine, config, 1000 * MIB, device.capture)
-    assert [(b.phase, b.num_tokens) for b in device.batches] == [("prefill", 300), ("decode", 9), ("decode", 4)]
-    assert len(device.batches[0].logits_rows()) == dry_run.MAX_PREFILL_ROWS
+    small = [("prefill", num_tokens) for num_tokens in dry_run.SMALL_PREFILLS]
+    forwards = [(b.phase, b.num_tokens) for b in device.batches]
+    assert forwards == [*small, ("prefill", 300), ("decode", 9), ("decode", 4)]
+    assert len(device.batches[len(small)].logits_rows()) == MAX_PREFILL_BATCH_SIZE
     assert memory.forward == 300 * MIB
-    # Three sizes, of which two were tried, and 4 sequences of 4 pages in the page tables.
-    assert device.num_captured == 1 and memory.graphs == 4 * MIB + 3 * 12 * MIB + 4 * 4 * 4
+    # Three sizes, all of which were tried, and 4 sequences of 4 pages in the page tables.
+    assert device.num_captured == 1 and memory.graphs == 4 * MIB + 34 * MIB // 3 * 3 + 4 * 4 * 4
     assert (memory.total, memory.free, memory.weights) == (2000 * MIB, device.free, 1000 * MIB - device.free)
 
 
@@ -98,5 +100,5 @@ def test_no_prompt_of_the_dry_run_is_longer_than_the_model_allows(
     device = FakeDevice(monkeypatch, engine)
     config = EngineConfig(model_dir, max_chunk_tokens=64 * 200 + 1, max_batch_size=0, cuda_graph_max_bs=0)
     assert measure_memory(engine, config, 1000 * MIB, None).graphs == 0
-    (batch,) = device.batches
+    batch = device.batches[-1]
     assert batch.num_tokens == 64 * 200 + 1 and max(s.length for s in batch.sequences) <= 64

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from tandem.engine.attention.base import GraphableBackend, GraphedAttention
-from tandem.engine.attention.paged_decode import GraphedPagedDecode, PagedDecode, has_kernel
+from tandem.engine.attention.paged_decode import PagedDecode, graphed_paged_decodes, has_kernel
 from tandem.engine.batch import Batch
 from tandem.engine.kvcache.cuda_pool import CudaKvPool
 from tandem.engine.layers.cuda_kernel import PDL_CAPABILITY
@@ -94,12 +94,10 @@ class FlashInferAttention(GraphableBackend):
 
     def for_graphs(self, batch_sizes: SequenceOf[int], max_pages_per_sequence: int) -> dict[int, GraphedAttention]:
         graphed: dict[int, GraphedAttention] = {}
-        # One memory for the plans of all sizes, and one for the other kernel's page tables.
-        if self._own_decode is not None:
-            own_sizes = [size for size in batch_sizes if size <= MAX_OWN_DECODE]
-            num_plan = self._own_decode.plan_size(max(own_sizes), max(own_sizes) * max_pages_per_sequence + 1)
-            plan = torch.zeros(num_plan, dtype=torch.int32, device=self._device)
-            graphed = {size: GraphedPagedDecode(self._own_decode, size, plan) for size in own_sizes}
+        own_sizes = [size for size in batch_sizes if size <= MAX_OWN_DECODE]
+        if self._own_decode is not None and own_sizes:
+            graphed = graphed_paged_decodes(self._own_decode, own_sizes, max_pages_per_sequence)
+        # One memory for the page tables of all other sizes.
         other_sizes = [size for size in batch_sizes if size not in graphed]
         num_pages = max(other_sizes, default=0) * max_pages_per_sequence
         indices = torch.zeros(num_pages, dtype=torch.int32, device=self._device)

@@ -18,7 +18,8 @@ class CudaKernel:
     """One kernel, compiled for one device with one set of macros.
 
     From Hopper on it is launched programmatically dependent: it may start before the kernels before it in the stream
-    have ended, and must wait for them itself (griddepcontrol.wait) before it touches what they write.
+    have ended, and must wait for them itself (griddepcontrol.wait) before it touches what they write. What the host has
+    sent for this step it may touch at once, because a step begins with a kernel of torch's, which waits for all before.
     """
 
     def __init__(self, name: str, macros: Mapping[str, int], device: torch.device) -> None:

@@ -6,7 +6,8 @@
 // that lie side by side (16 bytes) for two mmas.
 //
 // Weights depend on no kernel before: the first are asked for before the kernel waits for its inputs, while the kernels
-// before it still run (programmatic dependent launch).
+// before it still run (programmatic dependent launch). What those write is not __restrict__: the compiler could read it
+// too early.
 //
 // Compiled by NVRTC without headers, with these macros:
 //   TOKEN_TILES  tokens / 8, rounded up
@@ -62,7 +63,7 @@ struct Stretch {
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32) few_rows(
     const unsigned short* __restrict__ weight,       // (num_out [* 2 if GATED], num_in)
-    const unsigned short* __restrict__ x,            // (num_tokens, num_in)
+    const unsigned short* x,                         // (num_tokens, num_in)
     const unsigned short* __restrict__ norm_weight,  // (num_in,) if NORM
     const unsigned short* __restrict__ bias,         // (num_out [* 2 if GATED],) or null
     unsigned short* y,                               // (num_tokens, num_out)

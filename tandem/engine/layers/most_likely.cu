@@ -21,7 +21,7 @@ __device__ __forceinline__ Candidate candidate(unsigned short logit, int token) 
 __device__ __forceinline__ Candidate better(Candidate a, Candidate b) { return a > b ? a : b; }
 
 extern "C" __global__ void __launch_bounds__(THREADS) most_likely(
-    const unsigned short* __restrict__ logits,  // (num_rows, VOCAB_SIZE)
+    const unsigned short* logits,               // (num_rows, VOCAB_SIZE)
     Candidate* best,                            // (num_rows,), zero between launches
     unsigned int* arrivals,                     // (num_rows,), zero between launches
     long long* tokens) {                        // (num_rows,)

@@ -8,8 +8,9 @@
 //
 // Of sequences with several items the last block to finish adds up the parts.
 //
-// Pages of earlier steps depend on no kernel before this one in the step: the first are asked for before the kernel
-// waits for its inputs (programmatic dependent launch).
+// The plan and the pages of earlier steps depend on no kernel before this one in the step, and a step begins with a
+// kernel that waits for all before it: the first pages are asked for before this one waits for its inputs (programmatic
+// dependent launch). What a kernel before it writes is not __restrict__: the compiler could read that too early.
 //
 // Compiled by NVRTC without headers, with these macros:
 //   HEAD_DIM     64 or 128
@@ -94,19 +95,19 @@ __device__ __forceinline__ void turn(const unsigned short* head, const unsigned 
 }
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32) paged_decode(
-    const unsigned short* __restrict__ qkv,          // (num_rows, (GROUP + 2) * NUM_KV, HEAD_DIM)
+    const unsigned short* qkv,                       // (num_rows, (GROUP + 2) * NUM_KV, HEAD_DIM)
     unsigned short* pool,                            // (num_pages, num_layers, 2, PAGE_SIZE, NUM_KV, HEAD_DIM)
-    const int* __restrict__ plan,                    // see PagedDecode.plan
+    const int* __restrict__ plan,                    // see DecodePlan
     const float* __restrict__ cos_table,             // (num_positions, HALF)
     const float* __restrict__ sin_table,             // likewise
     const unsigned short* __restrict__ norm_weight,  // (2, HEAD_DIM) if NORM
-    unsigned short* __restrict__ out,                // (num_rows, GROUP * NUM_KV, HEAD_DIM)
+    unsigned short* out,                             // (num_rows, GROUP * NUM_KV, HEAD_DIM)
     float* parts,                                    // (max_items, NUM_KV, GROUP, HEAD_DIM)
     float* part_scales,                              // (max_items, NUM_KV, GROUP, 2): the largest score, and the sum
     unsigned int* arrivals,                          // (max_rows, NUM_KV), zero between launches
     int page_stride, int layer_offset, int num_rows, int max_items, float eps, float score_scale) {
     asm volatile("griddepcontrol.launch_dependents;");
-    __shared__ unsigned short queries[8][HEAD_DIM];
+    __shared__ __align__(16) unsigned short queries[8][HEAD_DIM];
     __shared__ float warp_max[WARPS][8], warp_sum[WARPS][8];
     __shared__ float warp_out[WARPS][GROUP][HEAD_DIM];
     __shared__ bool is_last;
