@@ -249,6 +249,7 @@ class DecodeScheduler(AdoptingScheduler):
 
     def _collect(self, step: LaunchedStep) -> None:
         """Waits for a step, passes its tokens on and ends the jobs that are done."""
+        self._outbox.flush()
         if self._overlaps:
             self._pace.ended(step.output.duration_s())
         jobs = step.collect()

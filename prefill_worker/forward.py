@@ -16,6 +16,7 @@ class LaunchedForward:
     Attributes:
         jobs: in the order of the batch; also those that have ended since.
         output: of the forward; until it is done, the pages of all these jobs are in use.
+        hands_over: whether a prompt ends with it that is to be decoded.
     """
 
     def __init__(self, engine: EngineBase, jobs: SequenceOf[PrefillJob]) -> None:
@@ -25,6 +26,10 @@ class LaunchedForward:
         self.output = engine.forward(Batch("prefill", sequences))
         # Remembered: when this forward is collected, the next chunk of a sequence may have been launched.
         self._ends = [(sequence.device_len, sequence.needs_logits) for sequence in sequences]
+        self.hands_over = any(
+            needs_logits and job.request.sampling.max_tokens > len(job.request.output_ids) + 1
+            for job, (_, needs_logits) in zip(jobs, self._ends, strict=True)
+        )
         for sequence in sequences:
             sequence.complete_extend()
 

@@ -62,6 +62,10 @@ class LinkHandover(Handover):
         self._shipped: dict[str, Shipped] = {}  # by transport
 
     @property
+    def continues_here(self) -> bool:
+        return False
+
+    @property
     def shipped(self) -> tuple[Shipped, ...]:
         return tuple(self._shipped.values())
 

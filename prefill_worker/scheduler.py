@@ -1,6 +1,7 @@
 """What a prefill worker computes next: whole prompts in chunks, in the order of a policy."""
 
 import logging
+from collections import deque
 from collections.abc import Callable
 
 from prefill_worker.forward import LaunchedForward
@@ -18,8 +19,10 @@ from tandem.worker.events import Event, FromRouter, RouterLost
 
 logger = logging.getLogger(__name__)
 
-# How soon to look again for copies that have completed.
-POLL_S = 0.001
+# How soon to look again for copies and forwards that have completed.
+POLL_S = 0.0005
+# Forwards that the device runs or has before it.
+MAX_LAUNCHED = 2
 
 
 class PrefillScheduler(PhaseScheduler):
@@ -28,9 +31,9 @@ class PrefillScheduler(PhaseScheduler):
     A job holds pages for its whole prompt from its start to its end, and always before the decode worker is asked for
     any: whoever holds a lease can finish.
 
-    With an asynchronous engine forwards overlap: the next one is launched before the one before is waited for. Its
-    pages are in the tree from the launch on, for whatever is launched later on this engine; they are shipped when it
-    has been waited for.
+    With an asynchronous engine forwards overlap: the next one is launched behind the one that runs, and no step waits
+    for either, so that handovers go on meanwhile. A forward's pages are in the tree from its launch on, for whatever is
+    launched later on this engine; they are shipped when it has completed.
     """
 
     def __init__(
@@ -50,7 +53,8 @@ class PrefillScheduler(PhaseScheduler):
         self._config = config
         self._clock = clock
         self._overlaps = config.overlap and engine.is_asynchronous
-        self._in_flight: LaunchedForward | None = None
+        # The oldest first; none stays when a step returns unless forwards overlap.
+        self._launched: deque[LaunchedForward] = deque()
         self._waiting = WaitingRequests(cache, policy)
         self._in_work = PagesInWork()
         self._computing: list[PrefillJob] = []
@@ -77,26 +81,27 @@ class PrefillScheduler(PhaseScheduler):
     def step(self) -> bool:
         self._cache.poll()
         self._settle_handovers()
-        self._start_jobs()
-        jobs = self._next_jobs()
-        # Waited for in this step, whatever comes: when it returns, the pages that new jobs found in the tree are
-        # computed, and may be shipped.
-        previous = self._in_flight
-        if jobs:
-            self._in_flight = self._launch(jobs)
-            if previous is not None:
-                self._collect(previous)
-        if not jobs or not self._overlaps:
+        worked = has_handed_over = False
+        while self._launched and self._launched[0].output.done():
+            forward = self._launched.popleft()
+            self._collect(forward)
+            worked = True
+            has_handed_over = has_handed_over or forward.hands_over
+        if self._may_launch and not (has_handed_over and self._handover.continues_here):
+            self._start_jobs()
+            if jobs := self._next_jobs():
+                self._launched.append(self._launch(jobs))
+                worked = True
+        if not self._overlaps:
             self.settle()
-        return previous is not None or bool(jobs)
+        return worked
 
     def settle(self) -> None:
-        launched, self._in_flight = self._in_flight, None
-        if launched is not None:
-            self._collect(launched)
+        while self._launched:
+            self._collect(self._launched.popleft())
 
     def next_deadline(self) -> float | None:
-        if self._handover.is_copying:
+        if self._launched or self._handover.is_copying:
             return self._clock() + POLL_S
         return min((deadline for _, deadline in self._handing_over.values()), default=None)
 
@@ -117,6 +122,13 @@ class PrefillScheduler(PhaseScheduler):
 
     def check_integrity(self) -> str:
         return self._cache.check_integrity()
+
+    @property
+    def _may_launch(self) -> bool:
+        if self._handover.continues_here and any(forward.hands_over for forward in self._launched):
+            # What it hands over is decoded before the next one is launched, and does not wait behind it.
+            return False
+        return len(self._launched) < MAX_LAUNCHED
 
     def _jobs(self) -> list[PrefillJob]:
         return [*self._computing, *(job for job, _ in self._handing_over.values())]
@@ -181,6 +193,9 @@ class PrefillScheduler(PhaseScheduler):
         )
         pages_to_compute = queued.prefix_ids[handle.num_shared :]
         job = PrefillJob(request, sequence, handle, started_ns=now_ns(), pages_to_compute=pages_to_compute)
+        if self._launched:
+            # Its first pages may be among those that are being computed. They are there when its own first forward is.
+            job.computed_len = 0
         self._in_work.add(pages_to_compute)
         self._computing.append(job)
         self._prefix_cached_tokens += min(handle.cached_len, len(request.prompt_ids))
@@ -284,7 +299,7 @@ class PrefillScheduler(PhaseScheduler):
             self._computing.remove(job)
         self._handing_over.pop(job.key, None)
         if job.handle is not None:
-            in_use = [self._in_flight.output] if self._in_flight is not None and job in self._in_flight.jobs else []
+            in_use = [forward.output for forward in self._launched if job in forward.jobs]
             self._cache.release(job.handle, after=[*job.copies, *in_use])
             job.handle = None
 

@@ -258,7 +258,8 @@ class Router:
         if stream.final_since is None:
             stream.final_since = now
         elif now - stream.final_since > DELIVERY_TIMEOUT_S and stream.on_overdue is not None:
-            logger.warning("request %s: its client does not read", stream.tracker.request_id)
+            if not stream.is_given:
+                logger.warning("request %s: its client does not read", stream.tracker.request_id)
             stream.on_overdue()
 
     def _send_peers(self) -> None:

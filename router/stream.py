@@ -64,6 +64,7 @@ class RequestStream:
         last_token_at: on the router's clock, when tokens last came.
         on_overdue: called if the client does not take what is ready for it.
         final_since: on the router's clock, since when nothing more comes.
+        is_given: whether the client's side has asked for all that came.
         deadline: on the router's clock, for the whole request; timed_out says that it has passed.
         num_failures: attempts that failed; those given back for want of pages did not.
     """
@@ -78,6 +79,7 @@ class RequestStream:
     last_token_at: float | None = None
     on_overdue: Callable[[], None] | None = None
     final_since: float | None = None
+    is_given: bool = False
     num_failures: int = 0
     timed_out: bool = False
     _num_pending_tokens: int = 0

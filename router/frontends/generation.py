@@ -13,7 +13,7 @@ from router.output_text import OutputText
 from router.router import Router
 from router.stream import RequestStream
 from router.tracker import RequestState, RequestTracker
-from tandem.lifecycle import FIRST_TOKEN_SENT, PhaseTiming, now_ns, phase_timings
+from tandem.lifecycle import ENDED, FIRST_TOKEN_SENT, PhaseTiming, now_ns, phase_timings
 from tandem.sampling_params import TokenLogprobs
 
 # One line for each request, as JSON.
@@ -44,7 +44,7 @@ class Generation:
     early aborts the request.
 
     Attributes:
-        timings: the request's phases, once it has ended: with its last piece, or when the context is left.
+        timings: the request's phases, once its last piece is given or the context is left.
     """
 
     def __init__(self, router: Router, access: Access, key: str, tracker: RequestTracker, output: OutputText) -> None:
@@ -58,6 +58,7 @@ class Generation:
         self._index = 0
         self._stream: RequestStream | None = None
         self._held = ExitStack()
+        self._is_accounted = False
         self._is_over = False
 
     @property
@@ -87,14 +88,21 @@ class Generation:
         self._end()
 
     def _end(self) -> None:
-        """The one place where an output is over, for the router and for its key."""
+        """The one place where an output is over for the router."""
         assert self._stream is not None
         if not self._is_over:
             self._is_over = True
             self._router.close(self._stream)
+            self._account(self._stream)
+
+    def _account(self, stream: RequestStream) -> None:
+        """Nothing is left to serve: the key has room for another request, and what became of this one is known."""
+        if not self._is_accounted:
+            self._is_accounted = True
+            self.tracker.moments.setdefault(ENDED, now_ns())
             self._held.close()
             self.timings = phase_timings(self.tracker.moments)
-            self._report(self._stream)
+            self._report(stream)
 
     async def next(self) -> Piece | None:
         """The next piece, or None once the last one has been given.
@@ -128,8 +136,10 @@ class Generation:
         elif self.tracker.state is not RequestState.FINISHED:
             raise (RequestTimeoutError if self._stream.timed_out else UnavailableError)(self.tracker.failure)
         self._finish_reason = "stop" if self._output.stopped else self.tracker.finish_reason
-        # Nothing is left to serve, though the context may be held for long yet: by the other outputs of one request.
-        self._end()
+        # The context is held until this piece is written, or longer, by the other outputs of one request. Until then a
+        # router that drains waits for it.
+        self._stream.is_given = True
+        self._account(self._stream)
         return Piece(self._index, [], text, [], self._finish_reason)
 
     def _report(self, stream: RequestStream) -> None:

@@ -156,6 +156,11 @@ class Handover(ABC):
 
     @property
     @abstractmethod
+    def continues_here(self) -> bool:
+        """Whether jobs are decoded by the same engine, behind the forwards that are launched for prefill."""
+
+    @property
+    @abstractmethod
     def shipped(self) -> tuple[Shipped, ...]:
         """What has been sent since the start, for each transport."""
 

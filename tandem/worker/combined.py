@@ -36,6 +36,10 @@ class LocalHandover(Handover):
         self._results: list[HandoverResult] = []
 
     @property
+    def continues_here(self) -> bool:
+        return True
+
+    @property
     def shipped(self) -> tuple[Shipped, ...]:
         return ()
 
@@ -95,8 +99,11 @@ class CombinedScheduler(Scheduler):
     def step(self) -> bool:
         prefilled = self._prefill.step()
         if self._decode.num_running:
-            # The decode step runs behind the prefill in flight, and is waited for below: what that prefill gives
-            # goes on with this step, not with the next.
+            if prefilled:
+                # The decode step in flight ends before the prefill behind it: its tokens do not wait for that.
+                self._decode.settle()
+            # The next decode step runs behind the prefill in flight, and is waited for below: what that prefill gives
+            # goes on with this step, not with the one after.
             self._prefill.settle()
         decoded = self._decode.step()
         if prefilled:

@@ -137,6 +137,11 @@ class FakeEngine(EngineBase):
         """Those that they will read or write."""
         return {page_id for output in self._queue for row in output.rows for page_id in row.page_ids}
 
+    @property
+    def pages_to_write(self) -> set[int]:
+        rows = [row for output in self._queue for row in output.rows]
+        return {page_id for row in rows for page_id in row.page_ids[row.cached_len // self.page_size :]}
+
     def forward(self, batch: Batch) -> ForwardOutput:
         self.batches.append((batch.phase, [s.extend_len for s in batch.sequences]))
         rows = [

@@ -57,6 +57,7 @@ class SimTransport(SenderTransport):
         return ""
 
     def push(self, link_seq: int, src_pages: Sequence[int], dst_pages: Sequence[int]) -> Completion:
+        self.source.check_is_computed(src_pages)
         parts = [ManualCompletion() for _ in src_pages]
         self.pending += zip(src_pages, dst_pages, parts, strict=True)
         return _AllOf(parts)
@@ -123,6 +124,7 @@ class SimTwoSidedSender(SenderTransport):
         return ""
 
     def push(self, link_seq: int, src_pages: Sequence[int], dst_pages: Sequence[int]) -> Completion:
+        self._channel.source.check_is_computed(src_pages)
         sent = ManualCompletion()
         self._channel.pushes[link_seq] = (list(src_pages), sent)
         return sent
@@ -247,6 +249,11 @@ class SimWorker:
         leased = [h for h in self.cache._handles.values() if h.leased and page_id in h.page_ids[h.num_shared :]]
         gated = [r for r in self.cache._retired if page_id in r.page_ids]
         assert leased or gated, f"{self.incarnation}: page {page_id} was written by a sender that has no lease on it"
+
+    def check_is_computed(self, page_ids: Sequence[int]) -> None:
+        """Pages may be read by a copy once everything that writes them has completed."""
+        unwritten = self.engine.pages_to_write.intersection(page_ids)
+        assert not unwritten, f"{self.incarnation}: pages {unwritten} are shipped before they are computed"
 
     def connect(self) -> None:
         """Opens a control stream."""

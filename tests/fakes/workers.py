@@ -178,8 +178,12 @@ class WorkerPair:
         return bool(to_d or to_p)
 
     def turn(self) -> bool:
-        """One step of each worker, then the messages; returns whether anything happened."""
+        """One step of each worker, then the messages; if nobody has anything to do, the prefill worker's device does
+        what was launched first. Returns whether anything happened."""
         worked = [self.p.scheduler.step(), self.d.scheduler.step(), self.deliver()]
+        if not any(worked) and self.p.engine.num_launched:
+            self.p.engine.run_next()
+            return True
         return any(worked)
 
     def run(self, max_turns: int = 1000) -> None:

@@ -58,11 +58,13 @@ def test_an_output_that_ends_before_its_siblings_is_over_and_not_unread(caplog: 
         finish(h, early)
         await settle()
         assert pieces[-1] == (0, Piece(1, [], "", [], "length"))
-        assert h.router.num_requests == 1
+        # Somebody may have to write the last piece yet: a router that drains waits for it.
+        assert h.router.num_requests == 2
         assert b'tandem_requests_total{outcome="length"} 1.0' in h.router.metrics.exposition()
         with access.hold(""):
             pass  # There is room for another request of this key.
         pass_delivery_timeout(h)
+        assert h.router.num_requests == 1
         finish(h, late)
         await client
 

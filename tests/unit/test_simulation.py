@@ -7,6 +7,7 @@ what is left must finish.
 
 import os
 import random
+from collections import deque
 from collections.abc import Callable
 
 import pytest
@@ -16,9 +17,10 @@ from hypothesis import strategies as st
 from decode_worker.job import DecodeJob
 from decode_worker.scheduler import DecodeScheduler
 from kvtransfer.link import SenderLease, SenderLink
+from prefill_worker.queue import QueuedRequest
 from prefill_worker.scheduler import PrefillScheduler
 from tandem.config import PREFILL_POLICIES, ROUTING_POLICIES
-from tandem.engine.kvcache.cache_manager import CacheManager
+from tandem.engine.kvcache.cache_manager import CacheManager, PageHandle
 from tandem.worker.base import PrefillJob
 from tests.fakes.simulation import PAGE_SIZE, Simulation, SimWorker
 
@@ -195,12 +197,25 @@ def test_pages_freed_while_a_prefill_in_flight_has_them_are_caught(monkeypatch: 
     original = PrefillScheduler._forget
 
     def forget(self: PrefillScheduler, job: PrefillJob) -> None:
-        in_flight, self._in_flight = self._in_flight, None
+        launched, self._launched = self._launched, deque()
         original(self, job)
-        self._in_flight = in_flight
+        self._launched = launched
 
     monkeypatch.setattr(PrefillScheduler, "_forget", forget)
     assert "in flight" in find_violation(asynchronous=True)
+
+
+def test_pages_shipped_while_a_prefill_in_flight_writes_them_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that a request finds in the tree are not computed yet, though they are no work of its own."""
+    original = PrefillScheduler._start
+
+    def start(self: PrefillScheduler, queued: QueuedRequest, handle: PageHandle) -> int:
+        num_tokens = original(self, queued, handle)
+        self._computing[-1].computed_len = handle.cached_len
+        return num_tokens
+
+    monkeypatch.setattr(PrefillScheduler, "_start", start)
+    assert "before they are computed" in find_violation(asynchronous=True)
 
 
 def test_duplicates_freed_while_a_prefill_in_flight_writes_them_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
