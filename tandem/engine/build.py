@@ -75,6 +75,11 @@ def build_engine(config: EngineConfig, pool_name: str, on_progress: Callable[[st
                 f"the GPU's memory ran out while {phases.current}: {free_at_start / GIB:.1f} GiB were free at the "
                 "start; use a smaller model, a smaller --chunk-size or --max-batch-size, or end what else uses the GPU"
             ) from error
+        except ImportError as error:
+            raise ValueError(
+                f"device cuda needs packages that are not installed ({error}): pip install '.[cuda13]', or '.[cuda12]' "
+                "for a torch made for CUDA 12"
+            ) from error
     phases.end()
     logger.info("engine ready: %s", phases)
     return engine
@@ -129,6 +134,8 @@ def _cuda_engine(
 
 def _attention(config: EngineConfig, pool: "CudaKvPool", num_q_heads: int) -> GraphableBackend | None:
     """None: the reference backend."""
+    if config.attention_backend == "reference":
+        return None
     # Imported here, likewise.
     from tandem.engine.attention.flashinfer import DTYPES, HEAD_DIMS, FlashInferAttention
     from tandem.engine.attention.triton import TritonAttention
@@ -136,7 +143,7 @@ def _attention(config: EngineConfig, pool: "CudaKvPool", num_q_heads: int) -> Gr
     has_kernels = pool.layout.dtype in DTYPES and pool.layout.head_dim in HEAD_DIMS
     if config.attention_backend == "auto" and pool.layout.dtype in DTYPES and not has_kernels:
         logger.warning("FlashInfer has no kernels for heads of %d: the reference backend is slow", pool.layout.head_dim)
-    if config.attention_backend == "reference" or (config.attention_backend == "auto" and not has_kernels):
+    if config.attention_backend == "auto" and not has_kernels:
         return None
     if config.attention_backend == "triton":
         return TritonAttention(pool, num_q_heads)

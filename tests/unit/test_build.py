@@ -1,5 +1,6 @@
 """Building an engine: what it tells meanwhile, and what it measures before it sizes a GPU's pool."""
 
+import importlib.util
 import json
 import logging
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 import torch
 
 from tandem.config import MAX_PREFILL_BATCH_SIZE, EngineConfig
+from tandem.engine import build as build_module
 from tandem.engine import dry_run
 from tandem.engine.batch import Batch
 from tandem.engine.build import build_engine
@@ -102,3 +104,11 @@ def test_no_prompt_of_the_dry_run_is_longer_than_the_model_allows(
     assert measure_memory(engine, config, 1000 * MIB, None).graphs == 0
     batch = device.batches[-1]
     assert batch.num_tokens == 64 * 200 + 1 and max(s.length for s in batch.sequences) <= 64
+
+
+@pytest.mark.skipif(importlib.util.find_spec("cuda") is not None, reason="the packages for GPUs are here")
+def test_packages_that_a_gpu_needs_are_named(model_dir: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build_module, "_device", lambda name: torch.device("cuda", 0))
+    monkeypatch.setattr(build_module, "free_bytes", lambda: 0)
+    with pytest.raises(ValueError, match=r"No module named 'cuda'.*pip install '\.\[cuda13\]'"):
+        build_engine(EngineConfig(model_dir, device="cuda", dtype="bfloat16"), "build", [].append)
