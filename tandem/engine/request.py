@@ -1,7 +1,11 @@
 """One sequence as the engine sees it: token ids, a page table, and lengths instead of flags."""
 
+from array import array
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
 
 from tandem.sampling_params import SamplingParams
 
@@ -38,9 +42,15 @@ class Sequence:
     sampling: SamplingParams = _GREEDY
     device_len: int = field(default=0)
     num_pending: int = 0
+    _mirror: "array[int]" = field(default_factory=lambda: array("q"), init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.device_len = self.cached_len
+
+    def known_ids(self) -> "np.ndarray[Any, np.dtype[np.int64]]":
+        """A copy of token_ids. Only those that came since the last call are looked at one by one."""
+        self._mirror.extend(self.token_ids[len(self._mirror) :])
+        return np.array(self._mirror, dtype=np.int64)
 
     @property
     def length(self) -> int:

@@ -81,7 +81,8 @@ def _add_bias(logits: torch.Tensor, sequences: SequenceOf[Sequence]) -> torch.Te
     biases = [sequence.sampling.logit_bias for sequence in sequences]
     if not any(biases):
         return logits
-    places = _places([[token_id for token_id, _ in bias] for bias in biases], logits.shape[1])
+    ids = [np.array([token_id for token_id, _ in bias], dtype=np.int64) for bias in biases]
+    places = _places(ids, logits.shape[1])
     values = np.array([value for bias in biases for _, value in bias], dtype=np.float64)
     at, added = upload(logits.device, places, values)
     logits = logits.clone(memory_format=torch.contiguous_format)
@@ -97,9 +98,11 @@ def _penalize(logits: torch.Tensor, sequences: SequenceOf[Sequence], input_ids: 
     penalized = [sequences[row] for row in rows]
     assert input_ids is not None or not any(s.num_pending for s in penalized)
     vocab_size = logits.shape[1]
+    known = [s.known_ids() for s in penalized]
     # Only a repetition penalty asks about the prompt, which may be long.
-    prompts = [s.token_ids[: s.prompt_len] if s.sampling.repetition_penalty != 1 else [] for s in penalized]
-    outputs = [s.token_ids[s.prompt_len :] for s in penalized]
+    prompt_lens = [s.prompt_len if s.sampling.repetition_penalty != 1 else 0 for s in penalized]
+    prompts = [ids[:num] for ids, num in zip(known, prompt_lens, strict=True)]
+    outputs = [ids[s.prompt_len :] for ids, s in zip(known, penalized, strict=True)]
     numbers = [
         (s.num_pending, s.sampling.repetition_penalty, s.sampling.frequency_penalty, s.sampling.presence_penalty)
         for s in penalized
@@ -126,9 +129,9 @@ def _penalize(logits: torch.Tensor, sequences: SequenceOf[Sequence], input_ids: 
     return replace_rows(logits, on_device, x)
 
 
-def _places(token_ids: SequenceOf[SequenceOf[int]], vocab_size: int) -> np.ndarray:
-    """Where the tokens of each row are among (len(token_ids), vocab_size) numbers, row after row: int64."""
-    ids = np.concatenate([np.fromiter(row, np.int64, len(row)) for row in token_ids])
+def _places(token_ids: SequenceOf[np.ndarray], vocab_size: int) -> np.ndarray:
+    """Where the tokens of each row, int64, are among (len(token_ids), vocab_size) numbers, row after row: int64."""
+    ids = np.concatenate(token_ids)
     # One too large would be a token of the next row.
     assert ids.max(initial=0) < vocab_size
     return ids + np.repeat(np.arange(len(token_ids)) * vocab_size, [len(row) for row in token_ids])
