@@ -6,136 +6,16 @@ CUDA graph, so that no matrix is in a cache when its turn comes: microseconds of
 """
 
 import argparse
-import random
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.engine_limits import BYTES_PER_NUMBER, measure_limits
-from tandem.engine.attention.paged_decode import PagedDecode
-from tandem.engine.kvcache.base import PageLayout
-from tandem.engine.kvcache.cuda_pool import CudaKvPool
-from tandem.engine.layers.cuda_ops import CudaOps
-from tandem.engine.layers.linear import Linear
-from tandem.engine.layers.norm import Norm, QkNorm
-from tandem.engine.layers.rotary import RotaryEmbedding, Rotation
-from tandem.engine.models.config import ModelConfig
-from tandem.engine.request import Sequence as TokenSequence
-
-PAGE_SIZE = 16
-NUM_RUNS = 7
-WEIGHT_SCALE = 0.02
-
-
-class Measured(NamedTuple):
-    """Attributes: time, floor: microseconds for one layer."""
-
-    name: str
-    time: float
-    floor: float
-
-
-class LayerKernels:
-    """The operations of a model's layers at one batch size."""
-
-    def __init__(self, model: ModelConfig, copy_bandwidth: float) -> None:
-        """Args: copy_bandwidth: bytes read and written per second."""
-        self._model = model
-        self._bandwidth = copy_bandwidth
-        self._device = torch.device("cuda", torch.cuda.current_device())
-        self._ops = CudaOps(self._device)
-        self._norm = Norm(self._random(model.hidden_size), model.rms_norm_eps)
-
-    def measure(self, batch_size: int, kv_len: int) -> Iterator[Measured]:
-        """Args: kv_len: tokens of each sequence."""
-        model, ops, norm = self._model, self._ops, self._norm
-        q_size, kv_size = model.num_q_heads * model.head_dim, model.num_kv_heads * model.head_dim
-        hidden = self._random(batch_size, model.hidden_size)
-        attended = self._random(batch_size, q_size)
-        gated = self._random(batch_size, model.intermediate_size)
-        qkv_size = q_size + 2 * kv_size
-        yield self._products("norm and QKV", qkv_size, model.hidden_size, lambda w: ops.norm_linear(hidden, norm, w))
-        yield self._attention(batch_size, kv_len)
-        yield self._products(
-            "output and residual", model.hidden_size, q_size, lambda w: ops.linear_add(attended, w, hidden)
-        )
-        yield self._products(
-            "norm, gate, up and their product",
-            2 * model.intermediate_size,
-            model.hidden_size,
-            lambda w: ops.norm_gated(hidden, norm, w),
-        )
-        yield self._products(
-            "down and residual",
-            model.hidden_size,
-            model.intermediate_size,
-            lambda w: ops.linear_add(gated, w, hidden),
-        )
-
-    def _products(self, name: str, num_out: int, num_in: int, run: Callable[[Linear], object]) -> Measured:
-        linears = [
-            Linear([num_out], num_in, False, torch.bfloat16, self._device) for _ in range(self._model.num_layers)
-        ]
-        for linear in linears:
-            linear.weight.normal_(0, WEIGHT_SCALE)
-        time = self._time(lambda: [run(linear) for linear in linears])
-        return Measured(name, time, self._floor(num_out * num_in))
-
-    def _attention(self, batch_size: int, kv_len: int) -> Measured:
-        model = self._model
-        layout = PageLayout(model.num_layers, PAGE_SIZE, model.num_kv_heads, model.head_dim, "bfloat16")
-        num_pages = layout.num_pages_for(kv_len)
-        pool = CudaKvPool(layout, batch_size * num_pages, self._device)
-        pool.kv.normal_()
-        pages = random.Random(0).sample(range(pool.num_pages), pool.num_pages)
-        sequences = [
-            TokenSequence([0] * kv_len, kv_len, pages[i * num_pages : (i + 1) * num_pages], cached_len=kv_len - 1)
-            for i in range(batch_size)
-        ]
-        for sequence in sequences:
-            sequence.extend(1)
-        decode = PagedDecode(pool, model.num_q_heads, batch_size)
-        plan = decode.plan(sequences, batch_size).to(self._device)
-        tables = RotaryEmbedding(model.head_dim, model.rope_theta, model.rope_scaling, kv_len, self._device)
-        rotation = Rotation(tables, plan[decode.plans.positions(batch_size)], torch.bfloat16)
-        qkv = self._random(batch_size, model.num_q_heads + 2 * model.num_kv_heads, model.head_dim)
-        qk_norm = QkNorm(self._random(2, model.head_dim), model.rms_norm_eps) if model.qk_norm else None
-        time = self._time(
-            lambda: [decode.launch(plan, qkv, rotation, qk_norm, layer) for layer in range(model.num_layers)]
-        )
-        kv_numbers = batch_size * kv_len * 2 * model.num_kv_heads * model.head_dim
-        return Measured("attention, all of it", time, self._floor(kv_numbers))
-
-    def _time(self, run: Callable[[], object]) -> float:
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            run()
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            run()
-        graph.replay()
-        times = []
-        for _ in range(NUM_RUNS):
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            graph.replay()
-            end.record()
-            end.synchronize()
-            times.append(start.elapsed_time(end) * 1e3 / self._model.num_layers)
-        return sorted(times)[NUM_RUNS // 2]
-
-    def _floor(self, num_numbers: int) -> float:
-        return num_numbers * BYTES_PER_NUMBER / self._bandwidth * 1e6
-
-    def _random(self, *shape: int) -> torch.Tensor:
-        return torch.randn(shape, device=self._device).bfloat16()
+from benchmarks.engine_limits import measure_limits
+from benchmarks.engine_loop import open_model
 
 
 @torch.inference_mode()
@@ -145,8 +25,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=(1, 8, 16, 32, 128))
     parser.add_argument("--kv-len", type=int, default=1152, help="tokens of each sequence")
     arguments = parser.parse_args(argv)
+    model = open_model(parser, arguments.model)
+    # Imported here: a machine without CUDA has nothing to import.
+    from benchmarks.layer_kernels import LayerKernels
+
     copy_bandwidth = measure_limits().copy_bandwidth
-    kernels = LayerKernels(ModelConfig.from_dir(arguments.model), copy_bandwidth)
+    kernels = LayerKernels(model, copy_bandwidth)
     console = Console(width=100)
     for batch_size in arguments.batch_sizes:
         table = Table("one layer", title=f"{arguments.model.name}, batch {batch_size}")

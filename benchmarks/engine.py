@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.engine_limits import Limits, decode_floor, measure_limits, prefill_floor
-from benchmarks.engine_loop import PAGE_SIZE, Loop, add_engine_arguments, build_loop
+from benchmarks.engine_loop import PAGE_SIZE, Loop, add_engine_arguments, build_loop, open_model
 from tandem.engine.models.config import ModelConfig
 from tandem.engine.phases import Phases
 
@@ -183,8 +183,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"unknown part {unknown[0]!r}: choose from {', '.join(PARTS)}")
 
     sizes = Sizes(batches=arguments.batch_sizes)
-    model = ModelConfig.from_dir(Path(arguments.model))
     phases.begin("device and model")
+    model = open_model(parser, Path(arguments.model))
     loop = build_loop(arguments, sizes.num_tokens, sizes.max_batch_size, phases.begin)
     phases.end()
     first_request_s = loop.run([(512, 8)])

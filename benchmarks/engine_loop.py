@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import torch
+
 from deploy.local_worker import Counts, LocalWorker
 from tandem.config import ATTENTION_BACKENDS, DecodeConfig, EngineConfig, PrefillConfig, WorkerConfig
 from tandem.engine.build import build_engine
@@ -16,6 +18,7 @@ from tandem.sampling_params import SamplingParams
 CHUNK_SIZE = 16384
 PAGE_SIZE = 16
 RUN_TIMEOUT_S = 300.0
+EXIT_USAGE = 2
 
 
 class Loop:
@@ -71,6 +74,22 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--attention-backend", choices=ATTENTION_BACKENDS, default="auto")
     parser.add_argument("--cuda-graph-max-bs", type=int, default=256, metavar="N")
     parser.add_argument("--disable-overlap", action="store_true", help="forwards follow one another")
+
+
+def open_model(parser: argparse.ArgumentParser, directory: Path) -> ModelConfig:
+    """The configuration of the model to measure on this machine's GPU.
+
+    Without either it ends the program with status 2 and says why in one line on standard error.
+    """
+    try:
+        if not directory.is_dir():
+            raise ValueError(f"--model {directory} is no directory; it must be one with a model's config.json")
+        model = ModelConfig.from_dir(directory)
+        if not torch.cuda.is_available():
+            raise ValueError("torch sees no GPU here; run this on a machine with one")
+    except ValueError as error:
+        parser.exit(EXIT_USAGE, f"{parser.prog}: {error}\n")
+    return model
 
 
 def build_loop(

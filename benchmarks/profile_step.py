@@ -34,10 +34,9 @@ from benchmarks.device_trace import (
     percentile,
     read_trace,
 )
-from benchmarks.engine_loop import PAGE_SIZE, Loop, add_engine_arguments, build_loop
+from benchmarks.engine_loop import PAGE_SIZE, Loop, add_engine_arguments, build_loop, open_model
 from tandem.engine.attention.base import AttentionBackend, GraphedAttention
 from tandem.engine.base import EngineBase, ForwardOutput
-from tandem.engine.models.config import ModelConfig
 
 PREFILL_LEN = 4096
 NUM_WARMUP_STEPS = 50
@@ -199,7 +198,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path(), metavar="DIRECTORY", help="of the traces (default: here)")
     parser.add_argument("--nsys", action="store_true", help="run under nsys instead of tracing")
     arguments = parser.parse_args(argv)
-    model = ModelConfig.from_dir(Path(arguments.model))
+    model = open_model(parser, Path(arguments.model))
     max_tokens = NUM_WARMUP_STEPS + arguments.num_steps + NUM_SPARE_TOKENS
     num_tokens = arguments.batch_size * (arguments.prompt_len + max_tokens + PAGE_SIZE)
     prefill_len = min(PREFILL_LEN, model.max_position_embeddings)

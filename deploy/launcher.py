@@ -5,7 +5,8 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import ray
@@ -78,20 +79,24 @@ class Cluster:
             ClusterError: something else went wrong, such as the death of a process.
         """
         config = self._config
-        try:
-            # First what takes no time: a model may have to be fetched.
+        # First what takes no time: a model may have to be fetched.
+        with _refusals():
             check_front_door(config)
+        if config.device == "cuda":
+            # Ray counts the GPUs: that there are too few is said before a model is fetched for them.
+            self._init_ray()
+            self._check_num_gpus()
+        with _refusals():
             self._on_progress("model", "resolving")
             model_dir = resolve_model(
                 config.model, config.load_format, on_progress=lambda what, _: self._on_progress("model", what)
             )
             router_config, worker_configs = plan(config, model_dir, self.cluster_token)
-        except (ValueError, OSError) as error:
-            raise ConfigurationError(str(error)) from error
         self.model_name = router_config.model_name
         self._on_progress("model", "ready")
         self._worker_configs = {c.worker_id: c for c in worker_configs}
-        self._init_ray()
+        if config.device != "cuda":
+            self._init_ray()
         # All processes start side by side; the workers need the router's address only once they are loaded.
         from deploy.router_actor import RouterActor
 
@@ -159,11 +164,14 @@ class Cluster:
             logging_level=logging.ERROR,
         )
         self._on_progress("ray", "ready")
+
+    def _check_num_gpus(self) -> None:
+        """Raises ConfigurationError if there are fewer GPUs than workers."""
         num_gpus = int(ray.cluster_resources().get("GPU", 0))
-        if self._config.device == "cuda" and num_gpus < self._config.num_workers:
+        if num_gpus < self._config.num_workers:
             raise ConfigurationError(
                 f"device cuda takes a GPU for each worker: {self._config.num_workers} workers, but {num_gpus} GPUs "
-                "here; use fewer workers or --device cpu"
+                "here; use fewer workers (--both 1 needs one GPU) or --device cpu"
             )
 
     def _create_worker(self, config: WorkerConfig) -> Any:
@@ -210,6 +218,15 @@ class Cluster:
             log = log_file(directory, name) if directory else _ray_log_directory()
             return f"its process died; {log} says why"
         return str(error) or type(error).__name__
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """Errors within it are what the person who started the cluster can put right."""
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        raise ConfigurationError(str(error)) from error
 
 
 def _actor_class(cls: type, num_gpus: int = 0) -> Any:

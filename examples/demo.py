@@ -46,7 +46,7 @@ if __name__ == "__main__":
     add_sampling_arguments(parser)
     # Port 0: the demo runs beside whatever else is served on this host.
     parser.add_argument("--device", choices=DEVICES, default="cpu", help="cuda: a GPU for each worker (%(default)s)")
-    parser.add_argument("--dtype", choices=DTYPES, default="float32", help="of weights and KV (%(default)s)")
+    parser.add_argument("--dtype", choices=("auto", *DTYPES), default="auto", help="of weights and KV (%(default)s)")
     arguments = parser.parse_args()
     config = ClusterConfig(model=MODEL, device=arguments.device, dtype=arguments.dtype, grpc_port=0, http_port=0)
     sys.exit(run_cluster(config, functools.partial(converse, arguments)))

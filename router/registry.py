@@ -14,6 +14,7 @@ class Worker:
         send: writes to its stream.
         disconnect: ends its stream, with a reason for it.
         links_up: decode workers this prefill worker has a link to, with the life of them that it is to.
+        links_down: what it last said of decode workers that it has no link to.
         num_assigned: requests of this router that it serves now, by the router's own count: fresher than a heartbeat.
         num_pending_tokens: prompt tokens of those that it has yet to prefill.
     """
@@ -26,6 +27,7 @@ class Worker:
     num_steps: int = -1
     stats: WorkerStats = field(default_factory=WorkerStats)
     links_up: dict[str, str] = field(default_factory=dict)
+    links_down: dict[str, LinkState] = field(default_factory=dict)
     num_assigned: int = 0
     num_pending_tokens: int = 0
 
@@ -83,6 +85,7 @@ class Registry:
             del self._workers[worker.worker_id]
             for other in self._workers.values():
                 other.links_up.pop(worker.worker_id, None)
+                other.links_down.pop(worker.worker_id, None)
 
     def heard(self, worker: Worker) -> None:
         """A message has come. Any will do: where tokens come faster than the router takes them, a heartbeat is late."""
@@ -103,7 +106,10 @@ class Registry:
     def link_state(self, worker: Worker, state: LinkState) -> None:
         if state.up:
             worker.links_up[state.decode_worker_id] = state.decode_incarnation
-        elif worker.links_up.get(state.decode_worker_id) == state.decode_incarnation:
+            worker.links_down.pop(state.decode_worker_id, None)
+            return
+        worker.links_down[state.decode_worker_id] = state
+        if worker.links_up.get(state.decode_worker_id) == state.decode_incarnation:
             del worker.links_up[state.decode_worker_id]
 
     def lost(self) -> list[tuple[Worker, str, str]]:
@@ -138,7 +144,16 @@ class Registry:
         missing = [role for role in ("prefill", "decode") if role not in roles]
         if missing:
             return f"no {' and no '.join(missing)} worker is connected"
-        return "no prefill worker has a link to a decode worker yet"
+        failures = "; ".join(self._link_failures())
+        return f"no prefill worker has a link to a decode worker{': ' + failures if failures else ' yet'}"
+
+    def _link_failures(self) -> Iterator[str]:
+        """Why links between workers that are here now are down, as far as the prefill workers have said."""
+        for worker in self._workers.values():
+            for worker_id, state in worker.links_down.items():
+                decode = self._workers.get(worker_id)
+                if decode is not None and decode.hello.incarnation == state.decode_incarnation and state.reason:
+                    yield f"{worker.worker_id} to {worker_id}: {state.reason}"
 
     def peers(self) -> tuple[Peer, ...]:
         """The decode workers that every prefill worker should have a link to."""

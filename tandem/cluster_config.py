@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 from tandem.config import (
     DTYPES,
     TRANSPORTS,
+    TRANSPORTS_OF,
     DecodeConfig,
     EngineConfig,
     LogConfig,
@@ -121,6 +122,11 @@ class ClusterConfig:
         # What its processes would refuse is refused before any of them starts.
         self.engine("unresolved")
         require_one_of(self, "transport", ("auto", *TRANSPORTS))
+        possible = ("auto", *TRANSPORTS_OF[self.device])
+        require(
+            self.transport in possible,
+            f"transport {self.transport} does not work with device {self.device}: use one of {', '.join(possible)}",
+        )
         self.router("unresolved", self.model, 1)
         self.worker("unresolved", "both", self.engine("unresolved"), "", 1)
 

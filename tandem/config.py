@@ -21,6 +21,8 @@ ROUTING_POLICIES = ("round_robin", "least_loaded", "power_of_two", "cache_aware"
 PREFILL_POLICIES = ("fcfs", "lpm", "dfs-weight", "lof", "random")
 # Best first.
 TRANSPORTS = ("nvlink", "shared_memory", "tcp")
+# By the device that the pages lie on.
+TRANSPORTS_OF = {"cpu": ("shared_memory", "tcp"), "cuda": ("nvlink",)}
 
 
 def require(condition: bool, message: str) -> None:

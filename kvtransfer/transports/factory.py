@@ -5,12 +5,9 @@ from collections.abc import Sequence
 from kvtransfer.transports.base import ReceiverTransport, SenderTransport
 from kvtransfer.transports.shared_memory import SharedMemoryReceiver, SharedMemorySender
 from kvtransfer.transports.tcp import TcpReceiver, TcpSender
-from tandem.config import TRANSPORTS
+from tandem.config import TRANSPORTS, TRANSPORTS_OF
 from tandem.engine.kvcache.pool import CpuKvPool, KvPool
 from tandem.messages import LinkWelcome
-
-# By the kind of device that the pages lie on.
-TRANSPORTS_OF = {"cpu": ("shared_memory", "tcp"), "cuda": ("nvlink",)}
 
 
 class TransportFactory:

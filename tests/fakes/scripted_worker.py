@@ -9,11 +9,13 @@ from tandem.messages import PROTOCOL_VERSION, Hello, LinkState, PageFormat, Work
 PAGE_FORMAT = PageFormat("fake", 1, 4, 1, 1, "float32")
 
 
-def hello(worker_id: str, role: str, *, num_pages: int = 100, page_format: PageFormat = PAGE_FORMAT) -> Hello:
+def hello(
+    worker_id: str, role: str, *, num_pages: int = 100, page_format: PageFormat = PAGE_FORMAT, life: str = "life"
+) -> Hello:
     return Hello(
         PROTOCOL_VERSION,
         worker_id,
-        f"{worker_id}-life",
+        f"{worker_id}-{life}",
         role,
         "cpu",
         "nowhere:1",

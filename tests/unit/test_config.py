@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from kvtransfer.transports.factory import TRANSPORTS_OF
 from tandem.cli import main
 from tandem.cluster_config import ClusterConfig
 from tandem.config import (
     EVICTION_POLICIES,
     TRANSPORTS,
+    TRANSPORTS_OF,
     DecodeConfig,
     EngineConfig,
     PrefillConfig,

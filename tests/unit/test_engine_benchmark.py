@@ -1,10 +1,12 @@
 """The benchmark of the engine and its analysis of traces, on a CPU: that they measure what they name."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
+import torch
 
+from benchmarks import decode_kernels, engine, profile_step
 from benchmarks.engine import EngineBenchmark, Result, Sizes, start_up_results
 from benchmarks.engine_limits import Limits, decode_floor, prefill_floor
 from benchmarks.engine_loop import Loop
@@ -109,3 +111,25 @@ def test_start_up_is_split_into_its_phases() -> None:
         "first request, 512 in and 8 out",
     ]
     assert results["start-up, ready"] == pytest.approx(sum(phases.seconds.values()))
+
+
+@pytest.mark.parametrize("main", [engine.main, profile_step.main, decode_kernels.main])
+def test_what_cannot_be_measured_is_said_in_one_line(
+    main: Callable[[Sequence[str]], int],
+    model_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    no_model = model_dir.parent / "absent"
+    empty = model_dir.parent
+    for directory, message in (
+        (model_dir, "torch sees no GPU here; run this on a machine with one"),
+        (no_model, f"--model {no_model} is no directory; it must be one with a model's config.json"),
+        (empty, f"{empty / 'config.json'}: "),
+    ):
+        with pytest.raises(SystemExit) as stop:
+            main(["--model", str(directory)])
+        error = capsys.readouterr().err
+        assert stop.value.code == 2
+        assert message in error and error.count("\n") == 1

@@ -24,6 +24,7 @@ from tandem.messages import (
     GaveBack,
     Heartbeat,
     LeaseLost,
+    LinkState,
     PageFormat,
     Peers,
     Prefill,
@@ -163,6 +164,28 @@ async def test_nobody_to_serve_is_said_at_once() -> None:
     ScriptedWorker(h.router, "p0", "prefill")  # joined, but without a link yet
     with pytest.raises(UnavailableError, match="no prefill worker has a link"):
         await h.request().task
+
+
+@run
+async def test_why_there_is_no_link_is_said() -> None:
+    h = Harness(0, 1)
+    p = ScriptedWorker(h.router, "p0", "prefill")
+    no_link = "no prefill worker has a link to a decode worker"
+    assert h.router.not_ready_reason() == f"{no_link} yet"
+    p.say(LinkState("d0", "d0-life", up=False, reason="cannot be mapped"))
+    assert h.router.not_ready_reason() == f"{no_link}: p0 to d0: cannot be mapped"
+    with pytest.raises(UnavailableError, match="p0 to d0: cannot be mapped"):
+        await h.request().task
+    p.link_to("d0")
+    assert h.router.not_ready_reason() == ""
+    # The last reason counts, not one from before the link was up.
+    p.say(LinkState("d0", "d0-life", up=False, reason="the stream ended"))
+    assert h.router.not_ready_reason() == f"{no_link}: p0 to d0: the stream ended"
+    # What was said of an earlier life of the decode worker says nothing about this one.
+    h.router.lose(h.d[0].worker, "silent", "gone")
+    ScriptedWorker(h.router, "d0", "decode", life="next-life")
+    p.say(LinkState("d0", "d0-life", up=False, reason="late word of the earlier life"))
+    assert h.router.not_ready_reason() == f"{no_link} yet"
 
 
 @run

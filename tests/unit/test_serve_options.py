@@ -213,6 +213,14 @@ def test_the_model_may_be_missing_in_one_place_but_not_in_both(
         (["--mem-fraction-static", "1"], "--mem-fraction-static must be between 0 and 1, not 1.0"),
         (["--max-batch-size", "-1"], "--max-batch-size must not be negative, but is -1"),
         (["--drain-timeout", "-1"], "--drain-timeout must not be negative"),
+        (
+            ["--transport", "nvlink"],
+            "transport nvlink does not work with device cpu: use one of auto, shared_memory, tcp",
+        ),
+        (
+            ["--device", "cuda", "--transport", "tcp"],
+            "transport tcp does not work with device cuda: use one of auto, nvlink",
+        ),
         (["--request-timeout", "0"], "--request-timeout must be above 0"),
         (["--prefill", "1", "--decode", "0"], "both kinds are needed, or neither"),
         (["--grpc-port", "70000"], "--grpc-port must be between 0 and 65535, not 70000"),

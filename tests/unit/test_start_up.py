@@ -74,6 +74,17 @@ def test_an_unknown_model(capsys: pytest.CaptureFixture[str]) -> None:
     assert "model 'no-such-model' not found: give a directory" in refusal(capsys, "--model", "no-such-model", *PORTS)
 
 
+def test_too_few_gpus_are_said_before_a_model_is_looked_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Cluster, "_init_ray", lambda self: None)
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 3.0, "GPU": 1.0})
+    error = refusal(capsys, "--model", "no-such-model", "--device", "cuda", *PORTS)
+    assert "2 workers, but 1 GPUs here; use fewer workers (--both 1 needs one GPU) or --device cpu" in error
+    error = refusal(capsys, "--model", "no-such-model", "--device", "cuda", "--both", "1", *PORTS)
+    assert "model 'no-such-model' not found" in error
+
+
 def test_a_model_without_config_weights_or_tokenizer(
     model_dir: Path, tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -21,8 +21,8 @@ class DecoderModel(Model):
     """A decoder's weights and forward pass.
 
     Projections that share an input are one matrix, so that a layer takes four products outside attention.
-    Roundings come in the order of Hugging Face's implementation, so that bfloat16 results stay as close to it
-    as its own kernels stay to each other.
+    In plain torch (LayerOps' TorchOps) roundings come in the order of Hugging Face's implementation, so that bfloat16
+    results stay as close to it as its own kernels stay to each other. Fused kernels round once, where they write.
     """
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device, ops: LayerOps) -> None:
