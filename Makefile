@@ -24,14 +24,15 @@ demo: .venv/.runtime
 serve: .venv/.runtime
 	@$(BIN)/tandem serve --model smollm2-135m-instruct $(ARGS)
 
-# Unit tests side by side; cluster tests one after the other, for they need the machine to themselves.
-test: .venv/.dev
-	@$(BIN)/python -m pytest -m "not gpu and not slow" -n 2 --dist worksteal tests/unit $(ARGS)
-	@$(BIN)/python -m pytest -m "not gpu and not slow" tests/cluster $(ARGS)
-
-test-full: .venv/.dev
-	@$(BIN)/python -m pytest -m "not gpu" -n 2 --dist worksteal tests/unit $(ARGS)
-	@$(BIN)/python -m pytest -m "not gpu" tests/cluster $(ARGS)
+# Unit tests side by side; cluster tests one after the other, for they need the machine to themselves. Both run, whatever
+# the first find, and the worse status counts; only Ctrl-C ends both.
+test: MARKS = not gpu and not slow
+test-full: MARKS = not gpu
+test test-full: .venv/.dev
+	@trap 'exit 130' INT; status=0; \
+	$(BIN)/python -m pytest -m "$(MARKS)" -n 2 --dist worksteal tests/unit $(ARGS) || status=$$?; \
+	$(BIN)/python -m pytest -m "$(MARKS)" tests/cluster $(ARGS) || status=$$(($$? > status ? $$? : status)); \
+	exit $$status
 
 # Each says what it measures with ARGS=--help; docs/benchmarks.md has the results.
 bench-host: .venv/.dev

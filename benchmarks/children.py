@@ -1,6 +1,7 @@
 """Processes of a benchmark's own, whose CPU time and memory can be told apart."""
 
 import multiprocessing
+import time
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from typing import Any
@@ -9,6 +10,8 @@ import psutil
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 10.0
+# Linux's word for the clock of user and system time together, beside the process it is of.
+_CPU_CLOCK = 2
 
 
 class Child:
@@ -49,9 +52,13 @@ class Child:
 
 
 def cpu_s(pid: int) -> float:
-    """User and system time of a process so far, in seconds."""
-    times = psutil.Process(pid).cpu_times()
-    return times.user + times.system
+    """User and system time of a process and all its threads so far, those that have ended too, in seconds.
+
+    Raises OSError if there is no such process.
+    """
+    # /proc and psutil count in ticks of 10 ms, more than a short run takes; the kernel's clock of a process counts in
+    # nanoseconds. Its number is what clock_getcpuclockid(3) makes of the pid, which Python does not offer.
+    return time.clock_gettime(~pid << 3 | _CPU_CLOCK)
 
 
 def rss_mib(pid: int) -> float:

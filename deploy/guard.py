@@ -59,11 +59,13 @@ def run_guarded(main: Callable[[], int], *, stop_grace_s: float = 20.0) -> int:
         guard_pid = os.getpid()
         # Opened here for the launcher to inherit: there it could already be too late.
         guard_fd = os.pidfd_open(guard_pid)
+        stop_fd = os.eventfd(0)
         launcher_pid = os.fork()
         if launcher_pid == 0:
-            _launch(main, guard_pid, guard_fd, stop_signals, min(stop_grace_s, _ORPHAN_GRACE_S))
+            _launch(main, guard_pid, guard_fd, stop_fd, stop_signals, min(stop_grace_s, _ORPHAN_GRACE_S))
         os.close(guard_fd)
-        status = _watch(launcher_pid, waited_for, stop_grace_s)
+        status = _watch(launcher_pid, stop_fd, waited_for, stop_grace_s)
+        os.close(stop_fd)
         end_descendants(_SWEEP_GRACE_S)
         _reap()
         return status
@@ -74,8 +76,8 @@ def run_guarded(main: Callable[[], int], *, stop_grace_s: float = 20.0) -> int:
         signal.pthread_sigmask(signal.SIG_SETMASK, previous_mask)
 
 
-def _watch(launcher_pid: int, waited_for: set[signal.Signals], stop_grace_s: float) -> int:
-    """The guard's part: pass on stop signals until the launcher has ended; its status."""
+def _watch(launcher_pid: int, stop_fd: int, waited_for: set[signal.Signals], stop_grace_s: float) -> int:
+    """The guard's part: pass on stop signals, through `stop_fd`, until the launcher has ended; its status."""
     asked_at: float | None = None
     killed = False
     deadline = float("inf")
@@ -99,7 +101,7 @@ def _watch(launcher_pid: int, waited_for: set[signal.Signals], stop_grace_s: flo
         if received.si_signo == signal.SIGQUIT or (asked_at is not None and now - asked_at > _SAME_STOP_S):
             deadline = now
         elif asked_at is None:
-            os.kill(launcher_pid, signal.SIGTERM)
+            os.eventfd_write(stop_fd, 1)
             asked_at = now
             deadline = now + stop_grace_s
 
@@ -117,6 +119,7 @@ def _launch(
     main: Callable[[], int],
     guard_pid: int,
     guard_fd: int,
+    stop_fd: int,
     stop_signals: set[signal.Signals],
     orphan_grace_s: float,
 ) -> NoReturn:
@@ -128,7 +131,8 @@ def _launch(
         become_subreaper()
         if os.getppid() == guard_pid:
             _set_handlers(stop_signals)
-            threading.Thread(target=_outlive, args=(guard_fd, orphan_grace_s), name="guard-watch", daemon=True).start()
+            watch = (guard_fd, stop_fd, orphan_grace_s)
+            threading.Thread(target=_obey_and_outlive, args=watch, name="guard-watch", daemon=True).start()
             status = _status_of(main)
     finally:
         try:
@@ -181,12 +185,23 @@ def _set_handlers(stop_signals: set[signal.Signals]) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, stop_signals | {signal.SIGCHLD})
 
 
-def _outlive(guard_fd: int, grace_s: float) -> None:
-    """The launcher's watch over the guard: once it is dead, end this process too, whatever `main` does."""
+def _obey_and_outlive(guard_fd: int, stop_fd: int, grace_s: float) -> None:
+    """The launcher's watch over the guard: stop `main` when the guard says so; once the guard is dead, end this process
+    too, whatever `main` does.
+
+    Python runs handlers in the main thread, so that is the thread to signal. Had the guard signalled the process, any
+    thread could take it: the kernel passes over a main thread that has yet to wake for the same Ctrl-C's SIGINT. It
+    would sleep on after that, and no handler would run before its wait is over.
+    """
+    main_thread = threading.main_thread().ident
+    assert main_thread is not None
     poll = select.poll()
     poll.register(guard_fd, select.POLLIN)
-    while not poll.poll(_IDLE_WAIT_S * 1000):
-        pass
+    poll.register(stop_fd, select.POLLIN)
+    while guard_fd not in (ready := {fd for fd, _ in poll.poll(_IDLE_WAIT_S * 1000)}):
+        if stop_fd in ready:
+            os.eventfd_read(stop_fd)
+            signal.pthread_kill(main_thread, signal.SIGTERM)
     time.sleep(grace_s)
     end_descendants(0.0)
     os._exit(128 + signal.SIGTERM)

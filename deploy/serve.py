@@ -73,12 +73,17 @@ def _run(config: ClusterConfig, use: Callable[[Cluster, threading.Event], int]) 
         # Kept up to date while processes come into being, so that the next start knows of them whatever happens.
         write_record(directory, owner, descendants())
 
+    def on_stop(signum: int, frame: FrameType | None) -> None:
+        # Only once: set() holds a lock, and a second signal's handler would interrupt it and wait for that for good.
+        signal.signal(signum, signal.SIG_IGN)
+        stop.set()
+
     cluster = Cluster(config, on_progress)
     try:
         signal.signal(signal.SIGTERM, _stop_starting)
         with progress:
             cluster.start()
-        signal.signal(signal.SIGTERM, lambda *_: stop.set())
+        signal.signal(signal.SIGTERM, on_stop)
         write_record(directory, owner, descendants())
         status = use(cluster, stop)
         if stop.is_set():

@@ -235,6 +235,16 @@ def test_stuck_launcher_outlives_neither_a_killed_guard_nor_a_second_ctrl_c(star
     guardless.wait_until_gone()
 
 
+def test_stop_goes_to_the_main_thread(start: Start) -> None:
+    # Taken by another thread it would not wake this one, and so wait for whatever this one waits for.
+    wait = "while signal.SIGTERM not in signal.sigpending(): time.sleep(0.05)\n    "
+    block = "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])"
+    command = start(plain(wait + "return signal.sigwait([signal.SIGTERM])", setup=block))
+    os.killpg(command.guard.pid, signal.SIGINT)
+    command.wait_until_gone(5.0)
+    assert command.finish() == (signal.SIGTERM, "")
+
+
 def test_ignored_hangup_stays_ignored(start: Start) -> None:
     command = start("import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)" + plain("time.sleep(60)"))
     os.killpg(command.guard.pid, signal.SIGHUP)

@@ -62,7 +62,8 @@ def test_a_request_that_does_not_come(address: tuple[str, int], part: bytes, mon
     with socket.create_connection(address, timeout=10.0) as connection:
         connection.sendall(part)
         assert all_of(connection) == b""
-    assert time.monotonic() - began >= WAIT_S
+    # uvloop counts whole milliseconds, from the beginning of its turn: its timers may come a little early.
+    assert time.monotonic() - began >= WAIT_S - 0.01
 
 
 def test_a_body_may_take_longer_than_a_head(address: tuple[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
