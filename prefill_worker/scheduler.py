@@ -81,20 +81,19 @@ class PrefillScheduler(PhaseScheduler):
     def step(self) -> bool:
         self._cache.poll()
         self._settle_handovers()
-        worked = has_handed_over = False
+        collected: list[LaunchedForward] = []
         while self._launched and self._launched[0].output.done():
-            forward = self._launched.popleft()
-            self._collect(forward)
-            worked = True
-            has_handed_over = has_handed_over or forward.hands_over
-        if self._may_launch and not (has_handed_over and self._handover.continues_here):
+            collected.append(self._launched.popleft())
+            self._collect(collected[-1])
+        jobs: list[PrefillJob] = []
+        if self._may_launch(collected):
             self._start_jobs()
-            if jobs := self._next_jobs():
-                self._launched.append(self._launch(jobs))
-                worked = True
+            jobs = self._next_jobs()
+        if jobs:
+            self._launched.append(self._launch(jobs))
         if not self._overlaps:
             self.settle()
-        return worked
+        return bool(collected or jobs)
 
     def settle(self) -> None:
         while self._launched:
@@ -123,10 +122,10 @@ class PrefillScheduler(PhaseScheduler):
     def check_integrity(self) -> str:
         return self._cache.check_integrity()
 
-    @property
-    def _may_launch(self) -> bool:
-        if self._handover.continues_here and any(forward.hands_over for forward in self._launched):
-            # What it hands over is decoded before the next one is launched, and does not wait behind it.
+    def _may_launch(self, collected: list[LaunchedForward]) -> bool:
+        """Args: collected: in this step."""
+        if self._handover.continues_here and any(f.hands_over for f in (*collected, *self._launched)):
+            # What they hand over is decoded before the next one is launched, and does not wait behind it.
             return False
         return len(self._launched) < MAX_LAUNCHED
 

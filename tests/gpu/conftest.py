@@ -21,8 +21,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def cuda_config(tmp_path_factory: pytest.TempPathFactory) -> ClusterConfig:
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tiny model with heads of 64, which FlashInfer has kernels for."""
     directory = tmp_path_factory.mktemp("models") / "tiny-llama"
     save_tiny_model(directory, head_dim=64)
-    return ClusterConfig(model=str(directory), device="cuda", num_pages=256, grpc_port=0, http_port=0)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def cuda_config(model_dir: Path) -> ClusterConfig:
+    return ClusterConfig(model=str(model_dir), device="cuda", num_pages=256, grpc_port=0, http_port=0)

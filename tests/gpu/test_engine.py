@@ -12,17 +12,10 @@ from tandem.engine.build import build_engine
 from tandem.engine.engine import Engine
 from tandem.engine.request import Sequence
 from tandem.sampling_params import SamplingParams
-from tests.cluster.conftest import VOCAB_SIZE, save_tiny_model
+from tests.cluster.conftest import VOCAB_SIZE
 
 PAGE_SIZE = 16
 GREEDY = SamplingParams(1)
-
-
-@pytest.fixture(scope="module")
-def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("models") / "tiny"
-    save_tiny_model(directory, head_dim=64)
-    return directory
 
 
 def build(model_dir: Path, *, graphs: int, backend: str = "auto") -> Engine:

@@ -10,17 +10,9 @@ from tandem.config import EngineConfig
 from tandem.engine.build import build_engine
 from tandem.engine.dry_run import free_bytes
 from tandem.engine.weights.loader import dummy_weights
-from tests.cluster.conftest import save_tiny_model
 
 # Leaves enough beside it for whatever else a test process holds.
 FRACTION = 0.6
-
-
-@pytest.fixture(scope="module")
-def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("models") / "tiny"
-    save_tiny_model(directory, head_dim=64)
-    return directory
 
 
 def config_with(model_dir: Path, fraction: float = FRACTION, num_pages: int = 0, backend: str = "auto") -> EngineConfig:

@@ -16,7 +16,7 @@ from tandem.engine.engine import Engine
 from tandem.engine.output import ForwardOutput
 from tandem.messages import Finished, FirstToken, Tokens, WorkerMessage
 from tandem.sampling_params import SamplingParams
-from tests.cluster.conftest import VOCAB_SIZE, save_tiny_model
+from tests.cluster.conftest import VOCAB_SIZE
 
 TIMEOUT_S = 60.0
 # Requests by the number of decode steps launched before they come; prompts and outputs of many lengths.
@@ -26,13 +26,6 @@ SAMPLINGS = {
     "penalties": {"repetition_penalty": 1.3, "frequency_penalty": 0.5, "presence_penalty": 0.2},
     "sampled": {"temperature": 0.9, "top_p": 0.95, "seed": 7, "repetition_penalty": 1.2, "num_logprobs": 2},
 }
-
-
-@pytest.fixture(scope="module")
-def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("models") / "tiny"
-    save_tiny_model(directory, head_dim=64)
-    return directory
 
 
 @pytest.fixture(scope="module", params=["graphs", "small graphs", "single launches", "float32"])

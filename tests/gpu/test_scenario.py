@@ -9,7 +9,7 @@ import torch
 
 from tandem.config import EngineConfig
 from tandem.engine.build import build_engine
-from tests.cluster.conftest import EOS_TOKEN_IDS, VOCAB_SIZE, save_tiny_model
+from tests.cluster.conftest import EOS_TOKEN_IDS, VOCAB_SIZE
 from tests.fakes.scenario import CHUNK_SIZE, MAX_BATCH_SIZE, Scenario, is_what_it_gets_alone
 
 NUM_STEPS = 20_000
@@ -34,13 +34,6 @@ SAMPLINGS = (
     lambda seed: {"temperature": 0.7, "top_k": 20, "top_p": 0.9, "min_p": 0.01, "seed": seed, "num_logprobs": 0},
     lambda seed: {"repetition_penalty": 1.1, "frequency_penalty": 0.2, "logit_bias": ((7, 2.0),)},
 )
-
-
-@pytest.fixture(scope="module")
-def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("models") / "tiny"
-    save_tiny_model(directory, head_dim=64)
-    return directory
 
 
 def config_of(model_dir: Path, dtype: str, backend: str, max_graph: int) -> EngineConfig:
