@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from cuda.bindings import driver, nvrtc
 
+# The one header that a kernel may include.
+HEADER = "bfloat16.cuh"
 # Hopper.
 PDL_CAPABILITY = 9
 
@@ -25,15 +27,15 @@ class CudaKernel:
     def __init__(self, name: str, macros: Mapping[str, int], device: torch.device) -> None:
         """
         Args:
-            name: of the kernel, and of its file NAME.cu here, which includes no headers.
+            name: of the kernel, and of its file NAME.cu here, which includes HEADER or nothing.
 
         Raises:
             RuntimeError: it cannot be compiled or loaded; the message says why.
         """
         major, minor = torch.cuda.get_device_capability(device)
         options = [f"--gpu-architecture=sm_{major}{minor}", "--std=c++17", *(f"-D{k}={v}" for k, v in macros.items())]
-        source = files(__package__).joinpath(f"{name}.cu").read_bytes()
-        program = _check(nvrtc.nvrtcCreateProgram(source, f"{name}.cu".encode(), 0, [], []))
+        source, header = (files(__package__).joinpath(file).read_bytes() for file in (f"{name}.cu", HEADER))
+        program = _check(nvrtc.nvrtcCreateProgram(source, f"{name}.cu".encode(), 1, [header], [HEADER.encode()]))
         try:
             _check(nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options]))
         except RuntimeError as error:

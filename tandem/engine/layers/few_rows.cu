@@ -9,7 +9,7 @@
 // before it still run (programmatic dependent launch). What those write is not __restrict__: the compiler could read it
 // too early.
 //
-// Compiled by NVRTC without headers, with these macros:
+// Compiled by NVRTC with these macros:
 //   TOKEN_TILES  tokens / 8, rounded up
 //   ROW_TILES    16 rows of W each
 //   WARPS        in a block
@@ -19,9 +19,7 @@
 //   GATED        1: W is [gate; up], y = silu(x gate^T) * (x up^T); a tile is 8 rows of each
 //   ADD          1: y += x W^T
 
-struct __align__(16) Chunk {
-    unsigned int v[4];  // 8 bfloat16
-};
+#include "bfloat16.cuh"
 
 __device__ __forceinline__ Chunk load_weights(const unsigned short* p) {
     Chunk c;
@@ -37,13 +35,6 @@ __device__ __forceinline__ Chunk load(const unsigned short* p) {
 
 __device__ __forceinline__ float low(unsigned int pair) { return __uint_as_float(pair << 16); }
 __device__ __forceinline__ float high(unsigned int pair) { return __uint_as_float(pair & 0xffff0000u); }
-__device__ __forceinline__ float number(unsigned short x) { return __uint_as_float((unsigned int)x << 16); }
-
-__device__ __forceinline__ unsigned int pack(float first, float second) {
-    unsigned int pair;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
-    return pair;
-}
 
 __device__ __forceinline__ void multiply(float* sum, const unsigned int* a, unsigned int b0, unsigned int b1) {
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "

@@ -4,7 +4,7 @@
 // that the larger number is the better token, and gives it to a maximum in memory; the last block of a row to finish
 // writes the token.
 //
-// Compiled by NVRTC without headers, with these macros:
+// Compiled by NVRTC with these macros:
 //   VOCAB_SIZE   tokens of a row
 //   THREADS      in a block
 

@@ -12,7 +12,7 @@
 // kernel that waits for all before it: the first pages are asked for before this one waits for its inputs (programmatic
 // dependent launch). What a kernel before it writes is not __restrict__: the compiler could read that too early.
 //
-// Compiled by NVRTC without headers, with these macros:
+// Compiled by NVRTC with these macros:
 //   HEAD_DIM     64 or 128
 //   GROUP        heads of queries for each of keys, at most 8
 //   NUM_KV       heads of keys
@@ -27,17 +27,7 @@
 // Parts of a sequence that are added up together.
 #define AT_ONCE 8
 
-struct __align__(16) Chunk {
-    unsigned int v[4];  // 8 bfloat16
-};
-
-__device__ __forceinline__ float number(unsigned short x) { return __uint_as_float((unsigned int)x << 16); }
-
-__device__ __forceinline__ unsigned int pack(float first, float second) {
-    unsigned int pair;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
-    return pair;
-}
+#include "bfloat16.cuh"
 
 __device__ __forceinline__ Chunk load(const unsigned short* p) {
     Chunk c;
