@@ -15,25 +15,14 @@ from tandem.engine.batch import Batch
 from tandem.engine.build import build_engine
 from tandem.engine.dry_run import measure_memory
 from tandem.engine.engine import Engine
+from tests.fakes.model_config import TINY_LLAMA
 
-MODEL_CONFIG = {
-    "model_type": "llama",
-    "architectures": ["LlamaForCausalLM"],
-    "vocab_size": 32,
-    "hidden_size": 16,
-    "intermediate_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "max_position_embeddings": 64,
-    "rms_norm_eps": 1e-5,
-}
 MIB = 2**20
 
 
 @pytest.fixture
 def model_dir(tmp_path: Path) -> str:
-    (tmp_path / "config.json").write_text(json.dumps(MODEL_CONFIG))
+    (tmp_path / "config.json").write_text(json.dumps(TINY_LLAMA))
     return str(tmp_path)
 
 

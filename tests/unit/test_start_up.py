@@ -16,19 +16,8 @@ from deploy.serve import run_cluster, serve
 from tandem.cli import main
 from tandem.cluster_config import ClusterConfig
 from tests.conftest import Certificates
+from tests.fakes.model_config import TINY_LLAMA
 
-MODEL_CONFIG = {
-    "model_type": "llama",
-    "architectures": ["LlamaForCausalLM"],
-    "vocab_size": 32,
-    "hidden_size": 16,
-    "intermediate_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "max_position_embeddings": 64,
-    "rms_norm_eps": 1e-5,
-}
 PORTS = ("--grpc-port", "0", "--http-port", "0")
 
 
@@ -50,7 +39,7 @@ def unguarded(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
 @pytest.fixture
 def model_dir(tmp_path: Path) -> Path:
     """Enough of a model to be served with random weights, as far as that can be seen before it is loaded."""
-    (tmp_path / "config.json").write_text(json.dumps(MODEL_CONFIG))
+    (tmp_path / "config.json").write_text(json.dumps(TINY_LLAMA))
     (tmp_path / "tokenizer.json").write_text("{}")
     return tmp_path
 
