@@ -15,8 +15,10 @@ import itertools
 import statistics
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -87,36 +89,54 @@ def profile(activities: Sequence[ProfilerActivity], path: Path, run: Callable[[]
     profiler.export_chrome_trace(str(path))
 
 
+@dataclass(frozen=True)
+class GraphLaunch:
+    """One launch of a CUDA graph.
+
+    Attributes:
+        before: recorded just before the launch.
+        after: recorded just after it.
+        late: seconds the launch itself took the host, where the device had nothing left to run by its end; else 0.
+    """
+
+    before: torch.cuda.Event
+    after: torch.cuda.Event
+    late: float
+
+
 class GraphGaps:
     """Within it, every launch of a CUDA graph is put between two events.
 
     Attributes:
-        events: before and after each.
+        launches: in order.
     """
 
     def __init__(self) -> None:
-        self.events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+        self.launches: list[GraphLaunch] = []
         self._replay = torch.cuda.CUDAGraph.replay
 
     def __enter__(self) -> "GraphGaps":
         def replay(graph: torch.cuda.CUDAGraph) -> None:
             before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             before.record()
+            began = time.perf_counter()
             self._replay(graph)
+            took = time.perf_counter() - began
+            late = bool(self.launches) and self.launches[-1].after.query()
             after.record()
-            self.events.append((before, after))
+            self.launches.append(GraphLaunch(before, after, took if late else 0.0))
 
-        torch.cuda.CUDAGraph.replay = replay  # type: ignore[method-assign]
+        torch.cuda.CUDAGraph.replay = replay  # type: ignore[method-assign, assignment]
         return self
 
     def __exit__(self, *exception: object) -> None:
         torch.cuda.CUDAGraph.replay = self._replay  # type: ignore[method-assign]
 
     def microseconds(self) -> list[float]:
-        """From the end of each graph to the start of the next, copies included."""
+        """From the end of each graph to the start of the next, copies included; of a late launch, all its time."""
         torch.cuda.synchronize()
-        pairs = itertools.pairwise(self.events)
-        return [after.elapsed_time(before) * 1e3 for (_, after), (before, _) in pairs]
+        pairs = itertools.pairwise(self.launches)
+        return [one.after.elapsed_time(other.before) * 1e3 + other.late * 1e6 for one, other in pairs]
 
 
 class StepProfiler:

@@ -5,6 +5,7 @@ import bisect
 import logging
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
+from dataclasses import replace
 
 from decode_worker.job import DecodeJob
 from decode_worker.leases import LeaseBook
@@ -33,7 +34,7 @@ from tandem.messages import (
     WorkerStats,
 )
 from tandem.sampling_params import TokenLogprobs
-from tandem.worker.base import AdoptingScheduler, Outbox
+from tandem.worker.base import AdoptingScheduler, Outbox, engine_stats
 from tandem.worker.events import Event, FromRouter, RouterLost
 
 logger = logging.getLogger(__name__)
@@ -114,16 +115,10 @@ class DecodeScheduler(AdoptingScheduler):
         return self._pace.due if deadline is None else min(deadline, self._pace.due)
 
     def stats(self) -> WorkerStats:
-        return WorkerStats(
+        return replace(
+            engine_stats(self._engine, self._cache),
             num_queued=self._leases.num_waiting,
             num_running=len(self._running),
-            num_total_pages=self._cache.num_pages,
-            num_free_pages=self._cache.num_free_pages,
-            num_cached_pages=self._cache.num_cached_pages,
-            num_locked_pages=self._cache.num_locked_pages,
-            num_leased_pages=self._cache.num_leased_pages,
-            prompt_tokens_computed=self._engine.counters.prompt_tokens_computed,
-            output_tokens_computed=self._engine.counters.output_tokens_computed,
             prefix_cached_tokens=self._leases.prefix_cached_tokens,
             num_given_back=self._num_given_back,
             num_leases_expired=self._leases.num_expired,

@@ -3,6 +3,7 @@
 import logging
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 
 from prefill_worker.forward import LaunchedForward
 from prefill_worker.policies.base import PrefillPolicy
@@ -14,7 +15,7 @@ from tandem.engine.kvcache.cache_manager import CacheManager, PageHandle
 from tandem.engine.request import Sequence
 from tandem.lifecycle import FIRST_TOKEN, PREFILL_STARTED, now_ns
 from tandem.messages import Abort, Failed, FirstToken, Moment, Prefill, PrefillDeferred, WorkerStats
-from tandem.worker.base import Handover, Outbox, PhaseScheduler, PrefillJob
+from tandem.worker.base import Handover, Outbox, PhaseScheduler, PrefillJob, engine_stats
 from tandem.worker.events import Event, FromRouter, RouterLost
 
 logger = logging.getLogger(__name__)
@@ -105,16 +106,10 @@ class PrefillScheduler(PhaseScheduler):
         return min((deadline for _, deadline in self._handing_over.values()), default=None)
 
     def stats(self) -> WorkerStats:
-        return WorkerStats(
+        return replace(
+            engine_stats(self._engine, self._cache),
             num_queued=len(self._waiting),
             num_running=self.num_running,
-            num_total_pages=self._cache.num_pages,
-            num_free_pages=self._cache.num_free_pages,
-            num_cached_pages=self._cache.num_cached_pages,
-            num_locked_pages=self._cache.num_locked_pages,
-            num_leased_pages=self._cache.num_leased_pages,
-            prompt_tokens_computed=self._engine.counters.prompt_tokens_computed,
-            output_tokens_computed=self._engine.counters.output_tokens_computed,
             prefix_cached_tokens=self._prefix_cached_tokens,
             shipped=self._handover.shipped,
         )

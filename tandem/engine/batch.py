@@ -9,7 +9,7 @@ import torch
 
 from tandem.engine.output import Feed
 from tandem.engine.request import Sequence
-from tandem.engine.rows import upload
+from tandem.engine.upload import Packed
 
 Phase = Literal["prefill", "decode"]
 
@@ -88,4 +88,4 @@ class Batch:
 
 def to_device(values: SequenceOf[int], device: torch.device) -> torch.Tensor:
     """(len(values),) int64, on their way; the device is not waited for."""
-    return upload(device, np.array(values, np.int64))[0]
+    return Packed(np.array(values, np.int64)).to(device)[0]

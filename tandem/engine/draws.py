@@ -17,7 +17,8 @@ import torch
 
 from tandem.engine.randomness import uniform
 from tandem.engine.request import Sequence
-from tandem.engine.rows import replace_rows, select_rows, upload
+from tandem.engine.rows import replace_rows, select_rows
+from tandem.engine.upload import Packed
 
 # What is lost is less than a float32 can tell, and two million tokens as likely as the first still fit into 63 bits.
 MASS_BITS = 42
@@ -77,7 +78,7 @@ class Draws:
         columns = [_ints(rows), _floats(p.temperature for p in params), _floats(p.min_p for p in params), _floats(u)]
         for group in groups.values():
             columns += [_ints(group), _ints(top_k[i] - 1 for i in group), _floats(params[i].top_p for i in group)]
-        uploaded = upload(device, *columns)
+        uploaded = Packed(*columns).to(device)
         cuts = []
         for number, ((is_selected, has_top_p), group) in enumerate(groups.items()):
             group_rows, last_kept, top_p = uploaded[4 + 3 * number : 7 + 3 * number]

@@ -3,11 +3,13 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from tandem.engine.attention.base import GraphableBackend, GraphedAttention
 from tandem.engine.batch import Batch
 from tandem.engine.models.base import Model
+from tandem.engine.upload import Packed
 
 # A graph captured too early would hold the lazy set-up of kernels and libraries.
 NUM_WARMUPS = 2
@@ -18,8 +20,8 @@ class _Graph(NamedTuple):
 
     Attributes:
         input_ids: (batch_size,) int64; the graph itself gathers them.
-        staged: (2 * batch_size,) int64: the tokens known on the host, then for each row where its token is in
-            DecodeGraphs' memory of tokens.
+        staged: (16 * batch_size,) uint8, int64 numbers: the tokens known on the host, then for each row where its token
+            is in DecodeGraphs' memory of tokens.
     """
 
     graph: torch.cuda.CUDAGraph
@@ -108,7 +110,7 @@ class DecodeGraphs:
         known_ids = batch.known_ids() + [0] * num_padding
         rows = [*batch.feed.rows, *[-1] * num_padding] if batch.feed else [-1] * size
         index = [row if row >= 0 else self._max_batch_size + i for i, row in enumerate(rows)]
-        graph.staged.copy_(torch.tensor(known_ids + index, pin_memory=True), non_blocking=True)
+        Packed(np.array(known_ids + index, np.int64)).copy_to(graph.staged)
         graph.graph.replay()
         return GraphOutput(self._logits[:num_sequences], self._tokens[:num_sequences], graph.input_ids[:num_sequences])
 
@@ -131,4 +133,4 @@ class DecodeGraphs:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=pool, stream=self._stream):
             step()
-        return _Graph(graph, attention, input_ids, staged)
+        return _Graph(graph, attention, input_ids, staged.view(torch.uint8))

@@ -29,7 +29,8 @@ import torch
 from tandem.engine.draws import Draws, draw
 from tandem.engine.logprobs import SampledLogprobs, gather_logprobs
 from tandem.engine.request import Sequence
-from tandem.engine.rows import replace_rows, select_rows, upload
+from tandem.engine.rows import replace_rows, select_rows
+from tandem.engine.upload import Packed
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +85,7 @@ def _add_bias(logits: torch.Tensor, sequences: SequenceOf[Sequence]) -> torch.Te
     ids = [np.array([token_id for token_id, _ in bias], dtype=np.int64) for bias in biases]
     places = _places(ids, logits.shape[1])
     values = np.array([value for bias in biases for _, value in bias], dtype=np.float64)
-    at, added = upload(logits.device, places, values)
+    at, added = Packed(places, values).to(logits.device)
     logits = logits.clone(memory_format=torch.contiguous_format)
     logits.view(-1).scatter_add_(0, at, added.to(logits.dtype))
     return logits
@@ -107,13 +108,12 @@ def _penalize(logits: torch.Tensor, sequences: SequenceOf[Sequence], input_ids: 
         (s.num_pending, s.sampling.repetition_penalty, s.sampling.frequency_penalty, s.sampling.presence_penalty)
         for s in penalized
     ]
-    on_device, in_prompt, in_output, by_row = upload(
-        logits.device,
+    on_device, in_prompt, in_output, by_row = Packed(
         np.array(rows),
         _places(prompts, vocab_size),
         _places(outputs, vocab_size),
         np.array(numbers, dtype=np.float64).ravel(),
-    )
+    ).to(logits.device)
     num_pending, repetition, frequency, presence = by_row.to(logits.dtype).view(-1, 4, 1).unbind(1)
     x = select_rows(logits, on_device)
     # Sums of ones are exact in float32, in whatever order they are made.

@@ -5,7 +5,8 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from tandem.engine.kvcache.cache_manager import Completion, PageHandle
+from tandem.engine.base import EngineBase
+from tandem.engine.kvcache.cache_manager import CacheManager, Completion, PageHandle
 from tandem.engine.request import Sequence
 from tandem.lifecycle import now_ns
 from tandem.messages import (
@@ -66,6 +67,19 @@ class PhaseScheduler(Scheduler):
     @abstractmethod
     def settle(self) -> None:
         """Waits for the forward that has been launched, if any, and passes on what it gave."""
+
+
+def engine_stats(engine: EngineBase, cache: CacheManager) -> WorkerStats:
+    """What an engine and its cache count; the rest is a scheduler's own."""
+    return WorkerStats(
+        num_total_pages=cache.num_pages,
+        num_free_pages=cache.num_free_pages,
+        num_cached_pages=cache.num_cached_pages,
+        num_locked_pages=cache.num_locked_pages,
+        num_leased_pages=cache.num_leased_pages,
+        prompt_tokens_computed=engine.counters.prompt_tokens_computed,
+        output_tokens_computed=engine.counters.output_tokens_computed,
+    )
 
 
 # --- the seam between prefill and what continues it --------------------------------------------------------------

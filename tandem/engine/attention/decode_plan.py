@@ -1,12 +1,12 @@
 """What the kernel paged_decode.cu is told of a decode step: sequences cut into items of about the same length, and page
 tables. No part of it needs a GPU."""
 
-from array import array
 from collections.abc import Sequence as SequenceOf
 from typing import Any
 
 import numpy as np
 
+from tandem.engine.attention.tables import page_tables
 from tandem.engine.kvcache.base import PageLayout
 from tandem.engine.request import Sequence
 
@@ -63,11 +63,7 @@ class DecodePlan:
     def build(self, sequences: SequenceOf[Sequence], num_rows: int) -> "np.ndarray[Any, np.dtype[np.int32]]":
         """For a step over `sequences`; rows beyond them are one token on the dummy page."""
         num_padding = num_rows - len(sequences)
-        tables = array("i")
-        starts = []
-        for s in sequences:
-            starts.append(len(tables))
-            tables.extend(s.page_ids[: self._layout.num_pages_for(s.device_len)])
+        tables, starts = page_tables(self._layout, sequences)
         starts += [len(tables)] * num_padding
         tables.append(self._dummy_page)
         lengths = np.ones(num_rows, dtype=np.int32)

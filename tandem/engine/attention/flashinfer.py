@@ -1,8 +1,7 @@
 """Attention by FlashInfer's paged kernels, on CUDA devices."""
 
-from array import array
-from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
+from itertools import accumulate
 from typing import Any
 
 import flashinfer
@@ -11,6 +10,7 @@ import torch
 
 from tandem.engine.attention.base import GraphableBackend, GraphedAttention
 from tandem.engine.attention.paged_decode import PagedDecode, graphed_paged_decodes, has_kernel
+from tandem.engine.attention.tables import decode_slots, page_tables, prefill_slots
 from tandem.engine.batch import Batch
 from tandem.engine.kvcache.cuda_pool import CudaKvPool
 from tandem.engine.layers.cuda_kernel import PDL_CAPABILITY
@@ -18,6 +18,7 @@ from tandem.engine.layers.cuda_ops import norm_rotate_write
 from tandem.engine.layers.norm import QkNorm
 from tandem.engine.layers.rotary import Rotation
 from tandem.engine.request import Sequence
+from tandem.engine.upload import Packed
 
 WORKSPACE_BYTES = 256 * 2**20
 # The kernels' dtypes; whatever else a pool has, the reference backend computes.
@@ -66,24 +67,17 @@ class FlashInferAttention(GraphableBackend):
         self._own_plan = None
         if self._own_decode is not None and batch.phase == "decode" and len(batch.sequences) <= MAX_OWN_DECODE:
             plan = self._own_decode.plan(batch.sequences, len(batch.sequences))
-            self._own_plan = plan.to(self._device, non_blocking=True)
+            (self._own_plan,) = plan.to(self._device)
             return
-        layout = self._paged.layout
-        slots = []
-        qo_indptr = [0]
-        for s in batch.sequences:
-            new = np.arange(s.cached_len, s.device_len)
-            pages = np.asarray(s.page_ids[: layout.num_pages_for(s.device_len)])
-            slots.append(pages[new // layout.page_size] * layout.page_size + new % layout.page_size)
-            qo_indptr.append(qo_indptr[-1] + s.extend_len)
-        self._slots = torch.from_numpy(np.concatenate(slots)).pin_memory().to(self._device, non_blocking=True)
+        (self._slots,) = Packed(prefill_slots(self._paged.layout, batch.sequences)).to(self._device)
         tables = self._paged.tables(batch.sequences)
         if batch.phase == "decode":
             self._wrapper = self._decode
             self._decode.plan(*tables, *self._paged.sizes, **self._paged.dtypes)
         else:
             self._wrapper = self._prefill
-            self._prefill.plan(_int32(qo_indptr), *tables, *self._paged.sizes, causal=True, **self._paged.dtypes)
+            qo_indptr = _pinned([0, *accumulate(s.extend_len for s in batch.sequences)])
+            self._prefill.plan(qo_indptr, *tables, *self._paged.sizes, causal=True, **self._paged.dtypes)
 
     def attend(
         self, qkv: torch.Tensor, num_q_heads: int, rotation: Rotation, qk_norm: QkNorm | None, layer: int
@@ -148,20 +142,14 @@ class _PagedKernels:
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Page tables as plans take them, int32: indptr (num_rows + 1,) in pinned memory, indices (num_pages,) on the
         device, last_page_lens (num_rows,) in pinned memory. Rows of padding have one token on the dummy page."""
-        indices = array("i")
-        indptr = [0]
-        last_page_lens = []
-        for s in sequences:
-            num_pages = self.layout.num_pages_for(s.device_len)
-            indices.extend(s.page_ids[:num_pages])
-            indptr.append(len(indices))
-            last_page_lens.append(s.device_len - (num_pages - 1) * self.layout.page_size)
+        indices, indptr = page_tables(self.layout, sequences)
+        indptr += range(len(indices), len(indices) + num_padding + 1)
         indices.extend([self.dummy_page] * num_padding)
-        indptr += range(indptr[-1] + 1, indptr[-1] + num_padding + 1)
-        last_page_lens += [1] * num_padding
+        page_size = self.layout.page_size
+        last_page_lens = [(s.device_len - 1) % page_size + 1 for s in sequences] + [1] * num_padding
         # For a graph a plan would copy these from the host itself, and wait until the device has come so far.
-        on_device = _int32(indices).to(self._pool.device, non_blocking=True)
-        return _int32(indptr), on_device, _int32(last_page_lens)
+        (on_device,) = Packed(np.array(indices, np.int32)).to(self._pool.device)
+        return _pinned(indptr), on_device, _pinned(last_page_lens)
 
     def attend(
         self,
@@ -184,8 +172,10 @@ class _GraphedDecode(GraphedAttention):
         self._paged = paged
         self._batch_size = batch_size
         device = workspace.device
-        self._slots = torch.zeros(batch_size, dtype=torch.int64, device=device)
-        self.positions = torch.zeros(batch_size, dtype=torch.int32, device=device)
+        packed = self._pack(())
+        self._memory = torch.zeros(packed.num_bytes, dtype=torch.uint8, device=device)
+        self._slots, positions = packed.views(self._memory)
+        self.positions = positions[:batch_size]
         self._wrapper = _Wrapper(
             flashinfer.BatchDecodeWithPagedKVCacheWrapper(
                 workspace,
@@ -199,14 +189,8 @@ class _GraphedDecode(GraphedAttention):
         )
 
     def plan(self, sequences: SequenceOf[Sequence]) -> None:
-        page_size = self._paged.layout.page_size
-        num_padding = self._batch_size - len(sequences)
-        slots = [s.page_ids[s.cached_len // page_size] * page_size + s.cached_len % page_size for s in sequences]
-        slots += [self._paged.dummy_page * page_size] * num_padding
-        self._slots.copy_(torch.tensor(slots, pin_memory=True), non_blocking=True)
-        positions = [s.cached_len for s in sequences] + [0] * num_padding
-        self.positions.copy_(_int32(positions), non_blocking=True)
-        tables = self._paged.tables(sequences, num_padding)
+        self._pack(sequences).copy_to(self._memory)
+        tables = self._paged.tables(sequences, self._batch_size - len(sequences))
         self._wrapper.plan(*tables, *self._paged.sizes, **self._paged.dtypes)
 
     def attend(
@@ -214,8 +198,13 @@ class _GraphedDecode(GraphedAttention):
     ) -> torch.Tensor:
         return self._paged.attend(self._wrapper, self._slots, qkv, rotation, qk_norm, layer)
 
+    def _pack(self, sequences: SequenceOf[Sequence]) -> Packed:
+        """Slots and positions of the new tokens."""
+        num_padding = self._batch_size - len(sequences)
+        slots = decode_slots(self._paged.layout, sequences, num_padding, self._paged.dummy_page)
+        return Packed(slots, np.array([s.cached_len for s in sequences] + [0] * num_padding, np.int32))
 
-def _int32(values: Iterable[int]) -> torch.Tensor:
-    # An array first: torch takes four times as long over a list, and page tables are long.
-    numbers = values if isinstance(values, array) else array("i", values)
-    return torch.frombuffer(numbers, dtype=torch.int32).pin_memory()
+
+def _pinned(values: SequenceOf[int]) -> torch.Tensor:
+    """(len(values),) int32 on the host."""
+    return torch.tensor(values, dtype=torch.int32, pin_memory=True)

@@ -13,6 +13,7 @@ from tandem.engine.layers.cuda_kernel import CudaKernel
 from tandem.engine.layers.norm import QkNorm
 from tandem.engine.layers.rotary import Rotation
 from tandem.engine.request import Sequence
+from tandem.engine.upload import Packed, aligned
 
 HEAD_DIMS = (64, 128)
 MAX_GROUP = 8
@@ -49,9 +50,9 @@ class PagedDecode:
         self._arrivals = torch.zeros(max_batch_size * layout.num_kv_heads, dtype=torch.int32, device=self.device)
         self._kernels: dict[tuple[bool, int], CudaKernel] = {}
 
-    def plan(self, sequences: SequenceOf[Sequence], num_rows: int) -> torch.Tensor:
-        """DecodePlan.build's plan in pinned memory."""
-        return torch.from_numpy(self.plans.build(sequences, num_rows)).pin_memory()
+    def plan(self, sequences: SequenceOf[Sequence], num_rows: int) -> Packed:
+        """DecodePlan.build's plan."""
+        return Packed(self.plans.build(sequences, num_rows))
 
     def launch(
         self, plan: torch.Tensor, qkv: torch.Tensor, rotation: Rotation, qk_norm: QkNorm | None, layer: int
@@ -104,15 +105,15 @@ class GraphedPagedDecode(GraphedAttention):
     """Decode attention of one batch size."""
 
     def __init__(self, decode: PagedDecode, batch_size: int, plan_memory: torch.Tensor) -> None:
-        """Args: plan_memory: int32 on the device, room for a plan; all sizes may have the same."""
+        """Args: plan_memory: uint8 on the device, room for a plan; all sizes may have the same."""
         self._decode = decode
         self._batch_size = batch_size
-        self._plan = plan_memory
-        self.positions = plan_memory[decode.plans.positions(batch_size)]
+        self._memory = plan_memory
+        self._plan = plan_memory.view(torch.int32)
+        self.positions = self._plan[decode.plans.positions(batch_size)]
 
     def plan(self, sequences: SequenceOf[Sequence]) -> None:
-        host = self._decode.plan(sequences, self._batch_size)
-        self._plan[: len(host)].copy_(host, non_blocking=True)
+        self._decode.plan(sequences, self._batch_size).copy_to(self._memory)
 
     def attend(
         self, qkv: torch.Tensor, num_q_heads: int, rotation: Rotation, qk_norm: QkNorm | None, layer: int
@@ -126,5 +127,5 @@ def graphed_paged_decodes(
     """For decode steps of these sizes, which share the memory of their plans."""
     # The largest plan need not be that of the largest size. One page more is that of padding.
     num_plan = max(decode.plans.size(size, size * max_pages_per_sequence + 1) for size in batch_sizes)
-    memory = torch.zeros(num_plan, dtype=torch.int32, device=decode.device)
+    memory = torch.zeros(aligned(4 * num_plan), dtype=torch.uint8, device=decode.device)
     return {size: GraphedPagedDecode(decode, size, memory) for size in batch_sizes}

@@ -1,12 +1,13 @@
 """Attention by kernels of our own, on CUDA devices."""
 
 from collections.abc import Sequence as SequenceOf
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from tandem.engine.attention.base import GraphableBackend, GraphedAttention
+from tandem.engine.attention.tables import decode_slots, page_tables, prefill_slots
 from tandem.engine.attention.triton_kernels import decode, num_decode_splits, prefill, queries_per_tile
 from tandem.engine.batch import Batch
 from tandem.engine.kvcache.base import PageLayout
@@ -15,13 +16,10 @@ from tandem.engine.layers.cuda_ops import norm_rotate_write
 from tandem.engine.layers.norm import QkNorm
 from tandem.engine.layers.rotary import Rotation
 from tandem.engine.request import Sequence
+from tandem.engine.upload import Packed, aligned
 
 DTYPES = ("bfloat16", "float16")
 HEAD_DIMS = (64, 128, 256)
-# Kernels are compiled for pointers that are multiples of 16, and anew for others.
-ALIGNMENT = 16
-
-_Integers = np.ndarray[Any, np.dtype[np.int32] | np.dtype[np.int64]]
 
 
 class _DecodeTables(NamedTuple):
@@ -55,8 +53,7 @@ class _PrefillTables(NamedTuple):
 
 
 class TritonAttention(GraphableBackend):
-    """Tables are made on the host and uploaded in one copy. Each is made in pinned memory of its own, which torch gives
-    out again only when the copy is over: an earlier plan's may not have begun."""
+    """Tables are made on the host and uploaded in one copy."""
 
     def __init__(self, pool: CudaKvPool, num_q_heads: int) -> None:
         """Raises ValueError if the kernels do not compute the pool's dtype or heads."""
@@ -77,10 +74,10 @@ class TritonAttention(GraphableBackend):
     def plan(self, batch: Batch) -> None:
         if batch.phase == "decode":
             packed = _pack_decode(self._layout, batch.sequences, 0, self._dummy_page)
-            self._tables = _DecodeTables(*packed.views(packed.to_pinned().to(self._device, non_blocking=True)))
+            self._tables = _DecodeTables(*packed.to(self._device))
         else:
             packed = _pack_prefill(self._layout, batch.sequences, self._queries_per_tile)
-            self._tables = _PrefillTables(*packed.views(packed.to_pinned().to(self._device, non_blocking=True)))
+            self._tables = _PrefillTables(*packed.to(self._device))
 
     def attend(
         self, qkv: torch.Tensor, num_q_heads: int, rotation: Rotation, qk_norm: QkNorm | None, layer: int
@@ -99,7 +96,7 @@ class TritonAttention(GraphableBackend):
         # One memory for the tables of all sizes, as large as the largest of them can be.
         largest = max(batch_sizes)
         num_bytes = _pack_decode(self._layout, (), largest, self._dummy_page).num_bytes
-        num_bytes += _aligned(4 * largest * max_pages_per_sequence)
+        num_bytes += aligned(4 * largest * max_pages_per_sequence)
         memory = torch.zeros(num_bytes, dtype=torch.uint8, device=self._device)
         return {
             size: _GraphedDecode(
@@ -129,8 +126,7 @@ class _GraphedDecode(GraphedAttention):
         self.positions = self._tables.positions
 
     def plan(self, sequences: SequenceOf[Sequence]) -> None:
-        host = self._pack(sequences).to_pinned()
-        self._memory[: len(host)].copy_(host, non_blocking=True)
+        self._pack(sequences).copy_to(self._memory)
 
     def attend(
         self, qkv: torch.Tensor, num_q_heads: int, rotation: Rotation, qk_norm: QkNorm | None, layer: int
@@ -140,75 +136,31 @@ class _GraphedDecode(GraphedAttention):
         out = decode(q, self._pool, layer, tables.positions, tables.first_pages, tables.pages, self._num_splits)
         return out.flatten(1)
 
-    def _pack(self, sequences: SequenceOf[Sequence]) -> "_Packed":
+    def _pack(self, sequences: SequenceOf[Sequence]) -> Packed:
         return _pack_decode(self._layout, sequences, self._batch_size - len(sequences), len(self._pool) - 1)
 
 
-class _Packed:
-    """Arrays one after another in one piece of memory, each at a multiple of ALIGNMENT.
-
-    Attributes:
-        num_bytes: of that memory.
-    """
-
-    def __init__(self, *arrays: _Integers) -> None:
-        self._arrays = arrays
-        self._offsets = [0]
-        for numbers in arrays:
-            self._offsets.append(self._offsets[-1] + _aligned(numbers.nbytes))
-        self.num_bytes = self._offsets[-1]
-
-    def to_pinned(self) -> torch.Tensor:
-        """(num_bytes,) uint8 on the host."""
-        host = torch.empty(self.num_bytes, dtype=torch.uint8, pin_memory=True)
-        memory = host.numpy()
-        for offset, numbers in zip(self._offsets, self._arrays, strict=False):
-            memory[offset : offset + numbers.nbytes] = numbers.view(np.uint8)
-        return host
-
-    def views(self, memory: torch.Tensor) -> list[torch.Tensor]:
-        """The arrays in a copy of that memory, which may be longer: the last array then takes the rest."""
-        ends = [offset + numbers.nbytes for offset, numbers in zip(self._offsets, self._arrays, strict=False)]
-        ends[-1] = len(memory)
-        return [
-            memory[offset:end].view(torch.int64 if numbers.itemsize == 8 else torch.int32)
-            for offset, end, numbers in zip(self._offsets, ends, self._arrays, strict=False)
-        ]
-
-
-def _aligned(num_bytes: int) -> int:
-    return -(-num_bytes // ALIGNMENT) * ALIGNMENT
-
-
-def _pack_decode(layout: PageLayout, sequences: SequenceOf[Sequence], num_padding: int, dummy_page: int) -> _Packed:
+def _pack_decode(layout: PageLayout, sequences: SequenceOf[Sequence], num_padding: int, dummy_page: int) -> Packed:
     """_DecodeTables of a step. Rows of padding have one token, on the dummy page."""
-    page_size = layout.page_size
-    slots = [s.page_ids[s.cached_len // page_size] * page_size + s.cached_len % page_size for s in sequences]
-    slots += [dummy_page * page_size] * num_padding
     positions = [s.cached_len for s in sequences] + [0] * num_padding
-    pages, first_pages = _page_tables(layout, sequences)
+    pages, first_pages = page_tables(layout, sequences)
     # Padding has one page number at the end for all its rows.
     first_pages += [len(pages)] * num_padding
     pages.append(dummy_page)
-    return _Packed(
-        np.array(slots, np.int64),
+    return Packed(
+        decode_slots(layout, sequences, num_padding, dummy_page),
         np.array(positions, np.int32),
         np.array(first_pages, np.int32),
         np.array(pages, np.int32),
     )
 
 
-def _pack_prefill(layout: PageLayout, sequences: SequenceOf[Sequence], queries_per_tile: int) -> _Packed:
+def _pack_prefill(layout: PageLayout, sequences: SequenceOf[Sequence], queries_per_tile: int) -> Packed:
     """_PrefillTables of a forward."""
-    page_size = layout.page_size
-    page_ids, first_pages = _page_tables(layout, sequences)
-    pages = np.array(page_ids, np.int32)
-    slots = []
+    pages, first_pages = page_tables(layout, sequences)
     tiles = []
     num_tokens = 0
     for s, first_page in zip(sequences, first_pages, strict=True):
-        new = np.arange(s.cached_len, s.device_len)
-        slots.append(pages[first_page + new // page_size].astype(np.int64) * page_size + new % page_size)
         first = np.arange(0, s.extend_len, queries_per_tile, dtype=np.int32)
         num_queries = np.minimum(queries_per_tile, s.extend_len - first)
         tiles.append(
@@ -218,14 +170,4 @@ def _pack_prefill(layout: PageLayout, sequences: SequenceOf[Sequence], queries_p
     table = np.concatenate(tiles)
     # Those with the most tokens to attend to start first: a long one that started last would run on alone.
     table = table[np.argsort(-(table[:, 1] + table[:, 2]), kind="stable")]
-    return _Packed(np.concatenate(slots), table.reshape(-1), pages)
-
-
-def _page_tables(layout: PageLayout, sequences: SequenceOf[Sequence]) -> tuple[list[int], list[int]]:
-    """All sequences' pages, one sequence after the other, and where each one's begin."""
-    pages: list[int] = []
-    first_pages = []
-    for s in sequences:
-        first_pages.append(len(pages))
-        pages += s.page_ids[: layout.num_pages_for(s.device_len)]
-    return pages, first_pages
+    return Packed(prefill_slots(layout, sequences), table.reshape(-1), np.array(pages, np.int32))
