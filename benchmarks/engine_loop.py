@@ -14,6 +14,7 @@ from tandem.engine.build import build_engine
 from tandem.engine.engine import Engine
 from tandem.engine.models.config import ModelConfig
 from tandem.sampling_params import SamplingParams
+from tandem.worker.garbage import shorten_pauses
 
 CHUNK_SIZE = 16384
 PAGE_SIZE = 16
@@ -114,6 +115,8 @@ def build_loop(
         max_batch_size=max_batch_size,
     )
     engine = build_engine(engine_config, "benchmark", on_progress)
+    # As in a worker's process.
+    shorten_pauses()
     config = WorkerConfig(
         "benchmark",
         "both",

@@ -102,13 +102,10 @@ class CombinedScheduler(Scheduler):
             if prefilled:
                 # The decode step in flight ends before the prefill behind it: its tokens do not wait for that.
                 self._decode.settle()
-            # The next decode step runs behind the prefill in flight, and is waited for below: what that prefill gives
-            # goes on with this step, not with the one after.
+            # The next decode step would run behind the prefill in flight anyway: what that prefill gives goes on with
+            # this step, not with the one after.
             self._prefill.settle()
         decoded = self._decode.step()
-        if prefilled:
-            # The next turn's prefill would keep the tokens of a decode step in flight waiting.
-            self._decode.settle()
         return prefilled or decoded
 
     def next_deadline(self) -> float | None:

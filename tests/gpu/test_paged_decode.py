@@ -118,7 +118,7 @@ def test_norm_and_rotation_are_those_of_the_other_kernel(head_dim: int) -> None:
     positions = torch.tensor([5, 31], device=device)
     rotation = Rotation(RotaryEmbedding(head_dim, 1e4, None, 64, device), positions, torch.bfloat16)
     decode = PagedDecode(pools[0], 8, 2)
-    decode.launch(decode.plan(sequences, 2).cuda(), qkv, rotation, norm, 1)
+    decode.launch(decode.plan(sequences, 2).to(device)[0], qkv, rotation, norm, 1)
     slots = torch.tensor([16 + 5, 5 * 16 + 15], device=device)
     norm_rotate_write(qkv, 8, rotation, norm, pools[1].all_kv, 1, slots)
     # The new keys, both in float32 until they are rounded; values are copied.

@@ -391,3 +391,20 @@ def test_the_tokens_of_a_decode_step_in_flight_do_not_wait_for_the_prompt_behind
     assert known_at_run[:2] == [(2, num_known), (1, num_known + 1)]
     both.run()
     assert both.output("a") == expected_tokens(PROMPT[:8], 6)
+
+
+def test_the_device_has_a_decode_step_to_run_while_the_next_prompt_is_prepared() -> None:
+    both = Both(max_tokens=6)
+    both.submit("a", PROMPT[:8])
+    while not both.output("a"):
+        both.turn()
+    both.submit("b", [9, *PROMPT[:7]])
+    both.submit("c", [10, *PROMPT])
+    num_before = len(both.engine.batches)
+    both.scheduler.step()
+    assert both.engine.batches[num_before:] == [("prefill", [8]), ("decode", [1, 1])]
+    assert both.engine.num_launched == 1
+    both.scheduler.step()
+    # The step ran behind whatever of the prompt had been launched by then.
+    assert [phase for phase, _ in both.engine.batches[num_before:]] == ["prefill", "decode"] * 2
+    both.run()
