@@ -62,10 +62,8 @@ class Batch:
 
     def positions(self, device: torch.device) -> torch.Tensor:
         """Their positions in their sequences: (num_tokens,) int64."""
-        positions: list[int] = []
-        for s in self.sequences:
-            positions.extend(range(s.cached_len, s.device_len))
-        return to_device(positions, device)
+        positions = np.concatenate([np.arange(s.cached_len, s.device_len) for s in self.sequences])
+        return Packed(positions).to(device)[0]
 
     def logits_rows(self) -> list[int]:
         """Rows of the token dimension whose logits are wanted: the last of each sequence with needs_logits."""

@@ -1,5 +1,6 @@
 """Kernels in CUDA C++, compiled by NVRTC at first use in a tenth of a second. Imported on CUDA machines alone."""
 
+import functools
 from collections.abc import Mapping
 from ctypes import c_float, c_int, c_void_p
 from importlib.resources import files
@@ -33,18 +34,7 @@ class CudaKernel:
             RuntimeError: it cannot be compiled or loaded; the message says why.
         """
         major, minor = torch.cuda.get_device_capability(device)
-        options = [f"--gpu-architecture=sm_{major}{minor}", "--std=c++17", *(f"-D{k}={v}" for k, v in macros.items())]
-        source, header = (files(__package__).joinpath(file).read_bytes() for file in (f"{name}.cu", HEADER))
-        program = _check(nvrtc.nvrtcCreateProgram(source, f"{name}.cu".encode(), 1, [header], [HEADER.encode()]))
-        try:
-            _check(nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options]))
-        except RuntimeError as error:
-            log = b" " * _check(nvrtc.nvrtcGetProgramLogSize(program))
-            _check(nvrtc.nvrtcGetProgramLog(program, log))
-            raise RuntimeError(f"{error}: {log.decode()}") from error
-        binary = b" " * _check(nvrtc.nvrtcGetCUBINSize(program))
-        _check(nvrtc.nvrtcGetCUBIN(program, binary))
-        _check(nvrtc.nvrtcDestroyProgram(program))
+        binary = _compile(name, (f"--gpu-architecture=sm_{major}{minor}", *(f"-D{k}={v}" for k, v in macros.items())))
         with torch.cuda.device(device):
             # Loading needs a context, which torch makes with its first allocation.
             torch.empty(1, device=device)
@@ -71,6 +61,24 @@ class CudaKernel:
             config.attrs, config.numAttrs = [attribute], 1
         values, types = zip(*(_argument(a) for a in arguments), strict=True)
         _check(driver.cuLaunchKernelEx(config, self._function, (values, types), 0))
+
+
+@functools.cache
+def _compile(name: str, options: tuple[str, ...]) -> bytes:
+    """Machine code of NAME.cu; an engine makes its kernels twice, for the measurement before it has a pool too."""
+    source, header = (files(__package__).joinpath(file).read_bytes() for file in (f"{name}.cu", HEADER))
+    program = _check(nvrtc.nvrtcCreateProgram(source, f"{name}.cu".encode(), 1, [header], [HEADER.encode()]))
+    arguments = [option.encode() for option in ("--std=c++17", *options)]
+    try:
+        _check(nvrtc.nvrtcCompileProgram(program, len(arguments), arguments))
+    except RuntimeError as error:
+        log = b" " * _check(nvrtc.nvrtcGetProgramLogSize(program))
+        _check(nvrtc.nvrtcGetProgramLog(program, log))
+        raise RuntimeError(f"{error}: {log.decode()}") from error
+    binary = b" " * _check(nvrtc.nvrtcGetCUBINSize(program))
+    _check(nvrtc.nvrtcGetCUBIN(program, binary))
+    _check(nvrtc.nvrtcDestroyProgram(program))
+    return binary
 
 
 def _argument(value: torch.Tensor | int | float | None) -> tuple[int | float, Any]:

@@ -15,7 +15,7 @@ from tandem.engine.models.base import Model
 from tandem.engine.weights.resolve import checkpoint_files
 
 # A prime, so that no two rows of a tiled matrix come out equal.
-_DUMMY_PERIOD = 1_048_583
+_DUMMY_PERIOD = 131_071
 _DUMMY_SCALE = 0.02
 # Seconds between two messages about progress.
 _REPORT_INTERVAL_S = 0.1
