@@ -51,6 +51,8 @@ def measure_memory(
     if config.max_chunk_tokens:
         for num_tokens in SMALL_PREFILLS:
             engine.forward(_prefill(num_tokens, engine.model.config.max_position_embeddings)).logprobs()
+        # Prompts that have begun run other kernels than new ones.
+        engine.forward(Batch("prefill", [_sequence(2, 1, _SAMPLED)])).logprobs()
         forward = _peak_bytes(engine, _prefill(config.max_chunk_tokens, engine.model.config.max_position_embeddings))
     batch_size = max(config.max_batch_size, config.cuda_graph_max_bs)
     if batch_size:

@@ -21,8 +21,15 @@ def error(actual: torch.Tensor, expected: torch.Tensor) -> float:
 @pytest.mark.parametrize("page_size", [1, 16])
 @pytest.mark.parametrize("has_norm", [True, False])
 @pytest.mark.parametrize("num_tokens", [30, 300])
+@pytest.mark.parametrize("keep_keys", [True, False])
 def test_norm_rotate_write(
-    num_tokens: int, head_dim: int, num_q_heads: int, num_kv_heads: int, page_size: int, has_norm: bool
+    keep_keys: bool,
+    num_tokens: int,
+    head_dim: int,
+    num_q_heads: int,
+    num_kv_heads: int,
+    page_size: int,
+    has_norm: bool,
 ) -> None:
     from tandem.engine.layers.cuda_ops import norm_rotate_write
 
@@ -36,10 +43,10 @@ def test_norm_rotate_write(
     tables = RotaryEmbedding(head_dim, 1e4, None, 500, torch.device("cuda"))
     weight = torch.randn(2, head_dim, device="cuda", generator=generator).bfloat16()
     rotation = Rotation(tables, positions, torch.float32)
-    actual_q = norm_rotate_write(
-        qkv, num_q_heads, rotation, QkNorm(weight, EPS) if has_norm else None, pool, layer, slots
-    )
-    q, k, v = qkv.float().split([num_q_heads, num_kv_heads, num_kv_heads], dim=1)
+    given = qkv.clone()
+    norm = QkNorm(weight, EPS) if has_norm else None
+    actual_q = norm_rotate_write(qkv, num_q_heads, rotation, norm, pool, layer, slots, keep_keys=keep_keys)
+    q, k, v = given.float().split([num_q_heads, num_kv_heads, num_kv_heads], dim=1)
     if has_norm:
         q, k = (rms_norm(x, w.float(), EPS) for x, w in zip((q, k), weight, strict=True))
     assert error(actual_q, rotate(q, *rotation.cos_sin)) < 4e-3
@@ -47,6 +54,9 @@ def test_norm_rotate_write(
     assert error(pool[page, layer, 0, place], rotate(k, *rotation.cos_sin)) < 4e-3
     assert torch.equal(pool[page, layer, 1, place], v.bfloat16())
     # Nothing else was written.
+    if keep_keys:
+        given[:, num_q_heads : num_q_heads + num_kv_heads] = pool[page, layer, 0, place]
+    assert torch.equal(qkv, given)
     pool[page, layer, :, place] = 7.0
     assert (pool == 7.0).all()
 

@@ -74,8 +74,10 @@ def test_the_largest_forwards_run_on_a_single_page(model_dir: str, monkeypatch: 
     device = FakeDevice(monkeypatch, engine)
     config = EngineConfig(model_dir, max_chunk_tokens=300, max_batch_size=9, cuda_graph_max_bs=4)
     memory = measure_memory(engine, config, 1000 * MIB, device.capture)
-    small = [("prefill", num_tokens) for num_tokens in dry_run.SMALL_PREFILLS]
+    # The last of these goes on with a prompt that has begun.
+    small = [("prefill", num_tokens) for num_tokens in (*dry_run.SMALL_PREFILLS, 1)]
     forwards = [(b.phase, b.num_tokens) for b in device.batches]
+    assert [b.sequences[0].cached_len > 0 for b in device.batches[: len(small)]] == [False] * (len(small) - 1) + [True]
     assert forwards == [*small, ("prefill", 300), ("decode", 9), ("decode", 4)]
     assert len(device.batches[len(small)].logits_rows()) == MAX_PREFILL_BATCH_SIZE
     assert memory.forward == 300 * MIB

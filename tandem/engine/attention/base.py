@@ -22,7 +22,7 @@ class Attention(ABC):
         then attends causally to all tokens up to each query.
 
         Args:
-            qkv: (num_tokens, num_q_heads + 2 * num_kv_heads, head_dim), as projected.
+            qkv: (num_tokens, num_q_heads + 2 * num_kv_heads, head_dim), as projected; not to be used again.
             qk_norm: None for models without.
             layer: index of the layer.
 

@@ -51,10 +51,13 @@ class FlashInferAttention(GraphableBackend):
         if major >= PDL_CAPABILITY and has_kernel(layout, num_q_heads):
             self._own_decode = PagedDecode(pool, num_q_heads, MAX_OWN_DECODE)
         self._own_plan: torch.Tensor | None = None  # of a decode step by our own kernel, on the device
+        prefill_backend = "fa3" if major == FA3_CAPABILITY else "fa2"
         self._prefill = _Wrapper(
-            flashinfer.BatchPrefillWithPagedKVCacheWrapper(
-                self._workspace, "NHD", backend="fa3" if major == FA3_CAPABILITY else "fa2"
-            )
+            flashinfer.BatchPrefillWithPagedKVCacheWrapper(self._workspace, "NHD", backend=prefill_backend)
+        )
+        # Of prompts that begin with it.
+        self._first_prefill = _Wrapper(
+            flashinfer.BatchPrefillWithRaggedKVCacheWrapper(self._workspace, "NHD", backend=prefill_backend)
         )
         # Grouped queries fill a tensor core's rows.
         self._decode = _Wrapper(
@@ -70,20 +73,26 @@ class FlashInferAttention(GraphableBackend):
             (self._own_plan,) = plan.to(self._device)
             return
         (self._slots,) = Packed(prefill_slots(self._paged.layout, batch.sequences)).to(self._device)
-        tables = self._paged.tables(batch.sequences)
+        sizes, dtypes = self._paged.sizes, self._paged.dtypes
         if batch.phase == "decode":
             self._wrapper = self._decode
-            self._decode.plan(*tables, *self._paged.sizes, **self._paged.dtypes)
-        else:
+            self._decode.plan(*self._paged.tables(batch.sequences), *sizes, **dtypes)
+            return
+        indptr = _pinned([0, *accumulate(s.extend_len for s in batch.sequences)])
+        if any(s.cached_len for s in batch.sequences):
             self._wrapper = self._prefill
-            qo_indptr = _pinned([0, *accumulate(s.extend_len for s in batch.sequences)])
-            self._prefill.plan(qo_indptr, *tables, *self._paged.sizes, causal=True, **self._paged.dtypes)
+            self._prefill.plan(indptr, *self._paged.tables(batch.sequences), *sizes, causal=True, **dtypes)
+        else:
+            self._wrapper = self._first_prefill
+            self._first_prefill.plan(indptr, indptr, *sizes[:3], causal=True, **dtypes)
 
     def attend(
         self, qkv: torch.Tensor, num_q_heads: int, rotation: Rotation, qk_norm: QkNorm | None, layer: int
     ) -> torch.Tensor:
         if self._own_decode is not None and self._own_plan is not None:
             return self._own_decode.launch(self._own_plan, qkv, rotation, qk_norm, layer)
+        if self._wrapper is self._first_prefill:
+            return self._paged.attend_to_new(self._wrapper, self._slots, qkv, rotation, qk_norm, layer)
         return self._paged.attend(self._wrapper, self._slots, qkv, rotation, qk_norm, layer)
 
     def for_graphs(self, batch_sizes: SequenceOf[int], max_pages_per_sequence: int) -> dict[int, GraphedAttention]:
@@ -111,9 +120,9 @@ class _Wrapper:
         self._wrapper.plan(*tables, **options)
         self._copied.record()
 
-    def run(self, q: torch.Tensor, cache: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    def run(self, q: torch.Tensor, *kv: Any) -> torch.Tensor:
         # Every row is written; left to itself, the wrapper would fill its output with zeros first.
-        out: torch.Tensor = self._wrapper.run(q, cache, out=torch.empty_like(q))
+        out: torch.Tensor = self._wrapper.run(q, *kv, out=torch.empty_like(q))
         return out
 
 
@@ -163,6 +172,22 @@ class _PagedKernels:
         """Attention.attend with a planned wrapper. Args: slots: (num_tokens,) int64, where each new token goes."""
         q = norm_rotate_write(qkv, self._num_q_heads, rotation, qk_norm, self._pool, layer, slots)
         return wrapper.run(q, self._caches[layer]).flatten(1)
+
+    def attend_to_new(
+        self,
+        wrapper: _Wrapper,
+        slots: torch.Tensor,
+        qkv: torch.Tensor,
+        rotation: Rotation,
+        qk_norm: QkNorm | None,
+        layer: int,
+    ) -> torch.Tensor:
+        """The same where all tokens of every sequence are new: keys and values are read where they were projected, in
+        larger pieces than pages are."""
+        q = norm_rotate_write(qkv, self._num_q_heads, rotation, qk_norm, self._pool, layer, slots, keep_keys=True)
+        num_kv_heads = self.layout.num_kv_heads
+        _, k, v = qkv.split((self._num_q_heads, num_kv_heads, num_kv_heads), dim=1)
+        return wrapper.run(q, k, v).flatten(1)
 
 
 class _GraphedDecode(GraphedAttention):

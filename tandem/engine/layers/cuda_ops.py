@@ -73,6 +73,8 @@ def norm_rotate_write(
     pool: torch.Tensor,
     layer: int,
     slots: torch.Tensor,
+    *,
+    keep_keys: bool = False,
 ) -> torch.Tensor:
     """Normalises queries and keys (if the model does), turns both, and writes keys and values into their pages.
 
@@ -82,6 +84,7 @@ def norm_rotate_write(
         qkv: (num_tokens, num_q_heads + 2 * num_kv_heads, head_dim), contiguous; head_dim a power of 2.
         pool: (num_pages, num_layers, 2, page_size, num_kv_heads, head_dim), contiguous.
         slots: (num_tokens,) int64, where each token goes: its page times page_size, plus its place in the page.
+        keep_keys: write the turned keys over those in qkv too.
 
     Returns:
         queries: (num_tokens, num_q_heads, head_dim).
@@ -111,6 +114,7 @@ def norm_rotate_write(
         NUM_KV=num_kv_heads,
         HALF=head_dim // 2,
         HAS_NORM=qk_norm is not None,
+        KEEP_KEYS=keep_keys,
         HEADS=heads,
         num_warps=4,
     )
@@ -135,6 +139,7 @@ def _norm_rotate_write(  # type: ignore[no-untyped-def]
     NUM_KV: tl.constexpr,
     HALF: tl.constexpr,
     HAS_NORM: tl.constexpr,
+    KEEP_KEYS: tl.constexpr,
     HEADS: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
@@ -166,6 +171,11 @@ def _norm_rotate_write(  # type: ignore[no-untyped-def]
     target = (token * NUM_Q + head[:, None]) * (2 * HALF) + i[None, :]
     tl.store(q_out + target, a, mask=is_query)
     tl.store(q_out + target + HALF, b, mask=is_query)
+    if KEEP_KEYS:
+        # Nobody but this program reads them.
+        is_key = is_turned & (head >= NUM_Q)[:, None]
+        tl.store(qkv + source, a, mask=is_key)
+        tl.store(qkv + source + HALF, b, mask=is_key)
     slot = tl.load(slots + token)
     is_value = tl.where(head >= NUM_Q + NUM_KV, 1, 0)
     kv_head = head - NUM_Q - is_value * NUM_KV
