@@ -10,7 +10,7 @@ import torch
 
 from deploy.local_worker import Counts, LocalWorker
 from tandem.config import ATTENTION_BACKENDS, DecodeConfig, EngineConfig, PrefillConfig, WorkerConfig
-from tandem.engine.build import build_engine
+from tandem.engine.build import build_engine, why_no_gpu
 from tandem.engine.engine import Engine
 from tandem.engine.models.config import ModelConfig
 from tandem.sampling_params import SamplingParams
@@ -87,7 +87,7 @@ def open_model(parser: argparse.ArgumentParser, directory: Path) -> ModelConfig:
             raise ValueError(f"--model {directory} is no directory; it must be one with a model's config.json")
         model = ModelConfig.from_dir(directory)
         if not torch.cuda.is_available():
-            raise ValueError("torch sees no GPU here; run this on a machine with one")
+            raise ValueError(f"{why_no_gpu()}; run this on a machine with a GPU")
     except ValueError as error:
         parser.exit(EXIT_USAGE, f"{parser.prog}: {error}\n")
     return model

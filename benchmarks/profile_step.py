@@ -96,7 +96,7 @@ class GraphLaunch:
     Attributes:
         before: recorded just before the launch.
         after: recorded just after it.
-        late: seconds the launch itself took the host, where the device had nothing left to run by its end; else 0.
+        late: seconds the launch itself took the host, where by its end the device had run all before it; else 0.
     """
 
     before: torch.cuda.Event
@@ -122,7 +122,7 @@ class GraphGaps:
             began = time.perf_counter()
             self._replay(graph)
             took = time.perf_counter() - began
-            late = bool(self.launches) and self.launches[-1].after.query()
+            late = before.query()
             after.record()
             self.launches.append(GraphLaunch(before, after, took if late else 0.0))
 

@@ -169,8 +169,10 @@ def _check_device(config: ClusterConfig) -> None:
         raise ValueError(f"no kernel is compiled for device {config.device}; give --device cuda")
     import torch
 
+    from tandem.engine.build import why_no_gpu
+
     if not torch.cuda.is_available():
-        raise ValueError("torch sees no GPU here; run this on a machine with a GPU like those that will serve")
+        raise ValueError(f"{why_no_gpu()}; run this on a machine with a GPU like those that will serve")
 
 
 def _cache_directories() -> dict[str, Path]:

@@ -168,6 +168,11 @@ class Cluster:
     def _check_num_gpus(self) -> None:
         """Raises ConfigurationError if there are fewer GPUs than workers."""
         num_gpus = int(ray.cluster_resources().get("GPU", 0))
+        if num_gpus == 0:
+            raise ConfigurationError(
+                "device cuda needs NVIDIA GPUs, and none is visible here (see nvidia-smi and CUDA_VISIBLE_DEVICES); "
+                "use --device cpu"
+            )
         if num_gpus < self._config.num_workers:
             raise ConfigurationError(
                 f"device cuda takes a GPU for each worker: {self._config.num_workers} workers, but {num_gpus} GPUs "

@@ -1,5 +1,6 @@
 """The router as a Ray actor. Nothing here imports torch."""
 
+import gc
 import threading
 
 from router.process import RouterAddresses, RouterProcess
@@ -17,7 +18,12 @@ class RouterActor:
 
     def start(self) -> RouterAddresses:
         logs.configure("router", self._config.log)
-        return self._process.start()
+        addresses = self._process.start()
+        # The garbage collector passes over what is here now and lives as long as the process: a full collection stops
+        # every stream while it looks at objects, and these are most of them.
+        gc.collect()
+        gc.freeze()
+        return addresses
 
     def wait_stopped(self) -> None:
         """Returns after stop; the caller sees an error at once if the process dies."""

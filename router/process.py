@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import gc
 import logging
 import os
 from collections.abc import Coroutine
@@ -62,12 +61,7 @@ class RouterProcess:
             ValueError: a port is taken, the model directory has no usable tokenizer, or a TLS file is unusable.
         """
         self._loop_thread.start()
-        addresses = self._loop_thread.call(self._serve(), START_TIMEOUT_S)
-        # The garbage collector passes over what is here now and lives as long as the process: a full collection stops
-        # every stream while it looks at objects, and these are most of them.
-        gc.collect()
-        gc.freeze()
-        return addresses
+        return self._loop_thread.call(self._serve(), START_TIMEOUT_S)
 
     def drain(self, timeout_s: float) -> int:
         """Takes no new requests from now on and waits for those in hand; returns how many are left."""

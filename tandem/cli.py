@@ -96,7 +96,7 @@ def _parser() -> argparse.ArgumentParser:
     compile_ahead = add(
         "compile",
         "compile a GPU's kernels ahead",
-        "Compile the kernels that a cluster needs, on a GPU like its own, so that workers start without a compiler.",
+        "Compile the kernels that a cluster needs, on a GPU like its own, so that its workers need not.",
         COMPILE_EXAMPLES,
     )
     add_serve_options(compile_ahead)

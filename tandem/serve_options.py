@@ -236,7 +236,7 @@ def add_serve_options(parser: argparse.ArgumentParser) -> None:
     """Adds every option's flag; tandem.serve_config reads them."""
     groups = {name: parser.add_argument_group(name) for name in GROUPS}
     groups["operation"].add_argument(
-        "--config", dest=CONFIG_FILE, metavar="FILE.yaml", help="a file with any of these options (see below)"
+        "--config", dest=CONFIG_FILE, metavar="FILE.yaml", help="a file with any of these options"
     )
     for option in OPTIONS:
         if option.type is bool:

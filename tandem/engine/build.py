@@ -85,11 +85,18 @@ def build_engine(config: EngineConfig, pool_name: str, on_progress: Callable[[st
     return engine
 
 
+def why_no_gpu() -> str:
+    """For a message, where torch says that there is none."""
+    if torch.version.cuda is None:
+        return f"torch {torch.__version__} is made without CUDA (docs/gpu.md says what to install)"
+    return "torch sees no GPU here"
+
+
 def _device(name: str) -> torch.device:
     """Raises ValueError if this machine has no such device."""
     if name == "cuda":
         if not torch.cuda.is_available():
-            raise ValueError("device cuda is asked for, but torch sees no GPU here; use --device cpu")
+            raise ValueError(f"device cuda is asked for, but {why_no_gpu()}; use --device cpu")
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device(name)
 

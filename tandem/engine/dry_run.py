@@ -49,11 +49,12 @@ def measure_memory(
     """
     forward = graphs = 0
     if config.max_chunk_tokens:
-        for num_tokens in SMALL_PREFILLS:
-            engine.forward(_prefill(num_tokens, engine.model.config.max_position_embeddings)).logprobs()
-        # Prompts that have begun run other kernels than new ones.
-        engine.forward(Batch("prefill", [_sequence(2, 1, _SAMPLED)])).logprobs()
-        forward = _peak_bytes(engine, _prefill(config.max_chunk_tokens, engine.model.config.max_position_embeddings))
+        longest = engine.model.config.max_position_embeddings
+        # Prompts that go on run other kernels than new ones.
+        for cached_len in (0, 1):
+            for num_tokens in SMALL_PREFILLS:
+                engine.forward(_prefill(num_tokens, longest, cached_len)).logprobs()
+            forward = max(forward, _peak_bytes(engine, _prefill(config.max_chunk_tokens, longest, cached_len)))
     batch_size = max(config.max_batch_size, config.cuda_graph_max_bs)
     if batch_size:
         forward = max(forward, _peak_bytes(engine, _decode(batch_size, _SAMPLED)))
@@ -82,11 +83,12 @@ def _peak_bytes(engine: Engine, batch: Batch) -> int:
     return torch.cuda.max_memory_reserved() - before
 
 
-def _prefill(num_tokens: int, max_position_embeddings: int) -> Batch:
-    """Prompts of about equal lengths, as many as may come together."""
-    num_rows = max(min(MAX_PREFILL_BATCH_SIZE, num_tokens), -(-num_tokens // max_position_embeddings))
+def _prefill(num_tokens: int, longest: int, cached_len: int) -> Batch:
+    """So many new tokens of prompts of about equal lengths, at most `longest`, as many as may come together."""
+    num_rows = max(min(MAX_PREFILL_BATCH_SIZE, num_tokens), -(-num_tokens // (longest - cached_len)))
     shortest, num_longer = divmod(num_tokens, num_rows)
-    return Batch("prefill", [_sequence(shortest + (row < num_longer), 0, _SAMPLED) for row in range(num_rows)])
+    lengths = [cached_len + shortest + (row < num_longer) for row in range(num_rows)]
+    return Batch("prefill", [_sequence(length, cached_len, _SAMPLED) for length in lengths])
 
 
 def _decode(batch_size: int, sampling: SamplingParams) -> Batch:

@@ -100,7 +100,8 @@ class CombinedScheduler(Scheduler):
         prefilled = self._prefill.step()
         if self._decode.num_running:
             if prefilled:
-                # The decode step in flight ends before the prefill behind it: its tokens do not wait for that.
+                # The decode step in flight ends before the prefill behind it: its tokens have waited for the launch of
+                # that, and do not wait for its end.
                 self._decode.settle()
             # The next decode step would run behind the prefill in flight anyway: what that prefill gives goes on with
             # this step, not with the one after.

@@ -27,7 +27,6 @@ from tandem.worker.base import Outbox, Scheduler
 from tandem.worker.control_client import ControlClient
 from tandem.worker.engine_thread import EngineThread, Outgoing
 from tandem.worker.events import Event
-from tandem.worker.garbage import shorten_pauses
 from tandem.worker.metrics import worker_registry
 
 logger = logging.getLogger(__name__)
@@ -106,7 +105,6 @@ class WorkerProcess:
         self._engine_thread.start()
         self._engine_thread.wait_built(LOAD_TIMEOUT_S)
         address = self._loop_thread.call(self._serve(), CALL_TIMEOUT_S)
-        shorten_pauses()
         self._on_progress("loaded")
         return address
 

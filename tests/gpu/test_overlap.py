@@ -43,7 +43,7 @@ def engine(request: pytest.FixtureRequest, model_dir: Path) -> Engine:
     return build_engine(config, "test", lambda doing: None)
 
 
-class AdoptingScheduler(CombinedScheduler):
+class JoiningInFlight(CombinedScheduler):
     """Takes requests over while a step is in flight, as a decode worker does."""
 
     def step(self) -> bool:
@@ -131,7 +131,7 @@ def serve_arrivals(served: Served, sampling: dict[str, object]) -> None:
     assert served.worker.scheduler.check_integrity() == ""
 
 
-@pytest.mark.parametrize("scheduler", [CombinedScheduler, AdoptingScheduler])
+@pytest.mark.parametrize("scheduler", [CombinedScheduler, JoiningInFlight])
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_overlap_changes_no_token(
     engine: Engine, sampling: str, scheduler: type[CombinedScheduler], monkeypatch: pytest.MonkeyPatch
@@ -150,7 +150,7 @@ def test_overlap_changes_no_token(
     assert sum(num_fed > 0 for _, num_fed in overlapped.batches) > len(overlapped.batches) / 2
     # A worker of role both knows all tokens before a request joins.
     joined_in_flight = any(0 < num_fed < size for size, num_fed in overlapped.batches)
-    assert joined_in_flight == (scheduler is AdoptingScheduler)
+    assert joined_in_flight == (scheduler is JoiningInFlight)
 
 
 def test_a_stop_token_ends_the_output_where_it_does_without_overlap(

@@ -74,12 +74,13 @@ def test_the_largest_forwards_run_on_a_single_page(model_dir: str, monkeypatch: 
     device = FakeDevice(monkeypatch, engine)
     config = EngineConfig(model_dir, max_chunk_tokens=300, max_batch_size=9, cuda_graph_max_bs=4)
     memory = measure_memory(engine, config, 1000 * MIB, device.capture)
-    # The last of these goes on with a prompt that has begun.
-    small = [("prefill", num_tokens) for num_tokens in (*dry_run.SMALL_PREFILLS, 1)]
+    # First new prompts, then such as go on.
+    prefills = [("prefill", num_tokens) for num_tokens in (*dry_run.SMALL_PREFILLS, 300)]
     forwards = [(b.phase, b.num_tokens) for b in device.batches]
-    assert [b.sequences[0].cached_len > 0 for b in device.batches[: len(small)]] == [False] * (len(small) - 1) + [True]
-    assert forwards == [*small, ("prefill", 300), ("decode", 9), ("decode", 4)]
-    assert len(device.batches[len(small)].logits_rows()) == MAX_PREFILL_BATCH_SIZE
+    assert forwards == [*prefills, *prefills, ("decode", 9), ("decode", 4)]
+    cached = [{s.cached_len for s in b.sequences} for b in device.batches[: 2 * len(prefills)]]
+    assert cached == [{0}] * len(prefills) + [{1}] * len(prefills)
+    assert len(device.batches[len(prefills) - 1].logits_rows()) == MAX_PREFILL_BATCH_SIZE
     assert memory.forward == 300 * MIB
     # Three sizes, all of which were tried, and 4 sequences of 4 pages in the page tables.
     assert device.num_captured == 1 and memory.graphs == 4 * MIB + 34 * MIB // 3 * 3 + 4 * 4 * 4

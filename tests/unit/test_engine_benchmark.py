@@ -124,7 +124,7 @@ def test_what_cannot_be_measured_is_said_in_one_line(
     no_model = model_dir.parent / "absent"
     empty = model_dir.parent
     for directory, message in (
-        (model_dir, "torch sees no GPU here; run this on a machine with one"),
+        (model_dir, "; run this on a machine with a GPU"),
         (no_model, f"--model {no_model} is no directory; it must be one with a model's config.json"),
         (empty, f"{empty / 'config.json'}: "),
     ):

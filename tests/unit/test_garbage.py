@@ -1,8 +1,30 @@
-"""What a worker does to be stopped seldom and shortly by Python's garbage collector."""
+"""What is done for Python's garbage collector to stop processes seldom and shortly."""
 
 import subprocess
 import sys
+from pathlib import Path
 
+from tandem.worker.garbage import FULL_COLLECTION_THRESHOLD
+from tests.cluster.conftest import save_tiny_model
+
+COUNTS = """
+import gc
+{actor}
+print(gc.get_freeze_count(), gc.get_threshold()[2])
+actor.stop()
+"""
+ROUTER = """
+from deploy.router_actor import RouterActor
+from tandem.config import RouterConfig
+actor = RouterActor(RouterConfig({model_dir!r}, "tiny", 64, grpc_port=0, http_port=0))
+actor.start()
+"""
+WORKER = """
+from deploy.worker_actor import WorkerActor
+from tandem.config import EngineConfig, WorkerConfig
+actor = WorkerActor(WorkerConfig("both-0", "both", EngineConfig({model_dir!r}, num_pages=8), "tiny", 64))
+actor.start()
+"""
 SCRIPT = """
 import gc, torch
 from tandem.worker.garbage import shorten_pauses
@@ -26,11 +48,14 @@ print(sum(generation == 2 for generation, _ in looked_at), max(num for _, num in
 
 def full_collections(call: str) -> tuple[int, int]:
     """Their number, and the most objects besides those of the script that any collection had before it."""
-    printed = subprocess.run(
-        [sys.executable, "-c", SCRIPT.format(call=call)], capture_output=True, text=True, timeout=60, check=True
-    ).stdout
-    num_full, num_objects = map(int, printed.split())
+    num_full, num_objects = run(SCRIPT.format(call=call))
     return num_full, num_objects
+
+
+def run(script: str) -> list[int]:
+    """The numbers that it prints."""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    return [int(number) for number in done.stdout.split()]
 
 
 def test_what_is_imported_is_never_looked_at_again_and_the_rest_seldom() -> None:
@@ -39,3 +64,13 @@ def test_what_is_imported_is_never_looked_at_again_and_the_rest_seldom() -> None
     # The same script sees them where nothing is done about it.
     num_full, num_objects = full_collections("")
     assert num_full > 0 and num_objects > 50_000
+
+
+def test_processes_that_serve_leave_what_they_have_at_their_start_alone(tmp_path: Path) -> None:
+    save_tiny_model(tmp_path / "tiny")
+    model_dir = str(tmp_path / "tiny")
+    num_frozen, full_threshold = run(COUNTS.format(actor=WORKER.format(model_dir=model_dir)))
+    assert num_frozen > 50_000 and full_threshold == FULL_COLLECTION_THRESHOLD
+    # Requests leave cycles behind at a router: its full collections come as often as ever.
+    num_frozen, full_threshold = run(COUNTS.format(actor=ROUTER.format(model_dir=model_dir)))
+    assert num_frozen > 20_000 and full_threshold < FULL_COLLECTION_THRESHOLD

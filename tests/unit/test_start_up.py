@@ -72,6 +72,9 @@ def test_too_few_gpus_are_said_before_a_model_is_looked_for(
     assert "2 workers, but 1 GPUs here; use fewer workers (--both 1 needs one GPU) or --device cpu" in error
     error = refusal(capsys, "--model", "no-such-model", "--device", "cuda", "--both", "1", *PORTS)
     assert "model 'no-such-model' not found" in error
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 3.0})
+    error = refusal(capsys, "--model", "no-such-model", "--device", "cuda", "--both", "1", *PORTS)
+    assert "none is visible here" in error
 
 
 def test_a_model_without_config_weights_or_tokenizer(

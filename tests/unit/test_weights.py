@@ -410,3 +410,8 @@ def test_loading_tells_how_many_bytes_of_how_many(
     told.clear()
     load_weights(model, tmp_path, load_format, torch.device("cpu"), told.append)
     assert len(told) == 1
+
+
+def test_no_two_rows_of_a_large_vocabulary_are_equal() -> None:
+    ((_, weight),) = dummy_weights([("lm_head.weight", (151_936, 8), torch.bfloat16)])
+    assert len(weight.float().unique(dim=0)) == len(weight)

@@ -72,8 +72,9 @@ class FlashInferAttention(GraphableBackend):
             plan = self._own_decode.plan(batch.sequences, len(batch.sequences))
             (self._own_plan,) = plan.to(self._device)
             return
-        (self._slots,) = Packed(prefill_slots(self._paged.layout, batch.sequences)).to(self._device)
-        sizes, dtypes = self._paged.sizes, self._paged.dtypes
+        layout, sizes, dtypes = self._paged.layout, self._paged.sizes, self._paged.dtypes
+        make_slots = decode_slots if batch.phase == "decode" else prefill_slots
+        (self._slots,) = Packed(make_slots(layout, batch.sequences)).to(self._device)
         if batch.phase == "decode":
             self._wrapper = self._decode
             self._decode.plan(*self._paged.tables(batch.sequences), *sizes, **dtypes)

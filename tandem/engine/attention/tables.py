@@ -24,7 +24,9 @@ def page_tables(layout: PageLayout, sequences: SequenceOf[Sequence]) -> tuple["a
     return pages, first_pages
 
 
-def decode_slots(layout: PageLayout, sequences: SequenceOf[Sequence], num_padding: int, dummy_page: int) -> Int64s:
+def decode_slots(
+    layout: PageLayout, sequences: SequenceOf[Sequence], num_padding: int = 0, dummy_page: int = 0
+) -> Int64s:
     """Where each sequence's one new token goes: its page times page_size, plus its place in the page.
 
     Returns:

@@ -71,13 +71,14 @@ def _compile(name: str, options: tuple[str, ...]) -> bytes:
     arguments = [option.encode() for option in ("--std=c++17", *options)]
     try:
         _check(nvrtc.nvrtcCompileProgram(program, len(arguments), arguments))
+        binary = b" " * _check(nvrtc.nvrtcGetCUBINSize(program))
+        _check(nvrtc.nvrtcGetCUBIN(program, binary))
     except RuntimeError as error:
         log = b" " * _check(nvrtc.nvrtcGetProgramLogSize(program))
         _check(nvrtc.nvrtcGetProgramLog(program, log))
         raise RuntimeError(f"{error}: {log.decode()}") from error
-    binary = b" " * _check(nvrtc.nvrtcGetCUBINSize(program))
-    _check(nvrtc.nvrtcGetCUBIN(program, binary))
-    _check(nvrtc.nvrtcDestroyProgram(program))
+    finally:
+        _check(nvrtc.nvrtcDestroyProgram(program))
     return binary
 
 

@@ -14,8 +14,8 @@ from safetensors import SafetensorError, safe_open
 from tandem.engine.models.base import Model
 from tandem.engine.weights.resolve import checkpoint_files
 
-# A prime, so that no two rows of a tiled matrix come out equal.
-_DUMMY_PERIOD = 131_071
+# A prime above the number of rows of any matrix: no two of them come out equal.
+_DUMMY_PERIOD = 262_147
 _DUMMY_SCALE = 0.02
 # Seconds between two messages about progress.
 _REPORT_INTERVAL_S = 0.1
