@@ -83,9 +83,9 @@ def dummy_weights(
         count = math.prod(shape)
         generator = torch.Generator().manual_seed(zlib.crc32(name.encode(), seed))
         # Large tensors repeat one stretch of numbers: drawing billions would take longer than any benchmark.
-        drawn = torch.rand(min(count, _DUMMY_PERIOD), generator=generator)
+        drawn = torch.empty(min(count, _DUMMY_PERIOD)).uniform_(-_DUMMY_SCALE, _DUMMY_SCALE, generator=generator)
         # Drawn and rounded on the CPU, where the numbers are the same for all.
-        stretch = ((2 * drawn - 1) * _DUMMY_SCALE).to(dtype).to(device)
+        stretch = drawn.to(dtype).to(device)
         yield name, stretch.repeat(math.ceil(count / len(stretch)))[:count].view(shape)
 
 
