@@ -61,6 +61,9 @@ def stream_answer(client: TandemClient, request: pb.GenerateRequest) -> tuple[st
         text += response.text
         last = response
     print()
+    if last.finish_reason == pb.FINISH_REASON_LENGTH and sys.stdout.isatty():
+        # A person would take it for an answer that broke off.
+        print(f"(ended by its length, {last.usage.completion_tokens} tokens: --max-tokens)", file=sys.stderr)
     return text, last
 
 
@@ -153,7 +156,7 @@ def print_status(info: pb.ServerInfo) -> None:
     state = "[green]ready[/]" if info.ready else f"[red]not ready[/]: {info.not_ready_reason}"
     console.print(f"{info.model} (length {info.max_model_len}), {state}, {info.num_requests} requests in hand")
     # Two tables, because one would not fit a terminal of 80 columns.
-    workers, counts = (Table(box=None, padding=(0, 2), pad_edge=False, header_style="dim") for _ in range(2))
+    workers, counts = (Table(box=None, padding=(0, 1), pad_edge=False, header_style="dim") for _ in range(2))
     for column in ("worker", "role", "pid", "linked to"):
         workers.add_column(column)
     for column in ("queued", "running"):

@@ -224,8 +224,10 @@ def _from_hub(model: str, load_format: str, on_progress: Progress | None) -> Pat
     try:
         directory = snapshot(local=False)
     except Exception as error:  # a failed download raises what the hub library's transport happens to raise
+        # The library's message may have several lines.
+        reason = " ".join(str(error).split())
         raise ValueError(
-            f"model {model!r} is no local path, is not in the local hub cache, and cannot be fetched: {error}"
+            f"model {model!r} is no local path, is not in the local hub cache, and cannot be fetched: {reason}"
         ) from error
     report("downloading", 1.0)
     return directory
