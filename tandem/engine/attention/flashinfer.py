@@ -55,7 +55,7 @@ class FlashInferAttention(GraphableBackend):
         self._prefill = _Wrapper(
             flashinfer.BatchPrefillWithPagedKVCacheWrapper(self._workspace, "NHD", backend=prefill_backend)
         )
-        # Of prompts that begin with it.
+        # For forwards whose prompts all begin with them: keys and values need not come out of pages.
         self._first_prefill = _Wrapper(
             flashinfer.BatchPrefillWithRaggedKVCacheWrapper(self._workspace, "NHD", backend=prefill_backend)
         )
