@@ -90,7 +90,7 @@ class LayerKernels:
         for sequence in sequences:
             sequence.extend(1)
         decode = PagedDecode(pool, model.num_q_heads, batch_size)
-        plan = decode.plan(sequences, batch_size).to(self._device)
+        (plan,) = decode.plan(sequences, batch_size).to(self._device)
         tables = RotaryEmbedding(model.head_dim, model.rope_theta, model.rope_scaling, kv_len, self._device)
         rotation = Rotation(tables, plan[decode.plans.positions(batch_size)], torch.bfloat16)
         qkv = self._random(batch_size, model.num_q_heads + 2 * model.num_kv_heads, model.head_dim)
