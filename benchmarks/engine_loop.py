@@ -8,13 +8,13 @@ from pathlib import Path
 
 import torch
 
+from deploy.garbage import collect_seldom, freeze_objects
 from deploy.local_worker import Counts, LocalWorker
 from tandem.config import ATTENTION_BACKENDS, DecodeConfig, EngineConfig, PrefillConfig, WorkerConfig
 from tandem.engine.build import build_engine, why_no_gpu
 from tandem.engine.engine import Engine
 from tandem.engine.models.config import ModelConfig
 from tandem.sampling_params import SamplingParams
-from tandem.worker.garbage import shorten_pauses
 
 CHUNK_SIZE = 16384
 PAGE_SIZE = 16
@@ -116,7 +116,8 @@ def build_loop(
     )
     engine = build_engine(engine_config, "benchmark", on_progress)
     # As in a worker's process.
-    shorten_pauses()
+    freeze_objects()
+    collect_seldom()
     config = WorkerConfig(
         "benchmark",
         "both",

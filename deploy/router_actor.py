@@ -1,8 +1,8 @@
 """The router as a Ray actor. Nothing here imports torch."""
 
-import gc
 import threading
 
+from deploy.garbage import freeze_objects
 from router.process import RouterAddresses, RouterProcess
 from tandem import logs
 from tandem.config import RouterConfig
@@ -19,10 +19,7 @@ class RouterActor:
     def start(self) -> RouterAddresses:
         logs.configure("router", self._config.log)
         addresses = self._process.start()
-        # The garbage collector passes over what is here now and lives as long as the process: a full collection stops
-        # every stream while it looks at objects, and these are most of them.
-        gc.collect()
-        gc.freeze()
+        freeze_objects()
         return addresses
 
     def wait_stopped(self) -> None:

@@ -3,11 +3,11 @@
 import threading
 
 from decode_worker.worker import DecodeRoom, make_decode_scheduler
+from deploy.garbage import collect_seldom, freeze_objects
 from prefill_worker.worker import PrefillRoom, make_prefill_scheduler
 from tandem import logs
 from tandem.config import WorkerConfig
 from tandem.worker.combined import CombinedRoom
-from tandem.worker.garbage import shorten_pauses
 from tandem.worker.process import WorkerProcess, WorkerRoom
 
 
@@ -34,7 +34,8 @@ class WorkerActor:
         """Loads the model; raises ValueError if it cannot be served, or the log not be written."""
         logs.configure(self._config.worker_id, self._config.log)
         self._process.start()
-        shorten_pauses()
+        freeze_objects()
+        collect_seldom()
 
     def connect(self, router_address: str) -> None:
         self._process.connect(router_address)

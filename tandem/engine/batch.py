@@ -9,7 +9,7 @@ import torch
 
 from tandem.engine.output import Feed
 from tandem.engine.request import Sequence
-from tandem.engine.upload import Packed
+from tandem.engine.upload import to_device
 
 Phase = Literal["prefill", "decode"]
 
@@ -63,7 +63,7 @@ class Batch:
     def positions(self, device: torch.device) -> torch.Tensor:
         """Their positions in their sequences: (num_tokens,) int64."""
         positions = np.concatenate([np.arange(s.cached_len, s.device_len) for s in self.sequences])
-        return Packed(positions).to(device)[0]
+        return to_device(positions, device)
 
     def logits_rows(self) -> list[int]:
         """Rows of the token dimension whose logits are wanted: the last of each sequence with needs_logits."""
@@ -82,8 +82,3 @@ class Batch:
     def num_prompt_tokens(self) -> int:
         """Tokens of this batch that belong to a client's prompt."""
         return sum(max(0, min(s.device_len, s.prompt_len) - s.cached_len) for s in self.sequences)
-
-
-def to_device(values: SequenceOf[int], device: torch.device) -> torch.Tensor:
-    """(len(values),) int64, on their way; the device is not waited for."""
-    return Packed(np.array(values, np.int64)).to(device)[0]

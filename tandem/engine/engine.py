@@ -7,11 +7,12 @@ import torch
 from tandem.engine.attention.base import AttentionBackend
 from tandem.engine.attention.reference import ReferenceAttention
 from tandem.engine.base import EngineBase, EngineCounters
-from tandem.engine.batch import Batch, to_device
+from tandem.engine.batch import Batch
 from tandem.engine.kvcache.pool import KvPool
 from tandem.engine.models.base import Model
 from tandem.engine.output import ForwardOutput
 from tandem.engine.sampler import SamplerOutput, sample
+from tandem.engine.upload import to_device
 from tandem.sampling_params import TokenLogprobs
 
 if TYPE_CHECKING:

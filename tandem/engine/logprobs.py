@@ -3,12 +3,11 @@
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from tandem.engine.request import Sequence
 from tandem.engine.rows import select_rows
-from tandem.engine.upload import Packed
+from tandem.engine.upload import to_device
 from tandem.sampling_params import TokenLogprobs, TopLogprob
 
 
@@ -56,7 +55,7 @@ def gather_logprobs(
     if not rows:
         return None
     num_top = [sequences[row].sampling.num_logprobs or 0 for row in rows]
-    (on_device,) = Packed(np.array(rows)).to(logits.device)
+    on_device = to_device(rows, logits.device)
     asked = select_rows(logits, on_device)
     logprobs = torch.log_softmax(asked, dim=-1)
     chosen = logprobs.gather(1, select_rows(token_ids, on_device).unsqueeze(1)).squeeze(1)

@@ -1,5 +1,6 @@
 """Numbers that the host has made, on their way to a device: in one copy, and nobody waits for it."""
 
+from collections.abc import Sequence as SequenceOf
 from typing import Any
 
 import numpy as np
@@ -26,10 +27,11 @@ class Packed:
     def __init__(self, *arrays: Numbers) -> None:
         """Args: arrays: int32, int64 or float64 each, of one dimension."""
         self._arrays = arrays
-        self._offsets = [0]
+        self._offsets: list[int] = []
+        self.num_bytes = 0
         for numbers in arrays:
-            self._offsets.append(self._offsets[-1] + aligned(numbers.nbytes))
-        self.num_bytes = self._offsets[-1]
+            self._offsets.append(self.num_bytes)
+            self.num_bytes += aligned(numbers.nbytes)
 
     def to(self, device: torch.device) -> list[torch.Tensor]:
         """The arrays there, of the same lengths and types."""
@@ -46,20 +48,26 @@ class Packed:
         Args:
             memory: (at least num_bytes,) uint8.
         """
-        ends = [offset + numbers.nbytes for offset, numbers in zip(self._offsets, self._arrays, strict=False)]
+        ends = [offset + numbers.nbytes for offset, numbers in zip(self._offsets, self._arrays, strict=True)]
         ends[-1] = len(memory)
         return [
             memory[offset:end].view(_DTYPES[numbers.dtype])
-            for offset, end, numbers in zip(self._offsets, ends, self._arrays, strict=False)
+            for offset, end, numbers in zip(self._offsets, ends, self._arrays, strict=True)
         ]
 
     def _on_host(self, *, pinned: bool) -> torch.Tensor:
         """(num_bytes,) uint8."""
         host = torch.empty(self.num_bytes, dtype=torch.uint8, pin_memory=pinned)
         memory = host.numpy()
-        for offset, numbers in zip(self._offsets, self._arrays, strict=False):
+        for offset, numbers in zip(self._offsets, self._arrays, strict=True):
             memory[offset : offset + numbers.nbytes] = numbers.view(np.uint8)
         return host
+
+
+def to_device(values: SequenceOf[int] | Numbers, device: torch.device) -> torch.Tensor:
+    """(len(values),) of an array's own type, or int64; the device is not waited for."""
+    numbers = values if isinstance(values, np.ndarray) else np.array(values, np.int64)
+    return Packed(numbers).to(device)[0]
 
 
 def aligned(num_bytes: int) -> int:

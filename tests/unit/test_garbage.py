@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tandem.worker.garbage import FULL_COLLECTION_THRESHOLD
+from deploy.garbage import FULL_COLLECTION_THRESHOLD
 from tests.cluster.conftest import save_tiny_model
 
 COUNTS = """
@@ -27,7 +27,7 @@ actor.start()
 """
 SCRIPT = """
 import gc, torch
-from tandem.worker.garbage import shorten_pauses
+from deploy.garbage import collect_seldom, freeze_objects
 
 looked_at = []
 
@@ -59,7 +59,7 @@ def run(script: str) -> list[int]:
 
 
 def test_what_is_imported_is_never_looked_at_again_and_the_rest_seldom() -> None:
-    num_full, num_objects = full_collections("shorten_pauses()")
+    num_full, num_objects = full_collections("freeze_objects(); collect_seldom()")
     assert num_full == 0 and num_objects < 10_000
     # The same script sees them where nothing is done about it.
     num_full, num_objects = full_collections("")

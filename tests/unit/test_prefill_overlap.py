@@ -333,6 +333,17 @@ class Both:
         return [token_id for e in events for token_id in e.token_ids]
 
 
+def two_come_while_one_is_decoded() -> tuple[Both, int]:
+    """A worker that decodes a and has just been given b and c; and the forwards it has launched by then."""
+    both = Both(max_tokens=6)
+    both.submit("a", PROMPT[:8])
+    while not both.output("a"):
+        both.turn()
+    both.submit("b", [9, *PROMPT[:7]])
+    both.submit("c", [10, *PROMPT])
+    return both, len(both.engine.batches)
+
+
 def test_prefills_of_one_worker_for_both_phases_overlap_while_nothing_is_decoded() -> None:
     both = Both(max_tokens=3)
     both.submit("a", PROMPT)
@@ -344,13 +355,7 @@ def test_prefills_of_one_worker_for_both_phases_overlap_while_nothing_is_decoded
 
 
 def test_a_prompt_computed_while_others_are_decoded_is_decoded_with_them_at_once() -> None:
-    both = Both(max_tokens=6)
-    both.submit("a", PROMPT[:8])
-    while not both.output("a"):
-        both.turn()
-    both.submit("b", [9, *PROMPT[:7]])
-    both.submit("c", [10, *PROMPT])
-    num_before = len(both.engine.batches)
+    both, num_before = two_come_while_one_is_decoded()
     both.run()
     assert both.engine.batches[num_before : num_before + 2] == [("prefill", [8]), ("decode", [1, 1])]
     for name, prompt in (("a", PROMPT[:8]), ("b", [9, *PROMPT[:7]]), ("c", [10, *PROMPT])):
@@ -394,13 +399,7 @@ def test_the_tokens_of_a_decode_step_in_flight_do_not_wait_for_the_prompt_behind
 
 
 def test_the_device_has_a_decode_step_to_run_while_the_next_prompt_is_prepared() -> None:
-    both = Both(max_tokens=6)
-    both.submit("a", PROMPT[:8])
-    while not both.output("a"):
-        both.turn()
-    both.submit("b", [9, *PROMPT[:7]])
-    both.submit("c", [10, *PROMPT])
-    num_before = len(both.engine.batches)
+    both, num_before = two_come_while_one_is_decoded()
     both.scheduler.step()
     assert both.engine.batches[num_before:] == [("prefill", [8]), ("decode", [1, 1])]
     assert both.engine.num_launched == 1

@@ -18,7 +18,7 @@ from tandem.engine.layers.cuda_ops import norm_rotate_write
 from tandem.engine.layers.norm import QkNorm
 from tandem.engine.layers.rotary import Rotation
 from tandem.engine.request import Sequence
-from tandem.engine.upload import Packed
+from tandem.engine.upload import Packed, to_device
 
 WORKSPACE_BYTES = 256 * 2**20
 # The kernels' dtypes; whatever else a pool has, the reference backend computes.
@@ -57,7 +57,8 @@ class FlashInferAttention(GraphableBackend):
         )
         # For forwards whose prompts all begin with them: keys and values need not come out of pages.
         self._first_prefill = _Wrapper(
-            flashinfer.BatchPrefillWithRaggedKVCacheWrapper(self._workspace, "NHD", backend=prefill_backend)
+            flashinfer.BatchPrefillWithRaggedKVCacheWrapper(self._workspace, "NHD", backend=prefill_backend),
+            reads_pages=False,
         )
         # Grouped queries fill a tensor core's rows.
         self._decode = _Wrapper(
@@ -74,7 +75,7 @@ class FlashInferAttention(GraphableBackend):
             return
         layout, sizes, dtypes = self._paged.layout, self._paged.sizes, self._paged.dtypes
         make_slots = decode_slots if batch.phase == "decode" else prefill_slots
-        (self._slots,) = Packed(make_slots(layout, batch.sequences)).to(self._device)
+        self._slots = to_device(make_slots(layout, batch.sequences), self._device)
         if batch.phase == "decode":
             self._wrapper = self._decode
             self._decode.plan(*self._paged.tables(batch.sequences), *sizes, **dtypes)
@@ -92,8 +93,6 @@ class FlashInferAttention(GraphableBackend):
     ) -> torch.Tensor:
         if self._own_decode is not None and self._own_plan is not None:
             return self._own_decode.launch(self._own_plan, qkv, rotation, qk_norm, layer)
-        if self._wrapper is self._first_prefill:
-            return self._paged.attend_to_new(self._wrapper, self._slots, qkv, rotation, qk_norm, layer)
         return self._paged.attend(self._wrapper, self._slots, qkv, rotation, qk_norm, layer)
 
     def for_graphs(self, batch_sizes: SequenceOf[int], max_pages_per_sequence: int) -> dict[int, GraphedAttention]:
@@ -110,9 +109,15 @@ class FlashInferAttention(GraphableBackend):
 
 class _Wrapper:
     """One of FlashInfer's wrappers. A plan writes its figures into pinned memory of the wrapper, from which they are
-    copied behind the forwards under way: the next plan waits until that copy is over, which it mostly is long since."""
+    copied behind the forwards under way: the next plan waits until that copy is over, which it mostly is long since.
 
-    def __init__(self, wrapper: Any) -> None:
+    Attributes:
+        reads_pages: whether keys and values come out of pages; if not, they are read where they were projected, in
+            larger pieces than pages are, and all tokens of every sequence must be new.
+    """
+
+    def __init__(self, wrapper: Any, *, reads_pages: bool = True) -> None:
+        self.reads_pages = reads_pages
         self._wrapper = wrapper
         self._copied = torch.cuda.Event()
 
@@ -158,7 +163,7 @@ class _PagedKernels:
         page_size = self.layout.page_size
         last_page_lens = [(s.device_len - 1) % page_size + 1 for s in sequences] + [1] * num_padding
         # For a graph a plan would copy these from the host itself, and wait until the device has come so far.
-        (on_device,) = Packed(np.array(indices, np.int32)).to(self._pool.device)
+        on_device = to_device(np.array(indices, np.int32), self._pool.device)
         return _pinned(indptr), on_device, _pinned(last_page_lens)
 
     def attend(
@@ -171,21 +176,10 @@ class _PagedKernels:
         layer: int,
     ) -> torch.Tensor:
         """Attention.attend with a planned wrapper. Args: slots: (num_tokens,) int64, where each new token goes."""
-        q = norm_rotate_write(qkv, self._num_q_heads, rotation, qk_norm, self._pool, layer, slots)
-        return wrapper.run(q, self._caches[layer]).flatten(1)
-
-    def attend_to_new(
-        self,
-        wrapper: _Wrapper,
-        slots: torch.Tensor,
-        qkv: torch.Tensor,
-        rotation: Rotation,
-        qk_norm: QkNorm | None,
-        layer: int,
-    ) -> torch.Tensor:
-        """The same where all tokens of every sequence are new: keys and values are read where they were projected, in
-        larger pieces than pages are."""
-        q = norm_rotate_write(qkv, self._num_q_heads, rotation, qk_norm, self._pool, layer, slots, keep_keys=True)
+        keep_keys = not wrapper.reads_pages
+        q = norm_rotate_write(qkv, self._num_q_heads, rotation, qk_norm, self._pool, layer, slots, keep_keys=keep_keys)
+        if wrapper.reads_pages:
+            return wrapper.run(q, self._caches[layer]).flatten(1)
         num_kv_heads = self.layout.num_kv_heads
         _, k, v = qkv.split((self._num_q_heads, num_kv_heads, num_kv_heads), dim=1)
         return wrapper.run(q, k, v).flatten(1)
