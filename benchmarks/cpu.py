@@ -2,7 +2,7 @@
 
 Both compute the same greedy outputs of the same prompts in float32 with the same number of threads; they take turns, so
 that whatever else the machine does meets both, and only ratios of neighbours are trusted. A cluster's time is what a
-client of its gRPC front door sees, from sending the requests to the end of the last answer, prefill included.
+client of its gRPC frontend sees, from sending the requests to the end of the last answer, prefill included.
 """
 
 import argparse
@@ -20,10 +20,10 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.table import Table
 
+from deploy.cluster_config import ClusterConfig
 from deploy.launcher import Cluster
 from deploy.serve import run_cluster
 from tandem.client import TandemClient
-from tandem.cluster_config import ClusterConfig
 from tandem.v1 import inference_pb2 as pb
 
 MODEL = "smollm2-135m-instruct"
@@ -53,7 +53,7 @@ class Round(NamedTuple):
 
 
 class Tandem:
-    """Requests through the front door, each from a thread of its own."""
+    """Requests through the frontend, each from a thread of its own."""
 
     def __init__(self, address: str, max_tokens: int) -> None:
         self._client = TandemClient(address)
@@ -148,7 +148,7 @@ def summarize(batch_size: int, max_tokens: int, rounds: Sequence[Round]) -> dict
 
 
 def run(cluster: Cluster, arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    from tandem.engine.weights.resolve import resolve_model
+    from engine.weights.resolve import resolve_model
 
     model_dir = resolve_model(MODEL)
     tandem = Tandem(cluster.addresses.grpc, arguments.max_tokens)

@@ -26,8 +26,8 @@ from rich.table import Table
 
 from benchmarks.engine_limits import Limits, decode_floor, measure_limits, prefill_floor
 from benchmarks.engine_loop import PAGE_SIZE, Loop, add_engine_arguments, build_loop, open_model
-from tandem.engine.models.config import ModelConfig
-from tandem.engine.phases import Phases
+from engine.models.config import ModelConfig
+from engine.stage_timer import StageTimer
 
 PARTS = ("decode", "prefill", "workload", "startup", "sweep")
 NUM_RUNS = 3
@@ -140,10 +140,10 @@ class EngineBenchmark:
         return statistics.median(times[1:])
 
 
-def start_up_results(phases: Phases, first_request_s: float) -> Iterator[Result]:
-    for name, seconds in phases.seconds.items():
+def start_up_results(stages: StageTimer, first_request_s: float) -> Iterator[Result]:
+    for name, seconds in stages.seconds.items():
         yield Result(f"start-up, {name}", seconds, "s")
-    yield Result("start-up, ready", sum(phases.seconds.values()), "s")
+    yield Result("start-up, ready", sum(stages.seconds.values()), "s")
     yield Result("first request, 512 in and 8 out", first_request_s, "s")
 
 
@@ -166,8 +166,8 @@ def _with_unit(value: float, unit: str) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     # Interpreter and imports, torch's above all: what has passed since the process began.
-    phases = Phases()
-    phases.seconds["imports"] = time.time() - psutil.Process().create_time()
+    stages = StageTimer()
+    stages.seconds["imports"] = time.time() - psutil.Process().create_time()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_engine_arguments(parser)
     parser.add_argument(
@@ -183,10 +183,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"unknown part {unknown[0]!r}: choose from {', '.join(PARTS)}")
 
     sizes = Sizes(batches=arguments.batch_sizes)
-    phases.begin("device and model")
+    stages.begin("device and model")
     model = open_model(parser, Path(arguments.model))
-    loop = build_loop(arguments, sizes.num_tokens, sizes.max_batch_size, phases.begin)
-    phases.end()
+    loop = build_loop(arguments, sizes.num_tokens, sizes.max_batch_size, stages.begin)
+    stages.end()
     first_request_s = loop.run([(512, 8)])
     # Not before: it would set up the device, which is part of the start.
     limits = measure_limits()
@@ -196,7 +196,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "decode": benchmark.decode,
         "prefill": benchmark.prefill,
         "workload": benchmark.workload,
-        "startup": lambda: start_up_results(phases, first_request_s),
+        "startup": lambda: start_up_results(stages, first_request_s),
         "sweep": benchmark.sweep,
     }
     results = [result for part in parts for result in measure[part]()]

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import torch
 
-from tandem.engine.models.config import ModelConfig
+from engine.models.config import ModelConfig
 
 # Of weights and KV: bfloat16.
 BYTES_PER_NUMBER = 2

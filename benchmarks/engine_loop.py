@@ -10,10 +10,10 @@ import torch
 
 from deploy.garbage import collect_seldom, freeze_objects
 from deploy.local_worker import Counts, LocalWorker
+from engine.build import build_engine, why_no_gpu
+from engine.engine import Engine
+from engine.models.config import ModelConfig
 from tandem.config import ATTENTION_BACKENDS, DecodeConfig, EngineConfig, PrefillConfig, WorkerConfig
-from tandem.engine.build import build_engine, why_no_gpu
-from tandem.engine.engine import Engine
-from tandem.engine.models.config import ModelConfig
 from tandem.sampling_params import SamplingParams
 
 CHUNK_SIZE = 16384

@@ -6,17 +6,17 @@ import time
 from collections.abc import Callable, Sequence
 
 from decode_worker.scheduler import DecodeScheduler
+from engine.base import EngineBase, EngineCounters, ForwardOutput
+from engine.batch import Batch
+from engine.kvcache.base import PageLayout
+from engine.kvcache.cache_manager import CacheManager
+from engine.token_sequence import TokenSequence
 from kvtransfer.events import FromLink, ReceiverLinkOpened, SenderLinkOpened
 from kvtransfer.transports.base import COMPLETED, Completion, ReceiverTransport, SenderTransport
 from prefill_worker.handover import LinkHandover
 from prefill_worker.policies.registry import make_policy
 from prefill_worker.scheduler import PrefillScheduler
 from tandem.config import DecodeConfig, PrefillConfig
-from tandem.engine.base import EngineBase, EngineCounters, ForwardOutput
-from tandem.engine.batch import Batch
-from tandem.engine.kvcache.base import PageLayout
-from tandem.engine.kvcache.cache_manager import CacheManager
-from tandem.engine.request import Sequence as EngineSequence
 from tandem.messages import (
     PROTOCOL_VERSION,
     Admit,
@@ -28,9 +28,9 @@ from tandem.messages import (
     Tokens,
 )
 from tandem.sampling_params import SamplingParams, TokenLogprobs
-from tandem.worker.base import Scheduler
-from tandem.worker.engine_thread import Outgoing, StepOutbox
-from tandem.worker.events import FromRouter
+from worker.base import Scheduler
+from worker.engine_thread import Outgoing, StepOutbox
+from worker.events import FromRouter
 
 EPOCH = "epoch"
 MAX_STEPS = 100_000
@@ -59,11 +59,11 @@ class InstantEngine(EngineBase):
 
     def __init__(self) -> None:
         self.counters = EngineCounters()
-        self.latest: Sequence[EngineSequence] = ()
+        self.latest: Sequence[TokenSequence] = ()
 
     def forward(self, batch: Batch) -> ForwardOutput:
         self.latest = batch.sequences
-        return InstantOutput(len(batch.sequences) if batch.phase == "decode" else len(batch.sampled_sequences()))
+        return InstantOutput(len(batch.sequences) if batch.mode == "decode" else len(batch.sampled_sequences()))
 
 
 class NoSender(SenderTransport):
@@ -144,7 +144,7 @@ class HostWorkers:
     def run_until_idle(self) -> None:
         self._run_until(lambda: self.prefill.stats().num_running + self.decode.num_running == 0)
 
-    def running_sequences(self) -> list[EngineSequence]:
+    def running_sequences(self) -> list[TokenSequence]:
         return list(self._decode_engine.latest)
 
     def _run_until(self, reached: Callable[[], bool]) -> None:

@@ -7,15 +7,15 @@ from typing import NamedTuple
 import torch
 
 from benchmarks.engine_limits import BYTES_PER_NUMBER
-from tandem.engine.attention.paged_decode import PagedDecode
-from tandem.engine.kvcache.base import PageLayout
-from tandem.engine.kvcache.cuda_pool import CudaKvPool
-from tandem.engine.layers.cuda_ops import CudaOps
-from tandem.engine.layers.linear import Linear
-from tandem.engine.layers.norm import Norm, QkNorm
-from tandem.engine.layers.rotary import RotaryEmbedding, Rotation
-from tandem.engine.models.config import ModelConfig
-from tandem.engine.request import Sequence
+from engine.attention.paged_decode import PagedDecode
+from engine.kvcache.base import PageLayout
+from engine.kvcache.cuda_pool import CudaKvPool
+from engine.layers.cuda_ops import CudaOps
+from engine.layers.linear import Linear
+from engine.layers.norm import Norm, QkNorm
+from engine.layers.rotary import RotaryEmbedding, Rotation
+from engine.models.config import ModelConfig
+from engine.token_sequence import TokenSequence
 
 PAGE_SIZE = 16
 NUM_RUNS = 7
@@ -84,7 +84,7 @@ class LayerKernels:
         pool.kv.normal_()
         pages = random.Random(0).sample(range(pool.num_pages), pool.num_pages)
         sequences = [
-            Sequence([0] * kv_len, kv_len, pages[i * num_pages : (i + 1) * num_pages], cached_len=kv_len - 1)
+            TokenSequence([0] * kv_len, kv_len, pages[i * num_pages : (i + 1) * num_pages], cached_len=kv_len - 1)
             for i in range(batch_size)
         ]
         for sequence in sequences:

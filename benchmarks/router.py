@@ -90,7 +90,7 @@ class Bench:
         return self._clients.ask((function, *arguments), clients.RUN_TIMEOUT_S)
 
     def usage(self, side: str, function: Any, *arguments: Any) -> clients.Usage:
-        """The same, for one that measures a server: "router", "http" (the router's other door), or "raw"."""
+        """The same, for one that measures a server: "router", "http" (the router's other frontend), or "raw"."""
         server = self.raw if side == "raw" else self.router
         return self.run(function, self.addresses[side], server.pid, *arguments)
 

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from tandem.engine.kvcache.cache_manager import PageHandle
-from tandem.engine.request import Sequence
+from engine.kvcache.cache_manager import PageHandle
+from engine.token_sequence import TokenSequence
 from tandem.lifecycle import now_ns
 from tandem.messages import Moment
 from tandem.sampling_params import TokenLogprobs
@@ -23,7 +23,7 @@ class DecodeJob:
     request_id: str
     attempt: int
     arrival_ns: int
-    sequence: Sequence
+    sequence: TokenSequence
     handle: PageHandle
     num_prior_outputs: int
     unsent: list[int]

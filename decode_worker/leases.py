@@ -4,10 +4,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from decode_worker.admissions import Admissions
+from engine.kvcache.cache_manager import CacheManager, Completion, PageHandle
 from kvtransfer.events import FromLink, LinkClosed, ReceiverLinkOpened
 from kvtransfer.link import Quiet, ReceiverLink
 from tandem.config import DecodeConfig
-from tandem.engine.kvcache.cache_manager import CacheManager, Completion, PageHandle
 from tandem.lifecycle import now_ns
 from tandem.messages import (
     Admit,
@@ -19,8 +19,8 @@ from tandem.messages import (
     Released,
     Renewed,
 )
-from tandem.worker.base import Outbox
-from tandem.worker.events import Event
+from worker.base import Outbox
+from worker.events import Event
 
 # How often a waiting lease request may be overtaken by later ones that fit.
 MAX_OVERTAKEN = 8

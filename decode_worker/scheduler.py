@@ -3,18 +3,17 @@ done."""
 
 import bisect
 import logging
-from collections.abc import Callable
-from collections.abc import Sequence as SequenceOf
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from decode_worker.job import DecodeJob
 from decode_worker.leases import LeaseBook
 from decode_worker.pacing import StepPace
 from decode_worker.step import LaunchedStep
+from engine.base import EngineBase
+from engine.kvcache.cache_manager import CacheManager, PageHandle
+from engine.token_sequence import TokenSequence
 from tandem.config import DecodeConfig
-from tandem.engine.base import EngineBase
-from tandem.engine.kvcache.cache_manager import CacheManager, PageHandle
-from tandem.engine.request import Sequence
 from tandem.lifecycle import (
     COMMITTED,
     DECODE_FINISHED,
@@ -34,8 +33,8 @@ from tandem.messages import (
     WorkerStats,
 )
 from tandem.sampling_params import TokenLogprobs
-from tandem.worker.base import AdoptingScheduler, Outbox, engine_stats
-from tandem.worker.events import Event, FromRouter, RouterLost
+from worker.base import AdoptingScheduler, Outbox, engine_stats
+from worker.events import Event, FromRouter, RouterLost
 
 logger = logging.getLogger(__name__)
 
@@ -155,7 +154,7 @@ class DecodeScheduler(AdoptingScheduler):
             admit.request_id,
             admit.attempt,
             admit.arrival_ns,
-            Sequence(
+            TokenSequence(
                 token_ids,
                 len(admit.prompt_ids),
                 handle.page_ids,
@@ -232,7 +231,7 @@ class DecodeScheduler(AdoptingScheduler):
         self._leases.remember_ended(job.request_id, job.attempt)
         self._end(job)
 
-    def _launch(self, jobs: SequenceOf[DecodeJob], previous: LaunchedStep | None) -> LaunchedStep:
+    def _launch(self, jobs: Sequence[DecodeJob], previous: LaunchedStep | None) -> LaunchedStep:
         new_jobs = [job for job in jobs if job.is_new]
         for job in new_jobs:
             job.stamp(DECODE_STARTED)
@@ -258,7 +257,7 @@ class DecodeScheduler(AdoptingScheduler):
         for job, reason in finished:
             self._finish(job, reason)
 
-    def _log_batch(self, num_tokens: int, new_jobs: SequenceOf[DecodeJob]) -> None:
+    def _log_batch(self, num_tokens: int, new_jobs: Sequence[DecodeJob]) -> None:
         logger.debug(
             "decode batch: %d new sequences, %d new tokens, %d cached tokens, %d running, %d queued",
             len(new_jobs),
@@ -268,7 +267,7 @@ class DecodeScheduler(AdoptingScheduler):
             self._leases.num_waiting,
         )
 
-    def _send_tokens(self, jobs: SequenceOf[DecodeJob]) -> None:
+    def _send_tokens(self, jobs: Sequence[DecodeJob]) -> None:
         events = tuple(
             TokenEvent(
                 job.request_id,

@@ -1,11 +1,11 @@
 """One decode step, from its launch until its tokens are known."""
 
-from collections.abc import Sequence as SequenceOf
+from collections.abc import Sequence
 
 from decode_worker.job import DecodeJob
-from tandem.engine.base import EngineBase
-from tandem.engine.batch import Batch
-from tandem.engine.output import Feed
+from engine.base import EngineBase
+from engine.batch import Batch
+from engine.output import Feed
 
 
 class LaunchedStep:
@@ -19,7 +19,7 @@ class LaunchedStep:
         output: of the forward; until it is done, the pages of all these jobs are in use.
     """
 
-    def __init__(self, engine: EngineBase, jobs: SequenceOf[DecodeJob], previous: "LaunchedStep | None") -> None:
+    def __init__(self, engine: EngineBase, jobs: Sequence[DecodeJob], previous: "LaunchedStep | None") -> None:
         """Launches it.
 
         Args:
@@ -35,7 +35,7 @@ class LaunchedStep:
             job.sequence.complete_extend()
             job.sequence.num_pending += 1
 
-    def feed(self, jobs: SequenceOf[DecodeJob]) -> Feed | None:
+    def feed(self, jobs: Sequence[DecodeJob]) -> Feed | None:
         """Where the next step, of `jobs`, finds its tokens; None if they are all known."""
         rows = {job: row for row, job in enumerate(self.jobs)}
         rows_of_jobs = [rows[job] if job.sequence.num_pending else -1 for job in jobs]

@@ -15,12 +15,12 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from deploy.cluster_config import ClusterConfig
 from deploy.local_worker import Counts, LocalWorker
 from deploy.progress import StartProgress
-from tandem.cluster_config import ClusterConfig
-from tandem.engine.models.config import ModelConfig
-from tandem.engine.phases import Phases
-from tandem.engine.weights.resolve import resolve_model
+from engine.models.config import ModelConfig
+from engine.stage_timer import StageTimer
+from engine.weights.resolve import resolve_model
 from tandem.sampling_params import SamplingParams
 
 EXIT_USAGE = 2
@@ -43,7 +43,7 @@ SAMPLINGS = (
 def compile_kernels(config: ClusterConfig) -> int:
     """Returns the exit status: 0, or 2 if the kernels cannot be compiled here; standard error says why."""
     console = Console(soft_wrap=True, highlight=False)
-    phases = Phases()
+    stages = StageTimer()
     try:
         _check_device(config)
         model_dir = resolve_model(config.model, "dummy")
@@ -51,18 +51,18 @@ def compile_kernels(config: ClusterConfig) -> int:
             for part, max_graph in (("without graphs", 0), ("with graphs", config.cuda_graph_max_bs)):
 
                 def begin(doing: str, part: str = part) -> None:
-                    phases.begin(f"{part}: {doing}")
+                    stages.begin(f"{part}: {doing}")
                     progress(part, doing)
 
                 run_configuration(config, model_dir, max_graph, begin)
                 # The next engine must find the memory of this one's pool free.
                 gc.collect()
-                phases.end()
+                stages.end()
                 progress(part, "ready")
     except (ValueError, OSError) as error:
         print(f"tandem compile: {error}", file=sys.stderr)
         return EXIT_USAGE
-    _report(console, phases)
+    _report(console, stages)
     return 0
 
 
@@ -78,7 +78,7 @@ def run_configuration(
     Raises:
         ValueError: the model cannot be served as configured; the message says why.
     """
-    from tandem.engine.build import build_engine
+    from engine.build import build_engine
 
     on_progress("device and model")
     model = ModelConfig.from_dir(model_dir)
@@ -169,7 +169,7 @@ def _check_device(config: ClusterConfig) -> None:
         raise ValueError(f"no kernel is compiled for device {config.device}; give --device cuda")
     import torch
 
-    from tandem.engine.build import why_no_gpu
+    from engine.build import why_no_gpu
 
     if not torch.cuda.is_available():
         raise ValueError(f"{why_no_gpu()}; run this on a machine with a GPU like those that will serve")
@@ -184,10 +184,10 @@ def _cache_directories() -> dict[str, Path]:
     return {"FLASHINFER_WORKSPACE_BASE": Path(env.FLASHINFER_CACHE_DIR), "TRITON_CACHE_DIR": Path(knobs.cache.dir)}
 
 
-def _report(console: Console, phases: Phases) -> None:
+def _report(console: Console, stages: StageTimer) -> None:
     table = Table("what", title="Kernels are compiled")
     table.add_column("seconds", justify="right")
-    for name, seconds in [*phases.seconds.items(), ("together", sum(phases.seconds.values()))]:
+    for name, seconds in [*stages.seconds.items(), ("together", sum(stages.seconds.values()))]:
         table.add_row(name, f"{seconds:.1f}")
     console.print(table)
     for variable, directory in _cache_directories().items():

@@ -12,12 +12,12 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
-from deploy.plan import check_front_door, plan
+from deploy.cluster_config import ClusterConfig
+from deploy.plan import check_client_ports, plan
 from deploy.supervisor import RouterDiedError, Supervisor
+from engine.weights.resolve import resolve_model
 from router.process import RouterAddresses
-from tandem.cluster_config import ClusterConfig
 from tandem.config import WorkerConfig
-from tandem.engine.weights.resolve import resolve_model
 from tandem.logs import log_file
 
 logger = logging.getLogger(__name__)
@@ -81,7 +81,7 @@ class Cluster:
         config = self._config
         # First what takes no time: a model may have to be fetched.
         with _refusals():
-            check_front_door(config)
+            check_client_ports(config)
         if config.device == "cuda":
             # Ray counts the GPUs: that there are too few is said before a model is fetched for them.
             self._init_ray()

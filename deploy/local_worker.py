@@ -4,11 +4,12 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from both_worker.worker import BothRole
 from decode_worker.worker import make_decode_scheduler
+from engine.engine import Engine
+from engine.kvcache.cache_manager import CacheManager
 from prefill_worker.worker import make_prefill_scheduler
 from tandem.config import WorkerConfig
-from tandem.engine.engine import Engine
-from tandem.engine.kvcache.cache_manager import CacheManager
 from tandem.messages import (
     Abort,
     Admit,
@@ -22,9 +23,8 @@ from tandem.messages import (
     WorkerMessage,
 )
 from tandem.sampling_params import SamplingParams
-from tandem.worker.base import Outbox
-from tandem.worker.combined import CombinedRoom
-from tandem.worker.events import FromRouter
+from worker.base import Outbox
+from worker.events import FromRouter
 
 # What a request is given before it has to be with its pages; nobody waits that long here.
 ADMIT_DURATION_S = 1e6
@@ -62,7 +62,7 @@ class LocalWorker:
         """Args: on_message: told what a router would be; called within `step`."""
         self._worker_id = config.worker_id
         cache = CacheManager(engine.pool.num_pages, config.engine.page_size, config.eviction)
-        room = CombinedRoom(make_prefill_scheduler, make_decode_scheduler)
+        room = BothRole(make_prefill_scheduler, make_decode_scheduler)
         self.scheduler = room.build_scheduler(engine, cache, _Outbox(on_message), config)
 
     def submit(

@@ -7,16 +7,16 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
+from deploy.cluster_config import ClusterConfig
+from engine.kvcache.base import PageLayout, available_memory_bytes
+from engine.models.config import ModelConfig
+from engine.weights.resolve import model_fingerprint
 from router.tokenization import tokenizer_file
-from tandem.cluster_config import ClusterConfig
 from tandem.config import EngineConfig, Role, RouterConfig, WorkerConfig
-from tandem.engine.kvcache.base import PageLayout, available_memory_bytes
-from tandem.engine.models.config import ModelConfig
-from tandem.engine.weights.resolve import model_fingerprint
 from tandem.rpc.tls import check_tls_files
 
 
-def check_front_door(config: ClusterConfig) -> None:
+def check_client_ports(config: ClusterConfig) -> None:
     """Finds out whether the clients' ports and the TLS files can be used.
 
     Raises:

@@ -13,12 +13,12 @@ from typing import NoReturn
 
 from rich.console import Console
 
+from deploy.cluster_config import ClusterConfig
 from deploy.guard import run_guarded
 from deploy.launcher import Cluster, ClusterError, ConfigurationError
 from deploy.process_tree import ProcessId, descendants
 from deploy.progress import StartProgress
 from deploy.run_record import RunOwner, default_directory, end_leftovers, remove_record, write_record
-from tandem.cluster_config import ClusterConfig
 
 EXIT_USAGE = 2
 EXIT_FAILED = 1

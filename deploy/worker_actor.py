@@ -2,23 +2,23 @@
 
 import threading
 
-from decode_worker.worker import DecodeRoom, make_decode_scheduler
+from both_worker.worker import BothRole
+from decode_worker.worker import DecodeRole, make_decode_scheduler
 from deploy.garbage import collect_seldom, freeze_objects
-from prefill_worker.worker import PrefillRoom, make_prefill_scheduler
+from prefill_worker.worker import PrefillRole, make_prefill_scheduler
 from tandem import logs
 from tandem.config import WorkerConfig
-from tandem.worker.combined import CombinedRoom
-from tandem.worker.process import WorkerProcess, WorkerRoom
+from worker.process import WorkerProcess, WorkerRole
 
 
-def _room(config: WorkerConfig) -> WorkerRoom:
+def _role(config: WorkerConfig) -> WorkerRole:
     match config.role:
         case "prefill":
-            return PrefillRoom()
+            return PrefillRole()
         case "decode":
-            return DecodeRoom()
+            return DecodeRole()
         case "both":
-            return CombinedRoom(make_prefill_scheduler, make_decode_scheduler)
+            return BothRole(make_prefill_scheduler, make_decode_scheduler)
 
 
 class WorkerActor:
@@ -27,7 +27,7 @@ class WorkerActor:
     def __init__(self, config: WorkerConfig) -> None:
         self._config = config
         self._progress = "starting"
-        self._process = WorkerProcess(config, _room(config), self._set_progress)
+        self._process = WorkerProcess(config, _role(config), self._set_progress)
         self._stopped = threading.Event()
 
     def start(self) -> None:

@@ -8,13 +8,13 @@ import threading
 
 from rich.console import Console
 
+from cli.main import add_sampling_arguments
+from cli.terminal import Conversation, print_timeline, sampling_params, stream_answer
+from deploy.cluster_config import ClusterConfig
 from deploy.launcher import Cluster
 from deploy.serve import run_cluster
-from tandem.cli import add_sampling_arguments
 from tandem.client import TandemClient, TandemError
-from tandem.cluster_config import ClusterConfig
 from tandem.config import DEVICES, DTYPES
-from tandem.terminal import Conversation, print_timeline, sampling_params, stream_answer
 from tandem.v1 import inference_pb2 as pb
 
 MODEL = "smollm2-135m-instruct"

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from kvtransfer.transports.base import ReceiverTransport
 from tandem.messages import LinkHello, LinkWelcome, ReceiverMessage, SenderMessage
-from tandem.worker.events import Event
+from worker.events import Event
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,11 +25,11 @@ from tandem.messages import (
     SenderMessage,
 )
 from tandem.rpc.auth import cluster_metadata
+from tandem.rpc.batch_writer import BatchWriter, is_cancelled
 from tandem.rpc.channel import open_channel
 from tandem.rpc.codec import RECEIVER_CODEC, SENDER_CODEC
-from tandem.rpc.stream import BatchWriter, is_cancelled
 from tandem.v1 import kv_link_pb2_grpc
-from tandem.worker.events import Event
+from worker.events import Event
 
 logger = logging.getLogger(__name__)
 

@@ -1,10 +1,10 @@
 """One prefill forward, from its launch until its results are known."""
 
-from collections.abc import Sequence as SequenceOf
+from collections.abc import Sequence
 
-from tandem.engine.base import EngineBase
-from tandem.engine.batch import Batch
-from tandem.worker.base import PrefillJob
+from engine.base import EngineBase
+from engine.batch import Batch
+from worker.base import PrefillJob
 
 
 class LaunchedForward:
@@ -19,7 +19,7 @@ class LaunchedForward:
         hands_over: whether a prompt ends with it that is to be decoded.
     """
 
-    def __init__(self, engine: EngineBase, jobs: SequenceOf[PrefillJob]) -> None:
+    def __init__(self, engine: EngineBase, jobs: Sequence[PrefillJob]) -> None:
         """Launches it. Args: jobs: their sequences extended by what is to be computed of each."""
         self.jobs = jobs
         sequences = [job.sequence for job in jobs]

@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from engine.kvcache.base import PageLayout
 from kvtransfer.events import FromLink, LinkClosed, SenderLinkOpened
 from kvtransfer.link import MAX_PAGES_IN_FLIGHT, LeaseState, SenderLease, SenderLink
 from kvtransfer.transports.base import Completion, SenderTransport
-from tandem.engine.kvcache.base import PageLayout
 from tandem.messages import (
     Deferred,
     Granted,
@@ -19,8 +19,8 @@ from tandem.messages import (
     Shipped,
     Welcome,
 )
-from tandem.worker.base import Handover, HandoverResult, Outbox, PrefillJob
-from tandem.worker.events import Event, FromRouter
+from worker.base import Handover, HandoverResult, Outbox, PrefillJob
+from worker.events import Event, FromRouter
 
 
 @dataclass(eq=False, slots=True)

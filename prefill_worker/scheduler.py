@@ -5,18 +5,18 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 
+from engine.base import EngineBase
+from engine.kvcache.cache_manager import CacheManager, PageHandle
+from engine.token_sequence import TokenSequence
 from prefill_worker.forward import LaunchedForward
 from prefill_worker.policies.base import PrefillPolicy
 from prefill_worker.queue import PagesInWork, QueuedRequest
 from prefill_worker.waiting import WaitingRequests
 from tandem.config import MAX_PREFILL_BATCH_SIZE, PrefillConfig
-from tandem.engine.base import EngineBase
-from tandem.engine.kvcache.cache_manager import CacheManager, PageHandle
-from tandem.engine.request import Sequence
 from tandem.lifecycle import FIRST_TOKEN, PREFILL_STARTED, now_ns
 from tandem.messages import Abort, Failed, FirstToken, Moment, Prefill, PrefillDeferred, WorkerStats
-from tandem.worker.base import Handover, Outbox, PhaseScheduler, PrefillJob, engine_stats
-from tandem.worker.events import Event, FromRouter, RouterLost
+from worker.base import ForwardScheduler, Handover, Outbox, PrefillJob, engine_stats
+from worker.events import Event, FromRouter, RouterLost
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ POLL_S = 0.0005
 MAX_LAUNCHED = 2
 
 
-class PrefillScheduler(PhaseScheduler):
+class PrefillScheduler(ForwardScheduler):
     """A queue of requests, the jobs being computed, and the jobs waiting to be handed over.
 
     A job holds pages for its whole prompt from its start to its end, and always before the decode worker is asked for
@@ -178,7 +178,7 @@ class PrefillScheduler(PhaseScheduler):
         """Makes a job of a request that has its pages; returns the tokens to compute."""
         request = queued.request
         self._waiting.start(queued)
-        sequence = Sequence(
+        sequence = TokenSequence(
             queued.token_ids,
             len(request.prompt_ids),
             handle.page_ids,

@@ -3,9 +3,9 @@
 import bisect
 import itertools
 
+from engine.kvcache.cache_manager import CacheManager
 from prefill_worker.policies.base import PrefillPolicy
 from prefill_worker.queue import QueuedRequest
-from tandem.engine.kvcache.cache_manager import CacheManager
 from tandem.messages import Prefill
 from tandem.prefix import prefix_identities
 

@@ -3,18 +3,18 @@
 import time
 from collections.abc import Callable
 
+from engine.engine import Engine
+from engine.kvcache.cache_manager import CacheManager
 from kvtransfer.streams import LinkDialer
 from kvtransfer.transports.factory import TransportFactory
 from prefill_worker.handover import LinkHandover
 from prefill_worker.policies.registry import make_policy
 from prefill_worker.scheduler import PrefillScheduler
 from tandem.config import WorkerConfig
-from tandem.engine.engine import Engine
-from tandem.engine.kvcache.cache_manager import CacheManager
 from tandem.messages import Hello
-from tandem.worker.base import Handover, Outbox, Scheduler
-from tandem.worker.events import Event
-from tandem.worker.process import LinkStreams, WorkerRoom
+from worker.base import Handover, Outbox, Scheduler
+from worker.events import Event
+from worker.process import LinkConnections, WorkerRole
 
 
 def make_prefill_scheduler(
@@ -24,7 +24,7 @@ def make_prefill_scheduler(
     return PrefillScheduler(engine, cache, handover, outbox, config.prefill, policy, time.monotonic)
 
 
-class PrefillRoom(WorkerRoom):
+class PrefillRole(WorkerRole):
     def build_scheduler(self, engine: Engine, cache: CacheManager, outbox: Outbox, config: WorkerConfig) -> Scheduler:
         transports = TransportFactory(engine.pool, config.host, config.transports)
         handover = LinkHandover(engine.pool.layout, transports.open_sender, outbox)
@@ -32,6 +32,6 @@ class PrefillRoom(WorkerRoom):
 
     def build_links(
         self, engine: Engine, hello: Hello, config: WorkerConfig, post: Callable[[Event], None]
-    ) -> LinkStreams:
+    ) -> LinkConnections:
         transports = TransportFactory(engine.pool, config.host, config.transports)
         return LinkDialer(hello.worker_id, hello.incarnation, hello.page_format, transports, post, config.cluster_token)

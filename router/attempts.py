@@ -3,11 +3,11 @@
 import logging
 from collections.abc import Callable
 
+from router.active_request import RequestStream
 from router.metrics import RouterMetrics
 from router.policies.base import Policy, Prompt
-from router.registry import Registry
-from router.stream import RequestStream
 from router.tracker import RequestState
+from router.worker_registry import WorkerRegistry
 from tandem.config import RouterConfig
 from tandem.lifecycle import ASSIGNED, now_ns
 from tandem.messages import Failed, Finished, FirstToken, GaveBack, LeaseLost, PrefillDeferred, TokenEvent
@@ -25,7 +25,7 @@ class Attempts:
         self,
         config: RouterConfig,
         policy: Policy,
-        registry: Registry,
+        registry: WorkerRegistry,
         metrics: RouterMetrics,
         clock: Callable[[], float],
     ) -> None:

@@ -7,11 +7,11 @@ from typing import Any
 
 import grpc
 
-from router.registry import Worker
 from router.router import Router
+from router.worker_registry import Worker
 from tandem.messages import PROTOCOL_VERSION, Hello
+from tandem.rpc.batch_writer import BatchWriter
 from tandem.rpc.codec import ROUTER_CODEC, WORKER_CODEC
-from tandem.rpc.stream import BatchWriter
 from tandem.v1 import worker_pb2_grpc
 
 logger = logging.getLogger(__name__)

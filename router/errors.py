@@ -1,4 +1,4 @@
-"""Why a request is not served. The messages are for clients; each front door has one table of codes for these."""
+"""Why a request is not served. The messages are for clients; each frontend has one table of codes for these."""
 
 # gRPC drops a status whose message has more than some thousand bytes, and a character may take twelve there.
 MAX_MESSAGE_LENGTH = 500

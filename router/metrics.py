@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from router.registry import Registry
+from router.worker_registry import WorkerRegistry
 from tandem.lifecycle import PHASES, PhaseTiming
 
 # Of a local CPU model as of a fast GPU: from a tenth of a millisecond to minutes, in steps of 2 to 2.5.
@@ -44,7 +44,7 @@ class RouterMetrics(Collector):
 
     def __init__(
         self,
-        registry: Registry,
+        registry: WorkerRegistry,
         num_requests: Callable[[], int],
         num_queued: Callable[[], int],
         not_ready_reason: Callable[[], str],

@@ -13,8 +13,8 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from router.cluster import ClusterService
-from router.frontends.base import Door
-from router.frontends.grpc import InferenceService, api_key_gate
+from router.frontends.base import Frontend
+from router.frontends.grpc import InferenceService, api_key_auth
 from router.frontends.malformed import MalformedRequestInterceptor
 from router.frontends.openai.app import make_app
 from router.frontends.openai.server import HttpServer
@@ -22,7 +22,7 @@ from router.policies.registry import make_policy
 from router.router import Router
 from router.tokenization import Tokenizer
 from tandem.config import ROLES, RouterConfig
-from tandem.rpc.auth import cluster_gate
+from tandem.rpc.auth import cluster_auth
 from tandem.rpc.channel import bind, new_server
 from tandem.rpc.loop_thread import LoopThread
 from tandem.rpc.tls import server_credentials
@@ -76,16 +76,16 @@ class RouterProcess:
         config = self._config
         tokenizer = Tokenizer(Path(config.model_dir))
         router = self._router = Router(config, make_policy(config.routing))
-        door = Door(router, tokenizer, config)
-        clients = new_server([api_key_gate(door), MalformedRequestInterceptor(SERVICE)], config.max_body_bytes)
-        workers = new_server([cluster_gate(config.cluster_token)])
+        frontend = Frontend(router, tokenizer, config)
+        clients = new_server([api_key_auth(frontend), MalformedRequestInterceptor(SERVICE)], config.max_body_bytes)
+        workers = new_server([cluster_auth(config.cluster_token)])
         health_service = health.aio.HealthServicer()
-        inference_pb2_grpc.add_InferenceServicer_to_server(InferenceService(door), clients)
+        inference_pb2_grpc.add_InferenceServicer_to_server(InferenceService(frontend), clients)
         health_pb2_grpc.add_HealthServicer_to_server(health_service, clients)
         reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), clients)
         worker_pb2_grpc.add_ClusterServicer_to_server(ClusterService(router), workers)
         credentials = server_credentials(config.tls) if config.tls else None
-        self._http = HttpServer(make_app(door), config.host, config.http_port, config.tls)
+        self._http = HttpServer(make_app(frontend), config.host, config.http_port, config.tls)
         addresses = RouterAddresses(
             bind(clients, config.host, config.grpc_port, credentials),
             self._http.address,
@@ -126,7 +126,7 @@ def _serving(router: Router) -> dict[str, bool]:
     """What the standard health service says, by service: the server as a whole, for which probes ask by default, the
     inference service, and each role: whether a worker of it is connected."""
     ready = not router.not_ready_reason()
-    roles = {worker.role for worker in router.registry}
+    roles = {worker.role for worker in router.workers}
     return {"": ready, SERVICE: ready} | {f"tandem.{role}": role in roles for role in ROLES}
 
 

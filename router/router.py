@@ -7,13 +7,13 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 
+from router.active_request import RequestStream
 from router.attempts import Attempts
 from router.errors import OverloadedError, RequestTooLargeError, UnavailableError
 from router.metrics import RouterMetrics
 from router.policies.base import Policy
-from router.registry import Registry, Worker
-from router.stream import RequestStream
 from router.tracker import RequestState, RequestTracker
+from router.worker_registry import Worker, WorkerRegistry
 from tandem.config import RouterConfig
 from tandem.lifecycle import ENDED, now_ns
 from tandem.messages import (
@@ -58,11 +58,11 @@ class Router:
         self._draining = False
         self.idle = asyncio.Event()
         self.idle.set()
-        self.registry = Registry(clock, config.heartbeat_timeout_s, config.stall_timeout_s)
+        self.workers = WorkerRegistry(clock, config.heartbeat_timeout_s, config.stall_timeout_s)
         self.metrics = RouterMetrics(
-            self.registry, lambda: self.num_requests, lambda: self.num_queued, self.not_ready_reason
+            self.workers, lambda: self.num_requests, lambda: self.num_queued, self.not_ready_reason
         )
-        self._attempts = Attempts(config, policy, self.registry, self.metrics, clock)
+        self._attempts = Attempts(config, policy, self.workers, self.metrics, clock)
 
     @property
     def num_requests(self) -> int:
@@ -75,7 +75,7 @@ class Router:
 
     def not_ready_reason(self) -> str:
         """Why no request would be served now, or ""."""
-        return SHUTTING_DOWN if self._draining else self.registry.not_ready_reason()
+        return SHUTTING_DOWN if self._draining else self.workers.not_ready_reason()
 
     def drain(self) -> None:
         """From now on, new requests are refused; those in hand go on."""
@@ -115,7 +115,7 @@ class Router:
             OverloadedError: max_queued_requests wait already.
             UnavailableError: the router is draining.
         """
-        self._check_door(tracker)
+        self._check_admissible(tracker)
         stream = self._streams[tracker.request_id] = RequestStream(
             tracker, self._clock() + self._config.request_timeout_s
         )
@@ -138,12 +138,12 @@ class Router:
         if not self._streams:
             self.idle.set()
 
-    def _check_door(self, tracker: RequestTracker) -> None:
+    def _check_admissible(self, tracker: RequestTracker) -> None:
         """Refuses what would fail later or make others wait for ever."""
         self.check_room(1)
         num_tokens = len(tracker.prompt_ids) + tracker.sampling.max_tokens
-        limit = self.registry.max_request_tokens()
-        if self.registry.pairs() and num_tokens > limit:
+        limit = self.workers.max_request_tokens()
+        if self.workers.pairs() and num_tokens > limit:
             raise RequestTooLargeError(
                 f"{len(tracker.prompt_ids)} prompt tokens and {tracker.sampling.max_tokens} output tokens do not fit "
                 f"the workers' {limit} tokens of KV memory"
@@ -171,12 +171,12 @@ class Router:
         Raises:
             ValueError: it cannot be part of this cluster; the message says why.
         """
-        if refusal := self.registry.refusal(hello):
+        if refusal := self.workers.refusal(hello):
             raise ValueError(refusal)
-        old = self.registry.get(hello.worker_id)
+        old = self.workers.get(hello.worker_id)
         if old is not None:
             self.lose(old, "reconnected", "it has connected again")
-        worker = self.registry.add(hello, send, disconnect)
+        worker = self.workers.add(hello, send, disconnect)
         worker.send([Welcome(self._incarnation)])
         self._send_peers()
         logger.info("worker %s (%s) joined from %s", hello.worker_id, hello.role, hello.address)
@@ -184,12 +184,12 @@ class Router:
 
     def receive(self, worker: Worker, message: WorkerMessage) -> None:
         """A message on a worker's stream."""
-        self.registry.heard(worker)
+        self.workers.heard(worker)
         match message:
             case Heartbeat():
-                self.registry.heartbeat(worker, message)
+                self.workers.heartbeat(worker, message)
             case LinkState():
-                self.registry.link_state(worker, message)
+                self.workers.link_state(worker, message)
             case Tokens():
                 for event in message.events:
                     if (stream := self._streams.get(event.request_id)) is not None:
@@ -206,11 +206,11 @@ class Router:
         Args:
             kind: what the loss counts as.
         """
-        if self.registry.get(worker.worker_id) is not worker:
+        if self.workers.get(worker.worker_id) is not worker:
             return
         self.metrics.fault(kind)
         logger.warning("worker %s lost: %s", worker.worker_id, reason)
-        self.registry.remove(worker)
+        self.workers.remove(worker)
         worker.disconnect(reason)
         self._send_peers()
         for stream in list(self._streams.values()):
@@ -236,8 +236,8 @@ class Router:
             stood_still_s: how long this process itself could not listen: nobody's silence meanwhile counts.
         """
         if stood_still_s > WATCH_INTERVAL_S:
-            self.registry.excuse(stood_still_s)
-        for worker, kind, reason in self.registry.lost():
+            self.workers.excuse(stood_still_s)
+        for worker, kind, reason in self.workers.lost():
             self.lose(worker, kind, reason)
         now = self._clock()
         for stream in list(self._streams.values()):
@@ -263,7 +263,7 @@ class Router:
             stream.on_overdue()
 
     def _send_peers(self) -> None:
-        peers = Peers(self.registry.peers())
-        for worker in self.registry:
+        peers = Peers(self.workers.peers())
+        for worker in self.workers:
             if worker.role == "prefill":
                 worker.send([peers])

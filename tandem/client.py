@@ -1,4 +1,4 @@
-"""Clients for a cluster's gRPC front door: TandemClient for threads, AsyncTandemClient for asyncio.
+"""Clients for a cluster's gRPC frontend: TandemClient for threads, AsyncTandemClient for asyncio.
 
     with TandemClient("127.0.0.1:50051") as client:
         for response in client.chat("What is the capital of France?", max_tokens=32):

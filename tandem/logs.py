@@ -6,7 +6,18 @@ from pathlib import Path
 from tandem.config import LogConfig
 
 # Whose loggers follow the configured level: debug lines of libraries would drown those of the cluster.
-PACKAGES = ("tandem", "router", "prefill_worker", "decode_worker", "kvtransfer", "deploy")
+PACKAGES = (
+    "tandem",
+    "engine",
+    "worker",
+    "kvtransfer",
+    "prefill_worker",
+    "decode_worker",
+    "both_worker",
+    "router",
+    "deploy",
+    "cli",
+)
 FORMAT = "%(asctime)s %(name)s %(levelname)s %(message)s"
 
 

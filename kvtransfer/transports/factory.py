@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
+from engine.kvcache.pool import CpuKvPool, KvPool
 from kvtransfer.transports.base import ReceiverTransport, SenderTransport
 from kvtransfer.transports.shared_memory import SharedMemoryReceiver, SharedMemorySender
 from kvtransfer.transports.tcp import TcpReceiver, TcpSender
 from tandem.config import TRANSPORTS, TRANSPORTS_OF
-from tandem.engine.kvcache.pool import CpuKvPool, KvPool
 from tandem.messages import LinkWelcome
 
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import torch
 from cuda.bindings import runtime
 
+from engine.kvcache.cuda_pool import CudaKvPool, check
 from kvtransfer.transports.base import Completion, OneSidedReceiver, SenderTransport
-from tandem.engine.kvcache.cuda_pool import CudaKvPool, check
 from tandem.messages import PoolEndpoint
 
 

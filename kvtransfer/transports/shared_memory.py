@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
+from engine.kvcache.pool import CpuKvPool
 from kvtransfer.transports.base import COMPLETED, Completion, OneSidedReceiver, SenderTransport
-from tandem.engine.kvcache.pool import CpuKvPool
 from tandem.messages import PoolEndpoint
 
 

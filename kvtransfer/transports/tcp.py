@@ -13,8 +13,8 @@ import threading
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from engine.kvcache.pool import KvPool
 from kvtransfer.transports.base import Completion, ReceiverTransport, SenderTransport
-from tandem.engine.kvcache.pool import KvPool
 from tandem.messages import PoolEndpoint
 
 CONNECT_TIMEOUT_S = 5.0

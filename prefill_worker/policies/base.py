@@ -3,8 +3,8 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
+from engine.kvcache.cache_manager import CacheManager
 from prefill_worker.queue import QueuedRequest
-from tandem.engine.kvcache.cache_manager import CacheManager
 
 
 class PrefillPolicy(ABC):

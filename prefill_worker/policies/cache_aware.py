@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
+from engine.kvcache.cache_manager import CacheManager
 from prefill_worker.policies.base import PrefillPolicy
 from prefill_worker.queue import QueuedRequest
-from tandem.engine.kvcache.cache_manager import CacheManager
 
 
 class LongestPrefixMatch(PrefillPolicy):

@@ -1,6 +1,6 @@
-"""What every front door does with a request: check it, tokenize it, serve it, and say how it ended.
+"""What every frontend does with a request: check it, tokenize it, serve it, and say how it ended.
 
-A front door translates between its wire and what is here, and has one table from the errors of router.errors to the
+A frontend translates between its wire and what is here, and has one table from the errors of router.errors to the
 codes of its own protocol.
 """
 
@@ -70,8 +70,8 @@ class TokenizedPrompt:
     moments: dict[str, int]
 
 
-class Door:
-    """What the front doors share: who may enter, and how a request becomes a Generation."""
+class Frontend:
+    """What the frontends share: who may enter, and how a request becomes a Generation."""
 
     def __init__(self, router: Router, tokenizer: Tokenizer, config: RouterConfig) -> None:
         self.router = router
@@ -84,7 +84,7 @@ class Door:
 
     @contextmanager
     def refusals_counted(self) -> Iterator[None]:
-        """Counts and logs a RequestError that is raised within; for what a front door itself refuses."""
+        """Counts and logs a RequestError that is raised within; for what a frontend itself refuses."""
         with refusals_counted(self.router):
             yield
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from router.access import Access
+from router.active_request import RequestStream
 from router.errors import RequestError, RequestTimeoutError, UnauthenticatedError, UnavailableError
 from router.output_text import OutputText
 from router.router import Router
-from router.stream import RequestStream
 from router.tracker import RequestState, RequestTracker
 from tandem.lifecycle import ENDED, FIRST_TOKEN_SENT, PhaseTiming, now_ns, phase_timings
 from tandem.sampling_params import TokenLogprobs
@@ -125,7 +125,7 @@ class Generation:
         return Piece(start, token_ids[:num_tokens], text, logprobs[start : self._index] if logprobs else [])
 
     def page_size(self) -> int:
-        worker = self._router.registry.get(self.tracker.prefill_worker_id)
+        worker = self._router.workers.get(self.tracker.prefill_worker_id)
         return worker.hello.page_format.page_size if worker else 0
 
     def _last(self) -> Piece:

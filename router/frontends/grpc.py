@@ -1,4 +1,4 @@
-"""The gRPC front door: tandem.v1.Inference."""
+"""The gRPC frontend: tandem.v1.Inference."""
 
 from collections.abc import AsyncIterator
 from typing import Any
@@ -13,11 +13,11 @@ from router.errors import (
     UnauthenticatedError,
     UnavailableError,
 )
-from router.frontends.base import PLAIN_FIELDS, Door, PromptInput, SamplingOptions
+from router.frontends.base import PLAIN_FIELDS, Frontend, PromptInput, SamplingOptions
 from router.frontends.generation import Generation, Piece
 from router.frontends.malformed import MALFORMED, MALFORMED_MESSAGE
 from tandem import __version__
-from tandem.rpc.auth import Gate
+from tandem.rpc.auth import AuthInterceptor
 from tandem.rpc.codec import LOGPROBS_CODEC, STATS_CODEC
 from tandem.v1 import inference_pb2 as pb
 from tandem.v1 import inference_pb2_grpc
@@ -35,8 +35,8 @@ STATUS_CODES: tuple[tuple[type[RequestError], grpc.StatusCode], ...] = (
 
 
 class InferenceService(inference_pb2_grpc.InferenceServicer):
-    def __init__(self, door: Door) -> None:
-        self._door = door
+    def __init__(self, frontend: Frontend) -> None:
+        self._frontend = frontend
 
     async def Generate(
         self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext
@@ -62,7 +62,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     async def GetServerInfo(self, request: Any, context: grpc.aio.ServicerContext) -> pb.ServerInfo:
         if request is MALFORMED:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, MALFORMED_MESSAGE)
-        router, config = self._door.router, self._door.config
+        router, config = self._frontend.router, self._frontend.config
         reason = router.not_ready_reason()
         return pb.ServerInfo(
             version=__version__,
@@ -84,22 +84,22 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
                     stats=STATS_CODEC.encode(worker.stats),
                     metrics_address=worker.hello.metrics_address,
                 )
-                for worker in router.registry
+                for worker in router.workers
             ],
         )
 
     async def _begin(self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext) -> Generation:
         """Raises RequestError."""
-        door = self._door
-        with door.refusals_counted():
+        frontend = self._frontend
+        with frontend.refusals_counted():
             if request is MALFORMED:
                 raise InvalidRequestError(MALFORMED_MESSAGE)
             # The gate has let it in already, and kept no note of whom.
-            key = door.access.identify(_authorization(context))
-            door.check_model(request.model)
-            with door.admission(key):
-                prompt = await door.tokenize(_prompt(request, door))
-            return door.begin(
+            key = frontend.access.identify(_authorization(context))
+            frontend.check_model(request.model)
+            with frontend.admission(key):
+                prompt = await frontend.tokenize(_prompt(request, frontend))
+            return frontend.begin(
                 prompt,
                 _options(request.sampling),
                 key=key,
@@ -115,14 +115,14 @@ def _authorization(context: grpc.aio.ServicerContext) -> str | None:
     return metadata.get("authorization")
 
 
-def _prompt(request: pb.GenerateRequest, door: Door) -> PromptInput:
+def _prompt(request: pb.GenerateRequest, frontend: Frontend) -> PromptInput:
     match request.WhichOneof("prompt"):
         case "text":
             return request.text
         case "token_ids":
             return request.token_ids.ids
         case "chat":
-            door.check_num_messages(len(request.chat.messages))
+            frontend.check_num_messages(len(request.chat.messages))
             return [{"role": m.role, "content": m.content} for m in request.chat.messages]
     raise InvalidRequestError("a prompt is needed: text, token_ids or chat")
 
@@ -166,14 +166,14 @@ def _last_response(request_id: str, piece: Piece, generation: Generation) -> pb.
     )
 
 
-def api_key_gate(door: Door) -> Gate:
+def api_key_auth(frontend: Frontend) -> AuthInterceptor:
     """Lets in only clients that show an API key, where keys are configured."""
 
     def refusal(metadata: dict[str, str]) -> str:
         try:
-            door.identify(metadata.get("authorization"))
+            frontend.identify(metadata.get("authorization"))
         except UnauthenticatedError as error:
             return str(error)
         return ""
 
-    return Gate(refusal)
+    return AuthInterceptor(refusal)

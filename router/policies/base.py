@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from router.registry import Pair
+from router.worker_registry import Pair
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from router.policies.base import Policy, Prompt
 from router.prefix_index import PrefixIndex
-from router.registry import Pair, Worker
+from router.worker_registry import Pair, Worker
 from tandem.prefix import prefix_identities
 
 # All in units of one prompt token computed. Shipping a token's KV takes a fraction of computing it; every further

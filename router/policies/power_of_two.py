@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from router.policies.base import Policy, Prompt
 from router.policies.least_loaded import load
-from router.registry import Pair
+from router.worker_registry import Pair
 
 
 class PowerOfTwo(Policy):

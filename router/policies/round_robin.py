@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from router.policies.base import Policy, Prompt
-from router.registry import Pair
+from router.worker_registry import Pair
 
 
 class RoundRobin(Policy):

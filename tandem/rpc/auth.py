@@ -41,7 +41,7 @@ def cluster_metadata(token: str) -> tuple[tuple[str, str], ...]:
     return ((CLUSTER_TOKEN_HEADER, token),) if token else ()
 
 
-class Gate(grpc.aio.ServerInterceptor):
+class AuthInterceptor(grpc.aio.ServerInterceptor):
     """Refuses calls by their metadata with UNAUTHENTICATED, all but health checks."""
 
     def __init__(self, refusal: Callable[[dict[str, str]], str]) -> None:
@@ -61,7 +61,7 @@ class Gate(grpc.aio.ServerInterceptor):
         return _refusing(handler, reason) if reason else handler
 
 
-def cluster_gate(token: str) -> Gate:
+def cluster_auth(token: str) -> AuthInterceptor:
     """Lets in only callers that show the cluster's token."""
     tokens = TokenSet([token])
 
@@ -70,7 +70,7 @@ def cluster_gate(token: str) -> Gate:
             return ""
         return "this port is for processes of the cluster alone: the cluster token is missing or wrong"
 
-    return Gate(refusal)
+    return AuthInterceptor(refusal)
 
 
 def _refusing(handler: grpc.RpcMethodHandler, reason: str) -> grpc.RpcMethodHandler:

@@ -12,9 +12,9 @@ from typing import Any
 import grpc
 import pytest
 
+from deploy.cluster_config import ClusterConfig
 from deploy.launcher import Cluster
 from tandem.client import ClientTls, TandemClient
-from tandem.cluster_config import ClusterConfig
 from tandem.rpc.auth import cluster_metadata
 from tandem.v1 import inference_pb2 as pb
 from tandem.v1 import worker_pb2, worker_pb2_grpc

@@ -1,4 +1,4 @@
-"""Whatever comes in, each door answers with one clear error of the right kind, and the cluster goes on as it was."""
+"""Whatever comes in, each frontend answers with one clear error of the right kind, and the cluster goes on."""
 
 import contextlib
 import json

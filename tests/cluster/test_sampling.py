@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tandem.engine.request import Sequence
-from tandem.engine.sampler import sample
+from engine.sampler import sample
+from engine.token_sequence import TokenSequence
 from tandem.sampling_params import SamplingParams
 from tandem.v1 import inference_pb2 as pb
 from tests.cluster.conftest import VOCAB_SIZE, Oracle, ServedCluster
@@ -31,7 +31,7 @@ def random_ids(seed: int, num_tokens: int) -> list[int]:
 def expected(oracle: Oracle, prompt_ids: list[int], max_tokens: int, **params: Any) -> list[int]:
     bias = tuple(sorted(params.pop("logit_bias", {}).items()))
     sampling = SamplingParams(max_tokens, logit_bias=bias, **params)
-    sequence = Sequence(list(prompt_ids), len(prompt_ids), [], sampling=sampling)
+    sequence = TokenSequence(list(prompt_ids), len(prompt_ids), [], sampling=sampling)
     for _ in range(max_tokens):
         logits = oracle.logits(sequence.token_ids)[-1:]
         sequence.token_ids.append(int(sample(logits, [sequence]).token_ids))

@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import torch
 
-from tandem.engine.attention.base import AttentionBackend
-from tandem.engine.batch import Batch, Phase
-from tandem.engine.kvcache.pool import KvPool
-from tandem.engine.layers.rotary import RotaryEmbedding, Rotation
-from tandem.engine.request import Sequence
+from engine.attention.base import AttentionBackend
+from engine.batch import Batch, ForwardMode
+from engine.kvcache.pool import KvPool
+from engine.layers.rotary import RotaryEmbedding, Rotation
+from engine.token_sequence import TokenSequence
 
 MAX_POSITIONS = 4096
 
@@ -33,10 +33,10 @@ class AttentionOracle:
         self._tables.cos.fill_(1.0)
         self._tables.sin.fill_(0.0)
 
-    def add(self, num_tokens: int, spare_pages: int = 0) -> Sequence:
+    def add(self, num_tokens: int, spare_pages: int = 0) -> TokenSequence:
         num_pages = self._layout.num_pages_for(num_tokens) + spare_pages
         pages = [self._free.pop() for _ in range(num_pages)]
-        sequence = Sequence([0] * num_tokens, num_tokens, pages)
+        sequence = TokenSequence([0] * num_tokens, num_tokens, pages)
         kv = self.pool.kv
         self.qkv[id(sequence)] = [
             torch.randn(
@@ -46,11 +46,11 @@ class AttentionOracle:
         ]
         return sequence
 
-    def step(self, phase: Phase, extend: dict[Sequence, int], *, max_error: float) -> None:
+    def step(self, mode: ForwardMode, extend: dict[TokenSequence, int], *, max_error: float) -> None:
         """Runs one forward of all layers and checks its output: ||out - expected|| / ||expected||."""
         for sequence, num_tokens in extend.items():
             sequence.extend(num_tokens)
-        self.attention.plan(Batch(phase, list(extend)))
+        self.attention.plan(Batch(mode, list(extend)))
         for layer in range(self._layout.num_layers):
             parts = [
                 torch.cat([self.qkv[id(s)][part][layer, s.cached_len : s.device_len] for s in extend])
@@ -65,7 +65,7 @@ class AttentionOracle:
         for sequence in extend:
             sequence.complete_extend()
 
-    def _expected(self, s: Sequence, layer: int) -> torch.Tensor:
+    def _expected(self, s: TokenSequence, layer: int) -> torch.Tensor:
         q, k, v = (tensor[layer, : s.device_len].double() for tensor in self.qkv[id(s)])
         group = self._heads[0] // self._heads[1]
         k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)

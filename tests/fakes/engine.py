@@ -10,11 +10,11 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tandem.engine.base import EngineBase, EngineCounters
-from tandem.engine.batch import Batch
-from tandem.engine.kvcache.base import PageLayout
-from tandem.engine.kvcache.pool import CpuKvPool
-from tandem.engine.output import Feed, ForwardOutput
+from engine.base import EngineBase, EngineCounters
+from engine.batch import Batch
+from engine.kvcache.base import PageLayout
+from engine.kvcache.pool import CpuKvPool
+from engine.output import Feed, ForwardOutput
 from tandem.sampling_params import SamplingParams, TokenLogprobs
 
 VOCAB_SIZE = 997
@@ -100,7 +100,7 @@ class FakeForwardOutput(ForwardOutput):
 class FakeEngine(EngineBase):
     """
     Attributes:
-        batches: for each forward its phase and the tokens each sequence computed.
+        batches: for each forward its mode and the tokens each sequence computed.
         draws: for each token chosen the seed and the position that a draw would depend on. Tokens do not depend on
             them; a log probability that is asked for is minus the position.
     """
@@ -143,7 +143,7 @@ class FakeEngine(EngineBase):
         return {page_id for row in rows for page_id in row.page_ids[row.cached_len // self.page_size :]}
 
     def forward(self, batch: Batch) -> ForwardOutput:
-        self.batches.append((batch.phase, [s.extend_len for s in batch.sequences]))
+        self.batches.append((batch.mode, [s.extend_len for s in batch.sequences]))
         rows = [
             _Row(
                 list(s.page_ids[: -(-s.device_len // self.page_size)]),

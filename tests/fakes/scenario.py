@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from deploy.local_worker import LocalWorker
+from engine.engine import Engine
 from tandem.config import DecodeConfig, EngineConfig, PrefillConfig, WorkerConfig
-from tandem.engine.engine import Engine
 from tandem.messages import Failed, Finished, FirstToken, GaveBack, PrefillDeferred, Tokens, WorkerMessage
 from tandem.sampling_params import SamplingParams
 

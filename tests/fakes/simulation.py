@@ -12,28 +12,28 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from decode_worker.scheduler import DecodeScheduler
+from engine.kvcache.cache_manager import CacheManager
 from kvtransfer.events import FromLink, LinkClosed, ReceiverLinkOpened, SenderLinkOpened
 from kvtransfer.transports.base import COMPLETED, Completion, ReceiverTransport, SenderTransport
 from kvtransfer.transports.shared_memory import SharedMemoryReceiver
 from prefill_worker.handover import LinkHandover
 from prefill_worker.policies.registry import make_policy as make_prefill_policy
 from prefill_worker.scheduler import PrefillScheduler
+from router.active_request import RequestStream
 from router.policies.power_of_two import PowerOfTwo
 from router.policies.registry import make_policy
-from router.registry import Worker
 from router.router import Router
-from router.stream import RequestStream
 from router.tracker import RequestState
+from router.worker_registry import Worker
 from tandem.config import DecodeConfig, PrefillConfig, RouterConfig
-from tandem.engine.kvcache.cache_manager import CacheManager
 from tandem.lifecycle import RECEIVED
 from tandem.messages import PROTOCOL_VERSION, Heartbeat, Hello, LinkHello, LinkWelcome, PageFormat, Peers, PoolEndpoint
 from tandem.sampling_params import SamplingParams
-from tandem.worker.base import Outbox, Scheduler
-from tandem.worker.events import FromRouter, RouterLost
 from tests.fakes.clock import FakeClock
 from tests.fakes.engine import FakeEngine, expected_tokens
 from tests.fakes.transport import ManualCompletion
+from worker.base import Outbox, Scheduler
+from worker.events import FromRouter, RouterLost
 
 PAGE_SIZE = 2
 # Put on a stream's queue where it ends.
@@ -409,7 +409,7 @@ class Simulation:
         for role, count in (("prefill", num_prefill), ("decode", num_decode)):
             for i in range(count):
                 self.start_worker(f"{role}{i}", role)
-        while len(self.router.registry.pairs()) < num_prefill * num_decode:
+        while len(self.router.workers.pairs()) < num_prefill * num_decode:
             for action in self.progress_actions():
                 action()
 
@@ -456,7 +456,7 @@ class Simulation:
         assert worker.registered is not None
         if message is END:
             self.router.lose(worker.registered, "disconnected", "cut")
-        elif self.router.registry.get(worker.worker_id) is worker.registered:
+        elif self.router.workers.get(worker.worker_id) is worker.registered:
             self.router.receive(worker.registered, message)
 
     def dialable(self) -> Iterator[tuple[SimWorker, SimWorker]]:
@@ -530,7 +530,7 @@ class Simulation:
         self.clock.advance(seconds)
         for worker in self.workers.values():
             if worker.runs and worker.connected and worker.registered is not None:
-                self.router.registry.heartbeat(worker.registered, Heartbeat(worker.num_steps))
+                self.router.workers.heartbeat(worker.registered, Heartbeat(worker.num_steps))
         self.router.check_deadlines()
 
     def start_worker(self, worker_id: str, role: str) -> None:
@@ -613,4 +613,4 @@ class Simulation:
                 assert tracker.state is RequestState.FINISHED
                 assert client.tokens == client.expected
         assert self.router.num_requests == 0
-        assert all(w.num_assigned == 0 and w.num_pending_tokens == 0 for w in self.router.registry)
+        assert all(w.num_assigned == 0 and w.num_pending_tokens == 0 for w in self.router.workers)

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from decode_worker.scheduler import DecodeScheduler
+from engine.kvcache.cache_manager import CacheManager
+from engine.kvcache.pool import KvPool
 from kvtransfer.events import FromLink, LinkClosed, ReceiverLinkOpened, SenderLinkOpened
 from kvtransfer.link import MAX_PAGES_IN_FLIGHT
 from kvtransfer.transports.base import ReceiverTransport, SenderTransport
@@ -14,8 +16,6 @@ from prefill_worker.handover import LinkHandover
 from prefill_worker.policies.registry import make_policy
 from prefill_worker.scheduler import PrefillScheduler
 from tandem.config import DecodeConfig, PrefillConfig
-from tandem.engine.kvcache.cache_manager import CacheManager
-from tandem.engine.kvcache.pool import KvPool
 from tandem.messages import (
     PROTOCOL_VERSION,
     Abort,
@@ -29,10 +29,10 @@ from tandem.messages import (
     Tokens,
 )
 from tandem.sampling_params import SamplingParams
-from tandem.worker.base import Outbox
-from tandem.worker.events import FromRouter
 from tests.fakes.clock import FakeClock
 from tests.fakes.engine import FakeEngine
+from worker.base import Outbox
+from worker.events import FromRouter
 
 
 class ListOutbox(Outbox):

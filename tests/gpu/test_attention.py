@@ -5,12 +5,12 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from tandem.engine.attention.base import AttentionBackend, GraphableBackend
-from tandem.engine.batch import Batch
-from tandem.engine.kvcache.base import PageLayout
-from tandem.engine.kvcache.pool import KvPool
-from tandem.engine.layers.norm import QkNorm
-from tandem.engine.layers.rotary import Rotation
+from engine.attention.base import AttentionBackend, GraphableBackend
+from engine.batch import Batch
+from engine.kvcache.base import PageLayout
+from engine.kvcache.pool import KvPool
+from engine.layers.norm import QkNorm
+from engine.layers.rotary import Rotation
 from tests.fakes.attention import AttentionOracle
 
 NUM_LAYERS = 2
@@ -19,23 +19,23 @@ MAX_ERROR = 5e-3
 
 
 def flashinfer(pool: KvPool, num_q_heads: int) -> GraphableBackend:
-    from tandem.engine.attention.flashinfer import FlashInferAttention
-    from tandem.engine.kvcache.cuda_pool import CudaKvPool
+    from engine.attention.flashinfer import FlashInferAttention
+    from engine.kvcache.cuda_pool import CudaKvPool
 
     assert isinstance(pool, CudaKvPool)
     return FlashInferAttention(pool, num_q_heads)
 
 
 def triton(pool: KvPool, num_q_heads: int) -> GraphableBackend:
-    from tandem.engine.attention.triton import TritonAttention
-    from tandem.engine.kvcache.cuda_pool import CudaKvPool
+    from engine.attention.triton import TritonAttention
+    from engine.kvcache.cuda_pool import CudaKvPool
 
     assert isinstance(pool, CudaKvPool)
     return TritonAttention(pool, num_q_heads)
 
 
 def reference(pool: KvPool, num_q_heads: int) -> AttentionBackend:
-    from tandem.engine.attention.reference import ReferenceAttention
+    from engine.attention.reference import ReferenceAttention
 
     return ReferenceAttention(pool, num_q_heads)
 
@@ -47,7 +47,7 @@ def run_chunks_then_decode(
     num_kv_heads: int,
     head_dim: int,
 ) -> None:
-    from tandem.engine.kvcache.cuda_pool import CudaKvPool
+    from engine.kvcache.cuda_pool import CudaKvPool
 
     layout = PageLayout(NUM_LAYERS, page_size, num_kv_heads, head_dim, "bfloat16")
     pool = CudaKvPool(layout, NUM_PAGES, torch.device("cuda", 0))
@@ -105,7 +105,7 @@ class FixedSizeDecode(AttentionBackend):
         self._is_decode = False
 
     def plan(self, batch: Batch) -> None:
-        self._is_decode = batch.phase == "decode"
+        self._is_decode = batch.mode == "decode"
         if not self._is_decode:
             self._backend.plan(batch)
             return
@@ -129,7 +129,7 @@ class FixedSizeDecode(AttentionBackend):
 def test_decode_of_a_fixed_size_over_long_and_short_sequences(
     make_backend: Callable[[KvPool, int], GraphableBackend], num_q_heads: int, num_kv_heads: int, batch_size: int
 ) -> None:
-    from tandem.engine.kvcache.cuda_pool import CudaKvPool
+    from engine.kvcache.cuda_pool import CudaKvPool
 
     layout = PageLayout(NUM_LAYERS, 16, num_kv_heads, 128, "bfloat16")
     pool = CudaKvPool(layout, NUM_PAGES, torch.device("cuda", 0))

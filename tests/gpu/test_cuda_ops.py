@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from tandem.engine.layers.linear import Linear
-from tandem.engine.layers.norm import Norm, QkNorm, rms_norm
-from tandem.engine.layers.ops import TorchOps
-from tandem.engine.layers.rotary import RotaryEmbedding, Rotation, rotate
+from engine.layers.linear import Linear
+from engine.layers.norm import Norm, QkNorm, rms_norm
+from engine.layers.ops import TorchOps
+from engine.layers.rotary import RotaryEmbedding, Rotation, rotate
 
 NUM_PAGES, NUM_LAYERS = 400, 3
 EPS = 1e-6
@@ -31,7 +31,7 @@ def test_norm_rotate_write(
     page_size: int,
     has_norm: bool,
 ) -> None:
-    from tandem.engine.layers.cuda_ops import norm_rotate_write
+    from engine.layers.cuda_ops import norm_rotate_write
 
     layer = 1
     generator = torch.Generator("cuda").manual_seed(head_dim + num_q_heads + page_size)
@@ -65,7 +65,7 @@ def test_norm_rotate_write(
 @pytest.mark.parametrize(("num_in", "num_out"), [(96, 48), (1024, 1024), (896, 4864), (4096, 6144), (14336, 4096)])
 @pytest.mark.parametrize("has_bias", [True, False])
 def test_products_with_what_is_around_them(num_tokens: int, num_in: int, num_out: int, has_bias: bool) -> None:
-    from tandem.engine.layers.cuda_ops import CudaOps
+    from engine.layers.cuda_ops import CudaOps
 
     device = torch.device("cuda", 0)
     ops, oracle = CudaOps(device), TorchOps()
@@ -86,7 +86,7 @@ def test_products_with_what_is_around_them(num_tokens: int, num_in: int, num_out
 
 def test_a_wide_matrix() -> None:
     """The vocabulary, with a number of rows that no tile divides."""
-    from tandem.engine.layers.cuda_ops import CudaOps
+    from engine.layers.cuda_ops import CudaOps
 
     device = torch.device("cuda", 0)
     linear = Linear([151_669], 256, False, torch.bfloat16, device)
@@ -101,7 +101,7 @@ def test_a_wide_matrix() -> None:
 @pytest.mark.parametrize("num_rows", [1, 3, 64, 256])
 @pytest.mark.parametrize("vocab_size", [7, 300, 151_669, 151_936])
 def test_most_likely(num_rows: int, vocab_size: int) -> None:
-    from tandem.engine.layers.most_likely import MostLikely
+    from engine.layers.most_likely import MostLikely
 
     kernel = MostLikely(vocab_size, num_rows, torch.device("cuda", 0))
     out = torch.full((num_rows,), -1, dtype=torch.int64, device="cuda")

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from engine.batch import Batch
+from engine.build import build_engine
+from engine.engine import Engine
+from engine.token_sequence import TokenSequence
 from tandem.config import EngineConfig
-from tandem.engine.batch import Batch
-from tandem.engine.build import build_engine
-from tandem.engine.engine import Engine
-from tandem.engine.request import Sequence
 from tandem.sampling_params import SamplingParams
 from tests.cluster.conftest import VOCAB_SIZE
 
@@ -39,7 +39,7 @@ def generate(engine: Engine, prompt_lens: list[int], num_tokens: int, sampling: 
         num_pages = (prompt_len + num_tokens) // PAGE_SIZE + 1
         pages = [free.pop() for _ in range(num_pages)]
         prompt = rng.choices(range(VOCAB_SIZE), k=prompt_len)
-        sequences.append(Sequence(prompt, prompt_len, pages, sampling=sampling))
+        sequences.append(TokenSequence(prompt, prompt_len, pages, sampling=sampling))
     for sequence in sequences:
         sequence.extend(sequence.remaining_len)
     output = engine.forward(Batch("prefill", sequences))

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from engine.build import build_engine
+from engine.dry_run import free_bytes
+from engine.weights.loader import dummy_weights
 from tandem.config import EngineConfig
-from tandem.engine.build import build_engine
-from tandem.engine.dry_run import free_bytes
-from tandem.engine.weights.loader import dummy_weights
 
 # Leaves enough beside it for whatever else a test process holds.
 FRACTION = 0.6
@@ -36,7 +36,7 @@ def test_weights_graphs_and_pool_take_the_share(
 ) -> None:
     before = free_bytes()
     total = torch.cuda.mem_get_info()[1]
-    with caplog.at_level(logging.INFO, "tandem.engine.build"):
+    with caplog.at_level(logging.INFO, "engine.build"):
         engine = build_engine(config_with(model_dir, backend=backend), "memory", lambda doing: None)
     taken = before - free_bytes()
     assert taken == pytest.approx(FRACTION * total, rel=0.03)

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 
+from engine.batch import Batch
+from engine.build import build_engine
+from engine.engine import Engine
+from engine.token_sequence import TokenSequence
 from tandem.config import EngineConfig
-from tandem.engine.batch import Batch
-from tandem.engine.build import build_engine
-from tandem.engine.engine import Engine
-from tandem.engine.request import Sequence
 
 VOCAB_SIZE = 300
 PAGE_SIZE = 16
@@ -61,11 +61,11 @@ class Steps:
         self._free = list(range(NUM_PAGES))
         random.Random(0).shuffle(self._free)
 
-    def sequence(self, prompt: list[int]) -> Sequence:
+    def sequence(self, prompt: list[int]) -> TokenSequence:
         pages = [self._free.pop() for _ in range((len(prompt) + NUM_TEACHER_FORCED) // PAGE_SIZE + 1)]
-        return Sequence(list(prompt), len(prompt), pages)
+        return TokenSequence(list(prompt), len(prompt), pages)
 
-    def sharing(self, other: Sequence, num_tokens: int) -> Sequence:
+    def sharing(self, other: TokenSequence, num_tokens: int) -> TokenSequence:
         """One with the same tokens, whose first `num_tokens` are in the other's pages."""
         sequence = self.sequence(other.token_ids)
         sequence.page_ids = [*other.page_ids[: num_tokens // PAGE_SIZE], *sequence.page_ids[num_tokens // PAGE_SIZE :]]
@@ -73,12 +73,12 @@ class Steps:
         return sequence
 
     @torch.inference_mode()
-    def logits(self, sequence: Sequence, num_tokens: int, phase: Any) -> torch.Tensor:
+    def logits(self, sequence: TokenSequence, num_tokens: int, mode: Any) -> torch.Tensor:
         """(num_rows, vocab_size); no rows before the last chunk."""
         sequence.extend(num_tokens)
-        batch = Batch(phase, [sequence])
+        batch = Batch(mode, [sequence])
         engine = self._engine
-        if phase == "decode" and engine._graphs is not None:
+        if mode == "decode" and engine._graphs is not None:
             output = engine._graphs.run(batch, None)
             assert output is not None
             logits = output.logits.clone()

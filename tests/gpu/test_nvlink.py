@@ -6,7 +6,7 @@ from multiprocessing.connection import Connection
 
 import torch
 
-from tandem.engine.kvcache.base import PageLayout
+from engine.kvcache.base import PageLayout
 from tandem.messages import PoolEndpoint
 
 LAYOUT = PageLayout(4, 16, 8, 128, "bfloat16")
@@ -19,8 +19,8 @@ SLEEP_CYCLES = 1_000_000_000
 def receive(connection: Connection, visible: str) -> None:
     """A process with a pool: tells where it is, and what it holds whenever it is asked."""
     os.environ["CUDA_VISIBLE_DEVICES"] = visible
+    from engine.kvcache.cuda_pool import CudaKvPool
     from kvtransfer.transports.nvlink import NvlinkReceiver
-    from tandem.engine.kvcache.cuda_pool import CudaKvPool
 
     pool = CudaKvPool(LAYOUT, NUM_PAGES, torch.device("cuda", 0))
     connection.send(NvlinkReceiver(pool).endpoint())
@@ -29,8 +29,8 @@ def receive(connection: Connection, visible: str) -> None:
 
 
 def test_pages_arrive_where_they_were_sent() -> None:
+    from engine.kvcache.cuda_pool import CudaKvPool
     from kvtransfer.transports.nvlink import NvlinkSender
-    from tandem.engine.kvcache.cuda_pool import CudaKvPool
 
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()

@@ -8,17 +8,17 @@ from pathlib import Path
 import pytest
 import torch
 
+from both_worker.worker import CombinedScheduler
 from deploy.local_worker import LocalWorker
+from engine.batch import Batch
+from engine.build import build_engine
+from engine.engine import Engine
+from engine.output import ForwardOutput
 from tandem.config import DecodeConfig, EngineConfig, PrefillConfig, WorkerConfig
-from tandem.engine.batch import Batch
-from tandem.engine.build import build_engine
-from tandem.engine.engine import Engine
-from tandem.engine.output import ForwardOutput
 from tandem.messages import Finished, FirstToken, Tokens, WorkerMessage
 from tandem.sampling_params import SamplingParams
-from tandem.worker import combined
-from tandem.worker.combined import CombinedScheduler
 from tests.cluster.conftest import VOCAB_SIZE
+from worker import combined
 
 TIMEOUT_S = 60.0
 # Requests by the number of decode steps launched before they come; prompts and outputs of many lengths.
@@ -84,7 +84,7 @@ class Served:
         forward = Engine.forward
 
         def recorded(engine: Engine, batch: Batch) -> ForwardOutput:
-            if batch.phase == "decode":
+            if batch.mode == "decode":
                 rows = batch.feed.rows if batch.feed else ()
                 self.batches.append((len(batch.sequences), sum(row >= 0 for row in rows)))
             else:

@@ -7,12 +7,12 @@ import random
 import pytest
 import torch
 
-from tandem.engine.attention.base import AttentionBackend
-from tandem.engine.batch import Batch
-from tandem.engine.kvcache.base import PageLayout
-from tandem.engine.kvcache.pool import KvPool
-from tandem.engine.layers.norm import QkNorm
-from tandem.engine.layers.rotary import Rotation
+from engine.attention.base import AttentionBackend
+from engine.batch import Batch
+from engine.kvcache.base import PageLayout
+from engine.kvcache.pool import KvPool
+from engine.layers.norm import QkNorm
+from engine.layers.rotary import Rotation
 from tests.fakes.attention import AttentionOracle
 
 MAX_ERROR = 5e-3
@@ -23,9 +23,9 @@ class GraphedDecode(AttentionBackend):
     """FlashInfer's prefill, and for decode the kernel with rows of padding."""
 
     def __init__(self, pool: KvPool, num_q_heads: int, batch_size: int = BATCH_SIZE) -> None:
-        from tandem.engine.attention.flashinfer import FlashInferAttention
-        from tandem.engine.attention.paged_decode import PagedDecode, graphed_paged_decodes
-        from tandem.engine.kvcache.cuda_pool import CudaKvPool
+        from engine.attention.flashinfer import FlashInferAttention
+        from engine.attention.paged_decode import PagedDecode, graphed_paged_decodes
+        from engine.kvcache.cuda_pool import CudaKvPool
 
         assert isinstance(pool, CudaKvPool)
         self._prefill = FlashInferAttention(pool, num_q_heads)
@@ -38,7 +38,7 @@ class GraphedDecode(AttentionBackend):
         self._is_decode = False
 
     def plan(self, batch: Batch) -> None:
-        self._is_decode = batch.phase == "decode"
+        self._is_decode = batch.mode == "decode"
         if self._is_decode:
             self._decode.plan(batch.sequences)
             assert self._decode.positions.tolist() == [s.cached_len for s in batch.sequences] + [0] * (
@@ -60,7 +60,7 @@ class GraphedDecode(AttentionBackend):
 @pytest.mark.parametrize(("num_q_heads", "num_kv_heads"), [(4, 4), (9, 3), (32, 8), (16, 2), (14, 2), (3, 1)])
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_decode(page_size: int, num_q_heads: int, num_kv_heads: int, head_dim: int) -> None:
-    from tandem.engine.kvcache.cuda_pool import CudaKvPool
+    from engine.kvcache.cuda_pool import CudaKvPool
 
     lengths = [1, 17, 64, 65, 3000]
     num_steps = 18
@@ -86,7 +86,7 @@ def test_decode(page_size: int, num_q_heads: int, num_kv_heads: int, head_dim: i
 
 @pytest.mark.parametrize("batch_size", [2, 20, 33, 40, 72, 128])
 def test_many_sequences_of_many_lengths(batch_size: int) -> None:
-    from tandem.engine.kvcache.cuda_pool import CudaKvPool
+    from engine.kvcache.cuda_pool import CudaKvPool
 
     rng = random.Random(batch_size)
     lengths = [rng.choice((1, 16, 100, 700, rng.randint(1, 3000))) for _ in range(batch_size)]
@@ -101,18 +101,20 @@ def test_many_sequences_of_many_lengths(batch_size: int) -> None:
 
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_norm_and_rotation_are_those_of_the_other_kernel(head_dim: int) -> None:
-    from tandem.engine.attention.paged_decode import PagedDecode
-    from tandem.engine.kvcache.cuda_pool import CudaKvPool
-    from tandem.engine.layers.cuda_ops import norm_rotate_write
-    from tandem.engine.layers.rotary import RotaryEmbedding
-    from tandem.engine.request import Sequence
+    from engine.attention.paged_decode import PagedDecode
+    from engine.kvcache.cuda_pool import CudaKvPool
+    from engine.layers.cuda_ops import norm_rotate_write
+    from engine.layers.rotary import RotaryEmbedding
+    from engine.token_sequence import TokenSequence
 
     device = torch.device("cuda", 0)
     layout = PageLayout(3, 16, 2, head_dim, "bfloat16")
     pools = [CudaKvPool(layout, 8, device) for _ in range(2)]
     qkv = torch.randn(2, 12, head_dim, device=device).bfloat16()
     norm = QkNorm(torch.randn(2, head_dim, device=device).bfloat16(), 1e-6)
-    sequences = [Sequence([0] * (n + 1), n + 1, [1 + i * 3, 2 + i * 3], cached_len=n) for i, n in enumerate((5, 31))]
+    sequences = [
+        TokenSequence([0] * (n + 1), n + 1, [1 + i * 3, 2 + i * 3], cached_len=n) for i, n in enumerate((5, 31))
+    ]
     for sequence in sequences:
         sequence.extend(1)
     positions = torch.tensor([5, 31], device=device)

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from tandem.engine.request import Sequence
-from tandem.engine.sampler import SamplerOutput, sample
+from engine.sampler import SamplerOutput, sample
+from engine.token_sequence import TokenSequence
 from tandem.sampling_params import SamplingParams
 
 
@@ -30,10 +30,10 @@ def any_params(rng: random.Random, vocab_size: int) -> SamplingParams:
     )
 
 
-def any_sequence(rng: random.Random, sampling: SamplingParams, vocab_size: int) -> Sequence:
+def any_sequence(rng: random.Random, sampling: SamplingParams, vocab_size: int) -> TokenSequence:
     prompt_len = rng.randint(1, 200)
     token_ids = rng.choices(range(vocab_size), k=prompt_len + rng.randint(0, 50))
-    return Sequence(token_ids, prompt_len, [], sampling=sampling, num_pending=rng.randint(0, 1))
+    return TokenSequence(token_ids, prompt_len, [], sampling=sampling, num_pending=rng.randint(0, 1))
 
 
 @contextmanager
@@ -47,7 +47,7 @@ def no_waiting() -> Iterator[None]:
 
 
 def assert_like_the_cpu(
-    logits: torch.Tensor, sequences: list[Sequence], input_ids: torch.Tensor, output: SamplerOutput
+    logits: torch.Tensor, sequences: list[TokenSequence], input_ids: torch.Tensor, output: SamplerOutput
 ) -> None:
     """Args: logits, input_ids: on the CPU. output: of a GPU."""
     num_rows = len(sequences)
@@ -118,7 +118,7 @@ def test_equal_logits_are_no_matter_of_the_batch() -> None:
     vocab_size = 32_000
     filters = itertools.product([0, 1, 50, 1024, 1025], [1.0, 0.9, 0.5])
     sequences = [
-        Sequence([1], 1, [], sampling=SamplingParams(1, 1.0, top_k, top_p, seed=i, num_logprobs=20))
+        TokenSequence([1], 1, [], sampling=SamplingParams(1, 1.0, top_k, top_p, seed=i, num_logprobs=20))
         for i, (top_k, top_p) in enumerate(list(filters) * 6)
     ]
     generator = torch.Generator().manual_seed(3)

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from tandem.engine.attention.reference import ReferenceAttention
-from tandem.engine.batch import Phase
-from tandem.engine.kvcache.base import PageLayout
-from tandem.engine.kvcache.pool import CpuKvPool
-from tandem.engine.request import Sequence
+from engine.attention.reference import ReferenceAttention
+from engine.batch import ForwardMode
+from engine.kvcache.base import PageLayout
+from engine.kvcache.pool import CpuKvPool
+from engine.token_sequence import TokenSequence
 from tests.fakes.attention import AttentionOracle
 
 NUM_LAYERS = 2
@@ -29,8 +29,8 @@ class Oracle(AttentionOracle):
         )
         self._max_error = 1e-6 if dtype == "float32" else 5e-3
 
-    def check(self, phase: Phase, extend: dict[Sequence, int]) -> None:
-        self.step(phase, extend, max_error=self._max_error)
+    def check(self, mode: ForwardMode, extend: dict[TokenSequence, int]) -> None:
+        self.step(mode, extend, max_error=self._max_error)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -65,7 +65,7 @@ def test_prefix_of_shared_pages(dtype: str) -> None:
     a, b = oracle.add(10), oracle.add(14)
     for of_a, of_b in zip(oracle.qkv[id(a)], oracle.qkv[id(b)], strict=True):
         of_b[:, :6] = of_a[:, :6]
-    b = Sequence(b.token_ids, 14, [*a.page_ids[:2], *b.page_ids[2:]], cached_len=6)
+    b = TokenSequence(b.token_ids, 14, [*a.page_ids[:2], *b.page_ids[2:]], cached_len=6)
     oracle.qkv[id(b)] = list(oracle.qkv.values())[1]
     oracle.check("prefill", {a: 9})
     before = oracle.pool.kv[list(a.page_ids)].clone()

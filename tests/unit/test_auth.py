@@ -16,13 +16,13 @@ from router.router import Router
 from tandem.config import RouterConfig
 from tandem.messages import Heartbeat
 from tandem.rpc import auth
-from tandem.rpc.auth import CLUSTER_TOKEN_HEADER, TokenSet, bearer_token, cluster_gate, cluster_metadata
+from tandem.rpc.auth import CLUSTER_TOKEN_HEADER, TokenSet, bearer_token, cluster_auth, cluster_metadata
 from tandem.rpc.channel import bind, new_server, open_channel
 from tandem.rpc.codec import WORKER_CODEC
 from tandem.v1 import worker_pb2, worker_pb2_grpc
-from tandem.worker.admin import WorkerAdmin
-from tandem.worker.control_client import ControlClient
 from tests.fakes.scripted_worker import hello
+from worker.admin import WorkerAdmin
+from worker.control_client import ControlClient
 
 TOKEN = "the-token-of-the-cluster"
 WRONG: dict[str, tuple[tuple[str, str], ...]] = {
@@ -89,7 +89,7 @@ def refusal(error: grpc.aio.AioRpcError) -> str:
 @asynccontextmanager
 async def serving(add: Callable[[grpc.aio.Server], None]) -> AsyncIterator[str]:
     """The address of a server behind the cluster's gate."""
-    server = new_server([cluster_gate(TOKEN)])
+    server = new_server([cluster_auth(TOKEN)])
     add(server)
     address = bind(server, "127.0.0.1", 0)
     await server.start()
@@ -167,7 +167,7 @@ class ClusterPort:
 
     @property
     def worker_ids(self) -> list[str]:
-        return [worker.worker_id for worker in self.router.registry]
+        return [worker.worker_id for worker in self.router.workers]
 
 
 @pytest.mark.parametrize("metadata", WRONG.values(), ids=WRONG)

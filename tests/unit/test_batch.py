@@ -3,18 +3,18 @@
 import pytest
 import torch
 
-from tandem.engine.batch import Batch
-from tandem.engine.output import Feed, ForwardOutput
-from tandem.engine.request import Sequence
+from engine.batch import Batch
+from engine.output import Feed, ForwardOutput
+from engine.token_sequence import TokenSequence
 from tests.fakes.engine import FakeEngine, FakeForwardOutput
 
 CPU = torch.device("cpu")
 
 
-def sequence(token_ids: list[int], *, num_pending: int) -> Sequence:
+def sequence(token_ids: list[int], *, num_pending: int) -> TokenSequence:
     """All but its last token computed."""
     num_computed = len(token_ids) + num_pending - 1
-    made = Sequence(token_ids, 1, [0], cached_len=num_computed, num_pending=num_pending)
+    made = TokenSequence(token_ids, 1, [0], cached_len=num_computed, num_pending=num_pending)
     made.extend(1)
     return made
 
@@ -37,7 +37,7 @@ def test_pending_tokens_come_from_the_step_before(output: ForwardOutput) -> None
 
 
 def test_without_a_feed_all_tokens_are_known() -> None:
-    whole = Sequence([1, 2, 3], 3, [0])
+    whole = TokenSequence([1, 2, 3], 3, [0])
     whole.extend(3)
     one = sequence([4, 5], num_pending=0)
     assert Batch("prefill", [whole, one]).input_ids(CPU).tolist() == [1, 2, 3, 5]

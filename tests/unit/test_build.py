@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from engine import build as build_module
+from engine import dry_run
+from engine.batch import Batch
+from engine.build import build_engine
+from engine.dry_run import measure_memory
+from engine.engine import Engine
 from tandem.config import MAX_PREFILL_BATCH_SIZE, EngineConfig
-from tandem.engine import build as build_module
-from tandem.engine import dry_run
-from tandem.engine.batch import Batch
-from tandem.engine.build import build_engine
-from tandem.engine.dry_run import measure_memory
-from tandem.engine.engine import Engine
 from tests.fakes.model_config import TINY_LLAMA
 
 MIB = 2**20
@@ -33,7 +33,7 @@ def build(model_dir: str, num_pages: int, told: list[str] | None = None) -> Engi
 
 def test_phases_are_told_in_order_and_timed(model_dir: str, caplog: pytest.LogCaptureFixture) -> None:
     told: list[str] = []
-    with caplog.at_level(logging.INFO, "tandem.engine.build"):
+    with caplog.at_level(logging.INFO, "engine.build"):
         engine = build(model_dir, 8, told)
     assert engine.pool.num_pages == 8
     assert list(dict.fromkeys(doing.partition(" (")[0] for doing in told)) == ["loading weights", "allocating pages"]
@@ -76,7 +76,7 @@ def test_the_largest_forwards_run_on_a_single_page(model_dir: str, monkeypatch: 
     memory = measure_memory(engine, config, 1000 * MIB, device.capture)
     # First new prompts, then such as go on.
     prefills = [("prefill", num_tokens) for num_tokens in (*dry_run.SMALL_PREFILLS, 300)]
-    forwards = [(b.phase, b.num_tokens) for b in device.batches]
+    forwards = [(b.mode, b.num_tokens) for b in device.batches]
     assert forwards == [*prefills, *prefills, ("decode", 9), ("decode", 4)]
     cached = [{s.cached_len for s in b.sequences} for b in device.batches[: 2 * len(prefills)]]
     assert cached == [{0}] * len(prefills) + [{1}] * len(prefills)

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem import messages as m
+from tandem.rpc.batch_writer import BatchWriter
 from tandem.rpc.codec import RECEIVER_CODEC, ROUTER_CODEC, SENDER_CODEC, WORKER_CODEC, BatchCodec
-from tandem.rpc.stream import BatchWriter
 from tandem.sampling_params import SamplingParams
 from tandem.v1 import worker_pb2
 from tests.fakes.sampling_params import any_sampling_params

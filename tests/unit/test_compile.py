@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from cli.main import main
+from deploy.cluster_config import ClusterConfig
 from deploy.compile import run_configuration
-from tandem.cli import main
-from tandem.cluster_config import ClusterConfig
-from tandem.engine.base import ForwardOutput
-from tandem.engine.batch import Batch
-from tandem.engine.engine import Engine
+from engine.base import ForwardOutput
+from engine.batch import Batch
+from engine.engine import Engine
 from tests.cluster.conftest import save_tiny_model
 
 
@@ -48,7 +48,7 @@ def test_requests_of_every_kind_are_run(
 
     def recording(engine: Engine, batch: Batch) -> ForwardOutput:
         lengths = [(s.cached_len, s.extend_len) for s in batch.sequences]
-        batches.append((batch.phase, lengths, any(s.needs_logits for s in batch.sequences)))
+        batches.append((batch.mode, lengths, any(s.needs_logits for s in batch.sequences)))
         return forward(engine, batch)
 
     monkeypatch.setattr(Engine, "forward", recording)

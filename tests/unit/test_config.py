@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from tandem.cli import main
-from tandem.cluster_config import ClusterConfig
+from cli.main import main
+from deploy.cluster_config import ClusterConfig
+from engine.kvcache import eviction
 from tandem.config import (
     EVICTION_POLICIES,
     TRANSPORTS,
@@ -17,7 +18,6 @@ from tandem.config import (
     RouterConfig,
     WorkerConfig,
 )
-from tandem.engine.kvcache import eviction
 from tandem.lifecycle import PHASES, RECEIVED, phase_timings
 
 

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.engine.attention.decode_plan import HEAD_SIZE, ITEM_SIZE, TILE, DecodePlan
-from tandem.engine.kvcache.base import PageLayout
-from tandem.engine.request import Sequence
+from engine.attention.decode_plan import HEAD_SIZE, ITEM_SIZE, TILE, DecodePlan
+from engine.kvcache.base import PageLayout
+from engine.token_sequence import TokenSequence
 
 DUMMY_PAGE = 9_999
 
@@ -15,9 +15,9 @@ def plan_of(num_kv_heads: int, page_size: int = 16, num_sms: int = 132) -> Decod
     return DecodePlan(PageLayout(2, page_size, num_kv_heads, 64, "bfloat16"), num_sms, DUMMY_PAGE)
 
 
-def sequence_of(num_tokens: int, page_size: int, first_page: int) -> Sequence:
+def sequence_of(num_tokens: int, page_size: int, first_page: int) -> TokenSequence:
     num_pages = -(-num_tokens // page_size) + 1
-    sequence = Sequence([0] * num_tokens, 1, range(first_page, first_page + num_pages), cached_len=num_tokens - 1)
+    sequence = TokenSequence([0] * num_tokens, 1, range(first_page, first_page + num_pages), cached_len=num_tokens - 1)
     sequence.extend(1)
     return sequence
 

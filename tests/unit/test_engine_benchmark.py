@@ -10,10 +10,10 @@ from benchmarks import decode_kernels, engine, profile_step
 from benchmarks.engine import EngineBenchmark, Result, Sizes, start_up_results
 from benchmarks.engine_limits import Limits, decode_floor, prefill_floor
 from benchmarks.engine_loop import Loop
+from engine.build import build_engine
+from engine.models.config import ModelConfig
+from engine.stage_timer import StageTimer
 from tandem.config import EngineConfig, WorkerConfig
-from tandem.engine.build import build_engine
-from tandem.engine.models.config import ModelConfig
-from tandem.engine.phases import Phases
 from tests.cluster.conftest import VOCAB_SIZE, save_tiny_model
 
 SIZES = Sizes(
@@ -99,18 +99,18 @@ def test_floors_count_what_must_be_read_and_computed(model_dir: Path) -> None:
 
 
 def test_start_up_is_split_into_its_phases() -> None:
-    phases = Phases()
+    stages = StageTimer()
     for doing in ("loading weights", "capturing graphs (1 of 2)", "capturing graphs (2 of 2)"):
-        phases.begin(doing)
-    phases.end()
-    results = {result.name: result.value for result in start_up_results(phases, 0.5)}
+        stages.begin(doing)
+    stages.end()
+    results = {result.name: result.value for result in start_up_results(stages, 0.5)}
     assert list(results) == [
         "start-up, loading weights",
         "start-up, capturing graphs",
         "start-up, ready",
         "first request, 512 in and 8 out",
     ]
-    assert results["start-up, ready"] == pytest.approx(sum(phases.seconds.values()))
+    assert results["start-up, ready"] == pytest.approx(sum(stages.seconds.values()))
 
 
 @pytest.mark.parametrize("main", [engine.main, profile_step.main, decode_kernels.main])

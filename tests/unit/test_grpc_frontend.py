@@ -1,4 +1,4 @@
-"""The gRPC front door over a router with scripted workers, without sockets."""
+"""The gRPC frontend over a router with scripted workers, without sockets."""
 
 import asyncio
 import math
@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 import pytest
 
-from router.frontends.base import Door as RouterDoor
+from router.frontends.base import Frontend as RouterDoor
 from router.frontends.grpc import InferenceService
 from router.policies.least_loaded import LeastLoaded
 from router.router import Router
@@ -37,8 +37,8 @@ class Context:
         raise Refused(code.name, details)
 
 
-class Door:
-    """A front door, one prefill and one decode worker, and the responses of one call."""
+class Frontend:
+    """A frontend, one prefill and one decode worker, and the responses of one call."""
 
     def __init__(self, **limits: int) -> None:
         config = RouterConfig("nowhere", "fake", 400, **limits)  # type: ignore[arg-type]
@@ -89,8 +89,8 @@ def tokens(request_id: str, attempt: int, index: int, ids: Sequence[int], *logpr
 
 def test_what_the_client_asks_for_is_what_the_workers_get() -> None:
     async def scenario() -> None:
-        door = Door()
-        call, admit = await door.start(
+        frontend = Frontend()
+        call, admit = await frontend.start(
             max_tokens=9,
             temperature=0.5,
             top_p=0.25,
@@ -127,7 +127,7 @@ def test_defaults_are_greedy_and_draw_a_seed() -> None:
     async def scenario() -> set[int]:
         seeds = set()
         for _ in range(3):
-            call, admit = await Door().start()
+            call, admit = await Frontend().start()
             seeds.add(admit.sampling.seed)
             assert admit.sampling == SamplingParams(128, seed=admit.sampling.seed, stop_token_ids=(0,))
             assert admit.sampling.needs_argmax_only
@@ -157,73 +157,73 @@ def test_defaults_are_greedy_and_draw_a_seed() -> None:
     ],
 )
 def test_values_out_of_range_are_refused(sampling: dict[str, Any], message: str) -> None:
-    door = Door()
+    frontend = Frontend()
     with pytest.raises(Refused) as refused:
-        asyncio.run(door.call(**sampling))
+        asyncio.run(frontend.call(**sampling))
     code, details = refused.value.args
     assert code == "INVALID_ARGUMENT" and message in details
-    assert not door.d.of(Admit)
+    assert not frontend.d.of(Admit)
 
 
 def test_a_stop_string_ends_the_output_on_both_workers_across_attempts() -> None:
-    async def scenario() -> Door:
-        door = Door()
-        call, admit = await door.start(stop=["STOP", "x"])
+    async def scenario() -> Frontend:
+        frontend = Frontend()
+        call, admit = await frontend.start(stop=["STOP", "x"])
         request_id = admit.request_id
-        door.p.say(first(request_id, 0, 0, ord("a")))
-        door.d.say(tokens(request_id, 0, 1, b"bST"))
-        await door.settle()
-        assert door.text == "ab", "what may become a stop string waits"
-        door.d.say(LeaseLost(request_id, 0))
-        door.p.say(first(request_id, 1, 4, ord("O")))
-        door.d.say(tokens(request_id, 1, 5, b"Px and on"))
+        frontend.p.say(first(request_id, 0, 0, ord("a")))
+        frontend.d.say(tokens(request_id, 0, 1, b"bST"))
+        await frontend.settle()
+        assert frontend.text == "ab", "what may become a stop string waits"
+        frontend.d.say(LeaseLost(request_id, 0))
+        frontend.p.say(first(request_id, 1, 4, ord("O")))
+        frontend.d.say(tokens(request_id, 1, 5, b"Px and on"))
         await call
-        for worker in (door.p, door.d):
+        for worker in (frontend.p, frontend.d):
             assert worker.of(Abort)[-1] == Abort(request_id, 1)
-        assert door.router.num_requests == 0
-        return door
+        assert frontend.router.num_requests == 0
+        return frontend
 
-    door = asyncio.run(scenario())
-    last = door.responses[-1]
-    assert (door.text, door.token_ids) == ("ab", list(b"abSTOP"))
+    frontend = asyncio.run(scenario())
+    last = frontend.responses[-1]
+    assert (frontend.text, frontend.token_ids) == ("ab", list(b"abSTOP"))
     assert (last.finish_reason, last.usage.completion_tokens) == (pb.FINISH_REASON_STOP, 6)
     assert last.handover.attempts == 2
 
 
 def test_held_back_text_comes_with_the_last_response() -> None:
-    async def scenario() -> Door:
-        door = Door()
-        call, admit = await door.start(stop=["STOP"], max_tokens=3)
-        door.p.say(first(admit.request_id, 0, 0, ord("a")))
-        door.d.say(tokens(admit.request_id, 0, 1, b"ST"))
-        door.d.say(Finished(admit.request_id, 0, "length", 3, 0, 1))
+    async def scenario() -> Frontend:
+        frontend = Frontend()
+        call, admit = await frontend.start(stop=["STOP"], max_tokens=3)
+        frontend.p.say(first(admit.request_id, 0, 0, ord("a")))
+        frontend.d.say(tokens(admit.request_id, 0, 1, b"ST"))
+        frontend.d.say(Finished(admit.request_id, 0, "length", 3, 0, 1))
         await call
-        return door
+        return frontend
 
-    door = asyncio.run(scenario())
-    assert [r.text for r in door.responses] == ["a", "ST"]
-    assert door.responses[-1].finish_reason == pb.FINISH_REASON_LENGTH
-    assert not door.d.of(Abort)
+    frontend = asyncio.run(scenario())
+    assert [r.text for r in frontend.responses] == ["a", "ST"]
+    assert frontend.responses[-1].finish_reason == pb.FINISH_REASON_LENGTH
+    assert not frontend.d.of(Abort)
 
 
 def test_logprobs_come_with_their_tokens() -> None:
     def of(token_id: int) -> TokenLogprobs:
         return TokenLogprobs(-float(token_id), (TopLogprob(token_id, -float(token_id)), TopLogprob(9, -99.5)))
 
-    async def scenario() -> Door:
-        door = Door()
-        call, admit = await door.start(logprobs=2, stop=["d"])
+    async def scenario() -> Frontend:
+        frontend = Frontend()
+        call, admit = await frontend.start(logprobs=2, stop=["d"])
         request_id = admit.request_id
         # The decode worker's tokens overtake the first.
-        door.d.say(tokens(request_id, 0, 1, b"b", of(98)))
-        door.p.say(first(request_id, 0, 0, 97, of(97)))
-        door.d.say(tokens(request_id, 0, 0, b"abcde", *map(of, b"abcde")))
+        frontend.d.say(tokens(request_id, 0, 1, b"b", of(98)))
+        frontend.p.say(first(request_id, 0, 0, 97, of(97)))
+        frontend.d.say(tokens(request_id, 0, 0, b"abcde", *map(of, b"abcde")))
         await call
-        return door
+        return frontend
 
-    door = asyncio.run(scenario())
-    assert door.token_ids == list(b"abcd")
-    for response in door.responses:
+    frontend = asyncio.run(scenario())
+    assert frontend.token_ids == list(b"abcd")
+    for response in frontend.responses:
         assert [p.logprob for p in response.logprobs] == [-float(i) for i in response.token_ids]
         for token_id, logprobs in zip(response.token_ids, response.logprobs, strict=True):
             assert [(t.token_id, t.logprob) for t in logprobs.top] == [(token_id, -token_id), (9, -99.5)]
@@ -231,13 +231,13 @@ def test_logprobs_come_with_their_tokens() -> None:
 
 def test_what_can_never_fit_is_refused_before_it_is_tokenized() -> None:
     async def scenario() -> None:
-        door = Door()
+        frontend = Frontend()
         for request, message in (
             (pb.GenerateRequest(text="x" * 5000), "5000 characters; no more than 1600 can fit"),
             (pb.GenerateRequest(text="x", cache_namespace="n" * 300), "cache_namespace must have at most 256"),
         ):
             with pytest.raises(Refused) as refused:
-                async for _ in door.service.Generate(request, Context()):  # type: ignore[arg-type]
+                async for _ in frontend.service.Generate(request, Context()):  # type: ignore[arg-type]
                     pass
             assert refused.value.args[0] == "INVALID_ARGUMENT"
             assert message in refused.value.args[1]
@@ -247,28 +247,28 @@ def test_what_can_never_fit_is_refused_before_it_is_tokenized() -> None:
 
 def test_where_there_are_no_keys_all_clients_share_one_limit() -> None:
     async def scenario() -> None:
-        door = Door(max_requests_per_key=1)
-        call, admit = await door.start()
+        frontend = Frontend(max_requests_per_key=1)
+        call, admit = await frontend.start()
         for authorization in ("", "Bearer a", "Bearer b"):
             with pytest.raises(Refused, match="1 requests of this key are in hand") as refused:
-                async for _ in door.service.Generate(pb.GenerateRequest(text="hi"), Context(authorization)):  # type: ignore[arg-type]
+                async for _ in frontend.service.Generate(pb.GenerateRequest(text="hi"), Context(authorization)):  # type: ignore[arg-type]
                     pass
             assert refused.value.args[0] == "RESOURCE_EXHAUSTED"
-        door.p.say(first(admit.request_id, 0, 0, ord("a")))
-        door.d.say(Finished(admit.request_id, 0, "length", 1, 0, 1))
+        frontend.p.say(first(admit.request_id, 0, 0, ord("a")))
+        frontend.d.say(Finished(admit.request_id, 0, "length", 1, 0, 1))
         await call
 
     asyncio.run(scenario())
 
 
 def test_the_last_response_times_the_whole_request() -> None:
-    async def scenario() -> Door:
-        door = Door()
-        call, admit = await door.start(max_tokens=1)
-        door.p.say(first(admit.request_id, 0, 0, ord("a")))
-        door.d.say(Finished(admit.request_id, 0, "length", 1, 0, 1))
+    async def scenario() -> Frontend:
+        frontend = Frontend()
+        call, admit = await frontend.start(max_tokens=1)
+        frontend.p.say(first(admit.request_id, 0, 0, ord("a")))
+        frontend.d.say(Finished(admit.request_id, 0, "length", 1, 0, 1))
         await call
-        return door
+        return frontend
 
     phases = {phase.name: phase for phase in asyncio.run(scenario()).responses[-1].phases}
     assert phases["e2e"].duration_ms >= phases["ttft"].duration_ms > 0

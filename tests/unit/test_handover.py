@@ -19,10 +19,10 @@ from tandem.messages import (
     Released,
     Revoke,
 )
-from tandem.worker.events import RouterLost
 from tests.fakes.engine import expected_tokens
 from tests.fakes.transport import ScriptedTransport
 from tests.fakes.workers import WorkerPair
+from worker.events import RouterLost
 
 
 def test_tokens_are_those_of_the_model_alone() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from router.frontends.openai import gate, protocol
+from router.frontends.openai import middleware, protocol
 from router.frontends.openai.schema import ChatCompletionRequest, CompletionRequest
 from router.process import RouterProcess
 from tandem.config import RouterConfig
@@ -47,8 +47,8 @@ def error_of(response: bytes) -> tuple[int, str]:
 
 def test_a_body_that_stops_coming(address: tuple[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
     row = SHOWN_APART["body that stops coming"]
-    assert row.message == f"no part of the body came for {gate.BODY_TIMEOUT_S:g} s"
-    monkeypatch.setattr(gate, "BODY_TIMEOUT_S", WAIT_S)
+    assert row.message == f"no part of the body came for {middleware.BODY_TIMEOUT_S:g} s"
+    monkeypatch.setattr(middleware, "BODY_TIMEOUT_S", WAIT_S)
     for framing in (b"content-length: 100", b"transfer-encoding: chunked"):
         with socket.create_connection(address, timeout=10.0) as connection:
             connection.sendall(HEAD + framing + b"\r\n\r\n")

@@ -7,63 +7,51 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-ROOMS = ("tandem", "router", "prefill_worker", "decode_worker", "kvtransfer", "deploy")
+PACKAGES = (
+    "tandem",
+    "engine",
+    "worker",
+    "kvtransfer",
+    "prefill_worker",
+    "decode_worker",
+    "both_worker",
+    "router",
+    "deploy",
+    "cli",
+)
+VOCABULARY = ("tandem.config", "tandem.messages", "tandem.sampling_params")
 
-# Who may import what, by module prefix; the longest prefix of a module's own name counts. A room may import itself.
+# Who may import what, by module prefix; the longest prefix of a module's own name counts. A package may import itself.
 ALLOWED: dict[str, tuple[str, ...]] = {
-    "tandem": (
-        "tandem.config",
-        "tandem.cluster_config",
-        "tandem.messages",
-        "tandem.sampling_params",
-        "tandem.lifecycle",
-        "tandem.v1",
-    ),
-    "tandem.rpc": ("tandem.config", "tandem.messages", "tandem.sampling_params", "tandem.v1"),
-    "tandem.engine": ("tandem.config", "tandem.sampling_params"),
-    "tandem.worker": (
-        "tandem.config",
-        "tandem.messages",
-        "tandem.sampling_params",
-        "tandem.lifecycle",
-        "tandem.rpc",
-        "tandem.v1",
-        "tandem.engine",
-    ),
+    "tandem": (*VOCABULARY, "tandem.lifecycle", "tandem.v1"),
+    "tandem.rpc": (*VOCABULARY, "tandem.v1"),
     "tandem.client": ("tandem.v1",),
-    "tandem.terminal": ("tandem.client", "tandem.config", "tandem.rpc.tls", "tandem.v1"),
-    "tandem.cli": ("tandem", "deploy"),
-    "kvtransfer": (
-        "tandem.config",
-        "tandem.messages",
-        "tandem.sampling_params",
-        "tandem.rpc",
-        "tandem.v1",
-        "tandem.worker.events",
-        "tandem.engine.kvcache.base",
-        "tandem.engine.kvcache.pool",
-        "tandem.engine.kvcache.cuda_pool",
+    "engine": ("tandem.config", "tandem.sampling_params"),
+    "worker": (*VOCABULARY, "tandem.lifecycle", "tandem.rpc", "tandem.v1", "engine"),
+    "kvtransfer": (*VOCABULARY, "tandem.rpc", "tandem.v1", "worker.events", "engine.kvcache"),
+    "prefill_worker": ("tandem", "engine", "worker", "kvtransfer"),
+    "decode_worker": ("tandem", "engine", "worker", "kvtransfer"),
+    "both_worker": ("tandem", "engine", "worker", "prefill_worker", "decode_worker"),
+    "router": (*VOCABULARY, "tandem.lifecycle", "tandem.prefix", "tandem.rpc", "tandem.v1"),
+    "deploy": (
+        "tandem",
+        "engine",
+        "router",
+        "worker",
+        "kvtransfer",
+        "prefill_worker",
+        "decode_worker",
+        "both_worker",
     ),
-    "prefill_worker": ("tandem", "kvtransfer"),
-    "decode_worker": ("tandem", "kvtransfer"),
-    "router": (
-        "tandem.config",
-        "tandem.messages",
-        "tandem.sampling_params",
-        "tandem.lifecycle",
-        "tandem.prefix",
-        "tandem.rpc",
-        "tandem.v1",
-    ),
-    "deploy": ("tandem", "router", "prefill_worker", "decode_worker", "kvtransfer"),
+    "cli": ("tandem", "deploy"),
 }
-# What the command line may take from all that `tandem` contains is not for others to take from it.
-NOT_FOR_ROOMS = ("tandem.cli", "tandem.terminal", "tandem.client")
+# Only the command line speaks to a cluster as its clients do.
+FOR_CLI_ALONE = ("tandem.client",)
 
 
 def modules() -> Iterator[tuple[str, Path]]:
-    for room in ROOMS:
-        for path in sorted((ROOT / room).rglob("*.py")):
+    for package in PACKAGES:
+        for path in sorted((ROOT / package).rglob("*.py")):
             if path.parent != ROOT / "tandem/v1":
                 parts = path.relative_to(ROOT).with_suffix("").parts
                 yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), path
@@ -88,36 +76,36 @@ def within(module: str, prefix: str) -> bool:
     return module == prefix or module.startswith(prefix + ".")
 
 
-def room_of(module: str) -> str:
+def package_of(module: str) -> str:
     return max((prefix for prefix in ALLOWED if within(module, prefix)), key=len)
 
 
 @pytest.mark.parametrize(("module", "path"), list(modules()), ids=lambda v: v if isinstance(v, str) else "")
 def test_imports_go_one_way(module: str, path: Path) -> None:
-    room = room_of(module)
+    package = package_of(module)
     for target in imported(path):
-        if target.partition(".")[0] not in ROOMS or target == "tandem":
+        if target.partition(".")[0] not in PACKAGES or target == "tandem":
             continue
-        allowed = room_of(target) == room or any(within(target, prefix) for prefix in ALLOWED[room])
-        if room not in ("tandem.cli", "tandem.terminal"):
-            allowed = allowed and not any(within(target, prefix) and target != module for prefix in NOT_FOR_ROOMS)
+        allowed = package_of(target) == package or any(within(target, prefix) for prefix in ALLOWED[package])
+        if package != "cli":
+            allowed = allowed and not any(within(target, prefix) and target != module for prefix in FOR_CLI_ALONE)
         assert allowed, f"{module} must not import {target}"
 
 
 @pytest.mark.parametrize(
-    "room", ["router", "tandem.config", "tandem.messages", "tandem.rpc", "tandem.client", "tandem.engine.models.config"]
+    "package", ["router", "tandem.config", "tandem.messages", "tandem.rpc", "tandem.client", "engine.models.config"]
 )
-def test_what_runs_without_torch_does_not_import_it(room: str) -> None:
+def test_what_runs_without_torch_does_not_import_it(package: str) -> None:
     for module, path in modules():
-        if within(module, room):
+        if within(module, package):
             heavy = {t.partition(".")[0] for t in imported(path)} & {"torch", "transformers", "numpy"}
             assert not heavy, f"{module} imports {heavy}"
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_only_deploy_knows_ray(room: str) -> None:
+@pytest.mark.parametrize("package", PACKAGES)
+def test_only_deploy_knows_ray(package: str) -> None:
     for module, path in modules():
-        if within(module, room) and room != "deploy":
+        if within(module, package) and package != "deploy":
             assert "ray" not in {t.partition(".")[0] for t in imported(path)}, f"{module} imports ray"
 
 

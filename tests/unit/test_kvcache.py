@@ -7,11 +7,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tandem.engine.kvcache.allocator import PageAllocator
-from tandem.engine.kvcache.base import PageLayout
-from tandem.engine.kvcache.cache_manager import CacheManager, PageHandle
-from tandem.engine.kvcache.eviction import EVICTION_POLICIES
-from tandem.engine.kvcache.pool import CpuKvPool
+from engine.kvcache.allocator import PageAllocator
+from engine.kvcache.base import PageLayout
+from engine.kvcache.cache_manager import CacheManager, PageHandle
+from engine.kvcache.eviction import EVICTION_POLICIES
+from engine.kvcache.pool import CpuKvPool
 from tests.fakes.transport import ManualCompletion
 
 

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
+from engine.kvcache.base import PageLayout
+from engine.kvcache.pool import CpuKvPool
 from kvtransfer.link import LeaseState, Quiet, ReceiverLink, SenderLink
 from kvtransfer.transports.shared_memory import SharedMemoryReceiver, SharedMemorySender
-from tandem.engine.kvcache.base import PageLayout
-from tandem.engine.kvcache.pool import CpuKvPool
 from tandem.messages import Committed, Granted, LeaseRequest, PoolEndpoint, Refused, Released, Revoke
 from tests.fakes.transport import ScriptedTransport
 

@@ -6,14 +6,14 @@ from contextlib import suppress
 
 import pytest
 
+from engine.kvcache.base import PageLayout
+from engine.kvcache.pool import CpuKvPool
 from kvtransfer.events import LinkClosed, ReceiverLinkOpened, SenderLinkOpened
 from kvtransfer.streams import LinkDialer, LinkServer
 from kvtransfer.transports.factory import TransportFactory
-from tandem.engine.kvcache.base import PageLayout
-from tandem.engine.kvcache.pool import CpuKvPool
 from tandem.messages import PageFormat, Peer
 from tandem.rpc.channel import bind, new_server
-from tandem.worker.events import Event
+from worker.events import Event
 
 LAYOUT = PageLayout(num_layers=1, page_size=4, num_kv_heads=1, head_dim=4, dtype="float32")
 FORMAT = PageFormat("fake", 1, 4, 1, 4, "float32")

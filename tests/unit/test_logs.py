@@ -15,7 +15,7 @@ import logging, sys
 from tandem.config import LogConfig
 from tandem.logs import configure
 configure(sys.argv[1], LogConfig(sys.argv[2], sys.argv[3]))
-for name in ("tandem.worker.process", "router.router", "decode_worker.scheduler", "httpcore.http11"):
+for name in ("worker.process", "router.router", "decode_worker.scheduler", "httpcore.http11"):
     for level in ("debug", "info", "warning", "error"):
         getattr(logging.getLogger(name), level)("%s said %s", name, level)
 """
@@ -42,7 +42,7 @@ def said(text: str) -> set[tuple[str, str]]:
 def test_the_level_is_that_of_the_cluster_s_own_lines(
     level: str, ours: tuple[str, ...], libraries: tuple[str, ...]
 ) -> None:
-    names = ("tandem.worker.process", "router.router", "decode_worker.scheduler")
+    names = ("worker.process", "router.router", "decode_worker.scheduler")
     expected = {(name, word) for name in names for word in ours} | {("httpcore.http11", word) for word in libraries}
     assert said(run("prefill-0", level, "")) == expected
 

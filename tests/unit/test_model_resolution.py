@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from tandem.engine.weights import gguf as gguf_conversion
-from tandem.engine.weights.resolve import model_fingerprint, resolve_model
+from engine.weights import gguf as gguf_conversion
+from engine.weights.resolve import model_fingerprint, resolve_model
 
 
 def make_model(directory: Path, seed: int = 0, weights: bool = True, **config: object) -> Path:
@@ -120,7 +120,7 @@ def test_hub_ids_come_from_the_local_cache_without_the_network(tmp_path: Path) -
     make_model(hub_snapshot(tmp_path, "org/quantised"), quantization_config={})
     script = """
 import json, sys
-from tandem.engine.weights.resolve import resolve_model
+from engine.weights.resolve import resolve_model
 
 answers = []
 for model, load_format in json.loads(sys.argv[1]):

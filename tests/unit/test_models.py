@@ -12,14 +12,14 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from tandem.engine.attention.reference import ReferenceAttention
-from tandem.engine.batch import Batch, Phase
-from tandem.engine.kvcache.base import PageLayout
-from tandem.engine.kvcache.pool import CpuKvPool
-from tandem.engine.models.base import Model
-from tandem.engine.models.config import ModelConfig
-from tandem.engine.models.registry import build_model
-from tandem.engine.request import Sequence
+from engine.attention.reference import ReferenceAttention
+from engine.batch import Batch, ForwardMode
+from engine.kvcache.base import PageLayout
+from engine.kvcache.pool import CpuKvPool
+from engine.models.base import Model
+from engine.models.config import ModelConfig
+from engine.models.registry import build_model
+from engine.token_sequence import TokenSequence
 
 CPU = torch.device("cpu")
 VOCAB_SIZE = 256
@@ -118,18 +118,18 @@ class Runner:
         self._free = list(range(self.pool.num_pages))
         random.Random(1).shuffle(self._free)
 
-    def sequence(self, token_ids: list[int], max_len: int = 0, prefix: Iterable[int] = ()) -> Sequence:
+    def sequence(self, token_ids: list[int], max_len: int = 0, prefix: Iterable[int] = ()) -> TokenSequence:
         """A sequence whose first pages are `prefix`, which hold its tokens already."""
         pages = list(prefix)
         cached_len = len(pages) * self.pool.layout.page_size
         while len(pages) < self.pool.layout.num_pages_for(max(max_len, len(token_ids))):
             pages.append(self._free.pop())
-        return Sequence(list(token_ids), len(token_ids), pages, cached_len=cached_len)
+        return TokenSequence(list(token_ids), len(token_ids), pages, cached_len=cached_len)
 
-    def forward(self, phase: Phase, sequences: list[Sequence], extend_lens: list[int]) -> torch.Tensor:
+    def forward(self, mode: ForwardMode, sequences: list[TokenSequence], extend_lens: list[int]) -> torch.Tensor:
         for sequence, extend_len in zip(sequences, extend_lens, strict=True):
             sequence.extend(extend_len)
-        batch = Batch(phase, sequences)
+        batch = Batch(mode, sequences)
         self.attention.plan(batch)
         rows = torch.tensor(batch.logits_rows(), dtype=torch.int64)
         logits = self.model.forward(batch.input_ids(CPU), batch.positions(CPU), self.attention, rows)
@@ -138,10 +138,10 @@ class Runner:
             sequence.complete_extend()
         return logits.float()
 
-    def prefill(self, sequences: list[Sequence]) -> torch.Tensor:
+    def prefill(self, sequences: list[TokenSequence]) -> torch.Tensor:
         return self.forward("prefill", sequences, [s.remaining_len for s in sequences])
 
-    def decode(self, sequences: list[Sequence], next_ids: list[int]) -> torch.Tensor:
+    def decode(self, sequences: list[TokenSequence], next_ids: list[int]) -> torch.Tensor:
         for sequence, token_id in zip(sequences, next_ids, strict=True):
             sequence.token_ids.append(token_id)
         return self.forward("decode", sequences, [1] * len(sequences))
@@ -157,7 +157,7 @@ def expected_logits(reference: PreTrainedModel, token_ids: list[int]) -> torch.T
         return reference(torch.tensor([token_ids])).logits[0, -1].float()
 
 
-def assert_logits(actual: torch.Tensor, reference: PreTrainedModel, sequences: list[Sequence]) -> None:
+def assert_logits(actual: torch.Tensor, reference: PreTrainedModel, sequences: list[TokenSequence]) -> None:
     expected = torch.stack([expected_logits(reference, s.token_ids) for s in sequences])
     torch.testing.assert_close(actual, expected, atol=2e-4, rtol=1e-4)
 

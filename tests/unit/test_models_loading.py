@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 import torch
 
-from tandem.engine.models.base import Model
-from tandem.engine.models.config import ModelConfig
-from tandem.engine.models.registry import build_model
+from engine.models.base import Model
+from engine.models.config import ModelConfig
+from engine.models.registry import build_model
 
 
 def make_model(architecture: str = "LlamaForCausalLM", **changes: Any) -> Model:

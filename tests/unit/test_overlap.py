@@ -5,18 +5,18 @@ from typing import Any
 
 import pytest
 
+from both_worker.worker import CombinedScheduler, LocalHandover
 from decode_worker.scheduler import DecodeScheduler
+from engine.kvcache.cache_manager import CacheManager
 from prefill_worker.policies.registry import make_policy
 from prefill_worker.scheduler import PrefillScheduler
 from tandem.config import DecodeConfig, PrefillConfig
-from tandem.engine.kvcache.cache_manager import CacheManager
 from tandem.messages import Admit, Finished, GaveBack, Prefill, Tokens
 from tandem.sampling_params import SamplingParams
-from tandem.worker.combined import CombinedScheduler, LocalHandover
-from tandem.worker.events import FromRouter, RouterLost
 from tests.fakes.clock import FakeClock
 from tests.fakes.engine import FakeEngine, expected_tokens
 from tests.fakes.workers import ListOutbox, WorkerPair
+from worker.events import FromRouter, RouterLost
 
 PROMPT = [5, 3, 8, 1, 7, 2]
 STEP_S = 0.5
@@ -217,7 +217,7 @@ def test_who_arrives_during_a_step_is_in_the_next() -> None:
 
 
 def test_one_worker_for_both_phases_loses_no_token() -> None:
-    """All forwards run in the order of their launch, whichever phase they are of."""
+    """All forwards run in the order of their launch, whichever mode they are of."""
     clock, outbox = FakeClock(), ListOutbox()
     engine, cache = FakeEngine(64, 4, asynchronous=True), CacheManager(64, 4)
     decode = DecodeScheduler(engine, cache, outbox, DecodeConfig(), clock)

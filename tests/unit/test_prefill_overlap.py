@@ -6,18 +6,18 @@ from typing import Any
 
 import pytest
 
+from both_worker.worker import CombinedScheduler, LocalHandover
 from decode_worker.scheduler import DecodeScheduler
+from engine.kvcache.cache_manager import CacheManager
 from prefill_worker.policies.registry import make_policy
 from prefill_worker.scheduler import PrefillScheduler
 from tandem.config import DecodeConfig, PrefillConfig
-from tandem.engine.kvcache.cache_manager import CacheManager
 from tandem.messages import Admit, Failed, FirstToken, Prefill, PrefillDeferred, Tokens, WorkerMessage
 from tandem.sampling_params import SamplingParams
-from tandem.worker.combined import CombinedScheduler, LocalHandover
-from tandem.worker.events import FromRouter, RouterLost
 from tests.fakes.clock import FakeClock
 from tests.fakes.engine import FakeEngine, expected_tokens
 from tests.fakes.workers import ListOutbox, WorkerPair
+from worker.events import FromRouter, RouterLost
 
 CHUNK_SIZE = 8
 PROMPT = list(range(30))
@@ -298,7 +298,7 @@ def test_who_waits_too_long_for_room_goes_back_to_the_router_beside_a_forward_in
 
 
 class Both:
-    """One worker for both phases, whose prefills overlap."""
+    """One worker of role both, whose prefills overlap."""
 
     def __init__(self, max_tokens: int) -> None:
         clock, self.outbox = FakeClock(), ListOutbox()
@@ -405,5 +405,5 @@ def test_the_device_has_a_decode_step_to_run_while_the_next_prompt_is_prepared()
     assert both.engine.num_launched == 1
     both.scheduler.step()
     # The step ran behind whatever of the prompt had been launched by then.
-    assert [phase for phase, _ in both.engine.batches[num_before:]] == ["prefill", "decode"] * 2
+    assert [mode for mode, _ in both.engine.batches[num_before:]] == ["prefill", "decode"] * 2
     both.run()

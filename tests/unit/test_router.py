@@ -112,7 +112,7 @@ async def test_a_request_from_start_to_end() -> None:
     await client.task
     assert client.tokens == [10, 11] and client.tracker.finish_reason == "stop"
     assert h.router.num_requests == 0
-    assert [w.num_assigned for w in h.router.registry] == [0, 0]
+    assert [w.num_assigned for w in h.router.workers] == [0, 0]
     assert not h.d[0].of(Abort) and not h.p[0].of(Abort)
 
 
@@ -128,7 +128,7 @@ async def test_late_messages_of_a_finished_request_are_ignored() -> None:
     await client.task
     h.d[0].say(LeaseLost(request_id, 0))
     assert client.tokens == [10]
-    assert [w.num_assigned for w in h.router.registry] == [0, 0]
+    assert [w.num_assigned for w in h.router.workers] == [0, 0]
 
 
 @run
@@ -141,7 +141,7 @@ async def test_a_client_that_leaves_ends_the_attempt_on_both_workers() -> None:
     for worker in (h.p[0], h.d[0]):
         assert worker.of(Abort) == [Abort(client.tracker.request_id, 0)]
     assert h.router.num_requests == 0
-    assert [w.num_assigned for w in h.router.registry] == [0, 0]
+    assert [w.num_assigned for w in h.router.workers] == [0, 0]
 
 
 @run
@@ -270,7 +270,7 @@ async def test_a_worker_lost_between_the_last_token_and_its_finish_loses_nothing
     await client.task
     assert (client.tokens, client.tracker.finish_reason) == ([10, 11], "length")
     assert len(h.p[0].of(Prefill)) == 1
-    assert [w.num_assigned for w in h.router.registry] == [0, 0]
+    assert [w.num_assigned for w in h.router.workers] == [0, 0]
 
 
 @run
@@ -295,21 +295,21 @@ async def test_silence_and_standstill_lose_a_worker() -> None:
     for worker in (h.p[0], h.d[0]):
         worker.say(Heartbeat(2))
     h.clock.advance(0.2)
-    assert [(w.worker_id, *why) for w, *why in h.router.registry.lost()] == [("d1", "silent", "no heartbeat for 1 s")]
+    assert [(w.worker_id, *why) for w, *why in h.router.workers.lost()] == [("d1", "silent", "no heartbeat for 1 s")]
     # Whatever a worker says, it is not silent.
     h.clock.advance(0.9)
     h.d[1].say(Tokens(()))
     for worker in (h.p[0], h.d[0]):
         worker.say(Heartbeat(2))
     h.clock.advance(0.2)
-    assert not h.router.registry.lost()
+    assert not h.router.workers.lost()
     # A worker that talks but does not move.
     for _ in range(6):
         h.clock.advance(0.9)
         h.p[0].say(Heartbeat(3))
         h.d[0].say(Heartbeat(2))
         h.d[1].say(Heartbeat(9))
-    assert [(w.worker_id, *why) for w, *why in h.router.registry.lost()] == [
+    assert [(w.worker_id, *why) for w, *why in h.router.workers.lost()] == [
         ("d0", "stalled", "no scheduler step for 5 s")
     ]
 
@@ -319,10 +319,10 @@ async def test_a_router_that_stood_still_does_not_blame_its_workers() -> None:
     h = Harness()
     h.clock.advance(10)
     h.router.check_deadlines(stood_still_s=9.8)
-    assert len(list(h.router.registry)) == 2
+    assert len(list(h.router.workers)) == 2
     h.clock.advance(10)
     h.router.check_deadlines()
-    assert not list(h.router.registry)
+    assert not list(h.router.workers)
 
 
 @run
@@ -344,11 +344,11 @@ async def test_workers_whose_pages_differ_cannot_join() -> None:
     h = Harness()
     with pytest.raises(ValueError, match="pages differ"):
         ScriptedWorker(h.router, "d9", "decode", page_format=PageFormat("other", 1, 4, 1, 1, "float32"))
-    assert h.router.registry.get("d9") is None
+    assert h.router.workers.get("d9") is None
     # Nor drive out the one whose name they take.
     with pytest.raises(ValueError, match="pages differ"):
         ScriptedWorker(h.router, "d0", "decode", page_format=PageFormat("other", 1, 4, 1, 1, "float32"))
-    assert h.router.registry.get("d0") is h.d[0].worker
+    assert h.router.workers.get("d0") is h.d[0].worker
 
 
 @run
@@ -430,8 +430,8 @@ def test_after_the_first_token_lost_pages_mean_another_attempt(says_lost: bool) 
         assert (again.attempt, again.output_ids) == (1, (10,))
         client.task.cancel()
         await asyncio.gather(client.task, return_exceptions=True)
-        assert [w.num_assigned for w in h.router.registry] == [0, 0]
-        assert [w.num_pending_tokens for w in h.router.registry] == [0, 0]
+        assert [w.num_assigned for w in h.router.workers] == [0, 0]
+        assert [w.num_pending_tokens for w in h.router.workers] == [0, 0]
 
     run(scenario)()
 

@@ -10,7 +10,7 @@ from router.policies.power_of_two import PowerOfTwo
 from router.policies.registry import make_policy
 from router.policies.round_robin import RoundRobin
 from router.prefix_index import PrefixIndex
-from router.registry import Pair, Worker
+from router.worker_registry import Pair, Worker
 from tandem.config import ROUTING_POLICIES
 from tandem.prefix import prefix_identities
 from tests.fakes.scripted_worker import hello

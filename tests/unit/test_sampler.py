@@ -13,12 +13,12 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from transformers.generation import logits_process as hf
 
-from tandem.engine import draws, randomness
-from tandem.engine.draws import MAX_SELECTED, Draws, filter_logits
-from tandem.engine.logprobs import SampledLogprobs
-from tandem.engine.randomness import uniform
-from tandem.engine.request import Sequence
-from tandem.engine.sampler import process_logits, sample
+from engine import draws, randomness
+from engine.draws import MAX_SELECTED, Draws, filter_logits
+from engine.logprobs import SampledLogprobs
+from engine.randomness import uniform
+from engine.sampler import process_logits, sample
+from engine.token_sequence import TokenSequence
 from tandem.sampling_params import MAX_LOGPROBS, SamplingParams, TokenLogprobs
 from tests.fakes.sampling_params import any_sampling_params
 
@@ -27,12 +27,12 @@ VOCAB_SIZE = 40
 
 def sequence(
     sampling: SamplingParams, prompt_ids: list[int] | None = None, output_ids: tuple[int, ...] = ()
-) -> Sequence:
+) -> TokenSequence:
     prompt_ids = [1, 2, 3] if prompt_ids is None else prompt_ids
-    return Sequence([*prompt_ids, *output_ids], len(prompt_ids), [], sampling=sampling)
+    return TokenSequence([*prompt_ids, *output_ids], len(prompt_ids), [], sampling=sampling)
 
 
-def random_sequence(rng: random.Random, sampling: SamplingParams) -> Sequence:
+def random_sequence(rng: random.Random, sampling: SamplingParams) -> TokenSequence:
     prompt_ids = rng.choices(range(VOCAB_SIZE), k=rng.randint(1, 12))
     return sequence(sampling, prompt_ids, tuple(rng.choices(range(VOCAB_SIZE), k=rng.randint(0, 12))))
 
@@ -41,7 +41,7 @@ def random_logits(seed: int, num_rows: int = 1, vocab_size: int = VOCAB_SIZE) ->
     return torch.randn(num_rows, vocab_size, generator=torch.Generator().manual_seed(seed)) * 3
 
 
-def chosen(logits: torch.Tensor, sequences: list[Sequence]) -> list[int]:
+def chosen(logits: torch.Tensor, sequences: list[TokenSequence]) -> list[int]:
     return sample(logits, sequences).token_ids.tolist()
 
 
@@ -52,7 +52,7 @@ def filtered(logits: torch.Tensor, params: list[SamplingParams]) -> torch.Tensor
 # --- the formulas, spelled out -----------------------------------------------------------------------------------
 
 
-def spelled_out(logits: torch.Tensor, s: Sequence) -> tuple[int, float]:
+def spelled_out(logits: torch.Tensor, s: TokenSequence) -> tuple[int, float]:
     """One row's token by the formulas of the module's docstring in float64, one token at a time; and how near, at the
     nearest, a comparison was to turning out otherwise."""
     p = s.sampling
@@ -232,7 +232,7 @@ def test_a_pending_token_counts_as_if_it_were_known(params: list[SamplingParams]
     for s in known:
         is_pending = len(s.token_ids) > s.prompt_len and rng.random() < 0.7
         token_ids = s.token_ids[:-1] if is_pending else s.token_ids
-        pending.append(Sequence(token_ids, s.prompt_len, [], sampling=s.sampling, num_pending=int(is_pending)))
+        pending.append(TokenSequence(token_ids, s.prompt_len, [], sampling=s.sampling, num_pending=int(is_pending)))
     newest = torch.tensor([s.token_ids[-1] for s in known])
     expected, output = sample(logits, known), sample(logits, pending, newest)
     assert torch.equal(output.token_ids, expected.token_ids)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.errors import InvalidRequestError
-from router.frontends.base import Door, SamplingOptions
+from router.frontends.base import Frontend, SamplingOptions
 from router.policies.least_loaded import LeastLoaded
 from router.router import Router
 from tandem.config import RouterConfig
@@ -115,12 +115,12 @@ any_options = st.builds(
 
 def test_whatever_the_door_lets_in_reaches_the_workers() -> None:
     config = RouterConfig("nowhere", "fake", MAX_MODEL_LEN)
-    door = Door(Router(config, LeastLoaded()), ByteTokenizer(), config)  # type: ignore[arg-type]
+    frontend = Frontend(Router(config, LeastLoaded()), ByteTokenizer(), config)  # type: ignore[arg-type]
     num_let_in = 0
 
     def begun(prompt: Any, **request: Any) -> Any:
-        tokenized = asyncio.run(door.tokenize(prompt))
-        return door.begin(tokenized, key="", default_max_tokens=128, **request).tracker
+        tokenized = asyncio.run(frontend.tokenize(prompt))
+        return frontend.begin(tokenized, key="", default_max_tokens=128, **request).tracker
 
     @settings(max_examples=NUM_EXAMPLES)
     @given(

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tandem.cli import main
-from tandem.cluster_config import ClusterConfig
-from tandem.serve_config import cluster_config, read_key_file
-from tandem.serve_options import API_KEY_FILE, OPTIONS, Option, add_serve_options
+from cli.main import main
+from cli.serve_config import cluster_config, read_key_file
+from cli.serve_options import API_KEY_FILE, OPTIONS, Option, add_serve_options
+from deploy.cluster_config import ClusterConfig
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "deploy/examples/serve.yaml"

@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 
 from decode_worker.job import DecodeJob
 from decode_worker.scheduler import DecodeScheduler
+from engine.kvcache.cache_manager import CacheManager, PageHandle
 from kvtransfer.link import SenderLease, SenderLink
 from prefill_worker.queue import QueuedRequest
 from prefill_worker.scheduler import PrefillScheduler
 from tandem.config import PREFILL_POLICIES, ROUTING_POLICIES
-from tandem.engine.kvcache.cache_manager import CacheManager, PageHandle
-from tandem.worker.base import PrefillJob
 from tests.fakes.simulation import PAGE_SIZE, Simulation, SimWorker
+from worker.base import PrefillJob
 
 # Half of them plain, half with overlapping forwards.
 NUM_SCHEDULES = int(os.environ.get("TANDEM_SCHEDULES", "6000"))
@@ -82,7 +82,7 @@ def happen(simulation: Simulation, tape: Tape) -> None:
         if actions:
             actions[tape.draw(len(actions))]()
     elif kind < 28:
-        if not simulation.router.registry.pairs() and tape.draw(4):
+        if not simulation.router.workers.pairs() and tape.draw(4):
             return  # mostly: who comes now is refused at once, which is quickly seen
         # Few distinct tokens and lengths, so that prefixes are shared often.
         length = 1 + tape.draw(9)

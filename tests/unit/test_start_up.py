@@ -11,10 +11,10 @@ import ray
 from ray.exceptions import RayTaskError
 
 import deploy.serve
+from cli.main import main
+from deploy.cluster_config import ClusterConfig
 from deploy.launcher import Cluster, ClusterError, ConfigurationError
 from deploy.serve import run_cluster, serve
-from tandem.cli import main
-from tandem.cluster_config import ClusterConfig
 from tests.conftest import Certificates
 from tests.fakes.model_config import TINY_LLAMA
 

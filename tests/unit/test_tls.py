@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from cli.main import main
 from router.process import RouterProcess
-from tandem.cli import main
 from tandem.client import ClientTls, TandemClient, TandemError
 from tandem.config import RouterConfig, TlsConfig
 from tandem.rpc.tls import check_tls_files, server_credentials

@@ -3,12 +3,12 @@
 import time
 from collections.abc import Callable
 
+from engine.kvcache.base import PageLayout
+from engine.kvcache.pool import CpuKvPool, KvPool
 from kvtransfer.events import FromLink, LinkClosed
 from kvtransfer.transports.base import SenderTransport
 from kvtransfer.transports.factory import TransportFactory
 from kvtransfer.transports.tcp import TcpReceiver, TcpSender
-from tandem.engine.kvcache.base import PageLayout
-from tandem.engine.kvcache.pool import CpuKvPool, KvPool
 from tandem.messages import Failed, LeaseLost, LinkWelcome, Pushing
 from tests.fakes.engine import expected_tokens
 from tests.fakes.transport import ScriptedReceiver, ScriptedTransport

@@ -15,11 +15,11 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import pre_tokenizers
 
-from tandem.engine.models.base import Model
-from tandem.engine.weights import loader
-from tandem.engine.weights.gguf import convert_gguf
-from tandem.engine.weights.gguf_tokenizer import build_tokenizer
-from tandem.engine.weights.loader import checkpoint_weights, dummy_weights, load_weights
+from engine.models.base import Model
+from engine.weights import loader
+from engine.weights.gguf import convert_gguf
+from engine.weights.gguf_tokenizer import build_tokenizer
+from engine.weights.loader import checkpoint_weights, dummy_weights, load_weights
 
 HIDDEN, INNER, HEADS, KV_HEADS, HEAD_DIM, LAYERS = 64, 96, 4, 2, 16, 2
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())

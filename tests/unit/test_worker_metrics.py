@@ -9,11 +9,11 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tandem.cluster_config import ClusterConfig
+from deploy.cluster_config import ClusterConfig
 from tandem.messages import Heartbeat, Shipped, WorkerStats
 from tandem.rpc.metrics_server import MetricsServer
-from tandem.worker.metrics import worker_registry
 from tests.fakes.workers import WorkerPair
+from worker.metrics import worker_registry
 
 STATS = WorkerStats(
     num_queued=1,

@@ -4,18 +4,18 @@ import logging
 
 import pytest
 
+from both_worker.worker import CombinedScheduler, LocalHandover
 from decode_worker.scheduler import DecodeScheduler
+from engine.kvcache.cache_manager import CacheManager
 from prefill_worker.policies.registry import make_policy
 from prefill_worker.scheduler import PrefillScheduler
 from tandem.config import DecodeConfig, PrefillConfig
-from tandem.engine.kvcache.cache_manager import CacheManager
 from tandem.messages import Admit, Prefill, Shipped, WorkerStats
 from tandem.sampling_params import SamplingParams
-from tandem.worker.combined import CombinedScheduler, LocalHandover
-from tandem.worker.events import FromRouter
 from tests.fakes.clock import FakeClock
 from tests.fakes.engine import FakeEngine
 from tests.fakes.workers import ListOutbox, WorkerPair
+from worker.events import FromRouter
 
 # Of the fake engine, with 4 tokens of 2 floats each.
 PAGE_BYTES = 32

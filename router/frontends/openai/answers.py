@@ -12,7 +12,7 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Receive
 
-from router.frontends.base import Door, TokenizedPrompt
+from router.frontends.base import Frontend, TokenizedPrompt
 from router.frontends.generation import Generation, Piece
 from router.frontends.openai.errors import json_response
 from router.frontends.openai.request import Body
@@ -61,17 +61,17 @@ class Answer(ABC):
 
     def __init__(
         self,
-        door: Door,
+        frontend: Frontend,
         prompts: Sequence[TokenizedPrompt],
         generations: Sequence[Generation],
         echoes: Sequence[str] = (),
     ) -> None:
         """Args: generations: as many for each prompt, one prompt after the other; echoes: one for each, or none."""
-        self._door = door
+        self._frontend = frontend
         self._prompts = prompts
         self._generations = generations
         texts = echoes or [""] * len(generations)
-        self._outputs = [Output(IncrementalDetokenizer(door.tokenizer), text) for text in texts]
+        self._outputs = [Output(IncrementalDetokenizer(frontend.tokenizer), text) for text in texts]
         self._id = f"{self.id_prefix}-{uuid.uuid4().hex}"
         self._created = int(time.time())
 
@@ -133,7 +133,7 @@ class Answer(ABC):
             "id": self._id,
             "object": object_name,
             "created": self._created,
-            "model": self._door.config.model_name,
+            "model": self._frontend.config.model_name,
         }
 
     def _usage(self) -> dict[str, Any]:
@@ -150,7 +150,7 @@ class Answer(ABC):
         }
 
     def token_text(self, token_id: int) -> str:
-        return token_text(self._door.tokenizer.token_piece(token_id))
+        return token_text(self._frontend.tokenizer.token_piece(token_id))
 
 
 def token_text(piece: bytes) -> str:

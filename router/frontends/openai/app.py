@@ -1,4 +1,4 @@
-"""The HTTP front door: OpenAI's API, and what operators ask."""
+"""The HTTP frontend: OpenAI's API, and what operators ask."""
 
 from collections.abc import Callable
 from functools import partial
@@ -12,12 +12,12 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from router.errors import RequestError, UnknownModelError
-from router.frontends.base import Door
+from router.frontends.base import Frontend
 from router.frontends.openai.body import JsonRoute
 from router.frontends.openai.chat import serve_chat
 from router.frontends.openai.completions import serve_completion
 from router.frontends.openai.errors import error_response, invalid_body, json_response, status_response
-from router.frontends.openai.gate import Gate
+from router.frontends.openai.middleware import AccessMiddleware
 from router.frontends.openai.schema import (
     ChatCompletion,
     ChatCompletionRequest,
@@ -48,7 +48,7 @@ _EVENT = {"type": "object", "properties": {"data": {"type": "string"}}, "require
 _STREAMED = {"text/event-stream": {"itemSchema": _EVENT}}
 
 
-def make_app(door: Door) -> ASGIApp:
+def make_app(frontend: Frontend) -> ASGIApp:
     """The ASGI application, its gate included."""
     app = FastAPI(
         title="Tandem",
@@ -60,11 +60,11 @@ def make_app(door: Door) -> ASGIApp:
         redirect_slashes=False,
     )
     app.router.route_class = JsonRoute
-    _add_inference(app, door)
-    _add_operation(app, door)
-    _add_error_handlers(app, door)
+    _add_inference(app, frontend)
+    _add_operation(app, frontend)
+    _add_error_handlers(app, frontend)
     app.openapi = partial(_description, app.openapi)  # type: ignore[method-assign]
-    return Gate(app, door)
+    return AccessMiddleware(app, frontend)
 
 
 def _description(describe: Callable[[], dict[str, Any]]) -> dict[str, Any]:
@@ -78,11 +78,11 @@ def _description(describe: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     return description
 
 
-def _add_inference(app: FastAPI, door: Door) -> None:
-    created = int(door.started_at)
+def _add_inference(app: FastAPI, frontend: Frontend) -> None:
+    created = int(frontend.started_at)
 
     def model() -> Model:
-        return Model(id=door.config.model_name, created=created, max_model_len=door.config.max_model_len)
+        return Model(id=frontend.config.model_name, created=created, max_model_len=frontend.config.max_model_len)
 
     @app.get("/v1/models")
     async def list_models() -> ModelList:
@@ -92,24 +92,24 @@ def _add_inference(app: FastAPI, door: Door) -> None:
     @app.get("/v1/models/{model_id:path}")
     async def get_model(model_id: str) -> Model:
         """The served model by its name."""
-        with door.refusals_counted():
+        with frontend.refusals_counted():
             if not model_id:
                 raise UnknownModelError("a model's name is needed", "model")
-            door.check_model(model_id)
+            frontend.check_model(model_id)
         return model()
 
     @app.post("/v1/completions", response_model=Completion, responses={200: {"content": _STREAMED}})
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """Continues texts or token ids."""
-        return await serve_completion(door, body, request.state.key, request.receive)
+        return await serve_completion(frontend, body, request.state.key, request.receive)
 
     @app.post("/v1/chat/completions", response_model=ChatCompletion, responses={200: {"content": _STREAMED}})
     async def chat_completions(body: ChatCompletionRequest, request: Request) -> Response:
         """Answers a conversation."""
-        return await serve_chat(door, body, request.state.key, request.receive)
+        return await serve_chat(frontend, body, request.state.key, request.receive)
 
 
-def _add_operation(app: FastAPI, door: Door) -> None:
+def _add_operation(app: FastAPI, frontend: Frontend) -> None:
     @app.get("/health", include_in_schema=False)
     async def health() -> Response:
         """200 as long as this process answers."""
@@ -118,13 +118,13 @@ def _add_operation(app: FastAPI, door: Door) -> None:
     @app.get("/ready", include_in_schema=False)
     async def ready() -> Response:
         """200 exactly if a request would be served now."""
-        reason = door.router.not_ready_reason()
+        reason = frontend.router.not_ready_reason()
         return json_response({"ready": not reason, "reason": reason}, 503 if reason else 200)
 
     @app.get("/metrics", include_in_schema=False)
     async def metrics() -> Response:
         """The router's metrics, in Prometheus' text format."""
-        return Response(door.router.metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
+        return Response(frontend.router.metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
 
     @app.get("/sd", include_in_schema=False)
     async def service_discovery(request: Request) -> Response:
@@ -132,12 +132,12 @@ def _add_operation(app: FastAPI, door: Door) -> None:
         # The router is where it was just reached; its bound address may be 0.0.0.0.
         own = {"__scheme__": request.url.scheme, "process": "router"}
         targets = [{"targets": [request.url.netloc], "labels": own}]
-        for worker in door.router.registry:
+        for worker in frontend.router.workers:
             targets.append({"targets": [worker.hello.metrics_address], "labels": {"process": worker.worker_id}})
         return json_response(targets)
 
 
-def _add_error_handlers(app: FastAPI, door: Door) -> None:
+def _add_error_handlers(app: FastAPI, frontend: Frontend) -> None:
     @app.exception_handler(RequestError)
     async def refused(request: Request, error: RequestError) -> Response:
         return error_response(error)
@@ -145,7 +145,7 @@ def _add_error_handlers(app: FastAPI, door: Door) -> None:
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
         refusal = invalid_body(error)
-        door.router.metrics.request_refused(refusal.outcome)
+        frontend.router.metrics.request_refused(refusal.outcome)
         return error_response(refusal)
 
     @app.exception_handler(HTTPException)

@@ -6,7 +6,7 @@ from starlette.responses import Response
 from starlette.types import Receive
 
 from router.errors import InvalidRequestError
-from router.frontends.base import Door
+from router.frontends.base import Frontend
 from router.frontends.openai.answers import Answer, Output, token_text
 from router.frontends.openai.request import begin_all, check_num_choices, sampling_options
 from router.frontends.openai.schema import ChatCompletionRequest
@@ -52,14 +52,14 @@ class ChatAnswer(Answer):
         return {**self._entry(token_id, entry.logprob), "top_logprobs": top}
 
     def _entry(self, token_id: int, logprob: float) -> dict[str, Any]:
-        piece = self._door.tokenizer.token_piece(token_id)
+        piece = self._frontend.tokenizer.token_piece(token_id)
         return {"token": token_text(piece), "logprob": logprob, "bytes": list(piece)}
 
 
-async def serve_chat(door: Door, body: ChatCompletionRequest, key: str, receive: Receive) -> Response:
+async def serve_chat(frontend: Frontend, body: ChatCompletionRequest, key: str, receive: Receive) -> Response:
     """Raises RequestError, ClientGoneError."""
-    with door.refusals_counted():
-        door.check_model(body.model or "")
+    with frontend.refusals_counted():
+        frontend.check_model(body.model or "")
         check_num_choices(1, body.n)
         if body.top_logprobs is not None and not body.logprobs:
             raise InvalidRequestError("top_logprobs needs logprobs: true", "top_logprobs")
@@ -68,9 +68,9 @@ async def serve_chat(door: Door, body: ChatCompletionRequest, key: str, receive:
         max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
         num_logprobs = (body.top_logprobs or 0) if body.logprobs else None
         options = sampling_options(body, max_tokens, num_logprobs)
-        door.check_num_messages(len(body.messages))
-        with door.admission(key, body.n or 1):
-            prompt = await door.tokenize([{"role": m.role, "content": m.text} for m in body.messages])
+        frontend.check_num_messages(len(body.messages))
+        with frontend.admission(key, body.n or 1):
+            prompt = await frontend.tokenize([{"role": m.role, "content": m.text} for m in body.messages])
         # Without a limit an answer may fill the model's length.
-        generations = begin_all(door, [prompt], options, body, key, None)
-    return await ChatAnswer(door, [prompt], generations).respond(body, receive)
+        generations = begin_all(frontend, [prompt], options, body, key, None)
+    return await ChatAnswer(frontend, [prompt], generations).respond(body, receive)

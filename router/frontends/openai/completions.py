@@ -6,7 +6,7 @@ from starlette.responses import Response
 from starlette.types import Receive
 
 from router.errors import InvalidRequestError
-from router.frontends.base import Door, PromptInput
+from router.frontends.base import Frontend, PromptInput
 from router.frontends.openai.answers import Answer, Output
 from router.frontends.openai.request import begin_all, check_num_choices, sampling_options
 from router.frontends.openai.schema import CompletionRequest
@@ -53,23 +53,23 @@ class CompletionAnswer(Answer):
         }
 
 
-async def serve_completion(door: Door, body: CompletionRequest, key: str, receive: Receive) -> Response:
+async def serve_completion(frontend: Frontend, body: CompletionRequest, key: str, receive: Receive) -> Response:
     """Raises RequestError, ClientGoneError."""
-    with door.refusals_counted():
-        door.check_model(body.model or "")
+    with frontend.refusals_counted():
+        frontend.check_model(body.model or "")
         inputs = _inputs(body.prompt)
         check_num_choices(len(inputs), body.n)
         if body.echo and body.logprobs is not None:
             raise InvalidRequestError("logprobs of the prompt are not supported: leave out echo or logprobs", "echo")
         options = sampling_options(body, body.max_tokens, body.logprobs)
-        with door.admission(key, len(inputs) * (body.n or 1)):
-            prompts = [await door.tokenize(prompt) for prompt in inputs]
-        generations = begin_all(door, prompts, options, body, key, DEFAULT_MAX_TOKENS)
+        with frontend.admission(key, len(inputs) * (body.n or 1)):
+            prompts = [await frontend.tokenize(prompt) for prompt in inputs]
+        generations = begin_all(frontend, prompts, options, body, key, DEFAULT_MAX_TOKENS)
     echoes = []
     if body.echo:
-        texts = [p if isinstance(p, str) else door.tokenizer.decode(list(p)) for p in inputs]  # type: ignore[arg-type]
+        texts = [p if isinstance(p, str) else frontend.tokenizer.decode(list(p)) for p in inputs]  # type: ignore[arg-type]
         echoes = [text for text in texts for _ in range(body.n or 1)]
-    return await CompletionAnswer(door, prompts, generations, echoes).respond(body, receive)
+    return await CompletionAnswer(frontend, prompts, generations, echoes).respond(body, receive)
 
 
 def _inputs(prompt: str | list[Any]) -> list[PromptInput]:

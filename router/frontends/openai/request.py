@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from router.errors import InvalidRequestError
-from router.frontends.base import PLAIN_FIELDS, SEED_BITS, Door, SamplingOptions, TokenizedPrompt
+from router.frontends.base import PLAIN_FIELDS, SEED_BITS, Frontend, SamplingOptions, TokenizedPrompt
 from router.frontends.generation import Generation
 from router.frontends.openai.schema import MAX_CHOICES, ChatCompletionRequest, CompletionRequest
 
@@ -41,7 +41,7 @@ def sampling_options(body: Body, max_tokens: int | None, num_logprobs: int | Non
 
 
 def begin_all(
-    door: Door,
+    frontend: Frontend,
     prompts: Sequence[TokenizedPrompt],
     options: SamplingOptions,
     body: Body,
@@ -50,12 +50,12 @@ def begin_all(
 ) -> list[Generation]:
     """`n` generations of each prompt. Raises InvalidRequestError."""
     num_tokens = sum(len(prompt.token_ids) for prompt in prompts) * (body.n or 1)
-    limit = max(MAX_PROMPT_TOKENS, door.config.max_model_len)
+    limit = max(MAX_PROMPT_TOKENS, frontend.config.max_model_len)
     if num_tokens > limit:
         # Each output's workers are sent its whole prompt.
         raise InvalidRequestError(f"{num_tokens} prompt tokens over all outputs; one request may have {limit}", "n")
     return [
-        door.begin(
+        frontend.begin(
             prompt,
             options,
             key=key,

@@ -1,0 +1,259 @@
+"""The `tandem` command."""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from cli.serve_config import cluster_config
+from cli.serve_options import API_KEY_VARIABLE, EPILOG, add_serve_options
+from deploy.cluster_config import ClusterConfig
+from tandem import __version__
+
+if TYPE_CHECKING:
+    from tandem.client import TandemClient
+
+ClusterCommand = Callable[[ClusterConfig], int]
+ClientCommand = Callable[[argparse.Namespace, "TandemClient"], int]
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+DEFAULT_ADDRESS = "127.0.0.1:50051"
+EXAMPLES = """\
+examples:
+  tandem serve --model smollm2-135m-instruct
+  tandem chat
+  tandem COMMAND --help
+"""
+GENERATE_EXAMPLES = """\
+examples:
+  tandem generate "What is the capital of France?" --timings
+  tandem generate --raw --max-tokens 20 "The old lighthouse stood"
+  tandem generate - <question.txt --address server:50051 --tls-ca ca.pem
+"""
+CHAT_EXAMPLES = """\
+examples:
+  tandem chat --system "You answer in one sentence."
+  tandem chat --temperature 0.7 --top-p 0.95
+"""
+COMPILE_EXAMPLES = """\
+Takes the options of `tandem serve` and ignores those that no kernel depends on. Weights are made up: a model's
+directory needs no more than its config.json. docs/gpu.md has a recipe for container images.
+
+examples:
+  tandem compile --model org/name --device cuda
+  tandem compile --config cluster.yaml
+"""
+STATUS_EXAMPLES = """\
+The exit status is 0 if a request would be served now, else 1.
+
+examples:
+  tandem status
+  tandem status --json --address server:50051
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command; returns its exit status: 0, 1 if it failed, 2 if it was called wrongly."""
+    parser = _parser()
+    arguments = parser.parse_args(argv)
+    try:
+        return arguments.run(arguments)
+    except UnicodeEncodeError:
+        print("tandem: an argument is not valid UTF-8", file=sys.stderr)
+        return EXIT_USAGE
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="tandem",
+        description="Serve large language models with prefill and decode on separate workers, and talk with them.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"tandem {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", title="commands")
+
+    def add(name: str, summary: str, description: str, epilog: str) -> argparse.ArgumentParser:
+        return commands.add_parser(
+            name,
+            help=summary,
+            description=description,
+            epilog=epilog,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            # A flag that is cut short would start a cluster where the same key in a file is an error.
+            allow_abbrev=False,
+        )
+
+    serve = add(
+        "serve", "start a cluster on this host", "Start a cluster on this host and keep it until Ctrl-C.", EPILOG
+    )
+    add_serve_options(serve)
+    serve.set_defaults(run=_run_configured, name=serve.prog, command=_serve)
+    compile_ahead = add(
+        "compile",
+        "compile a GPU's kernels ahead",
+        "Compile the kernels that a cluster needs, on a GPU like its own, so that its workers need not.",
+        COMPILE_EXAMPLES,
+    )
+    add_serve_options(compile_ahead)
+    compile_ahead.set_defaults(run=_run_configured, name=compile_ahead.prog, command=_compile)
+    generate = add(
+        "generate", "complete one prompt", "Send one prompt and print its answer as it comes.", GENERATE_EXAMPLES
+    )
+    generate.add_argument("prompt", help="the prompt, or - to read it from standard input")
+    generate.add_argument("--raw", action="store_true", help="continue the text as it is, without the chat template")
+    _add_answer_arguments(generate)
+    _add_connection_arguments(generate, _generate)
+    chat = add(
+        "chat",
+        "talk with the model",
+        "Talk with the model, which is sent the whole conversation so far.",
+        CHAT_EXAMPLES,
+    )
+    chat.add_argument("--system", default="", metavar="TEXT", help="a system message to begin with")
+    _add_answer_arguments(chat)
+    _add_connection_arguments(chat, _chat)
+    status = add("status", "show workers and pages", "Show a cluster's workers, requests and pages.", STATUS_EXAMPLES)
+    status.add_argument("--json", action="store_true", help="print JSON")
+    _add_connection_arguments(status, _status)
+    return parser
+
+
+def _add_connection_arguments(parser: argparse.ArgumentParser, command: ClientCommand) -> None:
+    """How to reach the cluster; cli.terminal.open_client reads it."""
+    group = parser.add_argument_group("connection")
+    add = group.add_argument
+    add(
+        "--address", default=DEFAULT_ADDRESS, metavar="HOST:PORT", help="the cluster's gRPC port (default: %(default)s)"
+    )
+    add(
+        "--api-key",
+        default=os.environ.get(API_KEY_VARIABLE, ""),
+        metavar="KEY",
+        help=f"where the cluster asks for one (default: ${API_KEY_VARIABLE})",
+    )
+    add("--tls", action="store_true", help="connect over TLS and trust the well-known authorities")
+    add("--tls-ca", default="", metavar="FILE", help="connect over TLS and trust this PEM file's authorities instead")
+    add(
+        "--tls-cert", default="", metavar="FILE", help="PEM file: a certificate to show, where the cluster asks for one"
+    )
+    add("--tls-key", default="", metavar="FILE", help="PEM file: the private key of that certificate")
+    parser.set_defaults(run=_run_client, name=parser.prog, command=command)
+
+
+def _add_answer_arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("answer")
+    group.add_argument(
+        "--max-tokens", type=_positive, metavar="N", help="output tokens at most (default: the server's choice)"
+    )
+    add_sampling_arguments(group)
+    group.add_argument("--timings", action="store_true", help="print the request's timeline after the answer")
+
+
+def add_sampling_arguments(parser: argparse._ActionsContainer) -> None:
+    """How answers are sampled; cli.terminal.sampling_params reads it."""
+    add = parser.add_argument
+    add(
+        "--temperature",
+        type=float,
+        default=0.0,
+        metavar="T",
+        help="0 takes the most likely token (default: %(default)s)",
+    )
+    add(
+        "--top-p",
+        type=float,
+        default=1.0,
+        metavar="P",
+        help="sample from the likeliest tokens that make up P (default: all)",
+    )
+    add("--seed", type=_seed, metavar="N", help="the same seed gives the same answer (default: another each time)")
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return number
+
+
+def _seed(text: str) -> int:
+    seed = int(text)
+    if not 0 <= seed < 2**64:
+        raise argparse.ArgumentTypeError("must have at most 64 bits and no sign")
+    return seed
+
+
+def _run_configured(arguments: argparse.Namespace) -> int:
+    try:
+        config = cluster_config(arguments, os.environ)
+    except ValueError as error:
+        print(f"{arguments.name}: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    command: ClusterCommand = arguments.command
+    return command(config)
+
+
+def _serve(config: ClusterConfig) -> int:
+    from deploy.serve import serve
+
+    return serve(config)
+
+
+def _compile(config: ClusterConfig) -> int:
+    from deploy.compile import compile_kernels
+
+    return compile_kernels(config)
+
+
+def _run_client(arguments: argparse.Namespace) -> int:
+    from cli.terminal import open_client
+
+    try:
+        client = open_client(arguments)
+    except ValueError as error:
+        print(f"{arguments.name}: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    with client:
+        return arguments.command(arguments, client)
+
+
+def _generate(arguments: argparse.Namespace, client: "TandemClient") -> int:
+    from cli.terminal import Conversation, print_answer
+
+    prompt = sys.stdin.read() if arguments.prompt == "-" else arguments.prompt
+    if arguments.raw:
+        return print_answer(arguments, client, text=prompt)
+    return print_answer(arguments, client, conversation=Conversation().ask(prompt))
+
+
+def _chat(arguments: argparse.Namespace, client: "TandemClient") -> int:
+    from cli.terminal import chat
+
+    return chat(arguments, client)
+
+
+def _status(arguments: argparse.Namespace, client: "TandemClient") -> int:
+    from google.protobuf.json_format import MessageToDict
+
+    from cli.terminal import print_status
+    from tandem.client import TandemError
+
+    try:
+        info = client.server_info()
+    except TandemError as error:
+        print(f"tandem status: {error}", file=sys.stderr)
+        return EXIT_FAILED
+    if arguments.json:
+        print(json.dumps(MessageToDict(info, preserving_proto_field_name=True), indent=2))
+    else:
+        print_status(info)
+    return 0 if info.ready else EXIT_FAILED
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,66 @@
+"""What a model asks of an attention backend."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import torch
+
+from engine.batch import Batch
+from engine.layers.norm import QkNorm
+from engine.layers.rotary import Rotation
+from engine.token_sequence import TokenSequence
+
+
+class Attention(ABC):
+    """All of a layer's attention between its two projections."""
+
+    @abstractmethod
+    def attend(
+        self, qkv: torch.Tensor, num_q_heads: int, rotation: Rotation, qk_norm: QkNorm | None, layer: int
+    ) -> torch.Tensor:
+        """Normalises queries and keys (if the model does), turns both, writes the new keys and values into their pages,
+        then attends causally to all tokens up to each query.
+
+        Args:
+            qkv: (num_tokens, num_q_heads + 2 * num_kv_heads, head_dim), as projected; not to be used again.
+            qk_norm: None for models without.
+            layer: index of the layer.
+
+        Returns:
+            (num_tokens, num_q_heads * head_dim), in qkv's dtype.
+        """
+
+
+class AttentionBackend(Attention):
+    """Attention over a paged pool.
+
+    `plan` is called once per forward, on the scheduler's side, and does whatever depends on lengths and page tables
+    alone; `attend` is called once per layer.
+    """
+
+    @abstractmethod
+    def plan(self, batch: Batch) -> None:
+        """Prepares for the layers of one forward over `batch`."""
+
+
+class GraphedAttention(Attention):
+    """Attention of decode steps of one batch size, whose tensors stay where they are, so that a CUDA graph of `attend`
+    can run again with other contents. Rows beyond the batch's own attend to the pool's dummy page and write there.
+
+    Attributes:
+        positions: (batch_size,) int32 on the device, of the tokens planned last; 0 for padding.
+    """
+
+    positions: torch.Tensor
+
+    @abstractmethod
+    def plan(self, sequences: Sequence[TokenSequence]) -> None:
+        """Prepares for a step over `sequences`, at most as many as the batch size; none at all is a step of padding."""
+
+
+class GraphableBackend(AttentionBackend):
+    """A backend that can also run inside CUDA graphs."""
+
+    @abstractmethod
+    def for_graphs(self, batch_sizes: Sequence[int], max_pages_per_sequence: int) -> dict[int, GraphedAttention]:
+        """The same attention for decode steps of fixed sizes; only one of them may run at a time."""

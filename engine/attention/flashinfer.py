@@ -1,0 +1,230 @@
+"""Attention by FlashInfer's paged kernels, on CUDA devices."""
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any
+
+import flashinfer
+import numpy as np
+import torch
+
+from engine.attention.base import GraphableBackend, GraphedAttention
+from engine.attention.paged_decode import PagedDecode, graphed_paged_decodes, has_kernel
+from engine.attention.tables import decode_slots, page_tables, prefill_slots
+from engine.batch import Batch
+from engine.kvcache.cuda_pool import CudaKvPool
+from engine.layers.cuda_kernel import PDL_CAPABILITY
+from engine.layers.cuda_ops import norm_rotate_write
+from engine.layers.norm import QkNorm
+from engine.layers.rotary import Rotation
+from engine.token_sequence import TokenSequence
+from engine.upload import Packed, to_device
+
+WORKSPACE_BYTES = 256 * 2**20
+# The kernels' dtypes; whatever else a pool has, the reference backend computes.
+DTYPES = ("bfloat16", "float16")
+HEAD_DIMS = (64, 128, 256)
+# Hopper's own prefill kernels.
+FA3_CAPABILITY = 9
+# Decode steps of more sequences run FlashInfer's kernel, which reads long batches faster than ours.
+MAX_OWN_DECODE = 128
+
+
+class FlashInferAttention(GraphableBackend):
+    """Plans with lengths and page tables on the host: from device tensors a plan would copy them back first, and wait.
+
+    The pool is page-major, so a layer's keys and values are strided views, which FlashInfer takes as they are.
+    """
+
+    def __init__(self, pool: CudaKvPool, num_q_heads: int) -> None:
+        layout = pool.layout
+        if layout.dtype not in DTYPES:
+            raise ValueError(f"FlashInfer computes {' and '.join(DTYPES)}, not {layout.dtype}")
+        if layout.head_dim not in HEAD_DIMS:
+            raise ValueError(f"FlashInfer computes heads of {', '.join(map(str, HEAD_DIMS))}, not {layout.head_dim}")
+        self._device = pool.kv.device
+        # All wrappers share it, for only one of them runs at a time. Zero at first, as FlashInfer asks.
+        self._workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=self._device)
+        self._paged = _PagedKernels(pool, num_q_heads)
+        major, _ = torch.cuda.get_device_capability(self._device)
+        self._own_decode: PagedDecode | None = None
+        if major >= PDL_CAPABILITY and has_kernel(layout, num_q_heads):
+            self._own_decode = PagedDecode(pool, num_q_heads, MAX_OWN_DECODE)
+        self._own_plan: torch.Tensor | None = None  # of a decode step by our own kernel, on the device
+        prefill_backend = "fa3" if major == FA3_CAPABILITY else "fa2"
+        self._prefill = _Wrapper(
+            flashinfer.BatchPrefillWithPagedKVCacheWrapper(self._workspace, "NHD", backend=prefill_backend)
+        )
+        # For forwards whose prompts all begin with them: keys and values need not come out of pages.
+        self._first_prefill = _Wrapper(
+            flashinfer.BatchPrefillWithRaggedKVCacheWrapper(self._workspace, "NHD", backend=prefill_backend),
+            reads_pages=False,
+        )
+        # Grouped queries fill a tensor core's rows.
+        self._decode = _Wrapper(
+            flashinfer.BatchDecodeWithPagedKVCacheWrapper(self._workspace, "NHD", use_tensor_cores=True)
+        )
+        self._wrapper = self._decode
+        self._slots = torch.empty(0)  # (num_tokens,) int64 on the device: where each new token goes
+
+    def plan(self, batch: Batch) -> None:
+        self._own_plan = None
+        if self._own_decode is not None and batch.mode == "decode" and len(batch.sequences) <= MAX_OWN_DECODE:
+            plan = self._own_decode.plan(batch.sequences, len(batch.sequences))
+            (self._own_plan,) = plan.to(self._device)
+            return
+        layout, sizes, dtypes = self._paged.layout, self._paged.sizes, self._paged.dtypes
+        make_slots = decode_slots if batch.mode == "decode" else prefill_slots
+        self._slots = to_device(make_slots(layout, batch.sequences), self._device)
+        if batch.mode == "decode":
+            self._wrapper = self._decode
+            self._decode.plan(*self._paged.tables(batch.sequences), *sizes, **dtypes)
+            return
+        indptr = _pinned([0, *accumulate(s.extend_len for s in batch.sequences)])
+        if any(s.cached_len for s in batch.sequences):
+            self._wrapper = self._prefill
+            self._prefill.plan(indptr, *self._paged.tables(batch.sequences), *sizes, causal=True, **dtypes)
+        else:
+            self._wrapper = self._first_prefill
+            self._first_prefill.plan(indptr, indptr, *sizes[:3], causal=True, **dtypes)
+
+    def attend(
+        self, qkv: torch.Tensor, num_q_heads: int, rotation: Rotation, qk_norm: QkNorm | None, layer: int
+    ) -> torch.Tensor:
+        if self._own_decode is not None and self._own_plan is not None:
+            return self._own_decode.launch(self._own_plan, qkv, rotation, qk_norm, layer)
+        return self._paged.attend(self._wrapper, self._slots, qkv, rotation, qk_norm, layer)
+
+    def for_graphs(self, batch_sizes: Sequence[int], max_pages_per_sequence: int) -> dict[int, GraphedAttention]:
+        graphed: dict[int, GraphedAttention] = {}
+        own_sizes = [size for size in batch_sizes if size <= MAX_OWN_DECODE]
+        if self._own_decode is not None and own_sizes:
+            graphed = graphed_paged_decodes(self._own_decode, own_sizes, max_pages_per_sequence)
+        # One memory for the page tables of all other sizes.
+        other_sizes = [size for size in batch_sizes if size not in graphed]
+        num_pages = max(other_sizes, default=0) * max_pages_per_sequence
+        indices = torch.zeros(num_pages, dtype=torch.int32, device=self._device)
+        return graphed | {size: _GraphedDecode(self._paged, self._workspace, size, indices) for size in other_sizes}
+
+
+class _Wrapper:
+    """One of FlashInfer's wrappers. A plan writes its figures into pinned memory of the wrapper, from which they are
+    copied behind the forwards under way: the next plan waits until that copy is over, which it mostly is long since.
+
+    Attributes:
+        reads_pages: whether keys and values come out of pages; if not, they are read where they were projected, in
+            larger pieces than pages are, and all tokens of every sequence must be new.
+    """
+
+    def __init__(self, wrapper: Any, *, reads_pages: bool = True) -> None:
+        self.reads_pages = reads_pages
+        self._wrapper = wrapper
+        self._copied = torch.cuda.Event()
+
+    def plan(self, *tables: Any, **options: Any) -> None:
+        self._copied.synchronize()
+        self._wrapper.plan(*tables, **options)
+        self._copied.record()
+
+    def run(self, q: torch.Tensor, *kv: Any) -> torch.Tensor:
+        # Every row is written; left to itself, the wrapper would fill its output with zeros first.
+        out: torch.Tensor = self._wrapper.run(q, *kv, out=torch.empty_like(q))
+        return out
+
+
+class _PagedKernels:
+    """What all wrappers are planned with and run on.
+
+    Attributes:
+        sizes: of heads and pages, as plans take them.
+        dtypes: likewise, by name.
+        dummy_page: the page after the pool's last.
+    """
+
+    def __init__(self, pool: CudaKvPool, num_q_heads: int) -> None:
+        layout = self.layout = pool.layout
+        dtype: torch.dtype = getattr(torch, layout.dtype)
+        self.sizes = num_q_heads, layout.num_kv_heads, layout.head_dim, layout.page_size
+        self.dtypes = {"q_data_type": dtype, "kv_data_type": dtype}
+        self.dummy_page = pool.num_pages
+        self._num_q_heads = num_q_heads
+        self._pool = pool.all_kv
+        # (num_pages + 1, page_size, num_kv_heads, head_dim) each: the dummy page is there too.
+        self._caches = [(pool.all_kv[:, layer, 0], pool.all_kv[:, layer, 1]) for layer in range(layout.num_layers)]
+
+    def tables(
+        self, sequences: Sequence[TokenSequence], num_padding: int = 0
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Page tables as plans take them, int32: indptr (num_rows + 1,) in pinned memory, indices (num_pages,) on the
+        device, last_page_lens (num_rows,) in pinned memory. Rows of padding have one token on the dummy page."""
+        indices, indptr = page_tables(self.layout, sequences)
+        indptr += range(len(indices), len(indices) + num_padding + 1)
+        indices.extend([self.dummy_page] * num_padding)
+        page_size = self.layout.page_size
+        last_page_lens = [(s.device_len - 1) % page_size + 1 for s in sequences] + [1] * num_padding
+        # For a graph a plan would copy these from the host itself, and wait until the device has come so far.
+        on_device = to_device(np.array(indices, np.int32), self._pool.device)
+        return _pinned(indptr), on_device, _pinned(last_page_lens)
+
+    def attend(
+        self,
+        wrapper: _Wrapper,
+        slots: torch.Tensor,
+        qkv: torch.Tensor,
+        rotation: Rotation,
+        qk_norm: QkNorm | None,
+        layer: int,
+    ) -> torch.Tensor:
+        """Attention.attend with a planned wrapper. Args: slots: (num_tokens,) int64, where each new token goes."""
+        keep_keys = not wrapper.reads_pages
+        q = norm_rotate_write(qkv, self._num_q_heads, rotation, qk_norm, self._pool, layer, slots, keep_keys=keep_keys)
+        if wrapper.reads_pages:
+            return wrapper.run(q, self._caches[layer]).flatten(1)
+        num_kv_heads = self.layout.num_kv_heads
+        _, k, v = qkv.split((self._num_q_heads, num_kv_heads, num_kv_heads), dim=1)
+        return wrapper.run(q, k, v).flatten(1)
+
+
+class _GraphedDecode(GraphedAttention):
+    """Decode attention of one batch size."""
+
+    def __init__(self, paged: _PagedKernels, workspace: torch.Tensor, batch_size: int, indices: torch.Tensor) -> None:
+        self._paged = paged
+        self._batch_size = batch_size
+        device = workspace.device
+        packed = self._pack(())
+        self._memory = torch.zeros(packed.num_bytes, dtype=torch.uint8, device=device)
+        self._slots, positions = packed.views(self._memory)
+        self.positions = positions[:batch_size]
+        self._wrapper = _Wrapper(
+            flashinfer.BatchDecodeWithPagedKVCacheWrapper(
+                workspace,
+                "NHD",
+                use_cuda_graph=True,
+                use_tensor_cores=True,
+                paged_kv_indptr_buffer=torch.zeros(batch_size + 1, dtype=torch.int32, device=device),
+                paged_kv_indices_buffer=indices,
+                paged_kv_last_page_len_buffer=torch.ones(batch_size, dtype=torch.int32, device=device),
+            )
+        )
+
+    def plan(self, sequences: Sequence[TokenSequence]) -> None:
+        self._pack(sequences).copy_to(self._memory)
+        tables = self._paged.tables(sequences, self._batch_size - len(sequences))
+        self._wrapper.plan(*tables, *self._paged.sizes, **self._paged.dtypes)
+
+    def attend(
+        self, qkv: torch.Tensor, num_q_heads: int, rotation: Rotation, qk_norm: QkNorm | None, layer: int
+    ) -> torch.Tensor:
+        return self._paged.attend(self._wrapper, self._slots, qkv, rotation, qk_norm, layer)
+
+    def _pack(self, sequences: Sequence[TokenSequence]) -> Packed:
+        """Slots and positions of the new tokens."""
+        num_padding = self._batch_size - len(sequences)
+        slots = decode_slots(self._paged.layout, sequences, num_padding, self._paged.dummy_page)
+        return Packed(slots, np.array([s.cached_len for s in sequences] + [0] * num_padding, np.int32))
+
+
+def _pinned(values: Sequence[int]) -> torch.Tensor:
+    """(len(values),) int32 on the host."""
+    return torch.tensor(values, dtype=torch.int32, pin_memory=True)

@@ -1,0 +1,131 @@
+"""Attention of decode steps by a kernel of our own, paged_decode.cu: one launch for a layer, no plan but page tables.
+Imported on CUDA machines alone."""
+
+from collections.abc import Sequence
+
+import torch
+
+from engine.attention.base import GraphedAttention
+from engine.attention.decode_plan import DecodePlan
+from engine.kvcache.base import PageLayout
+from engine.kvcache.cuda_pool import CudaKvPool
+from engine.layers.cuda_kernel import CudaKernel
+from engine.layers.norm import QkNorm
+from engine.layers.rotary import Rotation
+from engine.token_sequence import TokenSequence
+from engine.upload import Packed, aligned
+
+HEAD_DIMS = (64, 128)
+MAX_GROUP = 8
+# Queries' scores are in units of log 2, which is what the hardware's exponential takes.
+LOG2_E = 1.4426950408889634
+
+
+def has_kernel(layout: PageLayout, num_q_heads: int) -> bool:
+    """Whether the kernel computes such heads."""
+    group, remainder = divmod(num_q_heads, layout.num_kv_heads)
+    return layout.dtype == "bfloat16" and layout.head_dim in HEAD_DIMS and remainder == 0 and group <= MAX_GROUP
+
+
+class PagedDecode:
+    """The kernel with the memory that steps of all batch sizes share, for one of them runs at a time.
+
+    Attributes:
+        plans: makes what `launch` is told of a step.
+    """
+
+    def __init__(self, pool: CudaKvPool, num_q_heads: int, max_batch_size: int) -> None:
+        layout = self._layout = pool.layout
+        self.device = pool.kv.device
+        num_sms = torch.cuda.get_device_properties(self.device).multi_processor_count
+        self.plans = DecodePlan(layout, num_sms, dummy_page=pool.num_pages)
+        self._num_q_heads = num_q_heads
+        self._layer_stride = 2 * layout.page_size * layout.num_kv_heads * layout.head_dim
+        # The kernel takes strides as 32-bit numbers, and multiplies them by page numbers in 64 bits.
+        assert layout.num_layers * self._layer_stride < 2**31
+        max_items = max(self.plans.max_items(size) for size in range(1, max_batch_size + 1))
+        self._pool = pool.all_kv
+        self._parts = torch.empty(max_items * num_q_heads * layout.head_dim, device=self.device)
+        self._part_scales = torch.empty(max_items * num_q_heads * 2, device=self.device)
+        self._arrivals = torch.zeros(max_batch_size * layout.num_kv_heads, dtype=torch.int32, device=self.device)
+        self._kernels: dict[tuple[bool, int], CudaKernel] = {}
+
+    def plan(self, sequences: Sequence[TokenSequence], num_rows: int) -> Packed:
+        """DecodePlan.build's plan."""
+        return Packed(self.plans.build(sequences, num_rows))
+
+    def launch(
+        self, plan: torch.Tensor, qkv: torch.Tensor, rotation: Rotation, qk_norm: QkNorm | None, layer: int
+    ) -> torch.Tensor:
+        """Attention.attend; a plan says more than `rotation` about positions. Args: plan: on the device."""
+        layout = self._layout
+        assert qkv.is_contiguous()
+        num_rows = len(qkv)
+        out = qkv.new_empty(num_rows, self._num_q_heads * layout.head_dim)
+        num_warps, max_items = self.plans.num_warps(num_rows), self.plans.max_items(num_rows)
+        self._kernel(qk_norm is not None, num_warps).launch(
+            (max_items, layout.num_kv_heads),
+            num_warps * 32,
+            qkv,
+            self._pool,
+            plan,
+            rotation.tables.cos,
+            rotation.tables.sin,
+            qk_norm.weight if qk_norm else None,
+            out,
+            self._parts,
+            self._part_scales,
+            self._arrivals,
+            layout.num_layers * self._layer_stride,
+            layer * self._layer_stride,
+            num_rows,
+            max_items,
+            qk_norm.eps if qk_norm else 0.0,
+            layout.head_dim**-0.5 * LOG2_E,
+        )
+        return out
+
+    def _kernel(self, has_norm: bool, num_warps: int) -> CudaKernel:
+        key = has_norm, num_warps
+        if key not in self._kernels:
+            layout = self._layout
+            macros = {
+                "HEAD_DIM": layout.head_dim,
+                "GROUP": self._num_q_heads // layout.num_kv_heads,
+                "NUM_KV": layout.num_kv_heads,
+                "PAGE_SIZE": layout.page_size,
+                "NORM": int(has_norm),
+                "WARPS": num_warps,
+            }
+            self._kernels[key] = CudaKernel("paged_decode", macros, self.device)
+        return self._kernels[key]
+
+
+class GraphedPagedDecode(GraphedAttention):
+    """Decode attention of one batch size."""
+
+    def __init__(self, decode: PagedDecode, batch_size: int, plan_memory: torch.Tensor) -> None:
+        """Args: plan_memory: uint8 on the device, room for a plan; all sizes may have the same."""
+        self._decode = decode
+        self._batch_size = batch_size
+        self._memory = plan_memory
+        self._plan = plan_memory.view(torch.int32)
+        self.positions = self._plan[decode.plans.positions(batch_size)]
+
+    def plan(self, sequences: Sequence[TokenSequence]) -> None:
+        self._decode.plan(sequences, self._batch_size).copy_to(self._memory)
+
+    def attend(
+        self, qkv: torch.Tensor, num_q_heads: int, rotation: Rotation, qk_norm: QkNorm | None, layer: int
+    ) -> torch.Tensor:
+        return self._decode.launch(self._plan, qkv, rotation, qk_norm, layer)
+
+
+def graphed_paged_decodes(
+    decode: PagedDecode, batch_sizes: Sequence[int], max_pages_per_sequence: int
+) -> dict[int, GraphedAttention]:
+    """For decode steps of these sizes, which share the memory of their plans."""
+    # The largest plan need not be that of the largest size. One page more is that of padding.
+    num_plan = max(decode.plans.size(size, size * max_pages_per_sequence + 1) for size in batch_sizes)
+    memory = torch.zeros(aligned(4 * num_plan), dtype=torch.uint8, device=decode.device)
+    return {size: GraphedPagedDecode(decode, size, memory) for size in batch_sizes}

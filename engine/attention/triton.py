@@ -1,0 +1,173 @@
+"""Attention by kernels of our own, on CUDA devices."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from engine.attention.base import GraphableBackend, GraphedAttention
+from engine.attention.tables import decode_slots, page_tables, prefill_slots
+from engine.attention.triton_kernels import decode, num_decode_splits, prefill, queries_per_tile
+from engine.batch import Batch
+from engine.kvcache.base import PageLayout
+from engine.kvcache.cuda_pool import CudaKvPool
+from engine.layers.cuda_ops import norm_rotate_write
+from engine.layers.norm import QkNorm
+from engine.layers.rotary import Rotation
+from engine.token_sequence import TokenSequence
+from engine.upload import Packed, aligned
+
+DTYPES = ("bfloat16", "float16")
+HEAD_DIMS = (64, 128, 256)
+
+
+class _DecodeTables(NamedTuple):
+    """What a decode step's kernels are told, on the device.
+
+    Attributes:
+        slots: (num_rows,) int64, where each new token goes.
+        positions: (num_rows,) int32, of the new tokens.
+        first_pages: (num_rows,) int32, where in `pages` each sequence's begin.
+        pages: (at least all sequences' pages,) int32.
+    """
+
+    slots: torch.Tensor
+    positions: torch.Tensor
+    first_pages: torch.Tensor
+    pages: torch.Tensor
+
+
+class _PrefillTables(NamedTuple):
+    """What a prefill's kernels are told, on the device.
+
+    Attributes:
+        slots: (num_tokens,) int64, where each new token goes.
+        tiles: (4 * num_tiles,) int32, as triton_kernels.prefill takes them, row after row.
+        pages: (all sequences' pages,) int32.
+    """
+
+    slots: torch.Tensor
+    tiles: torch.Tensor
+    pages: torch.Tensor
+
+
+class TritonAttention(GraphableBackend):
+    """Tables are made on the host and uploaded in one copy."""
+
+    def __init__(self, pool: CudaKvPool, num_q_heads: int) -> None:
+        """Raises ValueError if the kernels do not compute the pool's dtype or heads."""
+        layout = self._layout = pool.layout
+        if layout.dtype not in DTYPES:
+            raise ValueError(f"the Triton kernels compute {' and '.join(DTYPES)}, not {layout.dtype}")
+        if layout.head_dim not in HEAD_DIMS:
+            sizes = ", ".join(map(str, HEAD_DIMS))
+            raise ValueError(f"the Triton kernels compute heads of {sizes}, not {layout.head_dim}")
+        assert num_q_heads % layout.num_kv_heads == 0
+        self._pool = pool.all_kv
+        self._dummy_page = pool.num_pages
+        self._device = pool.kv.device
+        self._num_sms = torch.cuda.get_device_properties(self._device).multi_processor_count
+        self._queries_per_tile = queries_per_tile(num_q_heads, layout.num_kv_heads)
+        self._tables: _DecodeTables | _PrefillTables | None = None
+
+    def plan(self, batch: Batch) -> None:
+        if batch.mode == "decode":
+            packed = _pack_decode(self._layout, batch.sequences, 0, self._dummy_page)
+            self._tables = _DecodeTables(*packed.to(self._device))
+        else:
+            packed = _pack_prefill(self._layout, batch.sequences, self._queries_per_tile)
+            self._tables = _PrefillTables(*packed.to(self._device))
+
+    def attend(
+        self, qkv: torch.Tensor, num_q_heads: int, rotation: Rotation, qk_norm: QkNorm | None, layer: int
+    ) -> torch.Tensor:
+        tables = self._tables
+        assert tables is not None
+        q = norm_rotate_write(qkv, num_q_heads, rotation, qk_norm, self._pool, layer, tables.slots)
+        if isinstance(tables, _PrefillTables):
+            out = prefill(q, self._pool, layer, tables.tiles.view(-1, 4), tables.pages)
+        else:
+            num_splits = num_decode_splits(len(q), self._layout.num_kv_heads, self._num_sms)
+            out = decode(q, self._pool, layer, tables.positions, tables.first_pages, tables.pages, num_splits)
+        return out.flatten(1)
+
+    def for_graphs(self, batch_sizes: Sequence[int], max_pages_per_sequence: int) -> dict[int, GraphedAttention]:
+        # One memory for the tables of all sizes, as large as the largest of them can be.
+        largest = max(batch_sizes)
+        num_bytes = _pack_decode(self._layout, (), largest, self._dummy_page).num_bytes
+        num_bytes += aligned(4 * largest * max_pages_per_sequence)
+        memory = torch.zeros(num_bytes, dtype=torch.uint8, device=self._device)
+        return {
+            size: _GraphedDecode(
+                self._pool,
+                self._layout,
+                memory,
+                size,
+                num_decode_splits(size, self._layout.num_kv_heads, self._num_sms),
+            )
+            for size in batch_sizes
+        }
+
+
+class _GraphedDecode(GraphedAttention):
+    """Decode attention of one batch size."""
+
+    def __init__(
+        self, pool: torch.Tensor, layout: PageLayout, memory: torch.Tensor, batch_size: int, num_splits: int
+    ) -> None:
+        """Args: pool: with the dummy page last; memory: uint8 on the device, for the tables."""
+        self._pool = pool
+        self._layout = layout
+        self._memory = memory
+        self._batch_size = batch_size
+        self._num_splits = num_splits
+        self._tables = _DecodeTables(*self._pack(()).views(memory))
+        self.positions = self._tables.positions
+
+    def plan(self, sequences: Sequence[TokenSequence]) -> None:
+        self._pack(sequences).copy_to(self._memory)
+
+    def attend(
+        self, qkv: torch.Tensor, num_q_heads: int, rotation: Rotation, qk_norm: QkNorm | None, layer: int
+    ) -> torch.Tensor:
+        tables = self._tables
+        q = norm_rotate_write(qkv, num_q_heads, rotation, qk_norm, self._pool, layer, tables.slots)
+        out = decode(q, self._pool, layer, tables.positions, tables.first_pages, tables.pages, self._num_splits)
+        return out.flatten(1)
+
+    def _pack(self, sequences: Sequence[TokenSequence]) -> Packed:
+        return _pack_decode(self._layout, sequences, self._batch_size - len(sequences), len(self._pool) - 1)
+
+
+def _pack_decode(layout: PageLayout, sequences: Sequence[TokenSequence], num_padding: int, dummy_page: int) -> Packed:
+    """_DecodeTables of a step. Rows of padding have one token, on the dummy page."""
+    positions = [s.cached_len for s in sequences] + [0] * num_padding
+    pages, first_pages = page_tables(layout, sequences)
+    # Padding has one page number at the end for all its rows.
+    first_pages += [len(pages)] * num_padding
+    pages.append(dummy_page)
+    return Packed(
+        decode_slots(layout, sequences, num_padding, dummy_page),
+        np.array(positions, np.int32),
+        np.array(first_pages, np.int32),
+        np.array(pages, np.int32),
+    )
+
+
+def _pack_prefill(layout: PageLayout, sequences: Sequence[TokenSequence], queries_per_tile: int) -> Packed:
+    """_PrefillTables of a forward."""
+    pages, first_pages = page_tables(layout, sequences)
+    tiles = []
+    num_tokens = 0
+    for s, first_page in zip(sequences, first_pages, strict=True):
+        first = np.arange(0, s.extend_len, queries_per_tile, dtype=np.int32)
+        num_queries = np.minimum(queries_per_tile, s.extend_len - first)
+        tiles.append(
+            np.stack((num_tokens + first, num_queries, s.cached_len + first, np.full_like(first, first_page)), axis=1)
+        )
+        num_tokens += s.extend_len
+    table = np.concatenate(tiles)
+    # Those with the most tokens to attend to start first: a long one that started last would run on alone.
+    table = table[np.argsort(-(table[:, 1] + table[:, 2]), kind="stable")]
+    return Packed(prefill_slots(layout, sequences), table.reshape(-1), np.array(pages, np.int32))

@@ -1,0 +1,40 @@
+"""What a scheduler asks of an engine."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+
+from engine.batch import Batch
+from engine.output import ForwardOutput
+
+
+@dataclass(slots=True)
+class EngineCounters:
+    """Tokens whose KV `forward` has computed since the start."""
+
+    prompt_tokens_computed: int = 0
+    output_tokens_computed: int = 0
+
+    def count(self, batch: Batch) -> None:
+        num_prompt_tokens = batch.num_prompt_tokens()
+        self.prompt_tokens_computed += num_prompt_tokens
+        self.output_tokens_computed += batch.num_tokens - num_prompt_tokens
+
+
+@dataclass(slots=True)
+class EngineBase(ABC):
+    """One model on one device. Knows token ids, never text, never a socket."""
+
+    counters: EngineCounters = field(default_factory=EngineCounters, init=False)
+
+    @property
+    def is_asynchronous(self) -> bool:
+        """Whether `forward` returns before the device is done, so that the next one can be launched behind it."""
+        return False
+
+    @abstractmethod
+    def forward(self, batch: Batch) -> ForwardOutput:
+        """Launches one forward: writes the KV of the batch's tokens into their pages and samples what comes next.
+
+        Forwards run one after the other, as launched. The caller marks the sequences with complete_extend; it may do
+        so, and change page tables, as soon as this returns.
+        """

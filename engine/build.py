@@ -1,0 +1,199 @@
+"""Makes an engine as it is configured: the model with its weights, its pool and its attention backend."""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from engine.attention.base import GraphableBackend
+from engine.dry_run import free_bytes, measure_memory
+from engine.engine import Engine
+from engine.graph_runner import DecodeGraphs
+from engine.kvcache.base import PageLayout
+from engine.kvcache.pool import CpuKvPool
+from engine.kvcache.sizing import GIB, DeviceMemory, choose_num_pages
+from engine.models.base import Model
+from engine.models.config import ModelConfig
+from engine.models.registry import build_model
+from engine.stage_timer import StageTimer
+from engine.weights.loader import load_weights
+from tandem.config import EngineConfig
+
+if TYPE_CHECKING:
+    from engine.kvcache.cuda_pool import CudaKvPool
+
+logger = logging.getLogger(__name__)
+
+# How far beyond --mem-fraction-static weights, graphs and pool may come to be without a warning.
+SHARE_TOLERANCE = 0.01
+
+
+def build_engine(config: EngineConfig, pool_name: str, on_progress: Callable[[str], None]) -> Engine:
+    """Loads a model and allocates its pool.
+
+    On a GPU the pool comes last but for the CUDA graphs, which are captured over it. Its size follows from figures
+    measured once the weights are there: the largest forwards and two small graphs run on a pool of one page, and what
+    they took is kept free. What all the graphs will take is therefore an estimate; what they did take is logged.
+
+    Args:
+        pool_name: unique among all pools ever made on this host.
+        on_progress: told, in a few words, what happens next; how much of it is done stands in parentheses behind, as
+            "(3 of 35)" or "(1.2 of 16.1 GB)".
+
+    Raises:
+        ValueError: the model cannot be served as configured; the message says why.
+    """
+    if config.num_threads:
+        torch.set_num_threads(config.num_threads)
+    model_config = ModelConfig.from_dir(Path(config.model_dir))
+    device = _device(config.device)
+    layout = PageLayout(
+        num_layers=model_config.num_layers,
+        page_size=config.page_size,
+        num_kv_heads=model_config.num_kv_heads,
+        head_dim=model_config.head_dim,
+        dtype=config.dtype,
+    )
+    stages = StageTimer()
+
+    def tell(doing: str) -> None:
+        stages.begin(doing)
+        on_progress(doing)
+
+    if device.type == "cpu":
+        model = _load_model(config, model_config, device, tell)
+        tell("allocating pages")
+        engine = Engine(model, CpuKvPool(layout, config.num_pages, pool_name))
+    else:
+        free_at_start = free_bytes()
+        try:
+            engine = _cuda_engine(config, model_config, layout, device, free_at_start, tell)
+        except torch.OutOfMemoryError as error:
+            raise ValueError(
+                f"the GPU's memory ran out while {stages.current}: {free_at_start / GIB:.1f} GiB were free at the "
+                "start; use a smaller model, a smaller --chunk-size or --max-batch-size, or end what else uses the GPU"
+            ) from error
+        except ImportError as error:
+            raise ValueError(
+                f"device cuda needs packages that are not installed ({error}): pip install '.[cuda13]', or '.[cuda12]' "
+                "for a torch made for CUDA 12"
+            ) from error
+    stages.end()
+    logger.info("engine ready: %s", stages)
+    return engine
+
+
+def why_no_gpu() -> str:
+    """For a message, where torch says that there is none."""
+    if torch.version.cuda is None:
+        return f"torch {torch.__version__} is made without CUDA (docs/gpu.md says what to install)"
+    return "torch sees no GPU here"
+
+
+def _device(name: str) -> torch.device:
+    """Raises ValueError if this machine has no such device."""
+    if name == "cuda":
+        if not torch.cuda.is_available():
+            raise ValueError(f"device cuda is asked for, but {why_no_gpu()}; use --device cpu")
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device(name)
+
+
+def _load_model(
+    config: EngineConfig, model_config: ModelConfig, device: torch.device, on_progress: Callable[[str], None]
+) -> Model:
+    on_progress("loading weights")
+    model = build_model(model_config, getattr(torch, config.dtype), device)
+    load_weights(model, Path(config.model_dir), config.load_format, device, on_progress)
+    return model
+
+
+def _cuda_engine(
+    config: EngineConfig,
+    model_config: ModelConfig,
+    layout: PageLayout,
+    device: torch.device,
+    free_at_start: int,
+    on_progress: Callable[[str], None],
+) -> Engine:
+    """Raises torch.OutOfMemoryError, and ValueError like build_engine."""
+    # Imported here: a machine without CUDA has nothing to import.
+    from engine.kvcache.cuda_pool import CudaKvPool
+
+    model = _load_model(config, model_config, device, on_progress)
+    on_progress("warming up")
+    memory = _measure(config, model, CudaKvPool(layout, 1, device), free_at_start)
+    on_progress("allocating pages")
+    num_pages = choose_num_pages(memory, layout, config.num_pages, config.mem_fraction_static, config.max_model_len)
+    pool = CudaKvPool(layout, num_pages, device)
+    attention = _attention(config, pool, model_config.num_q_heads)
+    graphs = None
+    if attention is not None and config.cuda_graph_max_bs:
+        # A sequence is no longer than the model allows, nor than the pool.
+        longest = config.max_model_len or model_config.max_position_embeddings
+        num_table_pages = layout.num_pages_for(min(longest, num_pages * layout.page_size))
+        graphs = DecodeGraphs(model, attention, device, config.cuda_graph_max_bs, num_table_pages, on_progress)
+    _log_memory(config, memory, num_pages, layout, free_at_start)
+    return Engine(model, pool, attention, graphs)
+
+
+def _attention(config: EngineConfig, pool: "CudaKvPool", num_q_heads: int) -> GraphableBackend | None:
+    """None: the reference backend."""
+    if config.attention_backend == "reference":
+        return None
+    # Imported here, likewise.
+    from engine.attention.flashinfer import DTYPES, HEAD_DIMS, FlashInferAttention
+    from engine.attention.triton import TritonAttention
+
+    has_kernels = pool.layout.dtype in DTYPES and pool.layout.head_dim in HEAD_DIMS
+    if config.attention_backend == "auto" and pool.layout.dtype in DTYPES and not has_kernels:
+        logger.warning("FlashInfer has no kernels for heads of %d: the reference backend is slow", pool.layout.head_dim)
+    if config.attention_backend == "auto" and not has_kernels:
+        return None
+    if config.attention_backend == "triton":
+        return TritonAttention(pool, num_q_heads)
+    return FlashInferAttention(pool, num_q_heads)
+
+
+def _measure(config: EngineConfig, model: Model, pool: "CudaKvPool", free_at_start: int) -> DeviceMemory:
+    """Args: pool: of one page. It goes, with its backend, when this returns."""
+    attention = _attention(config, pool, model.config.num_q_heads)
+    engine = Engine(model, pool, attention)
+    if attention is None or config.cuda_graph_max_bs == 0:
+        return measure_memory(engine, config, free_at_start, None)
+    graphable = attention
+
+    def capture(batch_size: int) -> object:
+        return DecodeGraphs(model, graphable, engine.device, batch_size, 1, lambda doing: None)
+
+    return measure_memory(engine, config, free_at_start, capture)
+
+
+def _log_memory(
+    config: EngineConfig, memory: DeviceMemory, num_pages: int, layout: PageLayout, free_at_start: int
+) -> None:
+    """Says where the memory went, and whether graphs took more than was kept for them."""
+    free = free_bytes()
+    taken = free_at_start - free
+    pool = (num_pages + 1) * layout.page_bytes
+    logger.info(
+        "GPU memory in GiB: %.1f in all, weights and workspaces %.2f, %d pages %.2f, CUDA graphs %.2f (%.2f kept), "
+        "largest forward %.2f, free %.2f",
+        memory.total / GIB,
+        memory.weights / GIB,
+        num_pages,
+        pool / GIB,
+        (taken - memory.weights - pool) / GIB,
+        memory.graphs / GIB,
+        memory.forward / GIB,
+        free / GIB,
+    )
+    if config.num_pages == 0 and taken > memory.total * (config.mem_fraction_static + SHARE_TOLERANCE):
+        logger.warning(
+            "weights, CUDA graphs and pool take %.3f of the GPU's memory, more than --mem-fraction-static %g: the "
+            "graphs took more than their trial said",
+            taken / memory.total,
+            config.mem_fraction_static,
+        )

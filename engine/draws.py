@@ -1,0 +1,204 @@
+"""Steps 5 to 7 of engine.sampler: the tokens of the rows that are not greedy.
+
+A probability is a whole number here, its mass: how many 2**-MASS_BITS of the most likely token's it is. Sums of whole
+numbers are the same in whatever order a device adds them up, so a row draws the same token however many rows there are
+beside it, and whichever way its kept tokens are found.
+
+Nothing here makes the host wait for the device. So nothing can depend on how many tokens are kept, only on the
+parameters.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from engine.randomness import uniform
+from engine.rows import replace_rows, select_rows
+from engine.token_sequence import TokenSequence
+from engine.upload import Packed
+
+# What is lost is less than a float32 can tell, and two million tokens as likely as the first still fit into 63 bits.
+MASS_BITS = 42
+# With more than this many largest logits to find, the whole row is sorted.
+MAX_SELECTED = 1024
+# Sums are made over pieces of a row first. This divides the size of most vocabularies; others are padded.
+PIECE_SIZE = 128
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """Top-k and top-p of rows that go the same way.
+
+    Attributes:
+        rows: (n,) int64, which of the drawn rows.
+        num_largest: of so many largest logits of a row, the last is at most as large as any that its top-k keeps.
+        last_kept: (n, 1) int64, top-k less one.
+        top_p: (n, 1) float64; None if all of them are 1.
+    """
+
+    rows: torch.Tensor
+    num_largest: int
+    last_kept: torch.Tensor
+    top_p: torch.Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """What the host knows of a step's draws, on the device.
+
+    Attributes:
+        rows: (num_drawn,) int64, those rows of the step that are not greedy.
+        temperature: (num_drawn, 1) float32.
+        min_p: (num_drawn, 1) float32; None if all of them are 0.
+        u: (num_drawn, 1) float64, random, in [0, 1).
+        cuts: for the rows with top-k or top-p.
+    """
+
+    rows: torch.Tensor
+    temperature: torch.Tensor
+    min_p: torch.Tensor | None
+    u: torch.Tensor
+    cuts: Sequence[_Cut]
+
+    @classmethod
+    def of(cls, sequences: Sequence[TokenSequence], vocab_size: int, device: torch.device) -> "Draws":
+        """Args: sequences: one for each row of the step."""
+        rows = [row for row, sequence in enumerate(sequences) if not sequence.sampling.is_greedy]
+        params = [sequences[row].sampling for row in rows]
+        u = [uniform(sequences[row].sampling.seed, sequences[row].length) for row in rows]
+        # Rows that a selection serves do not wait for a sort, nor those with top-k alone for what top-p takes.
+        groups: dict[tuple[bool, bool], list[int]] = {}
+        for i, p in enumerate(params):
+            if p.top_k > 0 or p.top_p < 1:
+                groups.setdefault((0 < p.top_k <= MAX_SELECTED, p.top_p < 1), []).append(i)
+        top_k = [min(p.top_k, vocab_size) if p.top_k > 0 else vocab_size for p in params]
+        columns = [_ints(rows), _floats(p.temperature for p in params), _floats(p.min_p for p in params), _floats(u)]
+        for group in groups.values():
+            columns += [_ints(group), _ints(top_k[i] - 1 for i in group), _floats(params[i].top_p for i in group)]
+        uploaded = Packed(*columns).to(device)
+        cuts = []
+        for number, ((is_selected, has_top_p), group) in enumerate(groups.items()):
+            group_rows, last_kept, top_p = uploaded[4 + 3 * number : 7 + 3 * number]
+            num_largest = max(top_k[i] for i in group) if is_selected else vocab_size
+            cuts.append(
+                _Cut(group_rows, num_largest, last_kept.unsqueeze(1), top_p.unsqueeze(1) if has_top_p else None)
+            )
+        return cls(
+            uploaded[0],
+            uploaded[1].float().unsqueeze(1),
+            uploaded[2].float().unsqueeze(1) if any(p.min_p > 0 for p in params) else None,
+            uploaded[3].unsqueeze(1),
+            cuts,
+        )
+
+
+def draw(logits: torch.Tensor, draws: Draws) -> torch.Tensor:
+    """Steps 5 to 7: (num_drawn,) int64.
+
+    Args:
+        logits: (num_drawn, vocab_size) float32, processed; left as they are.
+    """
+    masses = _masses(filter_logits(logits, draws))
+    total = masses.sum(dim=-1, keepdim=True)
+    # A float64 may be larger than the sum that it stands for.
+    threshold = torch.minimum((draws.u * total).to(torch.int64), total - 1)
+    return _first_beyond(masses, threshold).squeeze(1)
+
+
+def filter_logits(logits: torch.Tensor, draws: Draws) -> torch.Tensor:
+    """Steps 5 and 6.
+
+    Args:
+        logits: (num_drawn, vocab_size) float32, processed.
+
+    Returns:
+        A copy: logits of the distribution to draw from, -inf for what is not kept.
+    """
+    # The largest is exactly 0 before the division, whose overflow for small temperatures is harmless then.
+    x = logits - logits.amax(dim=-1, keepdim=True)
+    x /= draws.temperature
+    if draws.min_p is not None:
+        x.masked_fill_(x < draws.min_p.log(), -torch.inf)
+    for cut in draws.cuts:
+        x = replace_rows(x, cut.rows, _keep_top(select_rows(x, cut.rows), cut))
+    return x
+
+
+def _keep_top(x: torch.Tensor, cut: _Cut) -> torch.Tensor:
+    """Top-k, then top-p: a copy with -inf for what is not kept.
+
+    Values equal to the last of the largest may be missing among the largest. They are counted in x instead, so that how
+    many largest are looked at makes no difference.
+
+    Args:
+        x: (n, vocab_size), 0 at the largest, -inf for what is out already.
+    """
+    if cut.num_largest <= MAX_SELECTED:
+        largest = x.topk(cut.num_largest, dim=-1).values
+    else:
+        largest = x.sort(dim=-1, descending=True).values
+    kth = largest.gather(1, cut.last_kept)
+    if cut.top_p is None:
+        return x.masked_fill(x < kth, -torch.inf)
+    masses = _masses(largest)
+    before = masses.cumsum(dim=-1) - masses
+    num_above = _num_true(largest > kth)
+    num_equal = _num_true(x >= kth) - num_above
+    total = before.gather(1, num_above) + num_equal * masses.gather(1, num_above)
+    # Tokens are kept whose mass before them is less than this. The first always is. One without any mass never is, for
+    # before it there is all of it.
+    limit = torch.minimum((cut.top_p * total).ceil().to(torch.int64), total).clamp(min=1)
+    smallest = largest.gather(1, _num_true(before < limit) - 1)
+    num_above = _num_true(largest > smallest)
+    mass_left = limit - before.gather(1, num_above)
+    mass = masses.gather(1, num_above)
+    num_kept_equal = (mass_left + mass - 1) // mass
+    # Of those equal to the smallest, the lower ids.
+    equal = x == smallest
+    last_kept = _first_beyond(equal, num_kept_equal - 1)
+    ids = torch.arange(x.shape[1], device=x.device)
+    return x.masked_fill((x < smallest) | (equal & (ids > last_kept)), -torch.inf)
+
+
+def _masses(x: torch.Tensor) -> torch.Tensor:
+    """Int64, like x, whose largest of each row is 0."""
+    return x.exp().mul_(2.0**MASS_BITS).to(torch.int64)
+
+
+def _num_true(x: torch.Tensor) -> torch.Tensor:
+    """(num_rows, columns) bool to (num_rows, 1) int64."""
+    return x.sum(dim=-1, keepdim=True)
+
+
+def _first_beyond(amounts: torch.Tensor, threshold: torch.Tensor) -> torch.Tensor:
+    """For each row the first i where the sum of the amounts up to i exceeds the threshold: (num_rows, 1) int64.
+
+    Finds the piece first and then the place in it. A running sum over whole rows would use a small part of a GPU.
+
+    Args:
+        amounts: (num_rows, columns) int64 or bool, none negative.
+        threshold: (num_rows, 1) int64, less than the row's sum.
+    """
+    num_columns = amounts.shape[1]
+    padding = -num_columns % PIECE_SIZE
+    if padding:
+        amounts = torch.nn.functional.pad(amounts, (0, padding))
+    pieces = amounts.unflatten(1, (-1, PIECE_SIZE))
+    sums = pieces.sum(dim=-1)
+    ends = sums.cumsum(dim=-1)
+    # Rows that are no distribution, for a logit was not finite, must not lead out of memory: they draw what they draw.
+    piece = torch.searchsorted(ends, threshold, right=True).clamp_(max=ends.shape[1] - 1)
+    rest = threshold - (ends - sums).gather(1, piece)
+    within = pieces.gather(1, piece.unsqueeze(2).expand(-1, 1, PIECE_SIZE)).squeeze(1).cumsum(dim=-1)
+    place = piece * PIECE_SIZE + torch.searchsorted(within, rest, right=True)
+    return place.clamp_(max=num_columns - 1)
+
+
+def _ints(values: Iterable[int]) -> np.ndarray:
+    return np.fromiter(values, np.int64)
+
+
+def _floats(values: Iterable[float]) -> np.ndarray:
+    return np.fromiter(values, np.float64)

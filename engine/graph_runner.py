@@ -1,0 +1,136 @@
+"""Decode steps as CUDA graphs: one launch for all kernels of a step."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from engine.attention.base import GraphableBackend, GraphedAttention
+from engine.batch import Batch
+from engine.models.base import Model
+from engine.upload import Packed
+
+# A graph captured too early would hold the lazy set-up of kernels and libraries.
+NUM_WARMUPS = 2
+
+
+class _Graph(NamedTuple):
+    """A captured step and the tensors that it reads and writes, which must live as long as it does.
+
+    Attributes:
+        input_ids: (batch_size,) int64; the graph itself gathers them.
+        staged: (16 * batch_size,) uint8, int64 numbers: the tokens known on the host, then for each row where its token
+            is in DecodeGraphs' memory of tokens.
+    """
+
+    graph: torch.cuda.CUDAGraph
+    attention: GraphedAttention
+    input_ids: torch.Tensor
+    staged: torch.Tensor
+
+
+class GraphOutput(NamedTuple):
+    """What a step gives, in memory that the next run overwrites.
+
+    Attributes:
+        logits: (num_sequences, vocab_size) bfloat16.
+        most_likely: token ids, (num_sequences,) int64.
+        input_ids: the tokens that were computed, (num_sequences,) int64.
+    """
+
+    logits: torch.Tensor
+    most_likely: torch.Tensor
+    input_ids: torch.Tensor
+
+
+def graph_sizes(max_batch_size: int) -> list[int]:
+    """Batch sizes that have a graph: small steps where a row counts, then multiples of 8, and the largest itself."""
+    sizes = {1, 2, 4, *range(8, max_batch_size + 1, 8), max_batch_size}
+    return sorted(size for size in sizes if size <= max_batch_size)
+
+
+class DecodeGraphs:
+    """A graph for each of graph_sizes; a batch runs in the smallest that it fits, padded."""
+
+    def __init__(
+        self,
+        model: Model,
+        attention: GraphableBackend,
+        device: torch.device,
+        max_batch_size: int,
+        max_pages_per_sequence: int,
+        on_progress: Callable[[str], None],
+    ) -> None:
+        # Imported here: a machine without CUDA has nothing to import.
+        from engine.layers.most_likely import MostLikely
+
+        self._model = model
+        self._device = device
+        self._graphs: dict[int, _Graph] = {}
+        # What a step gives, one memory for all sizes: (max_batch_size, vocab_size).
+        self._logits = torch.empty(max_batch_size, model.config.vocab_size, dtype=model.dtype, device=device)
+        self._most_likely = MostLikely(model.config.vocab_size, max_batch_size, device)
+        # One memory, (3 * max_batch_size,) int64: the tokens that a step gives, and behind them what the host stages,
+        # so that the next step gathers its tokens from both at once.
+        self._max_batch_size = max_batch_size
+        self._tokens = torch.zeros(3 * max_batch_size, dtype=torch.int64, device=device)
+        # One stream for all: cuBLAS keeps a workspace for each that it has seen.
+        self._stream = torch.cuda.Stream(device)
+        pool: Any = None
+        # The largest first: the smaller ones find room in what it has taken.
+        sizes = list(reversed(graph_sizes(max_batch_size)))
+        attentions = attention.for_graphs(sizes, max_pages_per_sequence)
+        for number, size in enumerate(sizes, 1):
+            on_progress(f"capturing CUDA graphs ({number} of {len(sizes)})")
+            self._graphs[size] = self._capture(attentions[size], size, pool)
+            pool = self._graphs[size].graph.pool()
+        self._sizes = sorted(self._graphs)
+
+    def run(self, batch: Batch, fed_ids: torch.Tensor | None) -> GraphOutput | None:
+        """Runs a decode batch.
+
+        Args:
+            fed_ids: what the step of the batch's feed has sampled, (its num_sequences,) int64 on the device; None
+                without a feed.
+
+        Returns:
+            None if the batch, or the one that feeds it, is larger than every graph.
+        """
+        num_sequences = len(batch.sequences)
+        size = next((size for size in self._sizes if size >= num_sequences), None)
+        if size is None or (fed_ids is not None and len(fed_ids) > self._max_batch_size):
+            return None
+        graph = self._graphs[size]
+        graph.attention.plan(batch.sequences)
+        if fed_ids is not None and fed_ids.data_ptr() != self._tokens.data_ptr():
+            # Sampled outside the graph.
+            self._tokens[: len(fed_ids)].copy_(fed_ids)
+        num_padding = size - num_sequences
+        known_ids = batch.known_ids() + [0] * num_padding
+        rows = [*batch.feed.rows, *[-1] * num_padding] if batch.feed else [-1] * size
+        index = [row if row >= 0 else self._max_batch_size + i for i, row in enumerate(rows)]
+        Packed(np.array(known_ids + index, np.int64)).copy_to(graph.staged)
+        graph.graph.replay()
+        return GraphOutput(self._logits[:num_sequences], self._tokens[:num_sequences], graph.input_ids[:num_sequences])
+
+    def _capture(self, attention: GraphedAttention, size: int, pool: Any) -> _Graph:
+        input_ids = torch.zeros(size, dtype=torch.int64, device=self._device)
+        staged = self._tokens[self._max_batch_size : self._max_batch_size + 2 * size]
+        # All padding: nobody's pages are touched.
+        attention.plan(())
+
+        def step() -> None:
+            torch.index_select(self._tokens, 0, staged[size:], out=input_ids)
+            logits = self._model.forward(input_ids, attention.positions, attention, None, out=self._logits[:size])
+            self._most_likely.find(logits, self._tokens[:size])
+
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._stream):
+            for _ in range(NUM_WARMUPS):
+                step()
+        torch.cuda.current_stream(self._device).wait_stream(self._stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool, stream=self._stream):
+            step()
+        return _Graph(graph, attention, input_ids, staged.view(torch.uint8))

@@ -1,0 +1,283 @@
+"""The one owner of a worker's pages: allocates, shares, evicts and frees. Everyone else holds a handle."""
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from engine.kvcache.allocator import PageAllocator
+from engine.kvcache.eviction import EVICTION_POLICIES
+from engine.kvcache.radix_cache import RadixCache, RadixNode
+
+
+class Completion(Protocol):
+    """Something launched with page numbers in hand; see PageHandle's release."""
+
+    def done(self) -> bool: ...
+
+
+@dataclass(eq=False, slots=True)
+class PageHandle:
+    """Pages held for one request. The first `num_shared` belong to the radix tree and are locked there through `node`;
+    the rest are private to the handle.
+
+    Attributes:
+        page_ids: the request's page table, 32-bit integers side by side, which a backend takes over without looking at
+            each; the manager may replace a number when it finds a duplicate.
+        cached_len: tokens found in the tree when the pages were acquired, a multiple of the page size.
+        priority: of the request, for eviction by priority.
+        leased: whether the private pages are a lease, still written by another worker.
+    """
+
+    page_ids: "array[int]"
+    num_shared: int
+    node: RadixNode
+    cached_len: int
+    priority: int = 0
+    leased: bool = False
+
+
+@dataclass(slots=True)
+class _Retired:
+    """Pages at the gate: operations launched with their numbers may still run.
+
+    Attributes:
+        page_ids: to be freed.
+        node: where a lock in the tree is still held, if any.
+    """
+
+    page_ids: Sequence[int]
+    node: RadixNode | None
+    pending: list[Completion]
+
+
+class CacheManager:
+    """Page bookkeeping of one worker, in Python integers only.
+
+    Every page is in exactly one state: free; cached (in the tree, unlocked); locked (in the tree under a lock, private
+    to a handle, or at the gate); leased (private to a handle of a lease).
+    """
+
+    def __init__(self, num_pages: int, page_size: int, eviction: str = "lru") -> None:
+        """Args: eviction: one of EVICTION_POLICIES."""
+        self.num_pages = num_pages
+        self.page_size = page_size
+        self._allocator = PageAllocator(num_pages)
+        self._tree = RadixCache(page_size, EVICTION_POLICIES[eviction])
+        # Handles given out, in order; a dict because sets have no order and order must not depend on addresses.
+        self._handles: dict[int, PageHandle] = {}
+        self._retired: list[_Retired] = []
+        self._num_leased_pages = 0
+
+    @property
+    def num_free_pages(self) -> int:
+        return self._allocator.num_free
+
+    @property
+    def num_cached_pages(self) -> int:
+        return self._tree.num_pages - self._tree.num_locked_pages
+
+    @property
+    def num_leased_pages(self) -> int:
+        return self._num_leased_pages
+
+    @property
+    def num_locked_pages(self) -> int:
+        return self.num_pages - self.num_free_pages - self.num_cached_pages - self.num_leased_pages
+
+    @property
+    def num_namespaces(self) -> int:
+        """Namespaces that have pages or handles."""
+        return self._tree.num_namespaces
+
+    @property
+    def num_available_pages(self) -> int:
+        """Pages that an acquisition could get: free now, or after eviction."""
+        return self.num_free_pages + self.num_cached_pages
+
+    def num_pages_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.page_size)
+
+    def touch(self, token_ids: Sequence[int], namespace: str = "") -> None:
+        """Makes the cached prefix of `token_ids` recently used, so that it is evicted late."""
+        self._tree.match(namespace, token_ids, len(token_ids))
+
+    def peek(self, token_ids: Sequence[int], namespace: str = "") -> list[int]:
+        """Returns the pages of the longest cached prefix; changes nothing, not even access order."""
+        return self._tree.peek(namespace, token_ids, len(token_ids))
+
+    def acquire(
+        self,
+        token_ids: Sequence[int],
+        num_tokens: int,
+        *,
+        max_cached_len: int,
+        namespace: str = "",
+        priority: int = 0,
+        leased: bool = False,
+        num_reserved: int = 0,
+    ) -> PageHandle | None:
+        """Holds pages for `num_tokens` tokens that begin with `token_ids`, reusing the cached prefix.
+
+        One act: match, lock the path, evict, allocate. In any other order the allocation may evict the match.
+
+        Args:
+            max_cached_len: reuse at most this many tokens.
+            namespace: only pages of the same namespace are reused.
+            priority: of the request, for eviction by priority.
+            leased: the private pages will be written by another worker.
+            num_reserved: free or evictable pages that must be left over.
+
+        Returns:
+            None if there are not enough pages; nothing has changed then but access order.
+        """
+        node = self._tree.match(namespace, token_ids, max_cached_len // self.page_size, priority)
+        shared = self._tree.path_pages(node)
+        root = self._tree.lock(node)
+        num_private = self.num_pages_for(num_tokens) - len(shared)
+        if num_private + num_reserved > self.num_available_pages:
+            self._tree.unlock(node)
+            return None
+        handle = PageHandle(
+            page_ids=array("i", shared + self._take(num_private)),
+            num_shared=len(shared),
+            node=node,
+            cached_len=len(shared) * self.page_size,
+            priority=priority,
+            leased=leased,
+        )
+        self._tree.keep(namespace, root)
+        self._handles[id(handle)] = handle
+        if leased:
+            self._num_leased_pages += num_private
+        return handle
+
+    def grow(self, handle: PageHandle, num_tokens: int) -> bool:
+        """Adds private pages until `handle` holds `num_tokens` tokens; returns False, unchanged, if there are none."""
+        assert id(handle) in self._handles and not handle.leased
+        missing = self.num_pages_for(num_tokens) - len(handle.page_ids)
+        if missing <= 0:
+            return True
+        if missing > self.num_available_pages:
+            return False
+        handle.page_ids.extend(self._take(missing))
+        return True
+
+    def commit_lease(self, handle: PageHandle) -> None:
+        """The other worker has written its last byte: the leased pages are locked ones from now on."""
+        assert handle.leased
+        self._end_lease(handle)
+
+    def insert(
+        self, handle: PageHandle, token_ids: Sequence[int], computed_len: int, after: Sequence[Completion] = ()
+    ) -> None:
+        """Puts the handle's full pages among the first `computed_len` tokens into the tree, locked by the handle.
+
+        A page whose tokens are in the tree already is a duplicate: the page table is remapped to the tree's page
+        first, then the duplicate goes through the gate.
+
+        Args:
+            after: operations launched with the handle's page numbers that may still run.
+        """
+        assert id(handle) in self._handles and not handle.leased
+        tree, size = self._tree, self.page_size
+        node = handle.node
+        duplicates = []
+        for i in range(handle.num_shared, computed_len // size):
+            key = tuple(token_ids[i * size : (i + 1) * size])
+            child = tree.get_child(node, key)
+            if child is None:
+                child = tree.add_child(node, key, handle.page_ids[i], handle.priority)
+            else:
+                tree.lock_one(child)
+                duplicates.append(handle.page_ids[i])
+                handle.page_ids[i] = child.page_id
+            node = child
+        handle.node = node
+        handle.num_shared = max(handle.num_shared, computed_len // size)
+        if duplicates:
+            self._retire(_Retired(duplicates, None, list(after)))
+
+    def release(self, handle: PageHandle, after: Sequence[Completion] = ()) -> None:
+        """Gives all of a handle's pages back, the private ones to be freed, through the gate.
+
+        Args:
+            after: operations launched with these page numbers. Until all are done the pages count as locked.
+        """
+        del self._handles[id(handle)]
+        if handle.leased:
+            self._end_lease(handle)
+        self._retire(_Retired(handle.page_ids[handle.num_shared :], handle.node, list(after)))
+
+    def poll(self) -> None:
+        """Opens the gate for handles whose operations have completed."""
+        if self._retired:
+            waiting, self._retired = self._retired, []
+            for retired in waiting:
+                self._retire(retired)
+
+    def check_integrity(self) -> str:
+        """Counts every page's owners afresh; returns a description of the first violation, or ""."""
+        owners: dict[int, str] = {}
+
+        def claim(page_id: int, owner: str) -> str:
+            if not 0 <= page_id < self.num_pages:
+                return f"{owner} holds page {page_id}, which does not exist"
+            if page_id in owners:
+                return f"page {page_id} belongs to {owners[page_id]} and to {owner}"
+            owners[page_id] = owner
+            return ""
+
+        claims = [(p, "the free list") for p in self._allocator.free_pages()]
+        claims += [(node.page_id, "the tree") for node in self._tree.nodes()]
+        for handle in self._handles.values():
+            claims += [(p, "a handle") for p in handle.page_ids[handle.num_shared :]]
+        for retired in self._retired:
+            claims += [(p, "the gate") for p in retired.page_ids]
+        for page_id, owner in claims:
+            if violation := claim(page_id, owner):
+                return violation
+        if len(owners) != self.num_pages:
+            return f"{self.num_pages - len(owners)} of {self.num_pages} pages have no owner"
+        return self._check_locks()
+
+    def _check_locks(self) -> str:
+        for handle in self._handles.values():
+            if self._tree.path_pages(handle.node) != list(handle.page_ids[: handle.num_shared]):
+                return "a handle's shared pages are not those of its path in the tree"
+        locked = [h.node for h in self._handles.values()] + [r.node for r in self._retired if r.node is not None]
+        expected: dict[int, int] = {}
+        for node in locked:
+            while node.parent is not None:
+                expected[id(node)] = expected.get(id(node), 0) + 1
+                node = node.parent
+        num_nodes = num_locked = 0
+        for node in self._tree.nodes():
+            num_nodes += 1
+            num_locked += node.num_locks > 0
+            if node.num_locks != expected.get(id(node), 0):
+                return f"page {node.page_id} counts {node.num_locks} locks, {expected.get(id(node), 0)} are held"
+        if (num_nodes, num_locked) != (self._tree.num_pages, self._tree.num_locked_pages):
+            return "the tree's page counts are wrong"
+        if self._num_leased_pages != sum(len(h.page_ids) - h.num_shared for h in self._handles.values() if h.leased):
+            return "the count of leased pages is wrong"
+        return ""
+
+    def _end_lease(self, handle: PageHandle) -> None:
+        handle.leased = False
+        self._num_leased_pages -= len(handle.page_ids) - handle.num_shared
+
+    def _take(self, num_pages: int) -> list[int]:
+        if num_pages > self._allocator.num_free:
+            self._allocator.free(self._tree.evict(num_pages - self._allocator.num_free))
+        return self._allocator.allocate(num_pages)
+
+    def _retire(self, retired: _Retired) -> None:
+        """The gate: the only way back to the free list."""
+        retired.pending = [c for c in retired.pending if not c.done()]
+        if retired.pending:
+            self._retired.append(retired)
+            return
+        if retired.node is not None:
+            self._tree.unlock(retired.node)
+        self._allocator.free(retired.page_ids)

@@ -1,0 +1,69 @@
+"""A pool in the memory of a CUDA device. Imported where there is one, and nowhere else."""
+
+import weakref
+from typing import Any
+
+import torch
+from cuda.bindings import runtime
+
+from engine.kvcache.base import PageLayout
+from engine.kvcache.pool import KvPool
+
+
+def check(result: tuple[Any, ...]) -> Any:
+    """What a CUDA runtime call returned, without its status.
+
+    Raises:
+        RuntimeError: the call failed.
+    """
+    status, *values = result
+    if status != runtime.cudaError_t.cudaSuccess:
+        _, name = runtime.cudaGetErrorName(status)
+        _, text = runtime.cudaGetErrorString(status)
+        raise RuntimeError(f"{name.decode()}: {text.decode()}")
+    return values[0] if len(values) == 1 else tuple(values)
+
+
+class _DeviceMemory:
+    """What torch needs to see memory that is not its own: the CUDA array interface, version 3. Every tensor made of it
+    refers to it; the memory is freed with the last."""
+
+    def __init__(self, address: int, num_pages: int, page_bytes: int) -> None:
+        # Not at the process's end: a peer may still write then, and the driver takes the memory anyway.
+        weakref.finalize(self, runtime.cudaFree, address).atexit = False
+        self.__cuda_array_interface__ = {
+            "data": (address, False),
+            "shape": (num_pages, page_bytes),
+            "typestr": "|u1",
+            "version": 3,
+        }
+
+
+class CudaKvPool(KvPool):
+    """Pages in one plain cudaMalloc allocation: an IPC handle of torch's own allocator would name a whole segment.
+
+    Attributes:
+        ipc_handle: what another process of this host opens the pool with.
+        address: of the first page, on the device.
+        all_kv: `kv` and one page after it, the dummy page, which belongs to nobody: padding rows of a step write there.
+    """
+
+    def __init__(self, layout: PageLayout, num_pages: int, device: torch.device) -> None:
+        """Allocates zeroed pages; engine.kvcache.sizing says how many fit.
+
+        Raises:
+            RuntimeError: the pool does not fit into the device's free memory.
+        """
+        num_bytes = (num_pages + 1) * layout.page_bytes
+        with torch.cuda.device(device):
+            address = check(runtime.cudaMalloc(num_bytes))
+            owner = _DeviceMemory(address, num_pages + 1, layout.page_bytes)
+            check(runtime.cudaMemset(address, 0, num_bytes))
+            self.ipc_handle = bytes(check(runtime.cudaIpcGetMemHandle(address)).reserved)
+        memory = torch.as_tensor(owner, device=device)
+        super().__init__(layout, num_pages, memory[:num_pages])
+        self.all_kv = memory.view(getattr(torch, layout.dtype)).view(num_pages + 1, *layout.page_shape)
+        self.address = address
+
+    def close(self) -> None:
+        """The memory goes with the last tensor that refers to it."""

@@ -1,0 +1,202 @@
+"""Which pages hold which tokens, for reuse by later requests.
+
+A tree over whole pages: each node is one page, keyed by the tuple of its page_size token ids under the tokens before
+it. Nodes are never split or merged, so a lookup changes nothing but access order. Each namespace has a tree of its own:
+equal tokens in different namespaces never share a page.
+"""
+
+import heapq
+from collections.abc import Iterator, Sequence
+
+from engine.kvcache.eviction import EvictionKey
+
+
+class RadixNode:
+    """One cached page. A root is a node without a page, whose key is empty; it lives as long as it has children or
+    locks."""
+
+    __slots__ = (
+        "children",
+        "created",
+        "key",
+        "last_access",
+        "num_hits",
+        "num_locks",
+        "page_id",
+        "parent",
+        "priority",
+    )
+
+    def __init__(self, key: tuple[int, ...], page_id: int, parent: "RadixNode | None", created: int) -> None:
+        self.key = key
+        self.page_id = page_id
+        self.parent = parent
+        self.children: dict[tuple[int, ...], RadixNode] = {}
+        # Locks on this node or on any below it.
+        self.num_locks = 0
+        self.created = created
+        self.last_access = created
+        self.num_hits = 0
+        self.priority = 0
+
+
+class RadixCache:
+    """The trees, their reference-counted locks, and eviction from the leaves.
+
+    Attributes:
+        num_pages: pages in the trees.
+        num_locked_pages: those with at least one lock; all others can be evicted, leaves first.
+    """
+
+    def __init__(self, page_size: int, eviction_key: EvictionKey) -> None:
+        self.page_size = page_size
+        self.num_pages = 0
+        self.num_locked_pages = 0
+        self._eviction_key = eviction_key
+        self._roots: dict[str, RadixNode] = {}
+        self._namespaces: dict[int, str] = {}  # by the root's identity
+        self._clock = 0
+        # (key when pushed, tie-breaker, node) of leaves that could be evicted when they were pushed. Entries go stale
+        # and are checked when popped, which is cheaper than keeping the heap exact.
+        self._evictable: list[tuple[tuple[int, ...], int, RadixNode]] = []
+        self._num_pushed = 0
+
+    def peek(self, namespace: str, token_ids: Sequence[int], max_pages: int) -> list[int]:
+        """Returns the pages of the longest cached prefix of whole pages; changes nothing."""
+        pages: list[int] = []
+        node = self._roots.get(namespace)
+        size = self.page_size
+        for start in range(0, min(len(token_ids) // size, max_pages) * size, size):
+            node = node.children.get(tuple(token_ids[start : start + size])) if node else None
+            if node is None:
+                break
+            pages.append(node.page_id)
+        return pages
+
+    def match(self, namespace: str, token_ids: Sequence[int], max_pages: int, priority: int = 0) -> RadixNode:
+        """Returns the node of the longest cached prefix of whole pages, a root if there is none, and counts as an
+        access to all pages up to it."""
+        self._clock += 1
+        clock, size = self._clock, self.page_size
+        node = self._roots.get(namespace) or RadixNode((), -1, None, clock)
+        for start in range(0, min(len(token_ids) // size, max_pages) * size, size):
+            child = node.children.get(tuple(token_ids[start : start + size]))
+            if child is None:
+                break
+            child.last_access = clock
+            child.num_hits += 1
+            if priority > child.priority:
+                child.priority = priority
+            node = child
+        # An accessed leaf has another place in eviction order now: its old entry is stale.
+        self._push_if_evictable(node)
+        return node
+
+    @property
+    def num_namespaces(self) -> int:
+        return len(self._roots)
+
+    def path_pages(self, node: RadixNode) -> list[int]:
+        """Page numbers from the first page to `node`'s."""
+        pages = []
+        while node.parent is not None:
+            pages.append(node.page_id)
+            node = node.parent
+        pages.reverse()
+        return pages
+
+    def lock(self, node: RadixNode) -> RadixNode:
+        """Keeps `node` and all pages before it from eviction; returns its root."""
+        while node.parent is not None:
+            if node.num_locks == 0:
+                self.num_locked_pages += 1
+            node.num_locks += 1
+            node = node.parent
+        node.num_locks += 1
+        return node
+
+    def keep(self, namespace: str, root: RadixNode) -> None:
+        """Makes `root`, which is locked, the tree of a namespace."""
+        self._roots[namespace] = root
+        self._namespaces[id(root)] = namespace
+
+    def unlock(self, node: RadixNode) -> None:
+        leaf = node
+        while node.parent is not None:
+            assert node.num_locks > 0
+            node.num_locks -= 1
+            if node.num_locks == 0:
+                self.num_locked_pages -= 1
+            node = node.parent
+        node.num_locks -= 1
+        self._push_if_evictable(leaf)
+        self._drop_if_empty(node)
+
+    def get_child(self, node: RadixNode, key: tuple[int, ...]) -> RadixNode | None:
+        return node.children.get(key)
+
+    def add_child(self, node: RadixNode, key: tuple[int, ...], page_id: int, priority: int) -> RadixNode:
+        """Puts a page into the tree, with one lock, which the caller holds on its path from now on."""
+        assert len(key) == self.page_size and key not in node.children
+        child = RadixNode(key, page_id, node, self._clock)
+        child.priority = priority
+        child.num_locks = 1
+        node.children[key] = child
+        self.num_pages += 1
+        self.num_locked_pages += 1
+        return child
+
+    def lock_one(self, node: RadixNode) -> None:
+        """Locks `node` alone, for a caller that holds a lock on its parent's path already."""
+        if node.num_locks == 0:
+            self.num_locked_pages += 1
+        node.num_locks += 1
+
+    def evict(self, num_pages: int) -> list[int]:
+        """Takes up to `num_pages` unlocked pages out of the trees, leaves first; returns their numbers."""
+        evicted: list[int] = []
+        while len(evicted) < num_pages and self._evictable:
+            key, _, node = heapq.heappop(self._evictable)
+            if not self._is_evictable(node) or self._eviction_key(node) != key:
+                continue
+            assert node.parent is not None
+            parent = node.parent
+            del parent.children[node.key]
+            node.parent = None
+            self.num_pages -= 1
+            evicted.append(node.page_id)
+            self._push_if_evictable(parent)
+            self._drop_if_empty(parent)
+        return evicted
+
+    def nodes(self) -> Iterator[RadixNode]:
+        """All nodes but the roots, parents first."""
+        stack = [child for root in self._roots.values() for child in root.children.values()]
+        while stack:
+            node = stack.pop()
+            yield node
+            stack.extend(node.children.values())
+
+    def _drop_if_empty(self, node: RadixNode) -> None:
+        """Namespaces are chosen by clients: one that holds nothing is forgotten."""
+        if node.parent is None and not node.children and not node.num_locks and id(node) in self._namespaces:
+            del self._roots[self._namespaces.pop(id(node))]
+
+    def _is_evictable(self, node: RadixNode) -> bool:
+        return node.parent is not None and node.num_locks == 0 and not node.children
+
+    def _push_if_evictable(self, node: RadixNode) -> None:
+        if self._is_evictable(node):
+            self._num_pushed += 1
+            heapq.heappush(self._evictable, (self._eviction_key(node), self._num_pushed, node))
+            if len(self._evictable) > 64 + 4 * self.num_pages:
+                self._drop_stale_entries()
+
+    def _drop_stale_entries(self) -> None:
+        """Keeps the heap's size in proportion to the trees', whatever the number of lookups."""
+        current = {
+            id(node): (key, number, node)
+            for key, number, node in self._evictable
+            if self._is_evictable(node) and self._eviction_key(node) == key
+        }
+        self._evictable = sorted(current.values())

@@ -1,0 +1,82 @@
+"""How many pages fit into a GPU beside everything else that needs its memory. Imports no torch."""
+
+from dataclasses import dataclass
+
+from engine.kvcache.base import PageLayout
+
+GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """A GPU's memory in bytes, with the weights in it and the pool still to come.
+
+    Attributes:
+        total: of the device, whoever has it.
+        free: for this process now; what other processes have is not in it.
+        weights: what this engine has taken: weights, workspaces, and what libraries keep.
+        graphs: what capturing CUDA graphs is going to take.
+        forward: what the largest forward takes while it runs.
+    """
+
+    total: int
+    free: int
+    weights: int
+    graphs: int
+    forward: int
+
+    @property
+    def room(self) -> int:
+        """What a pool may take if nothing but the memory limits it."""
+        return max(0, self.free - self.graphs - self.forward)
+
+    def room_within(self, fraction: float) -> int:
+        """What a pool may take if weights, graphs and pool together are to have that share of the device."""
+        return max(0, min(self.room, int(self.total * fraction) - self.weights - self.graphs))
+
+    def __str__(self) -> str:
+        return (
+            f"of the GPU's {self.total / GIB:.1f} GiB, {self.free / GIB:.1f} are free once weights and workspaces have "
+            f"taken {self.weights / GIB:.1f}; CUDA graphs need {self.graphs / GIB:.1f}, the largest forward "
+            f"{self.forward / GIB:.1f}"
+        )
+
+
+def choose_num_pages(
+    memory: DeviceMemory, layout: PageLayout, num_pages: int, fraction: float, max_model_len: int
+) -> int:
+    """How many pages the pool of a GPU gets; its dummy page comes on top.
+
+    Args:
+        num_pages: asked for; 0: as many as fit.
+        fraction: the share of the device that weights, graphs and pool may take; for num_pages 0.
+        max_model_len: tokens of a sequence that the pool must hold; for num_pages 0.
+
+    Raises:
+        ValueError: it does not fit; the message has the figures and says what to change.
+    """
+    if num_pages:
+        needed, most = (num_pages + 1) * layout.page_bytes, memory.room // layout.page_bytes - 1
+        if num_pages > most:
+            change = f"use a --num-pages of at most {most}" if most > 0 else "use a smaller model or a larger GPU"
+            raise ValueError(
+                f"{num_pages} pages of {layout.page_bytes} bytes need {needed / GIB:.1f} GiB, but there is room for "
+                f"{memory.room / GIB:.1f}: {memory}; {change}"
+            )
+        return num_pages
+    room = memory.room_within(fraction)
+    most = max(0, room // layout.page_bytes - 1)
+    longest = max_model_len or 1
+    if most < layout.num_pages_for(longest):
+        advice = []
+        if room < memory.room:
+            # Where others have the memory, a larger share would not help.
+            advice.append("a larger --mem-fraction-static, a --num-pages, which no share limits")
+        if most:
+            advice.append(f"a --max-model-len of at most {most * layout.page_size}")
+        raise ValueError(
+            f"there is room for {most} pages of KV, which hold {most * layout.page_size} tokens, but a sequence may "
+            f"have {longest}: {memory}, and --mem-fraction-static {fraction:g} is {memory.total * fraction / GIB:.1f}; "
+            f"use {', '.join([*advice, 'a smaller --chunk-size or --max-batch-size'])}, or a smaller model"
+        )
+    return most

@@ -1,0 +1,107 @@
+"""Matrix products of few tokens, with what stands before and after them, in one kernel: few_rows.cu. Imported on CUDA
+machines alone."""
+
+from typing import NamedTuple
+
+import torch
+
+from engine.layers.cuda_kernel import PDL_CAPABILITY, CudaKernel
+from engine.layers.linear import Linear
+from engine.layers.norm import Norm
+
+# More tokens than this, and the libraries' kernels do as well.
+MAX_TOKENS = 16
+# For the widest matrices already more tokens than this.
+MAX_TOKENS_WIDE = 8
+WIDE_TILES = 4096
+# A warp's stretch of inputs; the numbers in it.
+STEP = 32
+
+
+class _Tuning(NamedTuple):
+    """See few_rows.cu."""
+
+    row_tiles: int
+    warps: int
+    depth: int
+    prefetch: int
+
+
+class FewRows:
+    """The kernel in all its variants, each compiled when it is first needed."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._num_sms = torch.cuda.get_device_properties(device).multi_processor_count
+        self._has_kernel = torch.cuda.get_device_capability(device)[0] >= PDL_CAPABILITY
+        self._kernels: dict[tuple[_Tuning, int, bool, bool, bool], CudaKernel] = {}
+
+    def fits(self, x: torch.Tensor, linear: Linear) -> bool:
+        """Whether this is the kernel for x: (num_tokens, num_in)."""
+        num_out, num_in = linear.weight.shape
+        max_tokens = MAX_TOKENS_WIDE if num_out // 16 >= WIDE_TILES else MAX_TOKENS
+        return self._has_kernel and x.dtype is torch.bfloat16 and 0 < len(x) <= max_tokens and num_in % STEP == 0
+
+    def norm_linear(self, x: torch.Tensor, norm: Norm, linear: Linear, out: torch.Tensor | None) -> torch.Tensor:
+        if out is None:
+            out = x.new_empty(len(x), len(linear.weight))
+        self._launch(x, linear, out, norm=norm)
+        return out
+
+    def norm_gated(self, x: torch.Tensor, norm: Norm, linear: Linear) -> torch.Tensor:
+        out = x.new_empty(len(x), len(linear.weight) // 2)
+        self._launch(x, linear, out, norm=norm, gated=True)
+        return out
+
+    def linear_add(self, x: torch.Tensor, linear: Linear, residual: torch.Tensor) -> torch.Tensor:
+        self._launch(x, linear, residual, add=True)
+        return residual
+
+    def _launch(
+        self,
+        x: torch.Tensor,
+        linear: Linear,
+        out: torch.Tensor,
+        *,
+        norm: Norm | None = None,
+        gated: bool = False,
+        add: bool = False,
+    ) -> None:
+        assert x.is_contiguous() and out.is_contiguous() and linear.weight.is_contiguous()
+        num_tokens, num_in = x.shape
+        num_out = out.shape[1]
+        # A tile is 16 rows of the matrix: 16 outputs, or 8 with both their factors.
+        num_tiles = -(-num_out // (8 if gated else 16))
+        tuning = self._tuning(num_tiles, num_tokens)
+        key = tuning, -(-num_tokens // 8), norm is not None, gated, add
+        kernel = self._kernels.get(key)
+        if kernel is None:
+            names = "ROW_TILES", "WARPS", "DEPTH", "PREFETCH", "TOKEN_TILES", "NORM", "GATED", "ADD"
+            macros = dict(zip(names, map(int, (*tuning, *key[1:])), strict=True))
+            kernel = self._kernels[key] = CudaKernel("few_rows", macros, self._device)
+        kernel.launch(
+            (-(-num_tiles // tuning.row_tiles), 1),
+            tuning.warps * 32,
+            linear.weight,
+            x,
+            norm.weight if norm else None,
+            linear.bias,
+            out,
+            num_tokens,
+            num_out,
+            num_in,
+            norm.eps if norm else 0.0,
+        )
+
+    def _tuning(self, num_tiles: int, num_tokens: int) -> _Tuning:
+        """Measured on an H200 over the matrices of models from 0.6B to 8B. What wins is to have the whole device busy
+        with one wave of blocks, and not to read the tokens more often than there are blocks."""
+        if num_tiles <= self._num_sms:
+            return _Tuning(row_tiles=1, warps=16, depth=4, prefetch=2048)
+        if num_tiles <= 2 * self._num_sms:
+            return _Tuning(row_tiles=2, warps=16, depth=2, prefetch=0)
+        if num_tiles >= 32 * self._num_sms or (num_tokens > 8 and num_tiles >= 8 * self._num_sms):
+            return _Tuning(row_tiles=4, warps=8, depth=1, prefetch=0)
+        if num_tokens > 8:
+            return _Tuning(row_tiles=2, warps=8, depth=2, prefetch=0)
+        return _Tuning(row_tiles=2, warps=16, depth=1, prefetch=0)

@@ -1,0 +1,31 @@
+"""The most likely token of each row, by a kernel of our own: torch takes one block for a row. Imported on CUDA machines
+alone."""
+
+import torch
+
+from engine.layers.cuda_kernel import CudaKernel
+
+THREADS = 256
+# Blocks that share a step's rows, at most so many for each row.
+BLOCKS = 512
+MAX_BLOCKS_OF_ROW = 64
+
+
+class MostLikely:
+    """The kernel and what its blocks tell one another through; one launch may run at a time."""
+
+    def __init__(self, vocab_size: int, max_rows: int, device: torch.device) -> None:
+        self._kernel = CudaKernel("most_likely", {"VOCAB_SIZE": vocab_size, "THREADS": THREADS}, device)
+        self._best = torch.zeros(max_rows, dtype=torch.int64, device=device)
+        self._arrivals = torch.zeros(max_rows, dtype=torch.int32, device=device)
+
+    def find(self, logits: torch.Tensor, out: torch.Tensor) -> None:
+        """
+        Args:
+            logits: (num_rows, vocab_size) bfloat16, contiguous.
+            out: (num_rows,) int64, the token ids; among equals the lowest.
+        """
+        num_rows = len(logits)
+        assert logits.is_contiguous() and out.is_contiguous() and logits.dtype is torch.bfloat16
+        num_blocks = max(1, min(MAX_BLOCKS_OF_ROW, BLOCKS // num_rows))
+        self._kernel.launch((num_blocks, num_rows), THREADS, logits, self._best, self._arrivals, out)

@@ -1,0 +1,40 @@
+"""What a layer computes around its attention: matrix products with the small things before and after them."""
+
+from abc import ABC, abstractmethod
+
+import torch
+import torch.nn.functional as F
+
+from engine.layers.linear import Linear
+from engine.layers.norm import Norm, rms_norm
+
+
+class LayerOps(ABC):
+    """All tensors are (num_tokens, ...) of the model's dtype."""
+
+    @abstractmethod
+    def norm_linear(self, x: torch.Tensor, norm: Norm, linear: Linear, out: torch.Tensor | None = None) -> torch.Tensor:
+        """The projections of rms_norm(x). Args: out: where they go; None: new memory."""
+
+    @abstractmethod
+    def norm_gated(self, x: torch.Tensor, norm: Norm, linear: Linear) -> torch.Tensor:
+        """silu of the first half of the projections of rms_norm(x) times the second: (num_tokens, out_size / 2)."""
+
+    @abstractmethod
+    def linear_add(self, x: torch.Tensor, linear: Linear, residual: torch.Tensor) -> torch.Tensor:
+        """residual + the projection of x; `residual` is not to be used again."""
+
+
+class TorchOps(LayerOps):
+    """In plain torch, with roundings where Hugging Face's implementation has them."""
+
+    def norm_linear(self, x: torch.Tensor, norm: Norm, linear: Linear, out: torch.Tensor | None = None) -> torch.Tensor:
+        projected = linear(rms_norm(x, *norm))
+        return projected if out is None else out.copy_(projected)
+
+    def norm_gated(self, x: torch.Tensor, norm: Norm, linear: Linear) -> torch.Tensor:
+        gate, up = linear(rms_norm(x, *norm)).chunk(2, dim=-1)
+        return F.silu(gate) * up
+
+    def linear_add(self, x: torch.Tensor, linear: Linear, residual: torch.Tensor) -> torch.Tensor:
+        return residual + linear(x)

@@ -1,0 +1,49 @@
+"""What the engine asks of a model."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+
+import torch
+
+from engine.attention.base import Attention
+from engine.models.config import ModelConfig
+
+
+class Model(ABC):
+    """A causal language model's weights and forward pass on one device."""
+
+    config: ModelConfig
+    dtype: torch.dtype
+
+    @abstractmethod
+    def checkpoint_shapes(self) -> Iterator[tuple[str, tuple[int, ...], torch.dtype]]:
+        """Name, shape and dtype of every tensor that load_weights expects."""
+
+    @abstractmethod
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Takes over the tensors of a checkpoint, by their names there.
+
+        Raises:
+            ValueError: a tensor is missing, unexpected or of the wrong shape; the message names it.
+        """
+
+    @abstractmethod
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        attention: Attention,
+        logits_rows: torch.Tensor | None,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Computes logits for the tokens whose successors are wanted.
+
+        Args:
+            input_ids, positions: (num_tokens,) int64.
+            attention: planned for the same batch.
+            logits_rows: (num_rows,) int64, rows of the token dimension; None: all.
+            out: (num_rows, vocab_size) of the model's dtype, where the logits are to go; None: new memory.
+
+        Returns:
+            (num_rows, vocab_size) of the model's dtype.
+        """

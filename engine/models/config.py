@@ -1,0 +1,200 @@
+"""What a model directory's config.json says about the model, checked before anything runs."""
+
+import json
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from engine.models.architectures import ARCHITECTURES, Architecture
+from engine.models.checks import require_count, require_dict, require_positive, required
+from engine.models.rope import Llama3RopeScaling, read_rope
+
+# Keys that mark weights stored in other than plain floats, and mixtures of experts. No served architecture has them.
+_QUANTIZATION_KEYS = ("quantization_config", "compression_config")
+_EXPERT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """A causal language model's shape.
+
+    Attributes:
+        architecture: the class name by which checkpoints call it, such as LlamaForCausalLM.
+        num_q_heads, num_kv_heads: attention heads of queries, and of keys and values.
+        head_dim: of a head; need not be hidden_size / num_q_heads.
+        rope_theta: base of the rotary embedding's wavelengths.
+        max_position_embeddings: tokens a sequence may have at most.
+        tie_word_embeddings: whether the output matrix is the embedding matrix.
+        qkv_bias, o_bias: whether the projections into and out of attention have biases.
+        mlp_bias: whether gate, up and down projections have biases.
+        qk_norm: whether each head's queries and keys are normalised before they are rotated.
+        eos_token_ids: tokens that end a text; may be empty.
+
+    Raises:
+        ValueError: on construction, for values that make no model.
+    """
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_q_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    rope_theta: float
+    max_position_embeddings: int
+    tie_word_embeddings: bool
+    rope_scaling: Llama3RopeScaling | None = None
+    qkv_bias: bool = False
+    o_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    eos_token_ids: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        _supported(self.architecture)
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.type is int:
+                require_count(field.name, value)
+            elif field.type is float:
+                require_positive(field.name, value)
+            elif field.type is bool and not isinstance(value, bool):
+                raise ValueError(f"{field.name} must be true or false, not {value!r}")
+        if self.num_q_heads % self.num_kv_heads:
+            raise ValueError(f"num_q_heads {self.num_q_heads} is not a multiple of num_kv_heads {self.num_kv_heads}")
+        if self.head_dim % 2:
+            raise ValueError(f"head_dim {self.head_dim} is odd, but the rotary embedding turns pairs")
+        for token_id in self.eos_token_ids:
+            if not isinstance(token_id, int) or token_id < 0:
+                raise ValueError(f"eos_token_id {token_id!r} is not a token id")
+
+    @classmethod
+    def from_dir(cls, model_dir: Path) -> "ModelConfig":
+        """Reads config.json, and generation_config.json for more end-of-text tokens.
+
+        Both ways to write the rotary embedding are read: rope_theta with rope_scaling, and rope_parameters.
+
+        Raises:
+            ValueError: config.json cannot be read, or asks for something that would not be computed as it
+                says; the message names the file and the key.
+        """
+        path = model_dir / "config.json"
+        try:
+            return cls._from_json(_read_json(path), _generation_eos(model_dir / "generation_config.json"))
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error
+
+    @classmethod
+    def _from_json(cls, raw: dict[str, Any], more_eos: tuple[int, ...]) -> "ModelConfig":
+        names = raw.get("architectures")
+        if not isinstance(names, list) or len(names) != 1:
+            raise ValueError(f"architectures must name one architecture, not {names!r}")
+        # Before anything else: no other refusal helps somebody whose model is not supported.
+        architecture = _supported(names[0])
+        raw = {**architecture.defaults, **raw}
+        _refuse_unsupported(raw)
+        _refuse_sliding_window(raw, architecture)
+        rope_theta, rope_scaling = read_rope(raw)
+        num_kv_heads = raw.get("num_key_value_heads")
+        return cls(
+            architecture=names[0],
+            vocab_size=required(raw, "vocab_size"),
+            hidden_size=required(raw, "hidden_size"),
+            intermediate_size=required(raw, "intermediate_size"),
+            num_layers=required(raw, "num_hidden_layers"),
+            num_q_heads=required(raw, "num_attention_heads"),
+            num_kv_heads=raw["num_attention_heads"] if num_kv_heads is None else num_kv_heads,
+            head_dim=_head_dim(raw),
+            rms_norm_eps=required(raw, "rms_norm_eps"),
+            rope_theta=rope_theta,
+            rope_scaling=rope_scaling,
+            max_position_embeddings=required(raw, "max_position_embeddings"),
+            tie_word_embeddings=raw.get("tie_word_embeddings", False),
+            qkv_bias=_bias(raw, architecture.qkv_bias),
+            o_bias=_bias(raw, architecture.o_bias),
+            mlp_bias=_bias(raw, architecture.mlp_bias),
+            qk_norm=architecture.qk_norm,
+            eos_token_ids=tuple(dict.fromkeys(_eos(raw) + more_eos)),
+        )
+
+
+def _supported(name: object) -> Architecture:
+    if not isinstance(name, str) or name not in ARCHITECTURES:
+        raise ValueError(f"architecture {name!r} is not supported; supported: {', '.join(ARCHITECTURES)}")
+    return ARCHITECTURES[name]
+
+
+def _refuse_unsupported(raw: dict[str, Any]) -> None:
+    """Raises ValueError for settings that change what a model computes and that no code here follows."""
+    for key in _QUANTIZATION_KEYS:
+        if raw.get(key) is not None:
+            raise ValueError(f"{key} is set, but quantized weights are not supported")
+    for key in _EXPERT_KEYS:
+        if raw.get(key):
+            raise ValueError(f"{key} is {raw[key]!r}, but mixtures of experts are not supported")
+    hidden_act = raw.get("hidden_act", "silu")
+    if hidden_act != "silu":
+        raise ValueError(f"hidden_act {hidden_act!r} is not supported; supported: silu")
+    if raw.get("rope_interleaved", False):
+        raise ValueError("rope_interleaved is set, but only the half-rotation convention is supported")
+
+
+def _refuse_sliding_window(raw: dict[str, Any], architecture: Architecture) -> None:
+    """Raises ValueError if some layer would attend to less than all tokens before."""
+    layer_types = raw.get("layer_types")
+    if layer_types is not None:
+        if not isinstance(layer_types, list):
+            raise ValueError(f"layer_types must be a list, not {layer_types!r}")
+        other_types = sorted({str(kind) for kind in layer_types} - {"full_attention"})
+        if other_types:
+            raise ValueError(f"layer_types has {', '.join(other_types)}; supported: full_attention")
+    window = raw.get("sliding_window")
+    if window is None or (architecture.window_switch and not raw.get("use_sliding_window", True)):
+        return
+    require_count("sliding_window", window)
+    max_positions = required(raw, "max_position_embeddings")
+    require_count("max_position_embeddings", max_positions)
+    # A window counts the query's own token, so one as long as the longest sequence leaves nothing out.
+    if window < max_positions:
+        raise ValueError(
+            f"sliding_window {window} is in effect, as it is below max_position_embeddings {max_positions}, "
+            "but only full attention is supported"
+        )
+
+
+def _head_dim(raw: dict[str, Any]) -> Any:
+    if raw.get("head_dim") is not None:
+        return raw["head_dim"]
+    hidden_size, num_heads = raw["hidden_size"], raw["num_attention_heads"]
+    require_count("hidden_size", hidden_size)
+    require_count("num_attention_heads", num_heads)
+    if hidden_size % num_heads:
+        raise ValueError(f"hidden_size {hidden_size} is not a multiple of {num_heads} attention heads")
+    return hidden_size // num_heads
+
+
+def _bias(raw: dict[str, Any], bias: bool | str) -> Any:
+    return raw.get(bias, False) if isinstance(bias, str) else bias
+
+
+def _generation_eos(path: Path) -> tuple[int, ...]:
+    return _eos(_read_json(path)) if path.exists() else ()
+
+
+def _eos(raw: dict[str, Any]) -> tuple[int, ...]:
+    eos = raw.get("eos_token_id")
+    if eos is None:
+        return ()
+    return tuple(eos) if isinstance(eos, list) else (eos,)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        return require_dict(path.name, json.loads(path.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise ValueError(f"cannot be read: {error.strerror}") from error
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path.name} is not JSON: {error}") from error

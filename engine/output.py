@@ -1,0 +1,40 @@
+"""What a forward gives, and how the next one takes it up on the device."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tandem.sampling_params import TokenLogprobs
+
+
+class ForwardOutput(ABC):
+    """The outcome of a forward that may still be running."""
+
+    @abstractmethod
+    def done(self) -> bool:
+        """Whether the forward has completed, so that nothing touches its pages any more."""
+
+    @abstractmethod
+    def token_ids(self) -> list[int]:
+        """Waits, then returns the next token of each sequence of the batch that needs logits, in batch order."""
+
+    @abstractmethod
+    def logprobs(self) -> list[TokenLogprobs | None]:
+        """Waits, then returns the log probabilities of each of these tokens, None where they are not asked for."""
+
+    def duration_s(self) -> float:
+        """Waits, then returns how many seconds the device took; to be asked of asynchronous engines alone."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """Where a decode step finds the tokens that are not known on the host yet.
+
+    Attributes:
+        output: of the decode step launched just before, of the same engine.
+        rows: for each sequence its row there; -1 where the token to compute is known.
+    """
+
+    output: ForwardOutput
+    rows: Sequence[int]

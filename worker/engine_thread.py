@@ -1,0 +1,139 @@
+"""The thread that alone touches pages, caches and tensors."""
+
+import collections
+import logging
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from tandem.messages import ReceiverMessage, SenderMessage, WorkerMessage, WorkerStats
+from worker.base import Outbox, Scheduler
+from worker.events import Event, Inspect
+
+logger = logging.getLogger(__name__)
+
+# An idle loop turns this often, so that its step counter proves that it lives.
+IDLE_TURN_S = 0.1
+
+
+@dataclass(slots=True)
+class Outgoing:
+    """What a scheduler has to say.
+
+    Attributes:
+        to_links: messages by epoch, in order.
+        closed_links: epochs to end, with the reason.
+    """
+
+    to_router: list[WorkerMessage]
+    to_links: dict[str, list[SenderMessage | ReceiverMessage]]
+    closed_links: dict[str, str]
+
+
+class StepOutbox(Outbox):
+    """Collects what a scheduler says."""
+
+    def __init__(self, deliver: Callable[[Outgoing], None]) -> None:
+        self._deliver = deliver
+        self._outgoing = Outgoing([], {}, {})
+
+    def to_router(self, message: WorkerMessage) -> None:
+        self._outgoing.to_router.append(message)
+
+    def to_link(self, epoch: str, message: SenderMessage | ReceiverMessage) -> None:
+        self._outgoing.to_links.setdefault(epoch, []).append(message)
+
+    def close_link(self, epoch: str, reason: str) -> None:
+        self._outgoing.closed_links[epoch] = reason
+
+    def flush(self) -> None:
+        outgoing = self._outgoing
+        if outgoing.to_router or outgoing.to_links or outgoing.closed_links:
+            self._outgoing = Outgoing([], {}, {})
+            self._deliver(outgoing)
+
+
+class EngineThread:
+    """Runs a scheduler's loop: take events, step, pass on what was said."""
+
+    def __init__(
+        self,
+        build: Callable[[Outbox], Scheduler],
+        deliver: Callable[[Outgoing], None],
+        on_crash: Callable[[BaseException], None],
+    ) -> None:
+        """
+        Args:
+            build: loads whatever the scheduler needs and makes it; runs on the thread.
+            deliver: passes a step's messages on; called on the thread and must not block.
+            on_crash: called on the thread when the loop ends by an exception.
+        """
+        self._build = build
+        self._on_crash = on_crash
+        self._outbox = StepOutbox(deliver)
+        # Appending and popping at either end are atomic: no lock is needed.
+        self._inbox: collections.deque[Event] = collections.deque()
+        self._wake = threading.Event()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
+        self._built: Future[Scheduler] = Future()
+        # Read by other threads; an int and an immutable value, replaced whole.
+        self.num_steps = 0
+        self.latest_stats = WorkerStats()
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def wait_built(self, timeout_s: float) -> Scheduler:
+        """Waits until the scheduler is made; raises what `build` raised."""
+        return self._built.result(timeout_s)
+
+    def post(self, event: Event) -> None:
+        """Tells the scheduler; from any thread."""
+        self._inbox.append(event)
+        self._wake.set()
+
+    def stop(self, timeout_s: float) -> None:
+        """Ends the loop after the step in hand."""
+        self._stopping = True
+        self._wake.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+
+    def _main(self) -> None:
+        try:
+            scheduler = self._build(self._outbox)
+        except BaseException as error:
+            self._built.set_exception(error)
+            return
+        self._built.set_result(scheduler)
+        try:
+            self._loop(scheduler)
+        except BaseException as error:
+            logger.exception("the engine thread failed")
+            self._on_crash(error)
+
+    def _loop(self, scheduler: Scheduler) -> None:
+        while not self._stopping:
+            while self._inbox:
+                event = self._inbox.popleft()
+                if isinstance(event, Inspect):
+                    event.reply(scheduler.check_integrity(), scheduler.stats())
+                else:
+                    scheduler.receive(event)
+            worked = scheduler.step()
+            self.num_steps += 1
+            self.latest_stats = scheduler.stats()
+            self._outbox.flush()
+            if not worked:
+                self._wait(scheduler.next_deadline())
+
+    def _wait(self, deadline: float | None) -> None:
+        timeout_s = IDLE_TURN_S
+        if deadline is not None:
+            timeout_s = min(timeout_s, max(0.0, deadline - time.monotonic()))
+        if not self._inbox and not self._stopping:
+            self._wake.wait(timeout_s)
+        self._wake.clear()

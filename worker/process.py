@@ -1,0 +1,263 @@
+"""The process shell of a worker: the engine thread, the asyncio thread, its server and its stream to the router."""
+
+import asyncio
+import logging
+import os
+import sys
+import threading
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import grpc
+
+from engine.build import build_engine
+from engine.engine import Engine
+from engine.kvcache.cache_manager import CacheManager
+from tandem.config import WorkerConfig
+from tandem.messages import PROTOCOL_VERSION, Heartbeat, Hello, PageFormat, Peer, Peers
+from tandem.rpc.auth import cluster_auth
+from tandem.rpc.batch_writer import is_cancelled
+from tandem.rpc.channel import bind, new_server
+from tandem.rpc.loop_thread import LoopThread
+from tandem.rpc.metrics_server import MetricsServer
+from worker.admin import WorkerAdmin
+from worker.base import Outbox, Scheduler
+from worker.control_client import ControlClient
+from worker.engine_thread import EngineThread, Outgoing
+from worker.events import Event
+from worker.metrics import worker_registry
+
+logger = logging.getLogger(__name__)
+
+LOAD_TIMEOUT_S = 1800.0
+STOP_TIMEOUT_S = 5.0
+CALL_TIMEOUT_S = 30.0
+# Of the interpreter lock between the two threads: decode steps are composed a third of a millisecond ahead.
+SWITCH_INTERVAL_S = 0.0002
+EXIT_ENGINE_FAILED = 70
+EXIT_NO_ROUTER = 71
+EXIT_CONTROL_FAILED = 72
+EXIT_STALLED = 74
+
+
+class LinkConnections(Protocol):
+    """The gRPC side of a worker's links; see kvtransfer.streams. All on the asyncio thread."""
+
+    def add_to(self, server: grpc.aio.Server) -> None: ...
+
+    def set_peers(self, peers: Sequence[Peer]) -> None: ...
+
+    def send(self, epoch: str, messages: Sequence[Any]) -> None: ...
+
+    def close_link(self, epoch: str, reason: str) -> None: ...
+
+    async def stop(self) -> None: ...
+
+
+class WorkerRole(ABC):
+    """What makes a worker a prefill, a decode or a combined one."""
+
+    @abstractmethod
+    def build_scheduler(self, engine: Engine, cache: CacheManager, outbox: Outbox, config: WorkerConfig) -> Scheduler:
+        """Makes the scheduler; on the engine thread."""
+
+    @abstractmethod
+    def build_links(
+        self, engine: Engine, hello: Hello, config: WorkerConfig, post: Callable[[Event], None]
+    ) -> LinkConnections:
+        """Makes the gRPC side of the links; on the asyncio thread."""
+
+
+class WorkerProcess:
+    """One worker, from loading its model to its stop. The methods are called from one thread of the process, which is
+    neither of its two."""
+
+    def __init__(self, config: WorkerConfig, role: WorkerRole, on_progress: Callable[[str], None]) -> None:
+        """Args: on_progress: told what start-up does next."""
+        self._config = config
+        self._role = role
+        self._on_progress = on_progress
+        self._incarnation = uuid.uuid4().hex
+        self._engine: Engine | None = None
+        self._engine_thread = EngineThread(self._build, self._deliver, self._on_engine_crash)
+        self._loop_thread = LoopThread()
+        self._server: grpc.aio.Server | None = None
+        self._metrics: MetricsServer | None = None
+        self._links: LinkConnections | None = None
+        self._control: ControlClient | None = None
+        self._control_task: asyncio.Task[None] | None = None
+        self._watch_task: asyncio.Task[None] | None = None
+        self._hello: Hello | None = None
+        self._connected = threading.Event()
+        self._stopped = threading.Event()
+
+    def start(self) -> str:
+        """Loads the model, makes the pool and opens the worker's ports; returns the address of the one for links.
+
+        Raises:
+            ValueError: the model cannot be served as configured.
+        """
+        # One thread must not keep the interpreter from the other for as long as it does by default, which is 5 ms.
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
+        self._loop_thread.start()
+        self._engine_thread.start()
+        self._engine_thread.wait_built(LOAD_TIMEOUT_S)
+        address = self._loop_thread.call(self._serve(), CALL_TIMEOUT_S)
+        self._on_progress("loaded")
+        return address
+
+    def connect(self, router_address: str) -> None:
+        """Joins the cluster; returns when the router has welcomed this worker.
+
+        Raises:
+            TimeoutError: it has not within connect_timeout_s.
+        """
+        self._loop_thread.call(self._connect(router_address), CALL_TIMEOUT_S)
+        if not self._connected.wait(self._config.connect_timeout_s):
+            raise TimeoutError(f"the router at {router_address} did not answer")
+        self._on_progress("ready")
+
+    def stop(self) -> None:
+        """Leaves the cluster and ends both threads. Requests in hand end here; the router starts them elsewhere."""
+        if self._stopped.is_set():
+            return
+        self._stopped.set()
+        if self._loop_thread.loop is not None:
+            self._loop_thread.call(self._close(), CALL_TIMEOUT_S)
+        if self._metrics is not None:
+            self._metrics.close()
+        self._engine_thread.stop(STOP_TIMEOUT_S)
+        if self._engine is not None:
+            self._engine.pool.close()
+        self._loop_thread.stop()
+
+    # --- engine thread ---
+
+    def _build(self, outbox: Outbox) -> Scheduler:
+        config = self._config
+        engine = self._engine = build_engine(config.engine, self._incarnation, self._on_progress)
+        cache = CacheManager(engine.pool.num_pages, engine.pool.layout.page_size, config.eviction)
+        return self._role.build_scheduler(engine, cache, outbox, config)
+
+    def _deliver(self, outgoing: Outgoing) -> None:
+        assert self._loop_thread.loop is not None
+        if not self._stopped.is_set():
+            self._loop_thread.loop.call_soon_threadsafe(self._send, outgoing)
+
+    def _on_engine_crash(self, error: BaseException) -> None:
+        # Pages and tensors are in an unknown state: nothing of this process may be used any more. The router and the
+        # peers see the streams break.
+        logging.shutdown()
+        os._exit(EXIT_ENGINE_FAILED)
+
+    # --- any thread ---
+
+    def _heartbeat(self) -> Heartbeat:
+        return Heartbeat(self._engine_thread.num_steps, self._engine_thread.latest_stats)
+
+    # --- asyncio thread ---
+
+    async def _serve(self) -> str:
+        assert self._engine is not None
+        config, engine = self._config, self._engine
+        server = self._server = new_server([cluster_auth(config.cluster_token)])
+        address = bind(server, config.host, 0)
+        registry = worker_registry(config.role, config.worker_id, self._heartbeat)
+        self._metrics = MetricsServer(registry, config.host, config.api_keys)
+        layout = engine.pool.layout
+        hello = self._hello = Hello(
+            PROTOCOL_VERSION,
+            config.worker_id,
+            self._incarnation,
+            config.role,
+            config.engine.device,
+            address,
+            os.getpid(),
+            PageFormat(
+                config.model_fingerprint,
+                layout.num_layers,
+                layout.page_size,
+                layout.num_kv_heads,
+                layout.head_dim,
+                layout.dtype,
+            ),
+            engine.pool.num_pages,
+            self._metrics.address,
+        )
+        self._links = self._role.build_links(engine, hello, config, self._engine_thread.post)
+        self._links.add_to(server)
+        WorkerAdmin(self._engine_thread.post).add_to(server)
+        await server.start()
+        return address
+
+    async def _connect(self, router_address: str) -> None:
+        assert self._hello is not None
+        self._control = ControlClient(
+            router_address,
+            self._hello,
+            cluster_token=self._config.cluster_token,
+            heartbeat=self._heartbeat,
+            heartbeat_interval_s=self._config.heartbeat_interval_s,
+            connect_timeout_s=self._config.connect_timeout_s,
+            post=self._engine_thread.post,
+            on_peers=self._set_peers,
+            on_connected=self._connected.set,
+        )
+        self._control_task = asyncio.create_task(self._run_control(self._control))
+        self._watch_task = asyncio.create_task(self._watch_engine_thread())
+
+    async def _run_control(self, control: ControlClient) -> None:
+        try:
+            await control.run()
+        except ConnectionError as error:
+            # A worker without a router serves nobody and holds memory for nobody.
+            logger.error("giving up: %s", error)
+            logging.shutdown()
+            os._exit(EXIT_NO_ROUTER)
+        except (Exception, asyncio.CancelledError):
+            if is_cancelled():
+                raise
+            # Without this task the worker would look alive and hear nothing.
+            logger.exception("the control stream failed")
+            logging.shutdown()
+            os._exit(EXIT_CONTROL_FAILED)
+
+    async def _watch_engine_thread(self) -> None:
+        """Ends the process if its engine thread stands still: the router has given its requests to others by then, and
+        a worker that connects again without being able to work would only take new ones."""
+        loop = asyncio.get_running_loop()
+        num_steps, moved_at = -1, loop.time()
+        while True:
+            if self._engine_thread.num_steps != num_steps:
+                num_steps, moved_at = self._engine_thread.num_steps, loop.time()
+            elif loop.time() - moved_at > self._config.stall_timeout_s:
+                logger.error("no scheduler step for %.0f s", self._config.stall_timeout_s)
+                logging.shutdown()
+                os._exit(EXIT_STALLED)
+            await asyncio.sleep(self._config.heartbeat_interval_s)
+
+    def _set_peers(self, peers: Peers) -> None:
+        assert self._links is not None
+        self._links.set_peers(peers.decode_workers)
+
+    def _send(self, outgoing: Outgoing) -> None:
+        assert self._links is not None
+        # Links first: what the router hears of a request, its other worker can hear at the same time.
+        for epoch, messages in outgoing.to_links.items():
+            self._links.send(epoch, messages)
+        for epoch, reason in outgoing.closed_links.items():
+            self._links.close_link(epoch, reason)
+        if outgoing.to_router and self._control is not None:
+            self._control.send(outgoing.to_router)
+
+    async def _close(self) -> None:
+        tasks = [task for task in (self._control_task, self._watch_task) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._links is not None:
+            await self._links.stop()
+        if self._server is not None:
+            await self._server.stop(grace=0.5)
