@@ -18,7 +18,7 @@ from tandem.sampling_params import SamplingParams
 from tandem.v1 import worker_pb2
 from tests.fakes.sampling_params import any_sampling_params
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[4]
 
 # The dataclass field types that messages are made of; int is the narrowest integer that any field has.
 SCALARS = {

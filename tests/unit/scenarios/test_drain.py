@@ -17,7 +17,7 @@ from router.process import RouterProcess
 from tandem.client import TandemClient
 from tandem.config import RouterConfig
 from tandem.messages import Abort, Admit, Finished, LeaseLost
-from tests.unit.test_router import Harness, first, run, settle, tokens
+from tests.unit.router.test_router import Harness, first, run, settle, tokens
 
 
 @run

@@ -8,7 +8,7 @@ import pytest
 
 from tests.cluster.bad_input import ROWS, SHOWN_APART, Row
 
-PAGE = Path(__file__).parents[2] / "docs/bad-input.md"
+PAGE = Path(__file__).parents[3] / "docs/bad-input.md"
 TESTED = {row.name: row for row in (*ROWS, *SHOWN_APART.values())}
 
 

@@ -14,7 +14,7 @@ from cli.serve_config import cluster_config, read_key_file
 from cli.serve_options import API_KEY_FILE, OPTIONS, Option, add_serve_options
 from deploy.cluster_config import ClusterConfig
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 EXAMPLE = ROOT / "deploy/examples/serve.yaml"
 # A value for each field that is not its default, where any other than a larger number or another choice is needed.
 OTHER_VALUES = {

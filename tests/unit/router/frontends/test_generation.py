@@ -13,7 +13,7 @@ from tandem.lifecycle import RECEIVED
 from tandem.messages import Finished
 from tandem.sampling_params import SamplingParams
 from tests.fakes.tokenizer import ByteTokenizer
-from tests.unit.test_router import Harness, first, run, settle
+from tests.unit.router.test_router import Harness, first, run, settle
 
 UNREAD = "its client does not read"
 

@@ -104,6 +104,6 @@ def test_phases_are_made_of_moments_that_happened() -> None:
 
 
 def test_every_phase_is_documented() -> None:
-    text = (Path(__file__).parents[2] / "docs/architecture.md").read_text()
+    text = (Path(__file__).parents[3] / "docs/architecture.md").read_text()
     for phase in PHASES:
         assert f"`{phase.name}`" in text
