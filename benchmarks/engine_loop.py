@@ -8,18 +8,21 @@ from pathlib import Path
 
 import torch
 
+from both_worker.local_worker import Counts, LocalWorker
+from decode_worker.config import DecodeConfig
 from deploy.garbage import collect_seldom, freeze_objects
-from deploy.local_worker import Counts, LocalWorker
+from engine.attention.table import ATTENTION_BACKENDS, AUTO
+from engine.base import EngineBase
 from engine.build import build_engine, why_no_gpu
-from engine.engine import Engine
+from engine.config import EngineConfig
 from engine.models.config import ModelConfig
-from tandem.config import ATTENTION_BACKENDS, DecodeConfig, EngineConfig, PrefillConfig, WorkerConfig
+from prefill_worker.config import PrefillConfig
+from tandem import exit_codes
 from tandem.sampling_params import SamplingParams
 
 CHUNK_SIZE = 16384
 PAGE_SIZE = 16
 RUN_TIMEOUT_S = 300.0
-EXIT_USAGE = 2
 
 
 class Loop:
@@ -29,9 +32,9 @@ class Loop:
         counts: what has become of them.
     """
 
-    def __init__(self, engine: Engine, config: WorkerConfig, vocab_size: int) -> None:
+    def __init__(self, engine: EngineBase, prefill: PrefillConfig, decode: DecodeConfig, vocab_size: int) -> None:
         self.counts = Counts()
-        self._worker = LocalWorker(engine, config, self.counts.count)
+        self._worker = LocalWorker(engine, prefill, decode, self.counts.count)
         self._vocab_size = vocab_size
         self._rng = random.Random(0)
         self._num_requests = 0
@@ -72,7 +75,7 @@ class Loop:
 def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     """What build_loop reads."""
     parser.add_argument("--model", required=True, help="a directory with a model's config.json; its weights are random")
-    parser.add_argument("--attention-backend", choices=ATTENTION_BACKENDS, default="auto")
+    parser.add_argument("--attention-backend", choices=(AUTO, *ATTENTION_BACKENDS.names), default=AUTO)
     parser.add_argument("--cuda-graph-max-bs", type=int, default=256, metavar="N")
     parser.add_argument("--disable-overlap", action="store_true", help="forwards follow one another")
 
@@ -89,7 +92,7 @@ def open_model(parser: argparse.ArgumentParser, directory: Path) -> ModelConfig:
         if not torch.cuda.is_available():
             raise ValueError(f"{why_no_gpu()}; run this on a machine with a GPU")
     except ValueError as error:
-        parser.exit(EXIT_USAGE, f"{parser.prog}: {error}\n")
+        parser.exit(exit_codes.USAGE, f"{parser.prog}: {error}\n")
     return model
 
 
@@ -118,13 +121,6 @@ def build_loop(
     # As in a worker's process.
     freeze_objects()
     collect_seldom()
-    config = WorkerConfig(
-        "benchmark",
-        "both",
-        engine_config,
-        "benchmark",
-        model.max_position_embeddings,
-        PrefillConfig(chunk_size=CHUNK_SIZE, overlap=not arguments.disable_overlap),
-        DecodeConfig(max_batch_size=max_batch_size, overlap=not arguments.disable_overlap),
-    )
-    return Loop(engine, config, model.vocab_size)
+    prefill = PrefillConfig(CHUNK_SIZE, overlap=not arguments.disable_overlap)
+    decode = DecodeConfig(max_batch_size, overlap=not arguments.disable_overlap)
+    return Loop(engine, prefill, decode, model.vocab_size)

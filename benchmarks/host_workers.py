@@ -5,18 +5,18 @@ import itertools
 import time
 from collections.abc import Callable, Sequence
 
+from decode_worker.config import DecodeConfig
 from decode_worker.scheduler import DecodeScheduler
 from engine.base import EngineBase, EngineCounters, ForwardOutput
 from engine.batch import Batch
-from engine.kvcache.base import PageLayout
+from engine.kvcache.base import Completion, PageLayout
 from engine.kvcache.cache_manager import CacheManager
 from engine.token_sequence import TokenSequence
 from kvtransfer.events import FromLink, ReceiverLinkOpened, SenderLinkOpened
-from kvtransfer.transports.base import COMPLETED, Completion, ReceiverTransport, SenderTransport
+from kvtransfer.transports.base import COMPLETED, ReceiverTransport, SenderTransport
+from prefill_worker.config import PrefillConfig
 from prefill_worker.handover import LinkHandover
-from prefill_worker.policies.registry import make_policy
 from prefill_worker.scheduler import PrefillScheduler
-from tandem.config import DecodeConfig, PrefillConfig
 from tandem.messages import (
     PROTOCOL_VERSION,
     Admit,
@@ -107,7 +107,6 @@ class HostWorkers:
             LinkHandover(PageLayout(1, page_size, 1, 1, "float32"), lambda _: NoSender(), self._prefill_outbox),
             self._prefill_outbox,
             PrefillConfig(),
-            make_policy("fcfs"),
             time.monotonic,
         )
         self.decode = DecodeScheduler(

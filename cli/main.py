@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from cli.serve_config import cluster_config
 from cli.serve_options import API_KEY_VARIABLE, EPILOG, add_serve_options
 from deploy.cluster_config import ClusterConfig
-from tandem import __version__
+from tandem import __version__, exit_codes
 
 if TYPE_CHECKING:
     from tandem.client import TandemClient
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 ClusterCommand = Callable[[ClusterConfig], int]
 ClientCommand = Callable[[argparse.Namespace, "TandemClient"], int]
 
-EXIT_FAILED = 1
-EXIT_USAGE = 2
 DEFAULT_ADDRESS = "127.0.0.1:50051"
 EXAMPLES = """\
 examples:
@@ -63,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return arguments.run(arguments)
     except UnicodeEncodeError:
         print("tandem: an argument is not valid UTF-8", file=sys.stderr)
-        return EXIT_USAGE
+        return exit_codes.USAGE
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -193,7 +191,7 @@ def _run_configured(arguments: argparse.Namespace) -> int:
         config = cluster_config(arguments, os.environ)
     except ValueError as error:
         print(f"{arguments.name}: {error}", file=sys.stderr)
-        return EXIT_USAGE
+        return exit_codes.USAGE
     command: ClusterCommand = arguments.command
     return command(config)
 
@@ -217,7 +215,7 @@ def _run_client(arguments: argparse.Namespace) -> int:
         client = open_client(arguments)
     except ValueError as error:
         print(f"{arguments.name}: {error}", file=sys.stderr)
-        return EXIT_USAGE
+        return exit_codes.USAGE
     with client:
         return arguments.command(arguments, client)
 
@@ -247,12 +245,12 @@ def _status(arguments: argparse.Namespace, client: "TandemClient") -> int:
         info = client.server_info()
     except TandemError as error:
         print(f"tandem status: {error}", file=sys.stderr)
-        return EXIT_FAILED
+        return exit_codes.FAILED
     if arguments.json:
         print(json.dumps(MessageToDict(info, preserving_proto_field_name=True), indent=2))
     else:
         print_status(info)
-    return 0 if info.ready else EXIT_FAILED
+    return 0 if info.ready else exit_codes.FAILED
 
 
 if __name__ == "__main__":

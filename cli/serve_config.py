@@ -8,8 +8,10 @@ from typing import Any
 
 import yaml
 
-from cli.serve_options import API_KEY_FILE, API_KEY_VARIABLE, OPTIONS, kind_of
+from cli.serve_options import API_KEY_FILE, API_KEY_VARIABLE, SERVE_OPTIONS
 from deploy.cluster_config import ClusterConfig
+from deploy.cluster_options import OPTIONS
+from deploy.options import in_flags, kind_of
 
 
 def cluster_config(arguments: argparse.Namespace, environment: Mapping[str, str]) -> ClusterConfig:
@@ -21,14 +23,14 @@ def cluster_config(arguments: argparse.Namespace, environment: Mapping[str, str]
     values: dict[str, Any] = {}
     if arguments.config is not None:
         values |= read_file(Path(arguments.config))
-    flags = {option.target: getattr(arguments, option.target) for option in OPTIONS}
+    flags = {option.field: getattr(arguments, option.field) for option in SERVE_OPTIONS}
     values |= {target: value for target, value in flags.items() if value is not None}
     if "model" not in values:
         raise ValueError("which model? give --model, or a line `model: ...` in the file of --config")
     for name in ("num_prefill", "num_decode"):
         values.setdefault(name, 0 if values.get("num_both") else 1)
     keys = list(values.get("api_keys", ()))
-    if key_file := values.pop(API_KEY_FILE, ""):
+    if key_file := values.pop(API_KEY_FILE.field, ""):
         keys += read_key_file(Path(key_file))
     if key := environment.get(API_KEY_VARIABLE, ""):
         keys.append(key)
@@ -36,7 +38,7 @@ def cluster_config(arguments: argparse.Namespace, environment: Mapping[str, str]
     try:
         return ClusterConfig(**values)
     except ValueError as error:
-        raise ValueError(_with_flags(str(error))) from error
+        raise ValueError(in_flags(str(error), OPTIONS)) from error
 
 
 def read_file(path: Path) -> dict[str, Any]:
@@ -65,14 +67,14 @@ def read_file(path: Path) -> dict[str, Any]:
     if not isinstance(node, yaml.MappingNode):
         raise ValueError(f"{path} must be a mapping of lines such as `prefill: 2`, not {kind_of(content)}")
     keys = [key.value for key, _ in node.value]
-    options = {option.name: option for option in OPTIONS}
+    options = {option.name: option for option in SERVE_OPTIONS}
     for key in keys:
         if key not in options:
             raise ValueError(f"{path}: unknown key {key!r}{_suggestion(str(key), list(options))}")
         if keys.count(key) > 1:
             raise ValueError(f"{path}: {key} is there twice")
     try:
-        return {options[key].target: options[key].check(value) for key, value in content.items()}
+        return {options[key].field: options[key].check(value) for key, value in content.items()}
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
 
@@ -98,12 +100,3 @@ def read_key_file(path: Path) -> list[str]:
 def _suggestion(key: str, names: list[str]) -> str:
     nearest = difflib.get_close_matches(key.strip("-").replace("_", "-"), names, n=1)
     return f", did you mean {nearest[0]!r}?" if nearest else ""
-
-
-def _with_flags(message: str) -> str:
-    """A message of ClusterConfig with its fields' names replaced by the flags that set them."""
-    for option in OPTIONS:
-        # Names that are everyday words are not replaced; they are the flag's name anyway.
-        if "_" in option.target:
-            message = message.replace(option.target, f"--{option.name}")
-    return message

@@ -1,17 +1,18 @@
 """What the client commands show in a terminal."""
 
 import argparse
+import signal
 import sys
 
 from rich.console import Console
 from rich.table import Table
 
+from tandem import exit_codes
 from tandem.client import ClientTls, TandemClient, TandemError
 from tandem.config import require_api_key
 from tandem.rpc.tls import check_tls_files
 from tandem.v1 import inference_pb2 as pb
 
-EXIT_FAILED = 1
 BAR_WIDTH = 40
 
 
@@ -80,10 +81,10 @@ def print_answer(
         _, last = stream_answer(client, request)
     except TandemError as error:
         print(f"tandem generate: {error}", file=sys.stderr)
-        return EXIT_FAILED
+        return exit_codes.FAILED
     except KeyboardInterrupt:
         print()
-        return 128 + 2
+        return exit_codes.SIGNALLED + signal.SIGINT
     if arguments.timings:
         print_timeline(Console(), last)
     return 0
@@ -110,7 +111,7 @@ def chat(arguments: argparse.Namespace, client: TandemClient) -> int:
             print(f"tandem chat: {error}", file=sys.stderr)
             # The conversation goes on without this question, when the cluster can.
             conversation.messages.pop()
-            status = EXIT_FAILED
+            status = exit_codes.FAILED
             continue
         except KeyboardInterrupt:
             # The answer is given up, and its question with it.

@@ -4,10 +4,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from decode_worker.admissions import Admissions
-from engine.kvcache.cache_manager import CacheManager, Completion, PageHandle
+from decode_worker.config import DecodeConfig
+from engine.kvcache.base import Completion
+from engine.kvcache.cache_manager import CacheManager, PageHandle
 from kvtransfer.events import FromLink, LinkClosed, ReceiverLinkOpened
 from kvtransfer.link import Quiet, ReceiverLink
-from tandem.config import DecodeConfig
 from tandem.lifecycle import now_ns
 from tandem.messages import (
     Admit,

@@ -4,8 +4,8 @@ done."""
 import bisect
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
+from decode_worker.config import DecodeConfig
 from decode_worker.job import DecodeJob
 from decode_worker.leases import LeaseBook
 from decode_worker.pacing import StepPace
@@ -13,7 +13,6 @@ from decode_worker.step import LaunchedStep
 from engine.base import EngineBase
 from engine.kvcache.cache_manager import CacheManager, PageHandle
 from engine.token_sequence import TokenSequence
-from tandem.config import DecodeConfig
 from tandem.lifecycle import (
     COMMITTED,
     DECODE_FINISHED,
@@ -33,13 +32,13 @@ from tandem.messages import (
     WorkerStats,
 )
 from tandem.sampling_params import TokenLogprobs
-from worker.base import AdoptingScheduler, Outbox, engine_stats
+from worker.base import ForwardScheduler, Outbox
 from worker.events import Event, FromRouter, RouterLost
 
 logger = logging.getLogger(__name__)
 
 
-class DecodeScheduler(AdoptingScheduler):
+class DecodeScheduler(ForwardScheduler):
     """The running requests, oldest first, and the leases of those to come.
 
     With an asynchronous engine steps overlap: while the device runs one, the tokens of the one before are passed on,
@@ -55,8 +54,7 @@ class DecodeScheduler(AdoptingScheduler):
         config: DecodeConfig,
         clock: Callable[[], float],
     ) -> None:
-        self._engine = engine
-        self._cache = cache
+        super().__init__(engine, cache)
         self._outbox = outbox
         self._config = config
         self._overlaps = config.overlap and engine.is_asynchronous
@@ -113,18 +111,14 @@ class DecodeScheduler(AdoptingScheduler):
             return deadline
         return self._pace.due if deadline is None else min(deadline, self._pace.due)
 
-    def stats(self) -> WorkerStats:
-        return replace(
-            engine_stats(self._engine, self._cache),
+    def own_stats(self) -> WorkerStats:
+        return WorkerStats(
             num_queued=self._leases.num_waiting,
             num_running=len(self._running),
             prefix_cached_tokens=self._leases.prefix_cached_tokens,
             num_given_back=self._num_given_back,
             num_leases_expired=self._leases.num_expired,
         )
-
-    def check_integrity(self) -> str:
-        return self._cache.check_integrity()
 
     def adopt(
         self,

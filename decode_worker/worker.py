@@ -3,28 +3,31 @@
 import time
 from collections.abc import Callable
 
+from decode_worker.config import DecodeConfig
 from decode_worker.scheduler import DecodeScheduler
-from engine.engine import Engine
+from engine.base import EngineBase
 from engine.kvcache.cache_manager import CacheManager
+from kvtransfer.config import LinkConfig
 from kvtransfer.streams import LinkServer
 from kvtransfer.transports.factory import TransportFactory
-from tandem.config import WorkerConfig
 from tandem.messages import Hello
-from worker.base import Outbox, Scheduler
+from worker.base import LinkConnections, Outbox, Scheduler, WorkerRole
+from worker.config import WorkerConfig
 from worker.events import Event
-from worker.process import LinkConnections, WorkerRole
-
-
-def make_decode_scheduler(engine: Engine, cache: CacheManager, outbox: Outbox, config: WorkerConfig) -> DecodeScheduler:
-    return DecodeScheduler(engine, cache, outbox, config.decode, time.monotonic)
 
 
 class DecodeRole(WorkerRole):
-    def build_scheduler(self, engine: Engine, cache: CacheManager, outbox: Outbox, config: WorkerConfig) -> Scheduler:
-        return make_decode_scheduler(engine, cache, outbox, config)
+    def __init__(self, decode: DecodeConfig, links: LinkConfig) -> None:
+        self._decode = decode
+        self._links = links
+
+    def build_scheduler(
+        self, engine: EngineBase, cache: CacheManager, outbox: Outbox, config: WorkerConfig
+    ) -> Scheduler:
+        return DecodeScheduler(engine, cache, outbox, self._decode, time.monotonic)
 
     def build_links(
-        self, engine: Engine, hello: Hello, config: WorkerConfig, post: Callable[[Event], None]
+        self, engine: EngineBase, hello: Hello, config: WorkerConfig, post: Callable[[Event], None]
     ) -> LinkConnections:
-        transports = TransportFactory(engine.pool, config.host, config.transports)
+        transports = TransportFactory(engine.pool, config.host, self._links.transports)
         return LinkServer(hello.incarnation, hello.page_format, transports, post)

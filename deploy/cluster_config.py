@@ -3,108 +3,45 @@
 Nothing here imports torch: the command line reads this too.
 """
 
-from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
-from tandem.config import (
-    DTYPES,
-    TRANSPORTS,
-    TRANSPORTS_OF,
-    DecodeConfig,
-    EngineConfig,
-    LogConfig,
-    PrefillConfig,
-    Role,
-    RouterConfig,
-    TlsConfig,
-    WorkerConfig,
-    require,
-    require_one_of,
-    require_positive,
-)
-
-
-class DeviceDefaults(NamedTuple):
-    """What a worker does that is not told. Attributes: num_pages: 0: as many as fit."""
-
-    dtype: str
-    num_pages: int
-    chunk_size: int
-    max_batch_size: int
-
-
-CPU_DEFAULTS = DeviceDefaults("float32", num_pages=1024, chunk_size=512, max_batch_size=64)
-# A GPU computes thousands of prompt tokens in the time of a few hundred; prompts that long fill its matrix units.
-GPU_DEFAULTS = DeviceDefaults("bfloat16", num_pages=0, chunk_size=8192, max_batch_size=256)
+from decode_worker.config import DecodeConfig
+from deploy.cluster_options import DEVICE_DEFAULTS, ClusterOptions, DeviceDefaults
+from engine.config import DTYPES, EngineConfig
+from kvtransfer.config import LinkConfig
+from kvtransfer.transports import table as transports
+from prefill_worker.config import PrefillConfig
+from router.config import RouterConfig
+from tandem.config import DEVICES, LogConfig, Role, TlsConfig, require, require_one_of
+from worker.config import WorkerConfig
 
 
 @dataclass(frozen=True, slots=True)
-class ClusterConfig:
-    """A whole cluster on one host, as `tandem serve` starts it.
+class WorkerPlan:
+    """What one worker's process is told: what all are, and what those of its role are."""
 
-    Attributes:
-        model: a Hugging Face directory, a hub id, a GGUF file, a config directory (with load_format "dummy"), or the
-            built-in name smollm2-135m-instruct.
-        num_prefill, num_decode, num_both: workers of each role.
-        max_model_len: prompt and output tokens together; 0 takes the model's own limit, or what a pool of num_pages
-            holds if that is less.
-        dtype: of weights and KV pages; "auto" depends on the device, as do the next three if they are 0.
-        num_pages: pages in each worker's pool; on a GPU 0 is as many as mem_fraction_static leaves room for.
-        chunk_size, max_batch_size: as in PrefillConfig and DecodeConfig.
-        attention_backend, cuda_graph_max_bs, mem_fraction_static: as in EngineConfig.
-        disable_overlap_schedule: forwards of a scheduler follow one another, as on a CPU.
-        schedule: the prefill workers' policy.
-        host: the address of the clients' ports; what the processes say to each other stays on loopback.
-        grpc_port, http_port: the clients' ports; 0 picks a free one.
-        api_keys, max_requests_per_key, max_body_bytes, max_queued_requests, request_timeout_s: as in RouterConfig.
-        tls_cert, tls_key, tls_client_ca: as in TlsConfig; all empty: no TLS.
-        drain_timeout_s: how long running requests get to finish once the cluster is asked to stop.
-        log_level, log_dir: as in LogConfig.
-        transport: how KV pages travel; "auto" takes the best that both ends of a link have.
+    worker: WorkerConfig
+    prefill: PrefillConfig
+    decode: DecodeConfig
+    links: LinkConfig
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterConfig(ClusterOptions):
+    """A whole cluster on one host, as `tandem serve` starts it; ClusterOptions says what the fields mean.
+
+    Raises:
+        ValueError: on construction, for values of which no cluster can be made; the message names the fields.
     """
-
-    model: str
-    load_format: Literal["auto", "dummy"] = "auto"
-    num_prefill: int = 1
-    num_decode: int = 1
-    num_both: int = 0
-    device: str = "cpu"
-    dtype: str = "auto"
-    page_size: int = 16
-    num_pages: int = 0
-    mem_fraction_static: float = 0.88
-    max_model_len: int = 0
-    num_threads: int = 0
-    attention_backend: str = "auto"
-    cuda_graph_max_bs: int = 256
-    chunk_size: int = 0
-    max_batch_size: int = 0
-    disable_overlap_schedule: bool = False
-    schedule: str = "fcfs"
-    eviction: str = "lru"
-    routing: str = "least_loaded"
-    transport: str = "auto"
-    host: str = "127.0.0.1"
-    grpc_port: int = 50051
-    http_port: int = 8000
-    api_keys: tuple[str, ...] = field(default=(), repr=False)
-    max_requests_per_key: int = 0
-    max_body_bytes: int = 8 * 2**20
-    max_queued_requests: int = 1024
-    request_timeout_s: float = 3600.0
-    tls_cert: str = ""
-    tls_key: str = ""
-    tls_client_ca: str = ""
-    drain_timeout_s: float = 30.0
-    log_level: str = "info"
-    log_dir: str = ""
 
     def __post_init__(self) -> None:
         counts = ("num_prefill", "num_decode", "num_both", "num_pages", "chunk_size", "max_batch_size")
         for name in (*counts, "max_model_len", "num_threads", "drain_timeout_s"):
             require(getattr(self, name) >= 0, f"{name} must not be negative, but is {getattr(self, name)}")
-        require_positive(self, "page_size")
+        require_one_of(self, "device", DEVICES)
         require_one_of(self, "dtype", ("auto", *DTYPES))
+        transports.TRANSPORTS.check("transport", self.transport, device=self.device, besides=(transports.AUTO,))
         require(
             not self.grpc_port or self.grpc_port != self.http_port,
             f"grpc_port and http_port are both {self.grpc_port}",
@@ -120,53 +57,41 @@ class ClusterConfig:
         )
         require(self.num_workers > 0, "at least one worker is needed: --prefill and --decode, or --both")
         # What its processes would refuse is refused before any of them starts.
-        self.engine("unresolved")
-        require_one_of(self, "transport", ("auto", *TRANSPORTS))
-        possible = ("auto", *TRANSPORTS_OF[self.device])
-        require(
-            self.transport in possible,
-            f"transport {self.transport} does not work with device {self.device}: use one of {', '.join(possible)}",
-        )
         self.router("unresolved", self.model, 1)
         self.worker("unresolved", "both", self.engine("unresolved"), "", 1)
 
-    def engine(self, model_dir: str, num_threads: int = 0) -> EngineConfig:
-        """What each worker's engine is told."""
-        return EngineConfig(
-            model_dir=model_dir,
-            load_format=self.load_format,
-            device=self.device,
-            dtype=self._device_defaults.dtype if self.dtype == "auto" else self.dtype,
-            page_size=self.page_size,
-            num_pages=self.num_pages or self._device_defaults.num_pages,
-            num_threads=self.num_threads or num_threads,
-            attention_backend=self.attention_backend,
-            cuda_graph_max_bs=self.cuda_graph_max_bs,
-            mem_fraction_static=self.mem_fraction_static,
-        )
+    @property
+    def num_workers(self) -> int:
+        return self.num_prefill + self.num_decode + self.num_both
 
     @property
     def _device_defaults(self) -> DeviceDefaults:
-        return CPU_DEFAULTS if self.device == "cpu" else GPU_DEFAULTS
+        return DEVICE_DEFAULTS[self.device]
+
+    def engine(self, model_dir: str, num_threads: int = 0) -> EngineConfig:
+        """What each worker's engine is told. Args: num_threads: where none are configured."""
+        return EngineConfig(
+            **_passed_on(self, EngineConfig)
+            | {
+                "model_dir": model_dir,
+                "dtype": self._device_defaults.dtype if self.dtype == "auto" else self.dtype,
+                "num_pages": self.num_pages or self._device_defaults.num_pages,
+                "num_threads": self.num_threads or num_threads,
+            }
+        )
 
     def router(self, model_dir: str, model_name: str, max_model_len: int, cluster_token: str = "") -> RouterConfig:
         """What the router is told."""
         return RouterConfig(
-            model_dir=model_dir,
-            model_name=model_name,
-            max_model_len=max_model_len,
-            routing=self.routing,
-            host=self.host,
-            grpc_port=self.grpc_port,
-            http_port=self.http_port,
-            api_keys=self.api_keys,
-            max_requests_per_key=self.max_requests_per_key,
-            max_body_bytes=self.max_body_bytes,
-            max_queued_requests=self.max_queued_requests,
-            request_timeout_s=self.request_timeout_s,
-            tls=TlsConfig(self.tls_cert, self.tls_key, self.tls_client_ca) if self.tls_cert or self.tls_key else None,
-            cluster_token=cluster_token,
-            log=LogConfig(self.log_level, self.log_dir),
+            **_passed_on(self, RouterConfig)
+            | {
+                "model_dir": model_dir,
+                "model_name": model_name,
+                "max_model_len": max_model_len,
+                "tls": TlsConfig(self.tls_cert, self.tls_key, self.tls_client_ca) if self.tls_cert else None,
+                "cluster_token": cluster_token,
+                "log": LogConfig(self.log_level, self.log_dir),
+            }
         )
 
     def worker(
@@ -177,11 +102,12 @@ class ClusterConfig:
         fingerprint: str,
         max_model_len: int,
         cluster_token: str = "",
-    ) -> WorkerConfig:
+    ) -> WorkerPlan:
         """What one worker is told."""
         chunk_size = self.chunk_size or self._device_defaults.chunk_size
         max_batch_size = self.max_batch_size or self._device_defaults.max_batch_size
         largest_step = 0 if role == "prefill" else max_batch_size
+        overlap = not self.disable_overlap_schedule
         engine = replace(
             engine,
             # Graphs are of decode steps.
@@ -190,21 +116,28 @@ class ClusterConfig:
             max_batch_size=largest_step,
             max_model_len=max_model_len,
         )
-        return WorkerConfig(
+        worker = WorkerConfig(
             worker_id=worker_id,
             role=role,
             engine=engine,
             model_fingerprint=fingerprint,
             max_model_len=max_model_len,
-            prefill=PrefillConfig(chunk_size, self.schedule, overlap=not self.disable_overlap_schedule),
-            decode=DecodeConfig(max_batch_size=max_batch_size, overlap=not self.disable_overlap_schedule),
-            eviction=self.eviction,
-            transports=TRANSPORTS if self.transport == "auto" else (self.transport,),
             cluster_token=cluster_token,
             api_keys=self.api_keys,
             log=LogConfig(self.log_level, self.log_dir),
         )
+        named = (
+            (self.transport,) if self.transport != transports.AUTO else transports.TRANSPORTS.for_device(self.device)
+        )
+        return WorkerPlan(
+            worker,
+            PrefillConfig(chunk_size, self.schedule, overlap=overlap),
+            DecodeConfig(max_batch_size, overlap=overlap),
+            LinkConfig(named),
+        )
 
-    @property
-    def num_workers(self) -> int:
-        return self.num_prefill + self.num_decode + self.num_both
+
+def _passed_on(config: ClusterOptions, to: type) -> dict[str, Any]:
+    """What a process's configuration has under the same name."""
+    names = {f.name for f in fields(config)} & {f.name for f in fields(to)}
+    return {name: getattr(config, name) for name in names}

@@ -15,15 +15,15 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from both_worker.local_worker import Counts, LocalWorker
 from deploy.cluster_config import ClusterConfig
-from deploy.local_worker import Counts, LocalWorker
 from deploy.progress import StartProgress
 from engine.models.config import ModelConfig
 from engine.stage_timer import StageTimer
 from engine.weights.resolve import resolve_model
+from tandem import exit_codes
 from tandem.sampling_params import SamplingParams
 
-EXIT_USAGE = 2
 # A compiler may take minutes for one kernel; a step that waits for none takes milliseconds.
 RUN_TIMEOUT_S = 1800.0
 NUM_OUTPUT_TOKENS = 3
@@ -61,7 +61,7 @@ def compile_kernels(config: ClusterConfig) -> int:
                 progress(part, "ready")
     except (ValueError, OSError) as error:
         print(f"tandem compile: {error}", file=sys.stderr)
-        return EXIT_USAGE
+        return exit_codes.USAGE
     _report(console, stages)
     return 0
 
@@ -83,7 +83,7 @@ def run_configuration(
     on_progress("device and model")
     model = ModelConfig.from_dir(model_dir)
     max_model_len = config.max_model_len or model.max_position_embeddings
-    sizes = config.worker("compile", "both", config.engine(str(model_dir)), "", max_model_len).engine
+    sizes = config.worker("compile", "both", config.engine(str(model_dir)), "", max_model_len).worker.engine
     warmer = Warmer(model, sizes.max_chunk_tokens, sizes.max_batch_size)
     engine_config = replace(
         config.engine(str(model_dir)),
@@ -91,11 +91,11 @@ def run_configuration(
         num_pages=warmer.num_pages(config.page_size),
         cuda_graph_max_bs=max_graph,
     )
-    worker_config = config.worker("compile", "both", engine_config, "", max_model_len)
-    engine = build_engine(worker_config.engine, "compile", on_progress)
+    plan = config.worker("compile", "both", engine_config, "", max_model_len)
+    engine = build_engine(plan.worker.engine, "compile", on_progress)
     try:
         counts = Counts()
-        worker = LocalWorker(engine, worker_config, counts.count)
+        worker = LocalWorker(engine, plan.prefill, plan.decode, counts.count)
         for doing in warmer.run(worker, counts):
             on_progress(doing)
     finally:

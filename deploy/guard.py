@@ -18,6 +18,7 @@ from types import FrameType
 from typing import NoReturn
 
 from deploy.process_tree import become_subreaper, die_with_parent, end_descendants
+from tandem import exit_codes
 
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
@@ -85,12 +86,12 @@ def _watch(launcher_pid: int, stop_fd: int, waited_for: set[signal.Signals], sto
         statuses = _reap()
         if launcher_pid in statuses:
             code = os.waitstatus_to_exitcode(statuses[launcher_pid])
-            return code if code >= 0 else 128 - code
+            return code if code >= 0 else exit_codes.SIGNALLED - code
         now = time.monotonic()
         if now >= deadline:
             if killed:
                 # Stuck in the kernel: waiting longer would change nothing.
-                return 128 + signal.SIGKILL
+                return exit_codes.SIGNALLED + signal.SIGKILL
             os.kill(launcher_pid, signal.SIGKILL)
             killed = True
             deadline = now + _KILL_WAIT_S
@@ -174,7 +175,7 @@ def _set_handlers(stop_signals: set[signal.Signals]) -> None:
         nonlocal stopping
         if not stopping:
             stopping = True
-            raise SystemExit(128 + signum)
+            raise SystemExit(exit_codes.SIGNALLED + signum)
 
     def nothing(signum: int, frame: FrameType | None) -> None:
         pass
@@ -204,4 +205,4 @@ def _obey_and_outlive(guard_fd: int, stop_fd: int, grace_s: float) -> None:
             signal.pthread_kill(main_thread, signal.SIGTERM)
     time.sleep(grace_s)
     end_descendants(0.0)
-    os._exit(128 + signal.SIGTERM)
+    os._exit(exit_codes.SIGNALLED + signal.SIGTERM)

@@ -12,12 +12,11 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
-from deploy.cluster_config import ClusterConfig
+from deploy.cluster_config import ClusterConfig, WorkerPlan
 from deploy.plan import check_client_ports, plan
 from deploy.supervisor import RouterDiedError, Supervisor
 from engine.weights.resolve import resolve_model
 from router.process import RouterAddresses
-from tandem.config import WorkerConfig
 from tandem.logs import log_file
 
 logger = logging.getLogger(__name__)
@@ -53,7 +52,7 @@ class Cluster:
         self._on_progress = on_progress
         self._router: Any = None
         self._workers: dict[str, Any] = {}
-        self._worker_configs: dict[str, WorkerConfig] = {}
+        self._worker_plans: dict[str, WorkerPlan] = {}
         # Of this life of the cluster: who has it may speak to its processes.
         self.cluster_token = secrets.token_hex(16)
         self.addresses = RouterAddresses("", "", "")
@@ -91,10 +90,10 @@ class Cluster:
             model_dir = resolve_model(
                 config.model, config.load_format, on_progress=lambda what, _: self._on_progress("model", what)
             )
-            router_config, worker_configs = plan(config, model_dir, self.cluster_token)
+            router_config, worker_plans = plan(config, model_dir, self.cluster_token)
         self.model_name = router_config.model_name
         self._on_progress("model", "ready")
-        self._worker_configs = {c.worker_id: c for c in worker_configs}
+        self._worker_plans = {p.worker.worker_id: p for p in worker_plans}
         if config.device != "cuda":
             self._init_ray()
         # All processes start side by side; the workers need the router's address only once they are loaded.
@@ -104,7 +103,7 @@ class Cluster:
         self._on_progress("router", "starting")
         self._router = _actor_class(RouterActor).remote(router_config)
         address_ref = self._router.start.remote()
-        loading = {self._create_worker(c): c.worker_id for c in worker_configs}
+        loading = {self._create_worker(p): p.worker.worker_id for p in worker_plans}
         self.addresses = RouterAddresses(*self._get(address_ref, ROUTER_START_TIMEOUT_S, "router"))
         self.router_ready_s = time.monotonic() - started
         logger.info("router ready after %.2f s", self.router_ready_s)
@@ -122,7 +121,7 @@ class Cluster:
         supervisor = Supervisor(
             self._router,
             self._workers,
-            lambda name: self._create_worker(self._worker_configs[name]),
+            lambda name: self._create_worker(self._worker_plans[name]),
             self.addresses.cluster,
         )
         try:
@@ -179,13 +178,15 @@ class Cluster:
                 "here; use fewer workers (--both 1 needs one GPU) or --device cpu"
             )
 
-    def _create_worker(self, config: WorkerConfig) -> Any:
+    def _create_worker(self, plan: WorkerPlan) -> Any:
         """Starts a worker's process and has it load; returns the reference that ends with the loading."""
         from deploy.worker_actor import WorkerActor
 
-        self._on_progress(config.worker_id, "starting")
-        actor = _actor_class(WorkerActor, num_gpus=int(config.engine.device == "cuda")).remote(config)
-        self._workers[config.worker_id] = actor
+        worker = plan.worker
+        self._on_progress(worker.worker_id, "starting")
+        num_gpus = worker.engine.num_devices if worker.engine.device == "cuda" else 0
+        actor = _actor_class(WorkerActor, num_gpus).remote(plan)
+        self._workers[worker.worker_id] = actor
         return actor.start.remote()
 
     def _wait_for(self, refs: dict[Any, str]) -> None:

@@ -7,12 +7,14 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
-from deploy.cluster_config import ClusterConfig
+from deploy.cluster_config import ClusterConfig, WorkerPlan
+from engine.config import EngineConfig
 from engine.kvcache.base import PageLayout, available_memory_bytes
 from engine.models.config import ModelConfig
 from engine.weights.resolve import model_fingerprint
+from router.config import RouterConfig
 from router.tokenization import tokenizer_file
-from tandem.config import EngineConfig, Role, RouterConfig, WorkerConfig
+from tandem.config import Role
 from tandem.rpc.tls import check_tls_files
 
 
@@ -35,7 +37,7 @@ def check_client_ports(config: ClusterConfig) -> None:
     check_tls_files(config.tls_cert, config.tls_key, config.tls_client_ca)
 
 
-def plan(config: ClusterConfig, model_dir: Path, cluster_token: str) -> tuple[RouterConfig, list[WorkerConfig]]:
+def plan(config: ClusterConfig, model_dir: Path, cluster_token: str) -> tuple[RouterConfig, list[WorkerPlan]]:
     """Turns a cluster's configuration into that of its processes.
 
     Raises:

@@ -3,9 +3,9 @@
 import threading
 
 from deploy.garbage import freeze_objects
+from router.config import RouterConfig
 from router.process import RouterAddresses, RouterProcess
 from tandem import logs
-from tandem.config import RouterConfig
 
 
 class RouterActor:

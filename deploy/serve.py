@@ -19,9 +19,8 @@ from deploy.launcher import Cluster, ClusterError, ConfigurationError
 from deploy.process_tree import ProcessId, descendants
 from deploy.progress import StartProgress
 from deploy.run_record import RunOwner, default_directory, end_leftovers, remove_record, write_record
+from tandem import exit_codes
 
-EXIT_USAGE = 2
-EXIT_FAILED = 1
 # What stopping takes at most once no request is waited for any more.
 STOP_GRACE_S = 20.0
 DRAIN_REPORT_INTERVAL_S = 1.0
@@ -58,7 +57,7 @@ def _run(config: ClusterConfig, use: Callable[[Cluster, threading.Event], int]) 
         left = end_leftovers(directory)
     except PermissionError as error:
         print(f"tandem: {error}", file=sys.stderr)
-        return EXIT_FAILED
+        return exit_codes.FAILED
     if left:
         console.print(f"Ended {len(left)} processes that a killed cluster had left behind.")
     owner = RunOwner.of_launcher()
@@ -91,7 +90,7 @@ def _run(config: ClusterConfig, use: Callable[[Cluster, threading.Event], int]) 
         return status
     except ClusterError as error:
         print(f"tandem: {error}", file=sys.stderr)
-        return EXIT_USAGE if isinstance(error, ConfigurationError) else EXIT_FAILED
+        return exit_codes.USAGE if isinstance(error, ConfigurationError) else exit_codes.FAILED
     finally:
         cluster.stop()
         remove_record(directory, owner)

@@ -3,31 +3,32 @@
 import threading
 
 from both_worker.worker import BothRole
-from decode_worker.worker import DecodeRole, make_decode_scheduler
+from decode_worker.worker import DecodeRole
+from deploy.cluster_config import WorkerPlan
 from deploy.garbage import collect_seldom, freeze_objects
-from prefill_worker.worker import PrefillRole, make_prefill_scheduler
+from prefill_worker.worker import PrefillRole
 from tandem import logs
-from tandem.config import WorkerConfig
-from worker.process import WorkerProcess, WorkerRole
+from worker.base import WorkerRole
+from worker.process import WorkerProcess
 
 
-def _role(config: WorkerConfig) -> WorkerRole:
-    match config.role:
+def _role(plan: WorkerPlan) -> WorkerRole:
+    match plan.worker.role:
         case "prefill":
-            return PrefillRole()
+            return PrefillRole(plan.prefill, plan.links)
         case "decode":
-            return DecodeRole()
+            return DecodeRole(plan.decode, plan.links)
         case "both":
-            return BothRole(make_prefill_scheduler, make_decode_scheduler)
+            return BothRole(plan.prefill, plan.decode)
 
 
 class WorkerActor:
     """Starts, stops and watches the process; no request ever crosses a Ray call."""
 
-    def __init__(self, config: WorkerConfig) -> None:
-        self._config = config
+    def __init__(self, plan: WorkerPlan) -> None:
+        self._config = plan.worker
         self._progress = "starting"
-        self._process = WorkerProcess(config, _role(config), self._set_progress)
+        self._process = WorkerProcess(plan.worker, _role(plan), self._set_progress)
         self._stopped = threading.Event()
 
     def start(self) -> None:

@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 
 from engine.batch import Batch
+from engine.kvcache.pool import KvPool
 from engine.output import ForwardOutput
 
 
@@ -22,8 +23,13 @@ class EngineCounters:
 
 @dataclass(slots=True)
 class EngineBase(ABC):
-    """One model on one device. Knows token ids, never text, never a socket."""
+    """One model with its pages. Knows token ids, never text, never a socket.
 
+    Attributes:
+        pool: the memory of the pages that sequences' page tables name.
+    """
+
+    pool: KvPool
     counters: EngineCounters = field(default_factory=EngineCounters, init=False)
 
     @property

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from engine.attention.base import GraphableBackend
+from engine.config import EngineConfig
 from engine.dry_run import free_bytes, measure_memory
 from engine.engine import Engine
 from engine.graph_runner import DecodeGraphs
@@ -19,7 +20,6 @@ from engine.models.config import ModelConfig
 from engine.models.registry import build_model
 from engine.stage_timer import StageTimer
 from engine.weights.loader import load_weights
-from tandem.config import EngineConfig
 
 if TYPE_CHECKING:
     from engine.kvcache.cuda_pool import CudaKvPool

@@ -6,11 +6,11 @@ from collections.abc import Callable
 import torch
 
 from engine.batch import Batch
+from engine.config import MAX_PREFILL_BATCH_SIZE, EngineConfig
 from engine.engine import Engine
 from engine.graph_runner import graph_sizes
 from engine.kvcache.sizing import DeviceMemory
 from engine.token_sequence import TokenSequence
-from tandem.config import MAX_PREFILL_BATCH_SIZE, EngineConfig
 from tandem.sampling_params import MAX_LOGPROBS, SamplingParams
 
 # Graphs up to this batch size are captured to see what one takes by itself: of few sequences, which run kernels of our

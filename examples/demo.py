@@ -13,8 +13,9 @@ from cli.terminal import Conversation, print_timeline, sampling_params, stream_a
 from deploy.cluster_config import ClusterConfig
 from deploy.launcher import Cluster
 from deploy.serve import run_cluster
+from engine.config import DTYPES
 from tandem.client import TandemClient, TandemError
-from tandem.config import DEVICES, DTYPES
+from tandem.config import DEVICES
 from tandem.v1 import inference_pb2 as pb
 
 MODEL = "smollm2-135m-instruct"

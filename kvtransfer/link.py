@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from kvtransfer.transports.base import Completion, ReceiverTransport, SenderTransport
+from engine.kvcache.base import Completion
+from kvtransfer.transports.base import ReceiverTransport, SenderTransport
 from tandem.messages import (
     Committed,
     Deferred,

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from engine.base import EngineBase
 from engine.batch import Batch
-from worker.base import PrefillJob
+from prefill_worker.job import PrefillJob
 
 
 class LaunchedForward:

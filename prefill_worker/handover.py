@@ -3,10 +3,12 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from engine.kvcache.base import PageLayout
+from engine.kvcache.base import Completion, PageLayout
 from kvtransfer.events import FromLink, LinkClosed, SenderLinkOpened
 from kvtransfer.link import MAX_PAGES_IN_FLIGHT, LeaseState, SenderLease, SenderLink
-from kvtransfer.transports.base import Completion, SenderTransport
+from kvtransfer.transports.base import SenderTransport
+from prefill_worker.base import Handover, HandoverResult
+from prefill_worker.job import PrefillJob
 from tandem.messages import (
     Deferred,
     Granted,
@@ -19,7 +21,7 @@ from tandem.messages import (
     Shipped,
     Welcome,
 )
-from worker.base import Handover, HandoverResult, Outbox, PrefillJob
+from worker.base import Outbox
 from worker.events import Event, FromRouter
 
 

@@ -3,19 +3,21 @@
 import logging
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
 
 from engine.base import EngineBase
+from engine.config import MAX_PREFILL_BATCH_SIZE
 from engine.kvcache.cache_manager import CacheManager, PageHandle
 from engine.token_sequence import TokenSequence
+from prefill_worker.base import Handover
+from prefill_worker.config import PrefillConfig
 from prefill_worker.forward import LaunchedForward
-from prefill_worker.policies.base import PrefillPolicy
+from prefill_worker.job import PrefillJob
+from prefill_worker.policies.table import PREFILL_POLICIES
 from prefill_worker.queue import PagesInWork, QueuedRequest
 from prefill_worker.waiting import WaitingRequests
-from tandem.config import MAX_PREFILL_BATCH_SIZE, PrefillConfig
 from tandem.lifecycle import FIRST_TOKEN, PREFILL_STARTED, now_ns
 from tandem.messages import Abort, Failed, FirstToken, Moment, Prefill, PrefillDeferred, WorkerStats
-from worker.base import ForwardScheduler, Handover, Outbox, PrefillJob, engine_stats
+from worker.base import ForwardScheduler, Outbox
 from worker.events import Event, FromRouter, RouterLost
 
 logger = logging.getLogger(__name__)
@@ -44,11 +46,9 @@ class PrefillScheduler(ForwardScheduler):
         handover: Handover,
         outbox: Outbox,
         config: PrefillConfig,
-        policy: PrefillPolicy,
         clock: Callable[[], float],
     ) -> None:
-        self._engine = engine
-        self._cache = cache
+        super().__init__(engine, cache)
         self._handover = handover
         self._outbox = outbox
         self._config = config
@@ -56,7 +56,7 @@ class PrefillScheduler(ForwardScheduler):
         self._overlaps = config.overlap and engine.is_asynchronous
         # The oldest first; none stays when a step returns unless forwards overlap.
         self._launched: deque[LaunchedForward] = deque()
-        self._waiting = WaitingRequests(cache, policy)
+        self._waiting = WaitingRequests(cache, PREFILL_POLICIES.load(config.schedule)())
         self._in_work = PagesInWork()
         self._computing: list[PrefillJob] = []
         # Prefill done, not handed over yet; with the time at which waiting ends.
@@ -105,17 +105,13 @@ class PrefillScheduler(ForwardScheduler):
             return self._clock() + POLL_S
         return min((deadline for _, deadline in self._handing_over.values()), default=None)
 
-    def stats(self) -> WorkerStats:
-        return replace(
-            engine_stats(self._engine, self._cache),
+    def own_stats(self) -> WorkerStats:
+        return WorkerStats(
             num_queued=len(self._waiting),
             num_running=self.num_running,
             prefix_cached_tokens=self._prefix_cached_tokens,
             shipped=self._handover.shipped,
         )
-
-    def check_integrity(self) -> str:
-        return self._cache.check_integrity()
 
     def _may_launch(self, collected: list[LaunchedForward]) -> bool:
         """Args: collected: in this step."""

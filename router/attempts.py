@@ -4,11 +4,11 @@ import logging
 from collections.abc import Callable
 
 from router.active_request import RequestStream
+from router.config import RouterConfig
 from router.metrics import RouterMetrics
-from router.policies.base import Policy, Prompt
+from router.policies.base import Prompt, RoutingPolicy
 from router.tracker import RequestState
 from router.worker_registry import WorkerRegistry
-from tandem.config import RouterConfig
 from tandem.lifecycle import ASSIGNED, now_ns
 from tandem.messages import Failed, Finished, FirstToken, GaveBack, LeaseLost, PrefillDeferred, TokenEvent
 
@@ -24,7 +24,7 @@ class Attempts:
     def __init__(
         self,
         config: RouterConfig,
-        policy: Policy,
+        policy: RoutingPolicy,
         registry: WorkerRegistry,
         metrics: RouterMetrics,
         clock: Callable[[], float],

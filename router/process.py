@@ -13,15 +13,17 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from router.cluster import ClusterService
+from router.config import RouterConfig
 from router.frontends.base import Frontend
 from router.frontends.grpc import InferenceService, api_key_auth
 from router.frontends.malformed import MalformedRequestInterceptor
 from router.frontends.openai.app import make_app
 from router.frontends.openai.server import HttpServer
-from router.policies.registry import make_policy
+from router.policies.table import ROUTING_POLICIES
 from router.router import Router
 from router.tokenization import Tokenizer
-from tandem.config import ROLES, RouterConfig
+from tandem import exit_codes
+from tandem.config import ROLES
 from tandem.rpc.auth import cluster_auth
 from tandem.rpc.channel import bind, new_server
 from tandem.rpc.loop_thread import LoopThread
@@ -31,7 +33,6 @@ from tandem.v1 import inference_pb2, inference_pb2_grpc, worker_pb2_grpc
 SERVICE = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
 logger = logging.getLogger(__name__)
 
-EXIT_TASK_FAILED = 73
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 5.0
 HEALTH_INTERVAL_S = 0.02
@@ -75,7 +76,7 @@ class RouterProcess:
     async def _serve(self) -> RouterAddresses:
         config = self._config
         tokenizer = Tokenizer(Path(config.model_dir))
-        router = self._router = Router(config, make_policy(config.routing))
+        router = self._router = Router(config, ROUTING_POLICIES.load(config.routing)())
         frontend = Frontend(router, tokenizer, config)
         clients = new_server([api_key_auth(frontend), MalformedRequestInterceptor(SERVICE)], config.max_body_bytes)
         workers = new_server([cluster_auth(config.cluster_token)])
@@ -143,7 +144,7 @@ async def _vital(task: Coroutine[Any, Any, None]) -> None:
     except Exception:
         logger.exception("a vital task failed")
         logging.shutdown()
-        os._exit(EXIT_TASK_FAILED)
+        os._exit(exit_codes.ROUTER_TASK_FAILED)
 
 
 async def _report_health(router: Router, service: health.aio.HealthServicer) -> None:

@@ -9,12 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 from router.active_request import RequestStream
 from router.attempts import Attempts
+from router.config import RouterConfig
 from router.errors import OverloadedError, RequestTooLargeError, UnavailableError
 from router.metrics import RouterMetrics
-from router.policies.base import Policy
+from router.policies.base import RoutingPolicy
 from router.tracker import RequestState, RequestTracker
 from router.worker_registry import Worker, WorkerRegistry
-from tandem.config import RouterConfig
 from tandem.lifecycle import ENDED, now_ns
 from tandem.messages import (
     Failed,
@@ -49,7 +49,9 @@ class Router:
         idle: set while no request is in hand.
     """
 
-    def __init__(self, config: RouterConfig, policy: Policy, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, config: RouterConfig, policy: RoutingPolicy, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._config = config
         self._clock = clock
         self._incarnation = uuid.uuid4().hex[:12]

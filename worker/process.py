@@ -6,27 +6,25 @@ import os
 import sys
 import threading
 import uuid
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable
 
 import grpc
 
+from engine.base import EngineBase
 from engine.build import build_engine
-from engine.engine import Engine
 from engine.kvcache.cache_manager import CacheManager
-from tandem.config import WorkerConfig
-from tandem.messages import PROTOCOL_VERSION, Heartbeat, Hello, PageFormat, Peer, Peers
+from tandem import exit_codes
+from tandem.messages import PROTOCOL_VERSION, Heartbeat, Hello, PageFormat, Peers
 from tandem.rpc.auth import cluster_auth
 from tandem.rpc.batch_writer import is_cancelled
 from tandem.rpc.channel import bind, new_server
 from tandem.rpc.loop_thread import LoopThread
 from tandem.rpc.metrics_server import MetricsServer
 from worker.admin import WorkerAdmin
-from worker.base import Outbox, Scheduler
+from worker.base import LinkConnections, Outbox, Scheduler, WorkerRole
+from worker.config import WorkerConfig
 from worker.control_client import ControlClient
 from worker.engine_thread import EngineThread, Outgoing
-from worker.events import Event
 from worker.metrics import worker_registry
 
 logger = logging.getLogger(__name__)
@@ -36,38 +34,6 @@ STOP_TIMEOUT_S = 5.0
 CALL_TIMEOUT_S = 30.0
 # Of the interpreter lock between the two threads: decode steps are composed a third of a millisecond ahead.
 SWITCH_INTERVAL_S = 0.0002
-EXIT_ENGINE_FAILED = 70
-EXIT_NO_ROUTER = 71
-EXIT_CONTROL_FAILED = 72
-EXIT_STALLED = 74
-
-
-class LinkConnections(Protocol):
-    """The gRPC side of a worker's links; see kvtransfer.streams. All on the asyncio thread."""
-
-    def add_to(self, server: grpc.aio.Server) -> None: ...
-
-    def set_peers(self, peers: Sequence[Peer]) -> None: ...
-
-    def send(self, epoch: str, messages: Sequence[Any]) -> None: ...
-
-    def close_link(self, epoch: str, reason: str) -> None: ...
-
-    async def stop(self) -> None: ...
-
-
-class WorkerRole(ABC):
-    """What makes a worker a prefill, a decode or a combined one."""
-
-    @abstractmethod
-    def build_scheduler(self, engine: Engine, cache: CacheManager, outbox: Outbox, config: WorkerConfig) -> Scheduler:
-        """Makes the scheduler; on the engine thread."""
-
-    @abstractmethod
-    def build_links(
-        self, engine: Engine, hello: Hello, config: WorkerConfig, post: Callable[[Event], None]
-    ) -> LinkConnections:
-        """Makes the gRPC side of the links; on the asyncio thread."""
 
 
 class WorkerProcess:
@@ -80,7 +46,7 @@ class WorkerProcess:
         self._role = role
         self._on_progress = on_progress
         self._incarnation = uuid.uuid4().hex
-        self._engine: Engine | None = None
+        self._engine: EngineBase | None = None
         self._engine_thread = EngineThread(self._build, self._deliver, self._on_engine_crash)
         self._loop_thread = LoopThread()
         self._server: grpc.aio.Server | None = None
@@ -138,7 +104,7 @@ class WorkerProcess:
     def _build(self, outbox: Outbox) -> Scheduler:
         config = self._config
         engine = self._engine = build_engine(config.engine, self._incarnation, self._on_progress)
-        cache = CacheManager(engine.pool.num_pages, engine.pool.layout.page_size, config.eviction)
+        cache = CacheManager(engine.pool.num_pages, engine.pool.layout.page_size, config.engine.eviction)
         return self._role.build_scheduler(engine, cache, outbox, config)
 
     def _deliver(self, outgoing: Outgoing) -> None:
@@ -150,7 +116,7 @@ class WorkerProcess:
         # Pages and tensors are in an unknown state: nothing of this process may be used any more. The router and the
         # peers see the streams break.
         logging.shutdown()
-        os._exit(EXIT_ENGINE_FAILED)
+        os._exit(exit_codes.ENGINE_FAILED)
 
     # --- any thread ---
 
@@ -215,14 +181,14 @@ class WorkerProcess:
             # A worker without a router serves nobody and holds memory for nobody.
             logger.error("giving up: %s", error)
             logging.shutdown()
-            os._exit(EXIT_NO_ROUTER)
+            os._exit(exit_codes.NO_ROUTER)
         except (Exception, asyncio.CancelledError):
             if is_cancelled():
                 raise
             # Without this task the worker would look alive and hear nothing.
             logger.exception("the control stream failed")
             logging.shutdown()
-            os._exit(EXIT_CONTROL_FAILED)
+            os._exit(exit_codes.CONTROL_FAILED)
 
     async def _watch_engine_thread(self) -> None:
         """Ends the process if its engine thread stands still: the router has given its requests to others by then, and
@@ -235,7 +201,7 @@ class WorkerProcess:
             elif loop.time() - moved_at > self._config.stall_timeout_s:
                 logger.error("no scheduler step for %.0f s", self._config.stall_timeout_s)
                 logging.shutdown()
-                os._exit(EXIT_STALLED)
+                os._exit(exit_codes.STALLED)
             await asyncio.sleep(self._config.heartbeat_interval_s)
 
     def _set_peers(self, peers: Peers) -> None:

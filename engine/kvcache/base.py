@@ -3,6 +3,7 @@
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 # Bytes per element of the dtypes a pool can have, by torch's names.
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -54,3 +55,11 @@ def available_memory_bytes() -> int:
         used = int(Path("/sys/fs/cgroup/memory.current").read_text())
         available = min(available, limit - used)
     return max(0, available)
+
+
+class Completion(Protocol):
+    """Something under way that has page numbers in hand: a forward, a copy that reads pages, one that writes them."""
+
+    def done(self) -> bool:
+        """Whether it is over. Once True, always True; never blocks."""
+        ...

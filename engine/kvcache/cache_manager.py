@@ -3,17 +3,11 @@
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from engine.kvcache.allocator import PageAllocator
-from engine.kvcache.eviction import EVICTION_POLICIES
+from engine.kvcache.base import Completion
+from engine.kvcache.eviction.table import EVICTION_POLICIES
 from engine.kvcache.radix_cache import RadixCache, RadixNode
-
-
-class Completion(Protocol):
-    """Something launched with page numbers in hand; see PageHandle's release."""
-
-    def done(self) -> bool: ...
 
 
 @dataclass(eq=False, slots=True)
@@ -59,11 +53,11 @@ class CacheManager:
     """
 
     def __init__(self, num_pages: int, page_size: int, eviction: str = "lru") -> None:
-        """Args: eviction: one of EVICTION_POLICIES."""
+        """Args: eviction: a name in EVICTION_POLICIES, or the import path of a policy."""
         self.num_pages = num_pages
         self.page_size = page_size
         self._allocator = PageAllocator(num_pages)
-        self._tree = RadixCache(page_size, EVICTION_POLICIES[eviction])
+        self._tree = RadixCache(page_size, EVICTION_POLICIES.load(eviction)())
         # Handles given out, in order; a dict because sets have no order and order must not depend on addresses.
         self._handles: dict[int, PageHandle] = {}
         self._retired: list[_Retired] = []

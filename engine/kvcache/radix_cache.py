@@ -8,7 +8,7 @@ equal tokens in different namespaces never share a page.
 import heapq
 from collections.abc import Iterator, Sequence
 
-from engine.kvcache.eviction import EvictionKey
+from engine.kvcache.eviction.base import EvictionPolicy
 
 
 class RadixNode:
@@ -48,17 +48,17 @@ class RadixCache:
         num_locked_pages: those with at least one lock; all others can be evicted, leaves first.
     """
 
-    def __init__(self, page_size: int, eviction_key: EvictionKey) -> None:
+    def __init__(self, page_size: int, policy: EvictionPolicy) -> None:
         self.page_size = page_size
         self.num_pages = 0
         self.num_locked_pages = 0
-        self._eviction_key = eviction_key
+        self._eviction_key = policy.key
         self._roots: dict[str, RadixNode] = {}
         self._namespaces: dict[int, str] = {}  # by the root's identity
         self._clock = 0
         # (key when pushed, tie-breaker, node) of leaves that could be evicted when they were pushed. Entries go stale
         # and are checked when popped, which is cheaper than keeping the heap exact.
-        self._evictable: list[tuple[tuple[int, ...], int, RadixNode]] = []
+        self._evictable: list[tuple[tuple[float, ...], int, RadixNode]] = []
         self._num_pushed = 0
 
     def peek(self, namespace: str, token_ids: Sequence[int], max_pages: int) -> list[int]:

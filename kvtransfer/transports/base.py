@@ -7,17 +7,10 @@ All methods are called by the engine thread and return at once.
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Protocol
 
+from engine.kvcache.base import Completion
+from engine.kvcache.pool import KvPool
 from tandem.messages import PoolEndpoint
-
-
-class Completion(Protocol):
-    """Something under way."""
-
-    def done(self) -> bool:
-        """Whether it is over. Once True, always True; never blocks."""
-        ...
 
 
 class Completed:
@@ -87,6 +80,27 @@ class ReceiverTransport(ABC):
     def abort(self) -> Completion:
         """Receives nothing more. On a two-sided transport the completion means that nothing of this epoch can touch
         this worker's pages any more; on a one-sided one it means nothing, for the receiver can stop nobody."""
+
+
+class Transport(ABC):
+    """One way for pages to travel, between this worker and others. What the table names; made once for each worker."""
+
+    def __init__(self, pool: KvPool, host: str) -> None:
+        """Args: host: the address to receive at, where that takes an address."""
+        self._pool = pool
+        self._host = host
+
+    @abstractmethod
+    def open_sender(self, endpoint: PoolEndpoint) -> SenderTransport:
+        """Binds to one receiver, which said where to write.
+
+        Raises:
+            ValueError: it cannot be reached this way.
+        """
+
+    @abstractmethod
+    def open_receiver(self) -> ReceiverTransport:
+        """A receiving end for one epoch."""
 
 
 class OneSidedReceiver(ReceiverTransport):

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 import torch
 from cuda.bindings import runtime
 
+from engine.kvcache.base import Completion
 from engine.kvcache.cuda_pool import CudaKvPool, check
-from kvtransfer.transports.base import Completion, OneSidedReceiver, SenderTransport
+from kvtransfer.transports.base import OneSidedReceiver, ReceiverTransport, SenderTransport, Transport
 from tandem.messages import PoolEndpoint
 
 
@@ -106,3 +107,11 @@ class NvlinkReceiver(OneSidedReceiver):
     def endpoint(self) -> PoolEndpoint:
         pool = self._pool
         return PoolEndpoint(0, 0, pool.ipc_handle.hex(), pool.num_pages * pool.layout.page_bytes)
+
+
+class Nvlink(Transport):
+    def open_sender(self, endpoint: PoolEndpoint) -> SenderTransport:
+        return NvlinkSender(self._pool, endpoint)  # type: ignore[arg-type]
+
+    def open_receiver(self) -> ReceiverTransport:
+        return NvlinkReceiver(self._pool)  # type: ignore[arg-type]

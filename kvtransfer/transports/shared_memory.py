@@ -7,8 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
+from engine.kvcache.base import Completion
 from engine.kvcache.pool import CpuKvPool
-from kvtransfer.transports.base import COMPLETED, Completion, OneSidedReceiver, SenderTransport
+from kvtransfer.transports.base import COMPLETED, OneSidedReceiver, ReceiverTransport, SenderTransport, Transport
 from tandem.messages import PoolEndpoint
 
 
@@ -65,3 +66,11 @@ class SharedMemoryReceiver(OneSidedReceiver):
 
     def endpoint(self) -> PoolEndpoint:
         return PoolEndpoint(*self._pool.file)
+
+
+class SharedMemory(Transport):
+    def open_sender(self, endpoint: PoolEndpoint) -> SenderTransport:
+        return SharedMemorySender(self._pool, endpoint)  # type: ignore[arg-type]
+
+    def open_receiver(self) -> ReceiverTransport:
+        return SharedMemoryReceiver(self._pool)  # type: ignore[arg-type]

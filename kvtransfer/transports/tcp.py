@@ -13,8 +13,9 @@ import threading
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from engine.kvcache.base import Completion
 from engine.kvcache.pool import KvPool
-from kvtransfer.transports.base import Completion, ReceiverTransport, SenderTransport
+from kvtransfer.transports.base import ReceiverTransport, SenderTransport, Transport
 from tandem.messages import PoolEndpoint
 
 CONNECT_TIMEOUT_S = 5.0
@@ -207,3 +208,11 @@ def _close(sock: socket.socket) -> None:
     with contextlib.suppress(OSError):
         sock.shutdown(socket.SHUT_RDWR)
     sock.close()
+
+
+class Tcp(Transport):
+    def open_sender(self, endpoint: PoolEndpoint) -> SenderTransport:
+        return TcpSender(self._pool, endpoint)
+
+    def open_receiver(self) -> ReceiverTransport:
+        return TcpReceiver(self._pool, self._host)

@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from router.access import Access
+from router.config import RouterConfig
 from router.errors import InvalidRequestError, UnknownModelError
 from router.frontends.generation import Generation, refusals_counted
 from router.output_text import OutputText
 from router.router import Router
 from router.stop_strings import check_stop_strings
 from router.tokenization import Tokenizer
-from tandem.config import RouterConfig
 from tandem.lifecycle import RECEIVED, TOKENIZED, now_ns
 from tandem.sampling_params import SamplingParams
 

@@ -15,7 +15,7 @@ class Prompt:
     cache_namespace: str = ""
 
 
-class Policy(ABC):
+class RoutingPolicy(ABC):
     """Chooses prefill and decode worker together: what is cached at one decides what must be shipped to the other."""
 
     @abstractmethod

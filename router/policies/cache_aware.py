@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from router.policies.base import Policy, Prompt
+from router.policies.base import Prompt, RoutingPolicy
 from router.prefix_index import PrefixIndex
 from router.worker_registry import Pair, Worker
 from tandem.prefix import prefix_identities
@@ -13,7 +13,7 @@ SHIP_COST = 0.05
 RUNNING_REQUEST_COST = 16.0
 
 
-class CacheAware(Policy):
+class CacheAware(RoutingPolicy):
     """Estimates for each pair the prompt tokens queued at the prefill worker, those of this prompt that it has not
     cached, those to ship that the decode worker has not cached, and how full the decode worker is; takes the least."""
 

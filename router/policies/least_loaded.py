@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from router.policies.base import Policy, Prompt
+from router.policies.base import Prompt, RoutingPolicy
 from router.worker_registry import Pair
 
 
@@ -11,7 +11,7 @@ def load(pair: Pair) -> int:
     return pair.prefill.num_assigned + pair.decode.num_assigned
 
 
-class LeastLoaded(Policy):
+class LeastLoaded(RoutingPolicy):
     """The first pair among equals."""
 
     def choose(self, pairs: Sequence[Pair], prompt: Prompt) -> Pair:

@@ -3,12 +3,12 @@
 import random
 from collections.abc import Sequence
 
-from router.policies.base import Policy, Prompt
+from router.policies.base import Prompt, RoutingPolicy
 from router.policies.least_loaded import load
 from router.worker_registry import Pair
 
 
-class PowerOfTwo(Policy):
+class PowerOfTwo(RoutingPolicy):
     """Nearly as even as looking at all, and several routers that cannot see each other do not all choose the same."""
 
     def __init__(self, seed: int | None = None) -> None:

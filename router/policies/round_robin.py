@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
-from router.policies.base import Policy, Prompt
+from router.policies.base import Prompt, RoutingPolicy
 from router.worker_registry import Pair
 
 
-class RoundRobin(Policy):
+class RoundRobin(RoutingPolicy):
     """Turns through prefill and decode workers at once, so that N requests over N x M pairs load all workers evenly."""
 
     def __init__(self) -> None:

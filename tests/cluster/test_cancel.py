@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from deploy.cluster_config import ClusterConfig
+from kvtransfer.transports.table import TRANSPORTS
 from tandem.client import TandemError
-from tandem.config import TRANSPORTS
 from tests.cluster.conftest import VOCAB_SIZE, Clusters, Oracle, ServedCluster
 from tests.cluster.faults import Footprints, wait_whole
 

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from deploy.cluster_config import ClusterConfig
+from router.config import RouterConfig
 from tandem.client import TandemError
-from tandem.config import RouterConfig
 from tests.cluster.conftest import VOCAB_SIZE, Clusters, Oracle, ServedCluster, wait_until
 from tests.cluster.faults import Footprints, LiveStream, cut_control, cut_links, frozen, wait_whole
 

@@ -15,9 +15,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from deploy.cluster_config import ClusterConfig
+from router.config import RouterConfig
 from router.process import RouterAddresses, RouterProcess
 from tandem.client import ClientTls, TandemClient, TandemError
-from tandem.config import RouterConfig, TlsConfig
+from tandem.config import TlsConfig
 from tandem.rpc.auth import cluster_metadata
 from tandem.rpc.codec import WORKER_CODEC
 from tandem.v1 import worker_pb2, worker_pb2_grpc

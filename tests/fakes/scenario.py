@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from deploy.local_worker import LocalWorker
+from both_worker.local_worker import LocalWorker
+from decode_worker.config import DecodeConfig
 from engine.engine import Engine
-from tandem.config import DecodeConfig, EngineConfig, PrefillConfig, WorkerConfig
+from prefill_worker.config import PrefillConfig
 from tandem.messages import Failed, Finished, FirstToken, GaveBack, PrefillDeferred, Tokens, WorkerMessage
 from tandem.sampling_params import SamplingParams
 
@@ -22,6 +23,8 @@ MAX_OUTPUT = 60
 ADMIT_PROBABILITY = 0.4
 ABORT_PROBABILITY = 0.01
 IDLE_TIMEOUT_S = 30.0
+PREFILL = PrefillConfig(CHUNK_SIZE)
+DECODE = DecodeConfig(MAX_BATCH_SIZE)
 
 
 @dataclass
@@ -47,13 +50,12 @@ class Scenario:
     def __init__(
         self,
         engine: Engine,
-        engine_config: EngineConfig,
         vocab_size: int,
         samplings: Sequence[Callable[[int], dict[str, Any]]],
         seed: int,
     ) -> None:
         """Args: samplings: arguments of SamplingParams, made from a random number; each request takes one of them."""
-        self._worker = LocalWorker(engine, worker_config(engine_config), self._receive)
+        self._worker = LocalWorker(engine, PREFILL, DECODE, self._receive)
         self._rng = random.Random(seed)
         self._vocab_size = vocab_size
         self._samplings = samplings
@@ -174,19 +176,7 @@ class Scenario:
         self.finished.append(request)
 
 
-def worker_config(engine_config: EngineConfig) -> WorkerConfig:
-    return WorkerConfig(
-        "scenario",
-        "both",
-        engine_config,
-        "scenario",
-        max(PREFIX_LENS) + MAX_SUFFIX + MAX_OUTPUT,
-        PrefillConfig(chunk_size=CHUNK_SIZE),
-        DecodeConfig(max_batch_size=MAX_BATCH_SIZE),
-    )
-
-
-def is_what_it_gets_alone(request: Request, engine: Engine, engine_config: EngineConfig, tie: float) -> bool:
+def is_what_it_gets_alone(request: Request, engine: Engine, tie: float) -> bool:
     """Whether a greedy request's tokens are those that it gets with the engine and an empty pool to itself.
 
     Args:
@@ -210,7 +200,7 @@ def is_what_it_gets_alone(request: Request, engine: Engine, engine_config: Engin
             alone.extend(token_ids[num_known:])
             margins.extend(entry.top[0].logprob - entry.top[1].logprob for entry in logprobs[num_known:])
 
-    worker = LocalWorker(engine, worker_config(engine_config), receive)
+    worker = LocalWorker(engine, PREFILL, DECODE, receive)
     sampling = SamplingParams(
         request.sampling.max_tokens, stop_token_ids=request.sampling.stop_token_ids, num_logprobs=2
     )

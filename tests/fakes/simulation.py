@@ -11,21 +11,23 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from decode_worker.config import DecodeConfig
 from decode_worker.scheduler import DecodeScheduler
+from engine.kvcache.base import Completion
 from engine.kvcache.cache_manager import CacheManager
 from kvtransfer.events import FromLink, LinkClosed, ReceiverLinkOpened, SenderLinkOpened
-from kvtransfer.transports.base import COMPLETED, Completion, ReceiverTransport, SenderTransport
+from kvtransfer.transports.base import COMPLETED, ReceiverTransport, SenderTransport
 from kvtransfer.transports.shared_memory import SharedMemoryReceiver
+from prefill_worker.config import PrefillConfig
 from prefill_worker.handover import LinkHandover
-from prefill_worker.policies.registry import make_policy as make_prefill_policy
 from prefill_worker.scheduler import PrefillScheduler
 from router.active_request import RequestStream
+from router.config import RouterConfig
 from router.policies.power_of_two import PowerOfTwo
-from router.policies.registry import make_policy
+from router.policies.table import ROUTING_POLICIES
 from router.router import Router
 from router.tracker import RequestState
 from router.worker_registry import Worker
-from tandem.config import DecodeConfig, PrefillConfig, RouterConfig
 from tandem.lifecycle import RECEIVED
 from tandem.messages import PROTOCOL_VERSION, Heartbeat, Hello, LinkHello, LinkWelcome, PageFormat, Peers, PoolEndpoint
 from tandem.sampling_params import SamplingParams
@@ -211,12 +213,11 @@ class SimWorker:
         outbox = SimOutbox(self)
         self.scheduler: Scheduler
         if role == "prefill":
-            config = PrefillConfig(3, min_shared_tokens=simulation.min_shared_tokens, grant_timeout_s=30.0)
-            handover = LinkHandover(self.engine.pool.layout, self._open_transport, outbox, max_pages_in_flight=3)
-            policy = make_prefill_policy(simulation.prefill_policy)
-            self.scheduler = PrefillScheduler(
-                self.engine, self.cache, handover, outbox, config, policy, simulation.clock
+            config = PrefillConfig(
+                3, simulation.prefill_policy, min_shared_tokens=simulation.min_shared_tokens, grant_timeout_s=30.0
             )
+            handover = LinkHandover(self.engine.pool.layout, self._open_transport, outbox, max_pages_in_flight=3)
+            self.scheduler = PrefillScheduler(self.engine, self.cache, handover, outbox, config, simulation.clock)
         else:
             config = DecodeConfig(max_batch_size=3, lease_duration_s=20.0)
             self.scheduler = DecodeScheduler(self.engine, self.cache, outbox, config, simulation.clock)
@@ -398,7 +399,7 @@ class Simulation:
         config = RouterConfig(
             "nowhere", "fake", 1000, heartbeat_timeout_s=1.0, stall_timeout_s=1e9, max_attempts=10_000
         )
-        policy = PowerOfTwo(seed=0) if routing == "power_of_two" else make_policy(routing)
+        policy = PowerOfTwo(seed=0) if routing == "power_of_two" else ROUTING_POLICIES.load(routing)()
         self.router = Router(config, policy, self.clock)
         self.num_pages = num_pages
         self.workers: dict[str, SimWorker] = {}

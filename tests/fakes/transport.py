@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from kvtransfer.transports.base import Completion, ReceiverTransport, SenderTransport
+from engine.kvcache.base import Completion
+from kvtransfer.transports.base import ReceiverTransport, SenderTransport
 from tandem.messages import PoolEndpoint
 
 

@@ -5,6 +5,7 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
+from decode_worker.config import DecodeConfig
 from decode_worker.scheduler import DecodeScheduler
 from engine.kvcache.cache_manager import CacheManager
 from engine.kvcache.pool import KvPool
@@ -12,10 +13,9 @@ from kvtransfer.events import FromLink, LinkClosed, ReceiverLinkOpened, SenderLi
 from kvtransfer.link import MAX_PAGES_IN_FLIGHT
 from kvtransfer.transports.base import ReceiverTransport, SenderTransport
 from kvtransfer.transports.shared_memory import SharedMemoryReceiver, SharedMemorySender
+from prefill_worker.config import PrefillConfig
 from prefill_worker.handover import LinkHandover
-from prefill_worker.policies.registry import make_policy
 from prefill_worker.scheduler import PrefillScheduler
-from tandem.config import DecodeConfig, PrefillConfig
 from tandem.messages import (
     PROTOCOL_VERSION,
     Abort,
@@ -80,9 +80,7 @@ class PrefillSide:
         transport = open_transport or (lambda welcome: SharedMemorySender(self.engine.pool, welcome.endpoint))
         self.handover = LinkHandover(self.engine.pool.layout, transport, self.outbox, max_pages_in_flight)
         config = config or PrefillConfig(min_shared_tokens=page_size)
-        self.scheduler = PrefillScheduler(
-            self.engine, self.cache, self.handover, self.outbox, config, make_policy(config.policy), clock
-        )
+        self.scheduler = PrefillScheduler(self.engine, self.cache, self.handover, self.outbox, config, clock)
 
 
 class DecodeSide:

@@ -19,14 +19,21 @@ PACKAGES = (
     "deploy",
     "cli",
 )
-VOCABULARY = ("tandem.config", "tandem.messages", "tandem.sampling_params")
+VOCABULARY = (
+    "tandem.choices",
+    "tandem.config",
+    "tandem.exit_codes",
+    "tandem.messages",
+    "tandem.processes",
+    "tandem.sampling_params",
+)
 
 # Who may import what, by module prefix; the longest prefix of a module's own name counts. A package may import itself.
 ALLOWED: dict[str, tuple[str, ...]] = {
     "tandem": (*VOCABULARY, "tandem.lifecycle", "tandem.v1"),
     "tandem.rpc": (*VOCABULARY, "tandem.v1"),
     "tandem.client": ("tandem.v1",),
-    "engine": ("tandem.config", "tandem.sampling_params"),
+    "engine": VOCABULARY,
     "worker": (*VOCABULARY, "tandem.lifecycle", "tandem.rpc", "tandem.v1", "engine"),
     "kvtransfer": (*VOCABULARY, "tandem.rpc", "tandem.v1", "worker.events", "engine.kvcache"),
     "prefill_worker": ("tandem", "engine", "worker", "kvtransfer"),

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from engine.build import build_engine
+from engine.config import EngineConfig
 from engine.dry_run import free_bytes
 from engine.weights.loader import dummy_weights
-from tandem.config import EngineConfig
 
 # Leaves enough beside it for whatever else a test process holds.
 FRACTION = 0.6

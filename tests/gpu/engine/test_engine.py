@@ -8,9 +8,9 @@ import torch
 
 from engine.batch import Batch
 from engine.build import build_engine
+from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.token_sequence import TokenSequence
-from tandem.config import EngineConfig
 from tandem.sampling_params import SamplingParams
 from tests.cluster.conftest import VOCAB_SIZE
 

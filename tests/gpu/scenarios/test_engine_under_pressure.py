@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from engine.build import build_engine
-from tandem.config import EngineConfig
+from engine.config import EngineConfig
 from tests.cluster.conftest import EOS_TOKEN_IDS, VOCAB_SIZE
 from tests.fakes.scenario import CHUNK_SIZE, MAX_BATCH_SIZE, Scenario, is_what_it_gets_alone
 
@@ -62,7 +62,7 @@ def memory_in_use() -> tuple[int, int]:
 @pytest.mark.parametrize("backend", ["flashinfer", "triton"])
 def test_many_steps_keep_pages_and_memory_in_order(model_dir: Path, backend: str) -> None:
     config = config_of(model_dir, "bfloat16", backend, MAX_GRAPH)
-    scenario = Scenario(build_engine(config, "scenario", lambda doing: None), config, VOCAB_SIZE, SAMPLINGS, seed=3)
+    scenario = Scenario(build_engine(config, "scenario", lambda doing: None), VOCAB_SIZE, SAMPLINGS, seed=3)
     began = time.monotonic()
     num_worked = 0
     before = (0, 0)
@@ -89,12 +89,12 @@ def test_greedy_requests_get_what_they_get_alone(model_dir: Path) -> None:
     """In float32, where the rounding of logits hardly depends on the batch."""
     config = config_of(model_dir, "float32", "reference", 0)
     engine = build_engine(config, "scenario", lambda doing: None)
-    scenario = Scenario(engine, config, VOCAB_SIZE, SAMPLINGS[1:4], seed=4)
+    scenario = Scenario(engine, VOCAB_SIZE, SAMPLINGS[1:4], seed=4)
     for _ in range(NUM_EXACT_STEPS):
         scenario.step()
     scenario.drain()
     assert scenario.num_given_back and scenario.num_aborted
     greedy = [request for request in scenario.finished if request.sampling.is_greedy][-NUM_COMPARED:]
     assert len(greedy) == NUM_COMPARED
-    num_same = sum(is_what_it_gets_alone(request, engine, config, tie=1e-3) for request in greedy)
+    num_same = sum(is_what_it_gets_alone(request, engine, tie=1e-3) for request in greedy)
     assert num_same >= NUM_COMPARED - MAX_TIES

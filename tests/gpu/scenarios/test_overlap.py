@@ -8,13 +8,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from both_worker.worker import CombinedScheduler
-from deploy.local_worker import LocalWorker
+from both_worker.local_worker import LocalWorker
+from both_worker.scheduler import BothScheduler
+from decode_worker.config import DecodeConfig
 from engine.batch import Batch
 from engine.build import build_engine
+from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.output import ForwardOutput
-from tandem.config import DecodeConfig, EngineConfig, PrefillConfig, WorkerConfig
+from prefill_worker.config import PrefillConfig
 from tandem.messages import Finished, FirstToken, Tokens, WorkerMessage
 from tandem.sampling_params import SamplingParams
 from tests.cluster.conftest import VOCAB_SIZE
@@ -43,7 +45,7 @@ def engine(request: pytest.FixtureRequest, model_dir: Path) -> Engine:
     return build_engine(config, "test", lambda doing: None)
 
 
-class JoiningInFlight(CombinedScheduler):
+class JoiningInFlight(BothScheduler):
     """Takes requests over while a step is in flight, as a decode worker does."""
 
     def step(self) -> bool:
@@ -66,16 +68,8 @@ class Served:
     def __init__(
         self, engine: Engine, monkeypatch: pytest.MonkeyPatch, *, overlap: bool, chunk_size: int = 4096
     ) -> None:
-        config = WorkerConfig(
-            "both-0",
-            "both",
-            EngineConfig("unused"),
-            "",
-            1024,
-            PrefillConfig(chunk_size, overlap=overlap),
-            DecodeConfig(overlap=overlap),
-        )
-        self.worker = LocalWorker(engine, config, self._receive)
+        prefill, decode = PrefillConfig(chunk_size, overlap=overlap), DecodeConfig(overlap=overlap)
+        self.worker = LocalWorker(engine, prefill, decode, self._receive)
         self.tokens: dict[str, list[int]] = {}
         self.first_tokens: dict[str, int] = {}
         self.num_prefills = 0
@@ -131,15 +125,15 @@ def serve_arrivals(served: Served, sampling: dict[str, object]) -> None:
     assert served.worker.scheduler.check_integrity() == ""
 
 
-@pytest.mark.parametrize("scheduler", [CombinedScheduler, JoiningInFlight])
+@pytest.mark.parametrize("scheduler", [BothScheduler, JoiningInFlight])
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_overlap_changes_no_token(
-    engine: Engine, sampling: str, scheduler: type[CombinedScheduler], monkeypatch: pytest.MonkeyPatch
+    engine: Engine, sampling: str, scheduler: type[BothScheduler], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runs = []
     for overlap in (False, True):
         with monkeypatch.context() as patch:
-            patch.setattr(combined, "CombinedScheduler", scheduler)
+            patch.setattr(combined, "BothScheduler", scheduler)
             runs.append(Served(engine, patch, overlap=overlap))
             serve_arrivals(runs[-1], SAMPLINGS[sampling])
     plain, overlapped = runs

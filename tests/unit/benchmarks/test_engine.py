@@ -10,10 +10,12 @@ from benchmarks import decode_kernels, engine, profile_step
 from benchmarks.engine import EngineBenchmark, Result, Sizes, start_up_results
 from benchmarks.engine_limits import Limits, decode_floor, prefill_floor
 from benchmarks.engine_loop import Loop
+from decode_worker.config import DecodeConfig
 from engine.build import build_engine
+from engine.config import EngineConfig
 from engine.models.config import ModelConfig
 from engine.stage_timer import StageTimer
-from tandem.config import EngineConfig, WorkerConfig
+from prefill_worker.config import PrefillConfig
 from tests.cluster.conftest import VOCAB_SIZE, save_tiny_model
 
 SIZES = Sizes(
@@ -40,7 +42,7 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def loop(model_dir: Path) -> Iterator[Loop]:
     engine_config = EngineConfig(str(model_dir), "dummy", num_pages=SIZES.num_tokens // 16)
     engine = build_engine(engine_config, "engine-benchmark", lambda doing: None)
-    yield Loop(engine, WorkerConfig("benchmark", "both", engine_config, "", 512), VOCAB_SIZE)
+    yield Loop(engine, PrefillConfig(), DecodeConfig(), VOCAB_SIZE)
     engine.pool.close()
 
 

@@ -11,8 +11,10 @@ import yaml
 
 from cli.main import main
 from cli.serve_config import cluster_config, read_key_file
-from cli.serve_options import API_KEY_FILE, OPTIONS, Option, add_serve_options
+from cli.serve_options import API_KEY_FILE, SERVE_OPTIONS, add_serve_options
 from deploy.cluster_config import ClusterConfig
+from deploy.cluster_options import OPTIONS
+from deploy.options import Option
 
 ROOT = Path(__file__).parents[3]
 EXAMPLE = ROOT / "deploy/examples/serve.yaml"
@@ -55,7 +57,7 @@ def yaml_file(tmp_path: Path, text: str) -> str:
 
 def other_value(name: str) -> object:
     default = {f.name: f.default for f in fields(ClusterConfig)}[name]
-    option = next(o for o in OPTIONS if o.target == name)
+    option = next(o for o in OPTIONS if o.field == name)
     if name in OTHER_VALUES:
         return OTHER_VALUES[name]
     if option.choices:
@@ -79,7 +81,7 @@ def test_every_field_has_a_flag_and_a_key(field: str, tmp_path: Path) -> None:
     # What some fields cannot be without.
     together = {f: OTHER_VALUES[f] for f in ("tls_cert", "tls_key", "tls_client_ca") if "tls" in field}
     wanted = {"model": "m", **together, field: value}
-    options = {o.target: o for o in OPTIONS}
+    options = {o.field: o for o in SERVE_OPTIONS}
     flags = [text for f, v in wanted.items() for text in as_flags(options[f], v)]
     assert getattr(read(*flags), field) == value
 
@@ -90,8 +92,8 @@ def test_every_field_has_a_flag_and_a_key(field: str, tmp_path: Path) -> None:
 
 
 def test_there_are_no_other_options() -> None:
-    assert {o.target for o in OPTIONS} == {*(f.name for f in fields(ClusterConfig)), API_KEY_FILE}
-    assert len({o.name for o in OPTIONS}) == len(OPTIONS)
+    assert {o.field for o in SERVE_OPTIONS} == {*(f.name for f in fields(ClusterConfig)), API_KEY_FILE.field}
+    assert len({o.name for o in SERVE_OPTIONS}) == len(SERVE_OPTIONS)
 
 
 def test_defaults_are_those_of_cluster_config() -> None:
@@ -263,7 +265,7 @@ def test_help_names_every_flag_its_group_and_its_default(capsys: pytest.CaptureF
     with pytest.raises(SystemExit):
         main(["serve", "--help"])
     text = " ".join(capsys.readouterr().out.split())
-    for option in OPTIONS:
+    for option in SERVE_OPTIONS:
         assert f"--{option.name} " in text
         assert option.group + ":" in text
     for shown in ("(default: 1024)", "(default: 1, or 0 with --both)", "(default: 3600)", "(default: 127.0.0.1)"):
@@ -273,18 +275,18 @@ def test_help_names_every_flag_its_group_and_its_default(capsys: pytest.CaptureF
 
 def test_the_example_loads_and_shows_every_default(tmp_path: Path) -> None:
     assert read("--config", str(EXAMPLE)) == ClusterConfig("smollm2-135m-instruct")
-    names = "|".join(re.escape(o.name) for o in OPTIONS)
+    names = "|".join(re.escape(o.name) for o in SERVE_OPTIONS)
     whole = re.sub(rf"^# ({names}):", r"\1:", EXAMPLE.read_text(), flags=re.MULTILINE)
     assert read("--config", yaml_file(tmp_path, whole)) == ClusterConfig("smollm2-135m-instruct")
-    assert set(yaml.safe_load(whole)) == {o.name for o in OPTIONS}
+    assert set(yaml.safe_load(whole)) == {o.name for o in SERVE_OPTIONS}
 
 
 def test_every_flag_is_documented_with_its_default() -> None:
     text = (ROOT / "docs/configuration.md").read_text()
     defaults = {f.name: f.default for f in fields(ClusterConfig)}
-    for option in OPTIONS:
+    for option in SERVE_OPTIONS:
         (row,) = re.findall(rf"^\| `--{option.name}(?: [A-Z.a-z]+)?` \| (.*?) \|", text, flags=re.MULTILINE)
-        default = defaults.get(option.target)
+        default = defaults.get(option.field)
         if isinstance(default, str | int | float) and default != "":
             shown = f"{default:g}" if isinstance(default, float) else str(default)
             shown = shown.lower() if isinstance(default, bool) else shown

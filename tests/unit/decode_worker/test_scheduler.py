@@ -1,7 +1,8 @@
 """What a decode worker grants and runs, in which order, over a fake engine."""
 
+from decode_worker.config import DecodeConfig
 from decode_worker.leases import MAX_OVERTAKEN
-from tandem.config import DecodeConfig, PrefillConfig
+from prefill_worker.config import PrefillConfig
 from tandem.messages import Deferred, Finished, GaveBack, Tokens
 from tests.fakes.engine import expected_tokens
 from tests.fakes.workers import WorkerPair

@@ -5,12 +5,13 @@ from typing import Any
 
 import pytest
 
-from both_worker.worker import CombinedScheduler, LocalHandover
+from both_worker.handover import LocalHandover
+from both_worker.scheduler import BothScheduler
+from decode_worker.config import DecodeConfig
 from decode_worker.scheduler import DecodeScheduler
 from engine.kvcache.cache_manager import CacheManager
-from prefill_worker.policies.registry import make_policy
+from prefill_worker.config import PrefillConfig
 from prefill_worker.scheduler import PrefillScheduler
-from tandem.config import DecodeConfig, PrefillConfig
 from tandem.messages import Admit, Finished, GaveBack, Prefill, Tokens
 from tandem.sampling_params import SamplingParams
 from tests.fakes.clock import FakeClock
@@ -223,8 +224,8 @@ def test_one_worker_for_both_phases_loses_no_token() -> None:
     decode = DecodeScheduler(engine, cache, outbox, DecodeConfig(), clock)
     config = PrefillConfig(chunk_size=4, min_shared_tokens=4)
     handover = LocalHandover(decode)
-    prefill = PrefillScheduler(engine, cache, handover, outbox, config, make_policy(config.policy), clock)
-    both = CombinedScheduler(prefill, decode)
+    prefill = PrefillScheduler(engine, cache, handover, outbox, config, clock)
+    both = BothScheduler(engine, cache, prefill, decode)
     prompts = {f"r{i}": (*PROMPT, i, *PROMPT) for i in range(5)}
     for name, prompt in prompts.items():
         sampling = SamplingParams(9)

@@ -15,14 +15,15 @@ actor.stop()
 """
 ROUTER = """
 from deploy.router_actor import RouterActor
-from tandem.config import RouterConfig
+from router.config import RouterConfig
 actor = RouterActor(RouterConfig({model_dir!r}, "tiny", 64, grpc_port=0, http_port=0))
 actor.start()
 """
 WORKER = """
+from deploy.cluster_config import ClusterConfig
 from deploy.worker_actor import WorkerActor
-from tandem.config import EngineConfig, WorkerConfig
-actor = WorkerActor(WorkerConfig("both-0", "both", EngineConfig({model_dir!r}, num_pages=8), "tiny", 64))
+config = ClusterConfig({model_dir!r}, num_pages=8)
+actor = WorkerActor(config.worker("both-0", "both", config.engine({model_dir!r}), "tiny", 64))
 actor.start()
 """
 SCRIPT = """

@@ -12,9 +12,9 @@ from engine import build as build_module
 from engine import dry_run
 from engine.batch import Batch
 from engine.build import build_engine
+from engine.config import MAX_PREFILL_BATCH_SIZE, EngineConfig
 from engine.dry_run import measure_memory
 from engine.engine import Engine
-from tandem.config import MAX_PREFILL_BATCH_SIZE, EngineConfig
 from tests.fakes.model_config import TINY_LLAMA
 
 MIB = 2**20

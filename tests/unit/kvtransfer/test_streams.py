@@ -28,7 +28,7 @@ class Ends:
         self.sender_events: list[Event] = []
         self.receiver_events: list[Event] = []
         pool = CpuKvPool(LAYOUT, 4, "streams")
-        transports = TransportFactory(pool, "127.0.0.1")
+        transports = TransportFactory(pool, "127.0.0.1", ("shared_memory", "tcp"))
         self.dialer = LinkDialer("p", "p life", FORMAT, transports, self.sender_events.append, "")
         self.link_server = LinkServer("d life", FORMAT, transports, self.receiver_events.append)
         self.server = new_server()

@@ -2,8 +2,9 @@
 
 import pytest
 
+from decode_worker.config import DecodeConfig
 from kvtransfer.events import FromLink
-from tandem.config import DecodeConfig, PrefillConfig
+from prefill_worker.config import PrefillConfig
 from tandem.messages import (
     Committed,
     Deferred,

@@ -2,9 +2,9 @@
 
 import pytest
 
-from prefill_worker.policies.registry import make_policy
+from prefill_worker.config import PrefillConfig
+from prefill_worker.policies.table import PREFILL_POLICIES
 from prefill_worker.waiting import MAX_OVERTAKEN
-from tandem.config import PREFILL_POLICIES, PrefillConfig
 from tandem.messages import FirstToken
 from tests.fakes.engine import expected_tokens
 from tests.fakes.workers import WorkerPair
@@ -15,7 +15,7 @@ def first_tokens(pair: WorkerPair) -> list[str]:
 
 
 def make_pair(policy: str = "fcfs", chunk_size: int = 512, **prefill: object) -> WorkerPair:
-    config = PrefillConfig(chunk_size=chunk_size, policy=policy, min_shared_tokens=4)
+    config = PrefillConfig(chunk_size=chunk_size, schedule=policy, min_shared_tokens=4)
     return WorkerPair(prefill={"config": config, "num_pages": 256, **prefill}, num_pages=256)
 
 
@@ -77,7 +77,7 @@ def test_namespaces_do_not_wait_for_each_other() -> None:
     assert pair.output("a") == pair.output("b") == expected_tokens(prompt, 5)
 
 
-@pytest.mark.parametrize("policy", PREFILL_POLICIES)
+@pytest.mark.parametrize("policy", PREFILL_POLICIES.names)
 def test_every_policy_serves_everybody(policy: str) -> None:
     pair = make_pair(policy, chunk_size=16)
     prompts = {f"r{i}": [*range(i % 3, 12 + i % 3), i] for i in range(20)}
@@ -164,7 +164,7 @@ def test_who_finds_no_pages_is_not_overtaken() -> None:
 
 
 def test_unknown_policies_are_refused() -> None:
-    with pytest.raises(ValueError, match="policy must be one of"):
-        PrefillConfig(policy="best")
-    for policy in PREFILL_POLICIES:
-        make_policy(policy)
+    with pytest.raises(ValueError, match="schedule must be one of"):
+        PrefillConfig(schedule="best")
+    for policy in PREFILL_POLICIES.names:
+        PREFILL_POLICIES.load(policy)()

@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 
-from both_worker.worker import CombinedScheduler, LocalHandover
+from both_worker.handover import LocalHandover
+from both_worker.scheduler import BothScheduler
+from decode_worker.config import DecodeConfig
 from decode_worker.scheduler import DecodeScheduler
 from engine.kvcache.cache_manager import CacheManager
-from prefill_worker.policies.registry import make_policy
+from prefill_worker.config import PrefillConfig
 from prefill_worker.scheduler import PrefillScheduler
-from tandem.config import DecodeConfig, PrefillConfig
 from tandem.messages import Admit, Failed, FirstToken, Prefill, PrefillDeferred, Tokens, WorkerMessage
 from tandem.sampling_params import SamplingParams
 from tests.fakes.clock import FakeClock
@@ -305,9 +306,8 @@ class Both:
         self.engine, cache = FakeEngine(64, 4, asynchronous=True), CacheManager(64, 4)
         decode = DecodeScheduler(self.engine, cache, self.outbox, DecodeConfig(), clock)
         config = PrefillConfig(CHUNK_SIZE, min_shared_tokens=4)
-        policy = make_policy(config.policy)
-        prefill = PrefillScheduler(self.engine, cache, LocalHandover(decode), self.outbox, config, policy, clock)
-        self.scheduler = CombinedScheduler(prefill, decode)
+        prefill = PrefillScheduler(self.engine, cache, LocalHandover(decode), self.outbox, config, clock)
+        self.scheduler = BothScheduler(self.engine, cache, prefill, decode)
         self._sampling = SamplingParams(max_tokens)
 
     def submit(self, name: str, prompt: list[int]) -> None:

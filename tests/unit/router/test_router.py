@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from router.access import Access
+from router.config import RouterConfig
 from router.errors import OverloadedError, RequestTimeoutError, RequestTooLargeError, UnavailableError
 from router.frontends.generation import Generation
 from router.output_text import OutputText
-from router.policies.registry import make_policy
+from router.policies.table import ROUTING_POLICIES
 from router.router import Router
 from router.tracker import RequestTracker
-from tandem.config import RouterConfig
 from tandem.lifecycle import RECEIVED
 from tandem.messages import (
     Abort,
@@ -42,7 +42,9 @@ class Harness:
     def __init__(self, num_prefill: int = 1, num_decode: int = 1, routing: str = "least_loaded", **config: Any) -> None:
         self.clock = FakeClock()
         config = {"heartbeat_timeout_s": 1.0, "stall_timeout_s": 5.0, "max_attempts": 3, **config}
-        self.router = Router(RouterConfig("nowhere", "fake", 400, **config), make_policy(routing), self.clock)
+        self.router = Router(
+            RouterConfig("nowhere", "fake", 400, **config), ROUTING_POLICIES.load(routing)(), self.clock
+        )
         self.p = [ScriptedWorker(self.router, f"p{i}", "prefill") for i in range(num_prefill)]
         self.d = [ScriptedWorker(self.router, f"d{i}", "decode") for i in range(num_decode)]
         for worker in self.p:

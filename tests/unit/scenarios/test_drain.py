@@ -12,10 +12,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from rich.console import Console
 
 from deploy.serve import _drain
+from router.config import RouterConfig
 from router.errors import UnavailableError
 from router.process import RouterProcess
 from tandem.client import TandemClient
-from tandem.config import RouterConfig
 from tandem.messages import Abort, Admit, Finished, LeaseLost
 from tests.unit.router.test_router import Harness, first, run, settle, tokens
 

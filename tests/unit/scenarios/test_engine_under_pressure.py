@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from engine.build import build_engine
-from tandem.config import EngineConfig
+from engine.config import EngineConfig
 from tests.cluster.conftest import EOS_TOKEN_IDS, VOCAB_SIZE, save_tiny_model
 from tests.fakes.scenario import Scenario, is_what_it_gets_alone
 
@@ -19,7 +19,7 @@ def test_greedy_requests_get_what_they_get_alone(tmp_path: Path) -> None:
         lambda seed: {"stop_token_ids": tuple(EOS_TOKEN_IDS)},
         lambda seed: {"temperature": 0.9, "seed": seed},
     ]
-    scenario = Scenario(engine, config, VOCAB_SIZE, samplings, seed=1)
+    scenario = Scenario(engine, VOCAB_SIZE, samplings, seed=1)
     for number in range(NUM_STEPS):
         scenario.step()
         if number % 100 == 0:
@@ -28,5 +28,5 @@ def test_greedy_requests_get_what_they_get_alone(tmp_path: Path) -> None:
     assert scenario.num_given_back and scenario.num_aborted
     greedy = [request for request in scenario.finished if request.sampling.is_greedy][-NUM_COMPARED:]
     assert len(greedy) == NUM_COMPARED
-    assert all(is_what_it_gets_alone(request, engine, config, tie=1e-3) for request in greedy)
+    assert all(is_what_it_gets_alone(request, engine, tie=1e-3) for request in greedy)
     engine.pool.close()

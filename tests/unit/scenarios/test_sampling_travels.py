@@ -10,11 +10,11 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from router.config import RouterConfig
 from router.errors import InvalidRequestError
 from router.frontends.base import Frontend, SamplingOptions
 from router.policies.least_loaded import LeastLoaded
 from router.router import Router
-from tandem.config import RouterConfig
 from tandem.messages import Admit, Prefill
 from tandem.rpc.codec import ROUTER_CODEC
 from tandem.sampling_params import SamplingParams

@@ -18,11 +18,12 @@ from decode_worker.job import DecodeJob
 from decode_worker.scheduler import DecodeScheduler
 from engine.kvcache.cache_manager import CacheManager, PageHandle
 from kvtransfer.link import SenderLease, SenderLink
+from prefill_worker.job import PrefillJob
+from prefill_worker.policies.table import PREFILL_POLICIES
 from prefill_worker.queue import QueuedRequest
 from prefill_worker.scheduler import PrefillScheduler
-from tandem.config import PREFILL_POLICIES, ROUTING_POLICIES
+from router.policies.table import ROUTING_POLICIES
 from tests.fakes.simulation import PAGE_SIZE, Simulation, SimWorker
-from worker.base import PrefillJob
 
 # Half of them plain, half with overlapping forwards.
 NUM_SCHEDULES = int(os.environ.get("TANDEM_SCHEDULES", "6000"))
@@ -56,8 +57,8 @@ def run_schedule(data: bytes, asynchronous: bool = False) -> Simulation:
         num_decode=(2, 1, 2, 3)[tape.draw(4)],
         # The largest request just fits, with the page of the first decode step.
         num_pages=8 + tape.draw(3),
-        prefill_policy=PREFILL_POLICIES[tape.draw(len(PREFILL_POLICIES))],
-        routing=ROUTING_POLICIES[tape.draw(len(ROUTING_POLICIES))],
+        prefill_policy=PREFILL_POLICIES.names[tape.draw(len(PREFILL_POLICIES.names))],
+        routing=ROUTING_POLICIES.names[tape.draw(len(ROUTING_POLICIES.names))],
         two_sided=bool(tape.draw(2)),
         asynchronous=asynchronous,
         # Composed at once, while the step before has not run; or mostly when it has, and sometimes before.

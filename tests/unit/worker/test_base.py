@@ -4,12 +4,13 @@ import logging
 
 import pytest
 
-from both_worker.worker import CombinedScheduler, LocalHandover
+from both_worker.handover import LocalHandover
+from both_worker.scheduler import BothScheduler
+from decode_worker.config import DecodeConfig
 from decode_worker.scheduler import DecodeScheduler
 from engine.kvcache.cache_manager import CacheManager
-from prefill_worker.policies.registry import make_policy
+from prefill_worker.config import PrefillConfig
 from prefill_worker.scheduler import PrefillScheduler
-from tandem.config import DecodeConfig, PrefillConfig
 from tandem.messages import Admit, Prefill, Shipped, WorkerStats
 from tandem.sampling_params import SamplingParams
 from tests.fakes.clock import FakeClock
@@ -107,8 +108,8 @@ def test_role_both_counts_a_prompt_at_prefill_alone() -> None:
     clock, outbox, engine, cache = FakeClock(), ListOutbox(), FakeEngine(64, 4), CacheManager(64, 4)
     decode = DecodeScheduler(engine, cache, outbox, DecodeConfig(), clock)
     config = PrefillConfig()
-    prefill = PrefillScheduler(engine, cache, LocalHandover(decode), outbox, config, make_policy(config.policy), clock)
-    both = CombinedScheduler(prefill, decode)
+    prefill = PrefillScheduler(engine, cache, LocalHandover(decode), outbox, config, clock)
+    both = BothScheduler(engine, cache, prefill, decode)
     prompt, sampling = tuple(range(18)), SamplingParams(max_tokens=4)
     for request_id in ("a", "b"):
         both.receive(FromRouter(Admit(request_id, 0, prompt, (), sampling, 60.0)))

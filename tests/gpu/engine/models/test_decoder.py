@@ -9,9 +9,9 @@ import torch
 
 from engine.batch import Batch
 from engine.build import build_engine
+from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.token_sequence import TokenSequence
-from tandem.config import EngineConfig
 
 VOCAB_SIZE = 300
 PAGE_SIZE = 16

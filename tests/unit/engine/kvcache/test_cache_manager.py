@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from engine.kvcache.allocator import PageAllocator
 from engine.kvcache.base import PageLayout
 from engine.kvcache.cache_manager import CacheManager, PageHandle
-from engine.kvcache.eviction import EVICTION_POLICIES
+from engine.kvcache.eviction.table import EVICTION_POLICIES
 from engine.kvcache.pool import CpuKvPool
 from tests.fakes.transport import ManualCompletion
 
@@ -242,7 +242,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.gate: list[tuple[list[int], list[ManualCompletion]]] = []
         self.content: dict[int, tuple[object, ...]] = {}
 
-    @initialize(policy=st.sampled_from(sorted(EVICTION_POLICIES)))
+    @initialize(policy=st.sampled_from(EVICTION_POLICIES.names))
     def choose_policy(self, policy: str) -> None:
         self.cache = CacheManager(NUM_PAGES, PAGE_SIZE, policy)
 

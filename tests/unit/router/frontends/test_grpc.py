@@ -8,11 +8,11 @@ from typing import Any
 import grpc
 import pytest
 
+from router.config import RouterConfig
 from router.frontends.base import Frontend as RouterDoor
 from router.frontends.grpc import InferenceService
 from router.policies.least_loaded import LeastLoaded
 from router.router import Router
-from tandem.config import RouterConfig
 from tandem.messages import Abort, Admit, Finished, FirstToken, LeaseLost, TokenEvent, Tokens
 from tandem.sampling_params import SamplingParams, TokenLogprobs, TopLogprob
 from tandem.v1 import inference_pb2 as pb

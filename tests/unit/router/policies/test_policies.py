@@ -4,14 +4,13 @@ from collections import Counter
 
 import pytest
 
-from router.policies.base import Policy, Prompt
+from router.policies.base import Prompt, RoutingPolicy
 from router.policies.cache_aware import CacheAware
 from router.policies.power_of_two import PowerOfTwo
-from router.policies.registry import make_policy
 from router.policies.round_robin import RoundRobin
+from router.policies.table import ROUTING_POLICIES
 from router.prefix_index import PrefixIndex
 from router.worker_registry import Pair, Worker
-from tandem.config import ROUTING_POLICIES
 from tandem.prefix import prefix_identities
 from tests.fakes.scripted_worker import hello
 
@@ -32,7 +31,7 @@ def assign(pair: Pair, num_tokens: int = 0) -> Pair:
     return pair
 
 
-def chosen(policy: Policy, candidates: list[Pair], count: int) -> Counter[str]:
+def chosen(policy: RoutingPolicy, candidates: list[Pair], count: int) -> Counter[str]:
     counts: Counter[str] = Counter()
     for i in range(count):
         pair = assign(policy.choose(candidates, Prompt([i])))
@@ -43,7 +42,7 @@ def chosen(policy: Policy, candidates: list[Pair], count: int) -> Counter[str]:
 @pytest.mark.parametrize("policy", ["round_robin", "least_loaded"])
 @pytest.mark.parametrize(("num_prefill", "num_decode"), [(1, 1), (2, 2), (1, 3), (3, 2)])
 def test_load_is_spread_evenly(policy: str, num_prefill: int, num_decode: int) -> None:
-    counts = chosen(make_policy(policy), pairs(num_prefill, num_decode), 60)
+    counts = chosen(ROUTING_POLICIES.load(policy)(), pairs(num_prefill, num_decode), 60)
     assert {counts[f"prefill{i}"] for i in range(num_prefill)} == {60 // num_prefill}
     assert {counts[f"decode{i}"] for i in range(num_decode)} == {60 // num_decode}
 
@@ -121,8 +120,8 @@ def test_identities_are_chained() -> None:
 
 
 def test_every_policy_has_a_name() -> None:
-    for name in ROUTING_POLICIES:
+    for name in ROUTING_POLICIES.names:
         candidates = pairs(2, 2)
-        assert make_policy(name).choose(candidates, Prompt([1, 2, 3])) in candidates
-    with pytest.raises(ValueError, match="unknown routing policy"):
-        make_policy("best")
+        assert ROUTING_POLICIES.load(name)().choose(candidates, Prompt([1, 2, 3])) in candidates
+    with pytest.raises(ValueError, match="best cannot be imported"):
+        ROUTING_POLICIES.load("best")()

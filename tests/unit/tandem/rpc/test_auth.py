@@ -11,9 +11,9 @@ import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from router.cluster import ClusterService
+from router.config import RouterConfig
 from router.policies.least_loaded import LeastLoaded
 from router.router import Router
-from tandem.config import RouterConfig
 from tandem.messages import Heartbeat
 from tandem.rpc import auth
 from tandem.rpc.auth import CLUSTER_TOKEN_HEADER, TokenSet, bearer_token, cluster_auth, cluster_metadata

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from cli.main import main
+from router.config import RouterConfig
 from router.process import RouterProcess
 from tandem.client import ClientTls, TandemClient, TandemError
-from tandem.config import RouterConfig, TlsConfig
+from tandem.config import TlsConfig
 from tandem.rpc.tls import check_tls_files, server_credentials
 from tests.conftest import Certificates
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from router.config import RouterConfig
 from router.frontends.openai import middleware, protocol
 from router.frontends.openai.schema import ChatCompletionRequest, CompletionRequest
 from router.process import RouterProcess
-from tandem.config import RouterConfig
 from tests.cluster.bad_input import SHOWN_APART
 
 WAIT_S = 0.3

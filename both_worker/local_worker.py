@@ -4,12 +4,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from both_worker.worker import BothRole
-from decode_worker.worker import make_decode_scheduler
-from engine.engine import Engine
+from both_worker.worker import make_both_scheduler
+from decode_worker.config import DecodeConfig
+from engine.base import EngineBase
 from engine.kvcache.cache_manager import CacheManager
-from prefill_worker.worker import make_prefill_scheduler
-from tandem.config import WorkerConfig
+from prefill_worker.config import PrefillConfig
 from tandem.messages import (
     Abort,
     Admit,
@@ -26,6 +25,7 @@ from tandem.sampling_params import SamplingParams
 from worker.base import Outbox
 from worker.events import FromRouter
 
+WORKER_ID = "local"
 # What a request is given before it has to be with its pages; nobody waits that long here.
 ADMIT_DURATION_S = 1e6
 # The longest rest between two steps while a forward is under way.
@@ -58,12 +58,17 @@ class LocalWorker:
         scheduler: for its stats and its integrity check.
     """
 
-    def __init__(self, engine: Engine, config: WorkerConfig, on_message: Callable[[WorkerMessage], None]) -> None:
+    def __init__(
+        self,
+        engine: EngineBase,
+        prefill: PrefillConfig,
+        decode: DecodeConfig,
+        on_message: Callable[[WorkerMessage], None],
+        eviction: str = "lru",
+    ) -> None:
         """Args: on_message: told what a router would be; called within `step`."""
-        self._worker_id = config.worker_id
-        cache = CacheManager(engine.pool.num_pages, config.engine.page_size, config.eviction)
-        room = BothRole(make_prefill_scheduler, make_decode_scheduler)
-        self.scheduler = room.build_scheduler(engine, cache, _Outbox(on_message), config)
+        cache = CacheManager(engine.pool.num_pages, engine.pool.layout.page_size, eviction)
+        self.scheduler = make_both_scheduler(engine, cache, _Outbox(on_message), prefill, decode)
 
     def submit(
         self,
@@ -78,7 +83,7 @@ class LocalWorker:
         """Args: output_ids: of earlier attempts."""
         prompt, output = tuple(prompt_ids), tuple(output_ids)
         admit = Admit(request_id, attempt, prompt, output, sampling, ADMIT_DURATION_S, arrival_ns)
-        prefill = Prefill(request_id, attempt, prompt, output, sampling, self._worker_id, arrival_ns)
+        prefill = Prefill(request_id, attempt, prompt, output, sampling, WORKER_ID, arrival_ns)
         self.scheduler.receive(FromRouter(admit))
         self.scheduler.receive(FromRouter(prefill))
 

@@ -1,0 +1,64 @@
+"""From prefill to decode within one worker: nothing is copied, the locked pages pass to the decode scheduler."""
+
+from decode_worker.scheduler import DecodeScheduler
+from prefill_worker.base import Handover, HandoverResult
+from prefill_worker.job import PrefillJob
+from tandem.lifecycle import now_ns
+from tandem.messages import Prefill, Shipped
+from worker.events import Event
+
+
+class LocalHandover(Handover):
+    """Hands a job over to the decode scheduler of the same engine and pool."""
+
+    def __init__(self, decode: DecodeScheduler) -> None:
+        self._decode = decode
+        self._results: list[HandoverResult] = []
+
+    @property
+    def continues_here(self) -> bool:
+        return True
+
+    @property
+    def shipped(self) -> tuple[Shipped, ...]:
+        return ()
+
+    @property
+    def is_copying(self) -> bool:
+        return False
+
+    def refusal(self, request: Prefill) -> str:
+        return ""
+
+    def start(self, job: PrefillJob) -> None:
+        """There is room: the pages are here."""
+
+    def advance(self, job: PrefillJob) -> None:
+        if job.first_token is None:
+            return
+        admit = self._decode.take_admitted(*job.key)
+        if admit is None:
+            self._results.append(HandoverResult(job, "the request is not admitted here"))
+            return
+        assert job.handle is not None
+        handle, job.handle = job.handle, None
+        self._decode.adopt(
+            admit,
+            handle,
+            first_token=job.first_token,
+            logprobs=job.logprobs,
+            finish_reason=job.finish_reason,
+            num_pages_shipped=0,
+            granted_ns=now_ns(),
+        )
+        self._results.append(HandoverResult(job))
+
+    def cancel(self, job: PrefillJob, *, reported: bool) -> None:
+        """Nothing was asked for."""
+
+    def receive(self, event: Event) -> None:
+        """No link, no events."""
+
+    def poll(self) -> list[HandoverResult]:
+        results, self._results = self._results, []
+        return results

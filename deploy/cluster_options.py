@@ -1,0 +1,259 @@
+"""All that a person can configure of a cluster, each with what help and documentation say of it.
+
+Nothing here imports torch: the command line reads this too.
+"""
+
+from dataclasses import MISSING, dataclass
+from typing import NamedTuple
+
+from decode_worker.config import DecodeConfig
+from deploy.options import option, options_of
+from engine.attention import table as attention
+from engine.config import DTYPES, LOAD_FORMATS, EngineConfig
+from engine.kvcache.eviction.table import EVICTION_POLICIES
+from kvtransfer.transports import table as transports
+from prefill_worker.config import PrefillConfig
+from prefill_worker.policies.table import PREFILL_POLICIES
+from router.config import RouterConfig
+from router.policies.table import ROUTING_POLICIES
+from tandem.config import DEVICES, LOG_LEVELS, LogConfig, TlsConfig, default_of
+
+MODEL, WORKERS, SCHEDULING, PORTS, SECURITY, OPERATION = GROUPS = (
+    "model",
+    "workers",
+    "memory and scheduling",
+    "clients' ports",
+    "security",
+    "operation",
+)
+
+
+class DeviceDefaults(NamedTuple):
+    """What a worker does that is not told. Attributes: num_pages: 0: as many as fit."""
+
+    dtype: str
+    num_pages: int
+    chunk_size: int
+    max_batch_size: int
+
+
+DEVICE_DEFAULTS = {
+    "cpu": DeviceDefaults(
+        default_of(EngineConfig, "dtype"),
+        default_of(EngineConfig, "num_pages"),
+        default_of(PrefillConfig, "chunk_size"),
+        default_of(DecodeConfig, "max_batch_size"),
+    ),
+    # A GPU computes thousands of prompt tokens in the time of a few hundred; prompts that long fill its matrix units.
+    "cuda": DeviceDefaults("bfloat16", num_pages=0, chunk_size=8192, max_batch_size=256),
+}
+CPU, GPU = DEVICE_DEFAULTS["cpu"], DEVICE_DEFAULTS["cuda"]
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterOptions:
+    """The fields of a ClusterConfig, which has the checks. A default that a process has too is stated there."""
+
+    # --- model ---
+    model: str = option(
+        MISSING,
+        MODEL,
+        "directory, hub id such as org/name, .gguf file, or smollm2-135m-instruct",
+        metavar="MODEL",
+        detail="; the one option that is needed",
+    )
+    load_format: str = option(
+        default_of(EngineConfig, "load_format"),
+        MODEL,
+        "auto: the model's weights; dummy: random ones, which need only its config and tokenizer",
+        choices=LOAD_FORMATS,
+    )
+    dtype: str = option(
+        "auto",
+        MODEL,
+        "number format of weights and KV pages; auto: bfloat16 on a GPU, float32 on a CPU",
+        choices=("auto", *DTYPES),
+    )
+    max_model_len: int = option(
+        default_of(EngineConfig, "max_model_len"),
+        MODEL,
+        "prompt and output tokens of a request together; 0: as many as model and --num-pages allow",
+        metavar="N",
+    )
+    # --- workers ---
+    num_prefill: int = option(1, WORKERS, "prefill workers", name="prefill", metavar="N", shown="1, or 0 with --both")
+    num_decode: int = option(1, WORKERS, "decode workers", name="decode", metavar="N", shown="1, or 0 with --both")
+    num_both: int = option(0, WORKERS, "workers that prefill and decode", name="both", metavar="N")
+    device: str = option(
+        default_of(EngineConfig, "device"),
+        WORKERS,
+        "where the workers compute; cuda: on a GPU each",
+        choices=DEVICES,
+        detail=" ([gpu.md](gpu.md))",
+    )
+    num_threads: int = option(
+        default_of(EngineConfig, "num_threads"),
+        WORKERS,
+        "CPU threads of each worker; 0: cores / workers",
+        name="threads",
+        metavar="N",
+    )
+    transport: str = option(
+        transports.AUTO,
+        WORKERS,
+        "how KV pages travel between workers; auto: the best that both have and can open",
+        choices=(transports.AUTO, *transports.TRANSPORTS.names),
+        takes_path=True,
+        detail="; `nvlink` is for GPUs, `shared_memory` and `tcp` are for CPUs",
+    )
+    attention_backend: str = option(
+        default_of(EngineConfig, "attention_backend"),
+        WORKERS,
+        "attention kernels; auto: the first that has them for the device, the dtype and the model's heads",
+        choices=(attention.AUTO, *attention.ATTENTION_BACKENDS.names),
+        takes_path=True,
+        detail=". FlashInfer's are for bfloat16 and heads of 64, 128 or 256; on Hopper and later `flashinfer` runs a "
+        "kernel of our own for decode steps of up to 128 sequences "
+        "([architecture.md](architecture.md#the-engine-on-a-gpu))",
+    )
+    cuda_graph_max_bs: int = option(
+        default_of(EngineConfig, "cuda_graph_max_bs"),
+        WORKERS,
+        "largest decode batch that runs as a CUDA graph; 0: none",
+        metavar="N",
+    )
+    # --- memory and scheduling ---
+    page_size: int = option(default_of(EngineConfig, "page_size"), SCHEDULING, "tokens in a page", metavar="N")
+    num_pages: int = option(
+        0,
+        SCHEDULING,
+        f"pages in each worker's pool; 0: {CPU.num_pages} on a CPU, as many as fit on a GPU",
+        metavar="N",
+        detail=" ([gpu.md](gpu.md#memory))",
+    )
+    mem_fraction_static: float = option(
+        default_of(EngineConfig, "mem_fraction_static"),
+        SCHEDULING,
+        "share of a GPU's memory that weights, CUDA graphs and, without --num-pages, the pool may take together",
+        metavar="SHARE",
+    )
+    chunk_size: int = option(
+        0,
+        SCHEDULING,
+        f"prompt tokens in one prefill forward; 0: {CPU.chunk_size} on a CPU, {GPU.chunk_size} on a GPU",
+        metavar="N",
+    )
+    max_batch_size: int = option(
+        0,
+        SCHEDULING,
+        f"requests in one decode step; 0: {CPU.max_batch_size} on a CPU, {GPU.max_batch_size} on a GPU",
+        metavar="N",
+    )
+    disable_overlap_schedule: bool = option(
+        False,
+        SCHEDULING,
+        "launch a forward on a GPU only when the results of the one before are known; for debugging",
+    )
+    schedule: str = option(
+        default_of(PrefillConfig, "schedule"),
+        SCHEDULING,
+        "which prompt is computed next",
+        choices=PREFILL_POLICIES.names,
+        takes_path=True,
+    )
+    eviction: str = option(
+        default_of(EngineConfig, "eviction"),
+        SCHEDULING,
+        "which cached page goes first",
+        choices=EVICTION_POLICIES.names,
+        takes_path=True,
+    )
+    routing: str = option(
+        default_of(RouterConfig, "routing"),
+        SCHEDULING,
+        "which workers serve a request",
+        choices=ROUTING_POLICIES.names,
+        takes_path=True,
+    )
+    # --- clients' ports ---
+    host: str = option(
+        default_of(RouterConfig, "host"),
+        PORTS,
+        "address of both ports; 0.0.0.0: reachable from other hosts",
+        metavar="ADDRESS",
+    )
+    grpc_port: int = option(
+        default_of(RouterConfig, "grpc_port"), PORTS, "port of the gRPC API; 0 picks a free one", metavar="PORT"
+    )
+    http_port: int = option(
+        default_of(RouterConfig, "http_port"), PORTS, "port of the HTTP API; 0 picks a free one", metavar="PORT"
+    )
+    max_body_bytes: int = option(
+        default_of(RouterConfig, "max_body_bytes"), PORTS, "size of a request; a larger one is refused", metavar="N"
+    )
+    max_queued_requests: int = option(
+        default_of(RouterConfig, "max_queued_requests"),
+        PORTS,
+        "requests that wait for their first token; further ones are refused",
+        metavar="N",
+    )
+    request_timeout_s: float = option(
+        default_of(RouterConfig, "request_timeout_s"),
+        PORTS,
+        "a request that takes longer fails",
+        name="request-timeout",
+        metavar="SECONDS",
+    )
+    # --- security ---
+    api_keys: tuple[str, ...] = option(
+        (),
+        SECURITY,
+        "a key that lets a client in, repeatable; others on this host can see it in the process list, unlike those of "
+        "--api-key-file",
+        secret=True,
+        name="api-key",
+        metavar="KEY",
+        shown="none: everybody is let in",
+    )
+    max_requests_per_key: int = option(
+        default_of(RouterConfig, "max_requests_per_key"),
+        SECURITY,
+        "requests in hand for each key, or for all clients together without keys; 0: any number",
+        metavar="N",
+    )
+    tls_cert: str = option(
+        "", SECURITY, "PEM file with the server's certificate chain: TLS on both ports", metavar="FILE"
+    )
+    tls_key: str = option(
+        "", SECURITY, "PEM file with the certificate's private key, without a passphrase", metavar="FILE"
+    )
+    tls_client_ca: str = option(
+        default_of(TlsConfig, "client_ca_file"),
+        SECURITY,
+        "PEM file of authorities; only clients with a certificate of theirs are let in",
+        metavar="FILE",
+    )
+    # --- operation ---
+    drain_timeout_s: float = option(
+        30.0,
+        OPERATION,
+        "how long running requests may take to finish once the cluster is asked to stop",
+        name="drain-timeout",
+        metavar="SECONDS",
+    )
+    log_level: str = option(
+        default_of(LogConfig, "level"),
+        OPERATION,
+        "how much each process writes about itself; debug adds a line for every batch",
+        choices=LOG_LEVELS,
+    )
+    log_dir: str = option(
+        default_of(LogConfig, "directory"),
+        OPERATION,
+        "directory of the log files",
+        metavar="DIRECTORY",
+        shown="standard error",
+    )
+
+
+OPTIONS = options_of(ClusterOptions)

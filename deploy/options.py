@@ -1,0 +1,125 @@
+"""How the fields of a configuration are options: flags of a command, keys of a YAML file, rows of the documentation."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any, get_args, get_origin
+
+_KEY = "option"
+_KINDS = {
+    str: "text",
+    int: "a whole number",
+    float: "a number",
+    list: "a list",
+    dict: "a mapping",
+    bool: "true or false",
+    type(None): "nothing",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option.
+
+    Attributes:
+        name: the flag without its dashes in front, and the key in the YAML file.
+        field: of the configuration.
+        type: of its value: str, int, float, or bool for a flag without a value.
+        group: under which help and documentation show it.
+        help: what it means, in a line of text.
+        default: of the field; None if it must be given.
+        metavar: what stands for its value in the help.
+        shown: what help and documentation say in place of the default.
+        choices: the names that it may have.
+        takes_path: whether it may also be the import path of a class (tandem.choices), which the field's owner checks.
+        is_list: may be given several times; a list in the file.
+        detail: what the documentation says besides `help`, in Markdown.
+    """
+
+    name: str
+    field: str
+    type: type
+    group: str
+    help: str
+    default: Any = None
+    metavar: str = ""
+    shown: str = ""
+    choices: tuple[str, ...] = ()
+    takes_path: bool = False
+    is_list: bool = False
+    detail: str = ""
+
+    @property
+    def default_text(self) -> str:
+        """The default as it is written in a file; "" for what needs no word: the option is off."""
+        if self.shown or self.default is None or self.is_list:
+            return self.shown
+        if isinstance(self.default, bool):
+            return "true" if self.default else ""
+        return f"{self.default:g}" if isinstance(self.default, float) else str(self.default)
+
+    def check(self, value: Any) -> Any:
+        """A value of a YAML file as the option's type.
+
+        Raises:
+            ValueError: it is of another type or no choice. The message never repeats a list, which may hold secrets.
+        """
+        if self.is_list:
+            if not isinstance(value, list) or not all(type(item) is self.type for item in value):
+                raise ValueError(f"{self.name} must be a list of quoted texts, such as ['FIRST', 'SECOND']")
+            return tuple(value)
+        if self.type is float and type(value) is int:
+            return float(value)
+        if type(value) is not self.type:
+            raise ValueError(f"{self.name} must be {_KINDS[self.type]}, not {kind_of(value)}")
+        if self.choices and not self.takes_path and value not in self.choices:
+            raise ValueError(f"{self.name} must be one of {', '.join(self.choices)}, not {value!r}")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"{self.name} must be a finite number")
+        return value
+
+
+def option(default: Any, group: str, help: str, *, secret: bool = False, **more: Any) -> Any:
+    """A dataclass field that is an option: its name is the field's with dashes unless `name` says another.
+
+    Args:
+        default: MISSING: the option must be given.
+        secret: keeps its value out of the configuration's repr.
+        more: attributes of Option.
+    """
+    return field(default=default, repr=not secret, metadata={_KEY: {"group": group, "help": help, **more}})
+
+
+def options_of(config: type) -> tuple[Option, ...]:
+    """The options of a dataclass, in the order of its fields."""
+    found = []
+    for f in fields(config):
+        is_list = get_origin(f.type) is tuple
+        found.append(
+            Option(
+                **{
+                    "name": f.name.replace("_", "-"),
+                    "field": f.name,
+                    "type": get_args(f.type)[0] if is_list else f.type,
+                    "default": None if f.default is MISSING else f.default,
+                    "is_list": is_list,
+                    **f.metadata[_KEY],
+                }
+            )
+        )
+    return tuple(found)
+
+
+def kind_of(value: Any) -> str:
+    """What a value of a YAML file is, in a person's words."""
+    return _KINDS.get(type(value), f"a {type(value).__name__}")
+
+
+def in_flags(message: str, options: Sequence[Option]) -> str:
+    """A message of a configuration, or of what it configures, with the fields' names replaced by the flags that set
+    them: for a person who gave flags and knows no fields."""
+    for o in sorted(options, key=lambda o: -len(o.field)):
+        # Names that are everyday words stay as they are; they are the flag's name anyway.
+        if "_" in o.field:
+            message = message.replace(o.field, f"--{o.name}")
+    return message

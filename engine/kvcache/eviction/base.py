@@ -1,0 +1,36 @@
+"""Which cached page goes first when room is needed."""
+
+from abc import ABC, abstractmethod
+from typing import Protocol
+
+
+class EvictableNode(Protocol):
+    """What a policy may look at.
+
+    Attributes:
+        created: when the page came into the tree.
+        last_access: when it was last matched, or created.
+        num_hits: how often it was matched.
+        priority: the highest priority of the requests that used it.
+    """
+
+    created: int
+    last_access: int
+    num_hits: int
+    priority: int
+
+
+class EvictionPolicy(ABC):
+    """Orders the leaves of the radix tree that nobody holds.
+
+    Only leaves are compared: a page is of use only with all pages before it, so those go last. The times of a node are
+    counts of accesses to the tree, so that the order is the same in every run. The policy is made without arguments.
+    """
+
+    @abstractmethod
+    def key(self, node: EvictableNode) -> tuple[float, ...]:
+        """The smallest goes first.
+
+        It may move without the node being touched, as one that looks at a clock does. The order is then that of the
+        keys when they were last computed: when a leaf was last touched, or came up for eviction and had moved.
+        """

@@ -1,0 +1,20 @@
+"""The transports by their names in a configuration (`transport`) and in handshakes, best first."""
+
+from typing import TYPE_CHECKING
+
+from tandem.choices import Choice, Choices
+
+if TYPE_CHECKING:
+    from kvtransfer.transports.base import Transport
+
+# In place of a name: all that work on the pages' device.
+AUTO = "auto"
+
+TRANSPORTS: "Choices[Transport]" = Choices(
+    "kvtransfer.transports.base:Transport",
+    {
+        "nvlink": Choice("kvtransfer.transports.nvlink:Nvlink", ("cuda",)),
+        "shared_memory": Choice("kvtransfer.transports.shared_memory:SharedMemory", ("cpu",)),
+        "tcp": Choice("kvtransfer.transports.tcp:Tcp", ("cpu",)),
+    },
+)

@@ -1,0 +1,62 @@
+"""The seam between prefill and whatever continues it: another worker over a link, or the same one."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+from prefill_worker.job import PrefillJob
+from tandem.messages import Prefill, Shipped
+from worker.events import Event
+
+
+@dataclass(frozen=True, slots=True)
+class HandoverResult:
+    """A job that its handover is done with; `failure` says why it did not succeed."""
+
+    job: PrefillJob
+    failure: str = ""
+
+
+class Handover(ABC):
+    """How a prefill reaches the worker that decodes it."""
+
+    @abstractmethod
+    def refusal(self, request: Prefill) -> str:
+        """Why this request could not be handed over if it were prefilled now, or ""."""
+
+    @abstractmethod
+    def start(self, job: PrefillJob) -> None:
+        """Prefill starts: ask for room at the other end."""
+
+    @abstractmethod
+    def advance(self, job: PrefillJob) -> None:
+        """A chunk is computed, the last one if job.first_token is set."""
+
+    @abstractmethod
+    def cancel(self, job: PrefillJob, *, reported: bool) -> None:
+        """The job ends here; poll will not report it.
+
+        Args:
+            reported: whether the router knows, or is about to hear, that the attempt has ended.
+        """
+
+    @abstractmethod
+    def receive(self, event: Event) -> None: ...
+
+    @abstractmethod
+    def poll(self) -> list[HandoverResult]:
+        """Returns the jobs that ended since the last call."""
+
+    @property
+    @abstractmethod
+    def continues_here(self) -> bool:
+        """Whether jobs are decoded by the same engine, behind the forwards that are launched for prefill."""
+
+    @property
+    @abstractmethod
+    def shipped(self) -> tuple[Shipped, ...]:
+        """What has been sent since the start, for each transport."""
+
+    @property
+    @abstractmethod
+    def is_copying(self) -> bool:
+        """Whether copies are under way whose end poll should see soon."""

@@ -1,0 +1,55 @@
+"""One request at prefill."""
+
+from dataclasses import dataclass, field
+
+from engine.kvcache.base import Completion
+from engine.kvcache.cache_manager import PageHandle
+from engine.token_sequence import TokenSequence
+from tandem.lifecycle import now_ns
+from tandem.messages import Prefill
+from tandem.sampling_params import TokenLogprobs
+
+
+@dataclass(eq=False, slots=True)
+class PrefillJob:
+    """One request at prefill, from the moment its pages are locked until it is handed over.
+
+    Attributes:
+        handle: the locked pages; None once a handover has taken them over, or the job has ended.
+        copies: reads of these pages that may still run when the job ends.
+        pages_to_compute: identities of the full pages that no forward has been launched for yet, in order.
+        computed_len: tokens whose KV is known to be in the pages, and may be shipped; `sequence` is ahead of that while
+            a forward is in flight.
+        first_token: sampled, once prefill is done, at `first_token_time_ns`; with its `finish_reason`, and its
+            `logprobs` if asked for.
+    """
+
+    request: Prefill
+    sequence: TokenSequence
+    handle: PageHandle | None
+    started_ns: int
+    copies: list[Completion] = field(default_factory=list)
+    pages_to_compute: list[int] = field(default_factory=list)
+    computed_len: int = field(init=False)
+    first_token: int | None = None
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    first_token_time_ns: int = 0
+    finish_reason: str = ""
+
+    def __post_init__(self) -> None:
+        self.computed_len = self.sequence.cached_len
+
+    @property
+    def key(self) -> tuple[str, int]:
+        return self.request.request_id, self.request.attempt
+
+    @property
+    def is_new(self) -> bool:
+        """Whether no forward has been launched for it yet."""
+        return self.handle is not None and self.sequence.cached_len == self.handle.cached_len
+
+    def take_first(self, token_id: int, logprobs: TokenLogprobs | None) -> None:
+        """Prefill is done."""
+        self.first_token = token_id
+        self.logprobs = () if logprobs is None else (logprobs,)
+        self.first_token_time_ns = now_ns()

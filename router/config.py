@@ -1,0 +1,78 @@
+"""What a router can be told."""
+
+from dataclasses import dataclass, field
+
+from router.policies.table import ROUTING_POLICIES
+from tandem.config import LogConfig, TlsConfig, require, require_api_key, require_positive
+
+
+@dataclass(frozen=True, slots=True)
+class RouterConfig:
+    """The router process.
+
+    Attributes:
+        model_dir: where tokenizer, chat template and limits are read from.
+        model_name: what clients call the model.
+        host: the address of the clients' two ports.
+        grpc_port, http_port: the clients' ports; 0 picks a free one.
+        api_keys: what clients show; empty lets everybody in.
+        max_requests_per_key: requests in hand for each key at most, for all clients together without keys; 0: any
+            number.
+        max_body_bytes: of a request, over either port.
+        tls: on the clients' ports; None: plain.
+        cluster_token: what the processes of this cluster know each other by.
+        cluster_port: the workers' port; 0 picks a free one.
+        cluster_host: the address of that port, for workers alone.
+        heartbeat_timeout_s: silence after which a worker counts as lost.
+        stall_timeout_s: time without a scheduler step after which a worker counts as lost though it talks.
+        routing: who serves a request: round_robin, least_loaded, power_of_two, or cache_aware.
+        max_queued_requests: requests that wait for their first token at most; further ones are refused at once.
+        request_timeout_s: a request that takes longer fails.
+        decode_word_timeout_s: how long the router waits for the decode worker's word on a request whose prefill
+            worker died after the first token.
+        max_attempts: failed attempts after which a request fails for good.
+        admit_duration_s: how long a decode worker remembers a request that has no lease yet.
+    """
+
+    model_dir: str
+    model_name: str
+    max_model_len: int
+    host: str = "127.0.0.1"
+    grpc_port: int = 50051
+    http_port: int = 8000
+    api_keys: tuple[str, ...] = field(default=(), repr=False)
+    max_requests_per_key: int = 0
+    max_body_bytes: int = 8 * 2**20
+    tls: TlsConfig | None = None
+    cluster_token: str = field(default="", repr=False)
+    cluster_port: int = 0
+    cluster_host: str = "127.0.0.1"
+    heartbeat_timeout_s: float = 3.0
+    stall_timeout_s: float = 60.0
+    routing: str = "least_loaded"
+    max_queued_requests: int = 1024
+    request_timeout_s: float = 3600.0
+    decode_word_timeout_s: float = 2.0
+    max_attempts: int = 8
+    admit_duration_s: float = 600.0
+    log: LogConfig = field(default_factory=LogConfig)
+
+    def __post_init__(self) -> None:
+        for name in ("grpc_port", "http_port", "cluster_port"):
+            port = getattr(self, name)
+            require(0 <= port < 65536, f"{name} must be between 0 and 65535, not {port}")
+        ROUTING_POLICIES.check("routing", self.routing)
+        for key in self.api_keys:
+            require_api_key(key)
+        require(self.max_requests_per_key >= 0, "max_requests_per_key must not be negative")
+        require_positive(
+            self,
+            "max_model_len",
+            "heartbeat_timeout_s",
+            "stall_timeout_s",
+            "max_attempts",
+            "admit_duration_s",
+            "max_queued_requests",
+            "request_timeout_s",
+            "max_body_bytes",
+        )

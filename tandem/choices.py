@@ -1,0 +1,102 @@
+"""Implementations of an interface, by the names that a configuration uses.
+
+A table says where each class is and imports none of them: a process without torch reads the names, and a class that
+needs CUDA is imported where it is used. A class of somebody else's is taken in the same way, by where it is:
+`package.module:Class`.
+"""
+
+import difflib
+import importlib
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from tandem.config import DEVICES
+
+T = TypeVar("T")
+
+_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+
+
+class Choice(NamedTuple):
+    """Where an implementation is. Attributes: path: "package.module:Class"; devices: those that it works on."""
+
+    path: str
+    devices: tuple[str, ...] = DEVICES
+
+
+class Choices(Generic[T]):
+    """One table, in the order of preference where there is one.
+
+    Attributes:
+        interface: "package.module:Class" of what every implementation, also one that is not in the table, derives from.
+    """
+
+    def __init__(self, interface: str, choices: Mapping[str, Choice | str]) -> None:
+        """Args: choices: by name; a bare path is for every device."""
+        self.interface = interface
+        self._choices = {name: Choice(c) if isinstance(c, str) else c for name, c in choices.items()}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._choices)
+
+    def for_device(self, device: str) -> tuple[str, ...]:
+        """The names of those that work there."""
+        return tuple(name for name, choice in self._choices.items() if device in choice.devices)
+
+    def check(self, field: str, name: str, *, device: str = "", besides: Sequence[str] = ()) -> None:
+        """Finds out whether a name is in the table, or has the form of a path; imports nothing.
+
+        Args:
+            field: what the name was given for, for the message.
+            device: where it is to work; empty: anywhere.
+            besides: other names that are right there.
+
+        Raises:
+            ValueError: the message names the field and what it may be.
+        """
+        if name in besides or is_path(name):
+            return
+        fitting = [*besides, *(self.for_device(device) if device else self.names)]
+        if name in self._choices and name not in fitting:
+            raise ValueError(f"{field} {name} does not work with device {device}: use one of {', '.join(fitting)}")
+        if name not in fitting:
+            nearest = difflib.get_close_matches(str(name), fitting, n=1)
+            hint = f" (did you mean {nearest[0]!r}?)" if nearest else ""
+            raise ValueError(
+                f"{field} must be one of {', '.join(fitting)}, or the import path package.module:Class of a class of "
+                f"your own, not {name!r}{hint}"
+            )
+
+    def load(self, name: str) -> type[T]:
+        """The class of that name or at that path.
+
+        Raises:
+            ValueError: there is none, or it does not derive from the interface; the message says what to do.
+        """
+        path = self._choices[name].path if name in self._choices else name
+        found = _import(path)
+        interface = _import(self.interface)
+        if not (isinstance(found, type) and issubclass(found, interface)):
+            raise ValueError(f"{path} must be a class that derives from {self.interface.replace(':', '.')}")
+        return found
+
+
+def is_path(name: str) -> bool:
+    """Whether it has the form package.module:Class."""
+    return isinstance(name, str) and _PATH.fullmatch(name) is not None
+
+
+def _import(path: str) -> Any:
+    module_name, _, attribute = path.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        # Not one that the module itself fails to import.
+        is_missing = f"{module_name}.".startswith(f"{error.name}.")
+        advice = "; install it, or name its directory in PYTHONPATH" if is_missing else ""
+        raise ValueError(f"{path} cannot be imported: {error}{advice}") from error
+    if not hasattr(module, attribute):
+        raise ValueError(f"{path} cannot be imported: module {module_name} has no {attribute}")
+    return getattr(module, attribute)

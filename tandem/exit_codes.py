@@ -1,0 +1,13 @@
+"""How the processes of a cluster end, for those who read exit statuses."""
+
+# What a person started went wrong, or can be put right by that person; as shells and argparse have it.
+FAILED = 1
+USAGE = 2
+# A signal's number is added, as shells have it.
+SIGNALLED = 128
+# A process of the cluster that ends itself. Apart from each other, so that Ray's log of a death tells them apart.
+ENGINE_FAILED = 70
+NO_ROUTER = 71
+CONTROL_FAILED = 72
+ROUTER_TASK_FAILED = 73
+STALLED = 74
