@@ -107,10 +107,10 @@ def prefill_rows(num_tokens: int, sizes: Sizes) -> Iterator[Row]:
 
 def match_and_insert(cache: CacheManager, prompt: list[int]) -> None:
     """What a prefill asks of the cache."""
-    handle = cache.acquire(prompt, len(prompt), max_cached_len=len(prompt) - 1)
+    handle = cache.acquire_pages(prompt, len(prompt), max_cached_len=len(prompt) - 1)
     assert handle is not None
-    cache.insert(handle, prompt, len(prompt))
-    cache.release(handle)
+    cache.cache_pages(handle, prompt, len(prompt))
+    cache.release_pages(handle)
 
 
 def growth_rows(rows: Sequence[Row], what: str, sizes: Sequence[int]) -> Iterator[Row]:

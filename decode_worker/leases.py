@@ -207,7 +207,7 @@ class LeaseBook:
             if lease.link is not link:
                 continue
             self._leases.pop(lease.lease_id, None)
-            self._cache.release(lease.handle, after=[quiet])
+            self._cache.release_pages(lease.handle, after=[quiet])
             if not lease.abandoned:
                 self._outbox.to_router(LeaseLost(*lease.key))
         self._arriving = [lease for lease in self._arriving if lease.link is not link]
@@ -245,7 +245,7 @@ class LeaseBook:
             lease.committed = message
             self._arriving.append(lease)
             return
-        self._cache.release(lease.handle, after=receives)
+        self._cache.release_pages(lease.handle, after=receives)
         is_reported = isinstance(message, Released) and message.reported
         if not lease.abandoned and not is_reported:
             self._outbox.to_router(LeaseLost(*lease.key))
@@ -269,7 +269,7 @@ class LeaseBook:
             if not all(receive.done() for receive in lease.receives):
                 self._arriving.append(lease)
             elif lease.abandoned:
-                self._cache.release(lease.handle)
+                self._cache.release_pages(lease.handle)
             else:
                 message = lease.committed
                 assert message is not None
@@ -317,7 +317,7 @@ class LeaseBook:
             link.refuse(request.lease_id, "unknown")
             return True
         # The page of the first decode step is part of the lease.
-        handle = self._cache.acquire(
+        handle = self._cache.acquire_pages(
             token_ids,
             len(token_ids) + 1,
             max_cached_len=len(token_ids),

@@ -140,9 +140,9 @@ class DecodeScheduler(ForwardScheduler):
         """
         token_ids = [*admit.prompt_ids, *admit.output_ids, first_token]
         num_computed = len(token_ids) - 1
-        self._cache.insert(handle, token_ids, num_computed)
+        self._cache.cache_pages(handle, token_ids, num_computed)
         if finish_reason:
-            self._cache.release(handle)
+            self._cache.release_pages(handle)
             return
         job = DecodeJob(
             admit.request_id,
@@ -197,7 +197,7 @@ class DecodeScheduler(ForwardScheduler):
         for job in [job for job in self._running if job.needs_step][: self._config.max_batch_size]:
             if job in given_back:
                 continue
-            while not self._cache.grow(job.handle, job.sequence.cached_len + 1):
+            while not self._cache.grow_pages(job.handle, job.sequence.cached_len + 1):
                 if self._in_flight is not None:
                     # What ends with it may leave pages enough, and pages of a job in it are not free before.
                     self.settle()
@@ -308,5 +308,5 @@ class DecodeScheduler(ForwardScheduler):
         job.has_ended = True
         token_ids = job.sequence.token_ids
         in_use = [self._in_flight.output] if self._in_flight is not None and job in self._in_flight.jobs else []
-        self._cache.insert(job.handle, token_ids, min(job.sequence.cached_len, len(token_ids) - 1), after=in_use)
-        self._cache.release(job.handle, after=in_use)
+        self._cache.cache_pages(job.handle, token_ids, min(job.sequence.cached_len, len(token_ids) - 1), after=in_use)
+        self._cache.release_pages(job.handle, after=in_use)

@@ -6,8 +6,9 @@ import os
 import signal
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
+
+from tandem.processes import ProcessId, read_stat
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -17,40 +18,11 @@ _POLL_S = 0.02
 _KILL_WAIT_S = 3.0
 
 
-@dataclass(frozen=True, order=True)
-class ProcessId:
-    """A process, told apart from a later one that got the same pid by when it started."""
-
-    pid: int
-    start_time: int
-    """Clock ticks from boot to the process's start."""
-
-    @staticmethod
-    def of(pid: int) -> "ProcessId":
-        """The process that has `pid` now; ProcessLookupError when there is none."""
-        stat = _read_stat(pid)
-        if stat is None:
-            raise ProcessLookupError(f"no process has pid {pid}")
-        return ProcessId(pid, stat.start_time)
-
-    def is_alive(self) -> bool:
-        """Whether it still runs; a zombie does not."""
-        stat = _read_stat(self.pid)
-        return stat is not None and stat.start_time == self.start_time and not stat.is_zombie
-
-
-@dataclass(frozen=True)
-class _Stat:
-    parent: int
-    start_time: int
-    is_zombie: bool
-
-
 def descendants(root_pid: int | None = None) -> list[ProcessId]:
     """Every living descendant of a process (by default this one), itself excluded, oldest first."""
     children: dict[int, list[ProcessId]] = {}
     for entry in Path("/proc").iterdir():
-        stat = _read_stat(int(entry.name)) if entry.name.isdigit() else None
+        stat = read_stat(int(entry.name)) if entry.name.isdigit() else None
         if stat is not None and not stat.is_zombie:
             children.setdefault(stat.parent, []).append(ProcessId(int(entry.name), stat.start_time))
     found: list[ProcessId] = []
@@ -99,7 +71,7 @@ def send_signal(process: ProcessId, signum: signal.Signals) -> None:
         descriptor = os.pidfd_open(process.pid)
         try:
             # Checked with the descriptor open: from here on it cannot come to mean another process.
-            stat = _read_stat(process.pid)
+            stat = read_stat(process.pid)
             if stat is not None and stat.start_time == process.start_time:
                 signal.pidfd_send_signal(descriptor, signum)
         finally:
@@ -129,21 +101,9 @@ def _prctl(option: int, value: int) -> None:
 def _is_over(process: ProcessId) -> bool:
     if process.is_alive():
         return False
-    stat = _read_stat(process.pid)
+    stat = read_stat(process.pid)
     # An adopted orphan that ended stays a zombie until this process asks for its status.
     if stat is not None and stat.start_time == process.start_time and stat.parent == os.getpid():
         with contextlib.suppress(ChildProcessError):
             os.waitpid(process.pid, os.WNOHANG)
     return True
-
-
-def _read_stat(pid: int) -> _Stat | None:
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-    except OSError:
-        return None
-    # The second field is the program's name in brackets and may itself hold brackets and spaces.
-    state, parent, *rest = text.rpartition(")")[2].split()
-    threads, start_time = int(rest[15]), int(rest[17])
-    # With threads left beside it, a dead main thread looks like a zombie while its memory is still in use.
-    return _Stat(int(parent), start_time, is_zombie=state in "ZX" and threads <= 1)

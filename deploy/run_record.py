@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from deploy.process_tree import ProcessId, descendants, end_processes
+from deploy.process_tree import descendants, end_processes
+from tandem.processes import ProcessId
 
 _END_GRACE_S = 2.0
 

@@ -16,10 +16,11 @@ from rich.console import Console
 from deploy.cluster_config import ClusterConfig
 from deploy.guard import run_guarded
 from deploy.launcher import Cluster, ClusterError, ConfigurationError
-from deploy.process_tree import ProcessId, descendants
+from deploy.process_tree import descendants
 from deploy.progress import StartProgress
 from deploy.run_record import RunOwner, default_directory, end_leftovers, remove_record, write_record
 from tandem import exit_codes
+from tandem.processes import ProcessId
 
 # What stopping takes at most once no request is waited for any more.
 STOP_GRACE_S = 20.0

@@ -151,7 +151,7 @@ class PrefillScheduler(ForwardScheduler):
             if self._must_wait_for_prefix(queued):
                 continue
             # At least one token is computed, to have logits.
-            handle = self._cache.acquire(
+            handle = self._cache.acquire_pages(
                 queued.token_ids,
                 len(queued.token_ids),
                 max_cached_len=len(queued.token_ids) - 1,
@@ -223,7 +223,7 @@ class PrefillScheduler(ForwardScheduler):
             assert handle is not None
             num_shared = handle.num_shared
             # Before the next batch is built, so that its requests find these pages; duplicates are still written.
-            self._cache.insert(handle, sequence.token_ids, sequence.cached_len, after=[launched.output])
+            self._cache.cache_pages(handle, sequence.token_ids, sequence.cached_len, after=[launched.output])
             self._leave_work(job, handle.num_shared - num_shared)
         return launched
 
@@ -290,7 +290,7 @@ class PrefillScheduler(ForwardScheduler):
         self._handing_over.pop(job.key, None)
         if job.handle is not None:
             in_use = [forward.output for forward in self._launched if job in forward.jobs]
-            self._cache.release(job.handle, after=[*job.copies, *in_use])
+            self._cache.release_pages(job.handle, after=[*job.copies, *in_use])
             job.handle = None
 
     def _fail(self, job: PrefillJob, reason: str) -> None:

@@ -100,7 +100,7 @@ class CacheManager:
         """Returns the pages of the longest cached prefix; changes nothing, not even access order."""
         return self._tree.peek(namespace, token_ids, len(token_ids))
 
-    def acquire(
+    def acquire_pages(
         self,
         token_ids: Sequence[int],
         num_tokens: int,
@@ -146,7 +146,7 @@ class CacheManager:
             self._num_leased_pages += num_private
         return handle
 
-    def grow(self, handle: PageHandle, num_tokens: int) -> bool:
+    def grow_pages(self, handle: PageHandle, num_tokens: int) -> bool:
         """Adds private pages until `handle` holds `num_tokens` tokens; returns False, unchanged, if there are none."""
         assert id(handle) in self._handles and not handle.leased
         missing = self.num_pages_for(num_tokens) - len(handle.page_ids)
@@ -162,7 +162,7 @@ class CacheManager:
         assert handle.leased
         self._end_lease(handle)
 
-    def insert(
+    def cache_pages(
         self, handle: PageHandle, token_ids: Sequence[int], computed_len: int, after: Sequence[Completion] = ()
     ) -> None:
         """Puts the handle's full pages among the first `computed_len` tokens into the tree, locked by the handle.
@@ -192,7 +192,7 @@ class CacheManager:
         if duplicates:
             self._retire(_Retired(duplicates, None, list(after)))
 
-    def release(self, handle: PageHandle, after: Sequence[Completion] = ()) -> None:
+    def release_pages(self, handle: PageHandle, after: Sequence[Completion] = ()) -> None:
         """Gives all of a handle's pages back, the private ones to be freed, through the gate.
 
         Args:

@@ -8,7 +8,8 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
-from deploy.process_tree import ProcessId, descendants, end_processes
+from deploy.process_tree import descendants, end_processes
+from tandem.processes import ProcessId
 from tests.cluster.conftest import wait_until
 
 TANDEM = str(Path(sys.executable).with_name("tandem"))

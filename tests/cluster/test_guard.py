@@ -15,8 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from deploy.process_tree import ProcessId, descendants, end_processes
+from deploy.process_tree import descendants, end_processes
 from deploy.run_record import end_leftovers
+from tandem.processes import ProcessId
 
 ALL_GONE_S = 10.0
 

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from deploy.process_tree import ProcessId, descendants, end_processes, send_signal
+from deploy.process_tree import descendants, end_processes, send_signal
 from deploy.run_record import RunOwner, default_directory, end_leftovers, remove_record, write_record
+from tandem.processes import ProcessId
 
 SLEEP = "import time; time.sleep(60)"
 

@@ -158,8 +158,8 @@ def find_violation(num_schedules: int = 3000, asynchronous: bool = False) -> str
 
 def test_a_page_freed_one_step_early_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """The bug that the gate is there for: pages go back while copies launched with their numbers still run."""
-    original = CacheManager.release
-    monkeypatch.setattr(CacheManager, "release", lambda self, handle, after=(): original(self, handle))
+    original = CacheManager.release_pages
+    monkeypatch.setattr(CacheManager, "release_pages", lambda self, handle, after=(): original(self, handle))
     assert find_violation()
 
 
@@ -220,6 +220,6 @@ def test_pages_shipped_while_a_prefill_in_flight_writes_them_are_caught(monkeypa
 
 
 def test_duplicates_freed_while_a_prefill_in_flight_writes_them_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = CacheManager.insert
-    monkeypatch.setattr(CacheManager, "insert", lambda self, *args, after=(): original(self, *args))
+    original = CacheManager.cache_pages
+    monkeypatch.setattr(CacheManager, "cache_pages", lambda self, *args, after=(): original(self, *args))
     assert "in flight" in find_violation(asynchronous=True)

@@ -24,7 +24,7 @@ def test_freeing_a_free_page_stops_at_once() -> None:
 
 
 def hold(cache: CacheManager, token_ids: list[int], **kwargs: object) -> PageHandle:
-    handle = cache.acquire(token_ids, len(token_ids), max_cached_len=len(token_ids), **kwargs)  # type: ignore[arg-type]
+    handle = cache.acquire_pages(token_ids, len(token_ids), max_cached_len=len(token_ids), **kwargs)  # type: ignore[arg-type]
     assert handle is not None
     return handle
 
@@ -32,8 +32,8 @@ def hold(cache: CacheManager, token_ids: list[int], **kwargs: object) -> PageHan
 def test_a_released_sequence_is_found_again() -> None:
     cache = CacheManager(8, 2)
     first = hold(cache, [1, 2, 3, 4, 5])
-    cache.insert(first, [1, 2, 3, 4, 5], 5)
-    cache.release(first)
+    cache.cache_pages(first, [1, 2, 3, 4, 5], 5)
+    cache.release_pages(first)
     assert (cache.num_cached_pages, cache.num_free_pages) == (2, 6)
     second = hold(cache, [1, 2, 3, 4, 9])
     assert second.cached_len == 4
@@ -44,8 +44,8 @@ def test_a_released_sequence_is_found_again() -> None:
 def test_max_cached_len_leaves_a_token_to_compute() -> None:
     cache = CacheManager(8, 2)
     first = hold(cache, [1, 2, 3, 4])
-    cache.insert(first, [1, 2, 3, 4], 4)
-    handle = cache.acquire([1, 2, 3, 4], 4, max_cached_len=3)
+    cache.cache_pages(first, [1, 2, 3, 4], 4)
+    handle = cache.acquire_pages([1, 2, 3, 4], 4, max_cached_len=3)
     assert handle is not None and handle.cached_len == 2
 
 
@@ -54,8 +54,8 @@ def test_duplicates_are_remapped_before_they_are_freed() -> None:
     tokens = [1, 2, 3, 4, 5]
     first, second = hold(cache, tokens), hold(cache, tokens)
     own_pages = list(second.page_ids)
-    cache.insert(first, tokens, 5)
-    cache.insert(second, tokens, 5)
+    cache.cache_pages(first, tokens, 5)
+    cache.cache_pages(second, tokens, 5)
     assert second.page_ids[:2] == first.page_ids[:2]
     # The partial last page stays each request's own.
     assert second.page_ids[2] == own_pages[2] != first.page_ids[2]
@@ -67,25 +67,25 @@ def test_locked_pages_are_not_evicted_and_the_least_recently_used_go_first() -> 
     cache = CacheManager(6, 2)
     for tokens in ([1, 2], [3, 4], [5, 6]):
         handle = hold(cache, tokens)
-        cache.insert(handle, tokens, 2)
-        cache.release(handle)
+        cache.cache_pages(handle, tokens, 2)
+        cache.release_pages(handle)
     cache.touch([1, 2])
     locked = hold(cache, [3, 4])
     # Three free pages and two that can be evicted: [5, 6] goes before [1, 2].
     held = hold(cache, [7] * 8)
     assert cache.num_cached_pages == 1
     assert hold(cache, [1, 2]).cached_len == 2
-    assert cache.acquire([9, 9], 2, max_cached_len=2) is None
+    assert cache.acquire_pages([9, 9], 2, max_cached_len=2) is None
     assert locked.cached_len == 2 and held.cached_len == 0
 
 
 def test_acquiring_evicts_nothing_if_it_cannot_succeed() -> None:
     cache = CacheManager(4, 2)
     handle = hold(cache, [1, 2])
-    cache.insert(handle, [1, 2], 2)
-    cache.release(handle)
-    assert cache.acquire([5] * 10, 10, max_cached_len=10) is None
-    assert cache.acquire([5] * 8, 8, max_cached_len=8, num_reserved=1) is None
+    cache.cache_pages(handle, [1, 2], 2)
+    cache.release_pages(handle)
+    assert cache.acquire_pages([5] * 10, 10, max_cached_len=10) is None
+    assert cache.acquire_pages([5] * 8, 8, max_cached_len=8, num_reserved=1) is None
     assert cache.num_cached_pages == 1
     assert hold(cache, [5] * 8).cached_len == 0
 
@@ -93,8 +93,8 @@ def test_acquiring_evicts_nothing_if_it_cannot_succeed() -> None:
 def test_the_match_is_locked_before_room_is_made_for_the_rest() -> None:
     cache = CacheManager(4, 2)
     handle = hold(cache, [1, 2, 3, 4])
-    cache.insert(handle, [1, 2, 3, 4], 4)
-    cache.release(handle)
+    cache.cache_pages(handle, [1, 2, 3, 4], 4)
+    cache.release_pages(handle)
     # Two cached pages, two free: six tokens fit only beside the match, never on top of it.
     handle = hold(cache, [1, 2, 3, 4, 5, 6, 7, 8])
     assert handle.cached_len == 4
@@ -104,7 +104,7 @@ def test_the_match_is_locked_before_room_is_made_for_the_rest() -> None:
 def test_pages_at_the_gate_wait_for_what_was_launched_with_them() -> None:
     cache = CacheManager(4, 2)
     copies = [ManualCompletion(), ManualCompletion()]
-    cache.release(hold(cache, [1, 2, 3, 4, 5]), after=copies)
+    cache.release_pages(hold(cache, [1, 2, 3, 4, 5]), after=copies)
     assert (cache.num_free_pages, cache.num_locked_pages) == (1, 3)
     copies[0].is_done = True
     cache.poll()
@@ -115,10 +115,10 @@ def test_pages_at_the_gate_wait_for_what_was_launched_with_them() -> None:
 
 
 def cached(cache: CacheManager, tokens: list[int], priority: int = 0) -> None:
-    handle = cache.acquire(tokens, len(tokens), max_cached_len=len(tokens), priority=priority)
+    handle = cache.acquire_pages(tokens, len(tokens), max_cached_len=len(tokens), priority=priority)
     assert handle is not None
-    cache.insert(handle, tokens, len(tokens))
-    cache.release(handle)
+    cache.cache_pages(handle, tokens, len(tokens))
+    cache.release_pages(handle)
 
 
 @pytest.mark.parametrize(
@@ -154,10 +154,10 @@ def test_leaves_go_before_what_they_hang_on() -> None:
 def test_namespaces_share_nothing() -> None:
     cache = CacheManager(8, 2)
     for namespace in ("", "tenant"):
-        handle = cache.acquire([1, 2, 3, 4], 4, max_cached_len=4, namespace=namespace)
+        handle = cache.acquire_pages([1, 2, 3, 4], 4, max_cached_len=4, namespace=namespace)
         assert handle is not None and handle.cached_len == 0
-        cache.insert(handle, [1, 2, 3, 4], 4)
-        cache.release(handle)
+        cache.cache_pages(handle, [1, 2, 3, 4], 4)
+        cache.release_pages(handle)
     assert cache.num_cached_pages == 4
     assert not set(cache.peek([1, 2, 3, 4])) & set(cache.peek([1, 2, 3, 4], "tenant"))
     assert cache.peek([1, 2, 3, 4], "nobody") == []
@@ -170,11 +170,11 @@ def test_namespaces_that_hold_nothing_are_forgotten() -> None:
     cache = CacheManager(8, 2)
     for i in range(100):
         cache.touch([1, 2, 3], f"tenant{i}")
-        handle = cache.acquire([1, 2, 3], 3, max_cached_len=2, namespace=f"tenant{i}")
+        handle = cache.acquire_pages([1, 2, 3], 3, max_cached_len=2, namespace=f"tenant{i}")
         assert handle is not None
         if i % 2:
-            cache.insert(handle, [1, 2, 3], 3)
-        cache.release(handle)
+            cache.cache_pages(handle, [1, 2, 3], 3)
+        cache.release_pages(handle)
     # One page each for the last of those that cached one; the rest were evicted or never had any.
     assert cache.num_namespaces == cache.num_cached_pages <= 8
     hold(cache, [5] * 16, namespace="other")
@@ -185,7 +185,7 @@ def test_namespaces_that_hold_nothing_are_forgotten() -> None:
 def test_integrity_check_sees_what_is_wrong() -> None:
     cache = CacheManager(4, 2)
     handle = hold(cache, [1, 2, 3])
-    cache.insert(handle, [1, 2, 3], 3)
+    cache.cache_pages(handle, [1, 2, 3], 3)
     assert cache.check_integrity() == ""
     stolen = handle.page_ids.pop()
     assert "no owner" in cache.check_integrity()
@@ -259,7 +259,7 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(tokens=TOKENS, namespace=NAMESPACES, priority=st.integers(0, 2), reserved=st.integers(0, 3))
     def acquire(self, tokens: list[int], namespace: str, priority: int, reserved: int) -> None:
         available = self.cache.num_available_pages
-        handle = self.cache.acquire(
+        handle = self.cache.acquire_pages(
             tokens,
             len(tokens),
             max_cached_len=len(tokens) - 1,
@@ -286,7 +286,7 @@ class CacheMachine(RuleBasedStateMachine):
         held = data.draw(st.sampled_from(self.held))
         length = data.draw(st.integers(held.computed_len, len(held.tokens)))
         self.computed(held, length)
-        self.cache.insert(held.handle, held.tokens, held.computed_len)
+        self.cache.cache_pages(held.handle, held.tokens, held.computed_len)
         for i in range(held.computed_len // PAGE_SIZE):
             assert self.content[held.handle.page_ids[i]] == held.prefix(i)
 
@@ -295,7 +295,7 @@ class CacheMachine(RuleBasedStateMachine):
     def grow(self, data: st.DataObject, token: int) -> None:
         held = data.draw(st.sampled_from(self.held))
         pages_before = list(held.handle.page_ids)
-        if self.cache.grow(held.handle, len(held.tokens) + 1):
+        if self.cache.grow_pages(held.handle, len(held.tokens) + 1):
             held.tokens = [*held.tokens, token]
         else:
             assert list(held.handle.page_ids) == pages_before and self.cache.num_available_pages == 0
@@ -307,7 +307,7 @@ class CacheMachine(RuleBasedStateMachine):
         copies = [ManualCompletion() for _ in range(num_copies)]
         if copies:
             self.gate.append((list(held.handle.page_ids), copies))
-        self.cache.release(held.handle, after=copies)
+        self.cache.release_pages(held.handle, after=copies)
 
     @precondition(lambda self: self.gate)
     @rule(data=st.data())
@@ -340,7 +340,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         for held in self.held:
-            self.cache.release(held.handle)
+            self.cache.release_pages(held.handle)
         for _, copies in self.gate:
             for copy in copies:
                 copy.is_done = True
