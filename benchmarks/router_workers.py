@@ -43,8 +43,9 @@ from tandem.rpc.loop_thread import LoopThread
 from tandem.v1 import worker_pb2_grpc
 
 HEARTBEAT_INTERVAL_S = 0.25
-PAGE_FORMAT = PageFormat("none", 1, 16, 1, 1, "float32")
+PAGE_FORMAT = PageFormat("none", 128, "none")
 NUM_PAGES = 1_000_000
+PAGE_SIZE = 16
 PREFILL_ID, DECODE_ID, DECODE_LIFE = "prefill", "decode", "decode-life"
 
 
@@ -67,7 +68,7 @@ class ScriptedWorker(ABC):
 
     def __init__(self, worker_id: str, incarnation: str, role: str) -> None:
         self._hello = Hello(
-            PROTOCOL_VERSION, worker_id, incarnation, role, "none", "nowhere:1", 1, PAGE_FORMAT, NUM_PAGES
+            PROTOCOL_VERSION, worker_id, incarnation, role, "none", "nowhere:1", 1, PAGE_FORMAT, NUM_PAGES, PAGE_SIZE
         )
         self._joined = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -137,7 +138,7 @@ class DecodeWorker(ScriptedWorker):
         self._wake = asyncio.Event()
         self._step_at = 0.0
 
-    def add(self, request: Prefill) -> None:
+    def start_decoding(self, request: Prefill) -> None:
         """A request whose first token is there."""
         running = Running(request.request_id, request.attempt, request.sampling.max_tokens, now_ns())
         self._running[request.request_id] = running
@@ -182,7 +183,7 @@ class PrefillWorker(ScriptedWorker):
             first = FirstToken(message.request_id, message.attempt, 0, output_token(0), "", 0, 1, moments)
             self._outbox.append(first)
             self._wake.set()
-            self._decode.add(message)
+            self._decode.start_decoding(message)
 
     async def ready(self) -> None:
         await self._wake.wait()

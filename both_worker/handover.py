@@ -30,8 +30,8 @@ class LocalHandover(Handover):
     def refusal(self, request: Prefill) -> str:
         return ""
 
-    def start(self, job: PrefillJob) -> None:
-        """There is room: the pages are here."""
+    def begin(self, job: PrefillJob) -> None:
+        """Nothing is asked for: the pages are here."""
 
     def advance(self, job: PrefillJob) -> None:
         if job.first_token is None:
@@ -54,11 +54,11 @@ class LocalHandover(Handover):
         self._results.append(HandoverResult(job))
 
     def cancel(self, job: PrefillJob, *, reported: bool) -> None:
-        """Nothing was asked for."""
+        """Nothing was asked for that could be given back."""
 
     def receive(self, event: Event) -> None:
-        """No link, no events."""
+        """Without links there are no events of theirs."""
 
-    def poll(self) -> list[HandoverResult]:
+    def take_results(self) -> list[HandoverResult]:
         results, self._results = self._results, []
         return results

@@ -26,9 +26,9 @@ from worker.base import Outbox
 from worker.events import FromRouter
 
 WORKER_ID = "local"
-# What a request is given before it has to be with its pages; nobody waits that long here.
+# A request has so long to get its pages; nobody waits that long here.
 ADMIT_DURATION_S = 1e6
-# The longest rest between two steps while a forward is under way.
+# A rest between two steps is no longer while a forward is under way.
 MAX_REST_S = 1e-3
 
 
@@ -132,4 +132,4 @@ class Counts:
         elif isinstance(message, Tokens):
             self.num_decode_steps += 1
         elif isinstance(message, GaveBack | Failed | PrefillDeferred):
-            raise RuntimeError(f"a request that has its room was not served: {message}")
+            raise RuntimeError(f"the pool holds all requests, but one was not served: {message}")

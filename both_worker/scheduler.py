@@ -5,8 +5,9 @@ from engine.base import EngineBase
 from engine.kvcache.cache_manager import CacheManager
 from prefill_worker.scheduler import PrefillScheduler
 from tandem.messages import WorkerStats
-from worker.base import Scheduler, worker_stats
+from worker.base import Scheduler
 from worker.events import Event
+from worker.stats import worker_stats
 
 
 class BothScheduler(Scheduler):

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import grpc
 
@@ -14,7 +13,7 @@ from engine.base import EngineBase
 from engine.kvcache.cache_manager import CacheManager
 from prefill_worker.config import PrefillConfig
 from prefill_worker.scheduler import PrefillScheduler
-from tandem.messages import Hello, Peer
+from tandem.messages import Hello, Peer, ReceiverMessage, SenderMessage
 from worker.base import LinkConnections, Outbox, WorkerRole
 from worker.config import WorkerConfig
 from worker.events import Event
@@ -27,7 +26,7 @@ class NoLinks(LinkConnections):
 
     def set_peers(self, peers: Sequence[Peer]) -> None: ...
 
-    def send(self, epoch: str, messages: Sequence[Any]) -> None: ...
+    def send(self, epoch: str, messages: Sequence[SenderMessage | ReceiverMessage]) -> None: ...
 
     def close_link(self, epoch: str, reason: str) -> None: ...
 

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from cli.parser import SuggestingParser
 from cli.serve_config import cluster_config
 from cli.serve_options import API_KEY_VARIABLE, EPILOG, add_serve_options
 from deploy.cluster_config import ClusterConfig
@@ -65,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = SuggestingParser(
         prog="tandem",
         description="Serve large language models with prefill and decode on separate workers, and talk with them.",
         epilog=EXAMPLES,

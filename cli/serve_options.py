@@ -16,9 +16,11 @@ API_KEY_FILE = Option(
     str,
     SECURITY,
     "a file with more keys, one a line; blank lines and lines that start with # are skipped",
+    default="",
     metavar="FILE",
 )
-SERVE_OPTIONS = (*OPTIONS, API_KEY_FILE)
+_AFTER = [option.field for option in OPTIONS].index("api_keys") + 1
+SERVE_OPTIONS = (*OPTIONS[:_AFTER], API_KEY_FILE, *OPTIONS[_AFTER:])
 
 EPILOG = f"""\
 Every flag but --config can stand in a YAML file, under its name without the

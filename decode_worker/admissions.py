@@ -6,15 +6,17 @@ from dataclasses import dataclass
 
 from tandem.messages import Admit
 
-# How many ended attempts are remembered, to refuse their late lease requests at once.
+# So many ended attempts are remembered, to refuse their late lease requests at once.
 NUM_ENDED_REMEMBERED = 4096
 
-# A request's id and its attempt.
+# An attempt is known by its request's id and its own number.
 AttemptKey = tuple[str, int]
 
 
 @dataclass(eq=False, slots=True)
 class _Admitted:
+    """A request that the router has announced, and until when it is remembered without a lease."""
+
     admit: Admit
     deadline: float
 
@@ -27,21 +29,21 @@ class Admissions:
         self._admitted: dict[AttemptKey, _Admitted] = {}
         self._ended: OrderedDict[AttemptKey, None] = OrderedDict()
 
-    def __contains__(self, key: AttemptKey) -> bool:
-        return key in self._admitted
+    def find_admitted(self, key: AttemptKey) -> Admit | None:
+        """The request, if it is announced and has no lease yet."""
+        admitted = self._admitted.get(key)
+        return admitted.admit if admitted else None
 
-    def __getitem__(self, key: AttemptKey) -> Admit:
-        return self._admitted[key].admit
-
-    def add(self, admit: Admit) -> None:
+    def remember_admitted(self, admit: Admit) -> None:
+        """Remembers a request for as long as it says."""
         self._admitted[admit.request_id, admit.attempt] = _Admitted(admit, self._clock() + admit.duration_s)
 
-    def take(self, key: AttemptKey) -> Admit | None:
+    def take_admitted(self, key: AttemptKey) -> Admit | None:
         """Hands out a request and forgets it."""
         admitted = self._admitted.pop(key, None)
         return admitted.admit if admitted else None
 
-    def end(self, key: AttemptKey) -> None:
+    def mark_ended(self, key: AttemptKey) -> None:
         """The attempt is over: whatever still comes for it is late."""
         self._admitted.pop(key, None)
         self._ended[key] = None

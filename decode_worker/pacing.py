@@ -4,11 +4,11 @@ early enough for the device not to wait."""
 from collections import deque
 from collections.abc import Callable
 
-# Steps that the estimates look back on.
+# The estimates look back on so many steps.
 WINDOW = 8
-# Time to compose is the longest of late, times this: what comes a little slower must not make the device wait.
+# The longest time of late to compose a step is multiplied by this: a little slower must not make the device wait.
 HOST_FACTOR = 1.5
-# How late a thread wakes up.
+# A thread may wake up so late.
 WAKE_UP_S = 0.0003
 
 

@@ -71,27 +71,27 @@ class DecodeScheduler(ForwardScheduler):
     def receive(self, event: Event) -> None:
         if isinstance(event, FromRouter):
             if isinstance(event.message, Admit):
-                self._leases.admit(event.message)
+                self._leases.admit_request(event.message)
             elif isinstance(event.message, Abort):
                 self._abort(event.message.request_id, event.message.attempt)
         elif isinstance(event, RouterLost):
-            self._leases.abort_all()
+            self._leases.abort_all_attempts()
             for job in list(self._running):
                 self._end(job)
         else:
             self._leases.receive(event)
 
     def step(self) -> bool:
-        self._cache.poll()
+        self._cache.free_deferred_pages()
         self._leases.start_arrived()
         previous = self._in_flight
         if previous is not None and not (self._pace.is_due or previous.output.done()):
-            self._leases.poll(num_reserved=len(self._running))
+            self._leases.answer_requests(num_reserved=len(self._running))
             return False
         self._pace.composing()
         # Growth goes before new leases.
         jobs = self._grow()
-        self._leases.poll(num_reserved=len(self._running))
+        self._leases.answer_requests(num_reserved=len(self._running))
         if jobs:
             unknown, self._in_flight = self._in_flight, self._launch(jobs, self._in_flight)
             if unknown is not None:
@@ -164,7 +164,7 @@ class DecodeScheduler(ForwardScheduler):
             moments=[Moment(LEASE_GRANTED, granted_ns)],
         )
         job.stamp(COMMITTED)
-        # Oldest first, over all attempts: the order of growth, and never the oldest is given back.
+        # They stand by age over all attempts: that is the order of growth, and the oldest is never given back.
         bisect.insort(self._running, job, key=lambda j: j.age_key)
 
     def take_admitted(self, request_id: str, attempt: int) -> Admit | None:
@@ -192,7 +192,7 @@ class DecodeScheduler(ForwardScheduler):
         """Gives each job of the next batch the page its next token needs, the oldest first. When pages run out, the
         request that is cheapest to redo is given back, never the oldest one: so one always finishes."""
         batch: list[DecodeJob] = []
-        # Empty in nearly every step: looking for a job here costs less than among all that run.
+        # It is empty in nearly every step: looking for a job here costs less than among all that run.
         given_back: list[DecodeJob] = []
         for job in [job for job in self._running if job.needs_step][: self._config.max_batch_size]:
             if job in given_back:
@@ -201,7 +201,7 @@ class DecodeScheduler(ForwardScheduler):
                 if self._in_flight is not None:
                     # What ends with it may leave pages enough, and pages of a job in it are not free before.
                     self.settle()
-                    self._cache.poll()
+                    self._cache.free_deferred_pages()
                     self._pace.composing()
                     return self._grow()
                 victims = self._running[1:]
@@ -222,7 +222,7 @@ class DecodeScheduler(ForwardScheduler):
         self._send_tokens([job])
         self._outbox.to_router(GaveBack(job.request_id, job.attempt))
         self._num_given_back += 1
-        self._leases.remember_ended(job.request_id, job.attempt)
+        self._leases.mark_ended(job.request_id, job.attempt)
         self._end(job)
 
     def _launch(self, jobs: Sequence[DecodeJob], previous: LaunchedStep | None) -> LaunchedStep:
@@ -299,7 +299,7 @@ class DecodeScheduler(ForwardScheduler):
             if (job.request_id, job.attempt) == (request_id, attempt):
                 self._end(job)
                 break
-        self._leases.abort(request_id, attempt)
+        self._leases.abort_attempt(request_id, attempt)
 
     def _end(self, job: DecodeJob) -> None:
         """The one place where a running job's pages are given back; what it computed stays for reuse. The last token

@@ -8,8 +8,8 @@ from decode_worker.scheduler import DecodeScheduler
 from engine.base import EngineBase
 from engine.kvcache.cache_manager import CacheManager
 from kvtransfer.config import LinkConfig
-from kvtransfer.streams import LinkServer
-from kvtransfer.transports.factory import TransportFactory
+from kvtransfer.link_server import LinkServer
+from kvtransfer.transports.opening import load_transports
 from tandem.messages import Hello
 from worker.base import LinkConnections, Outbox, Scheduler, WorkerRole
 from worker.config import WorkerConfig
@@ -29,5 +29,5 @@ class DecodeRole(WorkerRole):
     def build_links(
         self, engine: EngineBase, hello: Hello, config: WorkerConfig, post: Callable[[Event], None]
     ) -> LinkConnections:
-        transports = TransportFactory(engine.pool, config.host, self._links.transports)
+        transports = load_transports(self._links.transports, engine.pool, config.host)
         return LinkServer(hello.incarnation, hello.page_format, transports, post)

@@ -13,8 +13,11 @@ from kvtransfer.config import LinkConfig
 from kvtransfer.transports import table as transports
 from prefill_worker.config import PrefillConfig
 from router.config import RouterConfig
-from tandem.config import DEVICES, LogConfig, Role, TlsConfig, require, require_one_of
+from tandem.config import DEVICES, LogConfig, Role, TlsConfig, default_of, require, require_one_of
 from worker.config import WorkerConfig
+
+# Without tensor parallelism a model runs on one.
+DEVICES_PER_WORKER: int = default_of(EngineConfig, "num_devices")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +58,7 @@ class ClusterConfig(ClusterOptions):
             (self.num_prefill > 0) == (self.num_decode > 0),
             f"{self.num_prefill} prefill and {self.num_decode} decode workers: both kinds are needed, or neither",
         )
-        require(self.num_workers > 0, "at least one worker is needed: --prefill and --decode, or --both")
+        require(self.num_workers > 0, "at least one worker is needed: num_prefill and num_decode, or num_both")
         # What its processes would refuse is refused before any of them starts.
         self.router("unresolved", self.model, 1)
         self.worker("unresolved", "both", self.engine("unresolved"), "", 1)
@@ -63,6 +66,11 @@ class ClusterConfig(ClusterOptions):
     @property
     def num_workers(self) -> int:
         return self.num_prefill + self.num_decode + self.num_both
+
+    @property
+    def num_devices(self) -> int:
+        """Devices of all workers together."""
+        return self.num_workers * DEVICES_PER_WORKER
 
     @property
     def _device_defaults(self) -> DeviceDefaults:

@@ -17,6 +17,8 @@ from rich.table import Table
 
 from both_worker.local_worker import Counts, LocalWorker
 from deploy.cluster_config import ClusterConfig
+from deploy.cluster_options import OPTIONS
+from deploy.options import in_flags
 from deploy.progress import StartProgress
 from engine.models.config import ModelConfig
 from engine.stage_timer import StageTimer
@@ -60,7 +62,7 @@ def compile_kernels(config: ClusterConfig) -> int:
                 stages.end()
                 progress(part, "ready")
     except (ValueError, OSError) as error:
-        print(f"tandem compile: {error}", file=sys.stderr)
+        print(f"tandem compile: {in_flags(str(error), OPTIONS)}", file=sys.stderr)
         return exit_codes.USAGE
     _report(console, stages)
     return 0
@@ -166,7 +168,7 @@ class Warmer:
 def _check_device(config: ClusterConfig) -> None:
     """Raises ValueError if there is nothing to compile for, or nothing to compile on."""
     if config.device != "cuda":
-        raise ValueError(f"no kernel is compiled for device {config.device}; give --device cuda")
+        raise ValueError(f"no kernel is compiled for device {config.device}; set `device` to cuda")
     import torch
 
     from engine.build import why_no_gpu

@@ -12,8 +12,8 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
-from deploy.cluster_config import ClusterConfig, WorkerPlan
-from deploy.plan import check_client_ports, plan
+from deploy.cluster_config import DEVICES_PER_WORKER, ClusterConfig, WorkerPlan
+from deploy.plan import check_client_ports, check_own_classes, plan
 from deploy.supervisor import RouterDiedError, Supervisor
 from engine.weights.resolve import resolve_model
 from router.process import RouterAddresses
@@ -80,6 +80,7 @@ class Cluster:
         config = self._config
         # First what takes no time: a model may have to be fetched.
         with _refusals():
+            check_own_classes(config)
             check_client_ports(config)
         if config.device == "cuda":
             # Ray counts the GPUs: that there are too few is said before a model is fetched for them.
@@ -165,17 +166,18 @@ class Cluster:
         self._on_progress("ray", "ready")
 
     def _check_num_gpus(self) -> None:
-        """Raises ConfigurationError if there are fewer GPUs than workers."""
+        """Raises ConfigurationError if there are fewer GPUs than workers take."""
         num_gpus = int(ray.cluster_resources().get("GPU", 0))
         if num_gpus == 0:
             raise ConfigurationError(
                 "device cuda needs NVIDIA GPUs, and none is visible here (see nvidia-smi and CUDA_VISIBLE_DEVICES); "
-                "use --device cpu"
+                "set `device` to cpu"
             )
-        if num_gpus < self._config.num_workers:
+        if num_gpus < self._config.num_devices:
             raise ConfigurationError(
-                f"device cuda takes a GPU for each worker: {self._config.num_workers} workers, but {num_gpus} GPUs "
-                "here; use fewer workers (--both 1 needs one GPU) or --device cpu"
+                f"device cuda takes {DEVICES_PER_WORKER} GPU for each worker: {self._config.num_workers} workers, "
+                f"but {num_gpus} GPUs here; use fewer workers (num_both 1 needs {DEVICES_PER_WORKER}) or set `device` "
+                "to cpu"
             )
 
     def _create_worker(self, plan: WorkerPlan) -> Any:

@@ -1,6 +1,7 @@
 """How the fields of a configuration are options: flags of a command, keys of a YAML file, rows of the documentation."""
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, get_args, get_origin
@@ -117,9 +118,11 @@ def kind_of(value: Any) -> str:
 
 def in_flags(message: str, options: Sequence[Option]) -> str:
     """A message of a configuration, or of what it configures, with the fields' names replaced by the flags that set
-    them: for a person who gave flags and knows no fields."""
+    them: for a person who gave flags and knows no fields. A field that is an everyday word counts in `backquotes`
+    alone."""
+    # The longer names first: some are parts of others.
     for o in sorted(options, key=lambda o: -len(o.field)):
-        # Names that are everyday words stay as they are; they are the flag's name anyway.
+        message = message.replace(f"`{o.field}`", f"--{o.name}")
         if "_" in o.field:
-            message = message.replace(o.field, f"--{o.name}")
+            message = re.sub(rf"(?<![\w-]){o.field}(?!\w)", f"--{o.name}", message)
     return message

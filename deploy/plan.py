@@ -6,25 +6,51 @@ import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from deploy.cluster_config import ClusterConfig, WorkerPlan
+from engine.attention.table import ATTENTION_BACKENDS
 from engine.config import EngineConfig
-from engine.kvcache.base import PageLayout, available_memory_bytes
+from engine.kvcache.eviction.table import EVICTION_POLICIES
+from engine.kvcache.host_memory import available_memory_bytes
 from engine.models.config import ModelConfig
+from engine.page_layout import page_layout_of
 from engine.weights.resolve import model_fingerprint
+from kvtransfer.transports.table import TRANSPORTS
+from prefill_worker.policies.table import PREFILL_POLICIES
 from router.config import RouterConfig
-from router.tokenization import tokenizer_file
+from router.policies.table import ROUTING_POLICIES
+from router.text.tokenizer import tokenizer_file
+from tandem.choices import Choices, is_path
 from tandem.config import Role
 from tandem.rpc.tls import check_tls_files
+
+
+def check_own_classes(config: ClusterConfig) -> None:
+    """Finds out whether the classes that are named by their import paths can be used.
+
+    Raises:
+        ValueError: one cannot; the message says why.
+    """
+    tables: tuple[tuple[Choices[Any], str], ...] = (
+        (TRANSPORTS, config.transport),
+        (ATTENTION_BACKENDS, config.attention_backend),
+        (PREFILL_POLICIES, config.schedule),
+        (EVICTION_POLICIES, config.eviction),
+        (ROUTING_POLICIES, config.routing),
+    )
+    for table, name in tables:
+        if is_path(name):
+            table.load(name)
 
 
 def check_client_ports(config: ClusterConfig) -> None:
     """Finds out whether the clients' ports and the TLS files can be used.
 
     Raises:
-        ValueError: one cannot; the message says which flag would help.
+        ValueError: one cannot; the message says which field of `config` would help.
     """
-    for port, flag in ((config.grpc_port, "--grpc-port"), (config.http_port, "--http-port")):
+    for port, field in ((config.grpc_port, "grpc_port"), (config.http_port, "http_port")):
         with socket.socket() as probe:
             # As the servers bind: a port whose last connections are still winding down is free.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -32,7 +58,7 @@ def check_client_ports(config: ClusterConfig) -> None:
                 probe.bind((config.host, port))
             except OSError as error:
                 is_port = error.errno in (errno.EADDRINUSE, errno.EACCES)
-                advice = f"choose another port with {flag}" if is_port else "choose another address with --host"
+                advice = f"choose another {field}" if is_port else "choose another `host`"
                 raise ValueError(f"cannot listen on {config.host}:{port}: {error.strerror}; {advice}") from error
     check_tls_files(config.tls_cert, config.tls_key, config.tls_client_ca)
 
@@ -55,14 +81,14 @@ def plan(config: ClusterConfig, model_dir: Path, cluster_token: str) -> tuple[Ro
     if max_model_len > model_config.max_position_embeddings:
         raise ValueError(
             f"max_model_len {max_model_len} is above the model's own limit of {model_config.max_position_embeddings}; "
-            "use a smaller --max-model-len, or none"
+            "use a smaller max_model_len, or none"
         )
     if max_model_len > longest:
         raise ValueError(
             f"{engine.num_pages} pages of {engine.page_size} tokens hold {longest} tokens, fewer than "
-            f"max_model_len {max_model_len}; use a larger --num-pages or a smaller --max-model-len"
+            f"max_model_len {max_model_len}; use a larger num_pages or a smaller max_model_len"
         )
-    _check_memory(config.num_workers, engine, model_config)
+    _check_memory(config.num_devices, engine, model_config)
     fingerprint = model_fingerprint(model_dir, config.load_format)
     router = config.router(str(model_dir), config.model.rstrip("/").rpartition("/")[2], max_model_len, cluster_token)
     workers = [
@@ -73,21 +99,19 @@ def plan(config: ClusterConfig, model_dir: Path, cluster_token: str) -> tuple[Ro
     return router, workers
 
 
-def _check_memory(num_workers: int, engine: EngineConfig, model_config: ModelConfig) -> None:
+def _check_memory(num_pools: int, engine: EngineConfig, model_config: ModelConfig) -> None:
     """Refuses pools that together do not fit: each worker alone would see the same free memory."""
     if engine.device != "cpu":
         # Each worker has a GPU of its own and looks there.
         return
-    layout = PageLayout(
-        model_config.num_layers, engine.page_size, model_config.num_kv_heads, model_config.head_dim, engine.dtype
-    )
-    needed = num_workers * engine.num_pages * layout.page_bytes
+    layout = page_layout_of(model_config, engine.page_size, engine.dtype)
+    needed = num_pools * engine.num_pages * layout.page_bytes
     available = available_memory_bytes()
     if needed > available:
         raise ValueError(
-            f"{num_workers} pools of {engine.num_pages} pages of {layout.page_bytes} bytes need "
+            f"{num_pools} pools of {engine.num_pages} pages of {layout.page_bytes} bytes need "
             f"{needed / 2**20:.0f} MiB, but only {available / 2**20:.0f} MiB of memory are free; use a smaller "
-            f"--num-pages, below {available // (num_workers * layout.page_bytes)}"
+            f"num_pages, below {available // (num_pools * layout.page_bytes)}"
         )
 
 

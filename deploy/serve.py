@@ -3,19 +3,23 @@
 import functools
 import ipaddress
 import logging
+import shutil
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
 from rich.console import Console
 
 from deploy.cluster_config import ClusterConfig
+from deploy.cluster_options import OPTIONS
 from deploy.guard import run_guarded
 from deploy.launcher import Cluster, ClusterError, ConfigurationError
+from deploy.options import in_flags
 from deploy.process_tree import descendants
 from deploy.progress import StartProgress
 from deploy.run_record import RunOwner, default_directory, end_leftovers, remove_record, write_record
@@ -90,7 +94,7 @@ def _run(config: ClusterConfig, use: Callable[[Cluster, threading.Event], int]) 
             _drain(cluster, config.drain_timeout_s, owner.guard, console)
         return status
     except ClusterError as error:
-        print(f"tandem: {error}", file=sys.stderr)
+        print(f"tandem: {in_flags(str(error), OPTIONS)}", file=sys.stderr)
         return exit_codes.USAGE if isinstance(error, ConfigurationError) else exit_codes.FAILED
     finally:
         cluster.stop()
@@ -118,6 +122,15 @@ def _drain(cluster: Cluster, timeout_s: float, guard: ProcessId, console: Consol
         console.print(f"Requests cut short: {num_left}")
 
 
+def _own_command() -> str:
+    """How the person who called this command can call it again."""
+    called = Path(sys.argv[0])
+    if called.name != "tandem":
+        return "tandem"
+    on_path = shutil.which("tandem")
+    return "tandem" if on_path and called.exists() and called.samefile(on_path) else str(called)
+
+
 def _is_loopback(host: str) -> bool:
     try:
         return ipaddress.ip_address(host).is_loopback
@@ -141,7 +154,7 @@ def _announce_and_wait(config: ClusterConfig, cluster: Cluster, stop: threading.
         *(["--tls-cert CERT.pem --tls-key KEY.pem"] if config.tls_client_ca else []),
         *(["--api-key KEY"] if config.api_keys else []),
     ]
-    command = " ".join(["tandem generate", *flags, '"What is the capital of France?"'])
+    command = " ".join([_own_command(), "generate", *flags, '"What is the capital of France?"'])
     console.print(f"Try: {command}   (Ctrl-C stops the cluster)", soft_wrap=True)
     cluster.supervise(stop)
     console.print("Stopping")

@@ -1,7 +1,7 @@
 """What a scheduler asks of an engine."""
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from engine.batch import Batch
 from engine.kvcache.pool import KvPool
@@ -10,7 +10,7 @@ from engine.output import ForwardOutput
 
 @dataclass(slots=True)
 class EngineCounters:
-    """Tokens whose KV `forward` has computed since the start."""
+    """Tokens whose KV an engine has computed since its start."""
 
     prompt_tokens_computed: int = 0
     output_tokens_computed: int = 0
@@ -21,16 +21,17 @@ class EngineCounters:
         self.output_tokens_computed += batch.num_tokens - num_prompt_tokens
 
 
-@dataclass(slots=True)
 class EngineBase(ABC):
     """One model with its pages. Knows token ids, never text, never a socket.
 
     Attributes:
         pool: the memory of the pages that sequences' page tables name.
+        counters: what `forward` has computed since the start.
     """
 
-    pool: KvPool
-    counters: EngineCounters = field(default_factory=EngineCounters, init=False)
+    def __init__(self, pool: KvPool) -> None:
+        self.pool = pool
+        self.counters = EngineCounters()
 
     @property
     def is_asynchronous(self) -> bool:

@@ -32,7 +32,7 @@ class Batch:
         assert self.sequences and all(s.extend_len > 0 for s in self.sequences)
         assert self.mode == "prefill" or all(s.extend_len == 1 for s in self.sequences)
         rows = self.feed.rows if self.feed else [-1] * len(self.sequences)
-        # One token at most is not known, and that one is fed.
+        # At most one token of a sequence is not known, and that one is fed.
         assert all(s.num_pending == (row >= 0) for s, row in zip(self.sequences, rows, strict=True))
 
     @property

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from engine.attention.base import GraphableBackend
+from engine.attention.base import AttentionBackend, GraphableBackend
+from engine.attention.table import ATTENTION_BACKENDS, AUTO
 from engine.config import EngineConfig
 from engine.dry_run import free_bytes, measure_memory
 from engine.engine import Engine
@@ -16,8 +17,9 @@ from engine.kvcache.base import PageLayout
 from engine.kvcache.pool import CpuKvPool
 from engine.kvcache.sizing import GIB, DeviceMemory, choose_num_pages
 from engine.models.base import Model
+from engine.models.build import build_model
 from engine.models.config import ModelConfig
-from engine.models.registry import build_model
+from engine.page_layout import page_layout_of
 from engine.stage_timer import StageTimer
 from engine.weights.loader import load_weights
 
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# How far beyond --mem-fraction-static weights, graphs and pool may come to be without a warning.
+# Weights, graphs and pool may come to be so far beyond mem_fraction_static without a warning.
 SHARE_TOLERANCE = 0.01
 
 
@@ -49,13 +51,7 @@ def build_engine(config: EngineConfig, pool_name: str, on_progress: Callable[[st
         torch.set_num_threads(config.num_threads)
     model_config = ModelConfig.from_dir(Path(config.model_dir))
     device = _device(config.device)
-    layout = PageLayout(
-        num_layers=model_config.num_layers,
-        page_size=config.page_size,
-        num_kv_heads=model_config.num_kv_heads,
-        head_dim=model_config.head_dim,
-        dtype=config.dtype,
-    )
+    layout = page_layout_of(model_config, config.page_size, config.dtype)
     stages = StageTimer()
 
     def tell(doing: str) -> None:
@@ -63,9 +59,10 @@ def build_engine(config: EngineConfig, pool_name: str, on_progress: Callable[[st
         on_progress(doing)
 
     if device.type == "cpu":
-        model = _load_model(config, model_config, device, tell)
+        model, backend = _load_model(config, model_config, layout, device, tell)
         tell("allocating pages")
-        engine = Engine(model, CpuKvPool(layout, config.num_pages, pool_name))
+        pool = CpuKvPool(layout, config.num_pages, pool_name)
+        engine = Engine(model, pool, backend(pool, model_config.num_q_heads))
     else:
         free_at_start = free_bytes()
         try:
@@ -73,7 +70,7 @@ def build_engine(config: EngineConfig, pool_name: str, on_progress: Callable[[st
         except torch.OutOfMemoryError as error:
             raise ValueError(
                 f"the GPU's memory ran out while {stages.current}: {free_at_start / GIB:.1f} GiB were free at the "
-                "start; use a smaller model, a smaller --chunk-size or --max-batch-size, or end what else uses the GPU"
+                "start; use a smaller model, a smaller chunk_size or max_batch_size, or end what else uses the GPU"
             ) from error
         except ImportError as error:
             raise ValueError(
@@ -96,18 +93,51 @@ def _device(name: str) -> torch.device:
     """Raises ValueError if this machine has no such device."""
     if name == "cuda":
         if not torch.cuda.is_available():
-            raise ValueError(f"device cuda is asked for, but {why_no_gpu()}; use --device cpu")
+            raise ValueError(f"device cuda is asked for, but {why_no_gpu()}; set `device` to cpu")
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device(name)
 
 
 def _load_model(
-    config: EngineConfig, model_config: ModelConfig, device: torch.device, on_progress: Callable[[str], None]
-) -> Model:
+    config: EngineConfig,
+    model_config: ModelConfig,
+    layout: PageLayout,
+    device: torch.device,
+    on_progress: Callable[[str], None],
+) -> tuple[Model, type[AttentionBackend]]:
+    """The model with its weights, and the backend that computes its attention."""
     on_progress("loading weights")
     model = build_model(model_config, getattr(torch, config.dtype), device)
+    # Weights take minutes: whether attention can be computed is found out first.
+    backend = _choose_backend(config, layout, model_config.num_q_heads, device)
     load_weights(model, Path(config.model_dir), config.load_format, device, on_progress)
-    return model
+    return model, backend
+
+
+def _choose_backend(
+    config: EngineConfig, layout: PageLayout, num_q_heads: int, device: torch.device
+) -> type[AttentionBackend]:
+    """The backend that is asked for; for `auto` the first of the table that computes such attention on this device.
+
+    Raises:
+        ValueError: it cannot be imported, or does not compute such attention; the message says why.
+    """
+    if config.attention_backend != AUTO:
+        backend = ATTENTION_BACKENDS.load(config.attention_backend)
+        if reason := backend.why_not(layout, num_q_heads, device):
+            raise ValueError(reason)
+        return backend
+    reasons: list[str] = []
+    for name in ATTENTION_BACKENDS.for_device(device.type):
+        backend = ATTENTION_BACKENDS.load(name)
+        reason = backend.why_not(layout, num_q_heads, device)
+        if not reason:
+            # Nobody has kernels for float32, in which one computes to compare and not to be fast.
+            if reasons and config.dtype != "float32":
+                logger.warning("%s: the %s backend is slow", reasons[0], name)
+            return backend
+        reasons.append(reason)
+    raise ValueError(f"no attention backend computes this model: {'; '.join(reasons)}")
 
 
 def _cuda_engine(
@@ -122,15 +152,15 @@ def _cuda_engine(
     # Imported here: a machine without CUDA has nothing to import.
     from engine.kvcache.cuda_pool import CudaKvPool
 
-    model = _load_model(config, model_config, device, on_progress)
+    model, backend = _load_model(config, model_config, layout, device, on_progress)
     on_progress("warming up")
-    memory = _measure(config, model, CudaKvPool(layout, 1, device), free_at_start)
+    memory = _measure(config, model, backend, CudaKvPool(layout, 1, device), free_at_start)
     on_progress("allocating pages")
     num_pages = choose_num_pages(memory, layout, config.num_pages, config.mem_fraction_static, config.max_model_len)
     pool = CudaKvPool(layout, num_pages, device)
-    attention = _attention(config, pool, model_config.num_q_heads)
+    attention = backend(pool, model_config.num_q_heads)
     graphs = None
-    if attention is not None and config.cuda_graph_max_bs:
+    if isinstance(attention, GraphableBackend) and config.cuda_graph_max_bs:
         # A sequence is no longer than the model allows, nor than the pool.
         longest = config.max_model_len or model_config.max_position_embeddings
         num_table_pages = layout.num_pages_for(min(longest, num_pages * layout.page_size))
@@ -139,34 +169,17 @@ def _cuda_engine(
     return Engine(model, pool, attention, graphs)
 
 
-def _attention(config: EngineConfig, pool: "CudaKvPool", num_q_heads: int) -> GraphableBackend | None:
-    """None: the reference backend."""
-    if config.attention_backend == "reference":
-        return None
-    # Imported here, likewise.
-    from engine.attention.flashinfer import DTYPES, HEAD_DIMS, FlashInferAttention
-    from engine.attention.triton import TritonAttention
-
-    has_kernels = pool.layout.dtype in DTYPES and pool.layout.head_dim in HEAD_DIMS
-    if config.attention_backend == "auto" and pool.layout.dtype in DTYPES and not has_kernels:
-        logger.warning("FlashInfer has no kernels for heads of %d: the reference backend is slow", pool.layout.head_dim)
-    if config.attention_backend == "auto" and not has_kernels:
-        return None
-    if config.attention_backend == "triton":
-        return TritonAttention(pool, num_q_heads)
-    return FlashInferAttention(pool, num_q_heads)
-
-
-def _measure(config: EngineConfig, model: Model, pool: "CudaKvPool", free_at_start: int) -> DeviceMemory:
+def _measure(
+    config: EngineConfig, model: Model, backend: type[AttentionBackend], pool: "CudaKvPool", free_at_start: int
+) -> DeviceMemory:
     """Args: pool: of one page. It goes, with its backend, when this returns."""
-    attention = _attention(config, pool, model.config.num_q_heads)
+    attention = backend(pool, model.config.num_q_heads)
     engine = Engine(model, pool, attention)
-    if attention is None or config.cuda_graph_max_bs == 0:
+    if not isinstance(attention, GraphableBackend) or config.cuda_graph_max_bs == 0:
         return measure_memory(engine, config, free_at_start, None)
-    graphable = attention
 
     def capture(batch_size: int) -> object:
-        return DecodeGraphs(model, graphable, engine.device, batch_size, 1, lambda doing: None)
+        return DecodeGraphs(model, attention, engine.device, batch_size, 1, lambda doing: None)
 
     return measure_memory(engine, config, free_at_start, capture)
 
@@ -192,7 +205,7 @@ def _log_memory(
     )
     if config.num_pages == 0 and taken > memory.total * (config.mem_fraction_static + SHARE_TOLERANCE):
         logger.warning(
-            "weights, CUDA graphs and pool take %.3f of the GPU's memory, more than --mem-fraction-static %g: the "
+            "weights, CUDA graphs and pool take %.3f of the GPU's memory, more than mem_fraction_static %g: the "
             "graphs took more than their trial said",
             taken / memory.total,
             config.mem_fraction_static,

@@ -8,7 +8,7 @@ from tandem.config import DEVICES, require, require_one_of, require_positive
 
 DTYPES = ("float32", "bfloat16")
 LOAD_FORMATS = ("auto", "dummy")
-# Prompts whose chunks one prefill forward computes at most: what sampling their first tokens takes is bounded by it.
+# One prefill forward computes chunks of at most so many prompts, which bounds what sampling their first tokens takes.
 MAX_PREFILL_BATCH_SIZE = 128
 
 
@@ -22,8 +22,10 @@ class EngineConfig:
         num_pages: size of the pool, in pages; 0, on a GPU alone: as many as mem_fraction_static leaves room for.
         num_devices: devices that the model is spread over; one so far.
         num_threads: CPU threads of one forward; 0 leaves torch's choice.
-        attention_backend: auto takes FlashInfer on a GPU where it has kernels for the dtype, else the reference.
-        eviction: which cached page goes first when room is needed.
+        attention_backend: a name in ATTENTION_BACKENDS, or the import path of a backend; auto: the first of the table
+            that computes the model on the device.
+        eviction: which cached page goes first when room is needed: a name in EVICTION_POLICIES, or the import path of a
+            policy.
         cuda_graph_max_bs: decode batches up to this size run as CUDA graphs; 0: none do.
         mem_fraction_static: the share of the GPU's memory, between 0 and 1, that weights, graphs and pool together may
             take; the rest is for what forwards need while they run. Read if num_pages is 0.

@@ -19,7 +19,7 @@ from engine.rows import replace_rows, select_rows
 from engine.token_sequence import TokenSequence
 from engine.upload import Packed
 
-# What is lost is less than a float32 can tell, and two million tokens as likely as the first still fit into 63 bits.
+# What this loses is less than a float32 can tell, and two million tokens as likely as the first still fit into 63 bits.
 MASS_BITS = 42
 # With more than this many largest logits to find, the whole row is sorted.
 MAX_SELECTED = 1024
@@ -155,7 +155,7 @@ def _keep_top(x: torch.Tensor, cut: _Cut) -> torch.Tensor:
     mass_left = limit - before.gather(1, num_above)
     mass = masses.gather(1, num_above)
     num_kept_equal = (mass_left + mass - 1) // mass
-    # Of those equal to the smallest, the lower ids.
+    # Of those equal to the smallest, the lower ids are kept.
     equal = x == smallest
     last_kept = _first_beyond(equal, num_kept_equal - 1)
     ids = torch.arange(x.shape[1], device=x.device)

@@ -13,14 +13,14 @@ from engine.kvcache.sizing import DeviceMemory
 from engine.token_sequence import TokenSequence
 from tandem.sampling_params import MAX_LOGPROBS, SamplingParams
 
-# Graphs up to this batch size are captured to see what one takes by itself: of few sequences, which run kernels of our
-# own, and of more.
+# Graphs up to this batch size are captured to see what one takes by itself. There are graphs of few sequences among
+# them, which run kernels of our own, and graphs of more.
 TRIAL_BATCH_SIZE = 24
-# Prefills as small as these run other kernels than large ones: tokens of each, in as many prompts.
+# Prefills of as few tokens as these, in as many prompts, run other kernels than large ones.
 SMALL_PREFILLS = (1, 8, 16, 64)
 
 _GREEDY = SamplingParams(max_tokens=1)
-# Whatever takes memory when a token is chosen.
+# These parameters ask for everything that takes memory when a token is chosen.
 _SAMPLED = SamplingParams(
     max_tokens=1, temperature=1.0, top_p=0.9, min_p=0.01, repetition_penalty=1.1, num_logprobs=MAX_LOGPROBS
 )

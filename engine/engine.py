@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from engine.attention.base import AttentionBackend
-from engine.attention.reference import ReferenceAttention
-from engine.base import EngineBase, EngineCounters
+from engine.base import EngineBase
 from engine.batch import Batch
 from engine.kvcache.pool import KvPool
 from engine.models.base import Model
@@ -75,15 +74,14 @@ class Engine(EngineBase):
         self,
         model: Model,
         pool: KvPool,
-        attention: AttentionBackend | None = None,
+        attention: AttentionBackend,
         graphs: "DecodeGraphs | None" = None,
     ) -> None:
-        """Args: attention: None: the reference backend; graphs: of decode steps, None: each kernel is launched."""
-        self.counters = EngineCounters()
+        """Args: attention: over the pool; graphs: of decode steps, None: each kernel is launched."""
+        super().__init__(pool)
         self.model = model
-        self.pool = pool
-        self.device = pool.kv.device
-        self._attention = attention or ReferenceAttention(pool, model.config.num_q_heads)
+        self.device = pool.device
+        self._attention = attention
         self._graphs = graphs
 
     @property

@@ -68,17 +68,17 @@ class DecodeGraphs:
         self._model = model
         self._device = device
         self._graphs: dict[int, _Graph] = {}
-        # What a step gives, one memory for all sizes: (max_batch_size, vocab_size).
+        # What a step gives has one memory for all sizes: (max_batch_size, vocab_size).
         self._logits = torch.empty(max_batch_size, model.config.vocab_size, dtype=model.dtype, device=device)
         self._most_likely = MostLikely(model.config.vocab_size, max_batch_size, device)
-        # One memory, (3 * max_batch_size,) int64: the tokens that a step gives, and behind them what the host stages,
-        # so that the next step gathers its tokens from both at once.
+        # The tokens that a step gives, and behind them what the host stages, have one memory, (3 * max_batch_size,)
+        # int64, so that the next step gathers its tokens from both at once.
         self._max_batch_size = max_batch_size
         self._tokens = torch.zeros(3 * max_batch_size, dtype=torch.int64, device=device)
-        # One stream for all: cuBLAS keeps a workspace for each that it has seen.
+        # All graphs are captured in one CUDA stream: cuBLAS keeps a workspace for each stream that it has seen.
         self._stream = torch.cuda.Stream(device)
         pool: Any = None
-        # The largest first: the smaller ones find room in what it has taken.
+        # The largest comes first: the smaller ones find room in what it has taken.
         sizes = list(reversed(graph_sizes(max_batch_size)))
         attentions = attention.for_graphs(sizes, max_pages_per_sequence)
         for number, size in enumerate(sizes, 1):
@@ -104,7 +104,7 @@ class DecodeGraphs:
         graph = self._graphs[size]
         graph.attention.plan(batch.sequences)
         if fed_ids is not None and fed_ids.data_ptr() != self._tokens.data_ptr():
-            # Sampled outside the graph.
+            # These tokens were sampled outside the graph.
             self._tokens[: len(fed_ids)].copy_(fed_ids)
         num_padding = size - num_sequences
         known_ids = batch.known_ids() + [0] * num_padding
@@ -117,7 +117,7 @@ class DecodeGraphs:
     def _capture(self, attention: GraphedAttention, size: int, pool: Any) -> _Graph:
         input_ids = torch.zeros(size, dtype=torch.int64, device=self._device)
         staged = self._tokens[self._max_batch_size : self._max_batch_size + 2 * size]
-        # All padding: nobody's pages are touched.
+        # All rows are padding: nobody's pages are touched.
         attention.plan(())
 
         def step() -> None:

@@ -13,8 +13,8 @@ from tandem.sampling_params import TokenLogprobs, TopLogprob
 
 @dataclass(frozen=True, slots=True)
 class SampledLogprobs:
-    """The log probabilities of one step, on their way to the host: they are there once all is done that the stream had
-    been given when they were gathered.
+    """The log probabilities of one step, on their way to the host: they are there once all is done that the CUDA
+    stream had been given when they were gathered.
 
     Attributes:
         rows: of the step's rows, those that ask.
@@ -59,10 +59,10 @@ def gather_logprobs(
     asked = select_rows(logits, on_device)
     logprobs = torch.log_softmax(asked, dim=-1)
     chosen = logprobs.gather(1, select_rows(token_ids, on_device).unsqueeze(1)).squeeze(1)
-    # By the logits: what a device rounds to the same log probability may have been different before.
+    # They are chosen by the logits: what a device rounds to the same log probability may have been different before.
     top_ids = _most_likely(asked, min(max(num_top), logits.shape[1]))
     top = logprobs.gather(1, top_ids)
-    # To pinned memory, which torch takes for copies to the host that nobody waits for.
+    # They go to pinned memory, which torch takes for copies to the host that nobody waits for.
     chosen, top_ids, top = (found.to("cpu", non_blocking=True) for found in (chosen, top_ids, top))
     return SampledLogprobs(rows, num_top, chosen, top_ids, top)
 

@@ -12,7 +12,7 @@ def uniform(seed: int, position: int) -> float:
     """A number in [0, 1) with 53 random bits.
 
     SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014) at step `position`. The
-    seed is mixed first, because streams of seeds that differ by a multiple of its increment would overlap.
+    seed is mixed first, because the numbers of seeds that differ by a multiple of its increment would overlap.
 
     Args:
         seed: 64 bits.

@@ -11,11 +11,11 @@ class LinkConfig:
     """How pages travel from and to one worker.
 
     Attributes:
-        transports: ways for KV pages to travel, best first; a link takes the sender's best that both ends have and can
-            open.
+        transports: ways for KV pages to travel, best first, each by its name in TRANSPORTS or by the import path
+            package.module:Class of one's own. A link takes the sender's best that both ends have and can open.
     """
 
-    transports: tuple[str, ...] = TRANSPORTS.names
+    transports: tuple[str, ...]
 
     def __post_init__(self) -> None:
         require(len(self.transports) > 0, "at least one transport is needed")

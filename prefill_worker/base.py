@@ -24,8 +24,8 @@ class Handover(ABC):
         """Why this request could not be handed over if it were prefilled now, or ""."""
 
     @abstractmethod
-    def start(self, job: PrefillJob) -> None:
-        """Prefill starts: ask for room at the other end."""
+    def begin(self, job: PrefillJob) -> None:
+        """Prefill starts: ask for pages at the other end."""
 
     @abstractmethod
     def advance(self, job: PrefillJob) -> None:
@@ -33,18 +33,19 @@ class Handover(ABC):
 
     @abstractmethod
     def cancel(self, job: PrefillJob, *, reported: bool) -> None:
-        """The job ends here; poll will not report it.
+        """The job ends here; take_results will not tell of it.
 
         Args:
             reported: whether the router knows, or is about to hear, that the attempt has ended.
         """
 
     @abstractmethod
-    def receive(self, event: Event) -> None: ...
+    def receive(self, event: Event) -> None:
+        """Takes whatever the scheduler is told; most of it concerns no handover."""
 
     @abstractmethod
-    def poll(self) -> list[HandoverResult]:
-        """Returns the jobs that ended since the last call."""
+    def take_results(self) -> list[HandoverResult]:
+        """Goes on with what has become possible, and returns the jobs that ended since the last call."""
 
     @property
     @abstractmethod
@@ -59,4 +60,4 @@ class Handover(ABC):
     @property
     @abstractmethod
     def is_copying(self) -> bool:
-        """Whether copies are under way whose end poll should see soon."""
+        """Whether copies are under way whose end take_results should see soon."""

@@ -12,9 +12,10 @@ class PrefillConfig:
 
     Attributes:
         chunk_size: prompt tokens that one forward computes at most, over all its requests.
-        schedule: which queued request starts next: fcfs (first come first served), lpm (longest cached prefix),
-            dfs-weight (depth first through shared prefixes), lof (longest output first) or random. Priority goes
-            before it.
+        schedule: which queued request starts next, by a name in PREFILL_POLICIES or by the import path
+            package.module:Class of a policy of one's own: fcfs (first come first served), lpm (longest cached prefix),
+            dfs-weight (depth first through shared prefixes), lof (longest output first) or random. Priority goes before
+            it.
         min_shared_tokens: a request waits for another that is computing at least so many tokens of its prefix.
         grant_timeout_s: how long a finished prefill waits for pages at the decode worker before the router is asked
             to find another one; what was computed stays in the cache.

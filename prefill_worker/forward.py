@@ -24,7 +24,7 @@ class LaunchedForward:
         self.jobs = jobs
         sequences = [job.sequence for job in jobs]
         self.output = engine.forward(Batch("prefill", sequences))
-        # Remembered: when this forward is collected, the next chunk of a sequence may have been launched.
+        # These are remembered because the next chunk of a sequence may have been launched when this one is collected.
         self._ends = [(sequence.device_len, sequence.needs_logits) for sequence in sequences]
         self.hands_over = any(
             needs_logits and job.request.sampling.max_tokens > len(job.request.output_ids) + 1

@@ -38,18 +38,19 @@ class PagesInWork:
     def __init__(self) -> None:
         self._num_jobs: dict[int, int] = {}
 
-    def add(self, prefix_ids: Sequence[int]) -> None:
+    def enter_work(self, prefix_ids: Sequence[int]) -> None:
+        """A job is going to compute these pages."""
         for identity in prefix_ids:
             self._num_jobs[identity] = self._num_jobs.get(identity, 0) + 1
 
-    def remove(self, prefix_ids: Sequence[int]) -> None:
+    def leave_work(self, prefix_ids: Sequence[int]) -> None:
         """These pages are computed, or their job has ended."""
         for identity in prefix_ids:
             self._num_jobs[identity] -= 1
             if not self._num_jobs[identity]:
                 del self._num_jobs[identity]
 
-    def num_next(self, prefix_ids: Sequence[int], num_cached_pages: int) -> int:
+    def num_next_in_work(self, prefix_ids: Sequence[int], num_cached_pages: int) -> int:
         """How many of a request's pages, from the first that is not cached, somebody is computing."""
         num_pages = 0
         while num_cached_pages + num_pages < len(prefix_ids):

@@ -22,9 +22,9 @@ from worker.events import Event, FromRouter, RouterLost
 
 logger = logging.getLogger(__name__)
 
-# How soon to look again for copies and forwards that have completed.
+# Copies and forwards that have completed are looked for again so soon.
 POLL_S = 0.0005
-# Forwards that the device runs or has before it.
+# The device runs so many forwards, or has them before it, at most.
 MAX_LAUNCHED = 2
 
 
@@ -54,12 +54,12 @@ class PrefillScheduler(ForwardScheduler):
         self._config = config
         self._clock = clock
         self._overlaps = config.overlap and engine.is_asynchronous
-        # The oldest first; none stays when a step returns unless forwards overlap.
+        # The oldest comes first; none stays when a step returns unless forwards overlap.
         self._launched: deque[LaunchedForward] = deque()
         self._waiting = WaitingRequests(cache, PREFILL_POLICIES.load(config.schedule)())
         self._in_work = PagesInWork()
         self._computing: list[PrefillJob] = []
-        # Prefill done, not handed over yet; with the time at which waiting ends.
+        # The prefill of these jobs is done, and they wait to be handed over, each until the time beside it.
         self._handing_over: dict[tuple[str, int], tuple[PrefillJob, float]] = {}
         self._prefix_cached_tokens = 0
 
@@ -70,17 +70,17 @@ class PrefillScheduler(ForwardScheduler):
     def receive(self, event: Event) -> None:
         if isinstance(event, FromRouter):
             if isinstance(event.message, Prefill):
-                self._waiting.add(event.message)
+                self._waiting.enqueue(event.message)
             elif isinstance(event.message, Abort):
                 self._abort(event.message.request_id, event.message.attempt)
         elif isinstance(event, RouterLost):
-            self._waiting.clear()
+            self._waiting.drop_all()
             for job in self._jobs():
                 self._end(job, reported=False)
         self._handover.receive(event)
 
     def step(self) -> bool:
-        self._cache.poll()
+        self._cache.free_deferred_pages()
         self._settle_handovers()
         collected: list[LaunchedForward] = []
         while self._launched and self._launched[0].output.done():
@@ -124,14 +124,14 @@ class PrefillScheduler(ForwardScheduler):
         return [*self._computing, *(job for job, _ in self._handing_over.values())]
 
     def _settle_handovers(self) -> None:
-        for result in self._handover.poll():
+        for result in self._handover.take_results():
             self._forget(result.job)
             if result.failure:
                 self._fail(result.job, result.failure)
         now = self._clock()
         for job, deadline in list(self._handing_over.values()):
             if now >= deadline:
-                # No fault of anybody's: the router may find a decode worker with room. What was computed stays cached.
+                # Nobody is at fault: the router may find a decode worker with pages. What was computed stays cached.
                 self._end(job, reported=True)
                 self._outbox.to_router(PrefillDeferred(*job.key))
 
@@ -145,7 +145,7 @@ class PrefillScheduler(ForwardScheduler):
                 break
             request = queued.request
             if refusal := self._handover.refusal(request):
-                self._waiting.remove(queued)
+                self._waiting.drop(queued)
                 self._outbox.to_router(Failed(*queued.key, refusal, retryable=True))
                 continue
             if self._must_wait_for_prefix(queued):
@@ -167,13 +167,13 @@ class PrefillScheduler(ForwardScheduler):
         """Whether a job is computing pages that this request needs next: it holds nothing until those are in the cache
         or the job has ended, and then computes only its own."""
         num_cached_pages = len(self._cache.peek(queued.token_ids, queued.request.cache_namespace))
-        num_shared = self._in_work.num_next(queued.prefix_ids, num_cached_pages)
+        num_shared = self._in_work.num_next_in_work(queued.prefix_ids, num_cached_pages)
         return num_shared * self._cache.page_size >= self._config.min_shared_tokens
 
     def _start(self, queued: QueuedRequest, handle: PageHandle) -> int:
         """Makes a job of a request that has its pages; returns the tokens to compute."""
         request = queued.request
-        self._waiting.start(queued)
+        self._waiting.dequeue(queued)
         sequence = TokenSequence(
             queued.token_ids,
             len(request.prompt_ids),
@@ -186,15 +186,15 @@ class PrefillScheduler(ForwardScheduler):
         if self._launched:
             # Its first pages may be among those that are being computed. They are there when its own first forward is.
             job.computed_len = 0
-        self._in_work.add(pages_to_compute)
+        self._in_work.enter_work(pages_to_compute)
         self._computing.append(job)
         self._prefix_cached_tokens += min(handle.cached_len, len(request.prompt_ids))
-        self._handover.start(job)
+        self._handover.begin(job)
         return sequence.remaining_len
 
     def _leave_work(self, job: PrefillJob, num_pages: int) -> None:
         """The next `num_pages` full pages of a job are no longer in work."""
-        self._in_work.remove(job.pages_to_compute[:num_pages])
+        self._in_work.leave_work(job.pages_to_compute[:num_pages])
         del job.pages_to_compute[:num_pages]
 
     def _next_jobs(self) -> list[PrefillJob]:
@@ -215,14 +215,15 @@ class PrefillScheduler(ForwardScheduler):
     def _launch(self, jobs: list[PrefillJob]) -> LaunchedForward:
         if logger.isEnabledFor(logging.DEBUG):
             self._log_batch(jobs)
-        # The lease requests of new jobs: their answers hide behind this forward.
+        # The lease requests of new jobs go out: their answers hide behind this forward.
         self._outbox.flush()
         launched = LaunchedForward(self._engine, jobs)
         for job in jobs:
             handle, sequence = job.handle, job.sequence
             assert handle is not None
             num_shared = handle.num_shared
-            # Before the next batch is built, so that its requests find these pages; duplicates are still written.
+            # This is done before the next batch is built, so that its requests find these pages; duplicates are still
+            # written.
             self._cache.cache_pages(handle, sequence.token_ids, sequence.cached_len, after=[launched.output])
             self._leave_work(job, handle.num_shared - num_shared)
         return launched
@@ -270,7 +271,7 @@ class PrefillScheduler(ForwardScheduler):
         )
 
     def _abort(self, request_id: str, attempt: int) -> None:
-        if self._waiting.abort(request_id, attempt):
+        if self._waiting.drop_attempt(request_id, attempt):
             return
         for job in self._jobs():
             if job.key == (request_id, attempt):

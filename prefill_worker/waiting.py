@@ -9,14 +9,14 @@ from prefill_worker.queue import QueuedRequest
 from tandem.messages import Prefill
 from tandem.prefix import prefix_identities
 
-# How many of the oldest requests a policy looks at: its work at each step must not grow with the queue.
+# A policy looks at so many of the oldest requests: its work at each step must not grow with the queue.
 POLICY_WINDOW = 128
-# How often a request may be overtaken by later ones of its priority before it goes first.
+# A request goes first when later ones of its priority have overtaken it so often.
 MAX_OVERTAKEN = 64
 
 
 class WaitingRequests:
-    """In order of age."""
+    """All that wait, in order of age."""
 
     def __init__(self, cache: CacheManager, policy: PrefillPolicy) -> None:
         self._cache = cache
@@ -27,7 +27,8 @@ class WaitingRequests:
     def __len__(self) -> int:
         return len(self._requests)
 
-    def add(self, request: Prefill) -> None:
+    def enqueue(self, request: Prefill) -> None:
+        """Puts a request where its age belongs, which it has kept over its attempts."""
         token_ids = [*request.prompt_ids, *request.output_ids]
         prefix_ids = prefix_identities(token_ids, self._cache.page_size, request.cache_namespace)
         queued = QueuedRequest(request, next(self._numbers), token_ids, prefix_ids)
@@ -44,8 +45,8 @@ class WaitingRequests:
             ordered += overtaken + self._policy.order(others, self._cache)
         return ordered
 
-    def start(self, queued: QueuedRequest) -> None:
-        """It waits no more; older ones of its priority are overtaken."""
+    def dequeue(self, queued: QueuedRequest) -> None:
+        """It starts; older ones of its priority are overtaken."""
         self._requests.remove(queued)
         for other in self._requests:
             if other.age_key > queued.age_key:
@@ -53,15 +54,16 @@ class WaitingRequests:
             if other.request.priority == queued.request.priority:
                 other.num_overtaken += 1
 
-    def remove(self, queued: QueuedRequest) -> None:
+    def drop(self, queued: QueuedRequest) -> None:
+        """It will not start here; nobody is overtaken."""
         self._requests.remove(queued)
 
-    def abort(self, request_id: str, attempt: int) -> bool:
-        """Forgets an attempt; returns whether it was waiting."""
+    def drop_attempt(self, request_id: str, attempt: int) -> bool:
+        """Drops the one that is this attempt; returns whether it was waiting."""
         found = next((q for q in self._requests if q.key == (request_id, attempt)), None)
         if found is not None:
-            self._requests.remove(found)
+            self.drop(found)
         return found is not None
 
-    def clear(self) -> None:
+    def drop_all(self) -> None:
         self._requests.clear()

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from engine.base import EngineBase
 from engine.kvcache.cache_manager import CacheManager
 from kvtransfer.config import LinkConfig
-from kvtransfer.streams import LinkDialer
-from kvtransfer.transports.factory import TransportFactory
+from kvtransfer.link_dialer import LinkDialer
+from kvtransfer.transports.opening import load_transports
 from prefill_worker.config import PrefillConfig
 from prefill_worker.handover import LinkHandover
 from prefill_worker.scheduler import PrefillScheduler
@@ -25,12 +25,11 @@ class PrefillRole(WorkerRole):
     def build_scheduler(
         self, engine: EngineBase, cache: CacheManager, outbox: Outbox, config: WorkerConfig
     ) -> Scheduler:
-        transports = TransportFactory(engine.pool, config.host, self._links.transports)
-        handover = LinkHandover(engine.pool.layout, transports.open_sender, outbox)
+        handover = LinkHandover(engine.pool.layout, outbox)
         return PrefillScheduler(engine, cache, handover, outbox, self._prefill, time.monotonic)
 
     def build_links(
         self, engine: EngineBase, hello: Hello, config: WorkerConfig, post: Callable[[Event], None]
     ) -> LinkConnections:
-        transports = TransportFactory(engine.pool, config.host, self._links.transports)
+        transports = load_transports(self._links.transports, engine.pool, config.host)
         return LinkDialer(hello.worker_id, hello.incarnation, hello.page_format, transports, post, config.cluster_token)

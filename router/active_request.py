@@ -1,61 +1,36 @@
-"""A request in hand: its tracker, the workers that serve it now, and the queue its client reads."""
+"""A request in hand.
 
-import asyncio
+The objects of one request at the router, and who owns them:
+
+| object | what it is | owner |
+|---|---|---|
+| `Generation` | one output on its way to a client: its pieces, its end, what is counted of it | a frontend's call |
+| `OutputText` | the text of that output, up to a stop string | the Generation |
+| `RequestTracker` | the state machine: which attempt counts, the tokens in order, the one end | the Generation |
+| `ActiveRequest` | who serves the tracker's request, and until when, while it is being served | the Router |
+| `TokenQueue` | tokens that have come and that the Generation has not asked for | the ActiveRequest |
+| `RoutingRequest` | how the request stood at one moment | the routing policy, which is given it |
+
+Several outputs of one HTTP request are as many of each; what of an output waits to be written as JSON is in a
+`ChoiceBuffer`, which the `Answer` to the HTTP request owns.
+"""
+
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from router.token_queue import TokenQueue
 from router.tracker import RequestTracker
 from router.worker_registry import Pair, Worker
 from tandem.messages import Abort
 
 
-class TokenQueue:
-    """Tokens on their way to one client. What comes while the client is not reading goes out together."""
-
-    __slots__ = ("_ended", "_token_ids", "_waiter")
-
-    def __init__(self) -> None:
-        self._token_ids: list[int] = []
-        self._ended = False
-        self._waiter: asyncio.Future[None] | None = None
-
-    def put(self, token_ids: list[int]) -> None:
-        self._token_ids += token_ids
-        self._wake()
-
-    def end(self) -> None:
-        """No more will come."""
-        self._ended = True
-        self._wake()
-
-    async def get(self) -> list[int] | None:
-        """All tokens that have come since the last call, at least one; None once there will be no more."""
-        while not self._token_ids and not self._ended:
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
-        return self.take() or None
-
-    def take(self) -> list[int]:
-        """All tokens that have come since the last call, perhaps none."""
-        token_ids, self._token_ids = self._token_ids, []
-        return token_ids
-
-    @property
-    def ended(self) -> bool:
-        return self._ended and not self._token_ids
-
-    def _wake(self) -> None:
-        if self._waiter is not None:
-            if not self._waiter.done():
-                self._waiter.set_result(None)
-            self._waiter = None
-
-
 @dataclass(eq=False, slots=True)
-class RequestStream:
-    """
+class ActiveRequest:
+    """What the router must know of a request beside its tracker, as long as it serves it. The Router owns it.
+
     Attributes:
-        tokens: what the client reads.
+        deadline: on the router's clock, for the whole request.
+        tokens: what its client reads.
         pair: who serves the current attempt; None between attempts.
         workers: those of them that have a part left: what is lost with them is lost to the attempt.
         prefill_has_part: whether the decode worker has not spoken yet in the current attempt.
@@ -65,7 +40,6 @@ class RequestStream:
         on_overdue: called if the client does not take what is ready for it.
         final_since: on the router's clock, since when nothing more comes.
         is_given: whether the client's side has asked for all that came.
-        deadline: on the router's clock, for the whole request; timed_out says that it has passed.
         num_failures: attempts that failed; those given back for want of pages did not.
     """
 
@@ -81,10 +55,9 @@ class RequestStream:
     final_since: float | None = None
     is_given: bool = False
     num_failures: int = 0
-    timed_out: bool = False
     _num_pending_tokens: int = 0
 
-    def assign(self, pair: Pair) -> None:
+    def assign_pair(self, pair: Pair) -> None:
         """An attempt begins; both workers' loads count it from now on."""
         assert self.pair is None
         self.pair = pair
@@ -107,21 +80,22 @@ class RequestStream:
         self.decode_deadline = None
         self.prefill_is_computed()
         if self.pair is not None and self.pair.prefill is not self.pair.decode:
-            self._leave(self.pair.prefill)
+            self._release_worker(self.pair.prefill)
 
-    def end_attempt(self, *, tell_workers: bool) -> None:
-        """The attempt is over; its workers are told so, by name, unless they know."""
+    def release_pair(self, *, tell_workers: bool) -> None:
+        """The attempt is over, and counts no more in anybody's load; its workers are told so, by name, unless they
+        know."""
         self.prefill_is_computed()
         self.decode_deadline = None
         if tell_workers and self.pair is not None:
-            # The prefill worker too if its part is over: it may not know yet.
+            # The prefill worker is told even if its part is over: it may not know yet.
             for worker in dict.fromkeys((self.pair.prefill, self.pair.decode)):
                 worker.send([Abort(self.tracker.request_id, self.tracker.attempt)])
         for worker in list(self.workers):
-            self._leave(worker)
+            self._release_worker(worker)
         self.pair = None
 
-    def _leave(self, worker: Worker) -> None:
+    def _release_worker(self, worker: Worker) -> None:
         if worker in self.workers:
             self.workers.remove(worker)
             worker.num_assigned -= 1

@@ -39,7 +39,7 @@ class ClusterService(worker_pb2_grpc.ClusterServicer):
             return
         writer = BatchWriter(ROUTER_CODEC)
         try:
-            worker = self._router.connect(hello, writer.send, lambda _: writer.close())
+            worker = self._router.connect_worker(hello, writer.send, lambda _: writer.close())
         except ValueError as error:
             logger.error("worker %s refused: %s", hello.worker_id, error)
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
@@ -50,7 +50,7 @@ class ClusterService(worker_pb2_grpc.ClusterServicer):
                 yield batch
         finally:
             reader.cancel()
-            self._router.lose(worker, "disconnected", "its control stream ended")
+            self._router.lose_worker(worker, "disconnected", "its control stream ended")
 
     async def _read(self, worker: Worker, first: list[Any], batches: AsyncIterator[Any]) -> None:
         reason = "its control stream ended"
@@ -63,4 +63,4 @@ class ClusterService(worker_pb2_grpc.ClusterServicer):
         except (grpc.RpcError, ValueError) as error:
             reason = f"its control stream broke: {error}"
         finally:
-            self._router.lose(worker, "disconnected", reason)
+            self._router.lose_worker(worker, "disconnected", reason)

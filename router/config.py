@@ -25,7 +25,8 @@ class RouterConfig:
         cluster_host: the address of that port, for workers alone.
         heartbeat_timeout_s: silence after which a worker counts as lost.
         stall_timeout_s: time without a scheduler step after which a worker counts as lost though it talks.
-        routing: who serves a request: round_robin, least_loaded, power_of_two, or cache_aware.
+        routing: who serves a request: a name of router/policies/table.py, or the import path of a RoutingPolicy,
+            "package.module:Class".
         max_queued_requests: requests that wait for their first token at most; further ones are refused at once.
         request_timeout_s: a request that takes longer fails.
         decode_word_timeout_s: how long the router waits for the decode worker's word on a request whose prefill

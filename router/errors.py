@@ -12,7 +12,7 @@ def shortened(message: str) -> str:
 class RequestError(Exception):
     """Attributes: outcome: what the request counts as in the metrics."""
 
-    outcome = "error"
+    outcome: str
 
     def __init__(self, message: str) -> None:
         super().__init__(shortened(message))
@@ -62,3 +62,9 @@ class RequestTimeoutError(RequestError):
     """The request took longer than the router allows."""
 
     outcome = "timeout"
+
+
+class InternalError(RequestError):
+    """A mistake of the server's own, which its log tells about."""
+
+    outcome = "error"

@@ -1,7 +1,7 @@
 """What the router counts. Every duration is a phase of tandem.lifecycle.
 
-Its own registry and its own histograms: a gap is observed for every token, and a library's histogram, made to be used
-from many threads, would cost as much as passing the token on.
+It has a registry and histograms of its own: a gap is observed for every token, and a library's histogram, made to be
+used from many threads, would cost as much as passing the token on.
 """
 
 from bisect import bisect_left
@@ -16,7 +16,7 @@ from prometheus_client.registry import Collector
 from router.worker_registry import WorkerRegistry
 from tandem.lifecycle import PHASES, PhaseTiming
 
-# Of a local CPU model as of a fast GPU: from a tenth of a millisecond to minutes, in steps of 2 to 2.5.
+# They suit a local CPU model and a fast GPU: from a tenth of a millisecond to minutes, in steps of 2 to 2.5.
 _STEPS = (1e-4, 2.5e-4, 5e-4)
 SECONDS_BUCKETS = tuple(round(step * 10**power, 7) for power in range(7) for step in _STEPS if step * 10**power <= 500)
 

@@ -19,9 +19,10 @@ from router.frontends.grpc import InferenceService, api_key_auth
 from router.frontends.malformed import MalformedRequestInterceptor
 from router.frontends.openai.app import make_app
 from router.frontends.openai.server import HttpServer
+from router.policies.base import RoutingPolicy
 from router.policies.table import ROUTING_POLICIES
 from router.router import Router
-from router.tokenization import Tokenizer
+from router.text.tokenizer import Tokenizer
 from tandem import exit_codes
 from tandem.config import ROLES
 from tandem.rpc.auth import cluster_auth
@@ -59,7 +60,8 @@ class RouterProcess:
         """Opens its ports.
 
         Raises:
-            ValueError: a port is taken, the model directory has no usable tokenizer, or a TLS file is unusable.
+            ValueError: a port is taken, the model directory has no usable tokenizer, the routing policy cannot be made,
+                or a TLS file is unusable.
         """
         self._loop_thread.start()
         return self._loop_thread.call(self._serve(), START_TIMEOUT_S)
@@ -76,7 +78,7 @@ class RouterProcess:
     async def _serve(self) -> RouterAddresses:
         config = self._config
         tokenizer = Tokenizer(Path(config.model_dir))
-        router = self._router = Router(config, ROUTING_POLICIES.load(config.routing)())
+        router = self._router = Router(config, make_policy(config.routing))
         frontend = Frontend(router, tokenizer, config)
         clients = new_server([api_key_auth(frontend), MalformedRequestInterceptor(SERVICE)], config.max_body_bytes)
         workers = new_server([cluster_auth(config.cluster_token)])
@@ -121,6 +123,19 @@ class RouterProcess:
             await self._http.stop()
         for server in reversed(self._servers):
             await server.stop(grace=0.5)
+
+
+def make_policy(name: str) -> RoutingPolicy:
+    """The routing policy that a configuration names.
+
+    Raises:
+        ValueError: there is none of that name, or its class cannot be made.
+    """
+    policy = ROUTING_POLICIES.load(name)
+    try:
+        return policy()
+    except Exception as error:  # It may be anybody's class.
+        raise ValueError(f"the routing policy {name} cannot be made: {error}") from error
 
 
 def _serving(router: Router) -> dict[str, bool]:

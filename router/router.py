@@ -7,13 +7,14 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 
-from router.active_request import RequestStream
+from router.active_request import ActiveRequest
 from router.attempts import Attempts
 from router.config import RouterConfig
-from router.errors import OverloadedError, RequestTooLargeError, UnavailableError
+from router.errors import OverloadedError, RequestTimeoutError, RequestTooLargeError, UnavailableError
 from router.metrics import RouterMetrics
 from router.policies.base import RoutingPolicy
-from router.tracker import RequestState, RequestTracker
+from router.policies.guard import GuardedPolicy
+from router.tracker import RequestTracker
 from router.worker_registry import Worker, WorkerRegistry
 from tandem.lifecycle import ENDED, now_ns
 from tandem.messages import (
@@ -37,7 +38,7 @@ from tandem.sampling_params import SamplingParams
 logger = logging.getLogger(__name__)
 
 WATCH_INTERVAL_S = 0.25
-# From the end of an output until its client has taken it.
+# So long may a client take to read its output once that has ended.
 DELIVERY_TIMEOUT_S = 30.0
 SHUTTING_DOWN = "the server is shutting down"
 
@@ -56,7 +57,7 @@ class Router:
         self._clock = clock
         self._incarnation = uuid.uuid4().hex[:12]
         self._numbers = itertools.count()
-        self._streams: dict[str, RequestStream] = {}
+        self._requests: dict[str, ActiveRequest] = {}
         self._draining = False
         self.idle = asyncio.Event()
         self.idle.set()
@@ -64,16 +65,17 @@ class Router:
         self.metrics = RouterMetrics(
             self.workers, lambda: self.num_requests, lambda: self.num_queued, self.not_ready_reason
         )
-        self._attempts = Attempts(config, policy, self.workers, self.metrics, clock)
+        self._policy = GuardedPolicy(policy)
+        self._attempts = Attempts(config, self._policy, self.workers, self.metrics, clock)
 
     @property
     def num_requests(self) -> int:
-        return len(self._streams)
+        return len(self._requests)
 
     @property
     def num_queued(self) -> int:
         """Requests that wait for their first token."""
-        return sum(not stream.tracker.output_ids for stream in self._streams.values())
+        return sum(not request.tracker.output_ids for request in self._requests.values())
 
     def not_ready_reason(self) -> str:
         """Why no request would be served now, or ""."""
@@ -86,31 +88,39 @@ class Router:
     def shut_down(self) -> None:
         """Ends what is in hand too, in words that tell a client to try elsewhere."""
         self.drain()
-        for stream in list(self._streams.values()):
-            if not stream.tracker.is_final:
-                stream.end_attempt(tell_workers=True)
-                self._attempts.fail(stream, SHUTTING_DOWN)
+        for request in list(self._requests.values()):
+            self._attempts.fail_request(request, SHUTTING_DOWN)
 
     # --- clients ---
 
-    def track(
+    def make_tracker(
         self,
         prompt_ids: Sequence[int],
         sampling: SamplingParams,
         *,
         priority: int = 0,
         cache_namespace: str = "",
+        session_id: str = "",
+        client_request_id: str = "",
         moments: Mapping[str, int],
     ) -> RequestTracker:
-        """Makes a tracker with an id that no other request ever had, on this router or on an earlier one."""
+        """Makes a tracker with an id that no other request ever had, on this router or on an earlier one. Arguments are
+        as in RequestTracker."""
         request_id = f"{self._incarnation}-{next(self._numbers)}"
-        tracker = RequestTracker(request_id, tuple(prompt_ids), sampling, priority, cache_namespace)
-        tracker.moments.update(moments)
-        return tracker
+        return RequestTracker(
+            request_id,
+            tuple(prompt_ids),
+            sampling,
+            priority,
+            cache_namespace,
+            session_id,
+            client_request_id,
+            moments=dict(moments),
+        )
 
-    def open(self, tracker: RequestTracker) -> RequestStream:
-        """Begins to serve a request; its stream is to be closed whatever happens. How it ends, the stream's tokens and
-        its tracker's state say.
+    def submit_request(self, tracker: RequestTracker) -> ActiveRequest:
+        """Begins to serve a request; it is to be closed whatever happens. Its tokens and its tracker's state say how it
+        ends.
 
         Raises:
             RequestTooLargeError: it would not fit the pools even alone.
@@ -118,31 +128,28 @@ class Router:
             UnavailableError: the router is draining.
         """
         self._check_admissible(tracker)
-        stream = self._streams[tracker.request_id] = RequestStream(
-            tracker, self._clock() + self._config.request_timeout_s
-        )
+        request = ActiveRequest(tracker, self._clock() + self._config.request_timeout_s)
+        self._requests[tracker.request_id] = request
         self.idle.clear()
-        self._attempts.start(stream)
-        return stream
+        self._attempts.start_attempt(request)
+        return request
 
-    def stop(self, stream: RequestStream) -> None:
+    def stop_request(self, request: ActiveRequest) -> None:
         """A stop string has ended the output, which only the client's side of the router can see."""
-        stream.end_attempt(tell_workers=stream.tracker.state is RequestState.RUNNING)
-        stream.tracker.stop()
+        self._attempts.stop_request(request)
 
-    def close(self, stream: RequestStream) -> None:
-        """The client is done with a request, or the request with the client."""
-        tracker = stream.tracker
+    def close_request(self, request: ActiveRequest) -> None:
+        """The client is done with a request, or the request with the client. One that has not ended is aborted."""
+        tracker = request.tracker
         tracker.moments.setdefault(ENDED, now_ns())
-        stream.end_attempt(tell_workers=tracker.state is RequestState.RUNNING)
-        tracker.abort()
-        del self._streams[tracker.request_id]
-        if not self._streams:
+        self._attempts.abort_request(request)
+        del self._requests[tracker.request_id]
+        if not self._requests:
             self.idle.set()
 
     def _check_admissible(self, tracker: RequestTracker) -> None:
         """Refuses what would fail later or make others wait for ever."""
-        self.check_room(1)
+        self.check_capacity(1)
         num_tokens = len(tracker.prompt_ids) + tracker.sampling.max_tokens
         limit = self.workers.max_request_tokens()
         if self.workers.pairs() and num_tokens > limit:
@@ -151,8 +158,8 @@ class Router:
                 f"the workers' {limit} tokens of KV memory"
             )
 
-    def check_room(self, num_requests: int) -> None:
-        """Whether so many more would be taken in now.
+    def check_capacity(self, num_requests: int) -> None:
+        """Returns if so many more would be taken in now.
 
         Raises:
             OverloadedError: too many wait already.
@@ -165,10 +172,10 @@ class Router:
 
     # --- workers ---
 
-    def connect(
+    def connect_worker(
         self, hello: Hello, send: Callable[[Sequence[RouterMessage]], None], disconnect: Callable[[str], None]
     ) -> Worker:
-        """A worker's stream has begun. An older stream of the same worker ends now.
+        """A worker's control stream has begun. An older one of the same worker ends now.
 
         Raises:
             ValueError: it cannot be part of this cluster; the message says why.
@@ -177,33 +184,34 @@ class Router:
             raise ValueError(refusal)
         old = self.workers.get(hello.worker_id)
         if old is not None:
-            self.lose(old, "reconnected", "it has connected again")
-        worker = self.workers.add(hello, send, disconnect)
+            self.lose_worker(old, "reconnected", "it has connected again")
+        worker = self.workers.register(hello, send, disconnect)
         worker.send([Welcome(self._incarnation)])
         self._send_peers()
         logger.info("worker %s (%s) joined from %s", hello.worker_id, hello.role, hello.address)
+        self._policy.worker_joined(worker)
         return worker
 
     def receive(self, worker: Worker, message: WorkerMessage) -> None:
-        """A message on a worker's stream."""
-        self.workers.heard(worker)
+        """A message on a worker's control stream."""
+        self.workers.record_heard(worker)
         match message:
             case Heartbeat():
-                self.workers.heartbeat(worker, message)
+                self.workers.record_heartbeat(worker, message)
             case LinkState():
-                self.workers.link_state(worker, message)
+                self.workers.record_link_state(worker, message)
             case Tokens():
                 for event in message.events:
-                    if (stream := self._streams.get(event.request_id)) is not None:
-                        self._attempts.on_tokens(stream, event)
+                    if (request := self._requests.get(event.request_id)) is not None:
+                        self._attempts.on_tokens(request, event)
             case FirstToken() | Finished() | Failed() | GaveBack() | LeaseLost() | PrefillDeferred():
-                if (stream := self._streams.get(message.request_id)) is not None:
-                    self._attempts.on_message(stream, message)
+                if (request := self._requests.get(message.request_id)) is not None:
+                    self._attempts.on_message(request, message)
             case _:
                 raise ValueError(f"unexpected {type(message).__name__} from a worker")
 
-    def lose(self, worker: Worker, kind: str, reason: str) -> None:
-        """A worker's stream ended, or it must: so do its attempts.
+    def lose_worker(self, worker: Worker, kind: str, reason: str) -> None:
+        """A worker's control stream has ended, or must end: so do its attempts.
 
         Args:
             kind: what the loss counts as.
@@ -212,17 +220,18 @@ class Router:
             return
         self.metrics.fault(kind)
         logger.warning("worker %s lost: %s", worker.worker_id, reason)
-        self.workers.remove(worker)
+        self.workers.unregister(worker)
         worker.disconnect(reason)
         self._send_peers()
-        for stream in list(self._streams.values()):
-            if worker not in stream.workers:
+        self._policy.worker_lost(worker, reason)
+        for request in list(self._requests.values()):
+            if worker not in request.workers:
                 continue
-            if stream.pair is not None and worker is not stream.pair.decode and stream.tracker.has_first_token:
+            if request.pair is not None and worker is not request.pair.decode and request.tracker.has_first_token:
                 # The pages may be at the decode worker already: it knows.
-                stream.decode_deadline = self._clock() + self._config.decode_word_timeout_s
+                request.decode_deadline = self._clock() + self._config.decode_word_timeout_s
             else:
-                self._attempts.retry_after_loss(stream, f"worker {worker.worker_id} was lost: {reason}")
+                self._attempts.retry_after_loss(request, f"worker {worker.worker_id} was lost: {reason}")
 
     async def watch(self) -> None:
         """Looks for workers that have fallen silent, until cancelled."""
@@ -238,31 +247,30 @@ class Router:
             stood_still_s: how long this process itself could not listen: nobody's silence meanwhile counts.
         """
         if stood_still_s > WATCH_INTERVAL_S:
-            self.workers.excuse(stood_still_s)
-        for worker, kind, reason in self.workers.lost():
-            self.lose(worker, kind, reason)
+            self.workers.excuse_silence(stood_still_s)
+        for worker, kind, reason in self.workers.find_lost():
+            self.lose_worker(worker, kind, reason)
         now = self._clock()
-        for stream in list(self._streams.values()):
-            if now >= stream.deadline and not stream.tracker.is_final:
+        for request in list(self._requests.values()):
+            if now >= request.deadline and not request.tracker.is_final:
                 # Its workers are free at once, though its client may not be reading.
-                stream.timed_out = True
-                stream.end_attempt(tell_workers=True)
-                self._attempts.fail(stream, f"not finished within {self._config.request_timeout_s:g} s")
-            elif stream.tracker.is_final:
-                self._check_delivery(stream, now)
-            elif stream.decode_deadline is not None and now >= stream.decode_deadline:
+                reason = f"not finished within {self._config.request_timeout_s:g} s"
+                self._attempts.fail_request(request, reason, RequestTimeoutError)
+            elif request.tracker.is_final:
+                self._check_delivery(request, now)
+            elif request.decode_deadline is not None and now >= request.decode_deadline:
                 self._attempts.retry_after_loss(
-                    stream, "the prefill worker was lost, and the decode worker says nothing"
+                    request, "the prefill worker was lost, and the decode worker says nothing"
                 )
 
-    def _check_delivery(self, stream: RequestStream, now: float) -> None:
+    def _check_delivery(self, request: ActiveRequest, now: float) -> None:
         """A client that does not take what is ready for it must not count as served for ever."""
-        if stream.final_since is None:
-            stream.final_since = now
-        elif now - stream.final_since > DELIVERY_TIMEOUT_S and stream.on_overdue is not None:
-            if not stream.is_given:
-                logger.warning("request %s: its client does not read", stream.tracker.request_id)
-            stream.on_overdue()
+        if request.final_since is None:
+            request.final_since = now
+        elif now - request.final_since > DELIVERY_TIMEOUT_S and request.on_overdue is not None:
+            if not request.is_given:
+                logger.warning("request %s: its client does not read", request.tracker.request_id)
+            request.on_overdue()
 
     def _send_peers(self) -> None:
         peers = Peers(self.workers.peers())

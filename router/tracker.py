@@ -1,51 +1,59 @@
 """One request's state machine at the router: attempts, the order of its tokens, and its one end.
 
-Pure bookkeeping: no sockets, no clock, no workers. The Router feeds it messages and acts on what it says.
+This is bookkeeping alone: no sockets, no clock, no workers. `Attempts` feeds it messages and acts on what it says.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
+from router.errors import RequestError, UnavailableError
 from tandem.lifecycle import RECEIVED
 from tandem.messages import Admit, Finished, FirstToken, Moment, Prefill, TokenEvent
 from tandem.sampling_params import SamplingParams, TokenLogprobs
 
 
 class RequestState(Enum):
-    WAITING = auto()  # no attempt is under way
+    """
+    Attributes:
+        WAITING: no attempt is under way.
+        RUNNING: an attempt is.
+        FINISHED: every token has been passed on.
+        FAILED: nothing more comes, and the client is told why.
+        ABORTED: the client is gone.
+    """
+
+    WAITING = auto()
     RUNNING = auto()
-    FINISHED = auto()  # every token has been passed on
+    FINISHED = auto()
     FAILED = auto()
-    ABORTED = auto()  # the client is gone
+    ABORTED = auto()
 
 
 FINAL_STATES = (RequestState.FINISHED, RequestState.FAILED, RequestState.ABORTED)
 
 
 @dataclass(eq=False, slots=True)
-class Summary:
-    """What the last attempt cost, as its workers reported."""
-
-    prefill_cached_len: int = 0
-    decode_cached_len: int = 0
-    num_pages_computed: int = 0
-    num_pages_shipped: int = 0
-
-
-@dataclass(eq=False)
 class RequestTracker:
-    """
+    """What is known of one request, from its prompt to the log's line about it. A Generation owns it, and the router
+    changes it as long as it serves the request.
+
     Attributes:
         request_id: minted by the router.
+        session_id: what the client says of the conversation that it belongs to; for the routing policy alone.
+        client_request_id: what the client calls it.
+        attempt: number of the current attempt; messages of any other have no effect.
         output_ids: tokens passed on so far; each index exactly once, in order.
         output_logprobs: their log probabilities, one for each; empty if not asked for.
+        finish_reason: "stop" or "length" once it is finished.
+        failure, failure_class: once it has failed, why, and what is raised for the client.
         has_first_token: whether the attempt's prefill worker has sent its token.
-        attempt: number of the current attempt; messages of any other have no effect.
-        moments: nanoseconds by moment, those of a later attempt over those of an earlier one.
         decode_has_spoken: whether the attempt's decode worker has sent tokens: the prefill worker's part is over.
-        client_request_id: what the client calls it.
         prompt_cached_len: prompt tokens that the first attempt's prefill found cached, for the client's usage.
+        prefill_cached_len, decode_cached_len: tokens that the last attempt's workers have found cached, as far as they
+            have reported.
+        num_pages_computed, num_pages_shipped: what the last attempt has cost, as far as its workers have reported.
+        moments: nanoseconds by moment, those of a later attempt over those of an earlier one.
     """
 
     request_id: str
@@ -53,6 +61,7 @@ class RequestTracker:
     sampling: SamplingParams
     priority: int = 0
     cache_namespace: str = ""
+    session_id: str = ""
     client_request_id: str = ""
     state: RequestState = RequestState.WAITING
     attempt: int = -1
@@ -62,21 +71,25 @@ class RequestTracker:
     output_logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish_reason: str = ""
     failure: str = ""
+    failure_class: type[RequestError] = UnavailableError
     has_first_token: bool = False
     decode_has_spoken: bool = False
     prompt_cached_len: int | None = None
-    summary: Summary = field(default_factory=Summary)
+    prefill_cached_len: int = 0
+    decode_cached_len: int = 0
+    num_pages_computed: int = 0
+    num_pages_shipped: int = 0
     moments: dict[str, int] = field(default_factory=dict)
-    # Tokens that overtook an earlier one, by index, each with its log probabilities if asked for.
+    # Tokens that have overtaken an earlier one wait here: by index, each with its log probabilities if asked for.
     _early: dict[int, tuple[int, Sequence[TokenLogprobs]]] = field(default_factory=dict)
-    # How many output tokens the end of the attempt announced, and its reason.
+    # A worker has said how many output tokens there are when the attempt ends, and why it ends.
     _announced_end: tuple[int, str] | None = None
 
     @property
     def is_final(self) -> bool:
         return self.state in FINAL_STATES
 
-    def start_attempt(
+    def begin_attempt(
         self, prefill_worker_id: str, decode_worker_id: str, admit_duration_s: float
     ) -> tuple[Admit, Prefill]:
         """Begins the next attempt, carrying on from the tokens passed on so far; returns what to send."""
@@ -85,7 +98,8 @@ class RequestTracker:
         self.attempt += 1
         self.prefill_worker_id = prefill_worker_id
         self.decode_worker_id = decode_worker_id
-        self.summary = Summary()
+        self.prefill_cached_len = self.decode_cached_len = 0
+        self.num_pages_computed = self.num_pages_shipped = 0
         self.has_first_token = self.decode_has_spoken = False
         output_ids = tuple(self.output_ids)
         arrival_ns = self.moments.get(RECEIVED, 0)
@@ -126,51 +140,64 @@ class RequestTracker:
         self._early.clear()
         self._announced_end = None
 
-    def fail(self, reason: str) -> None:
-        if not self.is_final:
-            self.state = RequestState.FAILED
-            self.failure = reason
+    def mark_failed(self, reason: str, failure_class: type[RequestError]) -> bool:
+        """Nothing more comes; what its client has not read of it can still be read.
 
-    def stop(self) -> None:
+        Returns:
+            Whether this is the end; False if the request has ended before. The same holds for the next two.
+        """
+        if self.is_final:
+            return False
+        self.state = RequestState.FAILED
+        self.failure = reason
+        self.failure_class = failure_class
+        return True
+
+    def mark_stopped(self) -> bool:
         """What has been passed on is the whole output."""
-        if not self.is_final:
-            self.state = RequestState.FINISHED
-            self.finish_reason = "stop"
+        if self.is_final:
+            return False
+        self.state = RequestState.FINISHED
+        self.finish_reason = "stop"
+        return True
 
-    def abort(self) -> None:
-        if not self.is_final:
-            self.state = RequestState.ABORTED
+    def mark_aborted(self) -> bool:
+        """Nobody reads what may still come."""
+        if self.is_final:
+            return False
+        self.state = RequestState.ABORTED
+        return True
 
     def is_current(self, attempt: int) -> bool:
         return self.state is RequestState.RUNNING and attempt == self.attempt
 
-    def on_first_token(self, message: FirstToken) -> list[int]:
+    def record_first_token(self, message: FirstToken) -> list[int]:
         """Returns the tokens to pass on now. Raises ValueError if the worker left out log probabilities."""
         if not self.is_current(message.attempt):
             return []
         self._stamp(message.moments)
         self.has_first_token = True
-        self.summary.prefill_cached_len = message.cached_len
-        self.summary.num_pages_computed = message.num_pages_computed
+        self.prefill_cached_len = message.cached_len
+        self.num_pages_computed = message.num_pages_computed
         if self.prompt_cached_len is None:
             self.prompt_cached_len = min(message.cached_len, len(self.prompt_ids))
         if message.finish_reason:
             self._announced_end = (message.index + 1, message.finish_reason)
         return self._accept(message.index, (message.token_id,), message.logprobs)
 
-    def on_tokens(self, event: TokenEvent) -> list[int]:
+    def record_tokens(self, event: TokenEvent) -> list[int]:
         """Returns the tokens to pass on now. Raises ValueError if the worker left out log probabilities."""
         if not self.is_current(event.attempt):
             return []
         self.decode_has_spoken = True
         return self._accept(event.index, event.token_ids, event.logprobs)
 
-    def on_finished(self, message: Finished) -> None:
+    def record_finished(self, message: Finished) -> None:
         if not self.is_current(message.attempt):
             return
         self._stamp(message.moments)
-        self.summary.decode_cached_len = message.cached_len
-        self.summary.num_pages_shipped = message.num_pages_shipped
+        self.decode_cached_len = message.cached_len
+        self.num_pages_shipped = message.num_pages_shipped
         self._announced_end = (message.num_output_tokens, message.finish_reason)
         self._finish_if_complete()
 
@@ -178,7 +205,7 @@ class RequestTracker:
         if len(logprobs) != (0 if self.sampling.num_logprobs is None else len(token_ids)):
             raise ValueError(f"{len(logprobs)} log probabilities for {len(token_ids)} tokens of {self.request_id}")
         if index == len(self.output_ids) and not self._early:
-            # As nearly always: every token of every request comes this way.
+            # This is so nearly always: every token of every request comes this way.
             passed_on = list(token_ids)
             self.output_ids += passed_on
             self.output_logprobs += logprobs

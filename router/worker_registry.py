@@ -8,15 +8,20 @@ from tandem.messages import Heartbeat, Hello, LinkState, Peer, RouterMessage, Wo
 
 @dataclass(eq=False, slots=True)
 class Worker:
-    """One worker's stream, from its Hello to its end.
+    """One life of a worker as the router sees it: its control stream, from Hello to the end of it.
 
     Attributes:
-        send: writes to its stream.
-        disconnect: ends its stream, with a reason for it.
+        send: writes to its control stream.
+        disconnect: ends its control stream, with a reason for it.
+        last_heard: on the router's clock, when a message last came.
+        last_progress: on the router's clock, when its scheduler's step number last changed.
+        num_steps: that number; -1 before the first heartbeat.
+        stats: what it said of itself in its last heartbeat.
         links_up: decode workers this prefill worker has a link to, with the life of them that it is to.
         links_down: what it last said of decode workers that it has no link to.
-        num_assigned: requests of this router that it serves now, by the router's own count: fresher than a heartbeat.
-        num_pending_tokens: prompt tokens of those that it has yet to prefill.
+        num_assigned: requests of this router that it serves now, by the router's own count, which is fresher than a
+            heartbeat.
+        num_pending_tokens: tokens of those requests that it has yet to prefill.
     """
 
     hello: Hello
@@ -39,17 +44,27 @@ class Worker:
     def role(self) -> str:
         return self.hello.role
 
+    @property
+    def incarnation(self) -> str:
+        """Names this life of the worker: one that is started again has another, and an empty cache."""
+        return self.hello.incarnation
 
-@dataclass(frozen=True, eq=False, slots=True)
+    @property
+    def page_size(self) -> int:
+        """Tokens of one KV page; the same for all workers of a cluster."""
+        return self.hello.page_size
+
+
+@dataclass(frozen=True, slots=True)
 class Pair:
-    """Who serves a request: `prefill` and `decode` are one and the same in role `both`."""
+    """The workers of one attempt: `prefill` and `decode` are one and the same in role `both`."""
 
     prefill: Worker
     decode: Worker
 
 
 class WorkerRegistry:
-    """Workers by id. A worker is here exactly as long as its stream lives and its heartbeats say that it moves."""
+    """Workers by id. One is here exactly as long as its control stream lives and its heartbeats say that it moves."""
 
     def __init__(self, clock: Callable[[], float], heartbeat_timeout_s: float, stall_timeout_s: float) -> None:
         self._clock = clock
@@ -70,40 +85,41 @@ class WorkerRegistry:
                 return f"pages differ: {hello.page_format} here, {worker.hello.page_format} at {worker.worker_id}"
         return ""
 
-    def add(
+    def register(
         self, hello: Hello, send: Callable[[Sequence[RouterMessage]], None], disconnect: Callable[[str], None]
     ) -> Worker:
-        """Adds a worker; one of the same id must have been removed before."""
+        """Takes a worker in; an earlier life of it must have been unregistered before."""
         assert hello.worker_id not in self._workers
         now = self._clock()
         worker = Worker(hello, send, disconnect, last_heard=now, last_progress=now)
         self._workers[hello.worker_id] = worker
         return worker
 
-    def remove(self, worker: Worker) -> None:
+    def unregister(self, worker: Worker) -> None:
         if self._workers.get(worker.worker_id) is worker:
             del self._workers[worker.worker_id]
             for other in self._workers.values():
                 other.links_up.pop(worker.worker_id, None)
                 other.links_down.pop(worker.worker_id, None)
 
-    def heard(self, worker: Worker) -> None:
-        """A message has come. Any will do: where tokens come faster than the router takes them, a heartbeat is late."""
+    def record_heard(self, worker: Worker) -> None:
+        """Notes that a message has come. Any will do: where tokens come faster than the router takes them, a heartbeat
+        is late."""
         worker.last_heard = self._clock()
 
-    def excuse(self, seconds: float) -> None:
-        """For so long nobody could be heard."""
+    def excuse_silence(self, seconds: float) -> None:
+        """Does not count a time in which nobody could be heard."""
         for worker in self._workers.values():
             worker.last_heard += seconds
             worker.last_progress += seconds
 
-    def heartbeat(self, worker: Worker, heartbeat: Heartbeat) -> None:
+    def record_heartbeat(self, worker: Worker, heartbeat: Heartbeat) -> None:
         worker.stats = heartbeat.stats
         if heartbeat.step != worker.num_steps:
             worker.num_steps = heartbeat.step
             worker.last_progress = self._clock()
 
-    def link_state(self, worker: Worker, state: LinkState) -> None:
+    def record_link_state(self, worker: Worker, state: LinkState) -> None:
         if state.up:
             worker.links_up[state.decode_worker_id] = state.decode_incarnation
             worker.links_down.pop(state.decode_worker_id, None)
@@ -112,7 +128,7 @@ class WorkerRegistry:
         if worker.links_up.get(state.decode_worker_id) == state.decode_incarnation:
             del worker.links_up[state.decode_worker_id]
 
-    def lost(self) -> list[tuple[Worker, str, str]]:
+    def find_lost(self) -> list[tuple[Worker, str, str]]:
         """Workers that have fallen silent or stand still, with the kind of loss and the reason."""
         now = self._clock()
         lost = []
@@ -132,7 +148,7 @@ class WorkerRegistry:
             elif prefill.role == "prefill":
                 for worker_id, incarnation in prefill.links_up.items():
                     decode = self._workers.get(worker_id)
-                    if decode is not None and decode.hello.incarnation == incarnation:
+                    if decode is not None and decode.incarnation == incarnation:
                         pairs.append(Pair(prefill, decode))
         return pairs
 
@@ -152,17 +168,15 @@ class WorkerRegistry:
         for worker in self._workers.values():
             for worker_id, state in worker.links_down.items():
                 decode = self._workers.get(worker_id)
-                if decode is not None and decode.hello.incarnation == state.decode_incarnation and state.reason:
+                if decode is not None and decode.incarnation == state.decode_incarnation and state.reason:
                     yield f"{worker.worker_id} to {worker_id}: {state.reason}"
 
     def peers(self) -> tuple[Peer, ...]:
         """The decode workers that every prefill worker should have a link to."""
         return tuple(
-            Peer(w.worker_id, w.hello.incarnation, w.hello.address)
-            for w in self._workers.values()
-            if w.role == "decode"
+            Peer(w.worker_id, w.incarnation, w.hello.address) for w in self._workers.values() if w.role == "decode"
         )
 
     def max_request_tokens(self) -> int:
         """Tokens of the largest request that fits every worker's pool alone; 0 without workers."""
-        return min((w.hello.num_pages * w.hello.page_format.page_size for w in self._workers.values()), default=0)
+        return min((w.hello.num_pages * w.page_size for w in self._workers.values()), default=0)

@@ -66,6 +66,7 @@ def make_request(
     request_id: str = "",
     priority: int = 0,
     cache_namespace: str = "",
+    session_id: str = "",
     **sampling: Any,
 ) -> pb.GenerateRequest:
     """Builds a request from a text, token ids or a chat; what is left out has the server's defaults.
@@ -83,6 +84,7 @@ def make_request(
         model=model,
         priority=priority,
         cache_namespace=cache_namespace,
+        session_id=session_id,
         sampling=pb.SamplingParams(**sampling),
     )
     if isinstance(prompt, str):

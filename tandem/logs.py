@@ -43,7 +43,7 @@ def configure(name: str, log: LogConfig) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             handler = logging.FileHandler(path, encoding="utf-8")
         except OSError as error:
-            raise ValueError(f"cannot write the log {path}: {error.strerror}; choose another --log-dir") from error
+            raise ValueError(f"cannot write the log {path}: {error.strerror}; choose another log_dir") from error
     logging.basicConfig(level=max(level, logging.INFO), format=FORMAT, handlers=[handler], force=True)
     for package in PACKAGES:
         logging.getLogger(package).setLevel(level)

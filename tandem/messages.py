@@ -8,19 +8,22 @@ from dataclasses import dataclass, field
 
 from tandem.sampling_params import SamplingParams, TokenLogprobs
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
 class PageFormat:
-    """What must be equal at both ends of a link for a page to mean the same thing."""
+    """What must be equal at both ends of a link for a page to mean the same thing.
+
+    Attributes:
+        model_fingerprint: equal exactly where weights are equal.
+        page_bytes: size of one page.
+        layout: how these bytes are arranged, as the pool's layout names it.
+    """
 
     model_fingerprint: str
-    num_layers: int
-    page_size: int
-    num_kv_heads: int
-    head_dim: int
-    dtype: str
+    page_bytes: int
+    layout: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +78,12 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """Attributes: metrics_address: where the worker's metrics are served, "host:port"; empty: nowhere."""
+    """What a worker is.
+
+    Attributes:
+        page_size: tokens of one page.
+        metrics_address: where the worker's metrics are served, "host:port"; empty: nowhere.
+    """
 
     protocol_version: int
     worker_id: str
@@ -86,6 +94,7 @@ class Hello:
     pid: int
     page_format: PageFormat
     num_pages: int
+    page_size: int
     metrics_address: str = ""
 
 
@@ -281,24 +290,20 @@ class Renewed:
 
 
 @dataclass(frozen=True, slots=True)
-class PoolEndpoint:
-    pid: int
-    fd: int
-    name: str
-    num_bytes: int
-    address: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class LinkWelcome:
+    """`endpoint`: where the sender finds the receiving end; only that transport understands it."""
+
     epoch: str
     transport: str
-    endpoint: PoolEndpoint
+    endpoint: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class LinkRefused:
+    """`no_transport`: the receiver has, or can open, none of the offered transports."""
+
     reason: str
+    no_transport: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,11 +311,6 @@ class Granted:
     lease_id: str
     cached_len: int
     page_ids: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Deferred:
-    lease_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,4 +329,4 @@ WorkerMessage = (
 )
 RouterMessage = Welcome | Peers | Admit | Prefill | Abort
 SenderMessage = LinkHello | LeaseRequest | Pushing | Renewed | Committed | Released
-ReceiverMessage = LinkWelcome | LinkRefused | Granted | Deferred | Refused | Revoke
+ReceiverMessage = LinkWelcome | LinkRefused | Granted | Refused | Revoke

@@ -2,9 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import fields
-from operator import attrgetter
-from typing import Any, Protocol
+from typing import Protocol
 
 import grpc
 
@@ -13,14 +11,19 @@ from engine.kvcache.cache_manager import CacheManager
 from tandem.messages import Hello, Peer, ReceiverMessage, SenderMessage, WorkerMessage, WorkerStats
 from worker.config import WorkerConfig
 from worker.events import Event
+from worker.stats import worker_stats
 
 
 class Outbox(Protocol):
     """Where schedulers put messages; they leave together, at the end of the step or at `flush`."""
 
-    def to_router(self, message: WorkerMessage) -> None: ...
+    def to_router(self, message: WorkerMessage) -> None:
+        """Tells the router; without a stream to it the message is dropped, for every attempt has ended then."""
+        ...
 
-    def to_link(self, epoch: str, message: SenderMessage | ReceiverMessage) -> None: ...
+    def to_link(self, epoch: str, message: SenderMessage | ReceiverMessage) -> None:
+        """Tells the other end of a link's epoch."""
+        ...
 
     def close_link(self, epoch: str, reason: str) -> None:
         """Ends an epoch that cannot work."""
@@ -47,7 +50,8 @@ class Scheduler(ABC):
         """When, on the scheduler's clock, a step is due even if nothing arrives."""
 
     @abstractmethod
-    def stats(self) -> WorkerStats: ...
+    def stats(self) -> WorkerStats:
+        """What the worker tells of itself; read after every step."""
 
     @abstractmethod
     def check_integrity(self) -> str:
@@ -76,43 +80,34 @@ class ForwardScheduler(Scheduler):
         """Waits for the forward that has been launched, if any, and passes on what it gave."""
 
 
-_COUNTS = tuple(f.name for f in fields(WorkerStats) if f.name != "shipped")
-_counts_of = attrgetter(*_COUNTS)
-
-
-def worker_stats(engine: EngineBase, cache: CacheManager, *own: WorkerStats) -> WorkerStats:
-    """The stats of a worker: what its engine and its cache count, and what each of its schedulers does."""
-    shared = WorkerStats(
-        num_total_pages=cache.num_pages,
-        num_free_pages=cache.num_free_pages,
-        num_cached_pages=cache.num_cached_pages,
-        num_locked_pages=cache.num_locked_pages,
-        num_leased_pages=cache.num_leased_pages,
-        prompt_tokens_computed=engine.counters.prompt_tokens_computed,
-        output_tokens_computed=engine.counters.output_tokens_computed,
-    )
-    counts = zip(*map(_counts_of, (shared, *own)), strict=True)
-    return WorkerStats(
-        **dict(zip(_COUNTS, map(sum, counts), strict=True)), shipped=tuple(s for part in own for s in part.shipped)
-    )
-
-
 class LinkConnections(Protocol):
-    """The gRPC side of a worker's links; see kvtransfer. All on the asyncio thread."""
+    """The gRPC side of a worker's links, on the asyncio thread. A worker is the end of links that dials, the end that
+    serves (both in kvtransfer), or has none."""
 
-    def add_to(self, server: grpc.aio.Server) -> None: ...
+    def add_to(self, server: grpc.aio.Server) -> None:
+        """Serves what other workers call, if there is something."""
+        ...
 
-    def set_peers(self, peers: Sequence[Peer]) -> None: ...
+    def set_peers(self, peers: Sequence[Peer]) -> None:
+        """Keeps links to exactly these from now on."""
+        ...
 
-    def send(self, epoch: str, messages: Sequence[Any]) -> None: ...
+    def send(self, epoch: str, messages: Sequence[SenderMessage | ReceiverMessage]) -> None:
+        """Sends on an epoch; what comes after its end is dropped, for nobody waits for it."""
+        ...
 
-    def close_link(self, epoch: str, reason: str) -> None: ...
+    def close_link(self, epoch: str, reason: str) -> None:
+        """Ends an epoch that cannot work."""
+        ...
 
-    async def stop(self) -> None: ...
+    async def stop(self) -> None:
+        """Ends all epochs."""
+        ...
 
 
 class WorkerRole(ABC):
-    """What makes a worker a prefill, a decode or a combined one."""
+    """What makes a worker one for prefill, for decode or for both. Its parts are made by different threads, when the
+    engine is there."""
 
     @abstractmethod
     def build_scheduler(

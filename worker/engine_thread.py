@@ -79,7 +79,7 @@ class EngineThread:
         self._stopping = False
         self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
         self._built: Future[Scheduler] = Future()
-        # Read by other threads; an int and an immutable value, replaced whole.
+        # Other threads read these: an int and an immutable value, which are replaced whole.
         self.num_steps = 0
         self.latest_stats = WorkerStats()
 

@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 LOAD_TIMEOUT_S = 1800.0
 STOP_TIMEOUT_S = 5.0
 CALL_TIMEOUT_S = 30.0
-# Of the interpreter lock between the two threads: decode steps are composed a third of a millisecond ahead.
+# The interpreter lock passes between the two threads so fast: decode steps are composed a third of a millisecond ahead.
 SWITCH_INTERVAL_S = 0.0002
 
 
@@ -99,7 +99,7 @@ class WorkerProcess:
             self._engine.pool.close()
         self._loop_thread.stop()
 
-    # --- engine thread ---
+    # --- What follows runs on the engine thread. ---
 
     def _build(self, outbox: Outbox) -> Scheduler:
         config = self._config
@@ -118,12 +118,12 @@ class WorkerProcess:
         logging.shutdown()
         os._exit(exit_codes.ENGINE_FAILED)
 
-    # --- any thread ---
+    # --- What follows runs on any thread. ---
 
     def _heartbeat(self) -> Heartbeat:
         return Heartbeat(self._engine_thread.num_steps, self._engine_thread.latest_stats)
 
-    # --- asyncio thread ---
+    # --- What follows runs on the asyncio thread. ---
 
     async def _serve(self) -> str:
         assert self._engine is not None
@@ -141,15 +141,9 @@ class WorkerProcess:
             config.engine.device,
             address,
             os.getpid(),
-            PageFormat(
-                config.model_fingerprint,
-                layout.num_layers,
-                layout.page_size,
-                layout.num_kv_heads,
-                layout.head_dim,
-                layout.dtype,
-            ),
+            PageFormat(config.model_fingerprint, layout.page_bytes, layout.tag),
             engine.pool.num_pages,
+            layout.page_size,
             self._metrics.address,
         )
         self._links = self._role.build_links(engine, hello, config, self._engine_thread.post)
@@ -210,7 +204,7 @@ class WorkerProcess:
 
     def _send(self, outgoing: Outgoing) -> None:
         assert self._links is not None
-        # Links first: what the router hears of a request, its other worker can hear at the same time.
+        # Links go first: what the router hears of a request, its other worker can hear at the same time.
         for epoch, messages in outgoing.to_links.items():
             self._links.send(epoch, messages)
         for epoch, reason in outgoing.closed_links.items():

@@ -1,11 +1,18 @@
-"""What a model asks of an attention backend."""
+"""What a model asks of attention, and what an engine asks of a backend that computes it.
+
+A backend is one class in one file, and its line in engine/attention/table.py. One of somebody else's is taken by its
+import path.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import torch
 
+from engine.attention.layout import KvHeadLayout
 from engine.batch import Batch
+from engine.kvcache.base import PageLayout
+from engine.kvcache.pool import KvPool
 from engine.layers.norm import QkNorm
 from engine.layers.rotary import Rotation
 from engine.token_sequence import TokenSequence
@@ -15,9 +22,7 @@ class Attention(ABC):
     """All of a layer's attention between its two projections."""
 
     @abstractmethod
-    def attend(
-        self, qkv: torch.Tensor, num_q_heads: int, rotation: Rotation, qk_norm: QkNorm | None, layer: int
-    ) -> torch.Tensor:
+    def attend(self, qkv: torch.Tensor, rotation: Rotation, qk_norm: QkNorm | None, layer: int) -> torch.Tensor:
         """Normalises queries and keys (if the model does), turns both, writes the new keys and values into their pages,
         then attends causally to all tokens up to each query.
 
@@ -34,9 +39,25 @@ class Attention(ABC):
 class AttentionBackend(Attention):
     """Attention over a paged pool.
 
-    `plan` is called once per forward, on the scheduler's side, and does whatever depends on lengths and page tables
-    alone; `attend` is called once per layer.
+    An engine asks the class `why_not` before it makes a backend. `plan` is called once per forward, on the scheduler's
+    side, and does whatever depends on lengths and page tables alone; `attend` is called once per layer.
     """
+
+    @classmethod
+    def why_not(cls, layout: PageLayout, num_q_heads: int, device: torch.device) -> str:
+        """Why this backend cannot compute attention over such pages on such a device, in a sentence without a full
+        stop; "" if it can. Here is what holds for every backend that reads keys and values by head."""
+        if not isinstance(layout, KvHeadLayout):
+            return f"{cls.__name__} reads keys and values by head, not pages of {layout.tag}"
+        return ""
+
+    @abstractmethod
+    def __init__(self, pool: KvPool, num_q_heads: int) -> None:
+        """
+        Args:
+            pool: with a layout and on a device that `why_not` has nothing against; on a GPU it is a CudaKvPool.
+            num_q_heads: heads of queries, a multiple of the layout's num_kv_heads.
+        """
 
     @abstractmethod
     def plan(self, batch: Batch) -> None:
@@ -59,7 +80,7 @@ class GraphedAttention(Attention):
 
 
 class GraphableBackend(AttentionBackend):
-    """A backend that can also run inside CUDA graphs."""
+    """A backend that can also run inside CUDA graphs. Without this, an engine launches each kernel of a step."""
 
     @abstractmethod
     def for_graphs(self, batch_sizes: Sequence[int], max_pages_per_sequence: int) -> dict[int, GraphedAttention]:

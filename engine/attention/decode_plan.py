@@ -6,20 +6,20 @@ from typing import Any
 
 import numpy as np
 
-from engine.attention.tables import page_tables
-from engine.kvcache.base import PageLayout
+from engine.attention.layout import KvHeadLayout
+from engine.attention.page_tables import page_tables
 from engine.token_sequence import TokenSequence
 
-# Tokens that a warp takes at a time.
+# A warp takes so many tokens at a time.
 TILE = 16
-# Warps of a block; and where a step has so few sequences that a block has to be done soon.
+# A block has so many warps; it has more where a step has so few sequences that a block has to be done soon.
 WARPS = 4
 WARPS_OF_FEW = 8
-# Blocks of WARPS that a multiprocessor runs at once.
+# A multiprocessor runs so many blocks of WARPS at once.
 BLOCKS_PER_SM = 2
-# Into how many items each of many sequences may be cut.
+# Each of many sequences may be cut into so many items.
 NUM_CUTS = (1, 2, 3)
-# Numbers of a plan: before its items, and of an item. Threads load four at a time.
+# A plan has so many numbers before its items, and an item has so many. Threads load four at a time.
 HEAD_SIZE = 4
 ITEM_SIZE = 8
 
@@ -35,12 +35,12 @@ class DecodePlan:
     - the page tables.
     """
 
-    def __init__(self, layout: PageLayout, num_sms: int, dummy_page: int) -> None:
+    def __init__(self, layout: KvHeadLayout, num_sms: int, dummy_page: int) -> None:
         """Args: dummy_page: where rows of padding read and write."""
         self._layout = layout
         self._num_sms = num_sms
         self._dummy_page = dummy_page
-        # Items that run at once.
+        # So many items run at once.
         self._wave = -(-BLOCKS_PER_SM * num_sms // layout.num_kv_heads)
 
     def num_warps(self, num_rows: int) -> int:
@@ -68,8 +68,8 @@ class DecodePlan:
         tables.append(self._dummy_page)
         lengths = np.ones(num_rows, dtype=np.int32)
         lengths[: len(sequences)] = [s.device_len for s in sequences]
-        # Items of about the same length, and each row's of the same, for a short one at a row's end would take a block
-        # as well. They are whole turns of a block, so there may be fewer of them in the end.
+        # Items are of about the same length, and those of a row of the same, for a short one at a row's end would take
+        # a block as well. They are whole turns of a block, so there may be fewer of them in the end.
         turn = self.num_warps(num_rows) * TILE
         shares = np.maximum(1, np.rint(lengths * (self._target_items(num_rows) / lengths.sum()))).astype(np.int32)
         stretches = -(-lengths // (shares * turn)) * turn

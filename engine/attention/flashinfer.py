@@ -9,22 +9,24 @@ import numpy as np
 import torch
 
 from engine.attention.base import GraphableBackend, GraphedAttention
+from engine.attention.layout import KvHeadLayout
+from engine.attention.norm_rotate_write import norm_rotate_write
+from engine.attention.page_tables import decode_slots, page_tables, prefill_slots
 from engine.attention.paged_decode import PagedDecode, graphed_paged_decodes, has_kernel
-from engine.attention.tables import decode_slots, page_tables, prefill_slots
 from engine.batch import Batch
+from engine.kvcache.base import PageLayout
 from engine.kvcache.cuda_pool import CudaKvPool
 from engine.layers.cuda_kernel import PDL_CAPABILITY
-from engine.layers.cuda_ops import norm_rotate_write
 from engine.layers.norm import QkNorm
 from engine.layers.rotary import Rotation
 from engine.token_sequence import TokenSequence
 from engine.upload import Packed, to_device
 
 WORKSPACE_BYTES = 256 * 2**20
-# The kernels' dtypes; whatever else a pool has, the reference backend computes.
+# The kernels compute these dtypes and sizes of heads.
 DTYPES = ("bfloat16", "float16")
 HEAD_DIMS = (64, 128, 256)
-# Hopper's own prefill kernels.
+# This is Hopper, which has prefill kernels of its own.
 FA3_CAPABILITY = 9
 # Decode steps of more sequences run FlashInfer's kernel, which reads long batches faster than ours.
 MAX_OWN_DECODE = 128
@@ -36,26 +38,36 @@ class FlashInferAttention(GraphableBackend):
     The pool is page-major, so a layer's keys and values are strided views, which FlashInfer takes as they are.
     """
 
+    @classmethod
+    def why_not(cls, layout: PageLayout, num_q_heads: int, device: torch.device) -> str:
+        if not isinstance(layout, KvHeadLayout):
+            return super().why_not(layout, num_q_heads, device)
+        if device.type != "cuda":
+            return f"FlashInfer runs on GPUs, not on {device.type}"
+        if layout.dtype not in DTYPES:
+            return f"FlashInfer computes {' and '.join(DTYPES)}, not {layout.dtype}"
+        if layout.head_dim not in HEAD_DIMS:
+            return f"FlashInfer computes heads of {', '.join(map(str, HEAD_DIMS))}, not {layout.head_dim}"
+        return ""
+
     def __init__(self, pool: CudaKvPool, num_q_heads: int) -> None:
         layout = pool.layout
-        if layout.dtype not in DTYPES:
-            raise ValueError(f"FlashInfer computes {' and '.join(DTYPES)}, not {layout.dtype}")
-        if layout.head_dim not in HEAD_DIMS:
-            raise ValueError(f"FlashInfer computes heads of {', '.join(map(str, HEAD_DIMS))}, not {layout.head_dim}")
-        self._device = pool.kv.device
-        # All wrappers share it, for only one of them runs at a time. Zero at first, as FlashInfer asks.
+        assert isinstance(layout, KvHeadLayout)
+        self._device = pool.device
+        # All wrappers share it, for only one of them runs at a time. FlashInfer asks for zeros at first.
         self._workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=self._device)
-        self._paged = _PagedKernels(pool, num_q_heads)
+        self._paged = _PagedKernels(pool, layout, num_q_heads)
         major, _ = torch.cuda.get_device_capability(self._device)
         self._own_decode: PagedDecode | None = None
         if major >= PDL_CAPABILITY and has_kernel(layout, num_q_heads):
             self._own_decode = PagedDecode(pool, num_q_heads, MAX_OWN_DECODE)
-        self._own_plan: torch.Tensor | None = None  # of a decode step by our own kernel, on the device
+        # This is the plan, on the device, of a decode step that our own kernel runs.
+        self._own_plan: torch.Tensor | None = None
         prefill_backend = "fa3" if major == FA3_CAPABILITY else "fa2"
         self._prefill = _Wrapper(
             flashinfer.BatchPrefillWithPagedKVCacheWrapper(self._workspace, "NHD", backend=prefill_backend)
         )
-        # For forwards whose prompts all begin with them: keys and values need not come out of pages.
+        # This one is for forwards whose prompts all begin with them: keys and values need not come out of pages.
         self._first_prefill = _Wrapper(
             flashinfer.BatchPrefillWithRaggedKVCacheWrapper(self._workspace, "NHD", backend=prefill_backend),
             reads_pages=False,
@@ -65,7 +77,8 @@ class FlashInferAttention(GraphableBackend):
             flashinfer.BatchDecodeWithPagedKVCacheWrapper(self._workspace, "NHD", use_tensor_cores=True)
         )
         self._wrapper = self._decode
-        self._slots = torch.empty(0)  # (num_tokens,) int64 on the device: where each new token goes
+        # (num_tokens,) int64 on the device: where each new token goes.
+        self._slots = torch.empty(0)
 
     def plan(self, batch: Batch) -> None:
         self._own_plan = None
@@ -88,9 +101,7 @@ class FlashInferAttention(GraphableBackend):
             self._wrapper = self._first_prefill
             self._first_prefill.plan(indptr, indptr, *sizes[:3], causal=True, **dtypes)
 
-    def attend(
-        self, qkv: torch.Tensor, num_q_heads: int, rotation: Rotation, qk_norm: QkNorm | None, layer: int
-    ) -> torch.Tensor:
+    def attend(self, qkv: torch.Tensor, rotation: Rotation, qk_norm: QkNorm | None, layer: int) -> torch.Tensor:
         if self._own_decode is not None and self._own_plan is not None:
             return self._own_decode.launch(self._own_plan, qkv, rotation, qk_norm, layer)
         return self._paged.attend(self._wrapper, self._slots, qkv, rotation, qk_norm, layer)
@@ -100,7 +111,7 @@ class FlashInferAttention(GraphableBackend):
         own_sizes = [size for size in batch_sizes if size <= MAX_OWN_DECODE]
         if self._own_decode is not None and own_sizes:
             graphed = graphed_paged_decodes(self._own_decode, own_sizes, max_pages_per_sequence)
-        # One memory for the page tables of all other sizes.
+        # The page tables of all other sizes have one memory.
         other_sizes = [size for size in batch_sizes if size not in graphed]
         num_pages = max(other_sizes, default=0) * max_pages_per_sequence
         indices = torch.zeros(num_pages, dtype=torch.int32, device=self._device)
@@ -141,16 +152,16 @@ class _PagedKernels:
         dummy_page: the page after the pool's last.
     """
 
-    def __init__(self, pool: CudaKvPool, num_q_heads: int) -> None:
-        layout = self.layout = pool.layout
+    def __init__(self, pool: CudaKvPool, layout: KvHeadLayout, num_q_heads: int) -> None:
+        self.layout = layout
         dtype: torch.dtype = getattr(torch, layout.dtype)
         self.sizes = num_q_heads, layout.num_kv_heads, layout.head_dim, layout.page_size
         self.dtypes = {"q_data_type": dtype, "kv_data_type": dtype}
         self.dummy_page = pool.num_pages
         self._num_q_heads = num_q_heads
-        self._pool = pool.all_kv
-        # (num_pages + 1, page_size, num_kv_heads, head_dim) each: the dummy page is there too.
-        self._caches = [(pool.all_kv[:, layer, 0], pool.all_kv[:, layer, 1]) for layer in range(layout.num_layers)]
+        kv = self._pool = layout.view(pool.memory_and_dummy)
+        # Each is (num_pages + 1, page_size, num_kv_heads, head_dim): the dummy page is there too.
+        self._caches = [(kv[:, layer, 0], kv[:, layer, 1]) for layer in range(layout.num_layers)]
 
     def tables(
         self, sequences: Sequence[TokenSequence], num_padding: int = 0
@@ -213,9 +224,7 @@ class _GraphedDecode(GraphedAttention):
         tables = self._paged.tables(sequences, self._batch_size - len(sequences))
         self._wrapper.plan(*tables, *self._paged.sizes, **self._paged.dtypes)
 
-    def attend(
-        self, qkv: torch.Tensor, num_q_heads: int, rotation: Rotation, qk_norm: QkNorm | None, layer: int
-    ) -> torch.Tensor:
+    def attend(self, qkv: torch.Tensor, rotation: Rotation, qk_norm: QkNorm | None, layer: int) -> torch.Tensor:
         return self._paged.attend(self._wrapper, self._slots, qkv, rotation, qk_norm, layer)
 
     def _pack(self, sequences: Sequence[TokenSequence]) -> Packed:

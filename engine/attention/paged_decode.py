@@ -7,7 +7,7 @@ import torch
 
 from engine.attention.base import GraphedAttention
 from engine.attention.decode_plan import DecodePlan
-from engine.kvcache.base import PageLayout
+from engine.attention.layout import KvHeadLayout
 from engine.kvcache.cuda_pool import CudaKvPool
 from engine.layers.cuda_kernel import CudaKernel
 from engine.layers.norm import QkNorm
@@ -21,7 +21,7 @@ MAX_GROUP = 8
 LOG2_E = 1.4426950408889634
 
 
-def has_kernel(layout: PageLayout, num_q_heads: int) -> bool:
+def has_kernel(layout: KvHeadLayout, num_q_heads: int) -> bool:
     """Whether the kernel computes such heads."""
     group, remainder = divmod(num_q_heads, layout.num_kv_heads)
     return layout.dtype == "bfloat16" and layout.head_dim in HEAD_DIMS and remainder == 0 and group <= MAX_GROUP
@@ -35,8 +35,10 @@ class PagedDecode:
     """
 
     def __init__(self, pool: CudaKvPool, num_q_heads: int, max_batch_size: int) -> None:
-        layout = self._layout = pool.layout
-        self.device = pool.kv.device
+        layout = pool.layout
+        assert isinstance(layout, KvHeadLayout)
+        self._layout = layout
+        self.device = pool.device
         num_sms = torch.cuda.get_device_properties(self.device).multi_processor_count
         self.plans = DecodePlan(layout, num_sms, dummy_page=pool.num_pages)
         self._num_q_heads = num_q_heads
@@ -44,7 +46,7 @@ class PagedDecode:
         # The kernel takes strides as 32-bit numbers, and multiplies them by page numbers in 64 bits.
         assert layout.num_layers * self._layer_stride < 2**31
         max_items = max(self.plans.max_items(size) for size in range(1, max_batch_size + 1))
-        self._pool = pool.all_kv
+        self._pool = layout.view(pool.memory_and_dummy)
         self._parts = torch.empty(max_items * num_q_heads * layout.head_dim, device=self.device)
         self._part_scales = torch.empty(max_items * num_q_heads * 2, device=self.device)
         self._arrivals = torch.zeros(max_batch_size * layout.num_kv_heads, dtype=torch.int32, device=self.device)
@@ -97,7 +99,7 @@ class PagedDecode:
                 "NORM": int(has_norm),
                 "WARPS": num_warps,
             }
-            self._kernels[key] = CudaKernel("paged_decode", macros, self.device)
+            self._kernels[key] = CudaKernel(__package__, "paged_decode", macros, self.device)
         return self._kernels[key]
 
 
@@ -115,9 +117,7 @@ class GraphedPagedDecode(GraphedAttention):
     def plan(self, sequences: Sequence[TokenSequence]) -> None:
         self._decode.plan(sequences, self._batch_size).copy_to(self._memory)
 
-    def attend(
-        self, qkv: torch.Tensor, num_q_heads: int, rotation: Rotation, qk_norm: QkNorm | None, layer: int
-    ) -> torch.Tensor:
+    def attend(self, qkv: torch.Tensor, rotation: Rotation, qk_norm: QkNorm | None, layer: int) -> torch.Tensor:
         return self._decode.launch(self._plan, qkv, rotation, qk_norm, layer)
 
 

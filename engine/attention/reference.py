@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from engine.attention.base import AttentionBackend
+from engine.attention.layout import KvHeadLayout
 from engine.batch import Batch
 from engine.kvcache.pool import KvPool
 from engine.layers.norm import QkNorm, rms_norm
@@ -56,12 +57,14 @@ class ReferenceAttention(AttentionBackend):
 
     def __init__(self, pool: KvPool, num_q_heads: int) -> None:
         layout = pool.layout
+        assert isinstance(layout, KvHeadLayout)
         assert num_q_heads % layout.num_kv_heads == 0
         self._layout = layout
         self._num_q_heads = num_q_heads
-        self._pool_rows = pool.kv.view(-1, layout.num_kv_heads * layout.head_dim)
-        self._device = pool.kv.device
-        self._write_rows = torch.empty(0)  # (2 * num_tokens,) int64: layer 0's rows of new keys, then of new values
+        self._pool_rows = layout.view(pool.memory).view(-1, layout.num_kv_heads * layout.head_dim)
+        self._device = pool.device
+        # (2 * num_tokens,) int64: layer 0's rows of new keys, then of new values.
+        self._write_rows = torch.empty(0)
         self._decode: _Decode | None = None
         self._prefills: list[_Prefill] = []
 
@@ -73,11 +76,9 @@ class ReferenceAttention(AttentionBackend):
             self._plan_prefill(batch)
 
     @torch.inference_mode()
-    def attend(
-        self, qkv: torch.Tensor, num_q_heads: int, rotation: Rotation, qk_norm: QkNorm | None, layer: int
-    ) -> torch.Tensor:
-        num_kv_heads = self._layout.num_kv_heads
-        # Queries and keys go the same way, so together: (num_tokens, num_q_heads + num_kv_heads, head_dim).
+    def attend(self, qkv: torch.Tensor, rotation: Rotation, qk_norm: QkNorm | None, layer: int) -> torch.Tensor:
+        num_q_heads, num_kv_heads = self._num_q_heads, self._layout.num_kv_heads
+        # Queries and keys are treated alike, so they stay together: (num_tokens, num_q_heads + num_kv_heads, head_dim).
         qk, v = qkv.split([num_q_heads + num_kv_heads, num_kv_heads], dim=1)
         if qk_norm is not None:
             q_weight, k_weight = qk_norm.weight

@@ -7,7 +7,7 @@ from tandem.choices import Choice, Choices
 if TYPE_CHECKING:
     from engine.attention.base import AttentionBackend
 
-# In place of a name: the first of the table that has kernels for the device, the dtype and the model's heads.
+# This stands in place of a name for the first of the table that computes the model on the device.
 AUTO = "auto"
 
 ATTENTION_BACKENDS: "Choices[AttentionBackend]" = Choices(

@@ -7,12 +7,13 @@ import numpy as np
 import torch
 
 from engine.attention.base import GraphableBackend, GraphedAttention
-from engine.attention.tables import decode_slots, page_tables, prefill_slots
+from engine.attention.layout import KvHeadLayout
+from engine.attention.norm_rotate_write import norm_rotate_write
+from engine.attention.page_tables import decode_slots, page_tables, prefill_slots
 from engine.attention.triton_kernels import decode, num_decode_splits, prefill, queries_per_tile
 from engine.batch import Batch
 from engine.kvcache.base import PageLayout
 from engine.kvcache.cuda_pool import CudaKvPool
-from engine.layers.cuda_ops import norm_rotate_write
 from engine.layers.norm import QkNorm
 from engine.layers.rotary import Rotation
 from engine.token_sequence import TokenSequence
@@ -55,18 +56,27 @@ class _PrefillTables(NamedTuple):
 class TritonAttention(GraphableBackend):
     """Tables are made on the host and uploaded in one copy."""
 
-    def __init__(self, pool: CudaKvPool, num_q_heads: int) -> None:
-        """Raises ValueError if the kernels do not compute the pool's dtype or heads."""
-        layout = self._layout = pool.layout
+    @classmethod
+    def why_not(cls, layout: PageLayout, num_q_heads: int, device: torch.device) -> str:
+        if not isinstance(layout, KvHeadLayout):
+            return super().why_not(layout, num_q_heads, device)
+        if device.type != "cuda":
+            return f"the Triton kernels run on GPUs, not on {device.type}"
         if layout.dtype not in DTYPES:
-            raise ValueError(f"the Triton kernels compute {' and '.join(DTYPES)}, not {layout.dtype}")
+            return f"the Triton kernels compute {' and '.join(DTYPES)}, not {layout.dtype}"
         if layout.head_dim not in HEAD_DIMS:
-            sizes = ", ".join(map(str, HEAD_DIMS))
-            raise ValueError(f"the Triton kernels compute heads of {sizes}, not {layout.head_dim}")
+            return f"the Triton kernels compute heads of {', '.join(map(str, HEAD_DIMS))}, not {layout.head_dim}"
+        return ""
+
+    def __init__(self, pool: CudaKvPool, num_q_heads: int) -> None:
+        layout = pool.layout
+        assert isinstance(layout, KvHeadLayout)
         assert num_q_heads % layout.num_kv_heads == 0
-        self._pool = pool.all_kv
+        self._layout = layout
+        self._num_q_heads = num_q_heads
+        self._pool = layout.view(pool.memory_and_dummy)
         self._dummy_page = pool.num_pages
-        self._device = pool.kv.device
+        self._device = pool.device
         self._num_sms = torch.cuda.get_device_properties(self._device).multi_processor_count
         self._queries_per_tile = queries_per_tile(num_q_heads, layout.num_kv_heads)
         self._tables: _DecodeTables | _PrefillTables | None = None
@@ -79,12 +89,10 @@ class TritonAttention(GraphableBackend):
             packed = _pack_prefill(self._layout, batch.sequences, self._queries_per_tile)
             self._tables = _PrefillTables(*packed.to(self._device))
 
-    def attend(
-        self, qkv: torch.Tensor, num_q_heads: int, rotation: Rotation, qk_norm: QkNorm | None, layer: int
-    ) -> torch.Tensor:
+    def attend(self, qkv: torch.Tensor, rotation: Rotation, qk_norm: QkNorm | None, layer: int) -> torch.Tensor:
         tables = self._tables
         assert tables is not None
-        q = norm_rotate_write(qkv, num_q_heads, rotation, qk_norm, self._pool, layer, tables.slots)
+        q = norm_rotate_write(qkv, self._num_q_heads, rotation, qk_norm, self._pool, layer, tables.slots)
         if isinstance(tables, _PrefillTables):
             out = prefill(q, self._pool, layer, tables.tiles.view(-1, 4), tables.pages)
         else:
@@ -93,7 +101,7 @@ class TritonAttention(GraphableBackend):
         return out.flatten(1)
 
     def for_graphs(self, batch_sizes: Sequence[int], max_pages_per_sequence: int) -> dict[int, GraphedAttention]:
-        # One memory for the tables of all sizes, as large as the largest of them can be.
+        # The tables of all sizes have one memory, as large as the largest of them can be.
         largest = max(batch_sizes)
         num_bytes = _pack_decode(self._layout, (), largest, self._dummy_page).num_bytes
         num_bytes += aligned(4 * largest * max_pages_per_sequence)
@@ -102,6 +110,7 @@ class TritonAttention(GraphableBackend):
             size: _GraphedDecode(
                 self._pool,
                 self._layout,
+                self._num_q_heads,
                 memory,
                 size,
                 num_decode_splits(size, self._layout.num_kv_heads, self._num_sms),
@@ -114,11 +123,18 @@ class _GraphedDecode(GraphedAttention):
     """Decode attention of one batch size."""
 
     def __init__(
-        self, pool: torch.Tensor, layout: PageLayout, memory: torch.Tensor, batch_size: int, num_splits: int
+        self,
+        pool: torch.Tensor,
+        layout: KvHeadLayout,
+        num_q_heads: int,
+        memory: torch.Tensor,
+        batch_size: int,
+        num_splits: int,
     ) -> None:
         """Args: pool: with the dummy page last; memory: uint8 on the device, for the tables."""
         self._pool = pool
         self._layout = layout
+        self._num_q_heads = num_q_heads
         self._memory = memory
         self._batch_size = batch_size
         self._num_splits = num_splits
@@ -128,11 +144,9 @@ class _GraphedDecode(GraphedAttention):
     def plan(self, sequences: Sequence[TokenSequence]) -> None:
         self._pack(sequences).copy_to(self._memory)
 
-    def attend(
-        self, qkv: torch.Tensor, num_q_heads: int, rotation: Rotation, qk_norm: QkNorm | None, layer: int
-    ) -> torch.Tensor:
+    def attend(self, qkv: torch.Tensor, rotation: Rotation, qk_norm: QkNorm | None, layer: int) -> torch.Tensor:
         tables = self._tables
-        q = norm_rotate_write(qkv, num_q_heads, rotation, qk_norm, self._pool, layer, tables.slots)
+        q = norm_rotate_write(qkv, self._num_q_heads, rotation, qk_norm, self._pool, layer, tables.slots)
         out = decode(q, self._pool, layer, tables.positions, tables.first_pages, tables.pages, self._num_splits)
         return out.flatten(1)
 
@@ -168,6 +182,6 @@ def _pack_prefill(layout: PageLayout, sequences: Sequence[TokenSequence], querie
         )
         num_tokens += s.extend_len
     table = np.concatenate(tiles)
-    # Those with the most tokens to attend to start first: a long one that started last would run on alone.
+    # Tiles with the most tokens to attend to start first: a long one that started last would run on alone.
     table = table[np.argsort(-(table[:, 1] + table[:, 2]), kind="stable")]
     return Packed(prefill_slots(layout, sequences), table.reshape(-1), np.array(pages, np.int32))

@@ -12,13 +12,13 @@ import torch
 import triton
 import triton.language as tl
 
-# Elements of the keys that a program reads at a time: 16 KiB, and as much again for the values.
+# A program reads so many elements of the keys at a time, which are 16 KiB, and as many of the values.
 BLOCK_ELEMENTS = 8192
-# What tensor cores take at least.
+# Tensor cores take at least so many rows.
 MIN_ROWS = 16
-# Queries times their grouped heads in one program of a prefill: two warp groups of 64 rows.
+# One program of a prefill has so many rows, queries times their grouped heads: two warp groups of 64.
 PREFILL_ROWS = 128
-# Enough programs to fill every multiprocessor and to even out the last wave.
+# So many programs fill every multiprocessor and even out the last wave.
 DECODE_PROGRAMS_PER_SM = 4
 MAX_SPLITS = 64
 # Page numbers are loaded two blocks before their keys and values, and these two blocks before they are used.
@@ -257,7 +257,7 @@ def _prefill(  # type: ignore[no-untyped-def]
     queries = tl.load(q + place, mask=is_query, other=0.0)
     position = first_position + i // GROUP
     kv = pool + layer_offset + kv_head * HEAD_DIM
-    # Whole blocks that every query sees, without masks; then those that some do not, or not all of.
+    # Blocks that every query sees as a whole come first, without masks, then those that some see in part or not.
     seen_by_all = (first_position + 1) // BLOCK * BLOCK
     acc, top, total = _attend(
         queries,

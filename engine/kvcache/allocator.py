@@ -8,7 +8,7 @@ class PageAllocator:
 
     def __init__(self, num_pages: int) -> None:
         self._num_pages = num_pages
-        # A stack, lowest numbers on top: a page freed last is the likeliest to be in a CPU cache.
+        # This is a stack with the lowest numbers on top: a page freed last is the likeliest to be in a CPU cache.
         self._free = list(range(num_pages - 1, -1, -1))
         self._is_free = bytearray([1]) * num_pages
 

@@ -1,60 +1,50 @@
-"""The layout of pages, which the engine and every KV transport share."""
+"""What everybody who handles pages may know of them: how large one is, and whether two pools' pages mean the same."""
 
-from contextlib import suppress
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Protocol
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Protocol, Self
 
-# Bytes per element of the dtypes a pool can have, by torch's names.
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+if TYPE_CHECKING:
+    from engine.models.config import ModelConfig
 
 
-@dataclass(frozen=True, slots=True)
-class PageLayout:
-    """A page-major pool is (num_pages, num_layers, 2, page_size, num_kv_heads, head_dim); index 2 is keys, values.
+class PageLayout(ABC):
+    """What a page is, for all who allocate, cache or ship pages without looking into them.
 
-    One page is therefore one contiguous piece of memory, and a transfer needs no gather per layer.
+    Only attention backends know a layout by its own class, and so what stands where in a page
+    (engine/attention/layout.py). `engine.page_layout.page_layout_of` says which one a model has.
+
+    Attributes:
+        page_size: tokens of a page.
     """
 
-    num_layers: int
     page_size: int
-    num_kv_heads: int
-    head_dim: int
-    dtype: str
 
-    def __post_init__(self) -> None:
-        if self.dtype not in DTYPE_BYTES:
-            raise ValueError(f"dtype {self.dtype!r} is not one of {', '.join(DTYPE_BYTES)}")
-        for name in ("num_layers", "page_size", "num_kv_heads", "head_dim"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+    @classmethod
+    @abstractmethod
+    def of(cls, config: "ModelConfig", page_size: int, dtype: str) -> Self:
+        """The layout for a model's shape.
 
-    @property
-    def page_shape(self) -> tuple[int, int, int, int, int]:
-        return (self.num_layers, 2, self.page_size, self.num_kv_heads, self.head_dim)
+        Args:
+            dtype: what the engine computes in, by torch's name.
+
+        Raises:
+            ValueError: pages cannot have this size or dtype.
+        """
 
     @property
+    @abstractmethod
     def page_bytes(self) -> int:
-        return self.num_layers * 2 * self.page_size * self.num_kv_heads * self.head_dim * DTYPE_BYTES[self.dtype]
+        """Bytes of a page, of all layers together."""
+
+    @property
+    @abstractmethod
+    def tag(self) -> str:
+        """A short readable text that is equal exactly where the pages of two pools mean the same, byte by byte. Two
+        workers compare it before one ships pages to the other."""
 
     def num_pages_for(self, num_tokens: int) -> int:
         """Pages that hold `num_tokens` tokens."""
         return -(-num_tokens // self.page_size)
-
-
-def available_memory_bytes() -> int:
-    """Memory of this host, or of the container, that a new allocation could get; the kernel's own caches give way."""
-    fields = {}
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        key, _, rest = line.partition(":")
-        fields[key] = int(rest.split()[0]) * 1024
-    available = fields["MemAvailable"]
-    # A container's limit (cgroup 2) counts where it is below the host's.
-    with suppress(OSError, ValueError):
-        limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
-        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
-        available = min(available, limit - used)
-    return max(0, available)
 
 
 class Completion(Protocol):

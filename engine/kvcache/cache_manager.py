@@ -32,12 +32,13 @@ class PageHandle:
 
 
 @dataclass(slots=True)
-class _Retired:
-    """Pages at the gate: operations launched with their numbers may still run.
+class _DeferredFree:
+    """Pages that nobody wants any more, to be freed when the operations launched with their numbers have ended.
 
     Attributes:
         page_ids: to be freed.
-        node: where a lock in the tree is still held, if any.
+        node: where a lock in the tree is held until then, if any.
+        pending: the operations that may still run.
     """
 
     page_ids: Sequence[int]
@@ -49,7 +50,11 @@ class CacheManager:
     """Page bookkeeping of one worker, in Python integers only.
 
     Every page is in exactly one state: free; cached (in the tree, unlocked); locked (in the tree under a lock, private
-    to a handle, or at the gate); leased (private to a handle of a lease).
+    to a handle, or waiting to be freed); leased (private to a handle of a lease).
+
+    A page is freed only when nothing that was launched with its number can still run. There is one way back to the free
+    list that waits for that, `_free_when_done`; pages of the tree that are evicted are under no lock, so nothing runs
+    with their numbers.
     """
 
     def __init__(self, num_pages: int, page_size: int, eviction: str = "lru") -> None:
@@ -58,9 +63,10 @@ class CacheManager:
         self.page_size = page_size
         self._allocator = PageAllocator(num_pages)
         self._tree = RadixCache(page_size, EVICTION_POLICIES.load(eviction)())
-        # Handles given out, in order; a dict because sets have no order and order must not depend on addresses.
+        # Handles stand here in the order in which they were given out, by identity. It is a dict because sets have no
+        # order, and the order must not depend on addresses.
         self._handles: dict[int, PageHandle] = {}
-        self._retired: list[_Retired] = []
+        self._deferred: list[_DeferredFree] = []
         self._num_leased_pages = 0
 
     @property
@@ -127,10 +133,10 @@ class CacheManager:
         """
         node = self._tree.match(namespace, token_ids, max_cached_len // self.page_size, priority)
         shared = self._tree.path_pages(node)
-        root = self._tree.lock(node)
+        root = self._tree.lock_path(node)
         num_private = self.num_pages_for(num_tokens) - len(shared)
         if num_private + num_reserved > self.num_available_pages:
-            self._tree.unlock(node)
+            self._tree.unlock_path(node)
             return None
         handle = PageHandle(
             page_ids=array("i", shared + self._take(num_private)),
@@ -140,7 +146,7 @@ class CacheManager:
             priority=priority,
             leased=leased,
         )
-        self._tree.keep(namespace, root)
+        self._tree.keep_root(namespace, root)
         self._handles[id(handle)] = handle
         if leased:
             self._num_leased_pages += num_private
@@ -168,7 +174,7 @@ class CacheManager:
         """Puts the handle's full pages among the first `computed_len` tokens into the tree, locked by the handle.
 
         A page whose tokens are in the tree already is a duplicate: the page table is remapped to the tree's page
-        first, then the duplicate goes through the gate.
+        first, then the duplicate is freed when the operations have ended.
 
         Args:
             after: operations launched with the handle's page numbers that may still run.
@@ -183,32 +189,32 @@ class CacheManager:
             if child is None:
                 child = tree.add_child(node, key, handle.page_ids[i], handle.priority)
             else:
-                tree.lock_one(child)
+                tree.lock_node(child)
                 duplicates.append(handle.page_ids[i])
                 handle.page_ids[i] = child.page_id
             node = child
         handle.node = node
         handle.num_shared = max(handle.num_shared, computed_len // size)
         if duplicates:
-            self._retire(_Retired(duplicates, None, list(after)))
+            self._free_when_done(_DeferredFree(duplicates, None, list(after)))
 
     def release_pages(self, handle: PageHandle, after: Sequence[Completion] = ()) -> None:
-        """Gives all of a handle's pages back, the private ones to be freed, through the gate.
+        """Gives all of a handle's pages back: private ones are freed, those of the tree unlocked.
 
         Args:
-            after: operations launched with these page numbers. Until all are done the pages count as locked.
+            after: operations launched with these page numbers. Until all have ended the pages stay locked.
         """
         del self._handles[id(handle)]
         if handle.leased:
             self._end_lease(handle)
-        self._retire(_Retired(handle.page_ids[handle.num_shared :], handle.node, list(after)))
+        self._free_when_done(_DeferredFree(handle.page_ids[handle.num_shared :], handle.node, list(after)))
 
-    def poll(self) -> None:
-        """Opens the gate for handles whose operations have completed."""
-        if self._retired:
-            waiting, self._retired = self._retired, []
-            for retired in waiting:
-                self._retire(retired)
+    def free_deferred_pages(self) -> None:
+        """Frees the pages whose operations have ended since the last call."""
+        if self._deferred:
+            waiting, self._deferred = self._deferred, []
+            for deferred in waiting:
+                self._free_when_done(deferred)
 
     def check_integrity(self) -> str:
         """Counts every page's owners afresh; returns a description of the first violation, or ""."""
@@ -226,8 +232,8 @@ class CacheManager:
         claims += [(node.page_id, "the tree") for node in self._tree.nodes()]
         for handle in self._handles.values():
             claims += [(p, "a handle") for p in handle.page_ids[handle.num_shared :]]
-        for retired in self._retired:
-            claims += [(p, "the gate") for p in retired.page_ids]
+        for deferred in self._deferred:
+            claims += [(p, "a deferred free") for p in deferred.page_ids]
         for page_id, owner in claims:
             if violation := claim(page_id, owner):
                 return violation
@@ -239,7 +245,7 @@ class CacheManager:
         for handle in self._handles.values():
             if self._tree.path_pages(handle.node) != list(handle.page_ids[: handle.num_shared]):
                 return "a handle's shared pages are not those of its path in the tree"
-        locked = [h.node for h in self._handles.values()] + [r.node for r in self._retired if r.node is not None]
+        locked = [h.node for h in self._handles.values()] + [d.node for d in self._deferred if d.node is not None]
         expected: dict[int, int] = {}
         for node in locked:
             while node.parent is not None:
@@ -266,12 +272,11 @@ class CacheManager:
             self._allocator.free(self._tree.evict(num_pages - self._allocator.num_free))
         return self._allocator.allocate(num_pages)
 
-    def _retire(self, retired: _Retired) -> None:
-        """The gate: the only way back to the free list."""
-        retired.pending = [c for c in retired.pending if not c.done()]
-        if retired.pending:
-            self._retired.append(retired)
+    def _free_when_done(self, deferred: _DeferredFree) -> None:
+        deferred.pending = [c for c in deferred.pending if not c.done()]
+        if deferred.pending:
+            self._deferred.append(deferred)
             return
-        if retired.node is not None:
-            self._tree.unlock(retired.node)
-        self._allocator.free(retired.page_ids)
+        if deferred.node is not None:
+            self._tree.unlock_path(deferred.node)
+        self._allocator.free(deferred.page_ids)

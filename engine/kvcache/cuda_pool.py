@@ -29,7 +29,7 @@ class _DeviceMemory:
     refers to it; the memory is freed with the last."""
 
     def __init__(self, address: int, num_pages: int, page_bytes: int) -> None:
-        # Not at the process's end: a peer may still write then, and the driver takes the memory anyway.
+        # At the process's end nothing is freed: a peer may still write then, and the driver takes the memory anyway.
         weakref.finalize(self, runtime.cudaFree, address).atexit = False
         self.__cuda_array_interface__ = {
             "data": (address, False),
@@ -45,7 +45,8 @@ class CudaKvPool(KvPool):
     Attributes:
         ipc_handle: what another process of this host opens the pool with.
         address: of the first page, on the device.
-        all_kv: `kv` and one page after it, the dummy page, which belongs to nobody: padding rows of a step write there.
+        memory_and_dummy: `memory` and one page after it, the dummy page, which belongs to nobody: rows of padding read
+            and write there. (num_pages + 1, page_bytes) uint8.
     """
 
     def __init__(self, layout: PageLayout, num_pages: int, device: torch.device) -> None:
@@ -60,9 +61,8 @@ class CudaKvPool(KvPool):
             owner = _DeviceMemory(address, num_pages + 1, layout.page_bytes)
             check(runtime.cudaMemset(address, 0, num_bytes))
             self.ipc_handle = bytes(check(runtime.cudaIpcGetMemHandle(address)).reserved)
-        memory = torch.as_tensor(owner, device=device)
-        super().__init__(layout, num_pages, memory[:num_pages])
-        self.all_kv = memory.view(getattr(torch, layout.dtype)).view(num_pages + 1, *layout.page_shape)
+        self.memory_and_dummy = torch.as_tensor(owner, device=device)
+        super().__init__(layout, num_pages, self.memory_and_dummy[:num_pages])
         self.address = address
 
     def close(self) -> None:

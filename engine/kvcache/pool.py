@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 import torch
 
-from engine.kvcache.base import PageLayout, available_memory_bytes
+from engine.kvcache.base import PageLayout
+from engine.kvcache.host_memory import available_memory_bytes
 
 
 class SharedPoolFile(NamedTuple):
@@ -21,19 +22,19 @@ class SharedPoolFile(NamedTuple):
 
 
 class KvPool(ABC):
-    """One tensor with every page of a worker.
+    """The memory of every page of a worker. What is inside a page, only attention backends know.
 
     Attributes:
-        kv: (num_pages, num_layers, 2, page_size, num_kv_heads, head_dim) of the layout's dtype.
-        page_bytes_view: (num_pages, page_bytes) uint8, the same memory.
+        memory: (num_pages, page_bytes) uint8, contiguous.
+        device: where it is.
     """
 
     def __init__(self, layout: PageLayout, num_pages: int, memory: torch.Tensor) -> None:
-        """Args: memory: (num_pages, page_bytes) uint8, contiguous."""
+        """Args: memory: as the attribute."""
         self.layout = layout
         self.num_pages = num_pages
-        self.page_bytes_view = memory
-        self.kv = memory.view(getattr(torch, layout.dtype)).view(num_pages, *layout.page_shape)
+        self.memory = memory
+        self.device = memory.device
 
     @abstractmethod
     def close(self) -> None:

@@ -13,11 +13,19 @@ from engine.kvcache.eviction.base import EvictionPolicy
 
 class RadixNode:
     """One cached page. A root is a node without a page, whose key is empty; it lives as long as it has children or
-    locks."""
+    locks.
+
+    Attributes:
+        key: the page's tokens.
+        num_locks: locks on this node or on any below it.
+        heap_entry: number of the latest entry that the eviction heap was given for it; 0 before the first.
+        created, last_access, num_hits, priority: what an eviction policy looks at, see EvictableNode.
+    """
 
     __slots__ = (
         "children",
         "created",
+        "heap_entry",
         "key",
         "last_access",
         "num_hits",
@@ -32,8 +40,8 @@ class RadixNode:
         self.page_id = page_id
         self.parent = parent
         self.children: dict[tuple[int, ...], RadixNode] = {}
-        # Locks on this node or on any below it.
         self.num_locks = 0
+        self.heap_entry = 0
         self.created = created
         self.last_access = created
         self.num_hits = 0
@@ -54,12 +62,14 @@ class RadixCache:
         self.num_locked_pages = 0
         self._eviction_key = policy.key
         self._roots: dict[str, RadixNode] = {}
-        self._namespaces: dict[int, str] = {}  # by the root's identity
+        # The keys are the identities of roots.
+        self._namespaces: dict[int, str] = {}
         self._clock = 0
-        # (key when pushed, tie-breaker, node) of leaves that could be evicted when they were pushed. Entries go stale
-        # and are checked when popped, which is cheaper than keeping the heap exact.
-        self._evictable: list[tuple[tuple[float, ...], int, RadixNode]] = []
-        self._num_pushed = 0
+        # This is a heap of (key when pushed, number of the entry, node). Every leaf that can be evicted has its latest
+        # entry here. Other entries are stale; they are dropped when they come up, which is cheaper than to look for
+        # them.
+        self._heap: list[tuple[tuple[float, ...], int, RadixNode]] = []
+        self._num_entries = 0
 
     def peek(self, namespace: str, token_ids: Sequence[int], max_pages: int) -> list[int]:
         """Returns the pages of the longest cached prefix of whole pages; changes nothing."""
@@ -105,7 +115,7 @@ class RadixCache:
         pages.reverse()
         return pages
 
-    def lock(self, node: RadixNode) -> RadixNode:
+    def lock_path(self, node: RadixNode) -> RadixNode:
         """Keeps `node` and all pages before it from eviction; returns its root."""
         while node.parent is not None:
             if node.num_locks == 0:
@@ -115,12 +125,12 @@ class RadixCache:
         node.num_locks += 1
         return node
 
-    def keep(self, namespace: str, root: RadixNode) -> None:
+    def keep_root(self, namespace: str, root: RadixNode) -> None:
         """Makes `root`, which is locked, the tree of a namespace."""
         self._roots[namespace] = root
         self._namespaces[id(root)] = namespace
 
-    def unlock(self, node: RadixNode) -> None:
+    def unlock_path(self, node: RadixNode) -> None:
         leaf = node
         while node.parent is not None:
             assert node.num_locks > 0
@@ -146,18 +156,25 @@ class RadixCache:
         self.num_locked_pages += 1
         return child
 
-    def lock_one(self, node: RadixNode) -> None:
+    def lock_node(self, node: RadixNode) -> None:
         """Locks `node` alone, for a caller that holds a lock on its parent's path already."""
         if node.num_locks == 0:
             self.num_locked_pages += 1
         node.num_locks += 1
 
     def evict(self, num_pages: int) -> list[int]:
-        """Takes up to `num_pages` unlocked pages out of the trees, leaves first; returns their numbers."""
+        """Takes up to `num_pages` unlocked pages out of the trees, leaves first; returns their numbers. There are fewer
+        only where fewer are unlocked."""
         evicted: list[int] = []
-        while len(evicted) < num_pages and self._evictable:
-            key, _, node = heapq.heappop(self._evictable)
-            if not self._is_evictable(node) or self._eviction_key(node) != key:
+        last_entry_before = self._num_entries
+        while len(evicted) < num_pages and self._heap:
+            key, number, node = heapq.heappop(self._heap)
+            if not self._is_current(number, node):
+                continue
+            # A key may move without the node being touched: the leaf is put where it belongs now. What was put there
+            # during this eviction goes when it comes up, for a key that moves at every look would never stand still.
+            if number <= last_entry_before and self._eviction_key(node) != key:
+                self._push_if_evictable(node)
                 continue
             assert node.parent is not None
             parent = node.parent
@@ -185,18 +202,20 @@ class RadixCache:
     def _is_evictable(self, node: RadixNode) -> bool:
         return node.parent is not None and node.num_locks == 0 and not node.children
 
+    def _is_current(self, number: int, node: RadixNode) -> bool:
+        """Whether the heap's entry of this number stands for a leaf that can be evicted."""
+        return number == node.heap_entry and self._is_evictable(node)
+
     def _push_if_evictable(self, node: RadixNode) -> None:
         if self._is_evictable(node):
-            self._num_pushed += 1
-            heapq.heappush(self._evictable, (self._eviction_key(node), self._num_pushed, node))
-            if len(self._evictable) > 64 + 4 * self.num_pages:
-                self._drop_stale_entries()
+            self._num_entries += 1
+            node.heap_entry = self._num_entries
+            heapq.heappush(self._heap, (self._eviction_key(node), self._num_entries, node))
+            if len(self._heap) > 64 + 4 * self.num_pages:
+                self._renew_heap()
 
-    def _drop_stale_entries(self) -> None:
-        """Keeps the heap's size in proportion to the trees', whatever the number of lookups."""
-        current = {
-            id(node): (key, number, node)
-            for key, number, node in self._evictable
-            if self._is_evictable(node) and self._eviction_key(node) == key
-        }
-        self._evictable = sorted(current.values())
+    def _renew_heap(self) -> None:
+        """Drops stale entries, which keeps the heap's size in proportion to the trees', whatever the number of lookups;
+        and computes keys anew, for a leaf whose key has become smaller would wait long to come up."""
+        current = [(number, node) for _, number, node in self._heap if self._is_current(number, node)]
+        self._heap = sorted((self._eviction_key(node), number, node) for number, node in current)

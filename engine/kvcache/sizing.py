@@ -58,7 +58,7 @@ def choose_num_pages(
     if num_pages:
         needed, most = (num_pages + 1) * layout.page_bytes, memory.room // layout.page_bytes - 1
         if num_pages > most:
-            change = f"use a --num-pages of at most {most}" if most > 0 else "use a smaller model or a larger GPU"
+            change = f"use a num_pages of at most {most}" if most > 0 else "use a smaller model or a larger GPU"
             raise ValueError(
                 f"{num_pages} pages of {layout.page_bytes} bytes need {needed / GIB:.1f} GiB, but there is room for "
                 f"{memory.room / GIB:.1f}: {memory}; {change}"
@@ -71,12 +71,12 @@ def choose_num_pages(
         advice = []
         if room < memory.room:
             # Where others have the memory, a larger share would not help.
-            advice.append("a larger --mem-fraction-static, a --num-pages, which no share limits")
+            advice.append("a larger mem_fraction_static, a num_pages, which no share limits")
         if most:
-            advice.append(f"a --max-model-len of at most {most * layout.page_size}")
+            advice.append(f"a max_model_len of at most {most * layout.page_size}")
         raise ValueError(
             f"there is room for {most} pages of KV, which hold {most * layout.page_size} tokens, but a sequence may "
-            f"have {longest}: {memory}, and --mem-fraction-static {fraction:g} is {memory.total * fraction / GIB:.1f}; "
-            f"use {', '.join([*advice, 'a smaller --chunk-size or --max-batch-size'])}, or a smaller model"
+            f"have {longest}: {memory}, and mem_fraction_static {fraction:g} is {memory.total * fraction / GIB:.1f}; "
+            f"use {', '.join([*advice, 'a smaller chunk_size or max_batch_size'])}, or a smaller model"
         )
     return most

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from cuda.bindings import driver, nvrtc
 
-# The one header that a kernel may include.
+# The one header that a kernel may include; it stands beside this file.
 HEADER = "bfloat16.cuh"
-# Hopper.
+# Hopper is the first with programmatic dependent launch.
 PDL_CAPABILITY = 9
 
 _PDL = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
@@ -25,20 +25,22 @@ class CudaKernel:
     sent for this step it may touch at once, because a step begins with a kernel of torch's, which waits for all before.
     """
 
-    def __init__(self, name: str, macros: Mapping[str, int], device: torch.device) -> None:
+    def __init__(self, package: str, name: str, macros: Mapping[str, int], device: torch.device) -> None:
         """
         Args:
-            name: of the kernel, and of its file NAME.cu here, which includes HEADER or nothing.
+            package: where the kernel's file NAME.cu is, which includes HEADER or nothing.
+            name: of the kernel, and of its file.
 
         Raises:
             RuntimeError: it cannot be compiled or loaded; the message says why.
         """
         major, minor = torch.cuda.get_device_capability(device)
-        binary = _compile(name, (f"--gpu-architecture=sm_{major}{minor}", *(f"-D{k}={v}" for k, v in macros.items())))
+        options = f"--gpu-architecture=sm_{major}{minor}", *(f"-D{k}={v}" for k, v in macros.items())
+        binary = _compile(package, name, options)
         with torch.cuda.device(device):
             # Loading needs a context, which torch makes with its first allocation.
             torch.empty(1, device=device)
-            # Never unloaded: graphs refer to it.
+            # It is never unloaded, because graphs refer to it.
             self._function = _check(driver.cuModuleGetFunction(_check(driver.cuModuleLoadData(binary)), name.encode()))
         self._device = device
         self._is_dependent = major >= PDL_CAPABILITY
@@ -64,9 +66,10 @@ class CudaKernel:
 
 
 @functools.cache
-def _compile(name: str, options: tuple[str, ...]) -> bytes:
+def _compile(package: str, name: str, options: tuple[str, ...]) -> bytes:
     """Machine code of NAME.cu; an engine makes its kernels twice, for the measurement before it has a pool too."""
-    source, header = (files(__package__).joinpath(file).read_bytes() for file in (f"{name}.cu", HEADER))
+    source = files(package).joinpath(f"{name}.cu").read_bytes()
+    header = files(__package__).joinpath(HEADER).read_bytes()
     program = _check(nvrtc.nvrtcCreateProgram(source, f"{name}.cu".encode(), 1, [header], [HEADER.encode()]))
     arguments = [option.encode() for option in ("--std=c++17", *options)]
     try:

@@ -9,12 +9,12 @@ from engine.layers.cuda_kernel import PDL_CAPABILITY, CudaKernel
 from engine.layers.linear import Linear
 from engine.layers.norm import Norm
 
-# More tokens than this, and the libraries' kernels do as well.
+# For more tokens than this the libraries' kernels do as well.
 MAX_TOKENS = 16
-# For the widest matrices already more tokens than this.
+# For the widest matrices they do so for more tokens than this already.
 MAX_TOKENS_WIDE = 8
 WIDE_TILES = 4096
-# A warp's stretch of inputs; the numbers in it.
+# So many numbers are in a warp's stretch of inputs.
 STEP = 32
 
 
@@ -78,7 +78,7 @@ class FewRows:
         if kernel is None:
             names = "ROW_TILES", "WARPS", "DEPTH", "PREFETCH", "TOKEN_TILES", "NORM", "GATED", "ADD"
             macros = dict(zip(names, map(int, (*tuning, *key[1:])), strict=True))
-            kernel = self._kernels[key] = CudaKernel("few_rows", macros, self._device)
+            kernel = self._kernels[key] = CudaKernel(__package__, "few_rows", macros, self._device)
         kernel.launch(
             (-(-num_tiles // tuning.row_tiles), 1),
             tuning.warps * 32,

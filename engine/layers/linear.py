@@ -43,7 +43,7 @@ class Linear:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return F.linear(x, self.weight, self.bias)
 
-    def slots(self, *names: str) -> Iterator[tuple[str, torch.Tensor]]:
+    def named_parameters(self, *names: str) -> Iterator[tuple[str, torch.Tensor]]:
         """Views of the matrix, (out_size, in_size), and of the bias, (out_size,), by the projections' names."""
         for name, weight in zip(names, self.weight.split(self._out_sizes), strict=True):
             yield f"{name}.weight", weight

@@ -6,7 +6,7 @@ import torch
 from engine.layers.cuda_kernel import CudaKernel
 
 THREADS = 256
-# Blocks that share a step's rows, at most so many for each row.
+# So many blocks share a step's rows, and at most so many each row.
 BLOCKS = 512
 MAX_BLOCKS_OF_ROW = 64
 
@@ -15,7 +15,8 @@ class MostLikely:
     """The kernel and what its blocks tell one another through; one launch may run at a time."""
 
     def __init__(self, vocab_size: int, max_rows: int, device: torch.device) -> None:
-        self._kernel = CudaKernel("most_likely", {"VOCAB_SIZE": vocab_size, "THREADS": THREADS}, device)
+        macros = {"VOCAB_SIZE": vocab_size, "THREADS": THREADS}
+        self._kernel = CudaKernel(__package__, "most_likely", macros, device)
         self._best = torch.zeros(max_rows, dtype=torch.int64, device=device)
         self._arrivals = torch.zeros(max_rows, dtype=torch.int32, device=device)
 

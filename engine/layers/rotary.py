@@ -26,7 +26,7 @@ class RotaryEmbedding:
         max_positions: int,
         device: torch.device,
     ) -> None:
-        # On the CPU whatever the device, so that every worker has the same tables to the bit.
+        # This is computed on the CPU whatever the device, so that every worker has the same tables to the bit.
         frequencies = 1.0 / (theta ** (torch.arange(0, head_dim, 2).float() / head_dim))  # (head_dim // 2,)
         if scaling is not None:
             frequencies = scale_llama3(frequencies, scaling)

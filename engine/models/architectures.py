@@ -10,15 +10,19 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """How an architecture differs from the plain decoder: Llama without biases.
+    """How an architecture is computed, and how it differs from the plain decoder: Llama without biases.
 
     Attributes:
+        model: import path of the engine.models.base.Model that computes it.
+        page_layout: import path of the engine.kvcache.base.PageLayout of what its attention keeps of each token.
         qkv_bias, o_bias, mlp_bias: whether these projections have biases, or the key of config.json that says so.
         qk_norm: whether each head's queries and keys are normalised before they are rotated.
         window_switch: whether use_sliding_window in config.json can turn sliding_window off.
         defaults: values of keys that config.json leaves out, where not those of ModelConfig.from_dir.
     """
 
+    model: str = "engine.models.decoder:DecoderModel"
+    page_layout: str = "engine.attention.layout:KvHeadLayout"
     qkv_bias: bool | str = False
     o_bias: bool | str = False
     mlp_bias: bool | str = False
@@ -27,7 +31,10 @@ class Architecture:
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
 
-# By the name in config.json. The defaults are those of Hugging Face's configuration classes.
+# Their names are those in config.json. The defaults are those of Hugging Face's configuration classes.
+#
+# Unlike the other choices, an architecture is never taken by import path: config.json comes with the model, from
+# strangers, and a name in it must not decide which code of this machine is imported.
 ARCHITECTURES: Mapping[str, Architecture] = {
     "LlamaForCausalLM": Architecture(qkv_bias="attention_bias", o_bias="attention_bias", mlp_bias="mlp_bias"),
     "MistralForCausalLM": Architecture(

@@ -6,14 +6,25 @@ from collections.abc import Iterable, Iterator
 import torch
 
 from engine.attention.base import Attention
+from engine.layers.ops import LayerOps
 from engine.models.config import ModelConfig
 
 
 class Model(ABC):
-    """A causal language model's weights and forward pass on one device."""
+    """A causal language model's weights and forward pass on one device. An architecture names the class that computes
+    it (engine/models/architectures.py).
+
+    Attributes:
+        config: its shape.
+        dtype: of weights and activations.
+    """
 
     config: ModelConfig
     dtype: torch.dtype
+
+    @abstractmethod
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device, ops: LayerOps) -> None:
+        """Allocates weights without values. Args: ops: what layers compute with on this device."""
 
     @abstractmethod
     def checkpoint_shapes(self) -> Iterator[tuple[str, tuple[int, ...], torch.dtype]]:

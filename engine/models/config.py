@@ -9,7 +9,7 @@ from engine.models.architectures import ARCHITECTURES, Architecture
 from engine.models.checks import require_count, require_dict, require_positive, required
 from engine.models.rope import Llama3RopeScaling, read_rope
 
-# Keys that mark weights stored in other than plain floats, and mixtures of experts. No served architecture has them.
+# These keys mark weights stored in other than plain floats, and mixtures of experts. No served architecture has them.
 _QUANTIZATION_KEYS = ("quantization_config", "compression_config")
 _EXPERT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts")
 
@@ -28,7 +28,6 @@ class ModelConfig:
         qkv_bias, o_bias: whether the projections into and out of attention have biases.
         mlp_bias: whether gate, up and down projections have biases.
         qk_norm: whether each head's queries and keys are normalised before they are rotated.
-        eos_token_ids: tokens that end a text; may be empty.
 
     Raises:
         ValueError: on construction, for values that make no model.
@@ -51,7 +50,6 @@ class ModelConfig:
     o_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
-    eos_token_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         _supported(self.architecture)
@@ -67,13 +65,10 @@ class ModelConfig:
             raise ValueError(f"num_q_heads {self.num_q_heads} is not a multiple of num_kv_heads {self.num_kv_heads}")
         if self.head_dim % 2:
             raise ValueError(f"head_dim {self.head_dim} is odd, but the rotary embedding turns pairs")
-        for token_id in self.eos_token_ids:
-            if not isinstance(token_id, int) or token_id < 0:
-                raise ValueError(f"eos_token_id {token_id!r} is not a token id")
 
     @classmethod
     def from_dir(cls, model_dir: Path) -> "ModelConfig":
-        """Reads config.json, and generation_config.json for more end-of-text tokens.
+        """Reads config.json.
 
         Both ways to write the rotary embedding are read: rope_theta with rope_scaling, and rope_parameters.
 
@@ -83,16 +78,16 @@ class ModelConfig:
         """
         path = model_dir / "config.json"
         try:
-            return cls._from_json(_read_json(path), _generation_eos(model_dir / "generation_config.json"))
+            return cls._from_json(_read_json(path))
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
 
     @classmethod
-    def _from_json(cls, raw: dict[str, Any], more_eos: tuple[int, ...]) -> "ModelConfig":
+    def _from_json(cls, raw: dict[str, Any]) -> "ModelConfig":
         names = raw.get("architectures")
         if not isinstance(names, list) or len(names) != 1:
             raise ValueError(f"architectures must name one architecture, not {names!r}")
-        # Before anything else: no other refusal helps somebody whose model is not supported.
+        # This comes before anything else: no other refusal helps somebody whose model is not supported.
         architecture = _supported(names[0])
         raw = {**architecture.defaults, **raw}
         _refuse_unsupported(raw)
@@ -117,7 +112,6 @@ class ModelConfig:
             o_bias=_bias(raw, architecture.o_bias),
             mlp_bias=_bias(raw, architecture.mlp_bias),
             qk_norm=architecture.qk_norm,
-            eos_token_ids=tuple(dict.fromkeys(_eos(raw) + more_eos)),
         )
 
 
@@ -178,17 +172,6 @@ def _head_dim(raw: dict[str, Any]) -> Any:
 
 def _bias(raw: dict[str, Any], bias: bool | str) -> Any:
     return raw.get(bias, False) if isinstance(bias, str) else bias
-
-
-def _generation_eos(path: Path) -> tuple[int, ...]:
-    return _eos(_read_json(path)) if path.exists() else ()
-
-
-def _eos(raw: dict[str, Any]) -> tuple[int, ...]:
-    eos = raw.get("eos_token_id")
-    if eos is None:
-        return ()
-    return tuple(eos) if isinstance(eos, list) else (eos,)
 
 
 def _read_json(path: Path) -> dict[str, Any]:

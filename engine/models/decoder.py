@@ -32,7 +32,7 @@ class DecoderModel(Model):
         self._embedding = torch.empty(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
         self._layers = [_Layer(config, dtype, device) for _ in range(config.num_layers)]
         self._norm = Norm(torch.empty(config.hidden_size, dtype=dtype, device=device), config.rms_norm_eps)
-        # Memory of its own even if it is tied: looking up rows and multiplying want different orders.
+        # It has memory of its own even if it is tied: looking up rows and multiplying want different orders.
         self._lm_head = Linear([config.vocab_size], config.hidden_size, False, dtype, device)
         self._rotary = RotaryEmbedding(
             config.head_dim, config.rope_theta, config.rope_scaling, config.max_position_embeddings, device
@@ -40,28 +40,29 @@ class DecoderModel(Model):
 
     def checkpoint_shapes(self) -> Iterator[tuple[str, tuple[int, ...], torch.dtype]]:
         """Name, shape and this model's dtype of every tensor that `load_weights` must be given."""
-        for name, weight in self._slots().items():
+        for name, weight in self._parameters().items():
             yield name, tuple(weight.shape), weight.dtype
 
     @torch.inference_mode()
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         # Each tensor is copied into place and dropped, so that lazy `weights` never make a second whole copy.
-        slots = self._slots()
-        missing = dict.fromkeys(slots)
+        parameters = self._parameters()
+        missing = dict.fromkeys(parameters)
         tied_head: torch.Tensor | None = None
         for name, tensor in weights:
+            # Old checkpoints carry this buffer; the configuration says the same.
             if name.endswith("rotary_emb.inv_freq"):
-                continue  # a buffer that old checkpoints carry; the configuration says the same
+                continue
             if name == "lm_head.weight" and self.config.tie_word_embeddings:
                 _check(name, tensor, self._embedding)
                 tied_head = tensor
                 continue
-            if name not in slots:
+            if name not in parameters:
                 raise ValueError(f"tensor {name} is unexpected")
             if name not in missing:
                 raise ValueError(f"tensor {name} comes twice")
-            _check(name, tensor, slots[name])
-            slots[name].copy_(tensor)
+            _check(name, tensor, parameters[name])
+            parameters[name].copy_(tensor)
             del missing[name]
         if missing:
             more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
@@ -87,19 +88,19 @@ class DecoderModel(Model):
         if logits_rows is not None:
             x = x[logits_rows]  # (num_rows, hidden_size)
         if not len(x):
-            # Chunks that end before their prompts do; a kernel over no rows would be an error.
+            # All chunks end before their prompts do, and a kernel over no rows would be an error.
             return x.new_empty(0, self.config.vocab_size)
         return self._ops.norm_linear(x, self._norm, self._lm_head, out)
 
-    def _slots(self) -> dict[str, torch.Tensor]:
-        """By name in a checkpoint, where each tensor's values belong; parts of merged matrices are views."""
-        slots = {"model.embed_tokens.weight": self._embedding, "model.norm.weight": self._norm.weight}
+    def _parameters(self) -> dict[str, torch.Tensor]:
+        """Each tensor of a checkpoint by its name there; parts of merged matrices are views."""
+        parameters = {"model.embed_tokens.weight": self._embedding, "model.norm.weight": self._norm.weight}
         for index, layer in enumerate(self._layers):
-            for name, weight in layer.slots():
-                slots[f"model.layers.{index}.{name}"] = weight
+            for name, weight in layer.named_parameters():
+                parameters[f"model.layers.{index}.{name}"] = weight
         if not self.config.tie_word_embeddings:
-            slots["lm_head.weight"] = self._lm_head.weight
-        return slots
+            parameters["lm_head.weight"] = self._lm_head.weight
+        return parameters
 
 
 class _Layer:
@@ -109,7 +110,6 @@ class _Layer:
         hidden, head_dim = config.hidden_size, config.head_dim
         eps = config.rms_norm_eps
         self._head_dim = head_dim
-        self._num_q_heads = config.num_q_heads
         q_rows, kv_rows = config.num_q_heads * head_dim, config.num_kv_heads * head_dim
         self._input_norm = Norm(torch.empty(hidden, dtype=dtype, device=device), eps)
         self._qkv = Linear([q_rows, kv_rows, kv_rows], hidden, config.qkv_bias, dtype, device)
@@ -120,29 +120,29 @@ class _Layer:
         self._gate_up = Linear([config.intermediate_size] * 2, hidden, config.mlp_bias, dtype, device)
         self._down = Linear([hidden], config.intermediate_size, config.mlp_bias, dtype, device)
 
-    def slots(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def named_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
         yield "input_layernorm.weight", self._input_norm.weight
-        yield from self._qkv.slots("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+        yield from self._qkv.named_parameters("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
         if self._qk_norm is not None:
             yield "self_attn.q_norm.weight", self._qk_norm.weight[0]
             yield "self_attn.k_norm.weight", self._qk_norm.weight[1]
-        yield from self._o.slots("self_attn.o_proj")
+        yield from self._o.named_parameters("self_attn.o_proj")
         yield "post_attention_layernorm.weight", self._mlp_norm.weight
-        yield from self._gate_up.slots("mlp.gate_proj", "mlp.up_proj")
-        yield from self._down.slots("mlp.down_proj")
+        yield from self._gate_up.named_parameters("mlp.gate_proj", "mlp.up_proj")
+        yield from self._down.named_parameters("mlp.down_proj")
 
     def forward(
         self, x: torch.Tensor, rotation: Rotation, attention: Attention, index: int, ops: LayerOps
     ) -> torch.Tensor:
         """(num_tokens, hidden_size) to the same; x is not to be used again."""
         qkv = ops.norm_linear(x, self._input_norm, self._qkv).unflatten(-1, (-1, self._head_dim))
-        attended = attention.attend(qkv, self._num_q_heads, rotation, self._qk_norm, index)
+        attended = attention.attend(qkv, rotation, self._qk_norm, index)
         x = ops.linear_add(attended, self._o, x)
         return ops.linear_add(ops.norm_gated(x, self._mlp_norm, self._gate_up), self._down, x)
 
 
-def _check(name: str, tensor: torch.Tensor, slot: torch.Tensor) -> None:
-    if tensor.shape != slot.shape:
-        raise ValueError(f"tensor {name} has shape {tuple(tensor.shape)}, not {tuple(slot.shape)}")
+def _check(name: str, tensor: torch.Tensor, parameter: torch.Tensor) -> None:
+    if tensor.shape != parameter.shape:
+        raise ValueError(f"tensor {name} has shape {tuple(tensor.shape)}, not {tuple(parameter.shape)}")
     if tensor.dtype not in _WEIGHT_DTYPES:
         raise ValueError(f"tensor {name} has dtype {tensor.dtype}, which is not a plain float type")

@@ -32,7 +32,8 @@ class Llama3RopeScaling:
             raise ValueError("high_freq_factor must be greater than low_freq_factor")
 
 
-# Keys of a rope dictionary by rope type. A key not known here might change the frequencies, so it is refused.
+# These are the keys of a rope dictionary by rope type. A key not known here might change the frequencies, so it is
+# refused.
 _ROPE_KEYS = {"default": {"rope_theta", "rope_type", "type", "partial_rotary_factor"}}
 _ROPE_KEYS["llama3"] = _ROPE_KEYS["default"] | {field.name for field in fields(Llama3RopeScaling)}
 

@@ -104,7 +104,7 @@ def _write(texts: Mapping[str, str], weights: dict[str, np.ndarray], out_dir: Pa
     """Fills a scratch directory and renames it: ``out_dir`` is never seen half written."""
     out_dir.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{out_dir.name}.", dir=out_dir.parent) as scratch:
-        # One level down, because the scratch directory itself is private to this user.
+        # It is one level down because the scratch directory itself is private to this user.
         staged = Path(scratch) / "model"
         staged.mkdir()
         for name, text in texts.items():

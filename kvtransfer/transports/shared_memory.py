@@ -2,30 +2,47 @@
 
 import mmap
 import os
+import struct
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from engine.kvcache.base import Completion
-from engine.kvcache.pool import CpuKvPool
+from engine.kvcache.pool import CpuKvPool, KvPool, SharedPoolFile
 from kvtransfer.transports.base import COMPLETED, OneSidedReceiver, ReceiverTransport, SenderTransport, Transport
-from tandem.messages import PoolEndpoint
+
+# An endpoint is the process id, the descriptor and the size of the receiver's memfd, then its name in UTF-8.
+_ENDPOINT = struct.Struct("!IIQ")
+
+
+def encode_endpoint(file: SharedPoolFile) -> bytes:
+    return _ENDPOINT.pack(file.pid, file.fd, file.num_bytes) + file.name.encode()
+
+
+def decode_endpoint(endpoint: bytes) -> SharedPoolFile:
+    """Raises ValueError: these bytes are no endpoint of this transport."""
+    try:
+        pid, fd, num_bytes = _ENDPOINT.unpack_from(endpoint)
+        return SharedPoolFile(pid, fd, endpoint[_ENDPOINT.size :].decode(), num_bytes)
+    except (struct.error, UnicodeDecodeError) as error:
+        raise ValueError(f"{len(endpoint)} bytes that are not a shared memory endpoint: {error}") from error
 
 
 class SharedMemorySender(SenderTransport):
     two_sided = False
 
-    def __init__(self, pool: CpuKvPool, endpoint: PoolEndpoint) -> None:
+    def __init__(self, pool: CpuKvPool, endpoint: bytes) -> None:
         """Maps the receiver's pool.
 
         Raises:
             ValueError: the endpoint is not a pool of this host with pages of this size.
         """
         page_bytes = pool.layout.page_bytes
-        if endpoint.num_bytes == 0 or endpoint.num_bytes % page_bytes:
-            raise ValueError(f"a pool of {endpoint.num_bytes} bytes does not consist of pages of {page_bytes} bytes")
-        path = Path(f"/proc/{endpoint.pid}/fd/{endpoint.fd}")
+        file = decode_endpoint(endpoint)
+        if file.num_bytes == 0 or file.num_bytes % page_bytes:
+            raise ValueError(f"a pool of {file.num_bytes} bytes does not consist of pages of {page_bytes} bytes")
+        path = Path(f"/proc/{file.pid}/fd/{file.fd}")
         try:
             fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         except OSError as error:
@@ -33,24 +50,24 @@ class SharedMemorySender(SenderTransport):
         try:
             # A process number or descriptor that has been reused names something else.
             target = str(path.readlink())
-            if target != f"/memfd:{endpoint.name} (deleted)" or os.fstat(fd).st_size != endpoint.num_bytes:
-                raise ValueError(f"{path} is {target}, not the pool {endpoint.name} of {endpoint.num_bytes} bytes")
-            mapping = mmap.mmap(fd, endpoint.num_bytes)
+            if target != f"/memfd:{file.name} (deleted)" or os.fstat(fd).st_size != file.num_bytes:
+                raise ValueError(f"{path} is {target}, not the pool {file.name} of {file.num_bytes} bytes")
+            mapping = mmap.mmap(fd, file.num_bytes)
         except OSError as error:
             raise ValueError(f"the receiver's pool cannot be mapped: {error}") from error
         finally:
             os.close(fd)
-        # In numpy: torch would share the copy of one page among its threads, and their meeting takes longer than it.
-        self._source = pool.page_bytes_view.numpy()
-        # (num_pages, page_bytes) of the receiver; None once aborted.
+        # Numpy copies: torch would share one page among its threads, and their meeting takes longer than the copy.
+        self._source = pool.memory.numpy()
+        # This is the receiver's memory, (num_pages, page_bytes), until an abort lets go of it.
         self._destination: np.ndarray | None = np.frombuffer(mapping, dtype=np.uint8).reshape(-1, page_bytes)
 
     @property
     def failure(self) -> str:
         return ""
 
-    def push(self, link_seq: int, src_pages: Sequence[int], dst_pages: Sequence[int]) -> Completion:
-        assert self._destination is not None, "push after abort"
+    def copy_pages(self, link_seq: int, src_pages: Sequence[int], dst_pages: Sequence[int]) -> Completion:
+        assert self._destination is not None, "a copy after abort"
         for src, dst in zip(src_pages, dst_pages, strict=True):
             self._destination[dst] = self._source[src]
         return COMPLETED
@@ -64,13 +81,18 @@ class SharedMemoryReceiver(OneSidedReceiver):
     def __init__(self, pool: CpuKvPool) -> None:
         self._pool = pool
 
-    def endpoint(self) -> PoolEndpoint:
-        return PoolEndpoint(*self._pool.file)
+    def endpoint(self) -> bytes:
+        return encode_endpoint(self._pool.file)
 
 
 class SharedMemory(Transport):
-    def open_sender(self, endpoint: PoolEndpoint) -> SenderTransport:
-        return SharedMemorySender(self._pool, endpoint)  # type: ignore[arg-type]
+    def __init__(self, pool: KvPool, host: str) -> None:
+        if not isinstance(pool, CpuKvPool):
+            raise ValueError("transport shared_memory moves pages between pools in CPU memory: use nvlink on a GPU")
+        self._pool = pool
+
+    def open_sender(self, endpoint: bytes) -> SenderTransport:
+        return SharedMemorySender(self._pool, endpoint)
 
     def open_receiver(self) -> ReceiverTransport:
-        return SharedMemoryReceiver(self._pool)  # type: ignore[arg-type]
+        return SharedMemoryReceiver(self._pool)

@@ -7,7 +7,7 @@ from tandem.choices import Choice, Choices
 if TYPE_CHECKING:
     from kvtransfer.transports.base import Transport
 
-# In place of a name: all that work on the pages' device.
+# In place of a name this stands for all that work on the pages' device.
 AUTO = "auto"
 
 TRANSPORTS: "Choices[Transport]" = Choices(

@@ -14,17 +14,43 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from engine.kvcache.base import Completion
-from engine.kvcache.pool import KvPool
+from engine.kvcache.pool import CpuKvPool, KvPool
 from kvtransfer.transports.base import ReceiverTransport, SenderTransport, Transport
-from tandem.messages import PoolEndpoint
 
-CONNECT_TIMEOUT_S = 5.0
-# The sender opens its end when its engine thread gets to it, which may be busy with a forward.
-ACCEPT_TIMEOUT_S = 60.0
+# A host that does not answer is given up after less time than an end may take to open, so that the reason is told.
+CONNECT_TIMEOUT_S = 3.0
+# This is longer than a sender takes to open its end once it has heard of this one.
+ACCEPT_TIMEOUT_S = 30.0
 # A peer that takes or gives no byte for this long is as good as gone.
 STALL_TIMEOUT_S = 30.0
-_HEADER = struct.Struct("!QI")  # link_seq, num_pages
+# A push begins with its number on the link and how many pages it has.
+_HEADER = struct.Struct("!QI")
+# An endpoint is the port and the token that the connection must begin with, then the host in UTF-8.
 _TOKEN_BYTES = 16
+_ENDPOINT = struct.Struct(f"!H{_TOKEN_BYTES}s")
+
+
+class Endpoint(NamedTuple):
+    """Where a receiver listens, and what a connection must begin with for it to listen on."""
+
+    host: str
+    port: int
+    token: bytes
+
+    def encode(self) -> bytes:
+        return _ENDPOINT.pack(self.port, self.token) + self.host.encode()
+
+    @staticmethod
+    def decode(endpoint: bytes) -> "Endpoint":
+        """Raises ValueError: these bytes are no endpoint of this transport."""
+        try:
+            port, token = _ENDPOINT.unpack_from(endpoint)
+            host = endpoint[_ENDPOINT.size :].decode()
+        except (struct.error, UnicodeDecodeError) as error:
+            raise ValueError(f"{len(endpoint)} bytes that are not a TCP endpoint: {error}") from error
+        if not (host and port):
+            raise ValueError("the receiver told a TCP endpoint without host or port")
+        return Endpoint(host, port, token)
 
 
 class _Flag:
@@ -50,9 +76,9 @@ class _Transfer(NamedTuple):
 class _Mover:
     """What both ends are: a thread that works through transfers in order, until it is stopped or fails."""
 
-    def __init__(self, pool: KvPool) -> None:
-        # (num_pages, page_bytes) uint8 of this worker.
-        self._pages = pool.page_bytes_view.numpy()
+    def __init__(self, pool: CpuKvPool) -> None:
+        # This worker's memory is (num_pages, page_bytes) uint8.
+        self._pages = pool.memory.numpy()
         self._transfers: queue.SimpleQueue[_Transfer | None] = queue.SimpleQueue()
         self._over = _Flag()
         self._failure = ""
@@ -77,7 +103,7 @@ class _Mover:
 
     def _main(self) -> None:
         try:
-            self._open()
+            self._meet_peer()
             while (transfer := self._transfers.get()) is not None:
                 self._move(transfer)
                 transfer.completion.set()
@@ -88,8 +114,8 @@ class _Mover:
             self._shut()
             self._over.set()
 
-    def _open(self) -> None:
-        raise NotImplementedError
+    def _meet_peer(self) -> None:
+        """Waits for the other end, where that is not there already."""
 
     def _move(self, transfer: _Transfer) -> None:
         raise NotImplementedError
@@ -112,23 +138,30 @@ class _Sent:
 class TcpSender(_Mover, SenderTransport):
     two_sided = True
 
-    def __init__(self, pool: KvPool, endpoint: PoolEndpoint) -> None:
-        """Begins to connect to the receiver; that it cannot be reached is a `failure`."""
+    def __init__(self, pool: CpuKvPool, endpoint: bytes) -> None:
+        """Connects to the receiver.
+
+        Raises:
+            ValueError: the endpoint is none of this transport's.
+            OSError: the receiver cannot be reached.
+        """
         super().__init__(pool)
-        self._endpoint = endpoint
-        self._socket = socket.socket()
+        host, port, token = Endpoint.decode(endpoint)
+        try:
+            self._socket = socket.create_connection((host, port), CONNECT_TIMEOUT_S)
+        except OSError as error:
+            raise OSError(f"no connection to {host}:{port}: {error}") from error
+        try:
+            self._socket.settimeout(STALL_TIMEOUT_S)
+            self._socket.sendall(token)
+        except OSError:
+            self._socket.close()
+            raise
         self._thread.start()
 
-    def push(self, link_seq: int, src_pages: Sequence[int], dst_pages: Sequence[int]) -> Completion:
+    def copy_pages(self, link_seq: int, src_pages: Sequence[int], dst_pages: Sequence[int]) -> Completion:
         assert len(src_pages) == len(dst_pages)
         return _Sent(self._submit(link_seq, src_pages, len(src_pages)), self._over)
-
-    def _open(self) -> None:
-        host, _, port = self._endpoint.address.rpartition(":")
-        self._socket.settimeout(CONNECT_TIMEOUT_S)
-        self._socket.connect((host, int(port)))
-        self._socket.settimeout(STALL_TIMEOUT_S)
-        self._socket.sendall(bytes.fromhex(self._endpoint.name))
 
     def _move(self, transfer: _Transfer) -> None:
         assert transfer.pages is not None
@@ -143,32 +176,33 @@ class TcpSender(_Mover, SenderTransport):
 class TcpReceiver(_Mover, ReceiverTransport):
     two_sided = True
 
-    def __init__(self, pool: KvPool, host: str) -> None:
-        """Listens for one connection, from the sender that was told the token."""
+    def __init__(self, pool: CpuKvPool, host: str) -> None:
+        """Listens for one connection, from the sender that was told the token.
+
+        Raises:
+            OSError: `host` is no address of this host's.
+        """
         super().__init__(pool)
-        self._token = secrets.token_bytes(_TOKEN_BYTES)
         self._listener = socket.create_server((host, 0), backlog=1)
         self._listener.settimeout(ACCEPT_TIMEOUT_S)
-        self._host = host
-        self._num_bytes = pool.page_bytes_view.nbytes
+        self._endpoint = Endpoint(host, self._listener.getsockname()[1], secrets.token_bytes(_TOKEN_BYTES))
         self._connection: socket.socket | None = None
-        self._port = self._listener.getsockname()[1]
         self._thread.start()
 
-    def endpoint(self) -> PoolEndpoint:
-        return PoolEndpoint(0, 0, self._token.hex(), self._num_bytes, f"{self._host}:{self._port}")
+    def endpoint(self) -> bytes:
+        return self._endpoint.encode()
 
-    def expect(self, link_seq: int, dst_pages: Sequence[int] | None, num_pages: int) -> Completion:
+    def receive_pages(self, link_seq: int, dst_pages: Sequence[int] | None, num_pages: int) -> Completion:
         assert dst_pages is None or len(dst_pages) == num_pages
         return self._submit(link_seq, dst_pages, num_pages)
 
-    def _open(self) -> None:
+    def _meet_peer(self) -> None:
         self._connection, _ = self._listener.accept()
         self._listener.close()
         self._connection.settimeout(CONNECT_TIMEOUT_S)
         token = bytearray(_TOKEN_BYTES)
         self._read_into(memoryview(token))
-        if not secrets.compare_digest(bytes(token), self._token):
+        if not secrets.compare_digest(bytes(token), self._endpoint.token):
             raise ValueError("a stranger connected")
         self._connection.settimeout(STALL_TIMEOUT_S)
 
@@ -204,14 +238,20 @@ class TcpReceiver(_Mover, ReceiverTransport):
 
 def _close(sock: socket.socket) -> None:
     """Closes a socket that another thread may be blocked on: shutdown wakes that thread."""
-    # Not connected, or closed already: nobody is blocked then.
+    # It fails where nothing is connected, or is closed already: nobody is blocked then.
     with contextlib.suppress(OSError):
         sock.shutdown(socket.SHUT_RDWR)
     sock.close()
 
 
 class Tcp(Transport):
-    def open_sender(self, endpoint: PoolEndpoint) -> SenderTransport:
+    def __init__(self, pool: KvPool, host: str) -> None:
+        if not isinstance(pool, CpuKvPool):
+            raise ValueError("transport tcp moves pages between pools in CPU memory: use nvlink on a GPU")
+        self._pool = pool
+        self._host = host
+
+    def open_sender(self, endpoint: bytes) -> SenderTransport:
         return TcpSender(self._pool, endpoint)
 
     def open_receiver(self) -> ReceiverTransport:

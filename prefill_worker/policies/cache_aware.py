@@ -42,7 +42,7 @@ class DfsWeight(PrefillPolicy):
         while stack:
             branch = stack.pop()
             ordered += branch.ending
-            # The heaviest on top of the stack; of equals the oldest.
+            # The heaviest is put on top of the stack, and of equals the oldest.
             heaviest_first = sorted(branch.branches.values(), key=lambda b: -b.weight)
             stack.extend(reversed(heaviest_first))
         return ordered

@@ -16,20 +16,20 @@ from router.access import Access
 from router.config import RouterConfig
 from router.errors import InvalidRequestError, UnknownModelError
 from router.frontends.generation import Generation, refusals_counted
-from router.output_text import OutputText
 from router.router import Router
-from router.stop_strings import check_stop_strings
-from router.tokenization import Tokenizer
+from router.text.output_text import OutputText
+from router.text.stop_strings import check_stop_strings
+from router.text.tokenizer import Tokenizer
 from tandem.lifecycle import RECEIVED, TOKENIZED, now_ns
 from tandem.sampling_params import SamplingParams
 
-MAX_NAMESPACE_LEN = 256
-# It comes back with every response.
-MAX_REQUEST_ID_LEN = 256
+# The names that a client gives to what it asks have so many characters at most: a request id comes back with every
+# response.
+MAX_NAME_LEN = 256
 # A longer prompt is tokenized beside the event loop: this many characters take about a millisecond.
 MAX_INLINE_CHARACTERS = 4096
 SEED_BITS = 64
-# Fields of SamplingParams that clients set under the same names. Where one is left out, the class has a default.
+# Clients set these fields of SamplingParams under the same names. Where one is left out, the class has a default.
 PLAIN_FIELDS = (
     "temperature",
     "top_p",
@@ -40,7 +40,7 @@ PLAIN_FIELDS = (
     "frequency_penalty",
 )
 
-# A text, token ids, or the messages of a chat, each with `role` and `content`.
+# A prompt is a text, token ids, or the messages of a chat, each with `role` and `content`.
 PromptInput = str | Sequence[int] | list[dict[str, str]]
 
 
@@ -79,7 +79,7 @@ class Frontend:
         self.config = config
         self.started_at = time.time()
         self.access = Access(config.api_keys, config.max_requests_per_key)
-        # Known before the first request asks: looking through the vocabulary takes a while.
+        # This is known before the first request asks: looking through the vocabulary takes a while.
         self._max_characters = config.max_model_len * tokenizer.max_token_bytes
 
     @contextmanager
@@ -107,7 +107,7 @@ class Frontend:
             raise InvalidRequestError(
                 f"{num_outputs} outputs are more than the {min(limits)} requests that may be in hand at once", "n"
             )
-        self.router.check_room(num_outputs)
+        self.router.check_capacity(num_outputs)
         with self.access.hold(key, num_outputs):
             yield
 
@@ -166,6 +166,7 @@ class Frontend:
         choice: int = 0,
         priority: int = 0,
         cache_namespace: str = "",
+        session_id: str = "",
         client_request_id: str = "",
     ) -> Generation:
         """Makes a Generation, which is served once it is entered.
@@ -174,17 +175,24 @@ class Frontend:
             key: what `identify` said.
             default_max_tokens: for a client that names no limit; None: all that the model's length leaves.
             choice: which of several outputs of one request; each has a seed of its own.
+            session_id: names the conversation that the request belongs to, for the routing policy.
 
         Raises:
             InvalidRequestError: with a message for the client.
         """
-        _check_name("cache_namespace", cache_namespace, MAX_NAMESPACE_LEN)
-        _check_name("request_id", client_request_id, MAX_REQUEST_ID_LEN)
+        _check_name("cache_namespace", cache_namespace)
+        _check_name("session_id", session_id)
+        _check_name("request_id", client_request_id)
         sampling = self._sampling(options, len(prompt.token_ids), default_max_tokens, choice)
-        tracker = self.router.track(
-            prompt.token_ids, sampling, priority=priority, cache_namespace=cache_namespace, moments=prompt.moments
+        tracker = self.router.make_tracker(
+            prompt.token_ids,
+            sampling,
+            priority=priority,
+            cache_namespace=cache_namespace,
+            session_id=session_id,
+            client_request_id=client_request_id,
+            moments=prompt.moments,
         )
-        tracker.client_request_id = client_request_id
         output = OutputText(self.tokenizer, sampling.stop_token_ids, options.stop)
         return Generation(self.router, self.access, key, tracker, output)
 
@@ -209,13 +217,14 @@ class Frontend:
         self, options: SamplingOptions, num_prompt_tokens: int, default_max_tokens: int | None, choice: int
     ) -> SamplingParams:
         """Raises InvalidRequestError."""
-        room = self.config.max_model_len - num_prompt_tokens
+        num_left = self.config.max_model_len - num_prompt_tokens
         max_tokens = options.max_tokens
         if max_tokens is None:
-            max_tokens = room if default_max_tokens is None else min(default_max_tokens, room)
-        elif not 1 <= max_tokens <= room:
+            max_tokens = num_left if default_max_tokens is None else min(default_max_tokens, num_left)
+        elif not 1 <= max_tokens <= num_left:
             raise InvalidRequestError(
-                f"max_tokens must be between 1 and {room} for a prompt of {num_prompt_tokens} tokens, not {max_tokens}",
+                f"max_tokens must be between 1 and {num_left} for a prompt of {num_prompt_tokens} tokens, "
+                f"not {max_tokens}",
                 "max_tokens",
             )
         vocab_size = self.tokenizer.vocab_size
@@ -243,9 +252,11 @@ class Frontend:
             raise InvalidRequestError(str(error)) from error
 
 
-def _check_name(field_name: str, name: str, max_len: int) -> None:
+def _check_name(field_name: str, name: str) -> None:
     """Raises InvalidRequestError for one that could not travel to the workers, or not be told back."""
-    if len(name) > max_len:
-        raise InvalidRequestError(f"{field_name} must have at most {max_len} characters, not {len(name)}", field_name)
+    if len(name) > MAX_NAME_LEN:
+        raise InvalidRequestError(
+            f"{field_name} must have at most {MAX_NAME_LEN} characters, not {len(name)}", field_name
+        )
     if any("\ud800" <= character <= "\udfff" for character in name):
         raise InvalidRequestError(f"{field_name} holds half a character", field_name)

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from router.access import Access
-from router.active_request import RequestStream
-from router.errors import RequestError, RequestTimeoutError, UnauthenticatedError, UnavailableError
-from router.output_text import OutputText
+from router.active_request import ActiveRequest
+from router.errors import RequestError, UnauthenticatedError
 from router.router import Router
+from router.text.output_text import OutputText
 from router.tracker import RequestState, RequestTracker
 from tandem.lifecycle import ENDED, FIRST_TOKEN_SENT, PhaseTiming, now_ns, phase_timings
 from tandem.sampling_params import TokenLogprobs
 
-# One line for each request, as JSON.
+# It writes one line for each request, as JSON.
 request_logger = logging.getLogger("router.requests")
 
 
@@ -40,10 +40,11 @@ class Piece:
 
 
 class Generation:
-    """One output on its way to a client. Use as a context manager, within which `next` gives its pieces; leaving it
-    early aborts the request.
+    """One output on its way to a client. The call that a frontend answers owns it: use as a context manager, within
+    which `next_piece` gives its pieces; leaving it early aborts the request.
 
     Attributes:
+        tracker: what is known of the request; it stays true after the context is left.
         timings: the request's phases, once its last piece is given or the context is left.
     """
 
@@ -56,7 +57,7 @@ class Generation:
         self._key = key
         self._output = output
         self._index = 0
-        self._stream: RequestStream | None = None
+        self._request: ActiveRequest | None = None
         self._held = ExitStack()
         self._is_accounted = False
         self._is_over = False
@@ -69,17 +70,17 @@ class Generation:
         """Sends the request to workers.
 
         Raises:
-            RequestTooLargeError, OverloadedError, UnavailableError: as Router.open.
+            RequestTooLargeError, OverloadedError, UnavailableError: as Router.submit_request.
         """
         with refusals_counted(self._router):
             self._held.enter_context(self._access.hold(self._key))
             try:
-                self._stream = self._router.open(self.tracker)
+                self._request = self._router.submit_request(self.tracker)
             except BaseException:
                 self._held.close()
                 raise
         # A client that does not read what is ready for it keeps nothing but its connection.
-        self._stream.on_overdue = self._end
+        self._request.on_overdue = self._end
         return self
 
     def __exit__(
@@ -89,66 +90,68 @@ class Generation:
 
     def _end(self) -> None:
         """The one place where an output is over for the router."""
-        assert self._stream is not None
+        assert self._request is not None
         if not self._is_over:
             self._is_over = True
-            self._router.close(self._stream)
-            self._account(self._stream)
+            self._router.close_request(self._request)
+            self._account()
 
-    def _account(self, stream: RequestStream) -> None:
-        """Nothing is left to serve: the key has room for another request, and what became of this one is known."""
+    def _account(self) -> None:
+        """Nothing is left to serve: the key may have another request, and what became of this one is known."""
         if not self._is_accounted:
             self._is_accounted = True
             self.tracker.moments.setdefault(ENDED, now_ns())
             self._held.close()
             self.timings = phase_timings(self.tracker.moments)
-            self._report(stream)
+            self._report()
 
-    async def next(self) -> Piece | None:
+    async def next_piece(self) -> Piece | None:
         """The next piece, or None once the last one has been given.
 
         Raises:
             UnavailableError: no workers, or none that finished it within max_attempts.
             RequestTimeoutError: it took longer than request_timeout_s.
+            InternalError: the routing policy failed.
         """
-        assert self._stream is not None
+        assert self._request is not None
         if self._finish_reason:
             return None
-        token_ids = None if self._output.stopped else await self._stream.tokens.get()
+        token_ids = None if self._output.stopped else await self._request.tokens.next_tokens()
         if token_ids is None:
-            return self._last()
+            return self._last_piece()
         if not self._index:
             self.tracker.moments.setdefault(FIRST_TOKEN_SENT, now_ns())
-        text, num_tokens = self._output.push(token_ids)
+        text, num_tokens = self._output.append_tokens(token_ids)
         start, self._index = self._index, self._index + num_tokens
         logprobs = self.tracker.output_logprobs
         return Piece(start, token_ids[:num_tokens], text, logprobs[start : self._index] if logprobs else [])
 
     def page_size(self) -> int:
+        """Tokens of a KV page at its workers; 0 if they are gone."""
         worker = self._router.workers.get(self.tracker.prefill_worker_id)
-        return worker.hello.page_format.page_size if worker else 0
+        return worker.page_size if worker else 0
 
-    def _last(self) -> Piece:
-        assert self._stream is not None
-        text = self._output.flush()
+    def _last_piece(self) -> Piece:
+        assert self._request is not None
+        text = self._output.finish_text()
         if self._output.stopped:
-            self._router.stop(self._stream)
+            self._router.stop_request(self._request)
         elif self.tracker.state is not RequestState.FINISHED:
-            raise (RequestTimeoutError if self._stream.timed_out else UnavailableError)(self.tracker.failure)
+            raise self.tracker.failure_class(self.tracker.failure)
         self._finish_reason = "stop" if self._output.stopped else self.tracker.finish_reason
         # The context is held until this piece is written, or longer, by the other outputs of one request. Until then a
         # router that drains waits for it.
-        self._stream.is_given = True
-        self._account(self._stream)
+        self._request.is_given = True
+        self._account()
         return Piece(self._index, [], text, [], self._finish_reason)
 
-    def _report(self, stream: RequestStream) -> None:
+    def _report(self) -> None:
         """The one place where an ended request is counted and logged."""
         tracker = self.tracker
         if self._finish_reason:
             outcome = self._finish_reason
         elif tracker.state is RequestState.FAILED:
-            outcome = (RequestTimeoutError if stream.timed_out else UnavailableError).outcome
+            outcome = tracker.failure_class.outcome
         else:
             # Whatever there was, the client did not take it to its end.
             outcome = "abort"
@@ -179,6 +182,7 @@ class Generation:
 
 @contextmanager
 def refusals_counted(router: Router) -> Iterator[None]:
+    """Counts and logs a RequestError that is raised within."""
     try:
         yield
     except RequestError as error:

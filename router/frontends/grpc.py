@@ -6,6 +6,7 @@ from typing import Any
 import grpc
 
 from router.errors import (
+    InternalError,
     InvalidRequestError,
     OverloadedError,
     RequestError,
@@ -24,13 +25,14 @@ from tandem.v1 import inference_pb2_grpc
 
 DEFAULT_MAX_TOKENS = 128
 FINISH_REASONS = {"stop": pb.FINISH_REASON_STOP, "length": pb.FINISH_REASON_LENGTH}
-# The first that fits counts.
+# The first class that fits counts.
 STATUS_CODES: tuple[tuple[type[RequestError], grpc.StatusCode], ...] = (
     (InvalidRequestError, grpc.StatusCode.INVALID_ARGUMENT),
     (UnauthenticatedError, grpc.StatusCode.UNAUTHENTICATED),
     (OverloadedError, grpc.StatusCode.RESOURCE_EXHAUSTED),
     (RequestTimeoutError, grpc.StatusCode.DEADLINE_EXCEEDED),
     (UnavailableError, grpc.StatusCode.UNAVAILABLE),
+    (InternalError, grpc.StatusCode.INTERNAL),
 )
 
 
@@ -44,7 +46,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         try:
             generation = await self._begin(request, context)
             with generation:
-                while (piece := await generation.next()) is not None:
+                while (piece := await generation.next_piece()) is not None:
                     if piece.finish_reason:
                         yield _last_response(request.request_id, piece, generation)
                         return
@@ -94,7 +96,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         with frontend.refusals_counted():
             if request is MALFORMED:
                 raise InvalidRequestError(MALFORMED_MESSAGE)
-            # The gate has let it in already, and kept no note of whom.
+            # The AuthInterceptor has let it in already, and kept no note of whom.
             key = frontend.access.identify(_authorization(context))
             frontend.check_model(request.model)
             with frontend.admission(key):
@@ -106,6 +108,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
                 default_max_tokens=DEFAULT_MAX_TOKENS,
                 priority=request.priority,
                 cache_namespace=request.cache_namespace,
+                session_id=request.session_id,
                 client_request_id=request.request_id,
             )
 
@@ -141,7 +144,7 @@ def _options(params: pb.SamplingParams) -> SamplingOptions:
 
 
 def _last_response(request_id: str, piece: Piece, generation: Generation) -> pb.GenerateResponse:
-    tracker, summary = generation.tracker, generation.tracker.summary
+    tracker = generation.tracker
     return pb.GenerateResponse(
         request_id=request_id,
         index=piece.index,
@@ -158,10 +161,10 @@ def _last_response(request_id: str, piece: Piece, generation: Generation) -> pb.
             decode_worker=tracker.decode_worker_id,
             attempts=tracker.attempt + 1,
             page_size=generation.page_size(),
-            prefill_cached_tokens=summary.prefill_cached_len,
-            decode_cached_tokens=summary.decode_cached_len,
-            pages_computed=summary.num_pages_computed,
-            pages_shipped=summary.num_pages_shipped,
+            prefill_cached_tokens=tracker.prefill_cached_len,
+            decode_cached_tokens=tracker.decode_cached_len,
+            pages_computed=tracker.num_pages_computed,
+            pages_shipped=tracker.num_pages_shipped,
         ),
     )
 

@@ -7,7 +7,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 MALFORMED_MESSAGE = "the request is malformed: no message of its type, or text that is not UTF-8"
-# Stands for such a request.
+# This stands for such a request.
 MALFORMED: Any = object()
 
 

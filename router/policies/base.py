@@ -1,28 +1,135 @@
-"""Who serves a request."""
+"""Which workers serve a request.
+
+The router makes one policy when it starts, without arguments, and calls it on its one loop. So a policy needs no lock,
+and must return at once: while it computes, no token is passed on to anybody. `choose` is all that it must define. The
+other methods are hooks, from which it learns what has become of its choices; they do nothing unless it defines them.
+For every request that gets as far as an attempt they are called in this order, its attempts being numbered from 0 on:
+
+    choose, attempt_started, (attempt_failed, choose, attempt_started)*, request_finished
+
+After the last `attempt_failed` there is no further `choose` where nobody is left to serve or enough attempts have
+failed: `request_finished` follows at once. A request for which no attempt is ever made is not heard of again.
+
+Between the calls about one request come those about others, and those about workers. That a worker is lost is said
+(`worker_lost`) before what it means for the attempts on it (`attempt_failed`), so that a policy has forgotten that
+worker when it chooses again.
+
+A policy may be anybody's class. What `choose` raises fails that one request; what a hook raises is logged and the
+request goes on, because nothing waits for a hook (router/policies/guard.py).
+
+This is what a policy may read of a worker. It changes nothing there, and sends nothing to it.
+
+| of a Worker | |
+|---|---|
+| `worker_id`, `role` | its name, which it keeps when it is started again; `prefill`, `decode` or `both` |
+| `incarnation` | names this life of it: what was cached in an earlier life is gone |
+| `num_assigned` | requests that it serves now, by the router's own count |
+| `num_pending_tokens` | tokens of those that it has yet to prefill, by the router's own count |
+| `page_size`, `hello.num_pages` | tokens of a KV page, pages of its pool |
+| `hello.device` | where it computes |
+| `stats` | its own word in its last heartbeat (tandem.messages.WorkerStats), a fraction of a second old |
+
+The router's counts include an attempt once `attempt_started` is called for it, and no longer when `attempt_failed` or
+`request_finished` is.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
-from router.worker_registry import Pair
+from router.worker_registry import Pair, Worker
+
+AttemptFailure = Literal["prefill_failed", "given_back", "lease_lost", "deferred", "worker_lost"]
+RequestEnd = Literal["finished", "stopped", "failed", "aborted"]
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
-    """What a policy may know of a request: prompt, and output of earlier attempts."""
+class RoutingRequest:
+    """What a policy may know of a request: how it stands at one moment. The policy owns it and may keep it.
 
-    token_ids: Sequence[int]
-    cache_namespace: str = ""
+    Attributes:
+        request_id: the router's own name for it; no other request ever has it.
+        attempt: number of the attempt that the call is about.
+        prompt_ids: token ids of its prompt.
+        output_ids: token ids of its output so far; empty when its first attempt is chosen for.
+        max_new_tokens: how many more tokens its output may have; there will be at least one when `choose` is called.
+        priority: larger is sooner.
+        session_id: what the client says of the conversation that it belongs to; "" if it says nothing.
+        cache_namespace: KV is shared between requests of the same namespace alone.
+    """
+
+    request_id: str
+    attempt: int
+    prompt_ids: tuple[int, ...]
+    output_ids: tuple[int, ...]
+    max_new_tokens: int
+    priority: int
+    session_id: str
+    cache_namespace: str
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.prompt_ids)
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """Prompt and output so far: all that an attempt must have in its pages. Put together at each call."""
+        return self.prompt_ids + self.output_ids
 
 
 class RoutingPolicy(ABC):
     """Chooses prefill and decode worker together: what is cached at one decides what must be shipped to the other."""
 
     @abstractmethod
-    def choose(self, pairs: Sequence[Pair], prompt: Prompt) -> Pair:
-        """Chooses among at least one candidate, whose workers' loads the router keeps up to date."""
+    def choose(self, candidates: Sequence[Pair], request: RoutingRequest) -> Pair:
+        """Chooses who serves a request's next attempt.
 
-    def finished(self, pair: Pair, sequence: Prompt) -> None:
-        """A request has ended; `sequence` is its prompt with the output, which the decode worker has cached now."""
-        # Most policies have nothing to learn from that.
+        Args:
+            candidates: every pair that can serve now, at least one, in the order in which the workers joined.
+            request: with the number of the attempt that is chosen for.
+
+        Returns:
+            One of the candidates.
+        """
+
+    def attempt_started(self, pair: Pair, request: RoutingRequest) -> None:
+        """An attempt has been sent to its workers. This is for a policy that keeps accounts of its own: what it adds
+        here it takes away when the attempt ends, for each of which one of the next two is called with that pair."""
+        return
+
+    def attempt_failed(self, pair: Pair, request: RoutingRequest, kind: AttemptFailure, reason: str) -> None:
+        """An attempt has ended before its request was finished. This is for a policy that avoids whoever fails often.
+
+        Args:
+            kind: "prefill_failed": the prefill worker says that it cannot; "lease_lost": the decode worker has lost the
+                request's pages; "worker_lost": one of the two is gone, and `worker_lost` has said which. Two kinds are
+                nobody's fault, and no number of them fails a request: "given_back": the decode worker ran out of pages
+                while it decoded; "deferred": it had none to begin with.
+            reason: the same in words, for a log.
+        """
+        return
+
+    def request_finished(self, pair: Pair | None, request: RoutingRequest, end: RequestEnd) -> None:
+        """A request is over, whatever its end. This is called once for each request that had an attempt, so a policy
+        can forget here what it keeps of it, and note what its workers have cached.
+
+        Args:
+            pair: the workers of its last attempt; None if that had failed.
+            request: with its output as far as it came.
+            end: "finished": its last token is there. Where there is a pair, that has said so, and the decode worker has
+                cached prompt and output, but for the last token; "stopped": a stop string has ended it before;
+                "failed": its client is told why, be it that nobody is left to serve it, that too many attempts have
+                failed, that it took too long, or that the router shuts down; "aborted": its client has left.
+        """
+        return
+
+    def worker_lost(self, worker: Worker, reason: str) -> None:
+        """A worker is gone, with all that it had cached: no pair will have this `worker` again. If it comes back, it is
+        another Worker of the same `worker_id`. This is for a policy that remembers what is where."""
+        return
+
+    def worker_joined(self, worker: Worker) -> None:
+        """A worker has connected. This is for a policy that keeps something for each worker; `choose` is given pairs
+        with it once the links that they need are up."""
         return

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from router.policies.base import Prompt, RoutingPolicy
+from router.policies.base import RoutingPolicy, RoutingRequest
 from router.worker_registry import Pair
 
 
@@ -14,5 +14,5 @@ def load(pair: Pair) -> int:
 class LeastLoaded(RoutingPolicy):
     """The first pair among equals."""
 
-    def choose(self, pairs: Sequence[Pair], prompt: Prompt) -> Pair:
-        return min(pairs, key=load)
+    def choose(self, candidates: Sequence[Pair], request: RoutingRequest) -> Pair:
+        return min(candidates, key=load)

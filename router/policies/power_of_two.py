@@ -3,7 +3,7 @@
 import random
 from collections.abc import Sequence
 
-from router.policies.base import Prompt, RoutingPolicy
+from router.policies.base import RoutingPolicy, RoutingRequest
 from router.policies.least_loaded import load
 from router.worker_registry import Pair
 
@@ -14,5 +14,5 @@ class PowerOfTwo(RoutingPolicy):
     def __init__(self, seed: int | None = None) -> None:
         self._random = random.Random(seed)
 
-    def choose(self, pairs: Sequence[Pair], prompt: Prompt) -> Pair:
-        return min(self._random.sample(list(pairs), min(2, len(pairs))), key=load)
+    def choose(self, candidates: Sequence[Pair], request: RoutingRequest) -> Pair:
+        return min(self._random.sample(list(candidates), min(2, len(candidates))), key=load)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from router.policies.base import Prompt, RoutingPolicy
+from router.policies.base import RoutingPolicy, RoutingRequest
 from router.worker_registry import Pair
 
 
@@ -14,11 +14,11 @@ class RoundRobin(RoutingPolicy):
         self._last: dict[str, int] = {}
         self._num_choices = 0
 
-    def choose(self, pairs: Sequence[Pair], prompt: Prompt) -> Pair:
-        pair = min(pairs, key=lambda p: (self._last_chosen(p.prefill.worker_id), self._last_chosen(p.decode.worker_id)))
+    def choose(self, candidates: Sequence[Pair], request: RoutingRequest) -> Pair:
+        pair = min(candidates, key=self._last_chosen)
         self._num_choices += 1
         self._last[pair.prefill.worker_id] = self._last[pair.decode.worker_id] = self._num_choices
         return pair
 
-    def _last_chosen(self, worker_id: str) -> int:
-        return self._last.get(worker_id, 0)
+    def _last_chosen(self, pair: Pair) -> tuple[int, int]:
+        return self._last.get(pair.prefill.worker_id, 0), self._last.get(pair.decode.worker_id, 0)

@@ -1,4 +1,4 @@
-"""gRPC channels and servers with the options that every room uses."""
+"""gRPC channels and servers with the options that every package uses."""
 
 from collections.abc import Sequence
 from typing import Any

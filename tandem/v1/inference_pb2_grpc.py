@@ -58,6 +58,7 @@ class InferenceServicer:
         RESOURCE_EXHAUSTED  the queue is full, this key has as many requests in hand as it may, or the message is too large
         UNAVAILABLE         no worker can serve the request now, or the cluster is shutting down; try again
         DEADLINE_EXCEEDED   the call's deadline, or the server's own limit, passed
+        INTERNAL            a mistake of the server's own, such as a routing policy that fails
         A client that ends the call aborts the request.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -26,7 +26,7 @@ from tandem.v1 import inference_pb2 as tandem_dot_v1_dot_inference__pb2
 from tandem.v1 import worker_pb2 as tandem_dot_v1_dot_worker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17tandem/v1/kv_link.proto\x12\ttandem.v1\x1a\x19tandem/v1/inference.proto\x1a\x16tandem/v1/worker.proto\"9\n\x0bSenderBatch\x12*\n\x08messages\x18\x01 \x03(\x0b\x32\x18.tandem.v1.SenderMessage\"=\n\rReceiverBatch\x12,\n\x08messages\x18\x01 \x03(\x0b\x32\x1a.tandem.v1.ReceiverMessage\"\x95\x02\n\rSenderMessage\x12%\n\x05hello\x18\x01 \x01(\x0b\x32\x14.tandem.v1.LinkHelloH\x00\x12\x30\n\rlease_request\x18\x02 \x01(\x0b\x32\x17.tandem.v1.LeaseRequestH\x00\x12)\n\tcommitted\x18\x03 \x01(\x0b\x32\x14.tandem.v1.CommittedH\x00\x12\'\n\x08released\x18\x04 \x01(\x0b\x32\x13.tandem.v1.ReleasedH\x00\x12%\n\x07renewed\x18\x05 \x01(\x0b\x32\x12.tandem.v1.RenewedH\x00\x12%\n\x07pushing\x18\x06 \x01(\x0b\x32\x12.tandem.v1.PushingH\x00\x42\t\n\x07message\"\x93\x02\n\x0fReceiverMessage\x12)\n\x07welcome\x18\x01 \x01(\x0b\x32\x16.tandem.v1.LinkWelcomeH\x00\x12.\n\x0crefused_link\x18\x02 \x01(\x0b\x32\x16.tandem.v1.LinkRefusedH\x00\x12%\n\x07granted\x18\x03 \x01(\x0b\x32\x12.tandem.v1.GrantedH\x00\x12\'\n\x08\x64\x65\x66\x65rred\x18\x04 \x01(\x0b\x32\x13.tandem.v1.DeferredH\x00\x12%\n\x07refused\x18\x05 \x01(\x0b\x32\x12.tandem.v1.RefusedH\x00\x12#\n\x06revoke\x18\x06 \x01(\x0b\x32\x11.tandem.v1.RevokeH\x00\x42\t\n\x07message\"\xc6\x01\n\tLinkHello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x11\n\tsender_id\x18\x02 \x01(\t\x12\x1a\n\x12sender_incarnation\x18\x03 \x01(\t\x12\x12\n\nsender_pid\x18\x04 \x01(\r\x12\x1c\n\x14receiver_incarnation\x18\x05 \x01(\t\x12*\n\x0bpage_format\x18\x06 \x01(\x0b\x32\x15.tandem.v1.PageFormat\x12\x12\n\ntransports\x18\x07 \x03(\t\"Z\n\x0bLinkWelcome\x12\r\n\x05\x65poch\x18\x01 \x01(\t\x12\x11\n\ttransport\x18\x02 \x01(\t\x12)\n\x08\x65ndpoint\x18\x03 \x01(\x0b\x32\x17.tandem.v1.PoolEndpoint\"\x1d\n\x0bLinkRefused\x12\x0e\n\x06reason\x18\x01 \x01(\t\"Y\n\x0cPoolEndpoint\x12\x0b\n\x03pid\x18\x01 \x01(\r\x12\n\n\x02\x66\x64\x18\x02 \x01(\x05\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x11\n\tnum_bytes\x18\x04 \x01(\x04\x12\x0f\n\x07\x61\x64\x64ress\x18\x05 \x01(\t\"Y\n\x0cLeaseRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12\x12\n\nnum_tokens\x18\x04 \x01(\r\"A\n\x07Granted\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x12\n\ncached_len\x18\x02 \x01(\r\x12\x10\n\x08page_ids\x18\x03 \x03(\r\"\x1c\n\x08\x44\x65\x66\x65rred\x12\x10\n\x08lease_id\x18\x01 \x01(\t\"+\n\x07Refused\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\xb9\x01\n\tCommitted\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x13\n\x0b\x66irst_token\x18\x02 \x01(\r\x12\x11\n\tnum_pages\x18\x03 \x01(\r\x12\x12\n\nnum_tokens\x18\x04 \x01(\r\x12\x15\n\rfinish_reason\x18\x05 \x01(\t\x12\x1b\n\x13\x66irst_token_time_ns\x18\x06 \x01(\x06\x12*\n\x08logprobs\x18\x07 \x03(\x0b\x32\x18.tandem.v1.TokenLogprobs\".\n\x08Released\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x10\n\x08reported\x18\x02 \x01(\x08\"\x1a\n\x06Revoke\x12\x10\n\x08lease_id\x18\x01 \x01(\t\"P\n\x07Pushing\x12\x10\n\x08link_seq\x18\x01 \x01(\x04\x12\x10\n\x08lease_id\x18\x02 \x01(\t\x12\x0e\n\x06offset\x18\x03 \x01(\r\x12\x11\n\tnum_pages\x18\x04 \x01(\r\"\x1b\n\x07Renewed\x12\x10\n\x08lease_id\x18\x01 \x01(\t2F\n\x06KvLink\x12<\n\x04Link\x12\x16.tandem.v1.SenderBatch\x1a\x18.tandem.v1.ReceiverBatch(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17tandem/v1/kv_link.proto\x12\ttandem.v1\x1a\x19tandem/v1/inference.proto\x1a\x16tandem/v1/worker.proto\"9\n\x0bSenderBatch\x12*\n\x08messages\x18\x01 \x03(\x0b\x32\x18.tandem.v1.SenderMessage\"=\n\rReceiverBatch\x12,\n\x08messages\x18\x01 \x03(\x0b\x32\x1a.tandem.v1.ReceiverMessage\"\x95\x02\n\rSenderMessage\x12%\n\x05hello\x18\x01 \x01(\x0b\x32\x14.tandem.v1.LinkHelloH\x00\x12\x30\n\rlease_request\x18\x02 \x01(\x0b\x32\x17.tandem.v1.LeaseRequestH\x00\x12)\n\tcommitted\x18\x03 \x01(\x0b\x32\x14.tandem.v1.CommittedH\x00\x12\'\n\x08released\x18\x04 \x01(\x0b\x32\x13.tandem.v1.ReleasedH\x00\x12%\n\x07renewed\x18\x05 \x01(\x0b\x32\x12.tandem.v1.RenewedH\x00\x12%\n\x07pushing\x18\x06 \x01(\x0b\x32\x12.tandem.v1.PushingH\x00\x42\t\n\x07message\"\xea\x01\n\x0fReceiverMessage\x12)\n\x07welcome\x18\x01 \x01(\x0b\x32\x16.tandem.v1.LinkWelcomeH\x00\x12.\n\x0crefused_link\x18\x02 \x01(\x0b\x32\x16.tandem.v1.LinkRefusedH\x00\x12%\n\x07granted\x18\x03 \x01(\x0b\x32\x12.tandem.v1.GrantedH\x00\x12%\n\x07refused\x18\x04 \x01(\x0b\x32\x12.tandem.v1.RefusedH\x00\x12#\n\x06revoke\x18\x05 \x01(\x0b\x32\x11.tandem.v1.RevokeH\x00\x42\t\n\x07message\"\xc6\x01\n\tLinkHello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x11\n\tsender_id\x18\x02 \x01(\t\x12\x1a\n\x12sender_incarnation\x18\x03 \x01(\t\x12\x12\n\nsender_pid\x18\x04 \x01(\r\x12\x1c\n\x14receiver_incarnation\x18\x05 \x01(\t\x12*\n\x0bpage_format\x18\x06 \x01(\x0b\x32\x15.tandem.v1.PageFormat\x12\x12\n\ntransports\x18\x07 \x03(\t\"A\n\x0bLinkWelcome\x12\r\n\x05\x65poch\x18\x01 \x01(\t\x12\x11\n\ttransport\x18\x02 \x01(\t\x12\x10\n\x08\x65ndpoint\x18\x03 \x01(\x0c\"3\n\x0bLinkRefused\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x14\n\x0cno_transport\x18\x02 \x01(\x08\"Y\n\x0cLeaseRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12\x12\n\nnum_tokens\x18\x04 \x01(\r\"A\n\x07Granted\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x12\n\ncached_len\x18\x02 \x01(\r\x12\x10\n\x08page_ids\x18\x03 \x03(\r\"+\n\x07Refused\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\xb9\x01\n\tCommitted\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x13\n\x0b\x66irst_token\x18\x02 \x01(\r\x12\x11\n\tnum_pages\x18\x03 \x01(\r\x12\x12\n\nnum_tokens\x18\x04 \x01(\r\x12\x15\n\rfinish_reason\x18\x05 \x01(\t\x12\x1b\n\x13\x66irst_token_time_ns\x18\x06 \x01(\x06\x12*\n\x08logprobs\x18\x07 \x03(\x0b\x32\x18.tandem.v1.TokenLogprobs\".\n\x08Released\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x10\n\x08reported\x18\x02 \x01(\x08\"\x1a\n\x06Revoke\x12\x10\n\x08lease_id\x18\x01 \x01(\t\"P\n\x07Pushing\x12\x10\n\x08link_seq\x18\x01 \x01(\x04\x12\x10\n\x08lease_id\x18\x02 \x01(\t\x12\x0e\n\x06offset\x18\x03 \x01(\r\x12\x11\n\tnum_pages\x18\x04 \x01(\r\"\x1b\n\x07Renewed\x12\x10\n\x08lease_id\x18\x01 \x01(\t2F\n\x06KvLink\x12<\n\x04Link\x12\x16.tandem.v1.SenderBatch\x1a\x18.tandem.v1.ReceiverBatch(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -40,33 +40,29 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SENDERMESSAGE']._serialized_start=212
   _globals['_SENDERMESSAGE']._serialized_end=489
   _globals['_RECEIVERMESSAGE']._serialized_start=492
-  _globals['_RECEIVERMESSAGE']._serialized_end=767
-  _globals['_LINKHELLO']._serialized_start=770
-  _globals['_LINKHELLO']._serialized_end=968
-  _globals['_LINKWELCOME']._serialized_start=970
-  _globals['_LINKWELCOME']._serialized_end=1060
-  _globals['_LINKREFUSED']._serialized_start=1062
-  _globals['_LINKREFUSED']._serialized_end=1091
-  _globals['_POOLENDPOINT']._serialized_start=1093
-  _globals['_POOLENDPOINT']._serialized_end=1182
-  _globals['_LEASEREQUEST']._serialized_start=1184
-  _globals['_LEASEREQUEST']._serialized_end=1273
-  _globals['_GRANTED']._serialized_start=1275
-  _globals['_GRANTED']._serialized_end=1340
-  _globals['_DEFERRED']._serialized_start=1342
-  _globals['_DEFERRED']._serialized_end=1370
-  _globals['_REFUSED']._serialized_start=1372
-  _globals['_REFUSED']._serialized_end=1415
-  _globals['_COMMITTED']._serialized_start=1418
-  _globals['_COMMITTED']._serialized_end=1603
-  _globals['_RELEASED']._serialized_start=1605
-  _globals['_RELEASED']._serialized_end=1651
-  _globals['_REVOKE']._serialized_start=1653
-  _globals['_REVOKE']._serialized_end=1679
-  _globals['_PUSHING']._serialized_start=1681
-  _globals['_PUSHING']._serialized_end=1761
-  _globals['_RENEWED']._serialized_start=1763
-  _globals['_RENEWED']._serialized_end=1790
-  _globals['_KVLINK']._serialized_start=1792
-  _globals['_KVLINK']._serialized_end=1862
+  _globals['_RECEIVERMESSAGE']._serialized_end=726
+  _globals['_LINKHELLO']._serialized_start=729
+  _globals['_LINKHELLO']._serialized_end=927
+  _globals['_LINKWELCOME']._serialized_start=929
+  _globals['_LINKWELCOME']._serialized_end=994
+  _globals['_LINKREFUSED']._serialized_start=996
+  _globals['_LINKREFUSED']._serialized_end=1047
+  _globals['_LEASEREQUEST']._serialized_start=1049
+  _globals['_LEASEREQUEST']._serialized_end=1138
+  _globals['_GRANTED']._serialized_start=1140
+  _globals['_GRANTED']._serialized_end=1205
+  _globals['_REFUSED']._serialized_start=1207
+  _globals['_REFUSED']._serialized_end=1250
+  _globals['_COMMITTED']._serialized_start=1253
+  _globals['_COMMITTED']._serialized_end=1438
+  _globals['_RELEASED']._serialized_start=1440
+  _globals['_RELEASED']._serialized_end=1486
+  _globals['_REVOKE']._serialized_start=1488
+  _globals['_REVOKE']._serialized_end=1514
+  _globals['_PUSHING']._serialized_start=1516
+  _globals['_PUSHING']._serialized_end=1596
+  _globals['_RENEWED']._serialized_start=1598
+  _globals['_RENEWED']._serialized_end=1625
+  _globals['_KVLINK']._serialized_start=1627
+  _globals['_KVLINK']._serialized_end=1697
 # @@protoc_insertion_point(module_scope)

@@ -37,20 +37,18 @@ class SenderMessage(_message.Message):
     def __init__(self, hello: _Optional[_Union[LinkHello, _Mapping]] = ..., lease_request: _Optional[_Union[LeaseRequest, _Mapping]] = ..., committed: _Optional[_Union[Committed, _Mapping]] = ..., released: _Optional[_Union[Released, _Mapping]] = ..., renewed: _Optional[_Union[Renewed, _Mapping]] = ..., pushing: _Optional[_Union[Pushing, _Mapping]] = ...) -> None: ...
 
 class ReceiverMessage(_message.Message):
-    __slots__ = ("welcome", "refused_link", "granted", "deferred", "refused", "revoke")
+    __slots__ = ("welcome", "refused_link", "granted", "refused", "revoke")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     REFUSED_LINK_FIELD_NUMBER: _ClassVar[int]
     GRANTED_FIELD_NUMBER: _ClassVar[int]
-    DEFERRED_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     REVOKE_FIELD_NUMBER: _ClassVar[int]
     welcome: LinkWelcome
     refused_link: LinkRefused
     granted: Granted
-    deferred: Deferred
     refused: Refused
     revoke: Revoke
-    def __init__(self, welcome: _Optional[_Union[LinkWelcome, _Mapping]] = ..., refused_link: _Optional[_Union[LinkRefused, _Mapping]] = ..., granted: _Optional[_Union[Granted, _Mapping]] = ..., deferred: _Optional[_Union[Deferred, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., revoke: _Optional[_Union[Revoke, _Mapping]] = ...) -> None: ...
+    def __init__(self, welcome: _Optional[_Union[LinkWelcome, _Mapping]] = ..., refused_link: _Optional[_Union[LinkRefused, _Mapping]] = ..., granted: _Optional[_Union[Granted, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., revoke: _Optional[_Union[Revoke, _Mapping]] = ...) -> None: ...
 
 class LinkHello(_message.Message):
     __slots__ = ("protocol_version", "sender_id", "sender_incarnation", "sender_pid", "receiver_incarnation", "page_format", "transports")
@@ -77,28 +75,16 @@ class LinkWelcome(_message.Message):
     ENDPOINT_FIELD_NUMBER: _ClassVar[int]
     epoch: str
     transport: str
-    endpoint: PoolEndpoint
-    def __init__(self, epoch: _Optional[str] = ..., transport: _Optional[str] = ..., endpoint: _Optional[_Union[PoolEndpoint, _Mapping]] = ...) -> None: ...
+    endpoint: bytes
+    def __init__(self, epoch: _Optional[str] = ..., transport: _Optional[str] = ..., endpoint: _Optional[bytes] = ...) -> None: ...
 
 class LinkRefused(_message.Message):
-    __slots__ = ("reason",)
+    __slots__ = ("reason", "no_transport")
     REASON_FIELD_NUMBER: _ClassVar[int]
+    NO_TRANSPORT_FIELD_NUMBER: _ClassVar[int]
     reason: str
-    def __init__(self, reason: _Optional[str] = ...) -> None: ...
-
-class PoolEndpoint(_message.Message):
-    __slots__ = ("pid", "fd", "name", "num_bytes", "address")
-    PID_FIELD_NUMBER: _ClassVar[int]
-    FD_FIELD_NUMBER: _ClassVar[int]
-    NAME_FIELD_NUMBER: _ClassVar[int]
-    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
-    ADDRESS_FIELD_NUMBER: _ClassVar[int]
-    pid: int
-    fd: int
-    name: str
-    num_bytes: int
-    address: str
-    def __init__(self, pid: _Optional[int] = ..., fd: _Optional[int] = ..., name: _Optional[str] = ..., num_bytes: _Optional[int] = ..., address: _Optional[str] = ...) -> None: ...
+    no_transport: bool
+    def __init__(self, reason: _Optional[str] = ..., no_transport: _Optional[bool] = ...) -> None: ...
 
 class LeaseRequest(_message.Message):
     __slots__ = ("lease_id", "request_id", "attempt", "num_tokens")
@@ -121,12 +107,6 @@ class Granted(_message.Message):
     cached_len: int
     page_ids: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, lease_id: _Optional[str] = ..., cached_len: _Optional[int] = ..., page_ids: _Optional[_Iterable[int]] = ...) -> None: ...
-
-class Deferred(_message.Message):
-    __slots__ = ("lease_id",)
-    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
-    lease_id: str
-    def __init__(self, lease_id: _Optional[str] = ...) -> None: ...
 
 class Refused(_message.Message):
     __slots__ = ("lease_id", "reason")

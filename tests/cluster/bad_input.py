@@ -58,7 +58,7 @@ def sampled(**sampling: Any) -> pb.GenerateRequest:
 
 
 def both(name: str, value: Any, message: str, http_message: str, *, field: str = "") -> Row:
-    """The same value of a sampling field, given to both doors."""
+    """The same value of a sampling field, given to both frontends."""
     field = field or name.split()[0]
     http_value = {str(k): v for k, v in value.items()} if isinstance(value, dict) else value
     http = {"prompt": "hi", field: http_value}
@@ -170,6 +170,13 @@ PROMPTS = [
         pb.GenerateRequest(text="hi", cache_namespace="n" * 257),
         {"prompt": "hi", "cache_namespace": "n" * 257},
         param="cache_namespace",
+    ),
+    Row(
+        "too long session_id",
+        "session_id must have at most 256 characters, not 257",
+        pb.GenerateRequest(text="hi", session_id="s" * 257),
+        {"prompt": "hi", "session_id": "s" * 257},
+        param="session_id",
     ),
     Row(
         "too long request_id",
@@ -326,6 +333,7 @@ WIRE = [
     surrogate("prompt", prompt="a\ud800"),
     surrogate("model", model="\udfff"),
     surrogate("cache_namespace", cache_namespace="\ud800\ud800"),
+    surrogate("session_id", session_id="a\udfff"),
     surrogate("stop", stop=["\udc00\ud800"]),
     surrogate("messages", CHATS, messages=[{"role": "user", "content": "\ud83d"}]),
     surrogate("a field's name", **{"\ud800": 1}),

@@ -83,6 +83,7 @@ requests = st.builds(
     sampling=sampling,
     priority=int32s,
     cache_namespace=mostly(texts, odd_texts),
+    session_id=mostly(texts, odd_texts),
 )
 
 

@@ -202,6 +202,33 @@ def test_config_file_with_tls_and_keys(
     assert "open-sesame" not in "".join(server.output)
 
 
+def test_policies_of_ones_own(
+    clusters: Clusters, tiny_model_dir: Path, tiny_oracle: Oracle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clusters.close()
+    # As the example's first lines have it.
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2] / "examples"))
+    policies = ("--routing", "own_policies:StickySessions", "--schedule", "own_policies:ShortestPromptFirst")
+    server = start(
+        *("--model", str(tiny_model_dir), "--decode", "2", "--num-pages", "64", "--threads", "1"),
+        *(*policies, "--eviction", "own_policies:SegmentedLru"),
+        runtime_dir=tmp_path,
+    )
+    try:
+        homes: dict[str, set[str]] = {}
+        for turn in range(4):
+            for session in ("one", "two", "three"):
+                prompt = list(f"{session} {turn}".encode())
+                request = pb.GenerateRequest(token_ids=pb.TokenIds(ids=prompt), session_id=session)
+                answer = complete(server, request, 8)
+                assert answer.token_ids == tiny_oracle.generate(prompt, 8)
+                homes.setdefault(session, set()).add(answer.last.handover.decode_worker)
+        assert [len(workers) for workers in homes.values()] == [1, 1, 1]
+    finally:
+        os.kill(server.process.pid, signal.SIGTERM)
+        assert server.finish() == 0
+
+
 def test_killed_server_leaves_nothing(clusters: Clusters, tiny_model_dir: Path, tmp_path: Path) -> None:
     clusters.close()
     server = start("--model", str(tiny_model_dir), "--both", "1", "--num-pages", "32", runtime_dir=tmp_path)
@@ -227,6 +254,7 @@ def test_no_server(command: tuple[str, ...]) -> None:
         ((), "which model? give --model"),
         (("--model", "m", "--prefill", "two"), "invalid int value: 'two'"),
         (("--model", "m", "--dtype", "int3"), "invalid choice: 'int3'"),
+        (("--model", "m", "--num-page", "3"), "unrecognized arguments: --num-page 3 (did you mean --num-pages?)"),
         (("--model", "m", "--prefill", "2", "--decode", "0"), "both kinds are needed, or neither"),
         (("--model", "m", "--page-size", "0"), "--page-size must be above 0, not 0"),
         (("--model", "m", "--grpc-port", "70000"), "--grpc-port must be between 0 and 65535, not 70000"),
@@ -244,9 +272,17 @@ def test_wrong_flags(arguments: tuple[str, ...], message: str) -> None:
         (("--model", "no-such-model"), "tandem: model 'no-such-model' not found: give a directory"),
         (
             ("--model", "smollm2-135m-instruct", "--num-pages", "4", "--max-model-len", "2048"),
-            "tandem: 4 pages of 16 tokens hold 64 tokens, fewer than max_model_len 2048",
+            "tandem: 4 pages of 16 tokens hold 64 tokens, fewer than --max-model-len 2048",
         ),
         (("--model", "smollm2-135m-instruct", "--num-pages", "99999999"), "tandem: 2 pools of 99999999 pages of"),
+        (
+            ("--model", "smollm2-135m-instruct", "--routing", "no_such_package.policies:Mine"),
+            "tandem: no_such_package.policies:Mine cannot be imported: No module named 'no_such_package'; install it",
+        ),
+        (
+            ("--model", "smollm2-135m-instruct", "--eviction", "json:JSONDecoder"),
+            "tandem: json:JSONDecoder must be a class that derives from engine.kvcache.eviction.base.EvictionPolicy",
+        ),
     ],
 )
 def test_what_cannot_be_served(arguments: tuple[str, ...], message: str) -> None:

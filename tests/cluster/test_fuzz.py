@@ -1,4 +1,4 @@
-"""Requests that nobody would think of, by the hundred: the doors answer each, and nothing behind them breaks."""
+"""Requests that nobody would think of, by the hundred: the frontends answer each, and nothing behind them breaks."""
 
 import contextlib
 import itertools
@@ -107,7 +107,8 @@ def shorten(body: Any) -> None:
 
 def tame(body: dict[str, Any]) -> None:
     """Makes a body that is right by the description one that is right for the model too."""
-    for name in ("model", "stop", "logit_bias", "stop_token_ids", "cache_namespace", "top_logprobs", "stream_options"):
+    names = ("model", "stop", "logit_bias", "stop_token_ids", "cache_namespace", "session_id")
+    for name in (*names, "top_logprobs", "stream_options"):
         body.pop(name, None)
     if body.get("echo"):
         body.pop("logprobs", None)

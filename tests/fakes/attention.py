@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 
 from engine.attention.base import AttentionBackend
+from engine.attention.layout import KvHeadLayout
 from engine.batch import Batch, ForwardMode
 from engine.kvcache.pool import KvPool
 from engine.layers.rotary import RotaryEmbedding, Rotation
@@ -16,12 +17,18 @@ MAX_POSITIONS = 4096
 
 
 class AttentionOracle:
-    """Sequences with their whole queries, keys and values, and a pool whose unused slots are all NaN."""
+    """Sequences with their whole queries, keys and values, and a pool whose unused slots are all NaN.
+
+    Attributes:
+        kv: the pool as keys and values.
+    """
 
     def __init__(self, pool: KvPool, num_q_heads: int, make_backend: Callable[[KvPool, int], AttentionBackend]) -> None:
-        layout = self._layout = pool.layout
-        self.pool = pool
-        self.pool.kv.fill_(math.nan)
+        layout = pool.layout
+        assert isinstance(layout, KvHeadLayout)
+        self._layout = layout
+        self.kv = layout.view(pool.memory)
+        self.kv.fill_(math.nan)
         self.attention = make_backend(pool, num_q_heads)
         self._heads = (num_q_heads, layout.num_kv_heads, layout.num_kv_heads)
         self._free = list(range(pool.num_pages))
@@ -29,7 +36,7 @@ class AttentionOracle:
         self._generator = torch.Generator().manual_seed(0)
         self.qkv: dict[int, list[torch.Tensor]] = {}
         # Turns by no angle, whatever position a token has.
-        self._tables = RotaryEmbedding(layout.head_dim, 1e4, None, MAX_POSITIONS, pool.kv.device)
+        self._tables = RotaryEmbedding(layout.head_dim, 1e4, None, MAX_POSITIONS, pool.device)
         self._tables.cos.fill_(1.0)
         self._tables.sin.fill_(0.0)
 
@@ -37,11 +44,10 @@ class AttentionOracle:
         num_pages = self._layout.num_pages_for(num_tokens) + spare_pages
         pages = [self._free.pop() for _ in range(num_pages)]
         sequence = TokenSequence([0] * num_tokens, num_tokens, pages)
-        kv = self.pool.kv
         self.qkv[id(sequence)] = [
             torch.randn(
                 self._layout.num_layers, num_tokens, heads, self._layout.head_dim, generator=self._generator
-            ).to(kv)
+            ).to(self.kv)
             for heads in self._heads
         ]
         return sequence
@@ -58,7 +64,7 @@ class AttentionOracle:
             ]
             qkv = torch.cat(parts, dim=1)
             positions = torch.cat([torch.arange(s.cached_len, s.device_len, device=qkv.device) for s in extend])
-            out = self.attention.attend(qkv, self._heads[0], Rotation(self._tables, positions, qkv.dtype), None, layer)
+            out = self.attention.attend(qkv, Rotation(self._tables, positions, qkv.dtype), None, layer)
             expected = torch.cat([self._expected(s, layer) for s in extend])
             assert out.shape == expected.shape and out.dtype == qkv.dtype
             assert (out - expected).norm() <= max_error * expected.norm()

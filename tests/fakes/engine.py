@@ -10,12 +10,14 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.base import EngineBase, EngineCounters
+import numpy as np
+
+from engine.base import EngineBase
 from engine.batch import Batch
-from engine.kvcache.base import PageLayout
 from engine.kvcache.pool import CpuKvPool
 from engine.output import Feed, ForwardOutput
 from tandem.sampling_params import SamplingParams, TokenLogprobs
+from tests.fakes.page_layout import OpaqueLayout
 
 VOCAB_SIZE = 997
 _pool_numbers = itertools.count()
@@ -111,15 +113,14 @@ class FakeEngine(EngineBase):
             asynchronous: forwards wait until `run_next` runs them or somebody asks for their tokens.
             step_s: how long the device says that each took.
         """
-        self.counters = EngineCounters()
+        # Of each token two 32-bit numbers.
+        super().__init__(CpuKvPool(OpaqueLayout(page_size, 8 * page_size), num_pages, f"fake-{next(_pool_numbers)}"))
         self.page_size = page_size
         self.step_s = step_s
         self._asynchronous = asynchronous
         self._queue: deque[FakeForwardOutput] = deque()
-        layout = PageLayout(num_layers=1, page_size=page_size, num_kv_heads=1, head_dim=1, dtype="float32")
-        self.pool = CpuKvPool(layout, num_pages, f"fake-{next(_pool_numbers)}")
         # (num_pages, 2, page_size): token ids, and positions counted from 1 so that an unwritten slot fits none.
-        self._slots = self.pool.kv.view(num_pages, 2, page_size).numpy()
+        self._slots = self.pool.memory.numpy().view(np.int32).reshape(num_pages, 2, page_size)
         self.batches: list[tuple[str, list[int]]] = []
         self.draws: list[tuple[int, int]] = []
 

@@ -16,7 +16,7 @@ from tandem.sampling_params import SamplingParams
 CHUNK_SIZE = 64
 MAX_BATCH_SIZE = 16
 MAX_LIVE = 24
-# Prefixes that requests share, and the largest lengths of what comes after them.
+# Requests share prefixes of these lengths; the two after it bound what comes behind them.
 PREFIX_LENS = (0, 16, 40, 64, 100, 160)
 MAX_SUFFIX = 60
 MAX_OUTPUT = 60

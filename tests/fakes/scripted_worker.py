@@ -6,7 +6,7 @@ from typing import Any
 from router.router import Router
 from tandem.messages import PROTOCOL_VERSION, Hello, LinkState, PageFormat, WorkerMessage
 
-PAGE_FORMAT = PageFormat("fake", 1, 4, 1, 1, "float32")
+PAGE_FORMAT = PageFormat("fake", 32, "fake")
 
 
 def hello(
@@ -22,6 +22,7 @@ def hello(
         1,
         page_format,
         num_pages,
+        page_size=4,
         metrics_address="nowhere:2",
     )
 
@@ -30,14 +31,14 @@ class ScriptedWorker:
     """
     Attributes:
         sent: what the router sent, in order.
-        disconnected: the reason for which the router ended the stream.
+        disconnected: the reason for which the router ended its control stream.
     """
 
     def __init__(self, router: Router, worker_id: str, role: str, **kwargs: Any) -> None:
         self.router = router
         self.sent: list[Any] = []
         self.disconnected = ""
-        self.worker = router.connect(hello(worker_id, role, **kwargs), self._send, self._disconnect)
+        self.worker = router.connect_worker(hello(worker_id, role, **kwargs), self._send, self._disconnect)
 
     def _send(self, messages: Sequence[Any]) -> None:
         self.sent.extend(messages)

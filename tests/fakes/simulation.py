@@ -15,13 +15,20 @@ from decode_worker.config import DecodeConfig
 from decode_worker.scheduler import DecodeScheduler
 from engine.kvcache.base import Completion
 from engine.kvcache.cache_manager import CacheManager
-from kvtransfer.events import FromLink, LinkClosed, ReceiverLinkOpened, SenderLinkOpened
+from kvtransfer.events import (
+    FromLink,
+    ReceiverLinkClosed,
+    ReceiverLinkOpened,
+    SenderLinkClosed,
+    SenderLinkFailed,
+    SenderLinkOpened,
+)
 from kvtransfer.transports.base import COMPLETED, ReceiverTransport, SenderTransport
 from kvtransfer.transports.shared_memory import SharedMemoryReceiver
 from prefill_worker.config import PrefillConfig
 from prefill_worker.handover import LinkHandover
 from prefill_worker.scheduler import PrefillScheduler
-from router.active_request import RequestStream
+from router.active_request import ActiveRequest
 from router.config import RouterConfig
 from router.policies.power_of_two import PowerOfTwo
 from router.policies.table import ROUTING_POLICIES
@@ -29,16 +36,18 @@ from router.router import Router
 from router.tracker import RequestState
 from router.worker_registry import Worker
 from tandem.lifecycle import RECEIVED
-from tandem.messages import PROTOCOL_VERSION, Heartbeat, Hello, LinkHello, LinkWelcome, PageFormat, Peers, PoolEndpoint
+from tandem.messages import PROTOCOL_VERSION, Heartbeat, Hello, LinkHello, PageFormat, Peers
 from tandem.sampling_params import SamplingParams
 from tests.fakes.clock import FakeClock
 from tests.fakes.engine import FakeEngine, expected_tokens
+from tests.fakes.routing import CheckedPolicy
 from tests.fakes.transport import ManualCompletion
 from worker.base import Outbox, Scheduler
 from worker.events import FromRouter, RouterLost
 
 PAGE_SIZE = 2
-# Put on a stream's queue where it ends.
+PAGE_FORMAT = PageFormat("fake", 1, "fake")
+# This stands on a stream's queue where it ends.
 END = object()
 
 
@@ -50,15 +59,15 @@ class SimTransport(SenderTransport):
 
     def __init__(self, source: "SimWorker", destination: "SimWorker") -> None:
         self.source, self.destination = source, destination
-        # Taken now: a mapping outlives its process.
-        self._from, self._to = source.engine.pool.page_bytes_view, destination.engine.pool.page_bytes_view
+        # They are taken now, because a mapping outlives its process.
+        self._from, self._to = source.engine.pool.memory, destination.engine.pool.memory
         self.pending: list[tuple[int, int, ManualCompletion]] = []
 
     @property
     def failure(self) -> str:
         return ""
 
-    def push(self, link_seq: int, src_pages: Sequence[int], dst_pages: Sequence[int]) -> Completion:
+    def copy_pages(self, link_seq: int, src_pages: Sequence[int], dst_pages: Sequence[int]) -> Completion:
         self.source.check_is_computed(src_pages)
         parts = [ManualCompletion() for _ in src_pages]
         self.pending += zip(src_pages, dst_pages, parts, strict=True)
@@ -107,7 +116,7 @@ class SimChannel:
         for src, dst in zip(src_pages, dst_pages or (), strict=dst_pages is not None):
             if self.destination.alive:
                 self.destination.check_may_be_written(dst)
-            self.destination.engine.pool.page_bytes_view[dst].copy_(self.source.engine.pool.page_bytes_view[src])
+            self.destination.engine.pool.memory[dst].copy_(self.source.engine.pool.memory[src])
         sent.is_done = received.is_done = True
         self.next_seq += 1
 
@@ -125,7 +134,7 @@ class SimTwoSidedSender(SenderTransport):
     def failure(self) -> str:
         return ""
 
-    def push(self, link_seq: int, src_pages: Sequence[int], dst_pages: Sequence[int]) -> Completion:
+    def copy_pages(self, link_seq: int, src_pages: Sequence[int], dst_pages: Sequence[int]) -> Completion:
         self._channel.source.check_is_computed(src_pages)
         sent = ManualCompletion()
         self._channel.pushes[link_seq] = (list(src_pages), sent)
@@ -148,10 +157,10 @@ class SimTwoSidedReceiver(ReceiverTransport):
     def failure(self) -> str:
         return ""
 
-    def endpoint(self) -> PoolEndpoint:
-        return PoolEndpoint(0, 0, "sim", 0)
+    def endpoint(self) -> bytes:
+        return b""
 
-    def expect(self, link_seq: int, dst_pages: Sequence[int] | None, num_pages: int) -> Completion:
+    def receive_pages(self, link_seq: int, dst_pages: Sequence[int] | None, num_pages: int) -> Completion:
         received = ManualCompletion()
         self._channel.expects[link_seq] = (None if dst_pages is None else list(dst_pages), num_pages, received)
         return received
@@ -202,7 +211,7 @@ class SimWorker:
         self.cache = CacheManager(num_pages, PAGE_SIZE)
         self.alive = True
         self.paused = False
-        # Of a dead worker: whether its end can be seen by others.
+        # It says of a dead worker whether its end can be seen by others.
         self.seen_gone = False
         self.connected = False
         self.registered: Worker | None = None
@@ -216,7 +225,7 @@ class SimWorker:
             config = PrefillConfig(
                 3, simulation.prefill_policy, min_shared_tokens=simulation.min_shared_tokens, grant_timeout_s=30.0
             )
-            handover = LinkHandover(self.engine.pool.layout, self._open_transport, outbox, max_pages_in_flight=3)
+            handover = LinkHandover(self.engine.pool.layout, outbox, max_pages_in_flight=3)
             self.scheduler = PrefillScheduler(self.engine, self.cache, handover, outbox, config, simulation.clock)
         else:
             config = DecodeConfig(max_batch_size=3, lease_duration_s=20.0)
@@ -246,10 +255,10 @@ class SimWorker:
         assert not in_use & given_away, f"{self.incarnation}: a forward in flight has pages of somebody else"
 
     def check_may_be_written(self, page_id: int) -> None:
-        """A page that another worker writes must be leased, or wait at the gate for exactly such writes."""
+        """A page that another worker writes must be leased, or wait to be freed until such writes have ended."""
         leased = [h for h in self.cache._handles.values() if h.leased and page_id in h.page_ids[h.num_shared :]]
-        gated = [r for r in self.cache._retired if page_id in r.page_ids]
-        assert leased or gated, f"{self.incarnation}: page {page_id} was written by a sender that has no lease on it"
+        deferred = [free for free in self.cache._deferred if page_id in free.page_ids]
+        assert leased or deferred, f"{self.incarnation}: page {page_id} was written by a sender that has no lease on it"
 
     def check_is_computed(self, page_ids: Sequence[int]) -> None:
         """Pages may be read by a copy once everything that writes them has completed."""
@@ -260,7 +269,6 @@ class SimWorker:
         """Opens a control stream."""
         self.to_router.clear()
         self.from_router.clear()
-        page_format = PageFormat("fake", 1, PAGE_SIZE, 1, 1, "float32")
         hello = Hello(
             PROTOCOL_VERSION,
             self.worker_id,
@@ -269,12 +277,13 @@ class SimWorker:
             "cpu",
             "nowhere:1",
             1,
-            page_format,
+            PAGE_FORMAT,
             self.cache.num_pages,
+            PAGE_SIZE,
         )
         self.connected = True
         stream = self.from_router
-        self.registered = self.simulation.router.connect(hello, stream.extend, lambda _: stream.append(END))
+        self.registered = self.simulation.router.connect_worker(hello, stream.extend, lambda _: stream.append(END))
 
     def receive_from_router(self) -> None:
         if not self.from_router:
@@ -294,24 +303,23 @@ class SimWorker:
             self.scheduler.receive(FromRouter(message))
         self.check()
 
-    def _open_transport(self, welcome: LinkWelcome) -> SenderTransport:
-        if welcome.transport == "two_sided":
-            return SimTwoSidedSender(self.simulation.channels[welcome.epoch])
-        transport = SimTransport(self, self.simulation.links[welcome.epoch].receiver)
-        self.simulation.transports.append(transport)
-        return transport
-
 
 @dataclass(eq=False)
 class SimLink:
-    """One epoch. Each end notices its end when the END on its queue is delivered."""
+    """One epoch. Each end notices its end when the END on its queue is delivered.
+
+    Attributes:
+        opening: the sender opens its end of the transport, and its engine thread knows of no epoch yet.
+        sender_quiet: the sender's dialer may open the next epoch.
+    """
 
     epoch: str
     sender: SimWorker
     receiver: SimWorker
     to_sender: deque[Any] = field(default_factory=deque)
     to_receiver: deque[Any] = field(default_factory=deque)
-    sender_open: bool = True
+    opening: bool = True
+    sender_open: bool = False
     receiver_open: bool = True
     sender_quiet: bool = False
 
@@ -323,13 +331,14 @@ class SimLink:
 
     def cut(self) -> None:
         """The stream breaks; what was under way on it is lost."""
-        for queue, is_open in ((self.to_sender, self.sender_open), (self.to_receiver, self.receiver_open)):
+        is_open_at_sender = self.opening or self.sender_open
+        for queue, is_open in ((self.to_sender, is_open_at_sender), (self.to_receiver, self.receiver_open)):
             queue.clear()
             if is_open:
                 queue.append(END)
 
     def deliver(self, worker: SimWorker) -> None:
-        if not self.queue_to(worker):
+        if not self.queue_to(worker) or (self.opening and worker is self.sender):
             return
         message = self.queue_to(worker).popleft()
         if message is not END:
@@ -337,10 +346,10 @@ class SimLink:
                 worker.scheduler.receive(FromLink(self.epoch, message))
         elif worker is self.sender and self.sender_open:
             self.sender_open = False
-            worker.scheduler.receive(LinkClosed(self.epoch, "cut", self._set_quiet))
+            worker.scheduler.receive(SenderLinkClosed(self.epoch, "cut", self._set_quiet))
         elif worker is self.receiver and self.receiver_open:
             self.receiver_open = False
-            worker.scheduler.receive(LinkClosed(self.epoch, "cut", lambda: None))
+            worker.scheduler.receive(ReceiverLinkClosed(self.epoch))
         worker.check()
 
     def is_open_at(self, worker: SimWorker) -> bool:
@@ -352,22 +361,23 @@ class SimLink:
 
 @dataclass(eq=False)
 class SimClient:
-    stream: RequestStream
+    request: ActiveRequest
     expected: list[int]
     tokens: list[int] = field(default_factory=list)
     ended: bool = False
     cancelled: bool = False
 
     def read(self) -> None:
-        self.tokens += self.stream.tokens.take()
+        self.tokens += self.request.tokens.take_tokens()
         assert self.tokens == self.expected[: len(self.tokens)], "a token is wrong, lost or repeated"
-        self.ended = self.stream.tokens.ended
+        self.ended = self.request.tokens.is_exhausted
 
 
 class Simulation:
     """
     Attributes:
         links: epochs by name, until both ends have noticed their end.
+        channels: of two-sided epochs, by name.
     """
 
     def __init__(
@@ -392,7 +402,7 @@ class Simulation:
         self.asynchronous = asynchronous
         self.step_s = step_s
         self.min_shared_tokens = min_shared_tokens
-        self.channels: dict[str, SimChannel] = {}  # by epoch
+        self.channels: dict[str, SimChannel] = {}
         self.clock = FakeClock()
         self.numbers = itertools.count()
         self.prefill_policy = prefill_policy
@@ -400,7 +410,8 @@ class Simulation:
             "nowhere", "fake", 1000, heartbeat_timeout_s=1.0, stall_timeout_s=1e9, max_attempts=10_000
         )
         policy = PowerOfTwo(seed=0) if routing == "power_of_two" else ROUTING_POLICIES.load(routing)()
-        self.router = Router(config, policy, self.clock)
+        self.policy = CheckedPolicy(policy)
+        self.router = Router(config, self.policy, self.clock)
         self.num_pages = num_pages
         self.workers: dict[str, SimWorker] = {}
         self.dead: list[SimWorker] = []
@@ -414,7 +425,7 @@ class Simulation:
             for action in self.progress_actions():
                 action()
 
-    # --- what can happen by itself ---
+    # --- This can happen by itself. ---
 
     def progress_actions(self) -> list[Callable[[], object]]:
         """Everything that goes on without a fault and without the clock: every one of these may be next. One that has
@@ -434,8 +445,10 @@ class Simulation:
                 actions.append(worker.run_device)
         for link in self.links.values():
             for end in (link.sender, link.receiver):
-                if end.runs and link.queue_to(end):
+                if end.runs and link.queue_to(end) and not (link.opening and end is link.sender):
                     actions.append(lambda link=link, end=end: link.deliver(end))
+            if link.opening and link.sender.runs:
+                actions.append(lambda link=link: self.open_sender(link))
         for transport in self.transports:
             if not transport.source.seen_gone:
                 for i in range(len(transport.pending)):
@@ -456,7 +469,7 @@ class Simulation:
         message = worker.to_router.popleft()
         assert worker.registered is not None
         if message is END:
-            self.router.lose(worker.registered, "disconnected", "cut")
+            self.router.lose_worker(worker.registered, "disconnected", "cut")
         elif self.router.workers.get(worker.worker_id) is worker.registered:
             self.router.receive(worker.registered, message)
 
@@ -481,18 +494,38 @@ class Simulation:
             if link.sender_quiet and not link.receiver_open:
                 del self.links[old]
         self.links[epoch] = SimLink(epoch, sender, receiver)
-        page_format = PageFormat("fake", 1, PAGE_SIZE, 1, 1, "float32")
         hello = LinkHello(
-            PROTOCOL_VERSION, sender.worker_id, sender.incarnation, 1, receiver.incarnation, page_format, ("sim",)
+            PROTOCOL_VERSION, sender.worker_id, sender.incarnation, 1, receiver.incarnation, PAGE_FORMAT, ("sim",)
         )
         transport: ReceiverTransport = SharedMemoryReceiver(receiver.engine.pool)
         if self.two_sided:
             channel = self.channels[epoch] = SimChannel(sender, receiver)
             transport = SimTwoSidedReceiver(channel)
         receiver.scheduler.receive(ReceiverLinkOpened(epoch, hello, transport, lambda: sender.seen_gone))
-        welcome = LinkWelcome(epoch, "two_sided" if self.two_sided else "one_sided", transport.endpoint())
-        sender.scheduler.receive(SenderLinkOpened(receiver.worker_id, receiver.incarnation, welcome))
         receiver.check()
+
+    def open_sender(self, link: SimLink) -> None:
+        """The sender's end of the transport has opened, in a thread of its own. Where the link was cut meanwhile it may
+        have failed: then the engine thread never hears of the epoch."""
+        if not link.opening:
+            return
+        link.opening = False
+        receiver = link.receiver
+        if link.to_sender and next(self.numbers) % 2:
+            link.to_sender.clear()
+            link.sender_quiet = True
+            failed = SenderLinkFailed(receiver.worker_id, receiver.incarnation, "cut")
+            link.sender.scheduler.receive(failed)
+            return
+        link.sender_open = True
+        transport: SenderTransport
+        if self.two_sided:
+            transport = SimTwoSidedSender(self.channels[link.epoch])
+        else:
+            transport = SimTransport(link.sender, link.receiver)
+            self.transports.append(transport)
+        opened = SenderLinkOpened(receiver.worker_id, receiver.incarnation, link.epoch, "sim", transport)
+        link.sender.scheduler.receive(opened)
 
     def see_gone(self, worker: SimWorker) -> None:
         """A dead process is seen to have exited, and the settle time has passed: what it had submitted is over."""
@@ -501,7 +534,7 @@ class Simulation:
             if transport.source is worker:
                 transport.pending.clear()
 
-    # --- clients, time and faults ---
+    # --- This is done by clients, by time and by faults. ---
 
     def submit(self, prompt_ids: list[int], max_tokens: int, priority: int = 0, stop_after: int | None = None) -> None:
         """Args: stop_after: the token after so many ends the output, if max_tokens does not."""
@@ -512,26 +545,26 @@ class Simulation:
             expected = expected[: expected.index(expected[stop_after]) + 1]
         sampling = SamplingParams(max_tokens, stop_token_ids=stop_token_ids)
         moments = {RECEIVED: next(self.numbers) + 1}
-        tracker = self.router.track(prompt_ids, sampling, priority=priority, moments=moments)
-        self.clients.append(SimClient(self.router.open(tracker), expected))
+        tracker = self.router.make_tracker(prompt_ids, sampling, priority=priority, moments=moments)
+        self.clients.append(SimClient(self.router.submit_request(tracker), expected))
 
     def cancel(self, client: SimClient) -> None:
         client.cancelled = client.ended = True
-        self.router.close(client.stream)
+        self.router.close_request(client.request)
 
     def read_clients(self) -> None:
         for client in self.clients:
             if not client.ended:
                 client.read()
                 if client.ended:
-                    self.router.close(client.stream)
+                    self.router.close_request(client.request)
 
     def advance(self, seconds: float) -> None:
         """Time passes; who runs and is connected is heard of."""
         self.clock.advance(seconds)
         for worker in self.workers.values():
             if worker.runs and worker.connected and worker.registered is not None:
-                self.router.workers.heartbeat(worker.registered, Heartbeat(worker.num_steps))
+                self.router.workers.record_heartbeat(worker.registered, Heartbeat(worker.num_steps))
         self.router.check_deadlines()
 
     def start_worker(self, worker_id: str, role: str) -> None:
@@ -544,12 +577,12 @@ class Simulation:
         del self.workers[worker.worker_id]
         self.dead.append(worker)
         assert worker.registered is not None
-        self.router.lose(worker.registered, "disconnected", "killed")
+        self.router.lose_worker(worker.registered, "disconnected", "killed")
         for link in self.links.values():
             if worker in (link.sender, link.receiver):
                 link.cut()
                 if worker is link.sender:
-                    link.sender_open = False
+                    link.opening = link.sender_open = False
                     link.sender_quiet = True
                 else:
                     link.receiver_open = False
@@ -565,7 +598,7 @@ class Simulation:
         worker.from_router.clear()
         worker.from_router.append(END)
 
-    # --- the end ---
+    # --- This is the end. ---
 
     def drain(self, max_rounds: int = 3000) -> None:
         """No more faults: everything must come to rest, with every client served."""
@@ -582,7 +615,7 @@ class Simulation:
                 self.advance(0.5)
             if self._is_at_rest():
                 return
-        waiting = [(c.stream.tracker.state, len(c.tokens)) for c in self.clients if not c.ended]
+        waiting = [(c.request.tracker.state, len(c.tokens)) for c in self.clients if not c.ended]
         raise AssertionError(f"no progress: {waiting} wait")
 
     def _is_at_rest(self) -> bool:
@@ -605,7 +638,7 @@ class Simulation:
         for worker in self.workers.values():
             worker.check()
         for client in self.clients:
-            tracker = client.stream.tracker
+            tracker = client.request.tracker
             if client.cancelled:
                 continue
             if tracker.state is RequestState.FAILED:
@@ -614,4 +647,5 @@ class Simulation:
                 assert tracker.state is RequestState.FINISHED
                 assert client.tokens == client.expected
         assert self.router.num_requests == 0
+        assert not self.policy.violations and not self.policy.open_requests
         assert all(w.num_assigned == 0 and w.num_pending_tokens == 0 for w in self.router.workers)

@@ -6,7 +6,6 @@ class ByteTokenizer:
 
     byte_level = True
     vocab_size = 256
-    max_model_len = 400
     max_token_bytes = 4
     eos_token_ids = (0,)
 

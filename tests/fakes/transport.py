@@ -1,10 +1,13 @@
-"""Transports whose copies complete when the test says so."""
+"""Transports whose ends open, and whose copies complete, when the test says so."""
 
+import threading
 from collections.abc import Sequence
 
 from engine.kvcache.base import Completion
-from kvtransfer.transports.base import ReceiverTransport, SenderTransport
-from tandem.messages import PoolEndpoint
+from kvtransfer.transports.base import ReceiverTransport, SenderTransport, Transport
+
+# No test waits that long for an end that it holds back.
+HELD_BACK_TIMEOUT_S = 30.0
 
 
 class ManualCompletion:
@@ -18,7 +21,7 @@ class ManualCompletion:
 class ScriptedTransport(SenderTransport):
     """
     Attributes:
-        pushes: (sequence number, source pages, destination pages) of each push.
+        pushes: (sequence number, source pages, destination pages) of each copy.
         copies: their completions.
     """
 
@@ -33,7 +36,7 @@ class ScriptedTransport(SenderTransport):
     def failure(self) -> str:
         return self.failure_reason
 
-    def push(self, link_seq: int, src_pages: Sequence[int], dst_pages: Sequence[int]) -> Completion:
+    def copy_pages(self, link_seq: int, src_pages: Sequence[int], dst_pages: Sequence[int]) -> Completion:
         assert not self.aborted
         self.pushes.append((link_seq, list(src_pages), list(dst_pages)))
         self.copies.append(ManualCompletion())
@@ -77,10 +80,10 @@ class ScriptedReceiver(ReceiverTransport):
     def failure(self) -> str:
         return self.failure_reason
 
-    def endpoint(self) -> PoolEndpoint:
-        return PoolEndpoint(0, 0, "scripted", 0)
+    def endpoint(self) -> bytes:
+        return b"scripted"
 
-    def expect(self, link_seq: int, dst_pages: Sequence[int] | None, num_pages: int) -> Completion:
+    def receive_pages(self, link_seq: int, dst_pages: Sequence[int] | None, num_pages: int) -> Completion:
         self.expected.append((link_seq, None if dst_pages is None else list(dst_pages), num_pages))
         self.receives.append(ManualCompletion())
         return self.receives[-1]
@@ -92,3 +95,41 @@ class ScriptedReceiver(ReceiverTransport):
     def complete_all(self) -> None:
         for receive in self.receives:
             receive.is_done = True
+
+
+class ScriptedOpening(Transport):
+    """A transport whose ends open if the test lets them.
+
+    Attributes:
+        sender_error, receiver_error: what opening that end raises; None: it opens.
+        may_open: an end opens once this is set, as it is at first.
+        num_attempts: how often either end was to be opened.
+        senders, receivers: the ends that have opened.
+    """
+
+    def __init__(self) -> None:
+        self.sender_error: Exception | None = None
+        self.receiver_error: Exception | None = None
+        self.may_open = threading.Event()
+        self.may_open.set()
+        self.num_attempts = 0
+        self.senders: list[ScriptedTransport] = []
+        self.receivers: list[ScriptedReceiver] = []
+
+    def open_sender(self, endpoint: bytes) -> SenderTransport:
+        assert endpoint == b"scripted"
+        self._wait(self.sender_error)
+        self.senders.append(ScriptedTransport())
+        return self.senders[-1]
+
+    def open_receiver(self) -> ReceiverTransport:
+        self._wait(self.receiver_error)
+        self.receivers.append(ScriptedReceiver())
+        self.receivers[-1].stopped.is_done = True
+        return self.receivers[-1]
+
+    def _wait(self, error: Exception | None) -> None:
+        self.num_attempts += 1
+        assert self.may_open.wait(HELD_BACK_TIMEOUT_S)
+        if error is not None:
+            raise error

@@ -8,9 +8,15 @@ from typing import Any
 from decode_worker.config import DecodeConfig
 from decode_worker.scheduler import DecodeScheduler
 from engine.kvcache.cache_manager import CacheManager
-from engine.kvcache.pool import KvPool
-from kvtransfer.events import FromLink, LinkClosed, ReceiverLinkOpened, SenderLinkOpened
-from kvtransfer.link import MAX_PAGES_IN_FLIGHT
+from engine.kvcache.pool import CpuKvPool
+from kvtransfer.events import (
+    FromLink,
+    ReceiverLinkClosed,
+    ReceiverLinkOpened,
+    SenderLinkClosed,
+    SenderLinkOpened,
+)
+from kvtransfer.sender_link import MAX_PAGES_IN_FLIGHT
 from kvtransfer.transports.base import ReceiverTransport, SenderTransport
 from kvtransfer.transports.shared_memory import SharedMemoryReceiver, SharedMemorySender
 from prefill_worker.config import PrefillConfig
@@ -21,9 +27,7 @@ from tandem.messages import (
     Abort,
     Admit,
     LinkHello,
-    LinkWelcome,
     PageFormat,
-    PoolEndpoint,
     Prefill,
     TokenEvent,
     Tokens,
@@ -69,7 +73,6 @@ class PrefillSide:
         num_pages: int = 64,
         page_size: int = 4,
         config: PrefillConfig | None = None,
-        open_transport: Callable[[LinkWelcome], SenderTransport] | None = None,
         max_pages_in_flight: int = MAX_PAGES_IN_FLIGHT,
         asynchronous: bool = False,
     ) -> None:
@@ -77,8 +80,7 @@ class PrefillSide:
         self.engine = FakeEngine(num_pages, page_size, asynchronous=asynchronous)
         self.cache = CacheManager(num_pages, page_size)
         self.outbox = ListOutbox()
-        transport = open_transport or (lambda welcome: SharedMemorySender(self.engine.pool, welcome.endpoint))
-        self.handover = LinkHandover(self.engine.pool.layout, transport, self.outbox, max_pages_in_flight)
+        self.handover = LinkHandover(self.engine.pool.layout, self.outbox, max_pages_in_flight)
         config = config or PrefillConfig(min_shared_tokens=page_size)
         self.scheduler = PrefillScheduler(self.engine, self.cache, self.handover, self.outbox, config, clock)
 
@@ -109,36 +111,36 @@ class WorkerPair:
         *,
         page_size: int = 4,
         prefill: dict[str, Any] | None = None,
-        open_receiver: Callable[[KvPool], ReceiverTransport] = SharedMemoryReceiver,
-        open: bool = True,
+        open_sender: Callable[[CpuKvPool, bytes], SenderTransport] = SharedMemorySender,
+        open_receiver: Callable[[CpuKvPool], ReceiverTransport] = SharedMemoryReceiver,
         **decode: Any,
     ) -> None:
-        """Args: open: whether the link is open from the start."""
+        """Args: open_sender, open_receiver: the ends of the link's transport, each over its worker's pool."""
         self.clock = FakeClock()
+        self._open_sender = open_sender
         self._open_receiver = open_receiver
         self.p = PrefillSide(self.clock, page_size=page_size, **(prefill or {}))
         self.d = DecodeSide(self.clock, page_size=page_size, **decode)
         self._epochs = itertools.count()
         self.epoch = ""
         self.sender_gone = False
-        if open:
-            self.open_link()
+        self.open_link()
 
     def open_link(self) -> None:
         self.epoch = f"epoch-{next(self._epochs)}"
-        page_format = PageFormat("fake", 1, self.p.cache.page_size, 1, 1, "float32")
+        page_format = PageFormat("fake", 1, "fake")
         hello = LinkHello(PROTOCOL_VERSION, "p", "p-life", 1, "d-life", page_format, ("shared_memory",))
-        welcome = LinkWelcome(self.epoch, "shared_memory", PoolEndpoint(*self.d.engine.pool.file))
         receiver = self._open_receiver(self.d.engine.pool)
         self.d.scheduler.receive(ReceiverLinkOpened(self.epoch, hello, receiver, lambda: self.sender_gone))
-        self.p.scheduler.receive(SenderLinkOpened("d", "d-life", welcome))
+        sender = self._open_sender(self.p.engine.pool, receiver.endpoint())
+        self.p.scheduler.receive(SenderLinkOpened("d", "d-life", self.epoch, "shared_memory", sender))
 
     def cut_link(self) -> None:
         """Both ends see the stream end; what was under way on it is lost."""
         self.p.outbox.link.clear()
         self.d.outbox.link.clear()
-        for side in (self.p, self.d):
-            side.scheduler.receive(LinkClosed(self.epoch, "cut", lambda: None))
+        self.p.scheduler.receive(SenderLinkClosed(self.epoch, "cut", lambda: None))
+        self.d.scheduler.receive(ReceiverLinkClosed(self.epoch))
 
     def submit(
         self,

@@ -31,6 +31,7 @@ class EvictionPolicy(ABC):
     def key(self, node: EvictableNode) -> tuple[float, ...]:
         """The smallest goes first.
 
-        It may move without the node being touched, as one that looks at a clock does. The order is then that of the
-        keys when they were last computed: when a leaf was last touched, or came up for eviction and had moved.
+        A key may move without the page being touched, as one that looks at a clock does. One that has become larger
+        counts as it is when its turn comes. One that has become smaller counts at the latest when there have been a few
+        lookups for each cached page. Whatever keys do, every page that nobody holds can be evicted.
         """

@@ -17,18 +17,20 @@ from router.frontends.generation import Generation, Piece
 from router.frontends.openai.errors import json_response
 from router.frontends.openai.request import Body
 from router.frontends.openai.serving import EventStream, pieces_of, unless_client_leaves
-from router.tokenization import IncrementalDetokenizer
+from router.text.detokenizer import IncrementalDetokenizer
 from tandem.sampling_params import TokenLogprobs
 
 
 @dataclass(eq=False, slots=True)
-class Output:
-    """One choice so far.
+class ChoiceBuffer:
+    """What has come of one choice and is not in the answer yet. An Answer owns one for each of its generations.
 
     Attributes:
-        echo: the prompt's text, if it is to stand in front.
         detokenizer: of the tokens whose log probabilities have been listed.
-        num_characters: of their text, and of the echo.
+        echo: the prompt's text, if it is to stand in front.
+        text, token_ids, logprobs: what has come since `take_unsent` was last called.
+        num_characters: how long the text of the listed tokens and the echo is.
+        finish_reason: "" before the last piece.
     """
 
     detokenizer: IncrementalDetokenizer
@@ -39,14 +41,14 @@ class Output:
     num_characters: int = 0
     finish_reason: str = ""
 
-    def add(self, piece: Piece) -> None:
+    def append_piece(self, piece: Piece) -> None:
         self.finish_reason = piece.finish_reason
         self.text += piece.text
         self.token_ids += piece.token_ids
         self.logprobs += piece.logprobs
 
-    def take(self) -> tuple[str, list[int], list[TokenLogprobs]]:
-        """What came since the last call."""
+    def take_unsent(self) -> tuple[str, list[int], list[TokenLogprobs]]:
+        """Text, token ids and log probabilities that came since the last call."""
         taken = self.text, self.token_ids, self.logprobs
         self.text, self.token_ids, self.logprobs = "", [], []
         return taken
@@ -71,19 +73,19 @@ class Answer(ABC):
         self._prompts = prompts
         self._generations = generations
         texts = echoes or [""] * len(generations)
-        self._outputs = [Output(IncrementalDetokenizer(frontend.tokenizer), text) for text in texts]
+        self._buffers = [ChoiceBuffer(IncrementalDetokenizer(frontend.tokenizer), text) for text in texts]
         self._id = f"{self.id_prefix}-{uuid.uuid4().hex}"
         self._created = int(time.time())
 
     @abstractmethod
-    def choice(self, index: int, output: Output) -> dict[str, Any]:
-        """A whole choice, from all that `output` holds."""
+    def choice(self, index: int, buffer: ChoiceBuffer) -> dict[str, Any]:
+        """A whole choice, from all that `buffer` holds."""
 
     @abstractmethod
-    def delta(self, index: int, output: Output) -> dict[str, Any]:
+    def delta(self, index: int, buffer: ChoiceBuffer) -> dict[str, Any]:
         """A choice of a chunk, from what has come since the last one."""
 
-    def opening(self, index: int, output: Output) -> dict[str, Any] | None:
+    def opening(self, index: int, buffer: ChoiceBuffer) -> dict[str, Any] | None:
         """What goes out before a choice's first tokens, if anything."""
         return None
 
@@ -106,8 +108,8 @@ class Answer(ABC):
     async def _collect(self) -> dict[str, Any]:
         async with aclosing(pieces_of(self._generations)) as pieces:
             async for index, piece in pieces:
-                self._outputs[index].add(piece)
-        choices = [self.choice(i, output) for i, output in enumerate(self._outputs)]
+                self._buffers[index].append_piece(piece)
+        choices = [self.choice(i, buffer) for i, buffer in enumerate(self._buffers)]
         return {**self._head(self.object_name), "choices": choices, "usage": self._usage()}
 
     async def _events(self, include_usage: bool) -> AsyncGenerator[dict[str, Any]]:
@@ -117,14 +119,14 @@ class Answer(ABC):
         opened: set[int] = set()
         async with aclosing(pieces_of(self._generations)) as pieces:
             async for index, piece in pieces:
-                output = self._outputs[index]
-                output.add(piece)
+                buffer = self._buffers[index]
+                buffer.append_piece(piece)
                 if index not in opened:
                     opened.add(index)
-                    if (opening := self.opening(index, output)) is not None:
+                    if (opening := self.opening(index, buffer)) is not None:
                         yield {**head, "choices": [opening]}
-                if output.text or output.logprobs or output.finish_reason:
-                    yield {**head, "choices": [self.delta(index, output)]}
+                if buffer.text or buffer.logprobs or buffer.finish_reason:
+                    yield {**head, "choices": [self.delta(index, buffer)]}
         if include_usage:
             yield {**head, "choices": [], "usage": self._usage()}
 

@@ -40,6 +40,7 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
         408: "the body does not come",
         413: "the body is too large",
         429: "too many requests",
+        500: "a mistake of the server's own",
         503: "no worker can serve the request now",
         504: "the request took too long",
     }.items()
@@ -49,14 +50,14 @@ _STREAMED = {"text/event-stream": {"itemSchema": _EVENT}}
 
 
 def make_app(frontend: Frontend) -> ASGIApp:
-    """The ASGI application, its gate included."""
+    """The ASGI application, wrapped in the middleware that looks at keys and bodies."""
     app = FastAPI(
         title="Tandem",
         version=__version__,
         docs_url=None,
         redoc_url=None,
         responses=_ERRORS,
-        # Set by uvicorn; what a proxy would strip is not ours to know.
+        # A redirect would name the address as uvicorn knows it, which a proxy may have changed.
         redirect_slashes=False,
     )
     app.router.route_class = JsonRoute

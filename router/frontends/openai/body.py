@@ -10,7 +10,7 @@ from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-# Most bodies have none, and need no second look.
+# Most bodies have no escaped surrogate, and need no second look.
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 

@@ -7,7 +7,7 @@ from starlette.types import Receive
 
 from router.errors import InvalidRequestError
 from router.frontends.base import Frontend
-from router.frontends.openai.answers import Answer, Output, token_text
+from router.frontends.openai.answers import Answer, ChoiceBuffer, token_text
 from router.frontends.openai.request import begin_all, check_num_choices, sampling_options
 from router.frontends.openai.schema import ChatCompletionRequest
 from tandem.sampling_params import TokenLogprobs
@@ -18,22 +18,22 @@ class ChatAnswer(Answer):
     object_name = "chat.completion"
     chunk_object_name = "chat.completion.chunk"
 
-    def opening(self, index: int, output: Output) -> dict[str, Any]:
+    def opening(self, index: int, buffer: ChoiceBuffer) -> dict[str, Any]:
         delta = {"role": "assistant", "content": ""}
         return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
 
-    def choice(self, index: int, output: Output) -> dict[str, Any]:
-        text, token_ids, logprobs = output.take()
-        return self._choice(index, output, "message", {"role": "assistant", "content": text}, token_ids, logprobs)
+    def choice(self, index: int, buffer: ChoiceBuffer) -> dict[str, Any]:
+        text, token_ids, logprobs = buffer.take_unsent()
+        return self._choice(index, buffer, "message", {"role": "assistant", "content": text}, token_ids, logprobs)
 
-    def delta(self, index: int, output: Output) -> dict[str, Any]:
-        text, token_ids, logprobs = output.take()
-        return self._choice(index, output, "delta", {"content": text} if text else {}, token_ids, logprobs)
+    def delta(self, index: int, buffer: ChoiceBuffer) -> dict[str, Any]:
+        text, token_ids, logprobs = buffer.take_unsent()
+        return self._choice(index, buffer, "delta", {"content": text} if text else {}, token_ids, logprobs)
 
     def _choice(
         self,
         index: int,
-        output: Output,
+        buffer: ChoiceBuffer,
         name: str,
         message: dict[str, str],
         token_ids: list[int],
@@ -44,7 +44,7 @@ class ChatAnswer(Answer):
             "index": index,
             name: message,
             "logprobs": {"content": content} if content else None,
-            "finish_reason": output.finish_reason or None,
+            "finish_reason": buffer.finish_reason or None,
         }
 
     def _token_logprob(self, token_id: int, entry: TokenLogprobs) -> dict[str, Any]:

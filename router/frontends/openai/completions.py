@@ -7,7 +7,7 @@ from starlette.types import Receive
 
 from router.errors import InvalidRequestError
 from router.frontends.base import Frontend, PromptInput
-from router.frontends.openai.answers import Answer, Output
+from router.frontends.openai.answers import Answer, ChoiceBuffer
 from router.frontends.openai.request import begin_all, check_num_choices, sampling_options
 from router.frontends.openai.schema import CompletionRequest
 from tandem.sampling_params import TokenLogprobs
@@ -19,28 +19,29 @@ class CompletionAnswer(Answer):
     id_prefix = "cmpl"
     object_name = chunk_object_name = "text_completion"
 
-    def choice(self, index: int, output: Output) -> dict[str, Any]:
-        return self.delta(index, output)
+    def choice(self, index: int, buffer: ChoiceBuffer) -> dict[str, Any]:
+        return self.delta(index, buffer)
 
-    def delta(self, index: int, output: Output) -> dict[str, Any]:
-        text, token_ids, logprobs = output.take()
+    def delta(self, index: int, buffer: ChoiceBuffer) -> dict[str, Any]:
+        text, token_ids, logprobs = buffer.take_unsent()
         # The prompt stands before the first text.
-        echo, output.echo = output.echo, ""
-        output.num_characters += len(echo)
+        echo, buffer.echo = buffer.echo, ""
+        buffer.num_characters += len(echo)
         return {
             "index": index,
             "text": echo + text,
-            "logprobs": self._logprobs(output, token_ids, logprobs) if logprobs else None,
-            "finish_reason": output.finish_reason or None,
+            "logprobs": self._logprobs(buffer, token_ids, logprobs) if logprobs else None,
+            "finish_reason": buffer.finish_reason or None,
         }
 
-    def _logprobs(self, output: Output, token_ids: list[int], logprobs: list[TokenLogprobs]) -> dict[str, Any]:
+    def _logprobs(self, buffer: ChoiceBuffer, token_ids: list[int], logprobs: list[TokenLogprobs]) -> dict[str, Any]:
         tokens = [self.token_text(token_id) for token_id in token_ids]
         offsets = []
         for token_id in token_ids:
-            # Where the text stands before the token; one that only completes a character begins where that does.
-            offsets.append(output.num_characters)
-            output.num_characters += len(output.detokenizer.push((token_id,)))
+            # An offset is where the text stands before the token; one that only completes a character begins where that
+            # does.
+            offsets.append(buffer.num_characters)
+            buffer.num_characters += len(buffer.detokenizer.decode_next((token_id,)))
         return {
             "tokens": tokens,
             "token_logprobs": [entry.logprob for entry in logprobs],

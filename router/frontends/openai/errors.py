@@ -8,6 +8,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.responses import Response
 
 from router.errors import (
+    InternalError,
     InvalidRequestError,
     OverloadedError,
     RequestError,
@@ -27,7 +28,7 @@ class HttpError(NamedTuple):
     code: str | None
 
 
-# The first that fits counts.
+# The first class that fits counts.
 HTTP_ERRORS: tuple[tuple[type[RequestError], HttpError], ...] = (
     (UnknownModelError, HttpError(404, "invalid_request_error", "model_not_found")),
     (RequestTooLargeError, HttpError(400, "invalid_request_error", "context_length_exceeded")),
@@ -36,11 +37,12 @@ HTTP_ERRORS: tuple[tuple[type[RequestError], HttpError], ...] = (
     (OverloadedError, HttpError(429, "rate_limit_error", "overloaded")),
     (RequestTimeoutError, HttpError(504, "timeout_error", "timeout")),
     (UnavailableError, HttpError(503, "server_error", "unavailable")),
+    (InternalError, HttpError(500, "server_error", "internal")),
 )
 
 
 def json_response(content: Any, status: int = 200) -> Response:
-    """In ASCII."""
+    """A response with JSON in ASCII."""
     return Response(json.dumps(content, separators=(",", ":")), status, media_type="application/json")
 
 
@@ -66,7 +68,7 @@ def status_response(status: int, message: str, headers: Mapping[str, str] | None
 def invalid_body(error: RequestValidationError) -> InvalidRequestError:
     """The first thing that is wrong with a body, in one line."""
     first = error.errors()[0]
-    # The first part says that it is the body.
+    # The first part of the path says that it is the body.
     names = [str(part) for part in first["loc"][1:] if not str(part).startswith(TAG_MARK)]
     message = str(first["msg"]).removeprefix("Value error, ")
     if first["type"] == "unknown_field":

@@ -11,12 +11,12 @@ from router.errors import UnauthenticatedError
 from router.frontends.base import Frontend
 from router.frontends.openai.errors import error_response, status_response
 
-# Answered to everybody: what watches over the process has no key.
+# These are answered to everybody: what watches over the process has no key.
 OPEN_PATHS = ("/health", "/ready")
-# Between two parts of a body, and for all of it.
+# So long is waited between two parts of a body, and for all of it.
 BODY_TIMEOUT_S = 30.0
 WHOLE_BODY_TIMEOUT_S = 300.0
-# What of a refused body is read all the same: a client that is still sending would miss the answer.
+# So much of a refused body is read all the same: a client that is still sending would miss the answer.
 DISCARD_TIMEOUT_S = 1.0
 MAX_DISCARDED_BYTES = 64 * 2**20
 
@@ -74,7 +74,7 @@ class _Body:
         remaining_s = self._deadline - asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout(min(BODY_TIMEOUT_S, remaining_s)):
-                message = await self._take()
+                message = await self._receive_part()
         except TimeoutError:
             if remaining_s < BODY_TIMEOUT_S:
                 raise HTTPException(408, f"the body took longer than {WHOLE_BODY_TIMEOUT_S:g} s") from None
@@ -89,7 +89,7 @@ class _Body:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(DISCARD_TIMEOUT_S):
                 while not self._is_read and self._num_bytes <= MAX_DISCARDED_BYTES:
-                    await self._take()
+                    await self._receive_part()
 
     def closing(self, send: Send) -> Send:
         """Closes the connection after an answer to a request whose body was not read to its end: the rest of it would
@@ -102,7 +102,7 @@ class _Body:
 
         return closing_send
 
-    async def _take(self) -> Message:
+    async def _receive_part(self) -> Message:
         message = await self._receive()
         if message["type"] == "http.request":
             self._num_bytes += len(message.get("body", b""))

@@ -6,7 +6,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from router.frontends.openai.errors import status_response
 
-# From the connection, or the last request on it, to the end of the next one's head.
+# This is counted from the connection, or the last request on it, to the end of the next one's head.
 HEAD_TIMEOUT_S = 30.0
 MAX_HEAD_BYTES = 64 * 2**10
 

@@ -7,9 +7,9 @@ from router.frontends.base import PLAIN_FIELDS, SEED_BITS, Frontend, SamplingOpt
 from router.frontends.generation import Generation
 from router.frontends.openai.schema import MAX_CHOICES, ChatCompletionRequest, CompletionRequest
 
-# OpenAI's own default; the gRPC contract's is 0.
+# This is OpenAI's own default; the gRPC contract's is 0.
 DEFAULT_TEMPERATURE = 1.0
-# Of all outputs of one request together, where the model's length is no more.
+# All outputs of one request together may have so many, or the model's length if that is more.
 MAX_PROMPT_TOKENS = 2**18
 
 Body = CompletionRequest | ChatCompletionRequest
@@ -29,7 +29,7 @@ def sampling_options(body: Body, max_tokens: int | None, num_logprobs: int | Non
     given = {name: value for name in PLAIN_FIELDS if (value := getattr(body, name)) is not None}
     return SamplingOptions(
         max_tokens=max_tokens,
-        # Negative ones are as good as any.
+        # A negative seed is as good as any.
         seed=None if body.seed is None else body.seed % 2**SEED_BITS,
         logit_bias={int(token_id): bias for token_id, bias in (body.logit_bias or {}).items()},
         stop=body.stop_strings,
@@ -63,6 +63,7 @@ def begin_all(
             choice=choice,
             priority=body.priority or 0,
             cache_namespace=body.cache_namespace or "",
+            session_id=body.session_id or "",
         )
         for prompt in prompts
         for choice in range(body.n or 1)

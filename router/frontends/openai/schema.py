@@ -3,7 +3,7 @@
 Nothing is ignored: a field that is not named here is refused, and so is a named one that asks for what is not served.
 
 Checking ends with the first thing that is wrong, in lists and objects too: every report costs memory and time, and a
-body has room for millions.
+body can hold millions.
 """
 
 from typing import Annotated, Any, Literal
@@ -15,7 +15,7 @@ MAX_CHOICES = 128
 MAX_PROMPTS = 1024
 INT64 = 2**63
 
-# What the names of a union's members begin with, which stand in the paths of errors.
+# The names of a union's members begin with this; they stand in the paths of errors.
 TAG_MARK = "#"
 _FAIL_FAST = Field(fail_fast=True)
 
@@ -67,14 +67,14 @@ StopField = Annotated[
 ]
 
 
-# OpenAI's own limits.
+# The limits are OpenAI's own.
 Metadata = Annotated[
     dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
 ]
 
 
 class _Body(BaseModel):
-    # Strict: the string "1" is no number, and true is not 1.
+    # In strict mode the string "1" is no number, and true is not 1.
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
     @model_validator(mode="before")
@@ -113,7 +113,8 @@ class _Request(_Body):
     ignore_eos: bool | None = None
     priority: int | None = Field(None, ge=-(2**31), lt=2**31)
     cache_namespace: str | None = None
-    # For the caller's own books: accepted, and without effect.
+    session_id: str | None = None
+    # These two are for the caller's own books: accepted, and without effect.
     user: str | None = None
     metadata: Metadata | None = None
 
@@ -127,7 +128,7 @@ class CompletionRequest(_Request):
     echo: bool | None = None
     logprobs: int | None = Field(None, ge=0, le=20)
     best_of: int | None = Field(None, ge=1, le=1)
-    # Not served.
+    # It is not served.
     suffix: None = None
 
     @field_validator("suffix", mode="before")
@@ -172,11 +173,11 @@ class ChatCompletionRequest(_Request):
     top_logprobs: int | None = Field(None, ge=0, le=20)
     response_format: ResponseFormat | None = None
     modalities: Annotated[list[Literal["text"]], _FAIL_FAST] | None = None
-    # Not Literal[False], to which 0 would be the same.
+    # To Literal[False] 0 would be the same.
     store: Annotated[bool, Field(json_schema_extra={"const": False})] | None = None
     service_tier: Literal["auto", "default"] | None = None
     parallel_tool_calls: bool | None = None
-    # Not served; what means "none" is taken.
+    # Tools are not served; what means "none" is taken.
     tools: list[Any] | None = Field(None, max_length=0)
     tool_choice: Literal["none", "auto"] | None = None
     functions: list[Any] | None = Field(None, max_length=0)

@@ -12,7 +12,7 @@ from router.frontends.openai.protocol import BoundedProtocol
 from tandem.config import TlsConfig
 
 START_TIMEOUT_S = 10.0
-# What open connections get at the end, once their requests have ended or been cut.
+# Open connections get so long at the end, once their requests have ended or been cut.
 STOP_GRACE_S = 1
 POLL_S = 0.01
 BACKLOG = 2048

@@ -1,4 +1,7 @@
-"""Several generations at once, for one HTTP request: all their pieces in one stream, and one end whatever happens."""
+"""Several generations at once, for one HTTP request: all their pieces in one sequence, and one end whatever happens.
+
+"Stream" here is OpenAI's word for an answer that is sent in chunks, as server-sent events.
+"""
 
 import asyncio
 import contextlib
@@ -17,7 +20,7 @@ from router.frontends.openai.errors import error_object
 
 T = TypeVar("T")
 
-# Of a client that takes nothing.
+# A client that takes nothing for so long counts as gone.
 READ_TIMEOUT_S = 120.0
 DONE = b"data: [DONE]\n\n"
 
@@ -31,21 +34,21 @@ async def pieces_of(generations: Sequence[Generation]) -> AsyncGenerator[tuple[i
     failure of one.
 
     Raises:
-        RequestError: as Generation.__enter__ and next.
+        RequestError: as Generation.__enter__ and next_piece.
     """
     with ExitStack() as entered:
         for generation in generations:
             entered.enter_context(generation)
         if len(generations) == 1:
-            while (piece := await generations[0].next()) is not None:
+            while (piece := await generations[0].next_piece()) is not None:
                 yield 0, piece
             return
-        # Of length one: what a slow client does not take waits in the generations, where it is put together.
+        # Its length is one: what a slow client does not take waits in the generations, where it is put together.
         queue: asyncio.Queue[tuple[int, Piece | Exception | None]] = asyncio.Queue(1)
 
         async def forward(index: int, generation: Generation) -> None:
             try:
-                while (piece := await generation.next()) is not None:
+                while (piece := await generation.next_piece()) is not None:
                     await queue.put((index, piece))
                 await queue.put((index, None))
             except Exception as error:
@@ -100,7 +103,7 @@ class EventStream(Response):
     def __init__(self, events: AsyncGenerator[dict[str, Any]], first: dict[str, Any]) -> None:
         """Args: first: taken from `events` already, so that an error before it had a status of its own."""
         super().__init__(headers={"cache-control": "no-cache"})
-        # Its length is not known.
+        # The length of what follows is not known.
         del self.headers["content-length"]
         self._events = events
         self._first = first
@@ -114,8 +117,8 @@ class EventStream(Response):
                 return
 
     def _or_stalled(self, receive: Receive) -> Receive:
-        """A client that takes nothing for READ_TIMEOUT_S counts as gone. Looked at from beside the stream: a timeout
-        around each chunk would cost a third of its sending."""
+        """A client that takes nothing for READ_TIMEOUT_S counts as gone. This is looked at from beside the sending:
+        a timeout around each chunk would cost a third of it."""
         loop = asyncio.get_running_loop()
 
         async def receive_or_stalled() -> Message:

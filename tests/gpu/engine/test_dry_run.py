@@ -1,4 +1,4 @@
-"""Who gets a GPU's memory, and the weights on their way into it."""
+"""Who gets a GPU's memory."""
 
 import logging
 from pathlib import Path
@@ -9,7 +9,6 @@ import torch
 from engine.build import build_engine
 from engine.config import EngineConfig
 from engine.dry_run import free_bytes
-from engine.weights.loader import dummy_weights
 
 # Leaves enough beside it for whatever else a test process holds.
 FRACTION = 0.6
@@ -57,20 +56,8 @@ def test_memory_that_others_have_is_left_to_them(model_dir: Path) -> None:
 
 def test_an_impossible_share_is_refused(model_dir: Path) -> None:
     before = free_bytes()
-    with pytest.raises(ValueError, match=r"there is room for 0 pages .*use a larger --mem-fraction-static"):
+    with pytest.raises(ValueError, match=r"there is room for 0 pages .*use a larger mem_fraction_static"):
         build_engine(config_with(model_dir, fraction=0.001), "memory", lambda doing: None)
-    with pytest.raises(ValueError, match="use a --num-pages of at most"):
+    with pytest.raises(ValueError, match="use a num_pages of at most"):
         build_engine(config_with(model_dir, num_pages=10**9), "memory", lambda doing: None)
     assert before - free_bytes() < 2 * 2**30
-
-
-def test_dummy_weights_are_the_same_on_every_device() -> None:
-    shapes = [
-        ("big.weight", (1200, 1000), torch.bfloat16),
-        ("small.weight", (8, 4), torch.float32),
-        ("norm.weight", (4,), torch.bfloat16),
-        ("q_proj.bias", (4,), torch.float32),
-    ]
-    on_cpu, on_gpu = dict(dummy_weights(shapes)), dict(dummy_weights(shapes, device="cuda"))
-    for name, weight in on_cpu.items():
-        assert on_gpu[name].is_cuda and torch.equal(on_gpu[name].cpu(), weight), name

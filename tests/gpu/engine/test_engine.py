@@ -62,13 +62,13 @@ def test_graphs_give_what_single_launches_give(
     prompt_lens = [5, 33, 16, 90, 1, 48, 64, 17, 31][:num_sequences]
     with_graphs = build(model_dir, graphs=8, backend=backend)
     without = build(model_dir, graphs=0, backend=backend)
-    pages_before = with_graphs.pool.kv.clone()
+    pages_before = with_graphs.pool.memory.clone()
     expected = generate(without, prompt_lens, 24, sampling)
     assert generate(with_graphs, prompt_lens, 24, sampling) == expected
-    assert not torch.equal(with_graphs.pool.kv, pages_before)
+    assert not torch.equal(with_graphs.pool.memory, pages_before)
     # Pages of nobody are as they were: padding writes go to the dummy page.
     num_used = sum((n + 24) // PAGE_SIZE + 1 for n in prompt_lens)
-    assert not with_graphs.pool.kv[: 200 - num_used].any()
+    assert not with_graphs.pool.memory[: 200 - num_used].any()
 
 
 def test_bfloat16_logits_are_as_close_as_the_reference_backends(model_dir: Path) -> None:

@@ -20,7 +20,6 @@ from prefill_worker.config import PrefillConfig
 from tandem.messages import Finished, FirstToken, Tokens, WorkerMessage
 from tandem.sampling_params import SamplingParams
 from tests.cluster.conftest import VOCAB_SIZE
-from worker import combined
 
 TIMEOUT_S = 60.0
 # Requests by the number of decode steps launched before they come; prompts and outputs of many lengths.
@@ -133,7 +132,7 @@ def test_overlap_changes_no_token(
     runs = []
     for overlap in (False, True):
         with monkeypatch.context() as patch:
-            patch.setattr(combined, "BothScheduler", scheduler)
+            patch.setattr("both_worker.worker.BothScheduler", scheduler)
             runs.append(Served(engine, patch, overlap=overlap))
             serve_arrivals(runs[-1], SAMPLINGS[sampling])
     plain, overlapped = runs
@@ -175,7 +174,7 @@ def refuse_to_wait() -> Iterator[Callable[[], None]]:
 def test_steady_decode_waits_for_nothing_but_its_tokens(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, refuse_to_wait: Callable[[], None]
 ) -> None:
-    if engine.pool.layout.dtype == "float32":
+    if engine.model.dtype is torch.float32:
         pytest.skip("the reference backend copies from the host and waits")
     rng = random.Random(2)
     with monkeypatch.context() as patch:
@@ -209,7 +208,7 @@ def test_overlapping_prefills_change_no_token(engine: Engine, monkeypatch: pytes
 def test_a_prefill_is_launched_without_waiting(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, refuse_to_wait: Callable[[], None]
 ) -> None:
-    if engine.pool.layout.dtype == "float32":
+    if engine.model.dtype is torch.float32:
         pytest.skip("the reference backend copies from the host and waits")
     with monkeypatch.context() as patch:
         served = Served(engine, patch, overlap=True, chunk_size=16)

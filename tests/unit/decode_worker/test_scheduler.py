@@ -3,7 +3,7 @@
 from decode_worker.config import DecodeConfig
 from decode_worker.leases import MAX_OVERTAKEN
 from prefill_worker.config import PrefillConfig
-from tandem.messages import Deferred, Finished, GaveBack, Tokens
+from tandem.messages import Finished, FirstToken, GaveBack, Tokens
 from tests.fakes.engine import expected_tokens
 from tests.fakes.workers import WorkerPair
 
@@ -70,6 +70,25 @@ def test_growth_goes_before_new_leases() -> None:
     pair.check_idle()
 
 
+def test_running_out_of_pages_gives_back_the_cheapest_never_the_oldest() -> None:
+    pair = WorkerPair(num_pages=8)
+    pair.submit("old", list(range(8)), max_tokens=20)
+    pair.submit("young", list(range(50, 58)), max_tokens=20)
+    pair.run()
+    (gave_back,) = pair.d.outbox.of(GaveBack)
+    assert gave_back.request_id == "young"
+    assert pair.output("old") == expected_tokens(list(range(8)), 20)
+    # The router starts the young one again with what it has; together it is as if nothing had happened.
+    first = pair.output("young")
+    pair.submit("young", list(range(50, 58)), max_tokens=20, output_ids=tuple(first), attempt=1)
+    pair.run()
+    again = next(m for m in pair.p.outbox.of(FirstToken) if m.attempt == 1)
+    assert again.index == len(first)
+    rest = pair.output("young", attempt=1)
+    assert first + rest == expected_tokens(list(range(50, 58)), 20)
+    pair.check_idle()
+
+
 def test_the_oldest_request_over_all_attempts_is_never_given_back() -> None:
     pair = make_pair(8)
     # The older request comes second, as it does when it is started again.
@@ -110,22 +129,6 @@ def test_a_small_lease_overtakes_a_large_one_only_so_often() -> None:
     assert order.index("large") - 1 <= MAX_OVERTAKEN
     assert order.index("large") > 1, "those that fit need not wait from the start"
     pair.check_idle()
-
-
-def test_a_waiting_request_is_told_once_that_it_waits() -> None:
-    pair = make_pair(6)
-    pair.submit("holder", list(range(12)), max_tokens=9)
-    for _ in range(4):
-        pair.turn()
-    pair.submit("waiting", list(range(100, 116)), max_tokens=2)
-    num_deferred = 0
-    for _ in range(30):
-        pair.p.scheduler.step()
-        pair.d.scheduler.step()
-        num_deferred += sum(isinstance(m, Deferred) for _, m in pair.d.outbox.link)
-        pair.deliver()
-    assert num_deferred == 1
-    assert pair.output("waiting") == expected_tokens(list(range(100, 116)), 2)
 
 
 def test_what_ran_is_found_by_the_next_turn_of_a_conversation() -> None:

@@ -69,7 +69,7 @@ def test_too_few_gpus_are_said_before_a_model_is_looked_for(
     monkeypatch.setattr(Cluster, "_init_ray", lambda self: None)
     monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 3.0, "GPU": 1.0})
     error = refusal(capsys, "--model", "no-such-model", "--device", "cuda", *PORTS)
-    assert "2 workers, but 1 GPUs here; use fewer workers (--both 1 needs one GPU) or --device cpu" in error
+    assert "2 workers, but 1 GPUs here; use fewer workers (--both 1 needs 1) or set --device to cpu" in error
     error = refusal(capsys, "--model", "no-such-model", "--device", "cuda", "--both", "1", *PORTS)
     assert "model 'no-such-model' not found" in error
     monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 3.0})
@@ -91,13 +91,13 @@ def test_a_model_without_config_weights_or_tokenizer(
 @pytest.mark.parametrize(("flag", "other"), [("--grpc-port", "--http-port"), ("--http-port", "--grpc-port")])
 def test_a_port_in_use(flag: str, other: str, taken_port: int, capsys: pytest.CaptureFixture[str]) -> None:
     error = refusal(capsys, "--model", "never-looked-for", flag, str(taken_port), other, "0")
-    assert f"cannot listen on 127.0.0.1:{taken_port}: Address already in use; choose another port with {flag}" in error
+    assert f"cannot listen on 127.0.0.1:{taken_port}: Address already in use; choose another {flag}" in error
 
 
 def test_an_address_that_is_not_ours(capsys: pytest.CaptureFixture[str]) -> None:
     # Reserved for documentation: no host has it.
     assert main(["serve", "--model", "m", "--host", "192.0.2.77", *PORTS]) == 2
-    assert "choose another address with --host" in capsys.readouterr().err
+    assert "choose another --host" in capsys.readouterr().err
 
 
 def test_a_pool_that_does_not_fit(model_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -109,9 +109,9 @@ def test_a_pool_that_does_not_fit(model_dir: Path, capsys: pytest.CaptureFixture
 def test_a_length_that_is_too_large(model_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     dummy = ("--model", str(model_dir), "--load-format", "dummy", *PORTS)
     error = refusal(capsys, *dummy, "--max-model-len", "65")
-    assert "max_model_len 65 is above the model's own limit of 64; use a smaller --max-model-len" in error
+    assert "--max-model-len 65 is above the model's own limit of 64; use a smaller --max-model-len" in error
     error = refusal(capsys, *dummy, "--max-model-len", "64", "--num-pages", "2")
-    assert "2 pages of 16 tokens hold 32 tokens, fewer than max_model_len 64; use a larger --num-pages" in error
+    assert "2 pages of 16 tokens hold 32 tokens, fewer than --max-model-len 64; use a larger --num-pages" in error
 
 
 def test_tls_files(certificates: Certificates, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,37 +1,31 @@
-"""Building an engine: what it tells meanwhile, and what it measures before it sizes a GPU's pool."""
+"""Building an engine: which attention backend it takes, and what it tells meanwhile."""
 
 import importlib.util
-import json
 import logging
-from pathlib import Path
 
 import pytest
 import torch
 
 from engine import build as build_module
-from engine import dry_run
+from engine.attention.base import AttentionBackend
+from engine.attention.reference import ReferenceAttention
 from engine.batch import Batch
 from engine.build import build_engine
-from engine.config import MAX_PREFILL_BATCH_SIZE, EngineConfig
-from engine.dry_run import measure_memory
+from engine.config import EngineConfig
 from engine.engine import Engine
-from tests.fakes.model_config import TINY_LLAMA
-
-MIB = 2**20
-
-
-@pytest.fixture
-def model_dir(tmp_path: Path) -> str:
-    (tmp_path / "config.json").write_text(json.dumps(TINY_LLAMA))
-    return str(tmp_path)
+from engine.kvcache.base import PageLayout
+from engine.token_sequence import TokenSequence
+from tandem.choices import Choices
 
 
-def build(model_dir: str, num_pages: int, told: list[str] | None = None) -> Engine:
-    config = EngineConfig(model_dir, "dummy", num_pages=num_pages)
+def build(
+    model_dir: str, num_pages: int, told: list[str] | None = None, *, backend: str = "auto", dtype: str = "float32"
+) -> Engine:
+    config = EngineConfig(model_dir, "dummy", num_pages=num_pages, attention_backend=backend, dtype=dtype)
     return build_engine(config, f"build-{num_pages}", [].append if told is None else told.append)
 
 
-def test_phases_are_told_in_order_and_timed(model_dir: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_stages_are_told_in_order_and_timed(model_dir: str, caplog: pytest.LogCaptureFixture) -> None:
     told: list[str] = []
     with caplog.at_level(logging.INFO, "engine.build"):
         engine = build(model_dir, 8, told)
@@ -41,61 +35,65 @@ def test_phases_are_told_in_order_and_timed(model_dir: str, caplog: pytest.LogCa
     assert ", allocating pages 0." in caplog.messages[-1]
 
 
-class FakeDevice:
-    """A GPU's figures. A forward takes a MiB for each of its tokens, a graph 10 MiB for ever."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, engine: Engine) -> None:
-        self.free = 900 * MIB
-        self.batches: list[Batch] = []
-        self.num_captured = 0
-        self._peak = 0
-        self._forward = engine.forward
-        monkeypatch.setattr(engine, "forward", self.run)
-        monkeypatch.setattr(dry_run, "free_bytes", lambda: self.free)
-        monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: None)
-        monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 50 * MIB)
-        monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda: 50 * MIB + self._peak)
-        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (self.free, 2000 * MIB))
-
-    def run(self, batch: Batch) -> object:
-        self.batches.append(batch)
-        self._peak = batch.num_tokens * MIB
-        return self._forward(batch)
-
-    def capture(self, batch_size: int) -> object:
-        self.num_captured += 1
-        # The first of them takes something that the others share.
-        self.free -= 4 * MIB + 10 * MIB * len(dry_run.graph_sizes(batch_size))
-        return object()
+class OwnAttention(ReferenceAttention):
+    """A backend of one's own."""
 
 
-def test_the_largest_forwards_run_on_a_single_page(model_dir: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = build(model_dir, 1)
-    device = FakeDevice(monkeypatch, engine)
-    config = EngineConfig(model_dir, max_chunk_tokens=300, max_batch_size=9, cuda_graph_max_bs=4)
-    memory = measure_memory(engine, config, 1000 * MIB, device.capture)
-    # First new prompts, then such as go on.
-    prefills = [("prefill", num_tokens) for num_tokens in (*dry_run.SMALL_PREFILLS, 300)]
-    forwards = [(b.mode, b.num_tokens) for b in device.batches]
-    assert forwards == [*prefills, *prefills, ("decode", 9), ("decode", 4)]
-    cached = [{s.cached_len for s in b.sequences} for b in device.batches[: 2 * len(prefills)]]
-    assert cached == [{0}] * len(prefills) + [{1}] * len(prefills)
-    assert len(device.batches[len(prefills) - 1].logits_rows()) == MAX_PREFILL_BATCH_SIZE
-    assert memory.forward == 300 * MIB
-    # Three sizes, all of which were tried, and 4 sequences of 4 pages in the page tables.
-    assert device.num_captured == 1 and memory.graphs == 4 * MIB + 34 * MIB // 3 * 3 + 4 * 4 * 4
-    assert (memory.total, memory.free, memory.weights) == (2000 * MIB, device.free, 1000 * MIB - device.free)
+class PickyAttention(ReferenceAttention):
+    """One that has no kernels for anything."""
+
+    @classmethod
+    def why_not(cls, layout: PageLayout, num_q_heads: int, device: torch.device) -> str:
+        return f"it computes no {num_q_heads} heads on {device.type}"
 
 
-def test_no_prompt_of_the_dry_run_is_longer_than_the_model_allows(
-    model_dir: str, monkeypatch: pytest.MonkeyPatch
+def generate(engine: Engine) -> list[int]:
+    sequence = TokenSequence([1, 2, 3], 3, [0])
+    sequence.extend(3)
+    return engine.forward(Batch("prefill", [sequence])).token_ids()
+
+
+def test_a_backend_of_one_s_own_is_taken_by_its_import_path(model_dir: str) -> None:
+    engine = build(model_dir, 4, backend=f"{__name__}:{OwnAttention.__name__}")
+    assert type(engine._attention) is OwnAttention
+    assert generate(engine) == generate(build(model_dir, 4, backend="reference"))
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        (f"{__name__}:{PickyAttention.__name__}", "^it computes no 2 heads on cpu$"),
+        (f"{__name__}:EngineConfig", r"must be a class that derives from engine.attention.base.AttentionBackend"),
+        (f"{__name__}:Nothing", "has no Nothing"),
+    ],
+)
+def test_a_backend_that_cannot_be_used_is_refused(model_dir: str, path: str, message: str) -> None:
+    told: list[str] = []
+    with pytest.raises(ValueError, match=message):
+        build(model_dir, 4, told, backend=path)
+    # No weight has been read by then.
+    assert told == ["loading weights"]
+
+
+@pytest.mark.parametrize(("dtype", "is_warned_of"), [("bfloat16", True), ("float32", False)])
+def test_auto_takes_the_first_backend_that_computes_the_model(
+    model_dir: str, dtype: str, is_warned_of: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    engine = build(model_dir, 1)
-    device = FakeDevice(monkeypatch, engine)
-    config = EngineConfig(model_dir, max_chunk_tokens=64 * 200 + 1, max_batch_size=0, cuda_graph_max_bs=0)
-    assert measure_memory(engine, config, 1000 * MIB, None).graphs == 0
-    batch = device.batches[-1]
-    assert batch.num_tokens == 64 * 200 + 1 and max(s.length for s in batch.sequences) <= 64
+    paths = {"picky": f"{__name__}:{PickyAttention.__name__}", "own": f"{__name__}:{OwnAttention.__name__}"}
+    table: Choices[AttentionBackend] = Choices("engine.attention.base:AttentionBackend", paths)
+    monkeypatch.setattr(build_module, "ATTENTION_BACKENDS", table)
+    engine = build(model_dir, 4, dtype=dtype)
+    assert type(engine._attention) is OwnAttention
+    warned = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert warned == ["it computes no 2 heads on cpu: the own backend is slow"] * is_warned_of
+
+
+def test_auto_without_any_backend_says_why_for_each(model_dir: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = {"picky": f"{__name__}:{PickyAttention.__name__}"}
+    table: Choices[AttentionBackend] = Choices("engine.attention.base:AttentionBackend", paths)
+    monkeypatch.setattr(build_module, "ATTENTION_BACKENDS", table)
+    with pytest.raises(ValueError, match="no attention backend computes this model: it computes no 2 heads on cpu"):
+        build(model_dir, 4)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("cuda") is not None, reason="the packages for GPUs are here")

@@ -13,13 +13,13 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from transformers.generation import logits_process as hf
 
-from engine import draws, randomness
+from engine import draws
 from engine.draws import MAX_SELECTED, Draws, filter_logits
 from engine.logprobs import SampledLogprobs
 from engine.randomness import uniform
 from engine.sampler import process_logits, sample
 from engine.token_sequence import TokenSequence
-from tandem.sampling_params import MAX_LOGPROBS, SamplingParams, TokenLogprobs
+from tandem.sampling_params import SamplingParams, TokenLogprobs
 from tests.fakes.sampling_params import any_sampling_params
 
 VOCAB_SIZE = 40
@@ -47,6 +47,10 @@ def chosen(logits: torch.Tensor, sequences: list[TokenSequence]) -> list[int]:
 
 def filtered(logits: torch.Tensor, params: list[SamplingParams]) -> torch.Tensor:
     return filter_logits(logits, Draws.of([sequence(p) for p in params], logits.shape[1], logits.device))
+
+
+def rows_of(logprobs: SampledLogprobs | None, num_rows: int) -> list[TokenLogprobs | None]:
+    return logprobs.to_rows(num_rows) if logprobs else [None] * num_rows
 
 
 # --- the formulas, spelled out -----------------------------------------------------------------------------------
@@ -318,7 +322,7 @@ def test_bias_bans_and_forces() -> None:
     assert chosen(logits.expand(20, -1), rows) == [11] * 20
 
 
-# --- randomness ----------------------------------------------------------------------------------------------------
+# --- chance ----------------------------------------------------------------------------------------------------
 
 
 def chi_square(counts: np.ndarray, expected: np.ndarray) -> float:
@@ -342,68 +346,3 @@ def test_draws_follow_the_distribution(vary: str) -> None:
     assert kept.sum() == 12 and counts[~kept].sum() == 0
     # 11 degrees of freedom: more than 35 once in 4,000.
     assert chi_square(counts[kept], probabilities[kept] * len(rows)) < 35
-
-
-def test_uniform_numbers() -> None:
-    for numbers in (
-        [uniform(seed, 17) for seed in range(50_000)],
-        [uniform(3, position) for position in range(50_000)],
-        [uniform(2**64 - 1 - seed, seed) for seed in range(50_000)],
-    ):
-        assert min(numbers) >= 0 and max(numbers) < 1
-        counts = np.bincount((np.array(numbers) * 100).astype(int), minlength=100)
-        # 99 degrees of freedom: more than 160 once in 10,000.
-        assert chi_square(counts, np.full(100, 500.0)) < 160
-        assert abs(np.corrcoef(numbers[:-1], numbers[1:])[0, 1]) < 0.02
-
-
-def test_uniform_is_splitmix64() -> None:
-    # By its authors' C code: the first outputs of a generator seeded with 1234567.
-    assert randomness._mix(1234567) == 6457827717110365317
-    assert randomness._mix(1234567 + 0x9E3779B97F4A7C15) == 3203168211198807973
-    state = randomness._mix(42)
-    for position in range(5):
-        expected = randomness._mix((state + position * 0x9E3779B97F4A7C15) % 2**64)
-        assert uniform(42, position) == (expected >> 11) / 2**53
-
-
-# --- log probabilities ---------------------------------------------------------------------------------------------
-
-
-def rows_of(logprobs: SampledLogprobs | None, num_rows: int) -> list[TokenLogprobs | None]:
-    return logprobs.to_rows(num_rows) if logprobs else [None] * num_rows
-
-
-def test_logprobs_are_the_model_s_own_and_only_for_those_who_ask() -> None:
-    asked = [None, 0, 3, MAX_LOGPROBS]
-    rows = [
-        sequence(SamplingParams(1, temperature=2.0, top_k=5, logit_bias=((3, 50.0),), num_logprobs=n)) for n in asked
-    ]
-    logits = random_logits(10, len(rows))
-    output = sample(logits, rows)
-    expected = logits.log_softmax(-1)
-    for row, (n, logprobs) in enumerate(zip(asked, rows_of(output.logprobs, len(rows)), strict=True)):
-        if n is None:
-            assert logprobs is None
-            continue
-        assert logprobs is not None
-        assert output.token_ids[row] == 3  # forced by its bias, of which the log probability knows nothing
-        assert logprobs.logprob == pytest.approx(expected[row, 3].item())
-        descending = expected[row].sort(descending=True)
-        assert [t.token_id for t in logprobs.top] == descending.indices[:n].tolist()
-        assert [t.logprob for t in logprobs.top] == pytest.approx(descending.values[:n].tolist())
-
-
-def test_among_equals_the_lower_token_ids_are_reported() -> None:
-    logits = torch.zeros(3, 300)
-    logits[:, 200] = logits[:, 100] = 1.0
-    rows = [sequence(SamplingParams(1, num_logprobs=n)) for n in (1, 5, 20)]
-    for n, logprobs in zip((1, 5, 20), rows_of(sample(logits, rows).logprobs, 3), strict=True):
-        assert logprobs is not None
-        assert [t.token_id for t in logprobs.top] == [100, 200, *range(18)][:n]
-
-
-def test_a_vocabulary_smaller_than_the_logprobs_asked_for() -> None:
-    output = sample(random_logits(11, 1, 5), [sequence(SamplingParams(1, num_logprobs=20))])
-    (logprobs,) = rows_of(output.logprobs, 1)
-    assert logprobs is not None and len(logprobs.top) == 5

@@ -250,7 +250,7 @@ def test_duplicates_are_not_reused_before_the_forward_that_writes_them_is_done()
     for name in ("a", "b"):
         pair.submit(name, PROMPT[:4], max_tokens=1)
     pair.p.scheduler.step()
-    # A page is in the tree, its duplicate at the gate.
+    # A page is in the tree, and its duplicate waits to be freed.
     assert (pair.p.engine.num_launched, pair.p.cache.num_free_pages) == (1, 2)
     assert pair.p.engine.pages_in_use & set(pair.p.cache._allocator.free_pages()) == set()
     pair.check()

@@ -17,12 +17,12 @@ from router.errors import UnavailableError
 from router.process import RouterProcess
 from tandem.client import TandemClient
 from tandem.messages import Abort, Admit, Finished, LeaseLost
-from tests.unit.router.test_router import Harness, first, run, settle, tokens
+from tests.fakes.router_harness import RouterHarness, first_token, run, settle, step_tokens
 
 
 @run
 async def test_a_draining_router_refuses_new_requests_and_finishes_the_others() -> None:
-    h = Harness()
+    h = RouterHarness()
     client = h.request(max_tokens=3)
     await settle()
     assert not h.router.not_ready_reason() and not h.router.idle.is_set()
@@ -33,12 +33,12 @@ async def test_a_draining_router_refuses_new_requests_and_finishes_the_others() 
         await late.task
 
     request_id = client.tracker.request_id
-    h.p[0].say(first(request_id, 0, 0, 10))
+    h.p[0].say(first_token(request_id, 0, 0, 10))
     # Not even a new attempt counts as a new request.
     h.d[0].say(LeaseLost(request_id, 0))
     await settle()
     assert [admit.attempt for admit in h.d[0].of(Admit)] == [0, 1]
-    h.d[0].say(tokens(request_id, 1, 0, 10, 11, 12))
+    h.d[0].say(step_tokens(request_id, 1, 0, 10, 11, 12))
     h.d[0].say(Finished(request_id, 1, "length", 3, 0, 1))
     async with asyncio.timeout(1):
         await h.router.idle.wait()
@@ -48,7 +48,7 @@ async def test_a_draining_router_refuses_new_requests_and_finishes_the_others() 
 
 @run
 async def test_shutting_down_ends_what_is_left() -> None:
-    h = Harness()
+    h = RouterHarness()
     client = h.request()
     await settle()
     h.router.shut_down()

@@ -113,7 +113,7 @@ any_options = st.builds(
 )
 
 
-def test_whatever_the_door_lets_in_reaches_the_workers() -> None:
+def test_whatever_the_frontend_lets_in_reaches_the_workers() -> None:
     config = RouterConfig("nowhere", "fake", MAX_MODEL_LEN)
     frontend = Frontend(Router(config, LeastLoaded()), ByteTokenizer(), config)  # type: ignore[arg-type]
     num_let_in = 0
@@ -131,6 +131,7 @@ def test_whatever_the_door_lets_in_reaches_the_workers() -> None:
         choice=st.integers(0, 127),
         priority=st.integers(-(2**31), 2**31 - 1),
         cache_namespace=rarely(wild_text, st.text(max_size=5)),
+        session_id=rarely(wild_text, st.text(max_size=5)),
         client_request_id=rarely(wild_text, st.text(max_size=5)),
     )
     def check(**request: Any) -> None:
@@ -141,7 +142,7 @@ def test_whatever_the_door_lets_in_reaches_the_workers() -> None:
             assert str(error) and "\n" not in str(error)
             return
         num_let_in += 1
-        messages: tuple[Admit, Prefill] = tracker.start_attempt("p", "d", 1.0)
+        messages: tuple[Admit, Prefill] = tracker.begin_attempt("p", "d", 1.0)
         assert travelled(list(messages)) == list(messages)
         # It is told back to the client.
         pb.GenerateResponse(request_id=request["client_request_id"])

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from decode_worker.job import DecodeJob
 from decode_worker.scheduler import DecodeScheduler
 from engine.kvcache.cache_manager import CacheManager, PageHandle
-from kvtransfer.link import SenderLease, SenderLink
+from kvtransfer.sender_link import SenderLease, SenderLink
 from prefill_worker.job import PrefillJob
 from prefill_worker.policies.table import PREFILL_POLICIES
 from prefill_worker.queue import QueuedRequest
@@ -157,7 +157,7 @@ def find_violation(num_schedules: int = 3000, asynchronous: bool = False) -> str
 
 
 def test_a_page_freed_one_step_early_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The bug that the gate is there for: pages go back while copies launched with their numbers still run."""
+    """The bug that deferred freeing is there for: pages go back while copies launched with their numbers still run."""
     original = CacheManager.release_pages
     monkeypatch.setattr(CacheManager, "release_pages", lambda self, handle, after=(): original(self, handle))
     assert find_violation()
@@ -167,18 +167,18 @@ def test_a_dropped_release_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     def release(self: SenderLink, lease: SenderLease, *, reported: bool = True) -> None:
         self._leases.pop(lease.lease_id, None)
 
-    monkeypatch.setattr(SenderLink, "release", release)
+    monkeypatch.setattr(SenderLink, "release_lease", release)
     assert "no progress" in find_violation()
 
 
 def test_a_commit_before_its_copies_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = SenderLink._settle_if_quiet
+    original = SenderLink._settle_if_copied
 
     def settle(self: SenderLink, lease: SenderLease) -> None:
         lease.copies = []
         original(self, lease)
 
-    monkeypatch.setattr(SenderLink, "_settle_if_quiet", settle)
+    monkeypatch.setattr(SenderLink, "_settle_if_copied", settle)
     assert find_violation()
 
 

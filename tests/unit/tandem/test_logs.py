@@ -61,5 +61,5 @@ def test_each_process_appends_to_a_file_of_its_own(tmp_path: Path) -> None:
 
 def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(ValueError, match=r"cannot write the log .*file/prefill-0\.log: .*choose another --log-dir"):
+    with pytest.raises(ValueError, match=r"cannot write the log .*file/prefill-0\.log: .*choose another log_dir"):
         configure("prefill-0", LogConfig(directory=str(tmp_path / "file")))

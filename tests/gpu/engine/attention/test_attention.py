@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from engine.attention.base import AttentionBackend, GraphableBackend
+from engine.attention.layout import KvHeadLayout
 from engine.batch import Batch
-from engine.kvcache.base import PageLayout
 from engine.kvcache.pool import KvPool
 from engine.layers.norm import QkNorm
 from engine.layers.rotary import Rotation
@@ -49,7 +49,7 @@ def run_chunks_then_decode(
 ) -> None:
     from engine.kvcache.cuda_pool import CudaKvPool
 
-    layout = PageLayout(NUM_LAYERS, page_size, num_kv_heads, head_dim, "bfloat16")
+    layout = KvHeadLayout(NUM_LAYERS, page_size, num_kv_heads, head_dim, "bfloat16")
     pool = CudaKvPool(layout, NUM_PAGES, torch.device("cuda", 0))
     oracle = AttentionOracle(pool, num_q_heads, make_backend)
     a, b, c = oracle.add(140), oracle.add(63), oracle.add(9)
@@ -113,14 +113,12 @@ class FixedSizeDecode(AttentionBackend):
         num_padding = self._batch_size - len(batch.sequences)
         assert self._graphed.positions.tolist() == [s.cached_len for s in batch.sequences] + [0] * num_padding
 
-    def attend(
-        self, qkv: torch.Tensor, num_q_heads: int, rotation: Rotation, qk_norm: QkNorm | None, layer: int
-    ) -> torch.Tensor:
+    def attend(self, qkv: torch.Tensor, rotation: Rotation, qk_norm: QkNorm | None, layer: int) -> torch.Tensor:
         if not self._is_decode:
-            return self._backend.attend(qkv, num_q_heads, rotation, qk_norm, layer)
+            return self._backend.attend(qkv, rotation, qk_norm, layer)
         padded = torch.cat((qkv, qkv.new_zeros(self._batch_size - len(qkv), *qkv.shape[1:])))
         rotation = Rotation(rotation.tables, rotation.positions.new_zeros(len(padded)), qkv.dtype)
-        return self._graphed.attend(padded, num_q_heads, rotation, qk_norm, layer)[: len(qkv)]
+        return self._graphed.attend(padded, rotation, qk_norm, layer)[: len(qkv)]
 
 
 @pytest.mark.parametrize("make_backend", [flashinfer, triton])
@@ -131,7 +129,7 @@ def test_decode_of_a_fixed_size_over_long_and_short_sequences(
 ) -> None:
     from engine.kvcache.cuda_pool import CudaKvPool
 
-    layout = PageLayout(NUM_LAYERS, 16, num_kv_heads, 128, "bfloat16")
+    layout = KvHeadLayout(NUM_LAYERS, 16, num_kv_heads, 128, "bfloat16")
     pool = CudaKvPool(layout, NUM_PAGES, torch.device("cuda", 0))
     oracle = AttentionOracle(
         pool, num_q_heads, lambda pool, heads: FixedSizeDecode(make_backend(pool, heads), batch_size)

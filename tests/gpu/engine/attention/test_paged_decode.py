@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from engine.attention.base import AttentionBackend
+from engine.attention.layout import KvHeadLayout
 from engine.batch import Batch
-from engine.kvcache.base import PageLayout
 from engine.kvcache.pool import KvPool
 from engine.layers.norm import QkNorm
 from engine.layers.rotary import Rotation
@@ -47,13 +47,11 @@ class GraphedDecode(AttentionBackend):
         else:
             self._prefill.plan(batch)
 
-    def attend(
-        self, qkv: torch.Tensor, num_q_heads: int, rotation: Rotation, qk_norm: QkNorm | None, layer: int
-    ) -> torch.Tensor:
+    def attend(self, qkv: torch.Tensor, rotation: Rotation, qk_norm: QkNorm | None, layer: int) -> torch.Tensor:
         if not self._is_decode:
-            return self._prefill.attend(qkv, num_q_heads, rotation, qk_norm, layer)
+            return self._prefill.attend(qkv, rotation, qk_norm, layer)
         padded = torch.cat([qkv, torch.randn_like(qkv[:1]).expand(self._batch_size - len(qkv), -1, -1)])
-        return self._decode.attend(padded, num_q_heads, rotation, qk_norm, layer)[: len(qkv)]
+        return self._decode.attend(padded, rotation, qk_norm, layer)[: len(qkv)]
 
 
 @pytest.mark.parametrize("page_size", [1, 3, 16, 64])
@@ -65,7 +63,7 @@ def test_decode(page_size: int, num_q_heads: int, num_kv_heads: int, head_dim: i
     lengths = [1, 17, 64, 65, 3000]
     num_steps = 18
     num_pages = sum((n + num_steps) // page_size + 2 for n in lengths)
-    layout = PageLayout(2, page_size, num_kv_heads, head_dim, "bfloat16")
+    layout = KvHeadLayout(2, page_size, num_kv_heads, head_dim, "bfloat16")
     pool = CudaKvPool(layout, num_pages, torch.device("cuda", 0))
     oracle = AttentionOracle(pool, num_q_heads, GraphedDecode)
     sequences = [oracle.add(length + num_steps) for length in lengths]
@@ -76,7 +74,7 @@ def test_decode(page_size: int, num_q_heads: int, num_kv_heads: int, head_dim: i
         oracle.step("decode", dict.fromkeys(chosen, 1), max_error=MAX_ERROR)
     # Exactly the new slots were written, of the pages of nobody only the one for padding.
     num_written = [s.cached_len for s in sequences]
-    finite = torch.isfinite(pool.kv).movedim(3, 1).flatten(2).all(2)  # (num_pages, page_size)
+    finite = torch.isfinite(oracle.kv).movedim(3, 1).flatten(2).all(2)  # (num_pages, page_size)
     expected = torch.zeros_like(finite)
     for sequence, written in zip(sequences, num_written, strict=True):
         for position in itertools.islice(itertools.count(), written):
@@ -91,7 +89,7 @@ def test_many_sequences_of_many_lengths(batch_size: int) -> None:
     rng = random.Random(batch_size)
     lengths = [rng.choice((1, 16, 100, 700, rng.randint(1, 3000))) for _ in range(batch_size)]
     num_pages = sum((n + 1) // 16 + 1 for n in lengths)
-    pool = CudaKvPool(PageLayout(1, 16, 8, 128, "bfloat16"), num_pages, torch.device("cuda", 0))
+    pool = CudaKvPool(KvHeadLayout(1, 16, 8, 128, "bfloat16"), num_pages, torch.device("cuda", 0))
     oracle = AttentionOracle(pool, 16, functools.partial(GraphedDecode, batch_size=batch_size))
     sequences = [oracle.add(length + 1) for length in lengths]
     for sequence, length in zip(sequences, lengths, strict=True):
@@ -101,14 +99,14 @@ def test_many_sequences_of_many_lengths(batch_size: int) -> None:
 
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_norm_and_rotation_are_those_of_the_other_kernel(head_dim: int) -> None:
+    from engine.attention.norm_rotate_write import norm_rotate_write
     from engine.attention.paged_decode import PagedDecode
     from engine.kvcache.cuda_pool import CudaKvPool
-    from engine.layers.cuda_ops import norm_rotate_write
     from engine.layers.rotary import RotaryEmbedding
     from engine.token_sequence import TokenSequence
 
     device = torch.device("cuda", 0)
-    layout = PageLayout(3, 16, 2, head_dim, "bfloat16")
+    layout = KvHeadLayout(3, 16, 2, head_dim, "bfloat16")
     pools = [CudaKvPool(layout, 8, device) for _ in range(2)]
     qkv = torch.randn(2, 12, head_dim, device=device).bfloat16()
     norm = QkNorm(torch.randn(2, head_dim, device=device).bfloat16(), 1e-6)
@@ -119,11 +117,12 @@ def test_norm_and_rotation_are_those_of_the_other_kernel(head_dim: int) -> None:
         sequence.extend(1)
     positions = torch.tensor([5, 31], device=device)
     rotation = Rotation(RotaryEmbedding(head_dim, 1e4, None, 64, device), positions, torch.bfloat16)
+    kv, kv_of_other = (layout.view(pool.memory) for pool in pools)
     decode = PagedDecode(pools[0], 8, 2)
     decode.launch(decode.plan(sequences, 2).to(device)[0], qkv, rotation, norm, 1)
     slots = torch.tensor([16 + 5, 5 * 16 + 15], device=device)
-    norm_rotate_write(qkv, 8, rotation, norm, pools[1].all_kv, 1, slots)
+    norm_rotate_write(qkv, 8, rotation, norm, layout.view(pools[1].memory_and_dummy), 1, slots)
     # The new keys, both in float32 until they are rounded; values are copied.
-    torch.testing.assert_close(pools[0].kv[:, :, 0].float(), pools[1].kv[:, :, 0].float(), rtol=1e-2, atol=1e-6)
-    assert torch.equal(pools[0].kv[:, :, 1], pools[1].kv[:, :, 1])
-    assert pools[0].kv[:, 1].any() and not pools[0].kv[:, [0, 2]].any()
+    torch.testing.assert_close(kv[:, :, 0].float(), kv_of_other[:, :, 0].float(), rtol=1e-2, atol=1e-6)
+    assert torch.equal(kv[:, :, 1], kv_of_other[:, :, 1])
+    assert kv[:, 1].any() and not kv[:, [0, 2]].any()

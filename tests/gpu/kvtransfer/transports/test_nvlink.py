@@ -1,15 +1,18 @@
 """Pages from one process's pool into another's, over CUDA IPC: two GPUs where there are two, else one."""
 
+import asyncio
 import multiprocessing
 import os
+from collections.abc import Iterator
 from multiprocessing.connection import Connection
 
+import pytest
 import torch
 
-from engine.kvcache.base import PageLayout
-from tandem.messages import PoolEndpoint
+from kvtransfer.transports.opening import OpeningError, load_transports, open_end
+from tests.fakes.page_layout import OpaqueLayout
 
-LAYOUT = PageLayout(4, 16, 8, 128, "bfloat16")
+LAYOUT = OpaqueLayout(16, 2**18)
 NUM_PAGES = 64
 TIMEOUT_S = 60.0
 # About half a second, much longer than a copy.
@@ -20,47 +23,71 @@ def receive(connection: Connection, visible: str) -> None:
     """A process with a pool: tells where it is, and what it holds whenever it is asked."""
     os.environ["CUDA_VISIBLE_DEVICES"] = visible
     from engine.kvcache.cuda_pool import CudaKvPool
-    from kvtransfer.transports.nvlink import NvlinkReceiver
 
     pool = CudaKvPool(LAYOUT, NUM_PAGES, torch.device("cuda", 0))
-    connection.send(NvlinkReceiver(pool).endpoint())
+    nvlink = load_transports(["nvlink"], pool, "127.0.0.1")["nvlink"]
+    connection.send(asyncio.run(open_end(nvlink.open_receiver)).endpoint())
     while (page := connection.recv()) is not None:
-        connection.send(pool.page_bytes_view[page].cpu())
+        connection.send(pool.memory[page].cpu())
 
 
-def test_pages_arrive_where_they_were_sent() -> None:
-    from engine.kvcache.cuda_pool import CudaKvPool
-    from kvtransfer.transports.nvlink import NvlinkSender
-
+@pytest.fixture
+def peer() -> Iterator[Connection]:
+    """Another process: says its endpoint first."""
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
-    visible = "1" if torch.cuda.device_count() > 1 else "0"
-    process = context.Process(target=receive, args=(there, visible))
+    process = context.Process(target=receive, args=(there, "1" if torch.cuda.device_count() > 1 else "0"))
     process.start()
     try:
-        assert here.poll(TIMEOUT_S)
-        endpoint: PoolEndpoint = here.recv()
-        pool = CudaKvPool(LAYOUT, NUM_PAGES, torch.device("cuda", 0))
-        sender = NvlinkSender(pool, endpoint)
-        pool.page_bytes_view.random_(0, 256)
-        pairs = {3: 60, 4: 2, 5: 3, 63: 0}
-        torch.cuda.synchronize()
-        # What is launched after the pages were written does not hold them up.
-        torch.cuda._sleep(SLEEP_CYCLES)
-        later = torch.cuda.Event()
-        later.record()
-        completion = sender.push(0, list(pairs), list(pairs.values()))
-        while not completion.done():
-            assert not later.query()
-        torch.cuda.synchronize()
-        for page in range(NUM_PAGES):
-            here.send(page)
-            assert here.poll(TIMEOUT_S)
-            sources = [src for src, dst in pairs.items() if dst == page]
-            expected = pool.page_bytes_view[sources[0]].cpu() if sources else torch.zeros(LAYOUT.page_bytes)
-            assert torch.equal(here.recv(), expected.to(torch.uint8)), page
-        assert sender.abort().done()
+        yield here
     finally:
         here.send(None)
         process.join(TIMEOUT_S)
     assert process.exitcode == 0
+
+
+def test_pages_arrive_where_they_were_sent(peer: Connection) -> None:
+    from engine.kvcache.cuda_pool import CudaKvPool
+
+    assert peer.poll(TIMEOUT_S)
+    endpoint: bytes = peer.recv()
+    pool = CudaKvPool(LAYOUT, NUM_PAGES, torch.device("cuda", 0))
+    nvlink = load_transports(["nvlink"], pool, "127.0.0.1")["nvlink"]
+    # As a worker does it: opened in a thread of its own, used in this one.
+    sender = asyncio.run(open_end(lambda: nvlink.open_sender(endpoint)))
+    pool.memory.random_(0, 256)
+    pairs = {3: 60, 4: 2, 5: 3, 63: 0}
+    torch.cuda.synchronize()
+    # What is launched after the pages were written does not hold them up.
+    torch.cuda._sleep(SLEEP_CYCLES)
+    later = torch.cuda.Event()
+    later.record()
+    completion = sender.copy_pages(0, list(pairs), list(pairs.values()))
+    while not completion.done():
+        assert not later.query()
+    torch.cuda.synchronize()
+    for page in range(NUM_PAGES):
+        peer.send(page)
+        assert peer.poll(TIMEOUT_S)
+        sources = [src for src, dst in pairs.items() if dst == page]
+        expected = pool.memory[sources[0]].cpu() if sources else torch.zeros(LAYOUT.page_bytes)
+        assert torch.equal(peer.recv(), expected.to(torch.uint8)), page
+    assert sender.abort().done()
+
+
+def test_a_pool_that_cannot_be_mapped_is_a_reason_to_take_another_transport(peer: Connection) -> None:
+    from engine.kvcache.cuda_pool import CudaKvPool
+
+    assert peer.poll(TIMEOUT_S)
+    endpoint: bytes = peer.recv()
+    for layout, told, reason in (
+        (LAYOUT, endpoint[:8] + bytes(64), "cannot be mapped"),
+        (LAYOUT, b"tcp", "3 bytes that are not an NVLink endpoint"),
+        (OpaqueLayout(16, 3 * 2**16), endpoint, "does not consist of pages"),
+    ):
+        pool = CudaKvPool(layout, 2, torch.device("cuda", 0))
+        nvlink = load_transports(["nvlink"], pool, "127.0.0.1")["nvlink"]
+        with pytest.raises(OpeningError, match=reason):
+            asyncio.run(open_end(lambda nvlink=nvlink, told=told: nvlink.open_sender(told)))  # type: ignore[misc]
+    # No failed call is left behind for others to find.
+    torch.cuda.synchronize()

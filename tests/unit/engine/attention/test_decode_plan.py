@@ -5,14 +5,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.attention.decode_plan import HEAD_SIZE, ITEM_SIZE, TILE, DecodePlan
-from engine.kvcache.base import PageLayout
+from engine.attention.layout import KvHeadLayout
 from engine.token_sequence import TokenSequence
 
 DUMMY_PAGE = 9_999
 
 
 def plan_of(num_kv_heads: int, page_size: int = 16, num_sms: int = 132) -> DecodePlan:
-    return DecodePlan(PageLayout(2, page_size, num_kv_heads, 64, "bfloat16"), num_sms, DUMMY_PAGE)
+    return DecodePlan(KvHeadLayout(2, page_size, num_kv_heads, 64, "bfloat16"), num_sms, DUMMY_PAGE)
 
 
 def sequence_of(num_tokens: int, page_size: int, first_page: int) -> TokenSequence:

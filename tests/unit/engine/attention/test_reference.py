@@ -6,9 +6,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from engine.attention.layout import KvHeadLayout
 from engine.attention.reference import ReferenceAttention
 from engine.batch import ForwardMode
-from engine.kvcache.base import PageLayout
 from engine.kvcache.pool import CpuKvPool
 from engine.token_sequence import TokenSequence
 from tests.fakes.attention import AttentionOracle
@@ -23,7 +23,7 @@ class Oracle(AttentionOracle):
     """The reference backend on the CPU; steps are checked as closely as the dtype allows."""
 
     def __init__(self, page_size: int, num_q_heads: int, num_kv_heads: int, dtype: str) -> None:
-        layout = PageLayout(NUM_LAYERS, page_size, num_kv_heads, HEAD_DIM, dtype)
+        layout = KvHeadLayout(NUM_LAYERS, page_size, num_kv_heads, HEAD_DIM, dtype)
         super().__init__(
             CpuKvPool(layout, NUM_PAGES, f"test-attention-{next(_names)}"), num_q_heads, ReferenceAttention
         )
@@ -68,9 +68,9 @@ def test_prefix_of_shared_pages(dtype: str) -> None:
     b = TokenSequence(b.token_ids, 14, [*a.page_ids[:2], *b.page_ids[2:]], cached_len=6)
     oracle.qkv[id(b)] = list(oracle.qkv.values())[1]
     oracle.check("prefill", {a: 9})
-    before = oracle.pool.kv[list(a.page_ids)].clone()
+    before = oracle.kv[list(a.page_ids)].clone()
     oracle.check("prefill", {b: 7})
-    torch.testing.assert_close(oracle.pool.kv[list(a.page_ids)], before, atol=0, rtol=0, equal_nan=True)
+    torch.testing.assert_close(oracle.kv[list(a.page_ids)], before, atol=0, rtol=0, equal_nan=True)
     oracle.check("decode", {a: 1, b: 1})
 
 
@@ -83,7 +83,7 @@ def test_writes_exactly_the_new_slots() -> None:
     for s in (a, b):
         for position in range(s.cached_len):
             written[s.page_ids[position // 16], position % 16] = True
-    finite = oracle.pool.kv.isfinite().movedim(3, 1)  # (num_pages, page_size, num_layers, 2, heads, head_dim)
+    finite = oracle.kv.isfinite().movedim(3, 1)  # (num_pages, page_size, num_layers, 2, heads, head_dim)
     assert torch.equal(finite.flatten(2).all(2), written)
     assert torch.equal(finite.flatten(2).any(2), written)
 

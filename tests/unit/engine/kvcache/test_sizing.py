@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from engine.kvcache.base import PageLayout
+from engine.attention.layout import KvHeadLayout
 from engine.kvcache.sizing import GIB, DeviceMemory, choose_num_pages
 
 # 2 MiB a page.
-LAYOUT = PageLayout(num_layers=32, page_size=16, num_kv_heads=8, head_dim=128, dtype="bfloat16")
+LAYOUT = KvHeadLayout(num_layers=32, page_size=16, num_kv_heads=8, head_dim=128, dtype="bfloat16")
 MEMORY = DeviceMemory(total=140 * GIB, free=123 * GIB, weights=16 * GIB, graphs=GIB, forward=2 * GIB)
 PAGES_PER_GIB = GIB // LAYOUT.page_bytes
 
@@ -41,25 +41,25 @@ def test_a_share_that_leaves_nothing_is_refused_with_the_figures() -> None:
     for part in (
         "of the GPU's 140.0 GiB, 123.0 are free once weights and workspaces have taken 16.0",
         "CUDA graphs need 1.0, the largest forward 2.0",
-        "--mem-fraction-static 0.1 is 14.0",
-        "use a larger --mem-fraction-static",
+        "mem_fraction_static 0.1 is 14.0",
+        "use a larger mem_fraction_static",
     ):
         assert part in message
-    assert "--max-model-len" not in message
+    assert "max_model_len" not in message
 
 
 def test_a_pool_must_hold_the_longest_sequence() -> None:
     holds = 3 * PAGES_PER_GIB - 1
     share = 20 / 140
     assert automatic(MEMORY, share, holds * 16) == holds
-    with pytest.raises(ValueError, match=f"a --max-model-len of at most {holds * 16}"):
+    with pytest.raises(ValueError, match=f"a max_model_len of at most {holds * 16}"):
         automatic(MEMORY, share, holds * 16 + 1)
 
 
 def test_a_larger_share_is_not_advised_where_others_have_the_memory() -> None:
     with pytest.raises(ValueError) as refused:
         automatic(replace(MEMORY, free=4 * GIB), 0.88, 131072)
-    assert "use a --max-model-len of at most 8176, a smaller --chunk-size" in str(refused.value)
+    assert "use a max_model_len of at most 8176, a smaller chunk_size" in str(refused.value)
 
 
 def test_a_number_of_pages_that_is_asked_for_is_limited_by_the_memory_alone() -> None:

@@ -13,7 +13,6 @@ from engine.models.rope import Llama3RopeScaling
 LLAMA_3_1_8B: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
     "attention_bias": False,
-    "eos_token_id": [128001, 128008, 128009],
     "hidden_act": "silu",
     "hidden_size": 4096,
     "intermediate_size": 14336,
@@ -36,7 +35,6 @@ LLAMA_3_1_8B: dict[str, Any] = {
 }
 MISTRAL_7B_V0_3: dict[str, Any] = {
     "architectures": ["MistralForCausalLM"],
-    "eos_token_id": 2,
     "hidden_act": "silu",
     "hidden_size": 4096,
     "intermediate_size": 14336,
@@ -52,7 +50,6 @@ MISTRAL_7B_V0_3: dict[str, Any] = {
 }
 QWEN2_5_0_5B: dict[str, Any] = {
     "architectures": ["Qwen2ForCausalLM"],
-    "eos_token_id": 151643,
     "hidden_act": "silu",
     "hidden_size": 896,
     "intermediate_size": 4864,
@@ -72,7 +69,6 @@ QWEN2_5_0_5B: dict[str, Any] = {
 QWEN3_0_6B: dict[str, Any] = {
     "architectures": ["Qwen3ForCausalLM"],
     "attention_bias": False,
-    "eos_token_id": 151645,
     "head_dim": 128,
     "hidden_act": "silu",
     "hidden_size": 1024,
@@ -117,7 +113,6 @@ def test_reads_llama_in_both_forms(tmp_path: Path) -> None:
         max_position_embeddings=131072,
         tie_word_embeddings=False,
         rope_scaling=Llama3RopeScaling(8.0, 1.0, 4.0, 8192),
-        eos_token_ids=(128001, 128008, 128009),
     )
     new = {"rope_theta": 500000.0, **LLAMA_3_1_8B["rope_scaling"]}
     assert read_config(tmp_path, LLAMA_3_1_8B, "rope_theta", "rope_scaling", rope_parameters=new) == config
@@ -139,7 +134,6 @@ def test_reads_mistral(tmp_path: Path, changes: dict[str, Any]) -> None:
         rope_theta=1000000.0,
         max_position_embeddings=32768,
         tie_word_embeddings=False,
-        eos_token_ids=(2,),
     )
 
 
@@ -160,7 +154,6 @@ def test_reads_qwen2(tmp_path: Path, changes: dict[str, Any]) -> None:
         max_position_embeddings=32768,
         tie_word_embeddings=True,
         qkv_bias=True,
-        eos_token_ids=(151643,),
     )
 
 
@@ -182,19 +175,16 @@ def test_reads_qwen3(tmp_path: Path, bias: bool) -> None:
         qkv_bias=bias,
         o_bias=bias,
         qk_norm=True,
-        eos_token_ids=(151645,),
     )
 
 
 def test_defaults(tmp_path: Path) -> None:
-    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [2, 5]}')
     absent = ("rope_scaling", "rope_theta", "num_key_value_heads", "tie_word_embeddings", "attention_bias", "mlp_bias")
     window = {"sliding_window": 64, "use_sliding_window": False}
-    config = read_config(tmp_path, LLAMA_3_1_8B, *absent, eos_token_id=2, rope_interleaved=False, **window)
+    config = read_config(tmp_path, LLAMA_3_1_8B, *absent, rope_interleaved=False, **window)
     assert (config.rope_theta, config.rope_scaling) == (10000.0, None)
     assert (config.num_kv_heads, config.tie_word_embeddings) == (32, False)
     assert not (config.qkv_bias or config.o_bias or config.mlp_bias)
-    assert config.eos_token_ids == (2, 5)
 
 
 # As in Hugging Face's configuration classes, which a config.json may rely on.
@@ -245,7 +235,6 @@ LLAMA3_ROPE = LLAMA_3_1_8B["rope_scaling"]
         ({"head_dim": 63}, "head_dim 63 is odd"),
         ({"tie_word_embeddings": "no"}, "tie_word_embeddings must be true or false"),
         ({"attention_bias": "no"}, "qkv_bias must be true or false"),
-        ({"eos_token_id": [-1]}, "eos_token_id -1 is not a token id"),
     ],
 )
 def test_refuses(tmp_path: Path, changes: dict[str, Any], message: str) -> None:

@@ -12,13 +12,13 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from engine.attention.layout import KvHeadLayout
 from engine.attention.reference import ReferenceAttention
 from engine.batch import Batch, ForwardMode
-from engine.kvcache.base import PageLayout
 from engine.kvcache.pool import CpuKvPool
 from engine.models.base import Model
+from engine.models.build import build_model
 from engine.models.config import ModelConfig
-from engine.models.registry import build_model
 from engine.token_sequence import TokenSequence
 
 CPU = torch.device("cpu")
@@ -110,10 +110,10 @@ class Runner:
 
     def __init__(self, model: Model, page_size: int = 16, dtype: str = "float32") -> None:
         config = model.config
-        layout = PageLayout(config.num_layers, page_size, config.num_kv_heads, config.head_dim, dtype)
+        layout = KvHeadLayout.of(config, page_size, dtype)
         self.model = model
         self.pool = CpuKvPool(layout, 2048 // page_size, f"test-models-{next(_names)}")
-        self.pool.kv.fill_(float("nan"))
+        layout.view(self.pool.memory).fill_(float("nan"))
         self.attention = ReferenceAttention(self.pool, config.num_q_heads)
         self._free = list(range(self.pool.num_pages))
         random.Random(1).shuffle(self._free)

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from engine.models.base import Model
+from engine.models.build import build_model
 from engine.models.config import ModelConfig
-from engine.models.registry import build_model
 
 
 def make_model(architecture: str = "LlamaForCausalLM", **changes: Any) -> Model:

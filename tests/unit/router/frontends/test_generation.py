@@ -7,32 +7,32 @@ import pytest
 from router.access import Access
 from router.frontends.generation import Generation, Piece
 from router.frontends.openai.serving import pieces_of
-from router.output_text import OutputText
 from router.router import DELIVERY_TIMEOUT_S
+from router.text.output_text import OutputText
 from tandem.lifecycle import RECEIVED
 from tandem.messages import Finished
 from tandem.sampling_params import SamplingParams
+from tests.fakes.router_harness import RouterHarness, first_token, run, settle
 from tests.fakes.tokenizer import ByteTokenizer
-from tests.unit.router.test_router import Harness, first, run, settle
 
 UNREAD = "its client does not read"
 
 
-def patient() -> Harness:
+def patient() -> RouterHarness:
     """Its workers need not talk."""
-    return Harness(heartbeat_timeout_s=1e6, stall_timeout_s=1e6)
+    return RouterHarness(heartbeat_timeout_s=1e6, stall_timeout_s=1e6)
 
 
-def generation(h: Harness, access: Access) -> Generation:
-    tracker = h.router.track((1, 2, 3), SamplingParams(5), moments={RECEIVED: 1})
+def generation(h: RouterHarness, access: Access) -> Generation:
+    tracker = h.router.make_tracker((1, 2, 3), SamplingParams(5), moments={RECEIVED: 1})
     return Generation(h.router, access, "", tracker, OutputText(ByteTokenizer(), (), ()))  # type: ignore[arg-type]
 
 
-def finish(h: Harness, request_id: str) -> None:
+def finish(h: RouterHarness, request_id: str) -> None:
     h.d[0].say(Finished(request_id, 0, "length", 1, 0, 1))
 
 
-def pass_delivery_timeout(h: Harness) -> None:
+def pass_delivery_timeout(h: RouterHarness) -> None:
     h.router.check_deadlines()
     h.clock.advance(DELIVERY_TIMEOUT_S + 1)
     h.router.check_deadlines()
@@ -54,7 +54,7 @@ def test_an_output_that_ends_before_its_siblings_is_over_and_not_unread(caplog: 
         await settle()
         early, late = (g.tracker.request_id for g in generations)
         for request_id in (early, late):
-            h.p[0].say(first(request_id, 0, 0, ord("a")))
+            h.p[0].say(first_token(request_id, 0, 0, ord("a")))
         finish(h, early)
         await settle()
         assert pieces[-1] == (0, Piece(1, [], "", [], "length"))
@@ -62,7 +62,7 @@ def test_an_output_that_ends_before_its_siblings_is_over_and_not_unread(caplog: 
         assert h.router.num_requests == 2
         assert b'tandem_requests_total{outcome="length"} 1.0' in h.router.metrics.exposition()
         with access.hold(""):
-            pass  # There is room for another request of this key.
+            pass  # Another request of this key is let in.
         pass_delivery_timeout(h)
         assert h.router.num_requests == 1
         finish(h, late)
@@ -83,14 +83,14 @@ def test_a_client_that_does_not_read_keeps_nothing_and_can_still_read_what_is_th
     async def scenario() -> None:
         h, access = patient(), Access((), 1)
         with generation(h, access) as unread:
-            h.p[0].say(first(unread.tracker.request_id, 0, 0, ord("a")))
+            h.p[0].say(first_token(unread.tracker.request_id, 0, 0, ord("a")))
             finish(h, unread.tracker.request_id)
             pass_delivery_timeout(h)
             assert UNREAD in caplog.text
             assert h.router.num_requests == 0
             with access.hold(""):
-                pass  # There is room for another request of this key.
-            assert [await unread.next() for _ in range(3)] == [
+                pass  # Another request of this key is let in.
+            assert [await unread.next_piece() for _ in range(3)] == [
                 Piece(0, [ord("a")], "a", []),
                 Piece(1, [], "", [], "length"),
                 None,

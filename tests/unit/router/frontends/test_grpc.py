@@ -9,13 +9,13 @@ import grpc
 import pytest
 
 from router.config import RouterConfig
-from router.frontends.base import Frontend as RouterDoor
+from router.frontends.base import Frontend
 from router.frontends.grpc import InferenceService
-from router.policies.least_loaded import LeastLoaded
 from router.router import Router
 from tandem.messages import Abort, Admit, Finished, FirstToken, LeaseLost, TokenEvent, Tokens
 from tandem.sampling_params import SamplingParams, TokenLogprobs, TopLogprob
 from tandem.v1 import inference_pb2 as pb
+from tests.fakes.routing import RecordingPolicy
 from tests.fakes.scripted_worker import ScriptedWorker
 from tests.fakes.tokenizer import ByteTokenizer
 
@@ -37,21 +37,24 @@ class Context:
         raise Refused(code.name, details)
 
 
-class Frontend:
+class GrpcHarness:
     """A frontend, one prefill and one decode worker, and the responses of one call."""
 
     def __init__(self, **limits: int) -> None:
         config = RouterConfig("nowhere", "fake", 400, **limits)  # type: ignore[arg-type]
-        router = Router(config, LeastLoaded())
+        self.policy = RecordingPolicy()
+        router = Router(config, self.policy)
         self.p = ScriptedWorker(router, "p", "prefill")
         self.d = ScriptedWorker(router, "d", "decode")
         self.p.link_to("d")
-        self.service = InferenceService(RouterDoor(router, ByteTokenizer(), config))  # type: ignore[arg-type]
+        self.service = InferenceService(Frontend(router, ByteTokenizer(), config))  # type: ignore[arg-type]
         self.router = router
         self.responses: list[pb.GenerateResponse] = []
 
     async def call(self, **sampling: Any) -> None:
-        request = pb.GenerateRequest(text="hi", sampling=pb.SamplingParams(**sampling))
+        await self.send(pb.GenerateRequest(text="hi", sampling=pb.SamplingParams(**sampling)))
+
+    async def send(self, request: pb.GenerateRequest) -> None:
         async for response in self.service.Generate(request, Context()):  # type: ignore[arg-type]
             self.responses.append(response)
 
@@ -89,8 +92,8 @@ def tokens(request_id: str, attempt: int, index: int, ids: Sequence[int], *logpr
 
 def test_what_the_client_asks_for_is_what_the_workers_get() -> None:
     async def scenario() -> None:
-        frontend = Frontend()
-        call, admit = await frontend.start(
+        h = GrpcHarness()
+        call, admit = await h.start(
             max_tokens=9,
             temperature=0.5,
             top_p=0.25,
@@ -127,7 +130,7 @@ def test_defaults_are_greedy_and_draw_a_seed() -> None:
     async def scenario() -> set[int]:
         seeds = set()
         for _ in range(3):
-            call, admit = await Frontend().start()
+            call, admit = await GrpcHarness().start()
             seeds.add(admit.sampling.seed)
             assert admit.sampling == SamplingParams(128, seed=admit.sampling.seed, stop_token_ids=(0,))
             assert admit.sampling.needs_argmax_only
@@ -157,73 +160,73 @@ def test_defaults_are_greedy_and_draw_a_seed() -> None:
     ],
 )
 def test_values_out_of_range_are_refused(sampling: dict[str, Any], message: str) -> None:
-    frontend = Frontend()
+    h = GrpcHarness()
     with pytest.raises(Refused) as refused:
-        asyncio.run(frontend.call(**sampling))
+        asyncio.run(h.call(**sampling))
     code, details = refused.value.args
     assert code == "INVALID_ARGUMENT" and message in details
-    assert not frontend.d.of(Admit)
+    assert not h.d.of(Admit)
 
 
 def test_a_stop_string_ends_the_output_on_both_workers_across_attempts() -> None:
-    async def scenario() -> Frontend:
-        frontend = Frontend()
-        call, admit = await frontend.start(stop=["STOP", "x"])
+    async def scenario() -> GrpcHarness:
+        h = GrpcHarness()
+        call, admit = await h.start(stop=["STOP", "x"])
         request_id = admit.request_id
-        frontend.p.say(first(request_id, 0, 0, ord("a")))
-        frontend.d.say(tokens(request_id, 0, 1, b"bST"))
-        await frontend.settle()
-        assert frontend.text == "ab", "what may become a stop string waits"
-        frontend.d.say(LeaseLost(request_id, 0))
-        frontend.p.say(first(request_id, 1, 4, ord("O")))
-        frontend.d.say(tokens(request_id, 1, 5, b"Px and on"))
+        h.p.say(first(request_id, 0, 0, ord("a")))
+        h.d.say(tokens(request_id, 0, 1, b"bST"))
+        await h.settle()
+        assert h.text == "ab", "what may become a stop string waits"
+        h.d.say(LeaseLost(request_id, 0))
+        h.p.say(first(request_id, 1, 4, ord("O")))
+        h.d.say(tokens(request_id, 1, 5, b"Px and on"))
         await call
-        for worker in (frontend.p, frontend.d):
+        for worker in (h.p, h.d):
             assert worker.of(Abort)[-1] == Abort(request_id, 1)
-        assert frontend.router.num_requests == 0
-        return frontend
+        assert h.router.num_requests == 0
+        return h
 
-    frontend = asyncio.run(scenario())
-    last = frontend.responses[-1]
-    assert (frontend.text, frontend.token_ids) == ("ab", list(b"abSTOP"))
+    h = asyncio.run(scenario())
+    last = h.responses[-1]
+    assert (h.text, h.token_ids) == ("ab", list(b"abSTOP"))
     assert (last.finish_reason, last.usage.completion_tokens) == (pb.FINISH_REASON_STOP, 6)
     assert last.handover.attempts == 2
 
 
 def test_held_back_text_comes_with_the_last_response() -> None:
-    async def scenario() -> Frontend:
-        frontend = Frontend()
-        call, admit = await frontend.start(stop=["STOP"], max_tokens=3)
-        frontend.p.say(first(admit.request_id, 0, 0, ord("a")))
-        frontend.d.say(tokens(admit.request_id, 0, 1, b"ST"))
-        frontend.d.say(Finished(admit.request_id, 0, "length", 3, 0, 1))
+    async def scenario() -> GrpcHarness:
+        h = GrpcHarness()
+        call, admit = await h.start(stop=["STOP"], max_tokens=3)
+        h.p.say(first(admit.request_id, 0, 0, ord("a")))
+        h.d.say(tokens(admit.request_id, 0, 1, b"ST"))
+        h.d.say(Finished(admit.request_id, 0, "length", 3, 0, 1))
         await call
-        return frontend
+        return h
 
-    frontend = asyncio.run(scenario())
-    assert [r.text for r in frontend.responses] == ["a", "ST"]
-    assert frontend.responses[-1].finish_reason == pb.FINISH_REASON_LENGTH
-    assert not frontend.d.of(Abort)
+    h = asyncio.run(scenario())
+    assert [r.text for r in h.responses] == ["a", "ST"]
+    assert h.responses[-1].finish_reason == pb.FINISH_REASON_LENGTH
+    assert not h.d.of(Abort)
 
 
 def test_logprobs_come_with_their_tokens() -> None:
     def of(token_id: int) -> TokenLogprobs:
         return TokenLogprobs(-float(token_id), (TopLogprob(token_id, -float(token_id)), TopLogprob(9, -99.5)))
 
-    async def scenario() -> Frontend:
-        frontend = Frontend()
-        call, admit = await frontend.start(logprobs=2, stop=["d"])
+    async def scenario() -> GrpcHarness:
+        h = GrpcHarness()
+        call, admit = await h.start(logprobs=2, stop=["d"])
         request_id = admit.request_id
         # The decode worker's tokens overtake the first.
-        frontend.d.say(tokens(request_id, 0, 1, b"b", of(98)))
-        frontend.p.say(first(request_id, 0, 0, 97, of(97)))
-        frontend.d.say(tokens(request_id, 0, 0, b"abcde", *map(of, b"abcde")))
+        h.d.say(tokens(request_id, 0, 1, b"b", of(98)))
+        h.p.say(first(request_id, 0, 0, 97, of(97)))
+        h.d.say(tokens(request_id, 0, 0, b"abcde", *map(of, b"abcde")))
         await call
-        return frontend
+        return h
 
-    frontend = asyncio.run(scenario())
-    assert frontend.token_ids == list(b"abcd")
-    for response in frontend.responses:
+    h = asyncio.run(scenario())
+    assert h.token_ids == list(b"abcd")
+    for response in h.responses:
         assert [p.logprob for p in response.logprobs] == [-float(i) for i in response.token_ids]
         for token_id, logprobs in zip(response.token_ids, response.logprobs, strict=True):
             assert [(t.token_id, t.logprob) for t in logprobs.top] == [(token_id, -token_id), (9, -99.5)]
@@ -231,13 +234,17 @@ def test_logprobs_come_with_their_tokens() -> None:
 
 def test_what_can_never_fit_is_refused_before_it_is_tokenized() -> None:
     async def scenario() -> None:
-        frontend = Frontend()
+        h = GrpcHarness()
         for request, message in (
             (pb.GenerateRequest(text="x" * 5000), "5000 characters; no more than 1600 can fit"),
             (pb.GenerateRequest(text="x", cache_namespace="n" * 300), "cache_namespace must have at most 256"),
+            (
+                pb.GenerateRequest(text="x", session_id="s" * 257),
+                "session_id must have at most 256 characters, not 257",
+            ),
         ):
             with pytest.raises(Refused) as refused:
-                async for _ in frontend.service.Generate(request, Context()):  # type: ignore[arg-type]
+                async for _ in h.service.Generate(request, Context()):  # type: ignore[arg-type]
                     pass
             assert refused.value.args[0] == "INVALID_ARGUMENT"
             assert message in refused.value.args[1]
@@ -245,30 +252,58 @@ def test_what_can_never_fit_is_refused_before_it_is_tokenized() -> None:
     asyncio.run(scenario())
 
 
+def test_what_a_request_says_of_itself_reaches_the_policy() -> None:
+    async def scenario() -> GrpcHarness:
+        h = GrpcHarness()
+        request = pb.GenerateRequest(
+            text="hi",
+            priority=-3,
+            cache_namespace="tenant",
+            session_id="s" * 256,
+            sampling=pb.SamplingParams(max_tokens=7),
+        )
+        call = asyncio.create_task(h.send(request))
+        await h.settle()
+        call.cancel()
+        return h
+
+    chosen_for = next(call[2] for call in asyncio.run(scenario()).policy.calls if call[0] == "choose")
+    assert (chosen_for.prompt_ids, chosen_for.max_new_tokens) == (tuple(b"hi"), 7)
+    assert (chosen_for.priority, chosen_for.cache_namespace, chosen_for.session_id) == (-3, "tenant", "s" * 256)
+
+
+def test_a_policy_that_fails_is_the_server_s_mistake() -> None:
+    h = GrpcHarness()
+    h.policy.fail_in.add("choose")
+    with pytest.raises(Refused) as refused:
+        asyncio.run(h.call())
+    assert refused.value.args[0] == "INTERNAL" and "the routing policy failed" in refused.value.args[1]
+
+
 def test_where_there_are_no_keys_all_clients_share_one_limit() -> None:
     async def scenario() -> None:
-        frontend = Frontend(max_requests_per_key=1)
-        call, admit = await frontend.start()
+        h = GrpcHarness(max_requests_per_key=1)
+        call, admit = await h.start()
         for authorization in ("", "Bearer a", "Bearer b"):
             with pytest.raises(Refused, match="1 requests of this key are in hand") as refused:
-                async for _ in frontend.service.Generate(pb.GenerateRequest(text="hi"), Context(authorization)):  # type: ignore[arg-type]
+                async for _ in h.service.Generate(pb.GenerateRequest(text="hi"), Context(authorization)):  # type: ignore[arg-type]
                     pass
             assert refused.value.args[0] == "RESOURCE_EXHAUSTED"
-        frontend.p.say(first(admit.request_id, 0, 0, ord("a")))
-        frontend.d.say(Finished(admit.request_id, 0, "length", 1, 0, 1))
+        h.p.say(first(admit.request_id, 0, 0, ord("a")))
+        h.d.say(Finished(admit.request_id, 0, "length", 1, 0, 1))
         await call
 
     asyncio.run(scenario())
 
 
 def test_the_last_response_times_the_whole_request() -> None:
-    async def scenario() -> Frontend:
-        frontend = Frontend()
-        call, admit = await frontend.start(max_tokens=1)
-        frontend.p.say(first(admit.request_id, 0, 0, ord("a")))
-        frontend.d.say(Finished(admit.request_id, 0, "length", 1, 0, 1))
+    async def scenario() -> GrpcHarness:
+        h = GrpcHarness()
+        call, admit = await h.start(max_tokens=1)
+        h.p.say(first(admit.request_id, 0, 0, ord("a")))
+        h.d.say(Finished(admit.request_id, 0, "length", 1, 0, 1))
         await call
-        return frontend
+        return h
 
     phases = {phase.name: phase for phase in asyncio.run(scenario()).responses[-1].phases}
     assert phases["e2e"].duration_ms >= phases["ttft"].duration_ms > 0

@@ -88,7 +88,7 @@ def refusal(error: grpc.aio.AioRpcError) -> str:
 
 @asynccontextmanager
 async def serving(add: Callable[[grpc.aio.Server], None]) -> AsyncIterator[str]:
-    """The address of a server behind the cluster's gate."""
+    """The address of a server that asks for the cluster's token."""
     server = new_server([cluster_auth(TOKEN)])
     add(server)
     address = bind(server, "127.0.0.1", 0)

@@ -26,6 +26,7 @@ SCALARS = {
     int: st.integers(0, 2**31 - 1),
     float: st.floats(allow_nan=False),
     bool: st.booleans(),
+    bytes: st.binary(max_size=8),
 }
 
 

@@ -1,0 +1,68 @@
+"""What is inside a page. Only attention backends look there. Importing this costs no torch."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from engine.kvcache.base import PageLayout
+from engine.models.config import ModelConfig
+
+if TYPE_CHECKING:
+    import torch
+
+# Bytes per element of the dtypes that pages can have, by torch's names.
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class KvHeadLayout(PageLayout):
+    """Keys and values by head, for attention of many, grouped or single key-value heads.
+
+    A pool is page-major, (num_pages, num_layers, 2, page_size, num_kv_heads, head_dim); index 2 is keys, values. One
+    page is therefore one contiguous piece of memory, and a transfer needs no gather per layer.
+
+    Attributes:
+        dtype: of keys and values, by torch's name.
+    """
+
+    num_layers: int
+    page_size: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: str
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPE_BYTES:
+            raise ValueError(f"dtype {self.dtype!r} is not one of {', '.join(DTYPE_BYTES)}")
+        for name in ("num_layers", "page_size", "num_kv_heads", "head_dim"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+
+    @classmethod
+    def of(cls, config: ModelConfig, page_size: int, dtype: str) -> "KvHeadLayout":
+        return cls(config.num_layers, page_size, config.num_kv_heads, config.head_dim, dtype)
+
+    @property
+    def page_shape(self) -> tuple[int, int, int, int, int]:
+        return (self.num_layers, 2, self.page_size, self.num_kv_heads, self.head_dim)
+
+    @property
+    def page_bytes(self) -> int:
+        return self.num_layers * 2 * self.page_size * self.num_kv_heads * self.head_dim * DTYPE_BYTES[self.dtype]
+
+    @property
+    def tag(self) -> str:
+        return f"kv-by-head/{self.dtype}/{'x'.join(map(str, self.page_shape))}"
+
+    def view(self, memory: "torch.Tensor") -> "torch.Tensor":
+        """Pages as keys and values.
+
+        Args:
+            memory: (num_pages, page_bytes) uint8, contiguous, such as a pool's.
+
+        Returns:
+            (num_pages, *page_shape) of the layout's dtype, the same memory.
+        """
+        # Imported here because the planner reads layouts without torch.
+        import torch
+
+        return memory.view(getattr(torch, self.dtype)).view(len(memory), *self.page_shape)

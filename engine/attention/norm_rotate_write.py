@@ -1,0 +1,136 @@
+"""What stands before attention, in one kernel: norms, rotation, and the write into pages. Imported on CUDA machines
+alone."""
+
+import torch
+import triton
+import triton.language as tl
+
+from engine.layers.norm import QkNorm
+from engine.layers.rotary import Rotation
+
+# A program computes so many heads of one token: few where there are few programs, else as many as give each thread 16
+# bytes.
+HEADS_OF_FEW_TOKENS = 4
+HEADS = 16
+FEW_TOKENS = 256
+
+
+def norm_rotate_write(
+    qkv: torch.Tensor,
+    num_q_heads: int,
+    rotation: Rotation,
+    qk_norm: QkNorm | None,
+    pool: torch.Tensor,
+    layer: int,
+    slots: torch.Tensor,
+    *,
+    keep_keys: bool = False,
+) -> torch.Tensor:
+    """Normalises queries and keys (if the model does), turns both, and writes keys and values into their pages.
+
+    Everything in between is float32; the results are rounded once.
+
+    Args:
+        qkv: (num_tokens, num_q_heads + 2 * num_kv_heads, head_dim), contiguous; head_dim a power of 2.
+        pool: (num_pages, num_layers, 2, page_size, num_kv_heads, head_dim), contiguous.
+        slots: (num_tokens,) int64, where each token goes: its page times page_size, plus its place in the page.
+        keep_keys: write the turned keys over those in qkv too.
+
+    Returns:
+        queries: (num_tokens, num_q_heads, head_dim).
+    """
+    num_tokens, num_heads, head_dim = qkv.shape
+    _, num_layers, _, page_size, num_kv_heads, _ = pool.shape
+    assert qkv.is_contiguous() and num_heads == num_q_heads + 2 * num_kv_heads
+    q = torch.empty(num_tokens, num_q_heads, head_dim, dtype=qkv.dtype, device=qkv.device)
+    # Without a norm the kernel reads no weight.
+    weight, eps = qk_norm if qk_norm is not None else (qkv, 0.0)
+    half_page = page_size * num_kv_heads * head_dim
+    heads = HEADS_OF_FEW_TOKENS if num_tokens <= FEW_TOKENS else HEADS
+    _norm_rotate_write[(num_tokens, triton.cdiv(num_heads, heads))](
+        qkv,
+        q,
+        pool,
+        slots,
+        rotation.positions,
+        rotation.tables.cos,
+        rotation.tables.sin,
+        weight,
+        eps,
+        num_layers * 2 * half_page,
+        layer * 2 * half_page,
+        PAGE_SIZE=page_size,
+        NUM_Q=num_q_heads,
+        NUM_KV=num_kv_heads,
+        HALF=head_dim // 2,
+        HAS_NORM=qk_norm is not None,
+        KEEP_KEYS=keep_keys,
+        HEADS=heads,
+        num_warps=4,
+    )
+    return q
+
+
+@triton.jit
+def _norm_rotate_write(  # type: ignore[no-untyped-def]
+    qkv,
+    q_out,
+    pool,
+    slots,
+    positions,
+    cos,
+    sin,
+    weight,
+    eps,
+    page_stride,
+    layer_offset,
+    PAGE_SIZE: tl.constexpr,
+    NUM_Q: tl.constexpr,
+    NUM_KV: tl.constexpr,
+    HALF: tl.constexpr,
+    HAS_NORM: tl.constexpr,
+    KEEP_KEYS: tl.constexpr,
+    HEADS: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)  # (HEADS,)
+    i = tl.arange(0, HALF)  # (HALF,)
+    exists = (head < NUM_Q + 2 * NUM_KV)[:, None]
+    is_turned = (head < NUM_Q + NUM_KV)[:, None]
+    source = (token * (NUM_Q + 2 * NUM_KV) + head[:, None]) * (2 * HALF) + i[None, :]
+    # These are the two halves of each head, which turn with each other.
+    a = tl.load(qkv + source, mask=exists, other=0.0).to(tl.float32)
+    b = tl.load(qkv + source + HALF, mask=exists, other=0.0).to(tl.float32)
+    if HAS_NORM:
+        mean = (tl.sum(a * a, 1) + tl.sum(b * b, 1)) / (2 * HALF)
+        scale = tl.rsqrt(mean + eps)[:, None]
+        # Row 0 of the weight is for queries, row 1 for keys.
+        row = tl.where(head < NUM_Q, 0, 1)[:, None] * (2 * HALF) + i[None, :]
+        weight_a = tl.load(weight + row).to(tl.float32)
+        weight_b = tl.load(weight + row + HALF).to(tl.float32)
+        a = tl.where(is_turned, a * scale * weight_a, a)
+        b = tl.where(is_turned, b * scale * weight_b, b)
+    position = tl.load(positions + token)
+    c = tl.load(cos + position * HALF + i)[None, :]
+    s = tl.load(sin + position * HALF + i)[None, :]
+    turned_a = a * c - b * s
+    turned_b = b * c + a * s
+    a = tl.where(is_turned, turned_a, a).to(q_out.dtype.element_ty)
+    b = tl.where(is_turned, turned_b, b).to(q_out.dtype.element_ty)
+    is_query = (head < NUM_Q)[:, None]
+    target = (token * NUM_Q + head[:, None]) * (2 * HALF) + i[None, :]
+    tl.store(q_out + target, a, mask=is_query)
+    tl.store(q_out + target + HALF, b, mask=is_query)
+    if KEEP_KEYS:
+        # Nobody but this program reads them.
+        is_key = is_turned & (head >= NUM_Q)[:, None]
+        tl.store(qkv + source, a, mask=is_key)
+        tl.store(qkv + source + HALF, b, mask=is_key)
+    slot = tl.load(slots + token)
+    is_value = tl.where(head >= NUM_Q + NUM_KV, 1, 0)
+    kv_head = head - NUM_Q - is_value * NUM_KV
+    row_in_pages = (is_value * PAGE_SIZE + slot % PAGE_SIZE) * NUM_KV + kv_head  # (HEADS,) int64
+    place = slot // PAGE_SIZE * page_stride + layer_offset + row_in_pages[:, None] * (2 * HALF) + i[None, :]
+    is_written = exists & (head >= NUM_Q)[:, None]
+    tl.store(pool + place, a, mask=is_written)
+    tl.store(pool + place + HALF, b, mask=is_written)

@@ -1,0 +1,47 @@
+"""Where the pages of a batch's sequences are, in the order in which backends tell their kernels."""
+
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from engine.kvcache.base import PageLayout
+from engine.token_sequence import TokenSequence
+
+Int64s = np.ndarray[Any, np.dtype[np.int64]]
+
+
+def page_tables(layout: PageLayout, sequences: Sequence[TokenSequence]) -> tuple["array[int]", list[int]]:
+    """All sequences' pages up to device_len as int32 numbers, one sequence after the other, and where each one's
+    begin."""
+    # It is an array because torch and numpy take four times as long over a list, and page tables are long.
+    pages = array("i")
+    first_pages = []
+    for s in sequences:
+        first_pages.append(len(pages))
+        pages.extend(s.page_ids[: layout.num_pages_for(s.device_len)])
+    return pages, first_pages
+
+
+def decode_slots(
+    layout: PageLayout, sequences: Sequence[TokenSequence], num_padding: int = 0, dummy_page: int = 0
+) -> Int64s:
+    """Where each sequence's one new token goes: its page times page_size, plus its place in the page.
+
+    Returns:
+        (len(sequences) + num_padding,); tokens of padding go to the dummy page.
+    """
+    page_size = layout.page_size
+    slots = [s.page_ids[s.cached_len // page_size] * page_size + s.cached_len % page_size for s in sequences]
+    return np.array(slots + [dummy_page * page_size] * num_padding, np.int64)
+
+
+def prefill_slots(layout: PageLayout, sequences: Sequence[TokenSequence]) -> Int64s:
+    """The same for all new tokens, sequence after sequence: (num_tokens,)."""
+    slots = []
+    for s in sequences:
+        new = np.arange(s.cached_len, s.device_len)
+        pages = np.asarray(s.page_ids[: layout.num_pages_for(s.device_len)], np.int64)
+        slots.append(pages[new // layout.page_size] * layout.page_size + new % layout.page_size)
+    return np.concatenate(slots)

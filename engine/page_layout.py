@@ -1,0 +1,24 @@
+"""Which layout the pages of a model have. This is the one place that decides it; planner and engine both ask here, and
+importing it costs no torch."""
+
+from engine.kvcache.base import PageLayout
+from engine.models.architectures import ARCHITECTURES
+from engine.models.config import ModelConfig
+from tandem.choices import Choices
+
+_LAYOUTS: Choices[PageLayout] = Choices(
+    "engine.kvcache.base:PageLayout",
+    {name: architecture.page_layout for name, architecture in ARCHITECTURES.items()},
+)
+
+
+def page_layout_of(config: ModelConfig, page_size: int, dtype: str) -> PageLayout:
+    """
+    Args:
+        page_size: tokens of a page.
+        dtype: what the engine computes in, by torch's name.
+
+    Raises:
+        ValueError: pages cannot have this size or dtype.
+    """
+    return _LAYOUTS.load(config.architecture).of(config, page_size, dtype)

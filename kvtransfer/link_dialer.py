@@ -1,0 +1,251 @@
+"""The sender's side of links over gRPC: dials, opens its end of the transport that the receiver chose, and dials again
+when an epoch ends. On the asyncio thread; pages and leases are not touched here."""
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+
+import grpc
+
+from kvtransfer.events import FromLink, SenderLinkClosed, SenderLinkFailed, SenderLinkOpened
+from kvtransfer.transports.base import Transport
+from kvtransfer.transports.opening import OPEN_TIMEOUT_S, OpeningError, open_end
+from tandem.messages import (
+    PROTOCOL_VERSION,
+    LinkHello,
+    LinkRefused,
+    LinkWelcome,
+    PageFormat,
+    Peer,
+    ReceiverMessage,
+    SenderMessage,
+)
+from tandem.rpc.auth import cluster_metadata
+from tandem.rpc.batch_writer import BatchWriter, is_cancelled
+from tandem.rpc.channel import open_channel
+from tandem.rpc.codec import RECEIVER_CODEC, SENDER_CODEC
+from tandem.v1 import kv_link_pb2_grpc
+from worker.events import Event
+
+logger = logging.getLogger(__name__)
+
+# The receiver's answer is waited for so long, and for the time that opening its end may take.
+HANDSHAKE_TIMEOUT_S = 5.0
+RETRY_DELAY_S = 0.2
+# A peer to which no transport could be opened is left alone for so long, before all are tried again.
+REOPEN_DELAY_S = 5.0
+STOP_TIMEOUT_S = 2.0
+
+
+class _SenderEndError(Exception):
+    """This worker's end of the transport that the receiver chose did not open."""
+
+    def __init__(self, transport: str, reason: str) -> None:
+        super().__init__(reason)
+        self.transport = transport
+
+
+class _NoTransportError(Exception):
+    """The receiver has, or can open, none of the transports that were offered."""
+
+
+class LinkDialer:
+    """Keeps one link to each decode worker that the router names.
+
+    A transport whose sending end cannot be opened is left out of what this life of the peer is offered from then on, so
+    that the next best is taken. When none is left the router is told, and after a while all are tried again.
+    """
+
+    def __init__(
+        self,
+        worker_id: str,
+        incarnation: str,
+        page_format: PageFormat,
+        transports: Mapping[str, Transport],
+        post: Callable[[Event], None],
+        cluster_token: str,
+    ) -> None:
+        """
+        Args:
+            transports: by name, best first.
+            post: tells the engine thread.
+        """
+        self._transports = transports
+        self._metadata = cluster_metadata(cluster_token)
+        self._worker_id = worker_id
+        self._incarnation = incarnation
+        self._page_format = page_format
+        self._post = post
+        self._dialing: dict[Peer, asyncio.Task[None]] = {}
+        # These tasks are cancelled and have not ended yet.
+        self._ending: dict[Peer, set[asyncio.Task[None]]] = {}
+        # For each life of a peer this says when the copies of its last epoch are over. It is put here before the engine
+        # thread is told of the epoch's end, and outlives the task that ran it: no cancellation opens the next early.
+        self._quiet: dict[Peer, asyncio.Event] = {}
+        # Each open epoch has one.
+        self._writers: dict[str, BatchWriter] = {}
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        """A sender serves nothing."""
+
+    def set_peers(self, peers: Sequence[Peer]) -> None:
+        for peer in [p for p in self._dialing if p not in peers]:
+            task = self._dialing.pop(peer)
+            task.cancel()
+            self._ending.setdefault(peer, set()).add(task)
+            task.add_done_callback(lambda done, peer=peer: self._has_ended(peer, done))  # type: ignore[misc]
+        for peer in peers:
+            if peer not in self._dialing:
+                before = tuple(self._ending.get(peer, ()))
+                self._dialing[peer] = asyncio.create_task(self._keep_link(peer, before))
+
+    def _has_ended(self, peer: Peer, task: asyncio.Task[None]) -> None:
+        self._ending[peer].discard(task)
+        if not self._ending[peer]:
+            del self._ending[peer]
+
+    def send(self, epoch: str, messages: Sequence[SenderMessage | ReceiverMessage]) -> None:
+        if epoch in self._writers:
+            self._writers[epoch].send(messages)
+
+    def close_link(self, epoch: str, reason: str) -> None:
+        if epoch in self._writers:
+            logger.warning("link epoch %s closed: %s", epoch, reason)
+            self._writers[epoch].close()
+
+    async def stop(self) -> None:
+        self.set_peers(())
+        tasks = [task for ending in self._ending.values() for task in ending]
+        if tasks:
+            await asyncio.wait(tasks, timeout=STOP_TIMEOUT_S)
+
+    async def _keep_link(self, peer: Peer, before: Sequence[asyncio.Task[None]]) -> None:
+        """Args: before: what still ends earlier links to the same life of the peer."""
+        if before:
+            await asyncio.wait(before)
+        # This says of transports, by their names, why they could not be opened here.
+        failures: dict[str, str] = {}
+        while True:
+            offer = [name for name in self._transports if name not in failures]
+            try:
+                await self._run_epoch(peer, offer)
+            except _SenderEndError as error:
+                failures[error.transport] = str(error)
+                left = [name for name in offer if name != error.transport]
+                what_next = f"{' or '.join(left)} is tried next" if left else "none is left"
+                logger.warning(
+                    "link to %s: transport %s cannot be opened: %s; %s",
+                    peer.worker_id,
+                    error.transport,
+                    error,
+                    what_next,
+                )
+                if not left:
+                    await self._wait_without_transport(peer, failures, "")
+                continue
+            except _NoTransportError as error:
+                logger.warning("link to %s: %s; none is left", peer.worker_id, error)
+                await self._wait_without_transport(peer, failures, str(error))
+                continue
+            except (grpc.RpcError, TimeoutError, ConnectionError) as error:
+                details = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error)
+                logger.info("link to %s: %s", peer.worker_id, details)
+            except asyncio.CancelledError:
+                # gRPC cancels a call whose messages it could not write; only who cancelled this task ends it.
+                if is_cancelled():
+                    raise
+                logger.error("link to %s: the call was cancelled", peer.worker_id)
+            except Exception:
+                # Whatever went wrong with this epoch, the next one may work; without it the pair would be lost.
+                logger.exception("link to %s failed", peer.worker_id)
+            await asyncio.sleep(RETRY_DELAY_S)
+
+    async def _wait_without_transport(self, peer: Peer, failures: dict[str, str], refusal: str) -> None:
+        """Args: failures: at this end, forgotten afterwards; refusal: the receiver's, or ""."""
+        reasons = [f"{name}: {reason}" for name, reason in failures.items()]
+        reason = "; ".join([*reasons, refusal] if refusal else reasons)
+        self._post(SenderLinkFailed(peer.worker_id, peer.incarnation, f"no transport can be opened: {reason}"))
+        await asyncio.sleep(REOPEN_DELAY_S)
+        failures.clear()
+
+    async def _run_epoch(self, peer: Peer, offer: Sequence[str]) -> None:
+        """One epoch from its handshake to its end.
+
+        Args:
+            offer: names of transports, best first.
+
+        Raises:
+            _SenderEndError: the transport that the receiver chose could not be opened here.
+            _NoTransportError: the receiver can use none of the offer.
+            TimeoutError, ConnectionError: there was no handshake.
+        """
+        if peer in self._quiet:
+            # There is no deadline on purpose: a copy that never completes must keep the next epoch shut. A stuck engine
+            # thread is noticed elsewhere.
+            await self._quiet[peer].wait()
+        writer = BatchWriter(SENDER_CODEC)
+        writer.send([self._hello(peer, offer)])
+        async with open_channel(peer.address) as channel:
+            call = kv_link_pb2_grpc.KvLinkStub(channel).Link(writer.batches(), metadata=self._metadata)
+            # The receiver may try to open each of them before it answers.
+            async with asyncio.timeout(HANDSHAKE_TIMEOUT_S + len(offer) * OPEN_TIMEOUT_S):
+                first = await call.read()
+            if first is grpc.aio.EOF:
+                raise ConnectionError("the receiver closed the stream at once")
+            (welcome, *rest) = RECEIVER_CODEC.decode(first)
+            opened = await self._open_transport(peer, welcome, offer)
+            # Nothing is awaited between the opening and the try: what was opened is told of, and what was told of ends.
+            self._writers[opened.epoch] = writer
+            self._post(opened)
+            reason = "the stream ended"
+            try:
+                for message in rest:
+                    self._post(FromLink(opened.epoch, message))
+                while (batch := await call.read()) is not grpc.aio.EOF:
+                    for message in RECEIVER_CODEC.decode(batch):
+                        self._post(FromLink(opened.epoch, message))
+            except grpc.aio.AioRpcError as error:
+                reason = error.details() or reason
+            finally:
+                self._tell_end(peer, opened.epoch, writer, reason)
+
+    async def _open_transport(self, peer: Peer, answer: object, offer: Sequence[str]) -> SenderLinkOpened:
+        """Opens this worker's end of what the receiver answered. Until that is open nothing of the epoch can touch a
+        page, so that there is nothing to wait for if it fails."""
+        if isinstance(answer, LinkRefused) and answer.no_transport:
+            raise _NoTransportError(answer.reason)
+        if not isinstance(answer, LinkWelcome):
+            raise ConnectionError(f"refused: {answer.reason}" if isinstance(answer, LinkRefused) else str(answer))
+        if answer.transport not in offer:
+            raise ConnectionError(f"the receiver chose transport {answer.transport!r}, which was not offered")
+        transport, endpoint = self._transports[answer.transport], answer.endpoint
+        try:
+            end = await open_end(lambda: transport.open_sender(endpoint))
+        except OpeningError as error:
+            raise _SenderEndError(answer.transport, str(error)) from error
+        return SenderLinkOpened(peer.worker_id, peer.incarnation, answer.epoch, answer.transport, end)
+
+    def _tell_end(self, peer: Peer, epoch: str, writer: BatchWriter, reason: str) -> None:
+        """Tells the engine thread, which says when none of the epoch's copies runs any more."""
+        writer.close()
+        del self._writers[epoch]
+        loop = asyncio.get_running_loop()
+        quiet = self._quiet[peer] = asyncio.Event()
+        self._post(SenderLinkClosed(epoch, reason, lambda: _set_threadsafe(loop, quiet)))
+
+    def _hello(self, peer: Peer, offer: Sequence[str]) -> LinkHello:
+        return LinkHello(
+            PROTOCOL_VERSION,
+            self._worker_id,
+            self._incarnation,
+            os.getpid(),
+            peer.incarnation,
+            self._page_format,
+            tuple(offer),
+        )
+
+
+def _set_threadsafe(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(event.set)

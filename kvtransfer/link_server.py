@@ -1,0 +1,156 @@
+"""The receiver's side of links over gRPC: checks who dials, opens its end of the best transport that it can, and passes
+on what is said. On the asyncio thread; pages and leases are not touched here."""
+
+import asyncio
+import logging
+import uuid
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Any
+
+import grpc
+
+from kvtransfer.events import FromLink, ReceiverLinkClosed, ReceiverLinkOpened
+from kvtransfer.exit_watch import ExitWatch
+from kvtransfer.transports.base import ReceiverTransport, Transport
+from kvtransfer.transports.opening import OpeningError, open_end
+from tandem.messages import (
+    PROTOCOL_VERSION,
+    LinkHello,
+    LinkRefused,
+    LinkWelcome,
+    PageFormat,
+    Peer,
+    ReceiverMessage,
+    SenderMessage,
+)
+from tandem.rpc.batch_writer import BatchWriter
+from tandem.rpc.codec import RECEIVER_CODEC, SENDER_CODEC
+from tandem.v1 import kv_link_pb2_grpc
+from worker.events import Event
+
+logger = logging.getLogger(__name__)
+
+HELLO_TIMEOUT_S = 5.0
+
+
+class _NoTransportError(Exception):
+    """None of the sender's transports can be opened here."""
+
+
+class LinkServer(kv_link_pb2_grpc.KvLinkServicer):
+    """Accepts links from prefill workers.
+
+    Of the transports that both ends have the sender's best is taken; if this end of it cannot be opened, the next best,
+    in the same handshake.
+    """
+
+    def __init__(
+        self,
+        incarnation: str,
+        page_format: PageFormat,
+        transports: Mapping[str, Transport],
+        post: Callable[[Event], None],
+    ) -> None:
+        """
+        Args:
+            transports: by name.
+            post: tells the engine thread.
+        """
+        self._incarnation = incarnation
+        self._page_format = page_format
+        self._transports = transports
+        self._post = post
+        # Each open epoch has one.
+        self._writers: dict[str, BatchWriter] = {}
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        kv_link_pb2_grpc.add_KvLinkServicer_to_server(self, server)
+
+    def set_peers(self, peers: Sequence[Peer]) -> None:
+        """A receiver dials nobody."""
+
+    def send(self, epoch: str, messages: Sequence[SenderMessage | ReceiverMessage]) -> None:
+        if epoch in self._writers:
+            self._writers[epoch].send(messages)
+
+    def close_link(self, epoch: str, reason: str) -> None:
+        if epoch in self._writers:
+            logger.warning("link epoch %s closed: %s", epoch, reason)
+            self._writers[epoch].close()
+
+    async def stop(self) -> None:
+        for writer in self._writers.values():
+            writer.close()
+
+    async def Link(self, batches: AsyncIterator[Any], context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
+        try:
+            async with asyncio.timeout(HELLO_TIMEOUT_S):
+                (hello, *rest) = SENDER_CODEC.decode(await anext(aiter(batches)))
+        except (StopAsyncIteration, TimeoutError, ValueError):
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a link begins with LinkHello")
+            return
+        if not isinstance(hello, LinkHello):
+            yield RECEIVER_CODEC.encode([LinkRefused("a link begins with LinkHello")])
+            return
+        if refusal := self._refusal(hello):
+            yield RECEIVER_CODEC.encode([LinkRefused(refusal)])
+            return
+        try:
+            name, transport = await self._open_transport(hello)
+        except _NoTransportError as error:
+            yield RECEIVER_CODEC.encode([LinkRefused(str(error), no_transport=True)])
+            return
+        # Nothing is awaited between the opening and the try: what was opened is closed with its epoch.
+        epoch = uuid.uuid4().hex
+        writer = self._writers[epoch] = BatchWriter(RECEIVER_CODEC)
+        writer.send([LinkWelcome(epoch, name, transport.endpoint())])
+        self._post(ReceiverLinkOpened(epoch, hello, transport, ExitWatch(hello.sender_pid).is_gone))
+        for message in rest:
+            self._post(FromLink(epoch, message))
+        reader = asyncio.create_task(self._read(epoch, batches, writer))
+        try:
+            async for batch in writer.batches():
+                yield batch
+        finally:
+            reader.cancel()
+            writer.close()
+            del self._writers[epoch]
+            self._post(ReceiverLinkClosed(epoch))
+
+    async def _open_transport(self, hello: LinkHello) -> tuple[str, ReceiverTransport]:
+        """The best of the offer that can be opened here, and its name."""
+        names = [name for name in hello.transports if name in self._transports]
+        if not names:
+            ours = ", ".join(self._transports)
+            raise _NoTransportError(f"no common transport: {', '.join(hello.transports)} at the sender, {ours} here")
+        failures: list[str] = []
+        for position, name in enumerate(names, start=1):
+            try:
+                return name, await open_end(self._transports[name].open_receiver)
+            except OpeningError as error:
+                failures.append(f"{name}: {error}")
+                what_next = f"{names[position]} is tried next" if position < len(names) else "none is left"
+                logger.warning(
+                    "link from %s: transport %s cannot be opened: %s; %s", hello.sender_id, name, error, what_next
+                )
+        raise _NoTransportError(f"the receiver can open none of the transports: {'; '.join(failures)}")
+
+    async def _read(self, epoch: str, batches: AsyncIterator[Any], writer: BatchWriter) -> None:
+        try:
+            async for batch in batches:
+                for message in SENDER_CODEC.decode(batch):
+                    self._post(FromLink(epoch, message))
+        except (grpc.RpcError, ValueError) as error:
+            logger.warning("link epoch %s: %s", epoch, error)
+        finally:
+            writer.close()
+
+    def _refusal(self, hello: LinkHello) -> str:
+        """Why a link must not open, or "": whatever differs would corrupt pages later."""
+        if hello.protocol_version != PROTOCOL_VERSION:
+            return f"protocol version {hello.protocol_version} is not {PROTOCOL_VERSION}"
+        if hello.receiver_incarnation != self._incarnation:
+            return "this worker has restarted since the router named it"
+        if hello.page_format != self._page_format:
+            return f"pages differ: {hello.page_format} at the sender, {self._page_format} here"
+        return ""

@@ -1,0 +1,46 @@
+"""The text of one request's output, up to the first stop string."""
+
+from collections.abc import Sequence
+
+from router.text.detokenizer import IncrementalDetokenizer
+from router.text.stop_strings import StopStringMatcher
+from router.text.tokenizer import Tokenizer
+
+
+class OutputText:
+    """Turns the tokens of one output into its text, over all attempts of its request. A Generation owns it.
+
+    Attributes:
+        stopped: whether a stop string has ended the output. No token may follow then.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, stop_token_ids: Sequence[int], stop_strings: Sequence[str]) -> None:
+        self._detokenizer = IncrementalDetokenizer(tokenizer)
+        # Stop tokens are counted and listed, but are no text.
+        self._stop_token_ids = stop_token_ids
+        self._matcher = StopStringMatcher(stop_strings) if stop_strings else None
+
+    @property
+    def stopped(self) -> bool:
+        return self._matcher is not None and self._matcher.matched
+
+    def append_tokens(self, token_ids: Sequence[int]) -> tuple[str, int]:
+        """Takes the output's next tokens. Returns the text to pass on, and how many of these tokens belong to the
+        output: all of them, or those up to and including the one that completed a stop string."""
+        if self._matcher is None:
+            kept_ids = [i for i in token_ids if i not in self._stop_token_ids]
+            return self._detokenizer.decode_next(kept_ids), len(token_ids)
+        text = ""
+        for num_tokens, token_id in enumerate(token_ids, 1):
+            if token_id not in self._stop_token_ids:
+                text += self._matcher.scan_next(self._detokenizer.decode_next((token_id,)))
+            if self._matcher.matched:
+                return text, num_tokens
+        return text, len(token_ids)
+
+    def finish_text(self) -> str:
+        """The output has ended: returns the rest of its text, which may end in a stop string all the same."""
+        rest = self._detokenizer.decode_rest()
+        if self._matcher is None:
+            return rest
+        return self._matcher.scan_next(rest) + self._matcher.release_held()

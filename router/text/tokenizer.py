@@ -1,0 +1,196 @@
+"""Text to token ids, and what each id stands for. Imports neither torch nor transformers."""
+
+import json
+import re
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from router.text.chat_template import ChatTemplate, find_chat_template
+
+# SentencePiece's vocabularies spell a space so.
+_WORD_START = "\u2581"
+_BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+
+
+class Tokenizer:
+    """The tokenizer of a model directory, read from its JSON files alone.
+
+    Args:
+        model_dir: holds tokenizer.json and config.json; tokenizer_config.json, generation_config.json and
+            chat_template.jinja are used where present.
+
+    Attributes:
+        vocab_size: rows of the model's embedding; not every id below it need be a token.
+        eos_token_ids: the ids that end an output, unless a client asks to ignore them; empty if the model names none.
+            Nothing else in the cluster knows them: they travel with each request, among its stop tokens.
+
+    Raises:
+        ValueError: a file is missing or malformed, or lacks something needed.
+    """
+
+    def __init__(self, model_dir: Path) -> None:
+        self._model_dir = model_dir
+        path = tokenizer_file(model_dir)
+        try:
+            self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # The library raises bare Exception.
+            raise ValueError(f"cannot read {path}: {error}") from error
+        # The file may carry the limits of its authors' training; a prompt is never cut or padded here.
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        added = self._tokenizer.get_added_tokens_decoder()
+        self._special_ids = frozenset(index for index, token in added.items() if token.special)
+        self._token_bytes: dict[int, bytes] = {}
+
+        config = _read_json(model_dir / "config.json")
+        self._settings = _read_json(model_dir / "tokenizer_config.json", optional=True)
+        self.vocab_size = _positive(config, "vocab_size", model_dir)
+        self.eos_token_ids = self._find_eos(config)
+
+    def encode(self, text: str) -> list[int]:
+        """The token ids of a prompt, with BOS where the model wants one. Special tokens are recognised.
+
+        Raises:
+            ValueError: the text holds half a character.
+        """
+        return self._encode(text, add_special_tokens=True)
+
+    def encode_chat(self, messages: list[dict[str, str]]) -> list[int]:
+        """The token ids of a conversation up to where the assistant's answer begins.
+
+        Args:
+            messages: each with ``role`` and ``content``.
+
+        Raises:
+            ValueError: the model has no chat template, its template rejects these messages, or they hold
+                half a character.
+        """
+        text = self._chat_template.render(messages, self._special_tokens())
+        # The template has written BOS itself.
+        return self._encode(text, add_special_tokens=False)
+
+    @cached_property
+    def max_token_bytes(self) -> int:
+        """More bytes of text than any one token stands for."""
+        return 4 * max(len(token) for token in self._tokenizer.get_vocab())
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of ``token_ids`` without special tokens; U+FFFD for bytes that form no character."""
+        return self._tokenizer.decode(token_ids, skip_special_tokens=True)
+
+    @cached_property
+    def byte_level(self) -> bool:
+        """Whether the text of a sequence is the concatenation of its tokens' bytes."""
+        return isinstance(self._tokenizer.decoder, tokenizers.decoders.ByteLevel)
+
+    def token_text(self, token_id: int) -> str | None:
+        """The token as the vocabulary spells it; None for a special token or an id that is no token."""
+        if token_id in self._special_ids:
+            return None
+        return self._tokenizer.id_to_token(token_id)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What a token adds to the text of a byte-level tokenizer; empty for special and unused ids."""
+        found = self._token_bytes.get(token_id)
+        if found is None:
+            token = self.token_text(token_id) or ""
+            try:
+                found = bytes(_BYTE_OF[character] for character in token)
+            except KeyError:  # An added token is spelled in plain text.
+                found = token.encode()
+            self._token_bytes[token_id] = found
+        return found
+
+    def token_piece(self, token_id: int) -> bytes:
+        """A token by itself, as log probabilities list it: what it stands for in the text, or a special token's name.
+        Empty for an id that is no token."""
+        if token_id in self._special_ids:
+            return (self._tokenizer.id_to_token(token_id) or "").encode()
+        if self.byte_level:
+            return self.token_bytes(token_id)
+        token = self.token_text(token_id) or ""
+        if is_byte_token(token):
+            return bytes((int(token[3:5], 16),))
+        return token.replace(_WORD_START, " ").encode()
+
+    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        try:
+            return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        except TypeError as error:  # JSON may carry what UTF-8 cannot, and the tokenizer takes UTF-8.
+            raise ValueError("the text holds a lone surrogate, which is half a character") from error
+
+    @cached_property
+    def _chat_template(self) -> ChatTemplate:
+        return find_chat_template(self._model_dir, self._settings)
+
+    def _special_tokens(self) -> dict[str, str]:
+        """The special tokens a template may name: bos_token, eos_token and so on."""
+        found = {}
+        for name, value in self._settings.items():
+            text = value.get("content") if isinstance(value, dict) else value
+            if name.endswith("_token") and isinstance(text, str):
+                found[name] = text
+        return found
+
+    def _find_eos(self, config: dict[str, Any]) -> tuple[int, ...]:
+        """The rule for what ends an output: generation_config.json's eos_token_id, which its authors meant for this;
+        where it names none, config.json's; where that names none either, the token that tokenizer_config.json calls
+        eos_token. The first of them counts alone: one that leaves an id out means it."""
+        generation = _read_json(self._model_dir / "generation_config.json", optional=True)
+        for name, source in (("generation_config.json", generation), ("config.json", config)):
+            ids = source.get("eos_token_id")
+            if ids is not None:
+                found = tuple(ids) if isinstance(ids, list) else (ids,)
+                if wrong := [i for i in found if not isinstance(i, int) or i < 0]:
+                    raise ValueError(f"{self._model_dir / name}: eos_token_id {wrong[0]!r} is not a token id")
+                return found
+        named = self._special_tokens().get("eos_token")
+        index = self._tokenizer.token_to_id(named) if named is not None else None
+        return () if index is None else (index,)
+
+
+def tokenizer_file(model_dir: Path) -> Path:
+    """The file that a model's tokenizer is read from. Raises ValueError if it is not there."""
+    path = model_dir / "tokenizer.json"
+    if not path.is_file():
+        raise ValueError(f"{model_dir} has no tokenizer.json; other tokenizer formats are not supported")
+    return path
+
+
+def is_byte_token(token: str) -> bool:
+    """Whether a vocabulary that is not byte-level spells a single byte so: ``<0xE2>``."""
+    return _BYTE_TOKEN.fullmatch(token) is not None
+
+
+def _read_json(path: Path, optional: bool = False) -> dict[str, Any]:
+    if optional and not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"cannot read {path}: {error}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} must hold a JSON object")
+    return content
+
+
+def _positive(config: dict[str, Any], name: str, model_dir: Path) -> int:
+    value = config.get(name)
+    if not isinstance(value, int) or value <= 0:
+        raise ValueError(f"{model_dir / 'config.json'}: {name} must be a positive integer, got {value!r}")
+    return value
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """The characters in which byte-level vocabularies spell bytes: printable ones stand for themselves."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    alphabet = {chr(byte): byte for byte in printable}
+    return alphabet | {chr(256 + order): byte for order, byte in enumerate(others)}
+
+
+_BYTE_OF = _byte_alphabet()

@@ -1,0 +1,90 @@
+"""The two ends of links in one event loop, with real gRPC between them, and without engine threads."""
+
+import asyncio
+import itertools
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+from kvtransfer.events import ReceiverLinkOpened, SenderLinkClosed, SenderLinkOpened
+from kvtransfer.link_dialer import LinkDialer
+from kvtransfer.link_server import LinkServer
+from kvtransfer.transports.base import Transport
+from tandem.messages import PageFormat, Peer
+from tandem.rpc.channel import bind, new_server
+from worker.events import Event
+
+PAGE_FORMAT = PageFormat("fake", 64, "fake")
+E = TypeVar("E", bound=Event)
+
+
+class ReceiverEnd:
+    """A decode worker's server.
+
+    Attributes:
+        events: what its engine thread is told.
+    """
+
+    _numbers = itertools.count()
+
+    def __init__(self, transports: Mapping[str, Transport], page_format: PageFormat = PAGE_FORMAT) -> None:
+        self.events: list[Event] = []
+        name = f"d{next(self._numbers)}"
+        self.links = LinkServer(f"{name} life", page_format, transports, self.events.append)
+        self._server = new_server()
+        self.links.add_to(self._server)
+        self.peer = Peer(name, f"{name} life", bind(self._server, "127.0.0.1", 0))
+
+    async def __aenter__(self) -> "ReceiverEnd":
+        await self._server.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.links.stop()
+        await self._server.stop(grace=None)
+
+    def of(self, kind: type[E]) -> list[E]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+    @property
+    def offers(self) -> list[tuple[str, ...]]:
+        """The transports that senders offered, of each epoch."""
+        return [event.hello.transports for event in self.of(ReceiverLinkOpened)]
+
+
+class SenderEnd:
+    """A prefill worker's dialer.
+
+    Attributes:
+        events: what its engine thread is told.
+    """
+
+    def __init__(
+        self, transports: Mapping[str, Transport], page_format: PageFormat = PAGE_FORMAT, worker_id: str = "p"
+    ) -> None:
+        self.events: list[Event] = []
+        self.links = LinkDialer(worker_id, f"{worker_id} life", page_format, transports, self.events.append, "")
+
+    async def __aenter__(self) -> "SenderEnd":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        stopping = asyncio.create_task(self.links.stop())
+        while not stopping.done():
+            for event in self.of(SenderLinkClosed):
+                event.when_quiet()
+            await asyncio.sleep(0.01)
+
+    def of(self, kind: type[E]) -> list[E]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+    @property
+    def opened(self) -> list[str]:
+        """The transports of the epochs so far."""
+        return [event.transport_name for event in self.of(SenderLinkOpened)]
+
+
+async def wait_until(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
+    """Raises TimeoutError if the condition does not come true."""
+    async with asyncio.timeout(timeout_s):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)

@@ -1,0 +1,26 @@
+"""Pages of which nobody but the one who writes them knows what is inside."""
+
+from dataclasses import dataclass
+
+from engine.kvcache.base import PageLayout
+from engine.models.config import ModelConfig
+
+
+@dataclass(frozen=True)
+class OpaqueLayout(PageLayout):
+    """Pages of a size that a test chooses."""
+
+    page_size: int
+    num_bytes: int
+
+    @classmethod
+    def of(cls, config: ModelConfig, page_size: int, dtype: str) -> "OpaqueLayout":
+        raise AssertionError("no model has such pages")
+
+    @property
+    def page_bytes(self) -> int:
+        return self.num_bytes
+
+    @property
+    def tag(self) -> str:
+        return f"opaque/{self.page_size}x{self.num_bytes}"

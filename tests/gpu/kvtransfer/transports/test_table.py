@@ -1,0 +1,29 @@
+"""What the names of transports for GPUs stand for."""
+
+import pytest
+import torch
+
+from engine.kvcache.pool import CpuKvPool
+from kvtransfer.transports.base import Transport
+from kvtransfer.transports.opening import load_transports
+from kvtransfer.transports.table import TRANSPORTS
+from tests.fakes.page_layout import OpaqueLayout
+
+LAYOUT = OpaqueLayout(16, 4096)
+
+
+@pytest.mark.parametrize("name", TRANSPORTS.for_device("cuda"))
+def test_every_name_is_a_transport(name: str) -> None:
+    from engine.kvcache.cuda_pool import CudaKvPool
+
+    pool = CudaKvPool(LAYOUT, 2, torch.device("cuda", 0))
+    assert isinstance(load_transports([name], pool, "127.0.0.1")[name], Transport)
+
+
+@pytest.mark.parametrize("name", TRANSPORTS.names)
+def test_a_pool_that_cannot_travel_that_way_is_refused(name: str) -> None:
+    from engine.kvcache.cuda_pool import CudaKvPool
+
+    other = CpuKvPool(LAYOUT, 2, "elsewhere") if name == "nvlink" else CudaKvPool(LAYOUT, 2, torch.device("cuda", 0))
+    with pytest.raises(ValueError, match=f"transport {name} moves pages between pools"):
+        load_transports([name], other, "127.0.0.1")

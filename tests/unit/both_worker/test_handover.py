@@ -1,0 +1,48 @@
+"""What becomes of a prefill in the worker that decodes it."""
+
+from both_worker.local_worker import LocalWorker
+from decode_worker.config import DecodeConfig
+from prefill_worker.config import PrefillConfig
+from tandem.messages import Abort, Failed, Finished, Prefill, Tokens, WorkerMessage
+from tandem.sampling_params import SamplingParams
+from tests.fakes.engine import FakeEngine, expected_tokens
+from worker.events import FromRouter
+
+PROMPT = list(range(10))
+
+
+def make_worker() -> tuple[LocalWorker, list[WorkerMessage]]:
+    said: list[WorkerMessage] = []
+    return LocalWorker(FakeEngine(64, 4), PrefillConfig(4), DecodeConfig(), said.append), said
+
+
+def test_pages_pass_on_and_nothing_is_copied() -> None:
+    worker, said = make_worker()
+    worker.submit("r", PROMPT, SamplingParams(5))
+    worker.run_until(lambda: any(isinstance(message, Finished) for message in said), 10.0)
+    tokens = [token_id for m in said if isinstance(m, Tokens) for event in m.events for token_id in event.token_ids]
+    assert tokens == expected_tokens(PROMPT, 5)
+    stats = worker.scheduler.stats()
+    assert (stats.num_locked_pages, stats.num_leased_pages, stats.shipped) == (0, 0, ())
+    assert worker.scheduler.check_integrity() == ""
+
+
+def test_a_request_that_is_not_admitted_fails_when_it_is_prefilled() -> None:
+    worker, said = make_worker()
+    worker.scheduler.receive(FromRouter(Prefill("r", 0, tuple(PROMPT), (), SamplingParams(5), "local")))
+    worker.run_until(lambda: any(isinstance(message, Failed) for message in said), 10.0)
+    (failed,) = [message for message in said if isinstance(message, Failed)]
+    assert failed.retryable and failed.reason == "the request is not admitted here"
+    assert worker.scheduler.stats().num_locked_pages == 0
+
+
+def test_an_abort_while_it_is_prefilled_ends_it_once() -> None:
+    worker, said = make_worker()
+    worker.submit("r", PROMPT, SamplingParams(5))
+    worker.step()
+    worker.scheduler.receive(FromRouter(Abort("r", 0)))
+    for _ in range(5):
+        worker.step()
+    stats = worker.scheduler.stats()
+    assert (stats.num_running, stats.num_queued, stats.num_locked_pages) == (0, 0, 0)
+    assert said == []

@@ -1,0 +1,37 @@
+"""What a mistyped flag, command or value is answered with."""
+
+import pytest
+
+from cli.main import main
+
+
+@pytest.mark.parametrize(
+    ("line", "program", "suggestion"),
+    [
+        ("serve --model m --prefil 2", "tandem serve", "(did you mean --prefill?)"),
+        ("serve --model m --eviktion=lru", "tandem serve", "(did you mean --eviction?)"),
+        ("chat --temprature 3", "tandem chat", "(did you mean --temperature?)"),
+        ("srve --model m", "tandem", "(did you mean serve?)"),
+        ("serve --model m --dtype bfloat", "tandem serve", "(did you mean bfloat16?)"),
+        # A flag of another command is no help.
+        ("chat --page-siz 3", "tandem chat", ""),
+        ("serve --model m --frobnicate", "tandem serve", ""),
+    ],
+)
+def test_what_was_probably_meant_is_named(
+    line: str, program: str, suggestion: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(line.split())
+    assert stop.value.code == 2
+    *_, last = capsys.readouterr().err.splitlines()
+    assert last.startswith(f"{program}: error: ") and last.endswith(suggestion)
+    assert ("did you mean" in last) == bool(suggestion)
+
+
+def test_a_name_of_a_table_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--model", "m", "--routing", "round_robbin"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("tandem serve: routing must be one of round_robin, ") and error.count("\n") == 1
+    assert "or the import path package.module:Class of a class of your own" in error
+    assert error.endswith("not 'round_robbin' (did you mean 'round_robin'?)\n")

@@ -1,0 +1,50 @@
+"""What a decode worker remembers of requests that have no pages."""
+
+from decode_worker import admissions
+from decode_worker.admissions import Admissions
+from tandem.messages import Admit
+from tandem.sampling_params import SamplingParams
+from tests.fakes.clock import FakeClock
+
+
+def admit(request_id: str, attempt: int = 0, duration_s: float = 10.0) -> Admit:
+    return Admit(request_id, attempt, (1, 2), (), SamplingParams(4), duration_s)
+
+
+def test_an_announced_request_is_found_until_it_is_taken() -> None:
+    remembered = Admissions(FakeClock())
+    first, second = admit("r"), admit("r", attempt=1)
+    remembered.remember_admitted(first)
+    remembered.remember_admitted(second)
+    assert remembered.attempts() == [("r", 0), ("r", 1)]
+    assert remembered.find_admitted(("r", 0)) is remembered.take_admitted(("r", 0)) is first
+    assert remembered.find_admitted(("r", 0)) is remembered.take_admitted(("r", 0)) is None
+    assert remembered.find_admitted(("r", 1)) is second
+
+
+def test_each_request_has_its_own_time() -> None:
+    clock = FakeClock()
+    remembered = Admissions(clock)
+    remembered.remember_admitted(admit("short", duration_s=5.0))
+    remembered.remember_admitted(admit("long", duration_s=50.0))
+    assert sorted(remembered.deadlines()) == [clock.now + 5.0, clock.now + 50.0]
+    clock.advance(5.0)
+    assert remembered.expired() == [("short", 0)]
+
+
+def test_an_ended_attempt_is_remembered_and_its_request_is_not() -> None:
+    remembered = Admissions(FakeClock())
+    remembered.remember_admitted(admit("r"))
+    remembered.mark_ended(("r", 0))
+    # One that was never announced, for its Abort may overtake its Admit.
+    remembered.mark_ended(("other", 3))
+    assert remembered.find_admitted(("r", 0)) is None and remembered.deadlines() == []
+    assert remembered.has_ended(("r", 0)) and remembered.has_ended(("other", 3))
+    assert not remembered.has_ended(("r", 1))
+
+
+def test_the_oldest_ends_are_forgotten() -> None:
+    remembered = Admissions(FakeClock())
+    for i in range(admissions.NUM_ENDED_REMEMBERED + 2):
+        remembered.mark_ended((f"r{i}", 0))
+    assert [remembered.has_ended((f"r{i}", 0)) for i in range(4)] == [False, False, True, True]

@@ -1,0 +1,45 @@
+"""What is inside a page: sizes, the tensor that a backend sees, and the tag that two workers compare."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from engine.attention.layout import KvHeadLayout
+from engine.kvcache.pool import CpuKvPool
+
+LAYOUT = KvHeadLayout(num_layers=3, page_size=4, num_kv_heads=2, head_dim=8, dtype="bfloat16")
+
+
+def test_a_page_is_one_piece_of_the_pool_s_memory() -> None:
+    pool = CpuKvPool(LAYOUT, 5, "layout")
+    kv = LAYOUT.view(pool.memory)
+    assert kv.shape == (5, 3, 2, 4, 2, 8) and kv.dtype is torch.bfloat16
+    assert LAYOUT.page_bytes == 3 * 2 * 4 * 2 * 8 * 2
+    kv[2] = 1.5
+    assert kv[2].is_contiguous()
+    assert pool.memory.any(dim=1).tolist() == [False, False, True, False, False]
+
+
+def test_tags_are_equal_where_everything_is() -> None:
+    assert LAYOUT.tag == "kv-by-head/bfloat16/3x2x4x2x8"
+    changes = {"num_layers": 4, "page_size": 2, "num_kv_heads": 8, "head_dim": 2, "dtype": "float16"}
+    others = [replace(LAYOUT, **{name: value}) for name, value in changes.items()]
+    assert len({layout.tag for layout in (LAYOUT, replace(LAYOUT), *others)}) == 1 + len(changes)
+
+
+@pytest.mark.parametrize(("num_tokens", "num_pages"), [(0, 0), (1, 1), (4, 1), (5, 2)])
+def test_pages_for_tokens(num_tokens: int, num_pages: int) -> None:
+    assert LAYOUT.num_pages_for(num_tokens) == num_pages
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"dtype": "int4"}, "dtype 'int4' is not one of float32, bfloat16, float16"),
+        ({"page_size": 0}, "page_size must be at least 1, not 0"),
+    ],
+)
+def test_impossible_layouts_are_refused(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        replace(LAYOUT, **changes)

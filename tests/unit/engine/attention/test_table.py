@@ -1,0 +1,24 @@
+"""Every backend of the table is where the table says."""
+
+import importlib.util
+
+import pytest
+import torch
+
+from engine.attention.layout import KvHeadLayout
+from engine.attention.table import ATTENTION_BACKENDS
+from tests.fakes.page_layout import OpaqueLayout
+
+HAS_CUDA_PACKAGES = all(importlib.util.find_spec(name) for name in ("cuda", "flashinfer", "triton"))
+LAYOUT = KvHeadLayout(num_layers=2, page_size=16, num_kv_heads=2, head_dim=64, dtype="bfloat16")
+
+
+@pytest.mark.parametrize("name", ATTENTION_BACKENDS.names)
+def test_a_backend_says_what_it_does_not_compute(name: str) -> None:
+    if name not in ATTENTION_BACKENDS.for_device("cpu") and not HAS_CUDA_PACKAGES:
+        pytest.skip("the packages for GPUs are not here")
+    backend = ATTENTION_BACKENDS.load(name)
+    for device in ("cpu", "cuda"):
+        works = name in ATTENTION_BACKENDS.for_device(device)
+        assert (backend.why_not(LAYOUT, 4, torch.device(device)) == "") == works
+        assert "opaque/16x64" in backend.why_not(OpaqueLayout(16, 64), 4, torch.device(device))

@@ -1,0 +1,153 @@
+"""Page bookkeeping against a brute-force model."""
+
+from dataclasses import dataclass, field
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from engine.kvcache.cache_manager import CacheManager, PageHandle
+from engine.kvcache.eviction.table import EVICTION_POLICIES
+from tests.fakes.transport import ManualCompletion
+
+PAGE_SIZE = 2
+NUM_PAGES = 10
+TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=11)
+NAMESPACES = st.sampled_from(["", "tenant"])
+MOVING_KEYS = ("tests.fakes.eviction:NeverTheSame", "tests.fakes.eviction:EverLater")
+
+
+@dataclass(eq=False)
+class Held:
+    handle: PageHandle
+    namespace: str
+    tokens: list[int]
+    computed_len: int
+
+    def prefix(self, page_index: int) -> tuple[object, ...]:
+        """What the KV of a page depends on: everything up to its end."""
+        return (self.namespace, *self.tokens[: (page_index + 1) * PAGE_SIZE])
+
+    copies: list[ManualCompletion] = field(default_factory=list)
+
+
+class CacheMachine(RuleBasedStateMachine):
+    """Writes into a model of every page what its owner computes there, and reads it back at every reuse: a page that
+    is given out while it is held, or found under other tokens, shows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cache = CacheManager(NUM_PAGES, PAGE_SIZE)
+        self.held: list[Held] = []
+        self.deferred: list[tuple[list[int], list[ManualCompletion]]] = []
+        self.content: dict[int, tuple[object, ...]] = {}
+
+    @initialize(policy=st.sampled_from((*EVICTION_POLICIES.names, *MOVING_KEYS)))
+    def choose_policy(self, policy: str) -> None:
+        self.cache = CacheManager(NUM_PAGES, PAGE_SIZE, policy)
+
+    def computed(self, held: Held, length: int) -> None:
+        for i in range(length // PAGE_SIZE):
+            page_id, prefix = held.handle.page_ids[i], held.prefix(i)
+            if (i + 1) * PAGE_SIZE <= held.computed_len:
+                assert self.content[page_id] == prefix, "a page in use was overwritten"
+            else:
+                assert i >= held.handle.num_shared, "a shared page was written"
+                self.content[page_id] = prefix
+        held.computed_len = max(held.computed_len, length)
+
+    @rule(tokens=TOKENS, namespace=NAMESPACES, priority=st.integers(0, 2), reserved=st.integers(0, 3))
+    def acquire(self, tokens: list[int], namespace: str, priority: int, reserved: int) -> None:
+        available = self.cache.num_available_pages
+        handle = self.cache.acquire_pages(
+            tokens,
+            len(tokens),
+            max_cached_len=len(tokens) - 1,
+            namespace=namespace,
+            priority=priority,
+            num_reserved=reserved,
+        )
+        if handle is None:
+            assert -(-len(tokens) // PAGE_SIZE) + reserved > available - self.num_matchable(tokens)
+            return
+        held = Held(handle, namespace, tokens, handle.cached_len)
+        for i in range(handle.num_shared):
+            assert self.content[handle.page_ids[i]] == held.prefix(i), "a wrong page was found"
+        in_use = {p for h in self.held for p in h.handle.page_ids} | {p for pages, _ in self.deferred for p in pages}
+        assert not in_use & set(handle.page_ids[handle.num_shared :]), "a page was given out twice"
+        self.held.append(held)
+
+    def num_matchable(self, tokens: list[int]) -> int:
+        return (len(tokens) - 1) // PAGE_SIZE
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def compute(self, data: st.DataObject) -> None:
+        held = data.draw(st.sampled_from(self.held))
+        length = data.draw(st.integers(held.computed_len, len(held.tokens)))
+        self.computed(held, length)
+        self.cache.cache_pages(held.handle, held.tokens, held.computed_len)
+        for i in range(held.computed_len // PAGE_SIZE):
+            assert self.content[held.handle.page_ids[i]] == held.prefix(i)
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data(), token=st.integers(0, 1))
+    def grow(self, data: st.DataObject, token: int) -> None:
+        held = data.draw(st.sampled_from(self.held))
+        pages_before = list(held.handle.page_ids)
+        if self.cache.grow_pages(held.handle, len(held.tokens) + 1):
+            held.tokens = [*held.tokens, token]
+        else:
+            assert list(held.handle.page_ids) == pages_before and self.cache.num_available_pages == 0
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data(), num_copies=st.integers(0, 2))
+    def release(self, data: st.DataObject, num_copies: int) -> None:
+        held = self.held.pop(data.draw(st.integers(0, len(self.held) - 1)))
+        copies = [ManualCompletion() for _ in range(num_copies)]
+        if copies:
+            self.deferred.append((list(held.handle.page_ids), copies))
+        self.cache.release_pages(held.handle, after=copies)
+
+    @precondition(lambda self: self.deferred)
+    @rule(data=st.data())
+    def complete(self, data: st.DataObject) -> None:
+        index = data.draw(st.integers(0, len(self.deferred) - 1))
+        copies = self.deferred[index][1]
+        copies.pop().is_done = True
+        if not copies:
+            self.deferred.pop(index)
+        self.cache.free_deferred_pages()
+
+    @rule(tokens=TOKENS, namespace=NAMESPACES)
+    def touch(self, tokens: list[int], namespace: str) -> None:
+        self.cache.touch(tokens, namespace)
+        pages = self.cache.peek(tokens, namespace)
+        assert [self.content[p] for p in pages] == [
+            (namespace, *tokens[: (i + 1) * PAGE_SIZE]) for i in range(len(pages))
+        ]
+
+    @invariant()
+    def is_whole(self) -> None:
+        assert self.cache.check_integrity() == ""
+        counts = (
+            self.cache.num_free_pages,
+            self.cache.num_cached_pages,
+            self.cache.num_locked_pages,
+            self.cache.num_leased_pages,
+        )
+        assert min(counts) >= 0 and sum(counts) == NUM_PAGES
+
+    def teardown(self) -> None:
+        for held in self.held:
+            self.cache.release_pages(held.handle)
+        for _, copies in self.deferred:
+            for copy in copies:
+                copy.is_done = True
+        self.cache.free_deferred_pages()
+        assert self.cache.num_locked_pages == 0
+        assert self.cache.num_free_pages + self.cache.num_cached_pages == NUM_PAGES
+
+
+CacheMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestCacheMachine = CacheMachine.TestCase

@@ -1,0 +1,45 @@
+"""The tokenizer of a GGUF file."""
+
+from typing import Any
+
+import pytest
+from tokenizers import pre_tokenizers
+
+from engine.weights.gguf_tokenizer import build_tokenizer
+
+ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
+TOKENS = [*ALPHABET, "Ġt", "he", "Ġthe", "<s>", "</s>", "<eot>", "<tool>"]
+BOS, EOS, EOT = (TOKENS.index(token) for token in ("<s>", "</s>", "<eot>"))
+METADATA: dict[str, Any] = {
+    "tokenizer.ggml.model": "gpt2",
+    "tokenizer.ggml.pre": "llama-bpe",
+    "tokenizer.ggml.tokens": TOKENS,
+    "tokenizer.ggml.token_type": [1] * (len(TOKENS) - 4) + [3, 3, 3, 4],
+    "tokenizer.ggml.merges": ["Ġ t", "h e", "Ġt he"],
+    "tokenizer.ggml.bos_token_id": BOS,
+    "tokenizer.ggml.eos_token_id": EOS,
+    "tokenizer.ggml.eot_token_id": EOT,
+}
+
+
+@pytest.mark.parametrize(
+    ("pre", "pieces"),
+    {
+        "gpt-2": ["I", "'", "M", "Ġ12345", "ĊĊ", "Ġx"],
+        "smollm": ["I", "'", "M", "Ġ", "1", "2", "3", "4", "5", "ĊĊ", "Ġx"],
+        "llama-bpe": ["I", "'M", "Ġ", "123", "45", "ĊĊ", "Ġx"],
+        "qwen2": ["I", "'M", "Ġ", "1", "2", "3", "4", "5", "ĊĊ", "Ġx"],
+    }.items(),
+)
+def test_each_pre_tokenizer_splits_its_own_way(pre: str, pieces: list[str]) -> None:
+    tokenizer = build_tokenizer(METADATA | {"tokenizer.ggml.pre": pre})
+    assert [piece for piece, _ in tokenizer.pre_tokenizer.pre_tokenize_str("I'M 12345\n\n x")] == pieces
+
+
+def test_special_tokens_and_bos_follow_the_metadata() -> None:
+    tokenizer = build_tokenizer(METADATA)
+    ids = tokenizer.encode(" the<eot><tool>").ids
+    assert ids == [BOS, TOKENS.index("Ġthe"), EOT, TOKENS.index("<tool>")]
+    assert tokenizer.decode(ids) == " the<tool>"
+    plain = build_tokenizer(METADATA | {"tokenizer.ggml.add_bos_token": False})
+    assert plain.encode(" the").ids == [TOKENS.index("Ġthe")]

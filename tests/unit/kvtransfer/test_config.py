@@ -1,0 +1,21 @@
+"""What links can be told."""
+
+import pytest
+
+from kvtransfer.config import LinkConfig
+from kvtransfer.transports.table import TRANSPORTS
+
+
+def test_every_transport_may_be_named() -> None:
+    assert LinkConfig(TRANSPORTS.names).transports == TRANSPORTS.names
+
+
+def test_names_that_mean_nothing_are_refused() -> None:
+    with pytest.raises(ValueError, match="at least one transport"):
+        LinkConfig(())
+    with pytest.raises(ValueError, match="transport must be one of nvlink, shared_memory, tcp"):
+        LinkConfig(("shared_memory", "carrier_pigeon"))
+
+
+def test_a_transport_of_one_s_own_is_named_by_where_it_is() -> None:
+    LinkConfig(("tests.fakes.transport:ScriptedOpening",))

@@ -1,0 +1,64 @@
+"""When a sender may open its next epoch."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+
+import pytest
+
+from kvtransfer.events import ReceiverLinkOpened, SenderLinkClosed, SenderLinkOpened
+from tests.fakes.link_ends import ReceiverEnd, SenderEnd, wait_until
+from tests.fakes.transport import ScriptedOpening
+
+# Longer than the dialer waits between two tries.
+TOO_LONG_S = 0.6
+
+
+async def break_stream(sender: SenderEnd, receiver: ReceiverEnd) -> None:
+    (opened,) = sender.of(SenderLinkOpened)
+    receiver.links.close_link(opened.epoch, "broken")
+    await wait_until(lambda: len(sender.of(SenderLinkClosed)) == 1)
+
+
+async def forget_peer(sender: SenderEnd, receiver: ReceiverEnd) -> None:
+    sender.links.set_peers([])
+    await wait_until(lambda: len(sender.of(SenderLinkClosed)) == 1)
+    sender.links.set_peers([receiver.peer])
+
+
+async def forget_peer_for_a_moment(sender: SenderEnd, receiver: ReceiverEnd) -> None:
+    sender.links.set_peers([])
+    sender.links.set_peers([receiver.peer])
+    await wait_until(lambda: len(sender.of(SenderLinkClosed)) == 1)
+
+
+async def break_stream_and_forget_peer(sender: SenderEnd, receiver: ReceiverEnd) -> None:
+    await break_stream(sender, receiver)
+    for peers in ([], [receiver.peer], [], [receiver.peer]):
+        sender.links.set_peers(peers)
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize(
+    "end_first", [break_stream, forget_peer, forget_peer_for_a_moment, break_stream_and_forget_peer]
+)
+def test_next_epoch_waits_for_the_copies_of_the_one_before(
+    end_first: Callable[[SenderEnd, ReceiverEnd], Awaitable[None]],
+) -> None:
+    """A decode worker takes a new epoch as proof that the old one is quiet, and gives its pages to others."""
+
+    async def scenario() -> None:
+        transports = {"scripted": ScriptedOpening()}
+        async with ReceiverEnd(transports) as receiver, SenderEnd(transports) as sender:
+            sender.links.set_peers([receiver.peer])
+            await wait_until(lambda: len(sender.opened) == 1)
+            await end_first(sender, receiver)
+            # The engine thread has not said yet that the copies of the first epoch are over.
+            with suppress(TimeoutError):
+                await wait_until(lambda: len(receiver.of(ReceiverLinkOpened)) > 1, TOO_LONG_S)
+            assert len(receiver.of(ReceiverLinkOpened)) == 1
+            (closed,) = sender.of(SenderLinkClosed)
+            closed.when_quiet()
+            await wait_until(lambda: len(sender.opened) == 2)
+
+    asyncio.run(scenario())

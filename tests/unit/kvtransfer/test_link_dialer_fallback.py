@@ -1,0 +1,227 @@
+"""What a sender does when its end of a transport does not open: the next best is tried, and nothing is left behind."""
+
+import asyncio
+import logging
+import threading
+
+import pytest
+
+from engine.kvcache.pool import CpuKvPool
+from kvtransfer import link_dialer
+from kvtransfer.events import (
+    FromLink,
+    ReceiverLinkClosed,
+    ReceiverLinkOpened,
+    SenderLinkClosed,
+    SenderLinkFailed,
+    SenderLinkOpened,
+)
+from kvtransfer.transports import opening
+from kvtransfer.transports.shared_memory import SharedMemory
+from kvtransfer.transports.tcp import Tcp
+from tandem.messages import LinkState, Renewed, Revoke
+from tests.fakes.link_ends import ReceiverEnd, SenderEnd, wait_until
+from tests.fakes.page_layout import OpaqueLayout
+from tests.fakes.transport import ScriptedOpening, ScriptedTransport
+from tests.fakes.workers import WorkerPair
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING and r.name.startswith("kvtransfer")]
+
+
+def test_the_second_is_taken_if_the_first_cannot_be_opened(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        first, second = ScriptedOpening(), ScriptedOpening()
+        first.sender_error = ValueError("the pool cannot be mapped")
+        transports = {"first": first, "second": second}
+        async with ReceiverEnd(transports) as receiver, SenderEnd(transports) as sender:
+            sender.links.set_peers([receiver.peer])
+            await wait_until(lambda: sender.opened == ["second"])
+            assert warnings(caplog) == [
+                f"link to {receiver.peer.worker_id}: transport first cannot be opened: the pool cannot be mapped; "
+                "second is tried next"
+            ]
+            assert receiver.offers == [("first", "second"), ("second",)]
+            await wait_until(lambda: len(receiver.of(ReceiverLinkClosed)) == 1)
+            # Nor is it offered to that life of that worker again.
+            (opened,) = sender.of(SenderLinkOpened)
+            receiver.links.close_link(opened.epoch, "broken")
+            await wait_until(lambda: len(sender.of(SenderLinkClosed)) == 1)
+            sender.of(SenderLinkClosed)[0].when_quiet()
+            await wait_until(lambda: len(sender.opened) == 2)
+            assert receiver.offers[2:] == [("second",)]
+            assert first.senders == [] and not sender.of(SenderLinkFailed)
+
+    asyncio.run(scenario())
+
+
+def test_another_worker_is_offered_all_of_them() -> None:
+    async def scenario() -> None:
+        here, there = ScriptedOpening(), ScriptedOpening()
+        here.sender_error = OSError("unreachable")
+        transports = {"first": here, "second": there}
+        async with ReceiverEnd(transports) as one, ReceiverEnd(transports) as other, SenderEnd(transports) as sender:
+            sender.links.set_peers([one.peer])
+            await wait_until(lambda: sender.opened == ["second"])
+            here.sender_error = None
+            sender.links.set_peers([one.peer, other.peer])
+            await wait_until(lambda: sender.opened == ["second", "first"])
+            assert other.offers == [("first", "second")]
+
+    asyncio.run(scenario())
+
+
+def test_when_none_is_left_the_router_is_told_and_all_are_tried_again(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link_dialer, "REOPEN_DELAY_S", 0.3)
+
+    async def scenario() -> None:
+        first, second = ScriptedOpening(), ScriptedOpening()
+        first.sender_error, second.sender_error = ValueError("not this host"), OSError("connection refused")
+        transports = {"first": first, "second": second}
+        async with ReceiverEnd(transports) as receiver, SenderEnd(transports) as sender:
+            sender.links.set_peers([receiver.peer])
+            await wait_until(lambda: len(sender.of(SenderLinkFailed)) == 1)
+            (failed,) = sender.of(SenderLinkFailed)
+            assert (failed.peer_id, failed.peer_incarnation) == (receiver.peer.worker_id, receiver.peer.incarnation)
+            assert failed.reason == ("no transport can be opened: first: not this host; second: connection refused")
+            assert [line.rpartition("; ")[2] for line in warnings(caplog)] == ["second is tried next", "none is left"]
+            assert first.num_attempts == 2, "an end here, an end there, and a pause"
+            first.sender_error = None
+            await wait_until(lambda: sender.opened == ["first"])
+            assert receiver.offers == [("first", "second"), ("second",), ("first", "second")]
+
+    asyncio.run(scenario())
+
+
+def test_a_receiver_that_can_open_none_is_reported_and_left_alone_for_a_while(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link_dialer, "REOPEN_DELAY_S", 0.3)
+
+    async def scenario() -> None:
+        transport = ScriptedOpening()
+        transport.receiver_error = OSError("no such address")
+        async with ReceiverEnd({"only": transport}) as receiver, SenderEnd({"only": transport}) as sender:
+            sender.links.set_peers([receiver.peer])
+            await wait_until(lambda: len(sender.of(SenderLinkFailed)) == 1)
+            assert "only: no such address" in sender.of(SenderLinkFailed)[0].reason
+            assert transport.num_attempts == 1
+            transport.receiver_error = None
+            await wait_until(lambda: sender.opened == ["only"])
+            assert transport.num_attempts == 3
+
+    asyncio.run(scenario())
+
+
+def test_workers_without_a_common_transport_say_so() -> None:
+    async def scenario() -> None:
+        async with (
+            ReceiverEnd({"theirs": ScriptedOpening()}) as receiver,
+            SenderEnd({"ours": ScriptedOpening()}) as sender,
+        ):
+            sender.links.set_peers([receiver.peer])
+            await wait_until(lambda: len(sender.of(SenderLinkFailed)) == 1)
+            assert "no common transport: ours at the sender, theirs here" in sender.of(SenderLinkFailed)[0].reason
+
+    asyncio.run(scenario())
+
+
+def test_opening_slowly_holds_up_nobody_else() -> None:
+    async def scenario() -> None:
+        slow, quick = ScriptedOpening(), ScriptedOpening()
+        slow.may_open.clear()
+        # The receivers' ends are others, and open at once.
+        async with (
+            ReceiverEnd({"slow": ScriptedOpening()}) as one,
+            ReceiverEnd({"quick": ScriptedOpening()}) as other,
+            SenderEnd({"slow": slow, "quick": quick}) as sender,
+        ):
+            sender.links.set_peers([one.peer])
+            await wait_until(lambda: slow.num_attempts == 1)
+            sender.links.set_peers([one.peer, other.peer])
+            await wait_until(lambda: sender.opened == ["quick"])
+            assert not slow.senders
+            slow.may_open.set()
+            await wait_until(lambda: sender.opened == ["quick", "slow"])
+
+    asyncio.run(scenario())
+
+
+def test_what_opens_after_its_deadline_is_closed_again(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(opening, "OPEN_TIMEOUT_S", 0.2)
+
+    async def scenario() -> None:
+        hanging = ScriptedOpening()
+        hanging.may_open.clear()
+        ours, theirs = {"hanging": hanging, "second": ScriptedOpening()}, ScriptedOpening()
+        async with ReceiverEnd({"hanging": theirs, "second": theirs}) as receiver, SenderEnd(ours) as sender:
+            sender.links.set_peers([receiver.peer])
+            await wait_until(lambda: sender.opened == ["second"])
+            (line,) = warnings(caplog)
+            assert "transport hanging cannot be opened: it did not open within 0.2 s; second is tried next" in line
+            hanging.may_open.set()
+            await wait_until(lambda: bool(hanging.senders) and hanging.senders[0].aborted)
+
+    asyncio.run(scenario())
+    assert_no_thread_is_left()
+
+
+def test_a_link_that_is_dropped_while_it_opens_leaves_nothing_open() -> None:
+    async def scenario() -> None:
+        hanging, theirs = ScriptedOpening(), ScriptedOpening()
+        hanging.may_open.clear()
+        async with ReceiverEnd({"only": theirs}) as receiver, SenderEnd({"only": hanging}) as sender:
+            sender.links.set_peers([receiver.peer])
+            await wait_until(lambda: hanging.num_attempts == 1)
+            sender.links.set_peers([])
+            await wait_until(lambda: len(receiver.of(ReceiverLinkClosed)) == 1)
+            hanging.may_open.set()
+            await wait_until(lambda: bool(hanging.senders) and hanging.senders[0].aborted)
+            assert sender.events == [], "the engine thread knows of no epoch that it would have to end"
+
+    asyncio.run(scenario())
+    assert_no_thread_is_left()
+
+
+def test_pages_go_by_tcp_where_the_pool_cannot_be_mapped() -> None:
+    """With the real transports: what the receiver tells of its pool does not fit the sender's pages."""
+
+    async def scenario() -> None:
+        source = CpuKvPool(OpaqueLayout(4, 96), 4, "fallback-source")
+        destination = CpuKvPool(OpaqueLayout(4, 64), 4, "fallback-destination")
+        ours = {"shared_memory": SharedMemory(source, "127.0.0.1"), "tcp": Tcp(source, "127.0.0.1")}
+        theirs = {"shared_memory": SharedMemory(destination, "127.0.0.1"), "tcp": Tcp(destination, "127.0.0.1")}
+        async with ReceiverEnd(theirs) as receiver, SenderEnd(ours) as sender:
+            sender.links.set_peers([receiver.peer])
+            await wait_until(lambda: sender.opened == ["tcp"])
+            # Something is said on that epoch, in either direction.
+            (opened,) = sender.of(SenderLinkOpened)
+            sender.links.send(opened.epoch, [Renewed("lease")])
+            receiver.links.send(opened.epoch, [Revoke("lease")])
+            await wait_until(lambda: len(receiver.of(FromLink)) == len(sender.of(FromLink)) == 1)
+            for end in (opened.transport, *(event.transport for event in receiver.of(ReceiverLinkOpened))):
+                await wait_until(end.abort().done)
+
+    asyncio.run(scenario())
+
+
+def test_the_router_hears_why_there_is_no_link() -> None:
+    pair = WorkerPair(open_sender=lambda *_: ScriptedTransport())
+    pair.cut_link()
+    pair.p.outbox.router.clear()
+    pair.p.scheduler.receive(SenderLinkFailed("d", "d-life", "no transport can be opened: tcp: refused"))
+    assert pair.p.outbox.router == [
+        LinkState("d", "d-life", up=False, reason="no transport can be opened: tcp: refused")
+    ]
+
+
+def assert_no_thread_is_left() -> None:
+    for thread in threading.enumerate():
+        if thread.name in ("open-transport", "let-go-transport"):
+            thread.join(5.0)
+            assert not thread.is_alive()

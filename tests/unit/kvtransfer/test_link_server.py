@@ -1,0 +1,162 @@
+"""Whom a receiver refuses, and what it does when its end of a transport does not open."""
+
+import asyncio
+import logging
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from kvtransfer.events import ReceiverLinkClosed, ReceiverLinkOpened
+from kvtransfer.transports import opening
+from tandem.messages import PROTOCOL_VERSION, LinkHello, LinkRefused, LinkWelcome, PageFormat, Renewed
+from tandem.rpc.batch_writer import BatchWriter
+from tandem.rpc.channel import open_channel
+from tandem.rpc.codec import RECEIVER_CODEC, SENDER_CODEC
+from tandem.v1 import kv_link_pb2_grpc
+from tests.fakes.link_ends import PAGE_FORMAT, ReceiverEnd, SenderEnd, wait_until
+from tests.fakes.transport import ScriptedOpening
+
+
+def hello_to(receiver: ReceiverEnd, *transports: str) -> LinkHello:
+    return LinkHello(PROTOCOL_VERSION, "p", "p life", 1, receiver.peer.incarnation, PAGE_FORMAT, transports)
+
+
+async def answer_to(receiver: ReceiverEnd, message: Any) -> Any:
+    """The first that a receiver says to who begins a link with this."""
+    writer = BatchWriter(SENDER_CODEC)
+    writer.send([message])
+    async with open_channel(receiver.peer.address) as channel:
+        call = kv_link_pb2_grpc.KvLinkStub(channel).Link(writer.batches())
+        (answer, *_) = RECEIVER_CODEC.decode(await call.read())
+        return answer
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"protocol_version": PROTOCOL_VERSION + 1}, f"protocol version {PROTOCOL_VERSION + 1} is not"),
+        ({"receiver_incarnation": "an earlier life"}, "has restarted"),
+        ({"page_format": PageFormat("fake", 64, "another layout")}, "another layout.* at the sender, .*'fake'.* here"),
+        ({"page_format": PageFormat("other weights", 64, "fake")}, "other weights.* at the sender"),
+    ],
+)
+def test_what_would_corrupt_pages_later_is_refused(change: dict[str, Any], reason: str) -> None:
+    async def scenario() -> None:
+        async with ReceiverEnd({"only": ScriptedOpening()}) as receiver:
+            answer = await answer_to(receiver, replace(hello_to(receiver, "only"), **change))
+            assert isinstance(answer, LinkRefused) and not answer.no_transport
+            assert re.search(reason, answer.reason)
+            assert receiver.events == []
+
+    asyncio.run(scenario())
+
+
+def test_a_link_begins_with_hello() -> None:
+    async def scenario() -> None:
+        async with ReceiverEnd({"only": ScriptedOpening()}) as receiver:
+            assert await answer_to(receiver, Renewed("lease")) == LinkRefused("a link begins with LinkHello")
+
+    asyncio.run(scenario())
+
+
+def test_the_sender_s_best_transport_that_both_have_is_taken() -> None:
+    async def scenario() -> None:
+        transports = {name: ScriptedOpening() for name in ("first", "second")}
+        async with ReceiverEnd(transports) as receiver:
+            answer = await answer_to(receiver, hello_to(receiver, "unknown", "second", "first"))
+            assert isinstance(answer, LinkWelcome)
+            assert (answer.transport, answer.endpoint) == ("second", b"scripted")
+            refused = await answer_to(receiver, hello_to(receiver, "unknown"))
+            assert refused == LinkRefused("no common transport: unknown at the sender, first, second here", True)
+
+    asyncio.run(scenario())
+
+
+def test_the_next_best_is_taken_in_the_same_handshake(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        first, second = ScriptedOpening(), ScriptedOpening()
+        first.receiver_error = OSError("no such address")
+        theirs = {"first": first, "second": second}
+        async with (
+            ReceiverEnd(theirs) as receiver,
+            SenderEnd({name: ScriptedOpening() for name in theirs}) as sender,
+        ):
+            sender.links.set_peers([receiver.peer])
+            await wait_until(lambda: sender.opened == ["second"])
+            assert receiver.offers == [("first", "second")]
+            lines = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
+            assert lines == [
+                "link from p: transport first cannot be opened: no such address; second is tried next",
+            ]
+
+    asyncio.run(scenario())
+
+
+def test_who_can_open_none_of_them_says_why() -> None:
+    async def scenario() -> None:
+        first, second = ScriptedOpening(), ScriptedOpening()
+        first.receiver_error, second.receiver_error = OSError("no such address"), KeyError("surprise")
+        async with ReceiverEnd({"first": first, "second": second}) as receiver:
+            answer = await answer_to(receiver, hello_to(receiver, "first", "second"))
+            assert answer == LinkRefused(
+                "the receiver can open none of the transports: first: no such address; second: KeyError('surprise')",
+                True,
+            )
+            assert receiver.events == []
+
+    asyncio.run(scenario())
+
+
+def test_a_slow_handshake_holds_up_no_other() -> None:
+    async def scenario() -> None:
+        slow, quick = ScriptedOpening(), ScriptedOpening()
+        slow.may_open.clear()
+        async with (
+            ReceiverEnd({"slow": slow, "quick": quick}) as receiver,
+            SenderEnd({"slow": ScriptedOpening()}, worker_id="p0") as one,
+            SenderEnd({"quick": ScriptedOpening()}, worker_id="p1") as other,
+        ):
+            one.links.set_peers([receiver.peer])
+            await wait_until(lambda: slow.num_attempts == 1)
+            other.links.set_peers([receiver.peer])
+            await wait_until(lambda: other.opened == ["quick"])
+            assert one.opened == []
+            slow.may_open.set()
+            await wait_until(lambda: one.opened == ["slow"])
+
+    asyncio.run(scenario())
+
+
+def test_what_opens_after_its_deadline_is_closed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(opening, "OPEN_TIMEOUT_S", 0.2)
+
+    async def scenario() -> None:
+        hanging = ScriptedOpening()
+        hanging.may_open.clear()
+        async with ReceiverEnd({"hanging": hanging, "second": ScriptedOpening()}) as receiver:
+            answer = await answer_to(receiver, hello_to(receiver, "hanging", "second"))
+            assert isinstance(answer, LinkWelcome) and answer.transport == "second"
+            hanging.may_open.set()
+            await wait_until(lambda: bool(hanging.receivers) and hanging.receivers[0].aborted)
+
+    asyncio.run(scenario())
+
+
+def test_a_sender_that_leaves_while_the_link_opens_leaves_nothing_open() -> None:
+    async def scenario() -> None:
+        hanging = ScriptedOpening()
+        hanging.may_open.clear()
+        async with ReceiverEnd({"only": hanging}) as receiver, SenderEnd({"only": ScriptedOpening()}) as sender:
+            sender.links.set_peers([receiver.peer])
+            await wait_until(lambda: hanging.num_attempts == 1)
+            sender.links.set_peers([])
+            await wait_until(lambda: not sender.links._ending)
+            # Its stream's end reaches the receiver before the receiver's end has opened.
+            await asyncio.sleep(0.2)
+            hanging.may_open.set()
+            await wait_until(lambda: bool(hanging.receivers) and hanging.receivers[0].aborted)
+            assert receiver.of(ReceiverLinkOpened) == receiver.of(ReceiverLinkClosed) == []
+
+    asyncio.run(scenario())

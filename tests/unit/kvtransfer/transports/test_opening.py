@@ -1,0 +1,102 @@
+"""Opening an end of a transport: it waits for nobody, and nothing that nobody wants stays open."""
+
+import asyncio
+import threading
+
+import pytest
+
+from kvtransfer.transports import opening
+from kvtransfer.transports.opening import OpeningError, open_end
+from tests.fakes.link_ends import wait_until
+from tests.fakes.transport import ScriptedTransport
+
+
+def test_an_end_that_opens_is_handed_out() -> None:
+    end = ScriptedTransport()
+    assert asyncio.run(open_end(lambda: end)) is end
+    assert not end.aborted
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (ValueError("no such pool"), "no such pool"),
+        (ConnectionRefusedError(111, "Connection refused"), "[Errno 111] Connection refused"),
+        # Not the deadline, though of the same kind.
+        (TimeoutError("timed out"), "timed out"),
+        (OSError(), "OSError()"),
+        (ZeroDivisionError("surprise"), "ZeroDivisionError('surprise')"),
+    ],
+)
+def test_whatever_goes_wrong_is_a_reason(error: Exception, reason: str) -> None:
+    def fail() -> ScriptedTransport:
+        raise error
+
+    with pytest.raises(OpeningError) as raised:
+        asyncio.run(open_end(fail))
+    assert str(raised.value) == reason and type(raised.value.__cause__) is type(error)
+
+
+def test_what_is_late_is_closed_by_the_thread_that_opened_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(opening, "OPEN_TIMEOUT_S", 0.05)
+    end, may_open = ScriptedTransport(), threading.Event()
+    end.copy_pages(0, [1], [1])
+
+    def open_late() -> ScriptedTransport:
+        assert may_open.wait(10.0)
+        return end
+
+    async def scenario() -> None:
+        with pytest.raises(OpeningError, match=r"did not open within 0.05 s"):
+            await open_end(open_late)
+        may_open.set()
+        await wait_until(lambda: end.aborted)
+        # It keeps looking until the end has let go of what it held.
+        await asyncio.sleep(0.05)
+        assert any(thread.name == "open-transport" for thread in threading.enumerate())
+        end.complete_all()
+        await wait_until(lambda: all(thread.name != "open-transport" for thread in threading.enumerate()))
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("opened_before", [True, False])
+def test_what_a_cancelled_task_was_opening_is_closed(opened_before: bool) -> None:
+    end, may_open, opened = ScriptedTransport(), threading.Event(), threading.Event()
+
+    def open_now() -> ScriptedTransport:
+        assert may_open.wait(10.0)
+        opened.set()
+        return end
+
+    async def scenario() -> None:
+        task = asyncio.create_task(open_end(open_now))
+        await asyncio.sleep(0.05)
+        if opened_before:
+            # The task is cancelled before the loop can tell it that the end has opened.
+            may_open.set()
+            assert opened.wait(10.0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        may_open.set()
+        await wait_until(lambda: end.aborted)
+
+    asyncio.run(scenario())
+
+
+def test_the_loop_goes_on_meanwhile() -> None:
+    may_open = threading.Event()
+
+    def open_now() -> ScriptedTransport:
+        assert may_open.wait(10.0)
+        return ScriptedTransport()
+
+    async def scenario() -> None:
+        slow = asyncio.create_task(open_end(open_now))
+        await asyncio.wait_for(open_end(ScriptedTransport), 5.0)
+        assert not slow.done()
+        may_open.set()
+        await slow
+
+    asyncio.run(scenario())

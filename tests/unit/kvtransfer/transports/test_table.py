@@ -1,0 +1,28 @@
+"""What the names of transports stand for."""
+
+import pytest
+
+from engine.kvcache.pool import CpuKvPool
+from kvtransfer.transports.base import Transport
+from kvtransfer.transports.opening import load_transports
+from kvtransfer.transports.shared_memory import SharedMemory
+from kvtransfer.transports.table import TRANSPORTS
+from tests.fakes.page_layout import OpaqueLayout
+
+
+# Those for GPUs are loaded where there is one: tests/gpu/kvtransfer/transports/test_table.py.
+@pytest.mark.parametrize("name", TRANSPORTS.for_device("cpu"))
+def test_every_name_is_a_transport(name: str) -> None:
+    pool = CpuKvPool(OpaqueLayout(4, 64), 2, f"table-{name}")
+    assert isinstance(load_transports([name], pool, "127.0.0.1")[name], Transport)
+
+
+class OwnTransport(SharedMemory):
+    """A transport that is in no table."""
+
+
+def test_a_transport_of_one_s_own_is_taken_by_where_it_is() -> None:
+    name = f"{__name__}:OwnTransport"
+    transports = load_transports(["tcp", name], CpuKvPool(OpaqueLayout(4, 64), 2, "table-own"), "127.0.0.1")
+    assert list(transports) == ["tcp", name]
+    assert isinstance(transports[name], OwnTransport)

@@ -1,0 +1,54 @@
+"""What the names of prefill policies stand for, and that each of them serves everybody."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from engine.kvcache.cache_manager import CacheManager
+from prefill_worker.config import PrefillConfig
+from prefill_worker.policies.base import PrefillPolicy
+from prefill_worker.policies.table import PREFILL_POLICIES
+from prefill_worker.queue import QueuedRequest
+from tandem.messages import FirstToken
+from tests.fakes.engine import expected_tokens
+from tests.fakes.workers import WorkerPair
+
+
+def make_pair(schedule: str, chunk_size: int) -> WorkerPair:
+    config = PrefillConfig(chunk_size, schedule, min_shared_tokens=4)
+    return WorkerPair(prefill={"config": config, "num_pages": 256}, num_pages=256)
+
+
+class YoungestFirst(PrefillPolicy):
+    """A policy that is in no table."""
+
+    def order(self, queue: Sequence[QueuedRequest], cache: CacheManager) -> list[QueuedRequest]:
+        return list(reversed(queue))
+
+
+OWN = f"{__name__}:YoungestFirst"
+
+
+@pytest.mark.parametrize("name", PREFILL_POLICIES.names)
+def test_every_name_is_a_policy(name: str) -> None:
+    assert issubclass(PREFILL_POLICIES.load(name), PrefillPolicy)
+
+
+@pytest.mark.parametrize("name", [*PREFILL_POLICIES.names, OWN])
+def test_every_policy_serves_everybody(name: str) -> None:
+    pair = make_pair(name, chunk_size=16)
+    prompts = {f"r{i}": [*range(i % 3, 12 + i % 3), i] for i in range(20)}
+    for request_id, prompt in prompts.items():
+        pair.submit(request_id, prompt)
+    pair.run()
+    for request_id, prompt in prompts.items():
+        assert pair.output(request_id) == expected_tokens(prompt, 5)
+    pair.check_idle()
+
+
+def test_a_policy_of_one_s_own_is_taken_by_where_it_is() -> None:
+    pair = make_pair(OWN, chunk_size=4)
+    for i in range(4):
+        pair.submit(f"r{i}", [i * 10, 1, 2, 3])
+    pair.run()
+    assert [m.request_id for m in pair.p.outbox.of(FirstToken)] == ["r3", "r2", "r1", "r0"]

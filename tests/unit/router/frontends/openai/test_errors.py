@@ -1,0 +1,53 @@
+"""Errors as OpenAI's clients know them."""
+
+import json
+from typing import Any
+
+import pytest
+from fastapi.exceptions import RequestValidationError
+from pydantic import ValidationError
+
+from router.errors import InvalidRequestError, OverloadedError, UnknownModelError
+from router.frontends.openai.errors import error_response, invalid_body, status_response
+from router.frontends.openai.schema import ChatCompletionRequest, CompletionRequest
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "kind", "code", "param"),
+    [
+        (InvalidRequestError("why", "top_p"), 400, "invalid_request_error", None, "top_p"),
+        (UnknownModelError("why", "model"), 404, "invalid_request_error", "model_not_found", "model"),
+        (OverloadedError("why"), 429, "rate_limit_error", "overloaded", None),
+    ],
+)
+def test_an_error_object(error: Any, status: int, kind: str, code: str | None, param: str | None) -> None:
+    response = error_response(error)
+    expected = {"message": "why", "type": kind, "param": param, "code": code}
+    assert (response.status_code, json.loads(bytes(response.body))) == (status, {"error": expected})
+
+
+def test_what_is_no_request_has_an_error_object_too() -> None:
+    response = status_response(405, "x" * 1000, {"allow": "GET"})
+    error = json.loads(bytes(response.body))["error"]
+    assert (response.status_code, response.headers["allow"], len(error["message"])) == (405, "GET", 500)
+
+
+@pytest.mark.parametrize(
+    ("body", "message", "param"),
+    [
+        ({}, "prompt: Field required", "prompt"),
+        ({"prompt": "hi", "top_q": 1}, "unknown field: top_q", "top_q"),
+        ({"prompt": [1, -1]}, "prompt.1: Input should be greater than or equal to 0", "prompt"),
+        ({"prompt": "hi", "suffix": "x"}, "suffix: suffix is not supported by this server", "suffix"),
+        ({"messages": [{"role": "user"}]}, "messages.0.content: Field required", "messages"),
+        ("hi", "the body must be a JSON object, sent as application/json", ""),
+    ],
+)
+def test_the_first_thing_that_is_wrong_in_one_line(body: Any, message: str, param: str) -> None:
+    kind = ChatCompletionRequest if "messages" in body else CompletionRequest
+    with pytest.raises(ValidationError) as invalid:
+        kind.model_validate(body)
+    # The framework puts in front that it is the body.
+    errors = [{**error, "loc": ("body", *error["loc"])} for error in invalid.value.errors()]
+    refusal = invalid_body(RequestValidationError(errors))
+    assert (str(refusal), refusal.param) == (message, param)

@@ -1,0 +1,62 @@
+"""What completions and chat completions do alike with a request."""
+
+from typing import Any
+
+import pytest
+
+from router.config import RouterConfig
+from router.errors import InvalidRequestError
+from router.frontends.base import Frontend, TokenizedPrompt
+from router.frontends.openai.request import MAX_PROMPT_TOKENS, begin_all, check_num_choices, sampling_options
+from router.frontends.openai.schema import CompletionRequest
+from router.policies.least_loaded import LeastLoaded
+from router.router import Router
+from tandem.lifecycle import RECEIVED
+from tests.fakes.tokenizer import ByteTokenizer
+
+
+def body(**fields: Any) -> CompletionRequest:
+    return CompletionRequest(prompt="hi", **fields)
+
+
+def new_frontend() -> Frontend:
+    config = RouterConfig("nowhere", "fake", 400)
+    return Frontend(Router(config, LeastLoaded()), ByteTokenizer(), config)  # type: ignore[arg-type]
+
+
+def test_outputs_are_counted_over_all_prompts() -> None:
+    check_num_choices(2, 64)
+    check_num_choices(128, None)
+    with pytest.raises(InvalidRequestError, match="at most 128 outputs for one request, not 129"):
+        check_num_choices(43, 3)
+
+
+def test_options_are_openai_s() -> None:
+    options = sampling_options(body(seed=-1, stop="x", logit_bias={"7": 2}), 5, None)
+    assert (options.seed, options.stop, options.logit_bias) == (2**64 - 1, ["x"], {7: 2.0})
+    assert options.plain == {"temperature": 1.0}
+    assert sampling_options(body(temperature=0, top_k=3), 5, None).plain == {"temperature": 0, "top_k": 3}
+    with pytest.raises(InvalidRequestError, match="stream_options needs stream: true"):
+        sampling_options(body(stream_options={"include_usage": True}), 5, None)
+
+
+def test_each_output_is_a_request_of_its_own_in_the_same_session() -> None:
+    frontend, prompts = new_frontend(), [TokenizedPrompt([i], {RECEIVED: 1}) for i in (1, 2)]
+    fields = body(n=2, seed=7, priority=4, cache_namespace="tenant", session_id="talk")
+    generations = begin_all(frontend, prompts, sampling_options(fields, 5, None), fields, "", None)
+    trackers = [generation.tracker for generation in generations]
+    assert [(tracker.prompt_ids, tracker.sampling.seed) for tracker in trackers] == [
+        ((1,), 7),
+        ((1,), 8),
+        ((2,), 7),
+        ((2,), 8),
+    ]
+    assert {(t.priority, t.cache_namespace, t.session_id) for t in trackers} == {(4, "tenant", "talk")}
+    assert len({tracker.request_id for tracker in trackers}) == 4
+
+
+def test_the_prompts_of_all_outputs_together_are_limited() -> None:
+    fields = body(n=128)
+    prompts = [TokenizedPrompt([1] * (MAX_PROMPT_TOKENS // 128 + 1), {RECEIVED: 1})]
+    with pytest.raises(InvalidRequestError, match=f"one request may have {MAX_PROMPT_TOKENS}"):
+        begin_all(new_frontend(), prompts, sampling_options(fields, 5, None), fields, "", None)

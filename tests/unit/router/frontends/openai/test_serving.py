@@ -1,0 +1,93 @@
+"""Several generations at once, and clients that leave."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from router.access import Access
+from router.errors import UnavailableError
+from router.frontends.generation import Generation
+from router.frontends.openai.serving import ClientGoneError, pieces_of, unless_client_leaves
+from router.text.output_text import OutputText
+from tandem.lifecycle import RECEIVED
+from tandem.messages import Failed, Finished
+from tandem.sampling_params import SamplingParams
+from tests.fakes.router_harness import RouterHarness, first_token, run, settle
+from tests.fakes.tokenizer import ByteTokenizer
+
+
+def generations(h: RouterHarness, count: int) -> list[Generation]:
+    trackers = [h.router.make_tracker((1, 2), SamplingParams(5), moments={RECEIVED: 1}) for _ in range(count)]
+    return [Generation(h.router, Access((), 0), "", t, OutputText(ByteTokenizer(), (), ())) for t in trackers]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_each_piece_comes_with_the_index_of_its_generation(count: int) -> None:
+    @run
+    async def scenario() -> None:
+        h = RouterHarness()
+        found = generations(h, count)
+        texts, reasons = [""] * count, [""] * count
+
+        async def read() -> None:
+            async for index, piece in pieces_of(found):
+                texts[index] += piece.text
+                reasons[index] += piece.finish_reason
+
+        reader = asyncio.create_task(read())
+        await settle()
+        for index, generation in enumerate(found):
+            request_id = generation.tracker.request_id
+            h.p[0].say(first_token(request_id, 0, 0, ord("a") + index))
+            h.d[0].say(Finished(request_id, 0, "length", 1, 0, 1))
+        await reader
+        assert texts == list("abc"[:count]) and reasons == ["length"] * count
+        assert h.router.num_requests == 0
+
+    scenario()
+
+
+@run
+async def test_the_failure_of_one_ends_all() -> None:
+    h = RouterHarness()
+    found = generations(h, 3)
+
+    async def read() -> None:
+        async for _ in pieces_of(found):
+            pass
+
+    reader = asyncio.create_task(read())
+    await settle()
+    h.p[0].say(Failed(found[1].tracker.request_id, 0, "no luck", retryable=False))
+    with pytest.raises(UnavailableError, match="no luck"):
+        await reader
+    assert h.router.num_requests == 0
+
+
+@run
+async def test_work_ends_with_its_client() -> None:
+    leaves = asyncio.Event()
+
+    async def receive() -> Any:
+        await leaves.wait()
+        return {"type": "http.disconnect"}
+
+    async def work() -> str:
+        return "done"
+
+    assert await unless_client_leaves(receive, work()) == "done"
+    ended = asyncio.Event()
+
+    async def endless() -> None:
+        try:
+            await asyncio.Future()
+        finally:
+            ended.set()
+
+    waiting = asyncio.create_task(unless_client_leaves(receive, endless()))
+    await settle()
+    leaves.set()
+    with pytest.raises(ClientGoneError):
+        await waiting
+    assert ended.is_set()

@@ -1,0 +1,113 @@
+"""What every frontend does with a request before it is served."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from router.config import RouterConfig
+from router.errors import InvalidRequestError, OverloadedError, UnavailableError, UnknownModelError
+from router.frontends.base import MAX_INLINE_CHARACTERS, Frontend, PromptInput, SamplingOptions, TokenizedPrompt
+from router.policies.least_loaded import LeastLoaded
+from router.router import Router
+from tandem.lifecycle import RECEIVED, TOKENIZED
+from tests.fakes.tokenizer import ByteTokenizer
+
+MAX_MODEL_LEN = 400
+
+
+def new_frontend(**config: Any) -> Frontend:
+    router_config = RouterConfig("nowhere", "fake", **{"max_model_len": MAX_MODEL_LEN, **config})
+    return Frontend(Router(router_config, LeastLoaded()), ByteTokenizer(), router_config)  # type: ignore[arg-type]
+
+
+def tokenize(prompt: PromptInput, **config: Any) -> TokenizedPrompt:
+    return asyncio.run(new_frontend(**config).tokenize(prompt))
+
+
+def test_a_prompt_is_a_text_or_token_ids() -> None:
+    for prompt in ("hi", [104, 105]):
+        tokenized = tokenize(prompt)
+        assert tokenized.token_ids == [104, 105]
+        assert tokenized.moments[RECEIVED] <= tokenized.moments[TOKENIZED]
+
+
+def test_a_long_prompt_is_tokenized_beside_the_loop_with_the_same_result() -> None:
+    text = "x" * (MAX_INLINE_CHARACTERS + 1)
+    assert tokenize(text, max_model_len=len(text) + 1).token_ids == [ord("x")] * len(text)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        ("", "the prompt is empty"),
+        ([], "the prompt is empty"),
+        ("x" * MAX_MODEL_LEN, "the prompt has 400 tokens; the model's length is 400"),
+        ([1, 256], "token id 256 is outside the vocabulary of 256"),
+        ([1, -1], "token id -1 is outside the vocabulary of 256"),
+        ("x" * 1601, "the prompt has 1601 characters; no more than 1600 can fit"),
+    ],
+)
+def test_what_cannot_be_served_is_refused(prompt: PromptInput, message: str) -> None:
+    with pytest.raises(InvalidRequestError, match=message) as refused:
+        tokenize(prompt)
+    assert refused.value.param == "prompt"
+
+
+@pytest.mark.parametrize(("num_messages", "message"), [(0, "no messages"), (MAX_MODEL_LEN, "400 messages, more than")])
+def test_a_chat_has_messages_that_can_fit(num_messages: int, message: str) -> None:
+    new_frontend().check_num_messages(MAX_MODEL_LEN - 1)
+    with pytest.raises(InvalidRequestError, match=message):
+        new_frontend().check_num_messages(num_messages)
+
+
+def test_another_model_is_named_with_the_one_that_is_served() -> None:
+    new_frontend().check_model("")
+    new_frontend().check_model("fake")
+    with pytest.raises(UnknownModelError, match="model 'gpt' is not served here; 'fake' is"):
+        new_frontend().check_model("gpt")
+
+
+def test_admission_counts_what_is_not_served_yet() -> None:
+    frontend = new_frontend(max_requests_per_key=2, max_queued_requests=3)
+    with pytest.raises(InvalidRequestError, match="3 outputs are more than the 2"), frontend.admission("", 3):
+        pass
+    with frontend.admission("", 2), pytest.raises(OverloadedError), frontend.admission(""):
+        pass
+    with frontend.admission("", 2):
+        pass
+    frontend.router.drain()
+    with pytest.raises(UnavailableError, match="shutting down"), frontend.admission(""):
+        pass
+
+
+@pytest.mark.parametrize("field", ["cache_namespace", "session_id", "client_request_id"])
+@pytest.mark.parametrize(("name", "message"), [("x" * 257, "at most 256 characters"), ("\ud800", "half a character")])
+def test_a_name_can_be_passed_on_and_told_back(field: str, name: str, message: str) -> None:
+    frontend, prompt = new_frontend(), TokenizedPrompt([1], {RECEIVED: 1})
+    frontend.begin(prompt, SamplingOptions(), key="", default_max_tokens=5, **{field: "x" * 256})
+    with pytest.raises(InvalidRequestError, match=f"{field.removeprefix('client_')} .*{message}"):
+        frontend.begin(prompt, SamplingOptions(), key="", default_max_tokens=5, **{field: name})
+
+
+def test_each_choice_draws_with_a_seed_of_its_own() -> None:
+    frontend, prompt = new_frontend(), TokenizedPrompt([1], {RECEIVED: 1})
+
+    def seed(choice: int, asked_for: int) -> int:
+        options = SamplingOptions(seed=asked_for)
+        generation = frontend.begin(prompt, options, key="", default_max_tokens=5, choice=choice)
+        return generation.tracker.sampling.seed
+
+    assert [seed(choice, 7) for choice in range(3)] == [7, 8, 9]
+    assert seed(1, 2**64 - 1) == 0
+
+
+def test_what_ends_an_output_is_the_tokenizer_s_to_say() -> None:
+    frontend, prompt = new_frontend(), TokenizedPrompt([1], {RECEIVED: 1})
+    for options, expected in (
+        (SamplingOptions(), (0,)),
+        (SamplingOptions(stop_token_ids=[5, 0]), (5, 0)),
+        (SamplingOptions(stop_token_ids=[5], ignore_eos=True), (5,)),
+    ):
+        generation = frontend.begin(prompt, options, key="", default_max_tokens=5)
+        assert generation.tracker.sampling.stop_token_ids == expected

@@ -1,0 +1,57 @@
+"""Who may send requests, and how many at once."""
+
+import pytest
+
+from router.access import Access
+from router.errors import OverloadedError, UnauthenticatedError
+
+
+def test_without_keys_everybody_is_the_same() -> None:
+    access = Access((), 0)
+    assert {access.identify(header) for header in (None, "", "Bearer a", "Basic b")} == {""}
+
+
+def test_a_key_is_who_shows_it() -> None:
+    access = Access(("one", "two"), 0)
+    assert access.identify("Bearer one") == "one" and access.identify("bearer two") == "two"
+
+
+@pytest.mark.parametrize(
+    ("authorization", "message"),
+    [
+        (None, "an API key is needed"),
+        ("Basic one", "an API key is needed"),
+        ("Bearer ", "an API key is needed"),
+        ("Bearer three", "the API key is wrong"),
+    ],
+)
+def test_whoever_shows_none_is_told_what_to_do(authorization: str | None, message: str) -> None:
+    with pytest.raises(UnauthenticatedError, match=message):
+        Access(("one", "two"), 0).identify(authorization)
+
+
+def test_a_key_has_its_own_limit() -> None:
+    access = Access(("one", "two"), 2)
+    with access.hold("one"), access.hold("one"):
+        with pytest.raises(OverloadedError, match="2 requests of this key are in hand already"), access.hold("one"):
+            pass
+        with access.hold("two", 2):
+            pass
+    with pytest.raises(OverloadedError), access.hold("one", 3):
+        pass
+    with access.hold("one", 2):
+        pass
+
+
+def test_what_fails_in_hand_is_in_hand_no_more() -> None:
+    access = Access((), 1)
+    with pytest.raises(RuntimeError), access.hold(""):
+        raise RuntimeError
+    with access.hold(""):
+        pass
+
+
+def test_without_a_limit_there_is_none() -> None:
+    access = Access((), 0)
+    with access.hold("", 10_000), access.hold("", 10_000):
+        pass

@@ -1,0 +1,36 @@
+"""What a router cannot be told."""
+
+from typing import Any
+
+import pytest
+
+from router.config import RouterConfig
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("grpc_port", 65536, "grpc_port must be between 0 and 65535, not 65536"),
+        ("http_port", -1, "http_port must be between 0 and 65535, not -1"),
+        ("routing", "best", "routing must be one of round_robin, least_loaded, power_of_two, cache_aware, or the"),
+        ("routing", "package.module:", "routing must be one of"),
+        ("api_keys", ("a key",), "an API key must be printable ASCII without spaces"),
+        ("max_requests_per_key", -1, "max_requests_per_key must not be negative"),
+        ("max_attempts", 0, "max_attempts must be above 0, not 0"),
+        ("request_timeout_s", 0.0, "request_timeout_s must be above 0"),
+        ("max_body_bytes", -5, "max_body_bytes must be above 0, not -5"),
+    ],
+)
+def test_a_value_that_means_nothing_is_refused(field: str, value: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        RouterConfig("nowhere", "fake", 400, **{field: value})
+
+
+def test_a_class_is_looked_for_only_when_it_is_needed() -> None:
+    # A configuration is read where the class may not be: on the command line, by tests of the file's values.
+    assert RouterConfig("nowhere", "fake", 400, routing="not_installed.policies:Mine").routing
+
+
+def test_secrets_are_not_printed() -> None:
+    config = RouterConfig("nowhere", "fake", 400, api_keys=("secret-key",), cluster_token="secret-token")
+    assert "secret" not in repr(config)

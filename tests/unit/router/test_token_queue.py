@@ -1,0 +1,49 @@
+"""Tokens on their way to one client."""
+
+import asyncio
+
+from router.token_queue import TokenQueue
+from tests.fakes.router_harness import run, settle
+
+
+@run
+async def test_what_comes_while_nobody_reads_goes_out_together() -> None:
+    queue = TokenQueue()
+    queue.put_tokens([1])
+    queue.put_tokens([2, 3])
+    assert await queue.next_tokens() == [1, 2, 3]
+    assert queue.take_tokens() == [] and not queue.is_exhausted
+
+
+@run
+async def test_a_reader_waits_for_tokens_or_the_end() -> None:
+    queue = TokenQueue()
+    for put, expected in ((lambda: queue.put_tokens([7]), [7]), (queue.put_end, None)):
+        reader = asyncio.create_task(queue.next_tokens())
+        await settle()
+        assert not reader.done()
+        put()
+        assert await reader == expected
+    assert queue.is_exhausted
+
+
+@run
+async def test_what_came_before_the_end_can_still_be_read() -> None:
+    queue = TokenQueue()
+    queue.put_tokens([1, 2])
+    queue.put_end()
+    assert not queue.is_exhausted
+    assert await queue.next_tokens() == [1, 2]
+    assert queue.is_exhausted
+    assert await queue.next_tokens() is None
+
+
+@run
+async def test_a_reader_that_has_left_keeps_nothing_from_the_next() -> None:
+    queue = TokenQueue()
+    left = asyncio.create_task(queue.next_tokens())
+    await settle()
+    left.cancel()
+    queue.put_tokens([1])
+    await asyncio.gather(left, return_exceptions=True)
+    assert await queue.next_tokens() == [1]

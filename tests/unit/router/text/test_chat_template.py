@@ -1,0 +1,73 @@
+"""Chat templates: where they are found, what they may do, and that they render as they were written to."""
+
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from router.text.tokenizer import Tokenizer
+from tests.fakes.tokenizer_files import CHATML, byte_level, save
+
+TALK = [{"role": "user", "content": "1 < 2 & 'é' 😀"}]
+TEMPLATES = {
+    "chatml": CHATML,
+    "whitespace control": "{% for m in messages %}\n  {% if 1 %}\n{{ m.role }}\n{% endif %}\n{% endfor %}",
+    "tojson": "{{ messages | tojson }}|{{ messages[0] | tojson(indent=2) }}",
+    "loop control": "{% for m in messages %}{% if loop.last %}{% break %}{% endif %}{{ m }}{% endfor %}",
+    "generation": "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}!{% endfor %}",
+    "special tokens": "{{ bos_token }}[{{ eos_token }}]{{ tools }}{{ pad_token is none }}",
+    "namespace": "{% set ns = namespace(n=0) %}{% for m in [1] %}{% set ns.n = 1 %}{% endfor %}{{ ns.n }}",
+    "today": "{{ strftime_now('%Y-%m-%d') }}",
+}
+
+
+@pytest.mark.parametrize("template", TEMPLATES.values(), ids=TEMPLATES)
+def test_templates_render_as_in_transformers(tmp_path: Path, template: str) -> None:
+    from transformers import AutoTokenizer
+
+    eos = {"__type": "AddedToken", "content": "</s>", "lstrip": False, "rstrip": False}
+    save(tmp_path, byte_level(), eos_token=eos, chat_template=template)
+    messages = [*TALK, {"role": "assistant", "content": "two words"}]
+    oracle = AutoTokenizer.from_pretrained(tmp_path)
+    expected = oracle.apply_chat_template(messages, add_generation_prompt=True)["input_ids"]
+    assert Tokenizer(tmp_path).encode_chat(messages) == expected
+
+
+def test_a_template_that_writes_bos_gets_no_second_one(tmp_path: Path) -> None:
+    tokenizer = Tokenizer(save(tmp_path, byte_level(bos=True), chat_template="{{ bos_token }}hi"))
+    assert tokenizer.encode("hi")[0] == 256
+    assert tokenizer.encode_chat(TALK) == tokenizer.encode("hi")
+
+
+def test_where_a_template_is_found(tmp_path: Path) -> None:
+    named = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "plain"}]
+    tokenizer = Tokenizer(save(tmp_path, byte_level(), chat_template=named))
+    assert tokenizer.decode(tokenizer.encode_chat(TALK)) == "plain"
+    (tmp_path / "chat_template.jinja").write_text("from the file")
+    tokenizer = Tokenizer(tmp_path)
+    assert tokenizer.decode(tokenizer.encode_chat(TALK)) == "from the file"
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        (None, "has no chat template: send a plain prompt"),
+        ([{"name": "rag", "template": "x"}], "has no chat template"),
+        ("{% if %}", "template is malformed"),
+        ("{{ raise_exception('roles must alternate') }}", "rejects the messages: roles must alternate"),
+        ("{{ messages[0].name + 'x' }}", "rejects the messages"),
+        ("{{ 1 // 0 }}", "rejects the messages"),
+        ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "rejects the messages"),
+        ("{{ messages.append(1) }}", "rejects the messages"),
+    ],
+)
+def test_template_refusals(tmp_path: Path, template: Any, message: str) -> None:
+    tokenizer = Tokenizer(save(tmp_path, byte_level(), chat_template=template))
+    with pytest.raises(ValueError, match=message):
+        tokenizer.encode_chat(TALK)
+
+
+def test_the_clock_of_templates_is_this_machines(tmp_path: Path) -> None:
+    tokenizer = Tokenizer(save(tmp_path, byte_level(), chat_template="{{ strftime_now('%Y') }}"))
+    assert tokenizer.decode(tokenizer.encode_chat(TALK)) == str(datetime.now().year)

@@ -1,0 +1,29 @@
+"""What a worker counts, put together from its parts."""
+
+from dataclasses import fields
+from operator import attrgetter
+
+from engine.base import EngineBase
+from engine.kvcache.cache_manager import CacheManager
+from tandem.messages import WorkerStats
+
+# Every field but `shipped` is a number. They are added up, so that a scheduler's new counter needs no line here.
+_COUNTS = tuple(f.name for f in fields(WorkerStats) if f.name != "shipped")
+_counts_of = attrgetter(*_COUNTS)
+
+
+def worker_stats(engine: EngineBase, cache: CacheManager, *own: WorkerStats) -> WorkerStats:
+    """The stats of a worker: what its engine and its cache count, and what each of its schedulers does."""
+    shared = WorkerStats(
+        num_total_pages=cache.num_pages,
+        num_free_pages=cache.num_free_pages,
+        num_cached_pages=cache.num_cached_pages,
+        num_locked_pages=cache.num_locked_pages,
+        num_leased_pages=cache.num_leased_pages,
+        prompt_tokens_computed=engine.counters.prompt_tokens_computed,
+        output_tokens_computed=engine.counters.output_tokens_computed,
+    )
+    counts = zip(*map(_counts_of, (shared, *own)), strict=True)
+    return WorkerStats(
+        **dict(zip(_COUNTS, map(sum, counts), strict=True)), shipped=tuple(s for part in own for s in part.shipped)
+    )
