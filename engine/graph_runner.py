@@ -1,6 +1,8 @@
 """Decode steps as CUDA graphs: one launch for all kernels of a step."""
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -81,10 +83,11 @@ class DecodeGraphs:
         # The largest comes first: the smaller ones find room in what it has taken.
         sizes = list(reversed(graph_sizes(max_batch_size)))
         attentions = attention.for_graphs(sizes, max_pages_per_sequence)
-        for number, size in enumerate(sizes, 1):
-            on_progress(f"capturing CUDA graphs ({number} of {len(sizes)})")
-            self._graphs[size] = self._capture(attentions[size], size, pool)
-            pool = self._graphs[size].graph.pool()
+        with _collector_paused():
+            for number, size in enumerate(sizes, 1):
+                on_progress(f"capturing CUDA graphs ({number} of {len(sizes)})")
+                self._graphs[size] = self._capture(attentions[size], size, pool)
+                pool = self._graphs[size].graph.pool()
         self._sizes = sorted(self._graphs)
 
     def run(self, batch: Batch, fed_ids: torch.Tensor | None) -> GraphOutput | None:
@@ -134,3 +137,17 @@ class DecodeGraphs:
         with torch.cuda.graph(graph, pool=pool, stream=self._stream):
             step()
         return _Graph(graph, attention, input_ids, staged.view(torch.uint8))
+
+
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Keeps Python's garbage collector from running by itself: the device memory that it may find nobody using, such as
+    another engine's pool, cannot be freed during a capture, which would fail."""
+    gc.collect()
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

@@ -158,7 +158,7 @@ def test_port_in_use(server: Server, tiny_model_dir: Path, flag: str, other: str
     done = tandem("serve", "--both", "1", "--model", str(tiny_model_dir), flag, port, other, "0")
     assert done.returncode == 2
     assert done.stderr == (
-        f"tandem: cannot listen on 127.0.0.1:{port}: Address already in use; choose another port with {flag}\n"
+        f"tandem: cannot listen on 127.0.0.1:{port}: Address already in use; choose another {flag}\n"
     )
 
 

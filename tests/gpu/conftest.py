@@ -1,5 +1,7 @@
 """Everything here needs an NVIDIA GPU and is skipped without one."""
 
+import gc
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.gpu)
             if not torch.cuda.is_available():
                 item.add_marker(skip)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def memory_given_back() -> Iterator[None]:
+    """What a module's tests leave in cycles keeps a GPU's memory from those of the next, and from other processes."""
+    yield
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 @pytest.fixture(scope="session")
