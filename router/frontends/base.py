@@ -9,7 +9,7 @@ import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from router.access import Access
@@ -29,16 +29,10 @@ MAX_NAME_LEN = 256
 # A longer prompt is tokenized beside the event loop: this many characters take about a millisecond.
 MAX_INLINE_CHARACTERS = 4096
 SEED_BITS = 64
-# Clients set these fields of SamplingParams under the same names. Where one is left out, the class has a default.
-PLAIN_FIELDS = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-)
+# These fields of SamplingParams are made of what clients set in other forms. All others clients set under the same names,
+# and where one is left out, the class has a default.
+MADE_FIELDS = ("max_tokens", "logit_bias", "seed", "stop_token_ids", "num_logprobs")
+PLAIN_FIELDS = tuple(f.name for f in fields(SamplingParams) if f.name not in MADE_FIELDS)
 
 # A prompt is a text, token ids, or the messages of a chat, each with `role` and `content`.
 PromptInput = str | Sequence[int] | list[dict[str, str]]

@@ -12,6 +12,43 @@ from tests.unit.test_imports import PACKAGES
 ROOT = Path(__file__).parents[2]
 # What these test is not one file: documents, scripts, and what spans packages.
 WITHOUT_SOURCE = ("benchmarks", "docs", "examples", "scenarios")
+# A source file that is longer than this and has no tests of its own name is one of those below, or an interface.
+MAX_LINES_WITHOUT_TESTS = 60
+TESTED_ELSEWHERE = {
+    "cli/main.py": "unit/cli/test_serve_config.py",
+    "cli/serve_options.py": "unit/cli/test_serve_config.py",
+    "cli/terminal.py": "cluster/test_cli.py",
+    "both_worker/local_worker.py": "unit/scenarios/test_engine_under_pressure.py",
+    "decode_worker/job.py": "unit/decode_worker/test_scheduler.py",
+    "decode_worker/lease_records.py": "unit/decode_worker/test_leases.py",
+    "deploy/cluster_options.py": "unit/cli/test_reference.py",
+    "deploy/guard.py": "cluster/test_guard.py",
+    "deploy/launcher.py": "unit/deploy/test_serve.py",
+    "deploy/plan.py": "unit/deploy/test_serve.py",
+    "deploy/run_record.py": "unit/deploy/test_process_tree.py",
+    "deploy/supervisor.py": "cluster/test_death.py",
+    "engine/config.py": "unit/deploy/test_cluster_config.py",
+    "engine/draws.py": "unit/engine/test_sampler.py",
+    "engine/kvcache/cuda_pool.py": "gpu/kvtransfer/transports/test_nvlink.py",
+    "engine/layers/cuda_kernel.py": "gpu/engine/layers/test_cuda_ops.py",
+    "engine/layers/few_rows.py": "gpu/engine/layers/test_cuda_ops.py",
+    "engine/layers/rotary.py": "unit/engine/models/test_decoder.py",
+    "engine/models/rope.py": "unit/engine/models/test_config.py",
+    "engine/token_sequence.py": "unit/engine/test_batch.py",
+    "kvtransfer/events.py": "unit/kvtransfer/test_link_dialer.py",
+    "router/frontends/malformed.py": "cluster/test_grpc_contract.py",
+    "router/frontends/openai/chat.py": "cluster/test_openai.py",
+    "router/frontends/openai/completions.py": "cluster/test_openai.py",
+    "router/frontends/openai/server.py": "unit/router/frontends/openai/test_middleware.py",
+    "tandem/client.py": "cluster/test_cluster.py",
+    "tandem/config.py": "unit/deploy/test_cluster_config.py",
+    "tandem/messages.py": "unit/tandem/rpc/test_codec.py",
+    "tandem/rpc/batch_writer.py": "unit/tandem/rpc/test_codec.py",
+    "tandem/rpc/metrics_server.py": "unit/worker/test_metrics.py",
+    "worker/control_client.py": "unit/tandem/rpc/test_auth.py",
+    "worker/engine_thread.py": "cluster/test_death.py",
+    "worker/process.py": "cluster/test_death.py",
+}
 
 
 def sources() -> Iterator[Path]:
@@ -40,6 +77,14 @@ def sources_of(test_file: Path) -> list[Path]:
 def test_every_test_file_is_where_its_source_leads(kind: str) -> None:
     lost = [str(path) for path in files_of_tests(kind) if not sources_of(path)]
     assert lost == []
+
+
+def test_every_source_file_leads_to_its_tests() -> None:
+    tested = {source for kind in ("unit", "gpu") for path in files_of_tests(kind) for source in sources_of(path)}
+    long = {s for s in sources() if len((ROOT / s).read_text().splitlines()) > MAX_LINES_WITHOUT_TESTS}
+    elsewhere = {str(s) for s in long - tested if s.name != "base.py"}
+    assert elsewhere == set(TESTED_ELSEWHERE), "a file is listed that has its tests, or has none and is not listed"
+    assert [path for path in TESTED_ELSEWHERE.values() if not (ROOT / "tests" / path).is_file()] == []
 
 
 def test_every_list_of_packages_has_them_all() -> None:

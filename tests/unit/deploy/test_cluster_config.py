@@ -1,7 +1,5 @@
 """Configuration is checked where it is made."""
 
-from pathlib import Path
-
 import pytest
 
 from cli.main import main
@@ -11,7 +9,6 @@ from engine.config import EngineConfig
 from prefill_worker.config import PrefillConfig
 from router.config import RouterConfig
 from tandem.config import Role
-from tandem.lifecycle import PHASES, RECEIVED, phase_timings
 from worker.config import WorkerConfig
 
 
@@ -87,15 +84,3 @@ def test_a_wrong_call_exits_with_2_and_says_why(
         status = int(stop.code or 0)
     assert status == 2
     assert message in capsys.readouterr().err
-
-
-def test_phases_are_made_of_moments_that_happened() -> None:
-    moments = {RECEIVED: 1_000_000, "tokenized": 3_000_000, "first_token": 10_000_000, "second_token": 12_500_000}
-    assert phase_timings(moments) == [("tokenize", 0.0, 2.0), ("first_to_second", 9.0, 2.5)]
-    assert len({p.name for p in PHASES}) == len(PHASES)
-
-
-def test_every_phase_is_documented() -> None:
-    text = (Path(__file__).parents[3] / "docs/architecture.md").read_text()
-    for phase in PHASES:
-        assert f"`{phase.name}`" in text
