@@ -29,8 +29,8 @@ MAX_NAME_LEN = 256
 # A longer prompt is tokenized beside the event loop: this many characters take about a millisecond.
 MAX_INLINE_CHARACTERS = 4096
 SEED_BITS = 64
-# These fields of SamplingParams are made of what clients set in other forms. All others clients set under the same names,
-# and where one is left out, the class has a default.
+# These fields of SamplingParams are made of what clients set in other forms. All others clients set under the same
+# names, and where one is left out, the class has a default.
 MADE_FIELDS = ("max_tokens", "logit_bias", "seed", "stop_token_ids", "num_logprobs")
 PLAIN_FIELDS = tuple(f.name for f in fields(SamplingParams) if f.name not in MADE_FIELDS)
 
