@@ -33,10 +33,10 @@ class BothScheduler(Scheduler):
             if prefilled:
                 # The decode step in flight ends before the prefill behind it: its tokens have waited for the launch of
                 # that, and do not wait for its end.
-                self._decode.settle()
+                self._decode.collect_launched()
             # The next decode step would run behind the prefill in flight anyway: what that prefill gives goes on with
             # this step, not with the one after.
-            self._prefill.settle()
+            self._prefill.collect_launched()
         decoded = self._decode.step()
         return prefilled or decoded
 

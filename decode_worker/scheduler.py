@@ -77,7 +77,7 @@ class DecodeScheduler(ForwardScheduler):
         elif isinstance(event, RouterLost):
             self._leases.abort_all_attempts()
             for job in list(self._running):
-                self._end(job)
+                self._end_job(job)
         else:
             self._leases.receive(event)
 
@@ -97,10 +97,10 @@ class DecodeScheduler(ForwardScheduler):
             if unknown is not None:
                 self._collect(unknown)
         if not jobs or not self._overlaps:
-            self.settle()
+            self.collect_launched()
         return previous is not None or bool(jobs)
 
-    def settle(self) -> None:
+    def collect_launched(self) -> None:
         step, self._in_flight = self._in_flight, None
         if step is not None:
             self._collect(step)
@@ -200,7 +200,7 @@ class DecodeScheduler(ForwardScheduler):
             while not self._cache.grow_pages(job.handle, job.sequence.cached_len + 1):
                 if self._in_flight is not None:
                     # What ends with it may leave pages enough, and pages of a job in it are not free before.
-                    self.settle()
+                    self.collect_launched()
                     self._cache.free_deferred_pages()
                     self._pace.composing()
                     return self._grow()
@@ -223,7 +223,7 @@ class DecodeScheduler(ForwardScheduler):
         self._outbox.to_router(GaveBack(job.request_id, job.attempt))
         self._num_given_back += 1
         self._leases.mark_ended(job.request_id, job.attempt)
-        self._end(job)
+        self._end_job(job)
 
     def _launch(self, jobs: Sequence[DecodeJob], previous: LaunchedStep | None) -> LaunchedStep:
         new_jobs = [job for job in jobs if job.is_new]
@@ -281,7 +281,7 @@ class DecodeScheduler(ForwardScheduler):
 
     def _finish(self, job: DecodeJob, reason: str) -> None:
         job.stamp(DECODE_FINISHED)
-        self._end(job)
+        self._end_job(job)
         self._outbox.to_router(
             Finished(
                 job.request_id,
@@ -297,11 +297,11 @@ class DecodeScheduler(ForwardScheduler):
     def _abort(self, request_id: str, attempt: int) -> None:
         for job in self._running:
             if (job.request_id, job.attempt) == (request_id, attempt):
-                self._end(job)
+                self._end_job(job)
                 break
         self._leases.abort_attempt(request_id, attempt)
 
-    def _end(self, job: DecodeJob) -> None:
+    def _end_job(self, job: DecodeJob) -> None:
         """The one place where a running job's pages are given back; what it computed stays for reuse. The last token
         has no KV yet, or a step in flight that nobody waits for computes it: it stays out of the tree."""
         self._running.remove(job)

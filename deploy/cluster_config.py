@@ -16,7 +16,7 @@ from router.config import RouterConfig
 from tandem.config import DEVICES, LogConfig, Role, TlsConfig, default_of, require, require_one_of
 from worker.config import WorkerConfig
 
-# Without tensor parallelism a model runs on one.
+# Without tensor parallelism a model runs on one device.
 DEVICES_PER_WORKER: int = default_of(EngineConfig, "num_devices")
 
 

@@ -58,7 +58,7 @@ class Supervisor:
         self._cluster_address = cluster_address
         self._awaited: dict[Any, _Awaited] = {router.wait_stopped.remote(): _Awaited("end", ROUTER)}
         self._restart_at: dict[str, float] = {}
-        # When each running worker last answered, and whether an answer is due.
+        # This is when each running worker last answered.
         self._answered_at: dict[str, float] = {}
         self._next_probe = 0.0
         for name in workers:

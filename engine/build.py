@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from engine.attention.base import AttentionBackend, GraphableBackend
-from engine.attention.table import ATTENTION_BACKENDS, AUTO
+from engine.attention.choice import choose_backend
 from engine.config import EngineConfig
 from engine.dry_run import free_bytes, measure_memory
 from engine.engine import Engine
@@ -36,7 +36,7 @@ def build_engine(config: EngineConfig, pool_name: str, on_progress: Callable[[st
     """Loads a model and allocates its pool.
 
     On a GPU the pool comes last but for the CUDA graphs, which are captured over it. Its size follows from figures
-    measured once the weights are there: the largest forwards and two small graphs run on a pool of one page, and what
+    measured once the weights are there: the largest forwards and a few small graphs run on a pool of one page, and what
     they took is kept free. What all the graphs will take is therefore an estimate; what they did take is logged.
 
     Args:
@@ -109,35 +109,9 @@ def _load_model(
     on_progress("loading weights")
     model = build_model(model_config, getattr(torch, config.dtype), device)
     # Weights take minutes: whether attention can be computed is found out first.
-    backend = _choose_backend(config, layout, model_config.num_q_heads, device)
+    backend = choose_backend(config, layout, model_config.num_q_heads, device)
     load_weights(model, Path(config.model_dir), config.load_format, device, on_progress)
     return model, backend
-
-
-def _choose_backend(
-    config: EngineConfig, layout: PageLayout, num_q_heads: int, device: torch.device
-) -> type[AttentionBackend]:
-    """The backend that is asked for; for `auto` the first of the table that computes such attention on this device.
-
-    Raises:
-        ValueError: it cannot be imported, or does not compute such attention; the message says why.
-    """
-    if config.attention_backend != AUTO:
-        backend = ATTENTION_BACKENDS.load(config.attention_backend)
-        if reason := backend.why_not(layout, num_q_heads, device):
-            raise ValueError(reason)
-        return backend
-    reasons: list[str] = []
-    for name in ATTENTION_BACKENDS.for_device(device.type):
-        backend = ATTENTION_BACKENDS.load(name)
-        reason = backend.why_not(layout, num_q_heads, device)
-        if not reason:
-            # Nobody has kernels for float32, in which one computes to compare and not to be fast.
-            if reasons and config.dtype != "float32":
-                logger.warning("%s: the %s backend is slow", reasons[0], name)
-            return backend
-        reasons.append(reason)
-    raise ValueError(f"no attention backend computes this model: {'; '.join(reasons)}")
 
 
 def _cuda_engine(

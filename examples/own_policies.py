@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from engine.kvcache.cache_manager import CacheManager
 from engine.kvcache.eviction.base import EvictableNode, EvictionPolicy
 from prefill_worker.policies.base import PrefillPolicy
-from prefill_worker.queue import QueuedRequest
+from prefill_worker.queued_request import QueuedRequest
 from router.policies.base import RoutingPolicy, RoutingRequest
 from router.worker_registry import Pair, Worker
 

@@ -13,7 +13,7 @@ from prefill_worker.config import PrefillConfig
 from prefill_worker.forward import LaunchedForward
 from prefill_worker.job import PrefillJob
 from prefill_worker.policies.table import PREFILL_POLICIES
-from prefill_worker.queue import PagesInWork, QueuedRequest
+from prefill_worker.queued_request import PagesInWork, QueuedRequest
 from prefill_worker.waiting import WaitingRequests
 from tandem.lifecycle import FIRST_TOKEN, PREFILL_STARTED, now_ns
 from tandem.messages import Abort, Failed, FirstToken, Moment, Prefill, PrefillDeferred, WorkerStats
@@ -76,7 +76,7 @@ class PrefillScheduler(ForwardScheduler):
         elif isinstance(event, RouterLost):
             self._waiting.drop_all()
             for job in self._jobs():
-                self._end(job, reported=False)
+                self._end_job(job, reported=False)
         self._handover.receive(event)
 
     def step(self) -> bool:
@@ -93,10 +93,10 @@ class PrefillScheduler(ForwardScheduler):
         if jobs:
             self._launched.append(self._launch(jobs))
         if not self._overlaps:
-            self.settle()
+            self.collect_launched()
         return bool(collected or jobs)
 
-    def settle(self) -> None:
+    def collect_launched(self) -> None:
         while self._launched:
             self._collect(self._launched.popleft())
 
@@ -125,14 +125,14 @@ class PrefillScheduler(ForwardScheduler):
 
     def _settle_handovers(self) -> None:
         for result in self._handover.take_results():
-            self._forget(result.job)
+            self._free_job(result.job)
             if result.failure:
                 self._fail(result.job, result.failure)
         now = self._clock()
         for job, deadline in list(self._handing_over.values()):
             if now >= deadline:
                 # Nobody is at fault: the router may find a decode worker with pages. What was computed stays cached.
-                self._end(job, reported=True)
+                self._end_job(job, reported=True)
                 self._outbox.to_router(PrefillDeferred(*job.key))
 
     def _start_jobs(self) -> None:
@@ -275,15 +275,15 @@ class PrefillScheduler(ForwardScheduler):
             return
         for job in self._jobs():
             if job.key == (request_id, attempt):
-                self._end(job, reported=True)
+                self._end_job(job, reported=True)
                 return
 
-    def _end(self, job: PrefillJob, *, reported: bool) -> None:
+    def _end_job(self, job: PrefillJob, *, reported: bool) -> None:
         """Ends a job that was not handed over."""
         self._handover.cancel(job, reported=reported)
-        self._forget(job)
+        self._free_job(job)
 
-    def _forget(self, job: PrefillJob) -> None:
+    def _free_job(self, job: PrefillJob) -> None:
         """The one place where a job's pages are given back."""
         self._leave_work(job, len(job.pages_to_compute))
         if job in self._computing:

@@ -5,7 +5,7 @@ import itertools
 
 from engine.kvcache.cache_manager import CacheManager
 from prefill_worker.policies.base import PrefillPolicy
-from prefill_worker.queue import QueuedRequest
+from prefill_worker.queued_request import QueuedRequest
 from tandem.messages import Prefill
 from tandem.prefix import prefix_identities
 

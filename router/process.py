@@ -12,8 +12,8 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from router.cluster import ClusterService
 from router.config import RouterConfig
+from router.control_server import ControlServer
 from router.frontends.base import Frontend
 from router.frontends.grpc import InferenceService, api_key_auth
 from router.frontends.malformed import MalformedRequestInterceptor
@@ -86,7 +86,7 @@ class RouterProcess:
         inference_pb2_grpc.add_InferenceServicer_to_server(InferenceService(frontend), clients)
         health_pb2_grpc.add_HealthServicer_to_server(health_service, clients)
         reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), clients)
-        worker_pb2_grpc.add_ClusterServicer_to_server(ClusterService(router), workers)
+        worker_pb2_grpc.add_ClusterServicer_to_server(ControlServer(router), workers)
         credentials = server_credentials(config.tls) if config.tls else None
         self._http = HttpServer(make_app(frontend), config.host, config.http_port, config.tls)
         addresses = RouterAddresses(

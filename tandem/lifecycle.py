@@ -1,7 +1,7 @@
 """The life of a request, named once: metrics, traces, logs, timelines and benchmarks all derive from this page.
 
 A *moment* is stamped by the process where it happens, with `now_ns`, and travels with that process's messages. A
-*phase* is the time between two moments. StageTimer may overlap: the lease is asked for while prefill runs.
+*phase* is the time between two moments. Phases may overlap: the lease is asked for while prefill runs.
 """
 
 import time

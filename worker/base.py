@@ -76,7 +76,7 @@ class ForwardScheduler(Scheduler):
         """What this scheduler counts itself; zero for what its engine and its cache count."""
 
     @abstractmethod
-    def settle(self) -> None:
+    def collect_launched(self) -> None:
         """Waits for the forward that has been launched, if any, and passes on what it gave."""
 
 

@@ -27,7 +27,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from engine.kvcache.cache_manager import CacheManager
-from prefill_worker.queue import QueuedRequest
+from prefill_worker.queued_request import QueuedRequest
 
 
 class PrefillPolicy(ABC):

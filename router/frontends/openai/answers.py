@@ -16,7 +16,7 @@ from router.frontends.base import Frontend, TokenizedPrompt
 from router.frontends.generation import Generation, Piece
 from router.frontends.openai.errors import json_response
 from router.frontends.openai.request import Body
-from router.frontends.openai.serving import EventStream, pieces_of, unless_client_leaves
+from router.frontends.openai.streaming import EventStream, pieces_of, unless_client_leaves
 from router.text.detokenizer import IncrementalDetokenizer
 from tandem.sampling_params import TokenLogprobs
 

@@ -27,7 +27,7 @@ from router.frontends.openai.schema import (
     Model,
     ModelList,
 )
-from router.frontends.openai.serving import ClientGoneError
+from router.frontends.openai.streaming import ClientGoneError
 from tandem import __version__
 
 STATUS_CLIENT_GONE = 499

@@ -8,7 +8,7 @@ import ssl
 import uvicorn
 from starlette.types import ASGIApp
 
-from router.frontends.openai.protocol import BoundedProtocol
+from router.frontends.openai.http_connection import BoundedProtocol
 from tandem.config import TlsConfig
 
 START_TIMEOUT_S = 10.0

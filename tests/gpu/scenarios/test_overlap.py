@@ -49,7 +49,7 @@ class JoiningInFlight(BothScheduler):
 
     def step(self) -> bool:
         prefilled = self._prefill.step()
-        self._prefill.settle()
+        self._prefill.collect_launched()
         return self._decode.step() or prefilled
 
 

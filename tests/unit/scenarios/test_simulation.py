@@ -20,7 +20,7 @@ from engine.kvcache.cache_manager import CacheManager, PageHandle
 from kvtransfer.sender_link import SenderLease, SenderLink
 from prefill_worker.job import PrefillJob
 from prefill_worker.policies.table import PREFILL_POLICIES
-from prefill_worker.queue import QueuedRequest
+from prefill_worker.queued_request import QueuedRequest
 from prefill_worker.scheduler import PrefillScheduler
 from router.policies.table import ROUTING_POLICIES
 from tests.fakes.simulation import PAGE_SIZE, Simulation, SimWorker
@@ -183,26 +183,26 @@ def test_a_commit_before_its_copies_is_caught(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_pages_freed_while_a_step_in_flight_has_them_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = DecodeScheduler._end
+    original = DecodeScheduler._end_job
 
     def end(self: DecodeScheduler, job: DecodeJob) -> None:
         in_flight, self._in_flight = self._in_flight, None
         original(self, job)
         self._in_flight = in_flight
 
-    monkeypatch.setattr(DecodeScheduler, "_end", end)
+    monkeypatch.setattr(DecodeScheduler, "_end_job", end)
     assert "in flight" in find_violation(asynchronous=True)
 
 
 def test_pages_freed_while_a_prefill_in_flight_has_them_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = PrefillScheduler._forget
+    original = PrefillScheduler._free_job
 
     def forget(self: PrefillScheduler, job: PrefillJob) -> None:
         launched, self._launched = self._launched, deque()
         original(self, job)
         self._launched = launched
 
-    monkeypatch.setattr(PrefillScheduler, "_forget", forget)
+    monkeypatch.setattr(PrefillScheduler, "_free_job", forget)
     assert "in flight" in find_violation(asynchronous=True)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from engine.kvcache.cache_manager import CacheManager
 from prefill_worker.policies.cache_aware import DfsWeight, LongestPrefixMatch
-from prefill_worker.queue import QueuedRequest
+from prefill_worker.queued_request import QueuedRequest
 from tandem.messages import Prefill
 from tandem.sampling_params import SamplingParams
 

@@ -8,7 +8,7 @@ from engine.kvcache.cache_manager import CacheManager
 from prefill_worker.config import PrefillConfig
 from prefill_worker.policies.base import PrefillPolicy
 from prefill_worker.policies.table import PREFILL_POLICIES
-from prefill_worker.queue import QueuedRequest
+from prefill_worker.queued_request import QueuedRequest
 from tandem.messages import FirstToken
 from tests.fakes.engine import expected_tokens
 from tests.fakes.workers import WorkerPair

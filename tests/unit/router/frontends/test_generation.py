@@ -6,7 +6,7 @@ import pytest
 
 from router.access import Access
 from router.frontends.generation import Generation, Piece
-from router.frontends.openai.serving import pieces_of
+from router.frontends.openai.streaming import pieces_of
 from router.router import DELIVERY_TIMEOUT_S
 from router.text.output_text import OutputText
 from tandem.lifecycle import RECEIVED

@@ -10,8 +10,8 @@ import grpc
 import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from router.cluster import ClusterService
 from router.config import RouterConfig
+from router.control_server import ControlServer
 from router.policies.least_loaded import LeastLoaded
 from router.router import Router
 from tandem.messages import Heartbeat
@@ -163,7 +163,7 @@ class ClusterPort:
         self.router = Router(RouterConfig("nowhere", "fake", 64), LeastLoaded())
 
     def add(self, server: grpc.aio.Server) -> None:
-        worker_pb2_grpc.add_ClusterServicer_to_server(ClusterService(self.router), server)
+        worker_pb2_grpc.add_ClusterServicer_to_server(ControlServer(self.router), server)
 
     @property
     def worker_ids(self) -> list[str]:

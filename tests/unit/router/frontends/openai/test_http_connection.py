@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from router.frontends.openai import protocol
+from router.frontends.openai import http_connection
 from tests.fakes.raw_http import HEAD, error_of, read_all
 
 WAIT_S = 0.3
@@ -13,7 +13,7 @@ WAIT_S = 0.3
 
 @pytest.mark.parametrize("part", [b"", b"GET /he", b"GET /health HTTP/1.1\r\nhost: x\r\n"])
 def test_a_request_that_does_not_come(address: tuple[str, int], part: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protocol, "HEAD_TIMEOUT_S", WAIT_S)
+    monkeypatch.setattr(http_connection, "HEAD_TIMEOUT_S", WAIT_S)
     began = time.monotonic()
     with socket.create_connection(address, timeout=10.0) as connection:
         connection.sendall(part)
@@ -23,7 +23,7 @@ def test_a_request_that_does_not_come(address: tuple[str, int], part: bytes, mon
 
 
 def test_a_body_may_take_longer_than_a_head(address: tuple[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protocol, "HEAD_TIMEOUT_S", WAIT_S)
+    monkeypatch.setattr(http_connection, "HEAD_TIMEOUT_S", WAIT_S)
     with socket.create_connection(address, timeout=10.0) as connection:
         for _ in range(2):
             connection.sendall(HEAD + b"content-length: 2\r\n\r\n{")
@@ -34,7 +34,7 @@ def test_a_body_may_take_longer_than_a_head(address: tuple[str, int], monkeypatc
 
 
 def test_heads_that_come_after_long_bodies_count_from_their_own_beginning(address: tuple[str, int]) -> None:
-    body = b" " * (2 * protocol.MAX_HEAD_BYTES)
+    body = b" " * (2 * http_connection.MAX_HEAD_BYTES)
     request = HEAD + b"content-length: %d\r\n\r\n" % len(body) + body
     with socket.create_connection(address, timeout=10.0) as connection:
         for _ in range(3):

@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 HELLO_TIMEOUT_S = 5.0
 
 
-class ClusterService(worker_pb2_grpc.ClusterServicer):
+class ControlServer(worker_pb2_grpc.ClusterServicer):
     def __init__(self, router: Router) -> None:
         self._router = router
 

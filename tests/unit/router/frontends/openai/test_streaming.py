@@ -8,7 +8,7 @@ import pytest
 from router.access import Access
 from router.errors import UnavailableError
 from router.frontends.generation import Generation
-from router.frontends.openai.serving import ClientGoneError, pieces_of, unless_client_leaves
+from router.frontends.openai.streaming import ClientGoneError, pieces_of, unless_client_leaves
 from router.text.output_text import OutputText
 from tandem.lifecycle import RECEIVED
 from tandem.messages import Failed, Finished

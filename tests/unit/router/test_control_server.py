@@ -8,9 +8,9 @@ from typing import Any
 import grpc
 import pytest
 
-from router import cluster
-from router.cluster import ClusterService
+from router import control_server
 from router.config import RouterConfig
+from router.control_server import ControlServer
 from router.policies.least_loaded import LeastLoaded
 from router.router import Router
 from tandem.messages import PROTOCOL_VERSION, Heartbeat, Peers, Welcome
@@ -33,7 +33,7 @@ class ControlStream:
 
     def __init__(self, router: Router) -> None:
         self._batches: asyncio.Queue[Any] = asyncio.Queue()
-        self._responses = ClusterService(router).Control(self._requests(), Context())  # type: ignore[arg-type]
+        self._responses = ControlServer(router).Control(self._requests(), Context())  # type: ignore[arg-type]
 
     def say(self, *messages: Any) -> None:
         self._batches.put_nowait(WORKER_CODEC.encode(messages))
@@ -114,7 +114,7 @@ def test_who_cannot_be_part_of_the_cluster_is_told_why(first: Any, code: str, me
 
 
 def test_who_says_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster, "HELLO_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(control_server, "HELLO_TIMEOUT_S", 0.05)
 
     @run
     async def scenario() -> None:

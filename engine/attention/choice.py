@@ -1,0 +1,38 @@
+"""Which backend computes a model's attention."""
+
+import logging
+
+import torch
+
+from engine.attention.base import AttentionBackend
+from engine.attention.table import ATTENTION_BACKENDS, AUTO
+from engine.config import EngineConfig
+from engine.kvcache.base import PageLayout
+
+logger = logging.getLogger(__name__)
+
+
+def choose_backend(
+    config: EngineConfig, layout: PageLayout, num_q_heads: int, device: torch.device
+) -> type[AttentionBackend]:
+    """The backend that is asked for; for `auto` the first of the table that computes such attention on this device.
+
+    Raises:
+        ValueError: it cannot be imported, or does not compute such attention; the message says why.
+    """
+    if config.attention_backend != AUTO:
+        backend = ATTENTION_BACKENDS.load(config.attention_backend)
+        if reason := backend.why_not(layout, num_q_heads, device):
+            raise ValueError(reason)
+        return backend
+    reasons: list[str] = []
+    for name in ATTENTION_BACKENDS.for_device(device.type):
+        backend = ATTENTION_BACKENDS.load(name)
+        reason = backend.why_not(layout, num_q_heads, device)
+        if not reason:
+            # Nobody has kernels for float32, in which one computes to compare and not to be fast.
+            if reasons and config.dtype != "float32":
+                logger.warning("%s: the %s backend is slow", reasons[0], name)
+            return backend
+        reasons.append(reason)
+    raise ValueError(f"no attention backend computes this model: {'; '.join(reasons)}")
