@@ -10,7 +10,7 @@ import psutil
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 10.0
-# Linux's word for the clock of user and system time together, beside the process it is of.
+# Linux names the clock of a process's user and system time together by this, in one number with the pid.
 _CPU_CLOCK = 2
 
 

@@ -29,9 +29,9 @@ from tandem.v1 import inference_pb2 as pb
 MODEL = "smollm2-135m-instruct"
 TEXT = Path(__file__).parents[1] / "docs/architecture.md"
 PROMPT_LEN = 64
-# Tokens between the starts of two prompts: no prompt is a prefix of another, so no cache helps.
+# Two prompts start this many tokens apart: no prompt is a prefix of another, so no cache helps.
 STRIDE = 19
-# Concurrent requests, and the ratio of tokens per second that we aim at.
+# For each number of concurrent requests this is the ratio of tokens per second that we aim at.
 AIMS = {1: 1.1, 8: 1.0}
 
 Prompts = Sequence[Sequence[int]]
@@ -153,7 +153,7 @@ def run(cluster: Cluster, arguments: argparse.Namespace) -> list[dict[str, Any]]
     model_dir = resolve_model(MODEL)
     tandem = Tandem(cluster.addresses.grpc, arguments.max_tokens)
     generate = Generate(str(model_dir), arguments.max_tokens, arguments.threads)
-    # One round more than is counted: the first warms both sides up.
+    # There is one round more than is counted: the first warms both sides up.
     prompts = iter(make_prompts(model_dir, sum(AIMS) * (arguments.rounds + 1)))
     results = []
     for batch_size in AIMS:

@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--kv-len", type=int, default=1152, help="tokens of each sequence")
     arguments = parser.parse_args(argv)
     model = open_model(parser, arguments.model)
-    # Imported here: a machine without CUDA has nothing to import.
+    # It is imported here because a machine without CUDA has nothing to import.
     from benchmarks.layer_kernels import LayerKernels
 
     copy_bandwidth = measure_limits().copy_bandwidth

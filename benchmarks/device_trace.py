@@ -13,7 +13,7 @@ from typing import NamedTuple
 _DEVICE_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset")
 # All kernels of one launch of a CUDA graph have its correlation id, any other launch is of one kernel.
 _MIN_GRAPH_KERNELS = 8
-# Part of the name of the kernel with which a step ends where there are no graphs.
+# Where there are no graphs, a step ends with a kernel whose name has this in it.
 _LAST_KERNEL = "argmax"
 
 

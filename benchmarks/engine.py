@@ -165,7 +165,7 @@ def _with_unit(value: float, unit: str) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    # Interpreter and imports, torch's above all: what has passed since the process began.
+    # What has passed since the process began went to the interpreter and to imports, torch's above all.
     stages = StageTimer()
     stages.seconds["imports"] = time.time() - psutil.Process().create_time()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -188,7 +188,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     loop = build_loop(arguments, sizes.num_tokens, sizes.max_batch_size, stages.begin)
     stages.end()
     first_request_s = loop.run([(512, 8)])
-    # Not before: it would set up the device, which is part of the start.
+    # The limits are measured only now: this would set up the device, which is part of the start.
     limits = measure_limits()
     benchmark = EngineBenchmark(loop, model, limits, sizes)
     loop.run([(sizes.prompt_len, 8)] * 2)

@@ -7,7 +7,7 @@ import torch
 
 from engine.models.config import ModelConfig
 
-# Of weights and KV: bfloat16.
+# Weights and KV are in bfloat16.
 BYTES_PER_NUMBER = 2
 COPIED_BYTES = 2**30
 MATMUL_SIZE = 8192

@@ -118,7 +118,7 @@ def build_loop(
         max_batch_size=max_batch_size,
     )
     engine = build_engine(engine_config, "benchmark", on_progress)
-    # As in a worker's process.
+    # A worker's process does the same.
     freeze_objects()
     collect_seldom()
     prefill = PrefillConfig(CHUNK_SIZE, overlap=not arguments.disable_overlap)

@@ -42,14 +42,14 @@ from engine.base import EngineBase, ForwardOutput
 
 PREFILL_LEN = 4096
 NUM_WARMUP_STEPS = 50
-# Enough for Perfetto; each is hundreds of kernels.
+# These are enough for Perfetto; each is hundreds of kernels.
 NUM_TRACED_STEPS = 10
 # Requests outlast what is measured, so that no step is of fewer.
 NUM_SPARE_TOKENS = 20
-# Of the table of kernels, and letters of their names.
+# The table of kernels has no more rows than this, and no more letters of a kernel's name.
 MAX_ROWS = 30
 MAX_NAME = 90
-# Methods, and what they are called in a trace.
+# These methods have a range of their own in a trace, under the name beside them.
 RANGES: tuple[tuple[type, str, str], ...] = (
     (AttentionBackend, "plan", "plan"),
     (GraphedAttention, "plan", "plan"),
@@ -227,7 +227,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     profiler.prefill(prefill_len)
     if arguments.nsys:
         annotate(torch.cuda.nvtx.range)
-        # One range: nsys ends the program with the first.
+        # There is one range only, because nsys ends the program with the first.
         with torch.cuda.profiler.profile():
             profiler.prefill(prefill_len)
             profiler.run_steps(NUM_TRACED_STEPS, lambda run: run())

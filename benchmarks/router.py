@@ -30,7 +30,7 @@ from benchmarks.rows import Row, argument_parser, report
 MIN_RATIO = 0.5
 MAX_FIRST_TOKEN_MS = 2.0
 MAX_GROWTH_MIB = 5.0
-# Whole requests: how many are in hand at any time, and tokens of a long and of a short one.
+# Where whole requests are measured, this many are in hand at any time, and a long and a short one have these tokens.
 NUM_AT_ONCE = 64
 NUM_LONG_TOKENS = 256
 NUM_SHORT_TOKENS = 3

@@ -18,18 +18,19 @@ from tandem.rpc.loop_thread import LoopThread
 from tandem.v1 import inference_pb2 as pb
 from tandem.v1 import inference_pb2_grpc
 
-# Of a run; the longest sends thousands of short requests.
+# No run takes longer than this; the longest sends thousands of short requests.
 RUN_TIMEOUT_S = 600.0
-# Until every stream of a run has its first token; what they run before they are measured, as a share of that time; and
-# what the server gets to clear up.
+# Every stream of a run has its first token within this time.
 BEGIN_TIMEOUT_S = 60.0
+# Streams run for this share of the measured time before they are measured.
 WARM_UP = 0.2
+# The server gets this long to clear up.
 SETTLE_S = 0.5
 # Streams share this many connections.
 NUM_CONNECTIONS = 8
-# More tokens than any stream gets before it is cut.
+# No stream gets so many tokens before it is cut.
 ENDLESS = 900_000
-# 64 tokens of the benchmark's tokenizer, in which a byte is a token.
+# These are 64 tokens of the benchmark's tokenizer, in which a byte is a token.
 PROMPT = "The quick brown fox jumps over the lazy dog, and then it rests. "
 
 

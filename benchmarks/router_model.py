@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 MODEL_NAME = "benchmark"
 MAX_MODEL_LEN = 1_000_000
 WORDS = ["".join(letters) for letters in itertools.product("bdfg", "aeiou", "klmnprst", "aeiou")]
-# Tokens before the words: one for each byte.
+# The tokens before the words are one for each byte.
 NUM_BYTES = 256
 
 

@@ -20,7 +20,7 @@ EXAMPLE_HEAD = """\
 # All that `tandem serve --config serve.yaml` can be told. A line that is commented out shows its default; a flag on the
 # command line goes before the line here. docs/configuration.md says more about each.
 """
-# The one option that the example sets.
+# This is the one option that the example sets.
 EXAMPLE_MODEL = "smollm2-135m-instruct"
 _TABLE = re.compile(r"(?<=<!-- options: )(?P<group>[^>]*)( -->\n\n).*?(?=\n<!-- end -->)", re.DOTALL)
 

@@ -49,7 +49,7 @@ def read_file(path: Path) -> dict[str, Any]:
     """
     try:
         text = path.read_text(encoding="utf-8")
-        # The nodes too: where a key is there twice, the content has only its last value.
+        # The nodes are composed too: where a key is there twice, the content has only its last value.
         node, content = yaml.compose(text, yaml.SafeLoader), yaml.safe_load(text)
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror}") from error
@@ -60,7 +60,7 @@ def read_file(path: Path) -> dict[str, Any]:
         where = f" (line {mark.line + 1}, column {mark.column + 1})" if mark else ""
         raise ValueError(f"{path} is not valid YAML: {error.problem or error.context}{where}") from error
     except (yaml.YAMLError, ValueError) as error:
-        # The second for what looks like a date and is none.
+        # PyYAML raises a bare ValueError for what looks like a date and is none, such as 2024-13-45.
         raise ValueError(f"{path} is not valid YAML: {str(error).splitlines()[0]}") from error
     if node is None:
         return {}

@@ -9,7 +9,7 @@ from deploy.options import Option
 API_KEY_VARIABLE = "TANDEM_API_KEY"
 CONFIG_FILE = "config"
 
-# Sources of api_keys besides the option itself: not what a cluster is, but where to read it.
+# It is a source of api_keys besides the option itself, and says not what a cluster is, but where to read it.
 API_KEY_FILE = Option(
     "api-key-file",
     "api_key_file",

@@ -29,7 +29,11 @@ MODEL, WORKERS, SCHEDULING, PORTS, SECURITY, OPERATION = GROUPS = (
 
 
 class DeviceDefaults(NamedTuple):
-    """What a worker does that is not told. Attributes: num_pages: 0: as many as fit."""
+    """How a worker on one kind of device is configured where the person who starts the cluster does not say.
+
+    Attributes:
+        num_pages: 0 means as many as fit.
+    """
 
     dtype: str
     num_pages: int

@@ -30,7 +30,7 @@ from tandem.sampling_params import SamplingParams
 RUN_TIMEOUT_S = 1800.0
 NUM_OUTPUT_TOKENS = 3
 SHORT_PROMPT = 5
-# A context that attention splits, where it splits at all.
+# Attention splits a context of this length, where it splits any.
 LONG_PROMPT = 4096
 # Triton compiles afresh for sizes of 1 and for multiples of 16.
 BATCH_SIZES = (1, 2, 3, 16, 17)
@@ -113,7 +113,7 @@ class Warmer:
         self._max_batch_size = max(max_batch_size, *BATCH_SIZES)
         self._rng = random.Random(0)
         self._num_requests = 0
-        # Tokens of a prompt that takes several chunks.
+        # A prompt of this length takes several chunks.
         self._longest = min(max(2 * chunk_size, LONG_PROMPT), model.max_position_embeddings - NUM_OUTPUT_TOKENS)
 
     def num_pages(self, page_size: int) -> int:
@@ -179,7 +179,7 @@ def _check_device(config: ClusterConfig) -> None:
 
 def _cache_directories() -> dict[str, Path]:
     """Where compiled kernels are kept, by the environment variable that says where."""
-    # Imported here: a machine without CUDA has neither.
+    # They are imported here because a machine without CUDA has neither.
     from flashinfer.jit import env
     from triton import knobs
 

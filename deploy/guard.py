@@ -22,26 +22,28 @@ from tandem import exit_codes
 
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
-# What descendants get between SIGTERM and SIGKILL, once the launcher has ended or given up.
+# Descendants get this much between SIGTERM and SIGKILL, once the launcher has ended or given up.
 _SWEEP_GRACE_S = 2.0
 # Without a guard the launcher is its own last resort, and all must be gone 10 s after the guard.
 _ORPHAN_GRACE_S = 5.0
-# Wrappers such as `uv run` pass on a Ctrl-C that the terminal already sent to everyone: one stop, not two.
+# Wrappers such as `uv run` pass on a Ctrl-C that the terminal already sent to everyone: that is one stop, not two.
 _SAME_STOP_S = 0.5
 _KILL_WAIT_S = 5.0
 _IDLE_WAIT_S = 60.0
 
 
 def run_guarded(main: Callable[[], int], *, stop_grace_s: float = 20.0) -> int:
-    """Run `main` in a child process and return its status once nothing it started is left.
+    """Runs `main` in a child process and returns its status once nothing it started is left.
 
     SIGINT (Ctrl-C), SIGTERM and SIGHUP all reach `main` as SIGTERM, which raises SystemExit there until
-    `main` sets a handler of its own; ray.init() sets one too, so set yours after it. SIGTERM may come more
-    than once (a service manager signals every process): only the first should count. After `stop_grace_s`,
-    on a second Ctrl-C or on SIGQUIT, the child is killed. If this process is killed, `main` gets SIGTERM and
-    a few seconds. `main` stops what it started: exit functions (atexit) do not run, what is left is ended.
+    `main` sets a handler of its own; ray.init() sets one too, so `main` sets its own after that. SIGTERM may
+    come more than once (a service manager signals every process): only the first should count. After
+    `stop_grace_s`, on a second Ctrl-C or on SIGQUIT, the child is killed. If this process is killed, `main`
+    gets SIGTERM and a few seconds. `main` stops what it started: exit functions (atexit) do not run, and what
+    is left is ended.
 
-    Call it from a process with one thread and no children. A child killed by a signal returns 128 + signal.
+    The calling process must have one thread and no children. The status of a child that a signal killed is
+    128 + signal.
     """
     if threading.active_count() > 1:
         # Only the forking thread survives in the child; and the child is told of that thread's death.
@@ -58,7 +60,7 @@ def run_guarded(main: Callable[[], int], *, stop_grace_s: float = 20.0) -> int:
         sys.stdout.flush()
         sys.stderr.flush()
         guard_pid = os.getpid()
-        # Opened here for the launcher to inherit: there it could already be too late.
+        # It is opened here for the launcher to inherit: there it could already be too late.
         guard_fd = os.pidfd_open(guard_pid)
         stop_fd = os.eventfd(0)
         launcher_pid = os.fork()
@@ -78,7 +80,7 @@ def run_guarded(main: Callable[[], int], *, stop_grace_s: float = 20.0) -> int:
 
 
 def _watch(launcher_pid: int, stop_fd: int, waited_for: set[signal.Signals], stop_grace_s: float) -> int:
-    """The guard's part: pass on stop signals, through `stop_fd`, until the launcher has ended; its status."""
+    """The guard's part: passes on stop signals, through `stop_fd`, until the launcher has ended; returns its status."""
     asked_at: float | None = None
     killed = False
     deadline = float("inf")
@@ -90,7 +92,7 @@ def _watch(launcher_pid: int, stop_fd: int, waited_for: set[signal.Signals], sto
         now = time.monotonic()
         if now >= deadline:
             if killed:
-                # Stuck in the kernel: waiting longer would change nothing.
+                # The launcher is stuck in the kernel: waiting longer would change nothing.
                 return exit_codes.SIGNALLED + signal.SIGKILL
             os.kill(launcher_pid, signal.SIGKILL)
             killed = True
@@ -108,7 +110,7 @@ def _watch(launcher_pid: int, stop_fd: int, waited_for: set[signal.Signals], sto
 
 
 def _reap() -> dict[int, int]:
-    """Take leave of every child that has ended, adopted ones too; wait statuses by pid."""
+    """Takes leave of every child that has ended, adopted ones too; returns wait statuses by pid."""
     statuses = {}
     with contextlib.suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0] != 0:
@@ -127,7 +129,7 @@ def _launch(
     """The launcher's part, from fork to exit."""
     status = 1
     try:
-        # Fires at the death of the thread that forked: the guard has only the one.
+        # The signal comes at the death of the thread that forked: the guard has only the one.
         die_with_parent(signal.SIGTERM)
         become_subreaper()
         if os.getppid() == guard_pid:
@@ -145,7 +147,7 @@ def _launch(
                 sys.stdout.flush()
                 sys.stderr.flush()
             finally:
-                # Never back into the caller's frames, which are the guard's to finish.
+                # The launcher never returns into the caller's frames, which are the guard's to finish.
                 os._exit(status & 0xFF)
 
 
@@ -162,12 +164,12 @@ def _status_of(main: Callable[[], int]) -> int:
 
 
 def _set_handlers(stop_signals: set[signal.Signals]) -> None:
-    """Make SIGTERM the one stop signal of the launcher, whose copy of a Ctrl-C does nothing.
+    """Makes SIGTERM the one stop signal of the launcher, whose copy of a Ctrl-C does nothing.
 
     The launcher stays in the guard's process group: in a group of its own it would be in the background,
     stopped as soon as it reads the terminal, and Ctrl-Z would stop the guard alone. So the terminal's
-    Ctrl-C reaches both, and only the guard's counts. An empty handler, not SIG_IGN, because programs
-    started from here would inherit that. (Ray's own processes block SIGINT.)
+    Ctrl-C reaches both, and only the guard's counts. The handler is an empty one and not SIG_IGN, because
+    programs started from here would inherit that. (Ray's own processes block SIGINT.)
     """
     stopping = False
 
@@ -187,8 +189,8 @@ def _set_handlers(stop_signals: set[signal.Signals]) -> None:
 
 
 def _obey_and_outlive(guard_fd: int, stop_fd: int, grace_s: float) -> None:
-    """The launcher's watch over the guard: stop `main` when the guard says so; once the guard is dead, end this process
-    too, whatever `main` does.
+    """The launcher's watch over the guard: stops `main` when the guard says so and, once the guard is dead, ends this
+    process too, whatever `main` does.
 
     Python runs handlers in the main thread, so that is the thread to signal. Had the guard signalled the process, any
     thread could take it: the kernel passes over a main thread that has yet to wake for the same Ctrl-C's SIGINT. It

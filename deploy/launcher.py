@@ -21,7 +21,7 @@ from tandem.logs import log_file
 
 logger = logging.getLogger(__name__)
 
-# Progress of one part of the cluster, by the part's name.
+# It is told the name of a part of the cluster and what that part is doing.
 OnProgress = Callable[[str, str], None]
 
 START_TIMEOUT_S = 1800.0
@@ -53,7 +53,7 @@ class Cluster:
         self._router: Any = None
         self._workers: dict[str, Any] = {}
         self._worker_plans: dict[str, WorkerPlan] = {}
-        # Of this life of the cluster: who has it may speak to its processes.
+        # The token is made anew for each life of the cluster: who has it may speak to the cluster's processes.
         self.cluster_token = secrets.token_hex(16)
         self.addresses = RouterAddresses("", "", "")
         self.model_name = ""
@@ -78,7 +78,7 @@ class Cluster:
             ClusterError: something else went wrong, such as the death of a process.
         """
         config = self._config
-        # First what takes no time: a model may have to be fetched.
+        # What takes no time is checked first, because a model may have to be fetched.
         with _refusals():
             check_own_classes(config)
             check_client_ports(config)
@@ -142,7 +142,7 @@ class Cluster:
         """Stops every process this cluster started."""
         if not ray.is_initialized():
             return
-        # The router first: what is cut short then is told so, and not that its worker is gone.
+        # The router stops first: what is cut short then is told so, and not that its worker is gone.
         for actors in ([self._router] if self._router is not None else [], list(self._workers.values())):
             refs = [actor.stop.remote() for actor in actors]
             if refs:

@@ -120,7 +120,7 @@ def in_flags(message: str, options: Sequence[Option]) -> str:
     """A message of a configuration, or of what it configures, with the fields' names replaced by the flags that set
     them: for a person who gave flags and knows no fields. A field that is an everyday word counts in `backquotes`
     alone."""
-    # The longer names first: some are parts of others.
+    # The longer names come first, because some are parts of others.
     for o in sorted(options, key=lambda o: -len(o.field)):
         message = message.replace(f"`{o.field}`", f"--{o.name}")
         if "_" in o.field:

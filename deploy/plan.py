@@ -52,7 +52,7 @@ def check_client_ports(config: ClusterConfig) -> None:
     """
     for port, field in ((config.grpc_port, "grpc_port"), (config.http_port, "http_port")):
         with socket.socket() as probe:
-            # As the servers bind: a port whose last connections are still winding down is free.
+            # The servers bind in the same way: a port whose last connections are still winding down is free.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind((config.host, port))
@@ -71,7 +71,7 @@ def plan(config: ClusterConfig, model_dir: Path, cluster_token: str) -> tuple[Ro
     """
     model_config = ModelConfig.from_dir(model_dir)
     tokenizer_file(model_dir)
-    # One thread each where workers are as many as cores: two that share cores wait for each other at every barrier.
+    # Cores are shared out among the workers, because two that share cores wait for each other at every barrier.
     num_threads = max(1, len(os.sched_getaffinity(0)) // config.num_workers)
     engine = config.engine(str(model_dir), num_threads)
     longest = model_config.max_position_embeddings

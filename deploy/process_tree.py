@@ -35,7 +35,7 @@ def descendants(root_pid: int | None = None) -> list[ProcessId]:
 
 
 def end_processes(processes: Iterable[ProcessId], grace_s: float) -> list[ProcessId]:
-    """End processes with SIGTERM and, after `grace_s`, SIGKILL; return those that live all the same.
+    """Ends processes with SIGTERM and, after `grace_s`, SIGKILL; returns those that live all the same.
 
     Children of this process that have ended are reaped.
     """
@@ -52,7 +52,7 @@ def end_processes(processes: Iterable[ProcessId], grace_s: float) -> list[Proces
 
 
 def end_descendants(grace_s: float) -> list[ProcessId]:
-    """End every descendant of this process, those started meanwhile too; return those that live all the same.
+    """Ends every descendant of this process, those started meanwhile too; returns those that live all the same.
 
     Only a subreaper finds the descendants whose parents ended before.
     """
@@ -66,11 +66,11 @@ def end_descendants(grace_s: float) -> list[ProcessId]:
 
 
 def send_signal(process: ProcessId, signum: signal.Signals) -> None:
-    """Signal a process if it is still the one that started then; else do nothing."""
+    """Signals a process if it is still the one that started then; else does nothing."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         descriptor = os.pidfd_open(process.pid)
         try:
-            # Checked with the descriptor open: from here on it cannot come to mean another process.
+            # This is checked with the descriptor open: from here on it cannot come to mean another process.
             stat = read_stat(process.pid)
             if stat is not None and stat.start_time == process.start_time:
                 signal.pidfd_send_signal(descriptor, signum)
@@ -79,14 +79,14 @@ def send_signal(process: ProcessId, signum: signal.Signals) -> None:
 
 
 def become_subreaper() -> None:
-    """Become the parent of every descendant whose own parent ends, in place of init."""
+    """Makes this process the parent of every descendant whose own parent ends, in place of init."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def die_with_parent(signum: signal.Signals) -> None:
-    """Have the kernel send this process `signum` when the thread that forked it ends.
+    """Has the kernel send this process `signum` when the thread that forked it ends.
 
-    A parent that ended before the call goes unnoticed: check os.getppid() afterwards.
+    A parent that ended before the call goes unnoticed, so the caller looks at os.getppid() afterwards.
     """
     _prctl(_PR_SET_PDEATHSIG, signum)
 

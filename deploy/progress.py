@@ -12,24 +12,25 @@ from rich.table import Table
 
 DONE = ("ready",)
 BAR_WIDTH = 24
-# Seconds between two lines about the same stage where there is no terminal.
+# Where there is no terminal, at least this time lies between two lines about the same stage.
 LINE_INTERVAL_S = 5.0
-# How much of a stage is done, behind its name: "(3 of 35)" or "(1.2 of 16.1 GB)".
+# A stage may say behind its name how much of it is done: "(3 of 35)" or "(1.2 of 16.1 GB)".
 _AMOUNT = re.compile(r"(?P<stage>.+) \((?P<amount>(?P<done>[\d.]+) of (?P<total>[\d.]+)[^()]*)\)")
 
 
 class StartProgress:
     """A live table on a terminal, with a bar where a stage says how much of it is done; lines elsewhere, one for each
-    stage and one now and then while it goes on. Use as a context manager and call it with the name of a part and what
-    it is doing."""
+    stage and one now and then while it goes on. It is used as a context manager and called with the name of a part and
+    what that part is doing."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self._started = time.monotonic()
-        # What each part does, and when it began or, once ready, how long it took.
+        # Each part is here with what it is doing, and with the seconds from its beginning until it began that: for one
+        # that is ready, these are what it took.
         self._parts: dict[str, tuple[str, float]] = {}
         self._began: dict[str, float] = {}
-        # Of each part the stage that a line was about last, and when.
+        # Each part is here with the stage that its last line was about, and with when that was written.
         self._printed: dict[str, tuple[str, float]] = {}
         self._live = Live(console=console, refresh_per_second=8, transient=False)
 

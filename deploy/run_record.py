@@ -38,7 +38,7 @@ def default_directory() -> Path:
 
 
 def write_record(directory: Path, owner: RunOwner, processes: Iterable[ProcessId]) -> Path:
-    """Write or replace the record of a run, atomically; the directory is made if need be."""
+    """Writes or replaces the record of a run, atomically; the directory is made if need be."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     _check_private(directory)
     record = {
@@ -55,14 +55,14 @@ def write_record(directory: Path, owner: RunOwner, processes: Iterable[ProcessId
 
 
 def remove_record(directory: Path, owner: RunOwner) -> None:
-    """Remove the record of a run that has stopped; there need not be one."""
+    """Removes the record of a run that has stopped; there need not be one."""
     path = _record_path(directory, owner)
     path.unlink(missing_ok=True)
     path.with_suffix(".draft").unlink(missing_ok=True)
 
 
 def end_leftovers(directory: Path) -> list[ProcessId]:
-    """End what runs without a living guard and launcher left behind, and remove their records.
+    """Ends what runs without a living guard and launcher left behind, and removes their records.
 
     Returns the processes it found alive and set out to end. A record is kept while one of them lives on.
     """
@@ -105,7 +105,7 @@ def _record_path(directory: Path, owner: RunOwner) -> Path:
 
 
 def _check_private(directory: Path) -> None:
-    """Refuse a directory where somebody else could have written which processes to end."""
+    """Refuses a directory where somebody else could have written which processes to end."""
     found = directory.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
         raise PermissionError(

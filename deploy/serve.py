@@ -26,7 +26,7 @@ from deploy.run_record import RunOwner, default_directory, end_leftovers, remove
 from tandem import exit_codes
 from tandem.processes import ProcessId
 
-# What stopping takes at most once no request is waited for any more.
+# Stopping takes no longer than this once no request is waited for any more.
 STOP_GRACE_S = 20.0
 DRAIN_REPORT_INTERVAL_S = 1.0
 
@@ -74,11 +74,13 @@ def _run(config: ClusterConfig, use: Callable[[Cluster, threading.Event], int]) 
             # Ray has set a handler of its own, which aborts.
             signal.signal(signal.SIGTERM, _stop_starting)
         progress(part, doing)
-        # Kept up to date while processes come into being, so that the next start knows of them whatever happens.
+        # The record is kept up to date while processes come into being, so that the next start knows of them whatever
+        # happens.
         write_record(directory, owner, descendants())
 
     def on_stop(signum: int, frame: FrameType | None) -> None:
-        # Only once: set() holds a lock, and a second signal's handler would interrupt it and wait for that for good.
+        # It may run only once: set() holds a lock, and the handler of a second signal would interrupt it and wait for
+        # that lock for good.
         signal.signal(signum, signal.SIG_IGN)
         stop.set()
 

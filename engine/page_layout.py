@@ -13,7 +13,8 @@ _LAYOUTS: Choices[PageLayout] = Choices(
 
 
 def page_layout_of(config: ModelConfig, page_size: int, dtype: str) -> PageLayout:
-    """
+    """Returns the layout that the pages of a model have.
+
     Args:
         page_size: tokens of a page.
         dtype: what the engine computes in, by torch's name.

@@ -45,9 +45,9 @@ def converse(arguments: argparse.Namespace, cluster: Cluster, stop: threading.Ev
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Start a cluster, talk with it, show where the time went.")
     add_sampling_arguments(parser)
-    # Port 0: the demo runs beside whatever else is served on this host.
     parser.add_argument("--device", choices=DEVICES, default="cpu", help="cuda: a GPU for each worker (%(default)s)")
     parser.add_argument("--dtype", choices=("auto", *DTYPES), default="auto", help="of weights and KV (%(default)s)")
     arguments = parser.parse_args()
+    # Port 0 means any that is free, so that the demo runs beside whatever else is served on this host.
     config = ClusterConfig(model=MODEL, device=arguments.device, dtype=arguments.dtype, grpc_port=0, http_port=0)
     sys.exit(run_cluster(config, functools.partial(converse, arguments)))

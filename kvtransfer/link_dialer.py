@@ -121,7 +121,11 @@ class LinkDialer:
             await asyncio.wait(tasks, timeout=STOP_TIMEOUT_S)
 
     async def _keep_link(self, peer: Peer, before: Sequence[asyncio.Task[None]]) -> None:
-        """Args: before: what still ends earlier links to the same life of the peer."""
+        """Keeps a link to a peer open: opens its epochs one after the other until cancelled.
+
+        Args:
+            before: what still ends earlier links to the same life of the peer.
+        """
         if before:
             await asyncio.wait(before)
         # This says of transports, by their names, why they could not be opened here.
@@ -162,7 +166,12 @@ class LinkDialer:
             await asyncio.sleep(RETRY_DELAY_S)
 
     async def _wait_without_transport(self, peer: Peer, failures: dict[str, str], refusal: str) -> None:
-        """Args: failures: at this end, forgotten afterwards; refusal: the receiver's, or ""."""
+        """Tells the engine thread that no transport can be opened, and waits before all of them are tried again.
+
+        Args:
+            failures: reasons at this end, by transport; they are forgotten afterwards.
+            refusal: the receiver's reason, or "".
+        """
         reasons = [f"{name}: {reason}" for name, reason in failures.items()]
         reason = "; ".join([*reasons, refusal] if refusal else reasons)
         self._post(SenderLinkFailed(peer.worker_id, peer.incarnation, f"no transport can be opened: {reason}"))
@@ -182,7 +191,7 @@ class LinkDialer:
         """
         if peer in self._quiet:
             # There is no deadline on purpose: a copy that never completes must keep the next epoch shut. A stuck engine
-            # thread is noticed elsewhere.
+            # thread, which would never say that the copies are over, is noticed by worker/process.py.
             await self._quiet[peer].wait()
         writer = BatchWriter(SENDER_CODEC)
         writer.send([self._hello(peer, offer)])

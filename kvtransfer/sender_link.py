@@ -25,7 +25,8 @@ from tandem.messages import (
 )
 from tandem.sampling_params import TokenLogprobs
 
-# So many of 2 MiB take 2.8 ms over NVLink.
+# Copies that have been submitted cannot be taken back, so there is a cap on them: an abort must be over soon. This many
+# pages of 2 MiB take 2.8 ms over NVLink.
 MAX_PAGES_IN_FLIGHT = 512
 
 

@@ -8,7 +8,8 @@ from tandem.messages import Prefill
 
 @dataclass(eq=False, slots=True)
 class QueuedRequest:
-    """
+    """A request that waits for its prefill to start.
+
     Attributes:
         number: position in arrival at this worker.
         token_ids: prompt, and output of earlier attempts.

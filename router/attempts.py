@@ -91,8 +91,8 @@ class Attempts:
     def fail_request(
         self, request: ActiveRequest, reason: str, failure_class: type[RequestError] = UnavailableError
     ) -> None:
-        """Ends a request that cannot be served; what its client has not read of it can still be read. Like the next two
-        it has no effect on a request that has ended.
+        """Ends a request that cannot be served; what its client has not read of it can still be read. Like stop_request
+        and abort_request it has no effect on a request that has ended.
 
         Args:
             failure_class: what is raised for the client.

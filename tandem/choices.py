@@ -93,7 +93,7 @@ def _import(path: str) -> Any:
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:
-        # Not one that the module itself fails to import.
+        # Advice helps only if it is this module that is missing, and not one that it fails to import itself.
         is_missing = f"{module_name}.".startswith(f"{error.name}.")
         advice = "; install it, or name its directory in PYTHONPATH" if is_missing else ""
         raise ValueError(f"{path} cannot be imported: {error}{advice}") from error

@@ -23,7 +23,7 @@ DEFAULT_ADDRESS = "127.0.0.1:50051"
 _INFO_TIMEOUT_S = 5.0
 _OPTIONS = [("grpc.enable_http_proxy", 0)]
 
-# A conversation as text of one user message, as role-content mappings, or as protobuf messages.
+# A conversation is given as text of one user message, as role-content mappings, or as protobuf messages.
 Messages = str | Sequence[Mapping[str, str] | pb.ChatMessage]
 
 
@@ -220,7 +220,7 @@ def _metadata(api_key: str) -> tuple[tuple[str, str], ...]:
 
 def _translate(error: Any, address: str) -> TandemError:
     code, details = error.code(), error.details() or ""
-    # gRPC's own words; a router that lacks a worker says so in its own.
+    # These are gRPC's own words, for a port where nobody answers; a router that lacks a worker says so in other words.
     if code is grpc.StatusCode.UNAVAILABLE and details.startswith("failed to connect"):
         details = f"no cluster answers at {address}; start one with `tandem serve`, or see to TLS if it asks for it"
     return TandemError(code.name, details)

@@ -37,7 +37,7 @@ def default_of(config: type, name: str) -> Any:
 
 
 def require_api_key(key: str) -> None:
-    # What travels in a header: anything else would never match.
+    # A key travels in a header, where anything else would never match.
     require(
         bool(key) and key.isascii() and key.isprintable() and " " not in key,
         "an API key must be printable ASCII without spaces",

@@ -5,7 +5,7 @@ FAILED = 1
 USAGE = 2
 # A signal's number is added, as shells have it.
 SIGNALLED = 128
-# A process of the cluster that ends itself. Apart from each other, so that Ray's log of a death tells them apart.
+# A process of the cluster ends itself with one of these. They differ, so that Ray's log of a death says which it was.
 ENGINE_FAILED = 70
 NO_ROUTER = 71
 CONTROL_FAILED = 72

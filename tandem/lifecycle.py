@@ -8,21 +8,21 @@ import time
 from collections.abc import Mapping
 from typing import NamedTuple
 
-# Router
-RECEIVED = "received"
-TOKENIZED = "tokenized"
-ASSIGNED = "assigned"  # workers chosen, Admit and Prefill sent
-FIRST_TOKEN_SENT = "first_token_sent"  # passed on to the client
-ENDED = "ended"
-# Prefill worker
-PREFILL_STARTED = "prefill_started"  # pages locked, lease asked for
-FIRST_TOKEN = "first_token"  # sampled
-# Decode worker
-LEASE_GRANTED = "lease_granted"
-COMMITTED = "committed"  # Committed received: all pages are there
-DECODE_STARTED = "decode_started"  # the step that computes the second token begins
-SECOND_TOKEN = "second_token"  # sampled
-DECODE_FINISHED = "decode_finished"
+# These happen in the router.
+RECEIVED = "received"  # The request has come.
+TOKENIZED = "tokenized"  # The prompt has become token ids.
+ASSIGNED = "assigned"  # Workers are chosen; Admit and Prefill go out to them.
+FIRST_TOKEN_SENT = "first_token_sent"  # The first token is passed on to the client.
+ENDED = "ended"  # The request is over for its client.
+# These happen in the prefill worker.
+PREFILL_STARTED = "prefill_started"  # Pages are locked, and a lease is asked for.
+FIRST_TOKEN = "first_token"  # The first token is sampled.
+# These happen in the decode worker.
+LEASE_GRANTED = "lease_granted"  # Pages are promised to the prefill worker.
+COMMITTED = "committed"  # Committed has come, and all pages are there.
+DECODE_STARTED = "decode_started"  # The step that computes the second token begins.
+SECOND_TOKEN = "second_token"  # The second token is sampled.
+DECODE_FINISHED = "decode_finished"  # The last token is sampled.
 
 
 class PhaseSpec(NamedTuple):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from tandem.config import LogConfig
 
-# Whose loggers follow the configured level: debug lines of libraries would drown those of the cluster.
+# The loggers of these alone follow the configured level: debug lines of libraries would drown those of the cluster.
 PACKAGES = (
     "tandem",
     "engine",

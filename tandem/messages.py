@@ -100,12 +100,18 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
+    """A worker sends it at fixed intervals to show that it lives. `step` counts the steps of its scheduler: a count
+    that stands still means loss, as silence does."""
+
     step: int
     stats: WorkerStats = field(default_factory=WorkerStats)
 
 
 @dataclass(frozen=True, slots=True)
 class LinkState:
+    """A prefill worker says that its link to one life of a decode worker has opened, has ended, or cannot be opened.
+    After each Welcome it says again which links are up."""
+
     decode_worker_id: str
     decode_incarnation: str
     up: bool
@@ -114,6 +120,14 @@ class LinkState:
 
 @dataclass(frozen=True, slots=True)
 class FirstToken:
+    """A prefill worker has computed a prompt and sampled the token after it. It says so at once, before the pages are
+    handed over.
+
+    Attributes:
+        index: the token's in the whole output, which earlier attempts may have begun.
+        cached_len: leading tokens whose KV the prefill worker had before the request.
+    """
+
     request_id: str
     attempt: int
     index: int
@@ -127,6 +141,9 @@ class FirstToken:
 
 @dataclass(frozen=True, slots=True)
 class TokenEvent:
+    """One request's part of Tokens. The first one of an attempt begins with the token that FirstToken brings too,
+    because either may be heard first."""
+
     request_id: str
     attempt: int
     index: int
@@ -136,11 +153,21 @@ class TokenEvent:
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
+    """A decode worker sends it after each step, with the new tokens of all requests that were in the step."""
+
     events: tuple[TokenEvent, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
+    """A decode worker has computed a request's last token, which it has sent before. Nobody sends this for a request
+    that its first token ends: FirstToken says so.
+
+    Attributes:
+        num_output_tokens: of the whole output, over all attempts.
+        cached_len: leading tokens whose KV the decode worker had before the request.
+    """
+
     request_id: str
     attempt: int
     finish_reason: str
@@ -152,6 +179,9 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
+    """A prefill worker cannot compute an attempt, or cannot hand it over, and ends it. `retryable` says whether another
+    worker, or this one later, may serve the request."""
+
     request_id: str
     attempt: int
     reason: str
@@ -160,18 +190,27 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class PrefillDeferred:
+    """A prefill worker has computed a prompt, but the decode worker had no pages for it in time. The attempt ends as
+    nobody's failure; what was computed stays cached."""
+
     request_id: str
     attempt: int
 
 
 @dataclass(frozen=True, slots=True)
 class GaveBack:
+    """A decode worker has run out of pages and ends the attempt that is cheapest to redo, as nobody's failure: the
+    router starts the request again with the tokens so far."""
+
     request_id: str
     attempt: int
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseLost:
+    """A decode worker ends an attempt whose pages did not all come: the time for it was over, the link ended, or the
+    prefill worker gave the lease up without a word to the router."""
+
     request_id: str
     attempt: int
 
@@ -181,11 +220,15 @@ class LeaseLost:
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
+    """The router's answer to Hello, and the first message on the stream: the worker is part of the cluster."""
+
     router_incarnation: str
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
+    """A decode worker to keep a link to. A new life of the same worker is another peer."""
+
     worker_id: str
     incarnation: str
     address: str
@@ -193,11 +236,16 @@ class Peer:
 
 @dataclass(frozen=True, slots=True)
 class Peers:
+    """The router tells prefill workers which decode workers to keep links to, each time a worker joins or is lost."""
+
     decode_workers: tuple[Peer, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Admit:
+    """The router announces an attempt to the decode worker that is to continue it, which remembers it for `duration_s`
+    while no lease is granted. `output_ids` are the tokens of earlier attempts."""
+
     request_id: str
     attempt: int
     prompt_ids: tuple[int, ...]
@@ -211,6 +259,9 @@ class Admit:
 
 @dataclass(frozen=True, slots=True)
 class Prefill:
+    """The router has a prefill worker compute an attempt's prompt and hand it over to the decode worker that is named.
+    The other fields are those of Admit."""
+
     request_id: str
     attempt: int
     prompt_ids: tuple[int, ...]
@@ -224,6 +275,9 @@ class Prefill:
 
 @dataclass(frozen=True, slots=True)
 class Abort:
+    """The router tells an attempt's workers that it is over: its client has left, a stop string has ended the output,
+    or the attempt has ended early. A worker that does not know the attempt any more does nothing."""
+
     request_id: str
     attempt: int
 
@@ -233,6 +287,9 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class LinkHello:
+    """A prefill worker begins an epoch with it. The decode worker refuses the link if version, life or page format are
+    not its own, or if it can open none of the transports."""
+
     protocol_version: int
     sender_id: str
     sender_incarnation: str
@@ -244,6 +301,8 @@ class LinkHello:
 
 @dataclass(frozen=True, slots=True)
 class LeaseRequest:
+    """The sender asks for pages for `num_tokens` tokens of an attempt, before it computes the first chunk."""
+
     lease_id: str
     request_id: str
     attempt: int
@@ -252,6 +311,9 @@ class LeaseRequest:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
+    """The sender settles a granted lease: its copies of all pages are over, and the decode worker takes over the
+    request with its first token."""
+
     lease_id: str
     first_token: int
     num_pages: int
@@ -263,7 +325,11 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """`reported`: the sender tells the router how the attempt ended, so the receiver does not."""
+    """The sender gives a lease up, granted or not; this settles it, and none of its copies runs any more.
+
+    Attributes:
+        reported: the sender tells the router how the attempt ended, so the receiver does not.
+    """
 
     lease_id: str
     reported: bool = True
@@ -291,7 +357,11 @@ class Renewed:
 
 @dataclass(frozen=True, slots=True)
 class LinkWelcome:
-    """`endpoint`: where the sender finds the receiving end; only that transport understands it."""
+    """The receiver takes the link: the epoch is open, on the transport that it chose of those offered.
+
+    Attributes:
+        endpoint: where the sender finds the receiving end; only that transport understands it.
+    """
 
     epoch: str
     transport: str
@@ -300,7 +370,11 @@ class LinkWelcome:
 
 @dataclass(frozen=True, slots=True)
 class LinkRefused:
-    """`no_transport`: the receiver has, or can open, none of the offered transports."""
+    """The receiver does not take the link, and says why.
+
+    Attributes:
+        no_transport: the receiver has, or can open, none of the offered transports.
+    """
 
     reason: str
     no_transport: bool = False
@@ -308,6 +382,9 @@ class LinkRefused:
 
 @dataclass(frozen=True, slots=True)
 class Granted:
+    """The receiver promises pages for a lease: it has the KV of the first `cached_len` tokens, and `page_ids` are the
+    destinations of those after them, which the sender fills before it settles the lease."""
+
     lease_id: str
     cached_len: int
     page_ids: tuple[int, ...]
@@ -315,12 +392,22 @@ class Granted:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
+    """The receiver will grant no pages for a lease, which settles it.
+
+    Attributes:
+        reason: "gone": the attempt has ended; "too_large": the whole pool could not hold it; "unknown": no Admit has
+            come for the attempt, or one of another length.
+    """
+
     lease_id: str
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Revoke:
+    """The receiver asks for a granted lease back, because its time is over or the attempt has ended. The sender's
+    answer settles it; until then the pages stay leased."""
+
     lease_id: str
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS = 100.0
-# What a message between processes can carry.
+# A message between processes can carry no larger values.
 MAX_TEMPERATURE = 3.4e38
 MAX_TOP_K = 2**31 - 1
 MAX_UINT32 = 2**32 - 1
@@ -118,6 +118,6 @@ class TokenLogprobs:
 def _check(name: str, value: float, low: float, high: float) -> None:
     # A limit that travelled as float32 may have come out a little beyond itself.
     slack = 1e-6 if isinstance(value, float) else 0
-    # Written so that NaN fails.
+    # The comparison is written so that NaN fails.
     if not low - abs(low) * slack <= value <= high * (1 + slack):
         raise ValueError(f"{name} must be between {low:g} and {high:g}, not {value:g}")

@@ -11,7 +11,8 @@ from engine.layers.norm import Norm
 
 # For more tokens than this the libraries' kernels do as well.
 MAX_TOKENS = 16
-# For the widest matrices they do so for more tokens than this already.
+# For matrices of at least WIDE_TILES tiles, of 16 outputs each, the libraries' kernels do as well for more tokens than
+# MAX_TOKENS_WIDE already.
 MAX_TOKENS_WIDE = 8
 WIDE_TILES = 4096
 # So many numbers are in a warp's stretch of inputs.

@@ -180,7 +180,8 @@ def _converted(path: Path, cache: Path, on_progress: Progress | None) -> Path:
     key = f"{stat.st_size} {stat.st_mtime_ns} {_CONVERSION_VERSION}".encode()
     directory = cache / f"{path.stem}-{hashlib.blake2b(key, digest_size=6).hexdigest()}"
     if not directory.is_dir():
-        from engine.weights.gguf import convert_gguf  # numpy and gguf only where they are needed
+        # It imports numpy and gguf, which are needed here alone.
+        from engine.weights.gguf import convert_gguf
 
         try:
             cache.mkdir(parents=True, exist_ok=True)
@@ -200,14 +201,15 @@ def _exclusive(lock: Path) -> Iterator[None]:
 
 
 def _from_hub(model: str, load_format: str, on_progress: Progress | None) -> Path:
-    from huggingface_hub import snapshot_download  # 0.4 s, and only for hub ids
+    # Its import takes 0.4 s and is needed for hub ids alone.
+    from huggingface_hub import snapshot_download
 
     def snapshot(local: bool) -> Path:
         weights = [] if load_format == "dummy" else ["*.safetensors"]
         directory = snapshot_download(
             model,
             allow_patterns=["*.json", "*.jinja", *weights],
-            # Second copies of the weights in the authors' own layout.
+            # These are second copies of the weights in the authors' own layout.
             ignore_patterns=["original/*", "onnx/*", "consolidated*"],
             local_files_only=local,
         )
@@ -215,15 +217,16 @@ def _from_hub(model: str, load_format: str, on_progress: Progress | None) -> Pat
 
     try:
         directory = snapshot(local=True)
-        _check_complete(directory, load_format)  # a download may have been interrupted, or been for dummies
+        # A download may have been interrupted, or may have been for dummies.
+        _check_complete(directory, load_format)
         return directory
     except (OSError, ValueError):
-        pass  # not here, or not all of it
+        pass  # It is not here, or not all of it is.
     report: Progress = on_progress or (lambda stage, fraction: None)
     report("downloading", 0.0)
     try:
         directory = snapshot(local=False)
-    except Exception as error:  # a failed download raises what the hub library's transport happens to raise
+    except Exception as error:  # A failed download raises what the hub library's transport happens to raise.
         # The library's message may have several lines.
         reason = " ".join(str(error).split())
         raise ValueError(

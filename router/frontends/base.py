@@ -58,7 +58,11 @@ class SamplingOptions:
 
 @dataclass(frozen=True, slots=True)
 class TokenizedPrompt:
-    """Attributes: moments: when the request was received and tokenized, in nanoseconds."""
+    """A prompt as token ids that fit the model's vocabulary and length.
+
+    Attributes:
+        moments: when the request was received and tokenized, in nanoseconds.
+    """
 
     token_ids: list[int]
     moments: dict[str, int]

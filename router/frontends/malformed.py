@@ -12,7 +12,8 @@ MALFORMED: Any = object()
 
 
 class MalformedRequestInterceptor(grpc.aio.ServerInterceptor):
-    """Refuses them with INVALID_ARGUMENT, or leaves that to the service, which is given MALFORMED."""
+    """Refuses requests that cannot be parsed with INVALID_ARGUMENT. For one service it does not refuse them itself but
+    gives that MALFORMED in their place."""
 
     def __init__(self, own_service: str) -> None:
         """Args: own_service: full name of the one that knows MALFORMED; others are given parsed requests alone."""

@@ -10,7 +10,8 @@ from tandem.rpc.codec import BatchCodec
 
 logger = logging.getLogger(__name__)
 
-# Of one batch: many long prompts that come together go out in several, between which others have a turn.
+# One batch holds no more than this: many long prompts that come together go out in several, between which others have
+# a turn.
 MAX_BATCH_MESSAGES = 16
 MAX_BATCH_BYTES = MAX_MESSAGE_BYTES // 4
 

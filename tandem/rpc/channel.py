@@ -7,8 +7,9 @@ import grpc
 
 # Prompts travel as packed token ids: 64 MiB holds more than any model's length, for many requests in one batch.
 MAX_MESSAGE_BYTES = 64 * 2**20
-# On one connection; its further calls wait at the client until others of it end. Above the number of requests that may
-# wait for their first token by default, so that one client's overload is refused in words before it waits in silence.
+# One connection has this many calls at once; its further ones wait at the client until others of it end. The number is
+# above that of the requests that may wait for their first token by default, so that one client's overload is refused in
+# words before it waits in silence.
 MAX_STREAMS = 2048
 
 _OPTIONS: list[tuple[str, Any]] = [

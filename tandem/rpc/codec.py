@@ -34,7 +34,7 @@ class StructCodec:
         hints = get_type_hints(cls)
         fields = [f.name for f in dataclasses.fields(cls)]
         translators = [_translators(hints[name], proto_cls, name) for name in fields]
-        # For each field: its name and how to encode it; None where the value passes as it is.
+        # Each field stands here with its name and how to encode it, which is None where the value passes as it is.
         self._encoders = [(name, encode) for name, (encode, _) in zip(fields, translators, strict=True)]
         # A router decodes every token: all values are taken at once, and only those translated that need it.
         self._values = _getter(fields)
@@ -71,7 +71,8 @@ def _translators(
 ) -> tuple[Callable[[Any], Any] | None, Callable[[Any], Any] | None]:
     if get_origin(hint) is tuple:
         (item, *_) = get_args(hint)
-        if get_origin(item) is tuple:  # pairs in order of their first parts: a map
+        if get_origin(item) is tuple:
+            # A map travels as pairs in order of their first parts.
             return dict, lambda mapping: tuple(sorted(mapping.items()))
         if not dataclasses.is_dataclass(item):
             # The slice is a list: from protobuf's own container a tuple takes three times as long.

@@ -16,9 +16,9 @@ from tandem.rpc.auth import TokenSet, bearer_token
 logger = logging.getLogger(__name__)
 
 PATH = "/metrics"
-# Of a reader that says nothing or takes nothing.
+# A reader that says nothing or takes nothing for this long is given up.
 REQUEST_TIMEOUT_S = 5.0
-# How soon the serving thread sees that it is to end.
+# The serving thread sees within this time that it is to end.
 POLL_INTERVAL_S = 0.1
 
 

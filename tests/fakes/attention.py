@@ -35,7 +35,7 @@ class AttentionOracle:
         random.Random(0).shuffle(self._free)
         self._generator = torch.Generator().manual_seed(0)
         self.qkv: dict[int, list[torch.Tensor]] = {}
-        # Turns by no angle, whatever position a token has.
+        # They turn by no angle, whatever position a token has.
         self._tables = RotaryEmbedding(layout.head_dim, 1e4, None, MAX_POSITIONS, pool.device)
         self._tables.cos.fill_(1.0)
         self._tables.sin.fill_(0.0)

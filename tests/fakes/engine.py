@@ -113,7 +113,7 @@ class FakeEngine(EngineBase):
             asynchronous: forwards wait until `run_next` runs them or somebody asks for their tokens.
             step_s: how long the device says that each took.
         """
-        # Of each token two 32-bit numbers.
+        # A page holds two 32-bit numbers of each token.
         super().__init__(CpuKvPool(OpaqueLayout(page_size, 8 * page_size), num_pages, f"fake-{next(_pool_numbers)}"))
         self.page_size = page_size
         self.step_s = step_s

@@ -30,7 +30,7 @@ def test_greedy_tokens_in_float32_equal_transformers(clusters: Clusters, cuda_co
     rng = random.Random(1)
     for num_tokens in (1, 2, 15, 16, 17, 48, 64, 100, 200, 400):
         prompt_ids = [rng.randrange(VOCAB_SIZE) for _ in range(num_tokens)]
-        for _ in range(2):  # cold and warm
+        for _ in range(2):  # The prompt is computed first, and then found in the cache.
             answer = served.complete(prompt_ids, max_tokens=40, ignore_eos=True)
             assert answer.token_ids == oracle.generate(prompt_ids, 40, ignore_eos=True)
             assert answer.last.handover.attempts == 1

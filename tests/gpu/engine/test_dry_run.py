@@ -10,12 +10,12 @@ from engine.build import build_engine
 from engine.config import EngineConfig
 from engine.dry_run import free_bytes
 
-# Leaves enough beside it for whatever else a test process holds.
+# This leaves enough beside it for whatever else a test process holds.
 FRACTION = 0.6
 
 
 def config_with(model_dir: Path, fraction: float = FRACTION, num_pages: int = 0, backend: str = "auto") -> EngineConfig:
-    # Large pages: the tiny model's pool would have millions of small ones.
+    # Pages are large, because the tiny model's pool would have millions of small ones.
     return EngineConfig(
         str(model_dir),
         device="cuda",

@@ -15,16 +15,16 @@ from tests.fakes.scenario import CHUNK_SIZE, MAX_BATCH_SIZE, Scenario, is_what_i
 NUM_STEPS = 20_000
 NUM_WARMUP_STEPS = 2_000
 CHECK_EVERY = 500
-# What the device may have less of than after the warm-up: libraries load some kernels at their first use.
+# The device may have this much less than after the warm-up: libraries load some kernels at their first use.
 MAX_DRIFT_BYTES = 16 * 2**20
 MAX_TORCH_DRIFT_BYTES = 2**20
 NUM_EXACT_STEPS = 1_500
 NUM_COMPARED = 50
-# Requests that may part from their lone run at a tie.
+# No more requests than this may part from their lone run at a tie.
 MAX_TIES = 2
-# Few enough that running requests push each other out.
+# Pages are so few that running requests push each other out.
 NUM_PAGES = 64
-# Half of what a step may have: others run without a graph.
+# This is half of what a step may have: larger ones run without a graph.
 MAX_GRAPH = MAX_BATCH_SIZE // 2
 SAMPLINGS = (
     lambda seed: {},

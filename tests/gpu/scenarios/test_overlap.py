@@ -22,7 +22,7 @@ from tandem.sampling_params import SamplingParams
 from tests.cluster.conftest import VOCAB_SIZE
 
 TIMEOUT_S = 60.0
-# Requests by the number of decode steps launched before they come; prompts and outputs of many lengths.
+# After each number of decode steps this many requests come; their prompts and outputs are of many lengths.
 ARRIVALS = {0: 3, 1: 1, 5: 2, 17: 1, 18: 3, 40: 1}
 SAMPLINGS = {
     "greedy": {},
@@ -136,7 +136,7 @@ def test_overlap_changes_no_token(
             runs.append(Served(engine, patch, overlap=overlap))
             serve_arrivals(runs[-1], SAMPLINGS[sampling])
     plain, overlapped = runs
-    # The same batches, so that not even rounding differs.
+    # The batches are the same, so that not even rounding differs.
     assert [size for size, _ in overlapped.batches] == [size for size, _ in plain.batches]
     assert overlapped.tokens == plain.tokens
     assert not any(num_fed for _, num_fed in plain.batches)
@@ -152,7 +152,7 @@ def test_a_stop_token_ends_the_output_where_it_does_without_overlap(
     prompt = random.Random(1).choices(range(VOCAB_SIZE), k=40)
 
     def serve(*stop_token_ids: int) -> list[int]:
-        # A cache of its own: a prefix that is found is rounded in another way.
+        # Each run has a cache of its own, because a prefix that is found is rounded in another way.
         with monkeypatch.context() as patch:
             served = Served(engine, patch, overlap=True)
             served.submit("r", prompt, SamplingParams(30, stop_token_ids=stop_token_ids))

@@ -75,7 +75,7 @@ def test_chunks_then_decode(
     run_chunks_then_decode(make_backend, page_size, num_q_heads, num_kv_heads, head_dim)
 
 
-# Each line is compiled anew, which takes seconds: not all of them together.
+# Each line is compiled anew, which takes seconds, so not all sizes are combined.
 @pytest.mark.parametrize(
     ("page_size", "num_q_heads", "num_kv_heads", "head_dim"),
     [

@@ -17,7 +17,7 @@ VOCAB_SIZE = 300
 PAGE_SIZE = 16
 NUM_PAGES = 64
 NUM_TEACHER_FORCED = 64
-# How much larger than transformers' own error ours may be.
+# Our error may be this many times as large as transformers' own.
 MAX_RATIO = 2.0
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {},

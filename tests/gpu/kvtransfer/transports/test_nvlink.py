@@ -15,7 +15,7 @@ from tests.fakes.page_layout import OpaqueLayout
 LAYOUT = OpaqueLayout(16, 2**18)
 NUM_PAGES = 64
 TIMEOUT_S = 60.0
-# About half a second, much longer than a copy.
+# This is about half a second, much longer than a copy.
 SLEEP_CYCLES = 1_000_000_000
 
 
@@ -53,7 +53,7 @@ def test_pages_arrive_where_they_were_sent(peer: Connection) -> None:
     endpoint: bytes = peer.recv()
     pool = CudaKvPool(LAYOUT, NUM_PAGES, torch.device("cuda", 0))
     nvlink = load_transports(["nvlink"], pool, "127.0.0.1")["nvlink"]
-    # As a worker does it: opened in a thread of its own, used in this one.
+    # A worker does it in this way too: the end is opened in a thread of its own and used in this one.
     sender = asyncio.run(open_end(lambda: nvlink.open_sender(endpoint)))
     pool.memory.random_(0, 256)
     pairs = {3: 60, 4: 2, 5: 3, 63: 0}
