@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from engine import build as build_module
+from engine.attention import choice
 from engine.attention.base import AttentionBackend
 from engine.attention.reference import ReferenceAttention
 from engine.batch import Batch
@@ -81,7 +82,7 @@ def test_auto_takes_the_first_backend_that_computes_the_model(
 ) -> None:
     paths = {"picky": f"{__name__}:{PickyAttention.__name__}", "own": f"{__name__}:{OwnAttention.__name__}"}
     table: Choices[AttentionBackend] = Choices("engine.attention.base:AttentionBackend", paths)
-    monkeypatch.setattr(build_module, "ATTENTION_BACKENDS", table)
+    monkeypatch.setattr(choice, "ATTENTION_BACKENDS", table)
     engine = build(model_dir, 4, dtype=dtype)
     assert type(engine._attention) is OwnAttention
     warned = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
@@ -91,7 +92,7 @@ def test_auto_takes_the_first_backend_that_computes_the_model(
 def test_auto_without_any_backend_says_why_for_each(model_dir: str, monkeypatch: pytest.MonkeyPatch) -> None:
     paths = {"picky": f"{__name__}:{PickyAttention.__name__}"}
     table: Choices[AttentionBackend] = Choices("engine.attention.base:AttentionBackend", paths)
-    monkeypatch.setattr(build_module, "ATTENTION_BACKENDS", table)
+    monkeypatch.setattr(choice, "ATTENTION_BACKENDS", table)
     with pytest.raises(ValueError, match="no attention backend computes this model: it computes no 2 heads on cpu"):
         build(model_dir, 4)
 
