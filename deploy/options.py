@@ -119,10 +119,10 @@ def kind_of(value: Any) -> str:
 def in_flags(message: str, options: Sequence[Option]) -> str:
     """A message of a configuration, or of what it configures, with the fields' names replaced by the flags that set
     them: for a person who gave flags and knows no fields. A field that is an everyday word counts in `backquotes`
-    alone."""
+    alone, and what is part of an import path or of a file's is none."""
     # The longer names come first, because some are parts of others.
     for o in sorted(options, key=lambda o: -len(o.field)):
         message = message.replace(f"`{o.field}`", f"--{o.name}")
         if "_" in o.field:
-            message = re.sub(rf"(?<![\w-]){o.field}(?!\w)", f"--{o.name}", message)
+            message = re.sub(rf"(?<![\w./:-]){o.field}(?!\w|[.:/]\w)", f"--{o.name}", message)
     return message

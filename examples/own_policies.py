@@ -17,9 +17,12 @@ from router.worker_registry import Pair, Worker
 
 class StickySessions(RoutingPolicy):
     """Sends a session's requests to the workers that served it last, whose caches have its earlier turns, and others to
-    those with the fewest requests."""
+    those with the fewest requests. Of the sessions that anybody may make up it remembers the newest."""
+
+    MAX_NUM_SESSIONS = 10_000
 
     def __init__(self) -> None:
+        # Oldest use first.
         self._homes: dict[str, Pair] = {}
 
     def choose(self, candidates: Sequence[Pair], request: RoutingRequest) -> Pair:
@@ -30,7 +33,10 @@ class StickySessions(RoutingPolicy):
 
     def attempt_started(self, pair: Pair, request: RoutingRequest) -> None:
         if request.session_id:
+            self._homes.pop(request.session_id, None)
             self._homes[request.session_id] = pair
+            if len(self._homes) > self.MAX_NUM_SESSIONS:
+                del self._homes[next(iter(self._homes))]
 
     def worker_lost(self, worker: Worker, reason: str) -> None:
         self._homes = {s: pair for s, pair in self._homes.items() if worker not in (pair.prefill, pair.decode)}

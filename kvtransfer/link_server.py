@@ -12,7 +12,7 @@ import grpc
 from kvtransfer.events import FromLink, ReceiverLinkClosed, ReceiverLinkOpened
 from kvtransfer.exit_watch import ExitWatch
 from kvtransfer.transports.base import ReceiverTransport, Transport
-from kvtransfer.transports.opening import OpeningError, open_end
+from kvtransfer.transports.opening import OpeningError, describe, let_go, open_end
 from tandem.messages import (
     PROTOCOL_VERSION,
     LinkHello,
@@ -62,6 +62,8 @@ class LinkServer(kv_link_pb2_grpc.KvLinkServicer):
         self._post = post
         # Each open epoch has one.
         self._writers: dict[str, BatchWriter] = {}
+        # What each sender, by its name, has last begun a link with.
+        self._newest: dict[str, LinkHello] = {}
 
     def add_to(self, server: grpc.aio.Server) -> None:
         kv_link_pb2_grpc.add_KvLinkServicer_to_server(self, server)
@@ -95,15 +97,21 @@ class LinkServer(kv_link_pb2_grpc.KvLinkServicer):
         if refusal := self._refusal(hello):
             yield RECEIVER_CODEC.encode([LinkRefused(refusal)])
             return
+        self._newest[hello.sender_id] = hello
         try:
-            name, transport = await self._open_transport(hello)
+            name, transport, endpoint = await self._open_transport(hello)
         except _NoTransportError as error:
             yield RECEIVER_CODEC.encode([LinkRefused(str(error), no_transport=True)])
+            return
+        if self._newest[hello.sender_id] is not hello:
+            # Epochs of a sender must be told of in the order in which it began them: the later one closes the earlier.
+            let_go(transport)
+            yield RECEIVER_CODEC.encode([LinkRefused("the sender has begun another link since")])
             return
         # Nothing is awaited between the opening and the try: what was opened is closed with its epoch.
         epoch = uuid.uuid4().hex
         writer = self._writers[epoch] = BatchWriter(RECEIVER_CODEC)
-        writer.send([LinkWelcome(epoch, name, transport.endpoint())])
+        writer.send([LinkWelcome(epoch, name, endpoint)])
         self._post(ReceiverLinkOpened(epoch, hello, transport, ExitWatch(hello.sender_pid).is_gone))
         for message in rest:
             self._post(FromLink(epoch, message))
@@ -117,8 +125,8 @@ class LinkServer(kv_link_pb2_grpc.KvLinkServicer):
             del self._writers[epoch]
             self._post(ReceiverLinkClosed(epoch))
 
-    async def _open_transport(self, hello: LinkHello) -> tuple[str, ReceiverTransport]:
-        """The best of the offer that can be opened here, and its name."""
+    async def _open_transport(self, hello: LinkHello) -> tuple[str, ReceiverTransport, bytes]:
+        """The best of the offer that can be opened here: its name, this end of it, and where the sender finds that."""
         names = [name for name in hello.transports if name in self._transports]
         if not names:
             ours = ", ".join(self._transports)
@@ -126,7 +134,7 @@ class LinkServer(kv_link_pb2_grpc.KvLinkServicer):
         failures: list[str] = []
         for position, name in enumerate(names, start=1):
             try:
-                return name, await open_end(self._transports[name].open_receiver)
+                return name, *await _open_receiver(self._transports[name])
             except OpeningError as error:
                 failures.append(f"{name}: {error}")
                 what_next = f"{names[position]} is tried next" if position < len(names) else "none is left"
@@ -154,3 +162,13 @@ class LinkServer(kv_link_pb2_grpc.KvLinkServicer):
         if hello.page_format != self._page_format:
             return f"pages differ: {hello.page_format} at the sender, {self._page_format} here"
         return ""
+
+
+async def _open_receiver(transport: Transport) -> tuple[ReceiverTransport, bytes]:
+    """Raises OpeningError: it did not open, or cannot say where it is."""
+    end = await open_end(transport.open_receiver)
+    try:
+        return end, end.endpoint()
+    except Exception as error:
+        let_go(end)
+        raise OpeningError(describe(error)) from error

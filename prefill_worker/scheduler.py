@@ -146,7 +146,7 @@ class PrefillScheduler(ForwardScheduler):
             request = queued.request
             if refusal := self._handover.refusal(request):
                 self._waiting.drop(queued)
-                self._outbox.to_router(Failed(*queued.key, refusal, retryable=True))
+                self._outbox.to_router(Failed(*queued.key, refusal))
                 continue
             if self._must_wait_for_prefix(queued):
                 continue
@@ -295,4 +295,4 @@ class PrefillScheduler(ForwardScheduler):
             job.handle = None
 
     def _fail(self, job: PrefillJob, reason: str) -> None:
-        self._outbox.to_router(Failed(*job.key, reason, retryable=True))
+        self._outbox.to_router(Failed(*job.key, reason))

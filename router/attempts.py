@@ -75,7 +75,7 @@ class Attempts:
                 request.tracker.record_finished(message)
                 self._pass_on(request, [])
             case Failed():
-                self._retry(request, message.attempt, "prefill_failed", message.reason, retryable=message.retryable)
+                self._retry(request, message.attempt, "prefill_failed", message.reason)
             case GaveBack():
                 # This is no failure: the oldest request is never given back, so it ends.
                 self._retry(request, message.attempt, "given_back", "the decode worker ran out of pages", failed=False)
@@ -117,14 +117,12 @@ class Attempts:
         kind: AttemptFailure,
         reason: str,
         *,
-        retryable: bool = True,
         failed: bool = True,
     ) -> None:
         """Ends an attempt and starts the next.
 
         Args:
             kind: what the restart counts as.
-            retryable: whether there is to be a next one.
             failed: whether the attempt counts towards max_attempts.
         """
         tracker = request.tracker
@@ -139,11 +137,9 @@ class Attempts:
         self._policy.attempt_failed(pair, _routing_request(tracker, attempt), kind, reason)
         if tracker.state is RequestState.FINISHED:
             self._end_request(request, "finished")
-        elif retryable:
+        else:
             self._metrics.attempt_restarted(kind)
             self.start_attempt(request)
-        else:
-            self.fail_request(request, reason)
 
     def _pass_on(self, request: ActiveRequest, token_ids: list[int]) -> None:
         """Acts on what a message has changed: new tokens, a worker whose part is over, the end."""

@@ -144,7 +144,7 @@ class RequestTracker:
         """Nothing more comes; what its client has not read of it can still be read.
 
         Returns:
-            Whether this is the end; False if the request has ended before. The same holds for the next two.
+            Whether this is the end; False if the request has ended before. The same holds for all that end a request.
         """
         if self.is_final:
             return False

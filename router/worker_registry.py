@@ -140,7 +140,7 @@ class WorkerRegistry:
         return lost
 
     def pairs(self) -> list[Pair]:
-        """Every pair of workers that can serve a request now, in the order in which they joined."""
+        """Every pair of workers that can serve a request now, prefill workers in the order in which they joined."""
         pairs = []
         for prefill in self._workers.values():
             if prefill.role == "both":

@@ -7,6 +7,7 @@ needs CUDA is imported where it is used. A class of somebody else's is taken in 
 
 import difflib
 import importlib
+import inspect
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -73,13 +74,19 @@ class Choices(Generic[T]):
         """The class of that name or at that path.
 
         Raises:
-            ValueError: there is none, or it does not derive from the interface; the message says what to do.
+            ValueError: there is none, or it does not derive from the interface, or leaves some of it undefined; the
+                message says what to do.
+            ImportError: the name is in the table, and a package that its module needs is not installed.
         """
-        path = self._choices[name].path if name in self._choices else name
-        found = _import(path)
+        is_known = name in self._choices
+        path = self._choices[name].path if is_known else name
+        found = _import(path) if is_known else _import_own(path)
         interface = _import(self.interface)
         if not (isinstance(found, type) and issubclass(found, interface)):
             raise ValueError(f"{path} must be a class that derives from {self.interface.replace(':', '.')}")
+        if inspect.isabstract(found):
+            missing = ", ".join(sorted(getattr(found, "__abstractmethods__", ())))
+            raise ValueError(f"{path} cannot be made: it does not define {missing}")
         return found
 
 
@@ -88,15 +95,23 @@ def is_path(name: str) -> bool:
     return isinstance(name, str) and _PATH.fullmatch(name) is not None
 
 
-def _import(path: str) -> Any:
-    module_name, _, attribute = path.partition(":")
+def _import_own(path: str) -> Any:
+    """Raises ValueError: it cannot be imported; the message says what to do."""
     try:
-        module = importlib.import_module(module_name)
+        return _import(path)
     except ImportError as error:
         # Advice helps only if it is this module that is missing, and not one that it fails to import itself.
-        is_missing = f"{module_name}.".startswith(f"{error.name}.")
+        is_missing = f"{path.partition(':')[0]}.".startswith(f"{error.name}.")
         advice = "; install it, or name its directory in PYTHONPATH" if is_missing else ""
         raise ValueError(f"{path} cannot be imported: {error}{advice}") from error
+    except Exception as error:
+        # A module of somebody's own may fail in any way while it is executed.
+        raise ValueError(f"{path} cannot be imported: {error!r}") from error
+
+
+def _import(path: str) -> Any:
+    module_name, _, attribute = path.partition(":")
+    module = importlib.import_module(module_name)
     if not hasattr(module, attribute):
-        raise ValueError(f"{path} cannot be imported: module {module_name} has no {attribute}")
+        raise ImportError(f"module {module_name} has no {attribute}")
     return getattr(module, attribute)

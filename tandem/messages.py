@@ -179,13 +179,11 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A prefill worker cannot compute an attempt, or cannot hand it over, and ends it. `retryable` says whether another
-    worker, or this one later, may serve the request."""
+    """A prefill worker cannot compute an attempt, or cannot hand it over, and ends it; another attempt may go well."""
 
     request_id: str
     attempt: int
     reason: str
-    retryable: bool
 
 
 @dataclass(frozen=True, slots=True)

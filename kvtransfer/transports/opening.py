@@ -58,13 +58,18 @@ async def open_end(open_now: Callable[[], End]) -> End:
             raise OpeningError(f"it did not open within {OPEN_TIMEOUT_S:g} s")
         error = waiter.exception()
         if error is not None:
-            raise OpeningError(_describe(error)) from error
+            raise OpeningError(describe(error)) from error
         return waiter.result()
     except BaseException:
         # If it has not opened yet, its thread finds that out when it does.
         if not opened.cancel() and opened.exception() is None:
-            threading.Thread(target=_let_go, args=(opened.result(),), name="let-go-transport", daemon=True).start()
+            let_go(opened.result())
         raise
+
+
+def let_go(end: SenderTransport | ReceiverTransport) -> None:
+    """Closes an end that nobody wants, in a thread of its own, until nothing can touch this worker's pages by it."""
+    threading.Thread(target=_abort, args=(end,), name="let-go-transport", daemon=True).start()
 
 
 def _open(open_now: Callable[[], End], opened: "Future[End]") -> None:
@@ -78,15 +83,15 @@ def _open(open_now: Callable[[], End], opened: "Future[End]") -> None:
     try:
         opened.set_result(end)
     except InvalidStateError:
-        _let_go(end)
+        _abort(end)
 
 
-def _let_go(end: SenderTransport | ReceiverTransport) -> None:
+def _abort(end: SenderTransport | ReceiverTransport) -> None:
     over = end.abort()
     while not over.done():
         time.sleep(LET_GO_POLL_S)
 
 
-def _describe(error: BaseException) -> str:
+def describe(error: BaseException) -> str:
     """What a person reads of an error: one that no transport announces is named by its kind too."""
     return str(error) if isinstance(error, ValueError | OSError) and str(error) else repr(error)

@@ -86,7 +86,7 @@ class RoutingPolicy(ABC):
         """Chooses who serves a request's next attempt.
 
         Args:
-            candidates: every pair that can serve now, at least one, in the order in which the workers joined.
+            candidates: every pair that can serve now, at least one, prefill workers in the order in which they joined.
             request: with the number of the attempt that is chosen for.
 
         Returns:
@@ -117,8 +117,9 @@ class RoutingPolicy(ABC):
         Args:
             pair: the workers of its last attempt; None if that had failed.
             request: with its output as far as it came.
-            end: "finished": its last token is there. Where there is a pair, that has said so, and the decode worker has
-                cached prompt and output, but for the last token; "stopped": a stop string has ended it before;
+            end: "finished": its last token is there. Where there is a pair, that has said so, and its workers have
+                cached what they computed; the decode worker's part is prompt and output, but for the last token, unless
+                the first token was the last: then it has none; "stopped": a stop string has ended it before;
                 "failed": its client is told why, be it that nobody is left to serve it, that too many attempts have
                 failed, that it took too long, or that the router shuts down; "aborted": its client has left.
         """

@@ -65,12 +65,14 @@ class ScriptedReceiver(ReceiverTransport):
     Attributes:
         expected: (sequence number, destination pages, number of pages) of each announced push.
         stopped: the completion of `abort`.
+        endpoint_error: what `endpoint` raises; None: it answers.
     """
 
     two_sided = True
 
     def __init__(self) -> None:
         self.failure_reason = ""
+        self.endpoint_error: Exception | None = None
         self.expected: list[tuple[int, list[int] | None, int]] = []
         self.receives: list[ManualCompletion] = []
         self.aborted = False
@@ -81,6 +83,8 @@ class ScriptedReceiver(ReceiverTransport):
         return self.failure_reason
 
     def endpoint(self) -> bytes:
+        if self.endpoint_error is not None:
+            raise self.endpoint_error
         return b"scripted"
 
     def receive_pages(self, link_seq: int, dst_pages: Sequence[int] | None, num_pages: int) -> Completion:
@@ -102,6 +106,7 @@ class ScriptedOpening(Transport):
 
     Attributes:
         sender_error, receiver_error: what opening that end raises; None: it opens.
+        endpoint_error: what a receiver that has opened raises when it is asked where it is; None: it answers.
         may_open: an end opens once this is set, as it is at first.
         num_attempts: how often either end was to be opened.
         senders, receivers: the ends that have opened.
@@ -110,6 +115,7 @@ class ScriptedOpening(Transport):
     def __init__(self) -> None:
         self.sender_error: Exception | None = None
         self.receiver_error: Exception | None = None
+        self.endpoint_error: Exception | None = None
         self.may_open = threading.Event()
         self.may_open.set()
         self.num_attempts = 0
@@ -126,6 +132,7 @@ class ScriptedOpening(Transport):
         self._wait(self.receiver_error)
         self.receivers.append(ScriptedReceiver())
         self.receivers[-1].stopped.is_done = True
+        self.receivers[-1].endpoint_error = self.endpoint_error
         return self.receivers[-1]
 
     def _wait(self, error: Exception | None) -> None:

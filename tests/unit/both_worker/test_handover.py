@@ -32,7 +32,7 @@ def test_a_request_that_is_not_admitted_fails_when_it_is_prefilled() -> None:
     worker.scheduler.receive(FromRouter(Prefill("r", 0, tuple(PROMPT), (), SamplingParams(5), "local")))
     worker.run_until(lambda: any(isinstance(message, Failed) for message in said), 10.0)
     (failed,) = [message for message in said if isinstance(message, Failed)]
-    assert failed.retryable and failed.reason == "the request is not admitted here"
+    assert failed.reason == "the request is not admitted here"
     assert worker.scheduler.stats().num_locked_pages == 0
 
 

@@ -85,4 +85,7 @@ def test_messages_name_flags_where_there_are_flags() -> None:
     assert in_flags(message, OPTIONS) == (
         "--trays 12 is above --max-trays 9; the door is shut: set --heat to 0 or use a smaller --trays"
     )
+    path = "num_trays:Mine, my.num_trays:Mine, my.num_trays.of:Mine and /a/num_trays/b stay"
+    assert in_flags(path, OPTIONS) == path
+    assert in_flags("the sum of num_trays. It", OPTIONS) == "the sum of --trays. It"
     assert in_flags("num_trays_left and other_num_trays stay", OPTIONS) == "num_trays_left and other_num_trays stay"

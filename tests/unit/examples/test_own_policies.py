@@ -48,6 +48,15 @@ def test_a_session_stays_where_it_is_until_its_worker_is_lost() -> None:
     assert policy.choose(candidates(), request("chat")) in candidates()
 
 
+def test_sessions_that_are_made_up_take_no_more_and_more_memory() -> None:
+    policy: Any = ROUTING_POLICIES.load("own_policies:StickySessions")()
+    pair = Pair(worker("p", "prefill"), worker("d", "decode"))
+    for number in range(policy.MAX_NUM_SESSIONS + 5):
+        policy.attempt_started(pair, request(f"session {number}"))
+    assert len(policy._homes) == policy.MAX_NUM_SESSIONS
+    assert "session 4" not in policy._homes and "session 5" in policy._homes
+
+
 def test_short_prompts_go_first() -> None:
     policy: Any = PREFILL_POLICIES.load("own_policies:ShortestPromptFirst")()
     queue = [SimpleNamespace(token_ids=[0] * n) for n in (7, 2, 5)]

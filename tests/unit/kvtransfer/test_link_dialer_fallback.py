@@ -188,7 +188,7 @@ def test_a_link_that_is_dropped_while_it_opens_leaves_nothing_open() -> None:
     assert_no_thread_is_left()
 
 
-def test_pages_go_by_tcp_where_the_pool_cannot_be_mapped() -> None:
+def test_a_link_opens_with_tcp_where_the_pool_cannot_be_mapped() -> None:
     """With the real transports: what the receiver tells of its pool does not fit the sender's pages."""
 
     async def scenario() -> None:

@@ -109,6 +109,39 @@ def test_who_can_open_none_of_them_says_why() -> None:
     asyncio.run(scenario())
 
 
+def test_an_end_that_cannot_say_where_it_is_is_closed_and_the_next_best_taken() -> None:
+    async def scenario() -> None:
+        first, second = ScriptedOpening(), ScriptedOpening()
+        first.endpoint_error = RuntimeError("no handle")
+        async with ReceiverEnd({"first": first, "second": second}) as receiver:
+            answer = await answer_to(receiver, hello_to(receiver, "first"))
+            assert answer == LinkRefused(
+                "the receiver can open none of the transports: first: RuntimeError('no handle')", True
+            )
+            await wait_until(lambda: first.receivers[0].aborted)
+            assert receiver.events == []
+            answer = await answer_to(receiver, hello_to(receiver, "first", "second"))
+            assert isinstance(answer, LinkWelcome) and answer.transport == "second"
+
+    asyncio.run(scenario())
+
+
+def test_a_handshake_that_a_later_one_of_the_same_sender_has_overtaken_opens_nothing() -> None:
+    async def scenario() -> None:
+        slow, quick = ScriptedOpening(), ScriptedOpening()
+        slow.may_open.clear()
+        async with ReceiverEnd({"slow": slow, "quick": quick}) as receiver:
+            stale = asyncio.create_task(answer_to(receiver, hello_to(receiver, "slow")))
+            await wait_until(lambda: slow.num_attempts == 1)
+            assert isinstance(await answer_to(receiver, hello_to(receiver, "quick")), LinkWelcome)
+            slow.may_open.set()
+            assert await stale == LinkRefused("the sender has begun another link since")
+            await wait_until(lambda: slow.receivers[0].aborted)
+            assert [event.transport for event in receiver.of(ReceiverLinkOpened)] == quick.receivers
+
+    asyncio.run(scenario())
+
+
 def test_a_slow_handshake_holds_up_no_other() -> None:
     async def scenario() -> None:
         slow, quick = ScriptedOpening(), ScriptedOpening()

@@ -64,7 +64,7 @@ async def test_attempts_are_bounded() -> None:
     client = h.request()
     await settle()
     for attempt in range(3):
-        h.p[0].say(Failed(client.tracker.request_id, attempt, "no luck", retryable=True))
+        h.p[0].say(Failed(client.tracker.request_id, attempt, "no luck"))
     with pytest.raises(UnavailableError, match="given up after 3 failed attempts"):
         await client.task
 

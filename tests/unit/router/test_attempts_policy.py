@@ -72,7 +72,7 @@ async def test_a_request_that_nothing_happens_to() -> None:
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        ("prefill_failed", lambda request_id: Failed(request_id, 0, "no luck", retryable=True)),
+        ("prefill_failed", lambda request_id: Failed(request_id, 0, "no luck")),
         ("given_back", lambda request_id: GaveBack(request_id, 0)),
         ("lease_lost", lambda request_id: LeaseLost(request_id, 0)),
         ("deferred", lambda request_id: PrefillDeferred(request_id, 0)),

@@ -23,7 +23,7 @@ def test_a_policy_is_made_from_its_name_or_its_path() -> None:
         ("tests.fakes.routing:Nobody", "module tests.fakes.routing has no Nobody"),
         ("no_such_package.policies:Mine", "cannot be imported"),
         ("tests.fakes.clock:FakeClock", "must be a class that derives from router.policies.base.RoutingPolicy"),
-        ("router.policies.base:RoutingPolicy", "cannot be made: .*abstract method '?choose"),
+        ("router.policies.base:RoutingPolicy", "cannot be made: it does not define choose"),
         ("tests.fakes.routing:NeedsArguments", "cannot be made: .*missing 1 required positional argument: 'url'"),
     ],
 )

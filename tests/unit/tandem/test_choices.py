@@ -1,6 +1,7 @@
 """Names of implementations, and classes of somebody else's."""
 
 import sys
+from abc import ABC, abstractmethod
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,11 @@ class Square(Shape):
 
 class Circle(Shape):
     pass
+
+
+class Unfinished(Shape, ABC):
+    @abstractmethod
+    def area(self) -> float: ...
 
 
 class Stranger:
@@ -72,6 +78,7 @@ def test_a_name_that_is_right_besides() -> None:
     ("path", "message"),
     [
         (f"{HERE}:Stranger", f"{HERE}:Stranger must be a class that derives from {HERE}.Shape"),
+        (f"{HERE}:Unfinished", f"{HERE}:Unfinished cannot be made: it does not define area$"),
         (f"{HERE}:HERE", "must be a class that derives from"),
         (f"{HERE}:Missing", f"module {HERE} has no Missing"),
         ("no_such_package.shapes:Mine", "install it, or name its directory in PYTHONPATH"),
@@ -88,6 +95,21 @@ def test_what_a_module_itself_fails_to_import_is_said(tmp_path: Path, monkeypatc
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(ValueError, match=r"'a_package_that_is_not_there'$"):
         SHAPES.load("needy_shapes:Mine")
+
+
+def test_whatever_a_module_of_ones_own_fails_with_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "broken_shapes.py").write_text("class Mine(:\n")
+    (tmp_path / "failing_shapes.py").write_text("1 / 0\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ValueError, match=r"broken_shapes:Mine cannot be imported: SyntaxError"):
+        SHAPES.load("broken_shapes:Mine")
+    with pytest.raises(ValueError, match=r"failing_shapes:Mine cannot be imported: ZeroDivisionError"):
+        SHAPES.load("failing_shapes:Mine")
+
+
+def test_a_package_that_a_class_of_the_table_needs_is_named_by_python_s_own_error() -> None:
+    with pytest.raises(ImportError, match="nowhere"):
+        SHAPES.load("absent")
 
 
 def test_what_has_the_form_of_a_path() -> None:

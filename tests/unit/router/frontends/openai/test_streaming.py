@@ -59,7 +59,9 @@ async def test_the_failure_of_one_ends_all() -> None:
 
     reader = asyncio.create_task(read())
     await settle()
-    h.p[0].say(Failed(found[1].tracker.request_id, 0, "no luck", retryable=False))
+    for attempt in range(3):  # max_attempts of the harness
+        h.p[0].say(Failed(found[1].tracker.request_id, attempt, "no luck"))
+        await settle()
     with pytest.raises(UnavailableError, match="no luck"):
         await reader
     assert h.router.num_requests == 0
