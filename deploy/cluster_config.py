@@ -125,23 +125,27 @@ class ClusterConfig(ClusterOptions):
             max_model_len=max_model_len,
         )
         worker = WorkerConfig(
-            worker_id=worker_id,
-            role=role,
-            engine=engine,
-            model_fingerprint=fingerprint,
-            max_model_len=max_model_len,
-            cluster_token=cluster_token,
-            api_keys=self.api_keys,
-            log=LogConfig(self.log_level, self.log_dir),
+            **_passed_on(self, WorkerConfig)
+            | {
+                "worker_id": worker_id,
+                "role": role,
+                "engine": engine,
+                "model_fingerprint": fingerprint,
+                "max_model_len": max_model_len,
+                # The clients' address is the router's alone.
+                "host": default_of(WorkerConfig, "host"),
+                "cluster_token": cluster_token,
+                "log": LogConfig(self.log_level, self.log_dir),
+            }
         )
         named = (
             (self.transport,) if self.transport != transports.AUTO else transports.TRANSPORTS.for_device(self.device)
         )
         return WorkerPlan(
             worker,
-            PrefillConfig(chunk_size, self.schedule, overlap=overlap),
-            DecodeConfig(max_batch_size, overlap=overlap),
-            LinkConfig(named),
+            PrefillConfig(**_passed_on(self, PrefillConfig) | {"chunk_size": chunk_size, "overlap": overlap}),
+            DecodeConfig(**_passed_on(self, DecodeConfig) | {"max_batch_size": max_batch_size, "overlap": overlap}),
+            LinkConfig(**_passed_on(self, LinkConfig) | {"transports": named}),
         )
 
 

@@ -54,6 +54,10 @@ DEVICE_DEFAULTS = {
 CPU, GPU = DEVICE_DEFAULTS["cpu"], DEVICE_DEFAULTS["cuda"]
 
 
+def _transports_for(device: str) -> str:
+    return ", ".join(f"`{name}`" for name in transports.TRANSPORTS.for_device(device))
+
+
 @dataclass(frozen=True, slots=True)
 class ClusterOptions:
     """The fields of a ClusterConfig, which has the checks. A default that a process has too is stated there."""
@@ -108,7 +112,7 @@ class ClusterOptions:
         "how KV pages travel between workers; auto: the best that both have and can open",
         choices=(transports.AUTO, *transports.TRANSPORTS.names),
         takes_path=True,
-        detail="; `nvlink` is for GPUs, `shared_memory` and `tcp` are for CPUs",
+        detail=f". For GPUs: {_transports_for('cuda')}; for CPUs: {_transports_for('cpu')}",
     )
     attention_backend: str = option(
         default_of(EngineConfig, "attention_backend"),

@@ -1,11 +1,14 @@
 """Configuration is checked where it is made."""
 
+from dataclasses import fields
+
 import pytest
 
 from cli.main import main
 from decode_worker.config import DecodeConfig
 from deploy.cluster_config import ClusterConfig
 from engine.config import EngineConfig
+from kvtransfer.config import LinkConfig
 from prefill_worker.config import PrefillConfig
 from router.config import RouterConfig
 from tandem.config import Role
@@ -84,3 +87,20 @@ def test_a_wrong_call_exits_with_2_and_says_why(
         status = int(stop.code or 0)
     assert status == 2
     assert message in capsys.readouterr().err
+
+
+def test_every_option_is_followed_by_somebody() -> None:
+    """What no process has under the same name is turned into something else, or acted on, by who starts the cluster."""
+    decided_here = {"model", "num_prefill", "num_decode", "num_both", "transport", "disable_overlap_schedule"}
+    decided_here |= {"tls_cert", "tls_key", "tls_client_ca", "log_level", "log_dir", "drain_timeout_s"}
+    processes = (EngineConfig, RouterConfig, WorkerConfig, PrefillConfig, DecodeConfig, LinkConfig)
+    followed = {f.name for process in processes for f in fields(process)}
+    assert {f.name for f in fields(ClusterConfig)} - followed == decided_here
+
+
+def test_an_option_reaches_the_process_that_has_a_field_of_its_name() -> None:
+    config = ClusterConfig("m", host="0.0.0.0", schedule="lpm", eviction="lfu", api_keys=("key",), max_batch_size=7)
+    plan = config.worker("w", "both", config.engine("m"), "", 10)
+    assert (plan.prefill.schedule, plan.worker.engine.eviction, plan.worker.api_keys) == ("lpm", "lfu", ("key",))
+    assert (plan.decode.max_batch_size, plan.worker.host) == (7, "127.0.0.1")
+    assert config.router("m", "m", 10).host == "0.0.0.0"
