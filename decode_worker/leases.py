@@ -19,6 +19,7 @@ from tandem.messages import (
     Released,
     Renewed,
 )
+from tandem.request_ids import router_of
 from worker.base import Outbox
 from worker.events import Event
 
@@ -103,13 +104,17 @@ class LeaseBook:
         for lease in self._arriving:
             lease.abandoned = lease.abandoned or lease.key == key
 
-    def abort_all_attempts(self) -> None:
+    def abort_all_attempts_of(self, router: str) -> None:
+        """Ends the attempts of a router that is gone."""
         for request_id, attempt in self._admissions.attempts():
-            self.abort_attempt(request_id, attempt)
+            if router_of(request_id) == router:
+                self.abort_attempt(request_id, attempt)
         for lease in self._granted.values():
-            self._abandon(lease)
+            if router_of(lease.admit.request_id) == router:
+                self._abandon(lease)
         for lease in self._arriving:
-            lease.abandoned = True
+            if router_of(lease.admit.request_id) == router:
+                lease.abandoned = True
 
     def mark_ended(self, request_id: str, attempt: int) -> None:
         """An attempt that has no lease any more is over: whatever still comes for it is refused."""

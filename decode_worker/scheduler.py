@@ -31,6 +31,7 @@ from tandem.messages import (
     Tokens,
     WorkerStats,
 )
+from tandem.request_ids import router_of
 from tandem.sampling_params import TokenLogprobs
 from worker.base import ForwardScheduler, Outbox
 from worker.events import Event, FromRouter, RouterLost
@@ -75,9 +76,10 @@ class DecodeScheduler(ForwardScheduler):
             elif isinstance(event.message, Abort):
                 self._abort(event.message.request_id, event.message.attempt)
         elif isinstance(event, RouterLost):
-            self._leases.abort_all_attempts()
+            self._leases.abort_all_attempts_of(event.router)
             for job in list(self._running):
-                self._end_job(job)
+                if router_of(job.request_id) == event.router:
+                    self._end_job(job)
         else:
             self._leases.receive(event)
 

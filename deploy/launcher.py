@@ -110,7 +110,7 @@ class Cluster:
         logger.info("router ready after %.2f s", self.router_ready_s)
         self._on_progress("router", "ready")
         self._wait_for(loading)
-        joining = {self._workers[c].connect.remote(self.addresses.cluster): c for c in self._workers}
+        joining = {self._workers[c].connect.remote([self.addresses.cluster]): c for c in self._workers}
         self._wait_for(joining)
 
     def supervise(self, stop: threading.Event) -> None:

@@ -104,7 +104,7 @@ class Supervisor:
                     self._start_later(name)
                     return
                 if stage == "load":
-                    self._awaited[self._workers[name].connect.remote(self._cluster_address)] = _Awaited("join", name)
+                    self._awaited[self._workers[name].connect.remote([self._cluster_address])] = _Awaited("join", name)
                 else:
                     logger.warning("worker %s is back", name)
                     self._watch(name)

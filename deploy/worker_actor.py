@@ -1,6 +1,7 @@
 """A worker of any role as a Ray actor."""
 
 import threading
+from collections.abc import Sequence
 
 from both_worker.worker import BothRole
 from decode_worker.worker import DecodeRole
@@ -38,8 +39,9 @@ class WorkerActor:
         freeze_objects()
         collect_seldom()
 
-    def connect(self, router_address: str) -> None:
-        self._process.connect(router_address)
+    def connect(self, router_addresses: Sequence[str]) -> None:
+        """Joins the cluster; raises TimeoutError if none of the routers answers."""
+        self._process.connect(router_addresses)
 
     def progress(self) -> str:
         return self._progress

@@ -17,6 +17,7 @@ from prefill_worker.queued_request import PagesInWork, QueuedRequest
 from prefill_worker.waiting import WaitingRequests
 from tandem.lifecycle import FIRST_TOKEN, PREFILL_STARTED, now_ns
 from tandem.messages import Abort, Failed, FirstToken, Moment, Prefill, PrefillDeferred, WorkerStats
+from tandem.request_ids import router_of
 from worker.base import ForwardScheduler, Outbox
 from worker.events import Event, FromRouter, RouterLost
 
@@ -74,9 +75,10 @@ class PrefillScheduler(ForwardScheduler):
             elif isinstance(event.message, Abort):
                 self._abort(event.message.request_id, event.message.attempt)
         elif isinstance(event, RouterLost):
-            self._waiting.drop_all()
+            self._waiting.drop_all_of(event.router)
             for job in self._jobs():
-                self._end_job(job, reported=False)
+                if router_of(job.request.request_id) == event.router:
+                    self._end_job(job, reported=False)
         self._handover.receive(event)
 
     def step(self) -> bool:

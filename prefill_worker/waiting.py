@@ -8,6 +8,7 @@ from prefill_worker.policies.base import PrefillPolicy
 from prefill_worker.queued_request import QueuedRequest
 from tandem.messages import Prefill
 from tandem.prefix import prefix_identities
+from tandem.request_ids import router_of
 
 # A policy looks at so many of the oldest requests: its work at each step must not grow with the queue.
 POLICY_WINDOW = 128
@@ -65,5 +66,6 @@ class WaitingRequests:
             self.drop(found)
         return found is not None
 
-    def drop_all(self) -> None:
-        self._requests.clear()
+    def drop_all_of(self, router: str) -> None:
+        """Drops every request of a router that is gone."""
+        self._requests = [q for q in self._requests if router_of(q.request.request_id) != router]

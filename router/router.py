@@ -33,6 +33,7 @@ from tandem.messages import (
     Welcome,
     WorkerMessage,
 )
+from tandem.request_ids import make_request_id
 from tandem.sampling_params import SamplingParams
 
 logger = logging.getLogger(__name__)
@@ -47,6 +48,7 @@ class Router:
     """Everything of one router that is not a socket. Belongs to one asyncio loop.
 
     Attributes:
+        incarnation: names this life of the router; the ids of its requests begin with it.
         idle: set while no request is in hand.
     """
 
@@ -55,7 +57,7 @@ class Router:
     ) -> None:
         self._config = config
         self._clock = clock
-        self._incarnation = uuid.uuid4().hex[:12]
+        self.incarnation = uuid.uuid4().hex[:12]
         self._numbers = itertools.count()
         self._requests: dict[str, ActiveRequest] = {}
         self._draining = False
@@ -106,7 +108,7 @@ class Router:
     ) -> RequestTracker:
         """Makes a tracker with an id that no other request ever had, on this router or on an earlier one. Arguments are
         as in RequestTracker."""
-        request_id = f"{self._incarnation}-{next(self._numbers)}"
+        request_id = make_request_id(self.incarnation, next(self._numbers))
         return RequestTracker(
             request_id,
             tuple(prompt_ids),
@@ -186,7 +188,7 @@ class Router:
         if old is not None:
             self.lose_worker(old, "reconnected", "it has connected again")
         worker = self.workers.register(hello, send, disconnect)
-        worker.send([Welcome(self._incarnation)])
+        worker.send([Welcome(self.incarnation)])
         self._send_peers()
         logger.info("worker %s (%s) joined from %s", hello.worker_id, hello.role, hello.address)
         self._policy.worker_joined(worker)

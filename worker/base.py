@@ -18,7 +18,8 @@ class Outbox(Protocol):
     """Where schedulers put messages; they leave together, at the end of the step or at `flush`."""
 
     def to_router(self, message: WorkerMessage) -> None:
-        """Tells the router; without a stream to it the message is dropped, for every attempt has ended then."""
+        """Tells the router that it concerns; without a stream to that one the message is dropped, for its attempts have
+        ended then."""
         ...
 
     def to_link(self, epoch: str, message: SenderMessage | ReceiverMessage) -> None:

@@ -1,13 +1,13 @@
-"""A worker's end of its one stream to the router."""
+"""A worker's end of its stream to one router."""
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Sequence
 
 import grpc
 
-from tandem.messages import Heartbeat, Hello, Peers, Welcome, WorkerMessage
+from tandem.messages import Abort, Admit, Heartbeat, Hello, Peers, Prefill, Welcome, WorkerMessage
+from tandem.request_ids import router_of
 from tandem.rpc.auth import cluster_metadata
 from tandem.rpc.batch_writer import BatchWriter
 from tandem.rpc.channel import open_channel
@@ -22,7 +22,12 @@ WELCOME_TIMEOUT_S = 5.0
 
 
 class ControlClient:
-    """Keeps a Control stream to the router and opens a new one whenever it ends. On the asyncio thread."""
+    """Keeps a Control stream to a router and opens a new one whenever it ends. On the asyncio thread.
+
+    Attributes:
+        address: the router's.
+        router: names the life of the router that has welcomed this worker; empty while there is none.
+    """
 
     def __init__(
         self,
@@ -32,57 +37,49 @@ class ControlClient:
         cluster_token: str,
         heartbeat: Callable[[], Heartbeat],
         heartbeat_interval_s: float,
-        connect_timeout_s: float,
         post: Callable[[Event], None],
-        on_peers: Callable[[Peers], None],
+        on_peers: Callable[[str, Peers], None],
         on_connected: Callable[[], None],
+        on_lost: Callable[[str], None],
     ) -> None:
         """
         Args:
             heartbeat: the current heartbeat.
-            connect_timeout_s: how long the router may be out of reach before `run` gives up.
             post: tells the engine thread.
-            on_peers: told which decode workers to keep links to.
+            on_peers: told which decode workers the router at an address names.
             on_connected: called at every Welcome.
+            on_lost: told the address when the stream of a router that had welcomed this worker has ended.
         """
-        self._address = address
+        self.address = address
+        self.router = ""
         self._hello = hello
         self._metadata = cluster_metadata(cluster_token)
         self._heartbeat = heartbeat
         self._heartbeat_interval_s = heartbeat_interval_s
-        self._connect_timeout_s = connect_timeout_s
         self._post = post
         self._on_peers = on_peers
         self._on_connected = on_connected
+        self._on_lost = on_lost
         self._writer: BatchWriter | None = None
-        self._connected = False
 
     def send(self, messages: Sequence[WorkerMessage]) -> None:
         """Sends to the router; without one, nobody waits for these messages and they are dropped."""
-        if self._writer is not None and self._connected:
+        if self._writer is not None and self.router:
             self._writer.send(messages)
 
     async def run(self) -> None:
-        """Runs until cancelled.
-
-        Raises:
-            ConnectionError: no router was reached for connect_timeout_s.
-        """
-        last_connected = time.monotonic()
+        """Runs until cancelled."""
         while True:
-            if await self._run_once():
-                last_connected = time.monotonic()
-            elif time.monotonic() - last_connected > self._connect_timeout_s:
-                raise ConnectionError(f"no router at {self._address} for {self._connect_timeout_s:.0f} s")
+            await self._run_once()
             await asyncio.sleep(RETRY_DELAY_S)
 
-    async def _run_once(self) -> bool:
-        """One stream from its start to its end; returns whether the router welcomed this worker."""
+    async def _run_once(self) -> None:
+        """One stream from its start to its end."""
         writer = self._writer = BatchWriter(WORKER_CODEC)
         writer.send([self._hello])
         beats: asyncio.Task[None] | None = None
         try:
-            async with open_channel(self._address) as channel:
+            async with open_channel(self.address) as channel:
                 call = worker_pb2_grpc.ClusterStub(channel).Control(writer.batches(), metadata=self._metadata)
                 async with asyncio.timeout(WELCOME_TIMEOUT_S):
                     first = await call.read()
@@ -96,26 +93,29 @@ class ControlClient:
                 logger.info("the router ended the control stream: %s", await call.details() or "no reason given")
         except (grpc.RpcError, TimeoutError, ValueError, ConnectionError) as error:
             details = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error)
-            logger.info("control stream to %s: %s", self._address, details)
+            logger.info("control stream to %s: %s", self.address, details)
         finally:
             writer.close()
             if beats is not None:
                 beats.cancel()
-            was_connected, self._connected = self._connected, False
-            if was_connected:
-                self._post(RouterLost())
-        return was_connected
+            router, self.router = self.router, ""
+            if router:
+                self._post(RouterLost(router))
+                self._on_lost(self.address)
 
     def _receive(self, messages: Sequence[object]) -> None:
         for message in messages:
-            if isinstance(message, Welcome):
-                self._connected = True
-                self._on_connected()
-                self._post(FromRouter(message))
-            elif isinstance(message, Peers):
-                self._on_peers(message)
-            else:
-                self._post(FromRouter(message))  # type: ignore[arg-type]
+            match message:
+                case Welcome():
+                    self.router = message.router_incarnation
+                    self._on_connected()
+                    self._post(FromRouter(message))
+                case Peers():
+                    self._on_peers(self.address, message)
+                case Admit() | Prefill() | Abort() if router_of(message.request_id) == self.router:
+                    self._post(FromRouter(message))
+                case _:
+                    raise ValueError(f"unexpected {message!r} from router {self.router}")
 
     async def _beat(self, writer: BatchWriter) -> None:
         while True:

@@ -19,7 +19,13 @@ class FromRouter(Event):
 
 @dataclass(frozen=True, slots=True)
 class RouterLost(Event):
-    """The router's stream ended: so did every attempt it had here."""
+    """The stream of a router ended: so did every attempt it had here.
+
+    Attributes:
+        router: names that life of it, as the ids of its requests do.
+    """
+
+    router: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The process shell of a worker: the engine thread, the asyncio thread, its server and its stream to the router."""
+"""The process shell of a worker: the engine thread, the asyncio thread, its server and its streams to the routers."""
 
 import asyncio
 import logging
@@ -6,7 +6,7 @@ import os
 import sys
 import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import grpc
 
@@ -14,7 +14,7 @@ from engine.base import EngineBase
 from engine.build import build_engine
 from engine.kvcache.cache_manager import CacheManager
 from tandem import exit_codes
-from tandem.messages import PROTOCOL_VERSION, Heartbeat, Hello, PageFormat, Peers
+from tandem.messages import PROTOCOL_VERSION, Heartbeat, Hello, PageFormat
 from tandem.rpc.auth import cluster_auth
 from tandem.rpc.batch_writer import is_cancelled
 from tandem.rpc.channel import bind, new_server
@@ -23,9 +23,9 @@ from tandem.rpc.metrics_server import MetricsServer
 from worker.admin import WorkerAdmin
 from worker.base import LinkConnections, Outbox, Scheduler, WorkerRole
 from worker.config import WorkerConfig
-from worker.control_client import ControlClient
 from worker.engine_thread import EngineThread, Outgoing
 from worker.metrics import worker_registry
+from worker.router_streams import RouterStreams
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class WorkerProcess:
         self._server: grpc.aio.Server | None = None
         self._metrics: MetricsServer | None = None
         self._links: LinkConnections | None = None
-        self._control: ControlClient | None = None
+        self._routers: RouterStreams | None = None
         self._control_task: asyncio.Task[None] | None = None
         self._watch_task: asyncio.Task[None] | None = None
         self._hello: Hello | None = None
@@ -74,15 +74,18 @@ class WorkerProcess:
         self._on_progress("loaded")
         return address
 
-    def connect(self, router_address: str) -> None:
-        """Joins the cluster; returns when the router has welcomed this worker.
+    def connect(self, router_addresses: Sequence[str]) -> None:
+        """Joins the cluster; returns when a router has welcomed this worker.
+
+        Args:
+            router_addresses: of all routers, whether they run now or not.
 
         Raises:
-            TimeoutError: it has not within connect_timeout_s.
+            TimeoutError: none has within connect_timeout_s.
         """
-        self._loop_thread.call(self._connect(router_address), CALL_TIMEOUT_S)
+        self._loop_thread.call(self._connect(router_addresses), CALL_TIMEOUT_S)
         if not self._connected.wait(self._config.connect_timeout_s):
-            raise TimeoutError(f"the router at {router_address} did not answer")
+            raise TimeoutError(f"no router answered at {', '.join(router_addresses)}")
         self._on_progress("ready")
 
     def stop(self) -> None:
@@ -152,27 +155,27 @@ class WorkerProcess:
         await server.start()
         return address
 
-    async def _connect(self, router_address: str) -> None:
-        assert self._hello is not None
-        self._control = ControlClient(
-            router_address,
+    async def _connect(self, router_addresses: Sequence[str]) -> None:
+        assert self._hello is not None and self._links is not None
+        self._routers = RouterStreams(
+            router_addresses,
             self._hello,
             cluster_token=self._config.cluster_token,
             heartbeat=self._heartbeat,
             heartbeat_interval_s=self._config.heartbeat_interval_s,
             connect_timeout_s=self._config.connect_timeout_s,
             post=self._engine_thread.post,
-            on_peers=self._set_peers,
+            set_peers=self._links.set_peers,
             on_connected=self._connected.set,
         )
-        self._control_task = asyncio.create_task(self._run_control(self._control))
+        self._control_task = asyncio.create_task(self._run_control(self._routers))
         self._watch_task = asyncio.create_task(self._watch_engine_thread())
 
-    async def _run_control(self, control: ControlClient) -> None:
+    async def _run_control(self, routers: RouterStreams) -> None:
         try:
-            await control.run()
+            await routers.run()
         except ConnectionError as error:
-            # A worker without a router serves nobody and holds memory for nobody.
+            # A worker without any router serves nobody and holds memory for nobody.
             logger.error("giving up: %s", error)
             logging.shutdown()
             os._exit(exit_codes.NO_ROUTER)
@@ -180,7 +183,7 @@ class WorkerProcess:
             if is_cancelled():
                 raise
             # Without this task the worker would look alive and hear nothing.
-            logger.exception("the control stream failed")
+            logger.exception("the control streams failed")
             logging.shutdown()
             os._exit(exit_codes.CONTROL_FAILED)
 
@@ -198,19 +201,15 @@ class WorkerProcess:
                 os._exit(exit_codes.STALLED)
             await asyncio.sleep(self._config.heartbeat_interval_s)
 
-    def _set_peers(self, peers: Peers) -> None:
-        assert self._links is not None
-        self._links.set_peers(peers.decode_workers)
-
     def _send(self, outgoing: Outgoing) -> None:
         assert self._links is not None
-        # Links go first: what the router hears of a request, its other worker can hear at the same time.
+        # Links go first: what a router hears of a request, its other worker can hear at the same time.
         for epoch, messages in outgoing.to_links.items():
             self._links.send(epoch, messages)
         for epoch, reason in outgoing.closed_links.items():
             self._links.close_link(epoch, reason)
-        if outgoing.to_router and self._control is not None:
-            self._control.send(outgoing.to_router)
+        if outgoing.to_router and self._routers is not None:
+            self._routers.send(outgoing.to_router)
 
     async def _close(self) -> None:
         tasks = [task for task in (self._control_task, self._watch_task) if task is not None]

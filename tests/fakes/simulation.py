@@ -293,7 +293,7 @@ class SimWorker:
             self.connected = False
             self.to_router.clear()
             self.from_router = deque()
-            self.scheduler.receive(RouterLost())
+            self.scheduler.receive(RouterLost(self.simulation.router.incarnation))
         elif isinstance(message, Peers):
             self.peers = message.decode_workers
             for link in list(self.simulation.links.values()):

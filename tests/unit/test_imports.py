@@ -27,6 +27,7 @@ VOCABULARY = (
     "tandem.exit_codes",
     "tandem.messages",
     "tandem.processes",
+    "tandem.request_ids",
     "tandem.sampling_params",
 )
 

@@ -341,7 +341,7 @@ def test_losing_the_router_abandons_all() -> None:
     decode.granted("granted", 3)
     decode.admit("waiting", 12)
     decode.say(LeaseRequest("waiting", "waiting", 0, 12))
-    decode.book.abort_all_attempts()
+    decode.book.abort_all_attempts_of("")
     assert decode.answers() == [Revoke("granted"), Refused("waiting", "gone")]
     assert decode.book.next_deadline() is not None, "a receive is under way"
 

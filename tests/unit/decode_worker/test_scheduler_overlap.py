@@ -106,7 +106,7 @@ def test_a_request_that_ends_in_flight_keeps_its_pages_until_the_step_is_done(nu
     if how == "abort":
         pair.abort("a")
     else:
-        pair.d.scheduler.receive(RouterLost())
+        pair.d.scheduler.receive(RouterLost(""))
     pair.check()
     stats = pair.d.scheduler.stats()
     assert (stats.num_running, stats.num_locked_pages) == (0, num_locked)

@@ -304,7 +304,7 @@ def test_losing_the_router_ends_everything_on_both_sides() -> None:
     for _ in range(4):
         pair.turn()
     for side in (pair.p, pair.d):
-        side.scheduler.receive(RouterLost())
+        side.scheduler.receive(RouterLost(""))
     pair.run()
     pair.check_idle()
 
@@ -332,7 +332,7 @@ def test_the_decode_worker_reports_what_a_prefill_worker_without_its_router_cann
     pair.submit("r", list(range(30)))
     for _ in range(2):
         pair.turn()
-    pair.p.scheduler.receive(RouterLost())
+    pair.p.scheduler.receive(RouterLost(""))
     pair.run()
     assert [m.request_id for m in pair.d.outbox.of(LeaseLost)] == ["r"]
     pair.check_idle()

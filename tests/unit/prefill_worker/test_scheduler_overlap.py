@@ -211,7 +211,7 @@ def test_a_job_that_ends_in_flight_keeps_its_pages_until_its_forwards_are_done(n
         pair.abort("a")
     elif how == "router lost":
         for side in (pair.p, pair.d):
-            side.scheduler.receive(RouterLost())
+            side.scheduler.receive(RouterLost(""))
     else:
         pair.cut_link()
         pair.open_link()

@@ -90,5 +90,5 @@ def test_an_attempt_is_dropped_by_its_number() -> None:
     assert requests.drop_attempt("r", 1)
     assert not requests.drop_attempt("r", 1) and len(requests) == 0
     requests.enqueue(prefill("a", 0))
-    requests.drop_all()
+    requests.drop_all_of("")
     assert order(requests) == []

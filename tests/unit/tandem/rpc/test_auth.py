@@ -22,7 +22,7 @@ from tandem.rpc.codec import WORKER_CODEC
 from tandem.v1 import worker_pb2, worker_pb2_grpc
 from tests.fakes.scripted_worker import hello
 from worker.admin import WorkerAdmin
-from worker.control_client import ControlClient
+from worker.router_streams import RouterStreams
 
 TOKEN = "the-token-of-the-cluster"
 WRONG: dict[str, tuple[tuple[str, str], ...]] = {
@@ -201,23 +201,23 @@ def test_a_worker_with_another_token_stays_out_and_gives_up(token: str) -> None:
 
     async def scenario() -> None:
         async with serving(port.add) as address:
-            client = ControlClient(
-                address,
+            streams = RouterStreams(
+                [address],
                 hello("p", "prefill"),
                 cluster_token=token,
                 heartbeat=lambda: Heartbeat(1),
                 heartbeat_interval_s=0.1,
                 connect_timeout_s=0.3,
                 post=events.append,
-                on_peers=lambda peers: None,
+                set_peers=lambda peers: None,
                 on_connected=joined.set,
             )
             if token != TOKEN:
                 with pytest.raises(ConnectionError, match="no router at"):
-                    await client.run()
+                    await streams.run()
                 assert not joined.is_set() and not events and not port.worker_ids
                 return
-            running = asyncio.create_task(client.run())
+            running = asyncio.create_task(streams.run())
             await joined.wait()
             assert port.worker_ids == ["p"]
             running.cancel()

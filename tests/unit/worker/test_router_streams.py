@@ -1,0 +1,217 @@
+"""A worker and several routers, with real gRPC between them."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+
+from tandem.messages import (
+    Abort,
+    Failed,
+    FirstToken,
+    Heartbeat,
+    Hello,
+    LinkState,
+    Peer,
+    Peers,
+    TokenEvent,
+    Tokens,
+    Welcome,
+)
+from tandem.request_ids import make_request_id, router_of
+from tandem.rpc.batch_writer import BatchWriter
+from tandem.rpc.channel import bind, new_server
+from tandem.rpc.codec import ROUTER_CODEC, WORKER_CODEC
+from tandem.v1 import worker_pb2_grpc
+from tests.fakes.link_ends import wait_until
+from tests.fakes.scripted_worker import hello
+from worker.events import FromRouter, RouterLost
+from worker.router_streams import RouterStreams
+
+
+class RouterPort(worker_pb2_grpc.ClusterServicer):
+    """A router's end of one worker's streams. It keeps its address over several lives.
+
+    Attributes:
+        heard: all that the worker has said, but for heartbeats.
+    """
+
+    def __init__(self) -> None:
+        self.address = ""
+        self.heard: list[Any] = []
+        self._life = 0
+        self._name = f"router{id(self)}"
+        self._port = 0
+        self._server: Any = None
+        self._writer: BatchWriter | None = None
+
+    @property
+    def incarnation(self) -> str:
+        return f"{self._name}life{self._life}"
+
+    async def start(self) -> None:
+        self._life += 1
+        self._server = new_server()
+        worker_pb2_grpc.add_ClusterServicer_to_server(self, self._server)
+        self.address = bind(self._server, "127.0.0.1", self._port)
+        self._port = int(self.address.rpartition(":")[2])
+        await self._server.start()
+
+    async def stop(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+        self._writer = None
+        await self._server.stop(grace=0.0)
+
+    def say(self, *messages: Any) -> None:
+        assert self._writer is not None
+        self._writer.send(messages)
+
+    async def Control(self, batches: Any, context: Any) -> AsyncIterator[Any]:
+        self._writer = writer = BatchWriter(ROUTER_CODEC)
+        writer.send([Welcome(self.incarnation)])
+        reader = asyncio.create_task(self._read(batches))
+        try:
+            async for batch in writer.batches():
+                yield batch
+        finally:
+            reader.cancel()
+
+    async def _read(self, batches: Any) -> None:
+        async for batch in batches:
+            self.heard += [m for m in WORKER_CODEC.decode(batch) if not isinstance(m, Heartbeat | Hello)]
+
+
+class WorkerEnd:
+    """Attributes: events: what the engine thread is told; peers: whom links are kept to."""
+
+    def __init__(self, routers: Sequence[RouterPort]) -> None:
+        self.events: list[Any] = []
+        self.peers: Sequence[Peer] = ()
+        self.num_welcomes = 0
+        self.streams = RouterStreams(
+            [router.address for router in routers],
+            hello("p", "prefill"),
+            cluster_token="",
+            heartbeat=lambda: Heartbeat(1),
+            heartbeat_interval_s=0.05,
+            connect_timeout_s=1.0,
+            post=self.events.append,
+            set_peers=self._set_peers,
+            on_connected=self._welcomed,
+        )
+
+    def _set_peers(self, peers: Sequence[Peer]) -> None:
+        self.peers = peers
+
+    def _welcomed(self) -> None:
+        self.num_welcomes += 1
+
+
+def scenario_of(num_routers: int) -> Callable[[Callable[..., Awaitable[None]]], Callable[[], None]]:
+    """Runs a test with so many routers and a worker that is connected to all of them."""
+
+    def decorate(test: Callable[..., Awaitable[None]]) -> Callable[[], None]:
+        async def run() -> None:
+            async with asyncio.timeout(20.0), AsyncExitStack() as stack:
+                routers = [RouterPort() for _ in range(num_routers)]
+                for router in routers:
+                    await router.start()
+                    stack.push_async_callback(router.stop)
+                worker = WorkerEnd(routers)
+                running = asyncio.create_task(worker.streams.run())
+                await wait_until(lambda: worker.num_welcomes == num_routers)
+                try:
+                    await test(worker, running, *routers)
+                finally:
+                    running.cancel()
+                    await asyncio.gather(running, return_exceptions=True)
+
+        def wrapper() -> None:
+            asyncio.run(run())
+
+        return wrapper
+
+    return decorate
+
+
+def test_an_id_says_whose_request_it_is() -> None:
+    assert router_of(make_request_id("life-of-a-router", 12)) == "life-of-a-router"
+    assert router_of("nobody's") == ""
+
+
+@scenario_of(2)
+async def test_each_router_is_told_of_its_own_requests(worker: WorkerEnd, running: Any, *routers: RouterPort) -> None:
+    a, b = (make_request_id(router.incarnation, 7) for router in routers)
+    stranger = make_request_id("another-router", 7)
+    event_a, event_b = TokenEvent(a, 0, 1, (11,)), TokenEvent(b, 0, 1, (12,))
+    worker.streams.send(
+        [
+            LinkState("d", "life", up=True),
+            FirstToken(a, 0, 0, 5, "", 0, 1),
+            Failed(stranger, 0, "nobody hears it"),
+            Tokens((event_a, TokenEvent(stranger, 0, 1, (13,)), event_b)),
+            Failed(b, 0, "no luck"),
+        ]
+    )
+    up = LinkState("d", "life", up=True)
+    await wait_until(lambda: all(len(router.heard) == 3 for router in routers))
+    assert routers[0].heard == [up, FirstToken(a, 0, 0, 5, "", 0, 1), Tokens((event_a,))]
+    assert routers[1].heard == [up, Tokens((event_b,)), Failed(b, 0, "no luck")]
+
+
+@scenario_of(2)
+async def test_the_end_of_one_router_is_that_of_nobody_else(
+    worker: WorkerEnd, running: Any, *routers: RouterPort
+) -> None:
+    gone, other = routers
+    lost = gone.incarnation
+    await gone.stop()
+    await wait_until(lambda: RouterLost(lost) in worker.events)
+    other.say(Abort(make_request_id(other.incarnation, 1), 0))
+    await wait_until(lambda: any(isinstance(e, FromRouter) and isinstance(e.message, Abort) for e in worker.events))
+    worker.streams.send(
+        [Failed(make_request_id(lost, 1), 0, "nobody"), Failed(make_request_id(other.incarnation, 1), 0, "")]
+    )
+    await wait_until(lambda: bool(other.heard))
+    # One that is started again is found at its old address, and is another router to its requests.
+    await gone.start()
+    await wait_until(lambda: worker.num_welcomes == 3)
+    assert gone.incarnation != lost
+    worker.streams.send([Failed(make_request_id(gone.incarnation, 0), 0, "yours")])
+    await wait_until(lambda: gone.heard == [Failed(make_request_id(gone.incarnation, 0), 0, "yours")])
+    assert [event for event in worker.events if isinstance(event, RouterLost)] == [RouterLost(lost)]
+
+
+@scenario_of(2)
+async def test_a_router_that_speaks_of_another_s_request_is_not_obeyed(
+    worker: WorkerEnd, running: Any, *routers: RouterPort
+) -> None:
+    wrong, right = routers
+    lost = wrong.incarnation
+    wrong.say(Abort(make_request_id(right.incarnation, 1), 0))
+    await wait_until(lambda: RouterLost(lost) in worker.events)
+    assert not any(isinstance(e, FromRouter) and isinstance(e.message, Abort) for e in worker.events)
+
+
+@scenario_of(2)
+async def test_links_are_kept_to_whom_any_router_names(worker: WorkerEnd, running: Any, *routers: RouterPort) -> None:
+    d0, d1 = Peer("d0", "life", "a:1"), Peer("d1", "life", "a:2")
+    routers[0].say(Peers((d0,)))
+    routers[1].say(Peers((d0, d1)))
+    await wait_until(lambda: set(worker.peers) == {d0, d1})
+    await routers[1].stop()
+    await asyncio.sleep(0.6)
+    assert set(worker.peers) == {d0, d1}
+
+
+@scenario_of(2)
+async def test_a_worker_gives_up_when_no_router_is_left(worker: WorkerEnd, running: Any, *routers: RouterPort) -> None:
+    await routers[0].stop()
+    await asyncio.sleep(1.7)
+    assert not running.done()
+    await routers[1].stop()
+    with pytest.raises(ConnectionError, match=f"no router at {routers[0].address}, {routers[1].address} for 1 s"):
+        await running

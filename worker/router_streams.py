@@ -1,0 +1,133 @@
+"""A worker's streams to all routers: the one place that has them, so that nothing else in it knows how many there are.
+
+A request belongs for its whole life to the router that minted its id. What a worker says of it goes to that router
+alone, that router alone is obeyed about it, and the end of that router's stream ends that router's attempts alone.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from tandem.messages import Heartbeat, Hello, LinkState, Peer, Peers, Tokens, WorkerMessage
+from tandem.request_ids import router_of
+from worker.control_client import ControlClient
+from worker.events import Event
+from worker.peer_union import PeerUnion
+
+logger = logging.getLogger(__name__)
+
+# So often it is looked whether a peer that nobody names any more is to be dropped, and whether any router is there.
+WATCH_INTERVAL_S = 0.5
+
+
+class RouterStreams:
+    """Belongs to the asyncio thread."""
+
+    def __init__(
+        self,
+        addresses: Iterable[str],
+        hello: Hello,
+        *,
+        cluster_token: str,
+        heartbeat: Callable[[], Heartbeat],
+        heartbeat_interval_s: float,
+        connect_timeout_s: float,
+        post: Callable[[Event], None],
+        set_peers: Callable[[Sequence[Peer]], None],
+        on_connected: Callable[[], None],
+    ) -> None:
+        """
+        Args:
+            addresses: of the routers' ports for workers. A router that is started again has the same address.
+            heartbeat: the current heartbeat.
+            connect_timeout_s: how long all routers may be out of reach before `run` gives up.
+            post: tells the engine thread.
+            set_peers: told which decode workers to keep links to.
+            on_connected: called at every router's Welcome.
+        """
+        self._connect_timeout_s = connect_timeout_s
+        self._set_peers = set_peers
+        self._peers = PeerUnion(time.monotonic)
+        self._clients = [
+            ControlClient(
+                address,
+                hello,
+                cluster_token=cluster_token,
+                heartbeat=heartbeat,
+                heartbeat_interval_s=heartbeat_interval_s,
+                post=post,
+                on_peers=self._name_peers,
+                on_connected=on_connected,
+                on_lost=self._lose_router,
+            )
+            for address in addresses
+        ]
+
+    def send(self, messages: Sequence[WorkerMessage]) -> None:
+        """Tells each router what concerns it. What concerns a router without a stream is dropped: its attempts have
+        ended."""
+        clients = {client.router: client for client in self._clients if client.router}
+        if len(clients) == 1:
+            # What another router's request was told meanwhile is of no request to this one, which passes it over.
+            for client in clients.values():
+                client.send(messages)
+            return
+        for router, own in _by_router(messages, tuple(clients)).items():
+            clients[router].send(own)
+
+    async def run(self) -> None:
+        """Runs until cancelled.
+
+        Raises:
+            ConnectionError: no router was reached for connect_timeout_s.
+        """
+        tasks = [asyncio.create_task(work) for work in (*(client.run() for client in self._clients), self._watch())]
+        try:
+            (ended, *_), _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            # None of them ends but by an exception.
+            ended.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _watch(self) -> None:
+        last_connected = time.monotonic()
+        while True:
+            await asyncio.sleep(WATCH_INTERVAL_S)
+            now = time.monotonic()
+            if any(client.router for client in self._clients):
+                last_connected = now
+            elif now - last_connected > self._connect_timeout_s:
+                addresses = ", ".join(client.address for client in self._clients)
+                raise ConnectionError(f"no router at {addresses} for {self._connect_timeout_s:.0f} s")
+            self._set_peers(self._peers.peers())
+
+    def _name_peers(self, address: str, message: Peers) -> None:
+        self._peers.set_named(address, message.decode_workers)
+        self._set_peers(self._peers.peers())
+
+    def _lose_router(self, address: str) -> None:
+        self._peers.forget_router(address)
+
+
+def _by_router(messages: Sequence[WorkerMessage], routers: Sequence[str]) -> Mapping[str, list[WorkerMessage]]:
+    """What each of these routers is told of, in order."""
+    told: dict[str, list[WorkerMessage]] = {router: [] for router in routers}
+    for message in messages:
+        match message:
+            case LinkState():
+                for own in told.values():
+                    own.append(message)
+            case Tokens():
+                for router in routers:
+                    events = tuple(event for event in message.events if router_of(event.request_id) == router)
+                    if events:
+                        told[router].append(Tokens(events))
+            case Hello() | Heartbeat():
+                raise AssertionError("a stream says these by itself")
+            case _:
+                if (router := router_of(message.request_id)) in told:
+                    told[router].append(message)
+    return told
