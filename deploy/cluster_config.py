@@ -39,7 +39,7 @@ class ClusterConfig(ClusterOptions):
     """
 
     def __post_init__(self) -> None:
-        counts = ("num_prefill", "num_decode", "num_both", "num_pages", "chunk_size", "max_batch_size")
+        counts = ("num_prefill", "num_decode", "num_both", "num_routers", "num_pages", "chunk_size", "max_batch_size")
         for name in (*counts, "max_model_len", "num_threads", "drain_timeout_s"):
             require(getattr(self, name) >= 0, f"{name} must not be negative, but is {getattr(self, name)}")
         require_one_of(self, "device", DEVICES)
@@ -68,6 +68,11 @@ class ClusterConfig(ClusterOptions):
         return self.num_prefill + self.num_decode + self.num_both
 
     @property
+    def num_routers_started(self) -> int:
+        """A GPU decodes about as many tokens in a second as one router passes on."""
+        return self.num_routers or (1 if self.device == "cpu" else self.num_decode + self.num_both)
+
+    @property
     def num_devices(self) -> int:
         """Devices of all workers together."""
         return self.num_workers * DEVICES_PER_WORKER
@@ -89,7 +94,7 @@ class ClusterConfig(ClusterOptions):
         )
 
     def router(self, model_dir: str, model_name: str, max_model_len: int, cluster_token: str = "") -> RouterConfig:
-        """What the router is told."""
+        """What every router is told."""
         return RouterConfig(
             **_passed_on(self, RouterConfig)
             | {

@@ -184,10 +184,18 @@ class ClusterOptions:
         takes_path=True,
     )
     # --- clients' ports ---
+    num_routers: int = option(
+        0,
+        PORTS,
+        "router processes, any of which serves any client; 0: one on a CPU, on GPUs one for each worker that decodes",
+        name="routers",
+        metavar="N",
+        detail=" ([architecture.md](architecture.md#routers))",
+    )
     host: str = option(
         default_of(RouterConfig, "host"),
         PORTS,
-        "address of both ports; 0.0.0.0: reachable from other hosts",
+        "address of these ports; 0.0.0.0: reachable from other hosts",
         metavar="ADDRESS",
     )
     grpc_port: int = option(

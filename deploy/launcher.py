@@ -1,23 +1,25 @@
-"""Starts, watches and stops a cluster on this host: one local Ray, a router, and the workers."""
+"""Starts, watches and stops a cluster on this host: one local Ray, routers and workers."""
 
+import contextlib
 import logging
 import os
 import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from deploy.cluster_config import DEVICES_PER_WORKER, ClusterConfig, WorkerPlan
-from deploy.plan import check_client_ports, check_own_classes, plan
-from deploy.supervisor import RouterDiedError, Supervisor
+from deploy.plan import check_own_classes, plan
+from deploy.ports import ClientAddresses, ReservedPorts
+from deploy.supervisor import ProcessKind, Supervisor
 from engine.weights.resolve import resolve_model
-from router.process import RouterAddresses
+from router.config import RouterAddresses, RouterConfig
 from tandem.logs import log_file
+from tandem.rpc.tls import check_tls_files
 
 logger = logging.getLogger(__name__)
 
@@ -44,18 +46,23 @@ class Cluster:
     """A running cluster. Used as a context manager; every method is called from one thread.
 
     Attributes:
-        router_ready_s: seconds from the creation of the router's process until its ports were open.
+        addresses: of the clients' ports.
+        routers: each router's own addresses, by its name.
+        router_ready_s: seconds from the creation of the routers' processes until their ports were open.
     """
 
     def __init__(self, config: ClusterConfig, on_progress: OnProgress) -> None:
         self._config = config
         self._on_progress = on_progress
-        self._router: Any = None
-        self._workers: dict[str, Any] = {}
+        # Actors by name; a process that is started again replaces its actor.
+        self._actors: dict[str, Any] = {}
+        self._router_configs: dict[str, RouterConfig] = {}
         self._worker_plans: dict[str, WorkerPlan] = {}
+        self._ports = ReservedPorts()
         # The token is made anew for each life of the cluster: who has it may speak to the cluster's processes.
         self.cluster_token = secrets.token_hex(16)
-        self.addresses = RouterAddresses("", "", "")
+        self.addresses = ClientAddresses("", "")
+        self.routers: dict[str, RouterAddresses] = {}
         self.model_name = ""
         self.router_ready_s = 0.0
 
@@ -81,7 +88,8 @@ class Cluster:
         # What takes no time is checked first, because a model may have to be fetched.
         with _refusals():
             check_own_classes(config)
-            check_client_ports(config)
+            ports = self._ports.reserve_all(config)
+            check_tls_files(config.tls_cert, config.tls_key, config.tls_client_ca)
         if config.device == "cuda":
             # Ray counts the GPUs: that there are too few is said before a model is fetched for them.
             self._init_ray()
@@ -91,63 +99,69 @@ class Cluster:
             model_dir = resolve_model(
                 config.model, config.load_format, on_progress=lambda what, _: self._on_progress("model", what)
             )
-            router_config, worker_plans = plan(config, model_dir, self.cluster_token)
-        self.model_name = router_config.model_name
+            router_configs, worker_plans = plan(config, model_dir, self.cluster_token, ports)
+        self.model_name = router_configs[0].model_name
+        self.addresses, self.routers = ports.shared, ports.routers
         self._on_progress("model", "ready")
+        self._router_configs = {c.router_id: c for c in router_configs}
         self._worker_plans = {p.worker.worker_id: p for p in worker_plans}
         if config.device != "cuda":
             self._init_ray()
-        # All processes start side by side; the workers need the router's address only once they are loaded.
-        from deploy.router_actor import RouterActor
-
+        # All processes start side by side.
         started = time.monotonic()
-        self._on_progress("router", "starting")
-        self._router = _actor_class(RouterActor).remote(router_config)
-        address_ref = self._router.start.remote()
-        loading = {self._create_worker(p): p.worker.worker_id for p in worker_plans}
-        self.addresses = RouterAddresses(*self._get(address_ref, ROUTER_START_TIMEOUT_S, "router"))
+        opening = {self._start_router(name): name for name in self._router_configs}
+        loading = {self._start_worker(name): name for name in self._worker_plans}
+        for ref, name in opening.items():
+            self._get(ref, ROUTER_START_TIMEOUT_S, name)
+            self._on_progress(name, "ready")
         self.router_ready_s = time.monotonic() - started
-        logger.info("router ready after %.2f s", self.router_ready_s)
-        self._on_progress("router", "ready")
+        logger.info("routers ready after %.2f s", self.router_ready_s)
         self._wait_for(loading)
-        joining = {self._workers[c].connect.remote([self.addresses.cluster]): c for c in self._workers}
-        self._wait_for(joining)
+        self._wait_for({self._join_worker(self._actors[name]): name for name in self._worker_plans})
+        for ref, name in [(_open_shared_ports(self._actors[name]), name) for name in self._router_configs]:
+            self._get(ref, ROUTER_START_TIMEOUT_S, name)
 
     def supervise(self, stop: threading.Event) -> None:
-        """Keeps the workers alive until `stop` is set: one that dies is started again.
-
-        Raises:
-            ClusterError: the router died.
-        """
-        supervisor = Supervisor(
-            self._router,
-            self._workers,
-            lambda name: self._create_worker(self._worker_plans[name]),
-            self.addresses.cluster,
+        """Keeps routers and workers alive until `stop` is set: one that dies is started again."""
+        router = ProcessKind(
+            self._start_router,
+            _open_shared_ports,
+            lambda actor: actor.probe.remote(),
+            probe_interval_s=1.0,
+            silence_limit_s=5.0,
         )
-        try:
-            supervisor.run(stop)
-        except RouterDiedError as error:
-            raise ClusterError(str(error)) from error
+        worker = ProcessKind(
+            self._start_worker,
+            self._join_worker,
+            lambda actor: actor.progress.remote(),
+            probe_interval_s=2.0,
+            silence_limit_s=60.0,
+        )
+        kinds = dict.fromkeys(self._router_configs, router) | dict.fromkeys(self._worker_plans, worker)
+        Supervisor(self._actors, kinds).run(stop)
 
     def drain(self, timeout_s: float) -> int:
-        """Takes no new requests from now on and waits for those in hand; returns how many are left.
-
-        Raises:
-            ClusterError: the router died.
-        """
-        return self._get(self._router.drain.remote(timeout_s), timeout_s + STOP_TIMEOUT_S, "router")
+        """Takes no new requests from now on and waits for those in hand; returns how many are left. What a router had
+        that has just died is not in hand any more."""
+        refs = [self._actors[name].drain.remote(timeout_s) for name in self._router_configs]
+        answered, _ = ray.wait(refs, num_returns=len(refs), timeout=timeout_s + STOP_TIMEOUT_S)
+        num_left = 0
+        for ref in answered:
+            with contextlib.suppress(RayError):
+                num_left += ray.get(ref)
+        return num_left
 
     def stop(self) -> None:
         """Stops every process this cluster started."""
+        self._ports.close()
         if not ray.is_initialized():
             return
-        # The router stops first: what is cut short then is told so, and not that its worker is gone.
-        for actors in ([self._router] if self._router is not None else [], list(self._workers.values())):
-            refs = [actor.stop.remote() for actor in actors]
+        # Routers stop first: what is cut short then is told so, and not that its worker is gone.
+        for names in (self._router_configs, self._worker_plans):
+            refs = [self._actors[name].stop.remote() for name in names if name in self._actors]
             if refs:
                 ray.wait(refs, num_returns=len(refs), timeout=STOP_TIMEOUT_S / 2)
-        self._router, self._workers = None, {}
+        self._actors = {}
         ray.shutdown()
 
     def _init_ray(self) -> None:
@@ -157,7 +171,7 @@ class Cluster:
         os.environ.setdefault("RAY_worker_niceness", "0")
         ray.init(
             address="local",
-            num_cpus=self._config.num_workers + 1,
+            num_cpus=self._config.num_workers + self._config.num_routers_started,
             include_dashboard=False,
             object_store_memory=OBJECT_STORE_BYTES,
             log_to_driver=False,
@@ -180,16 +194,27 @@ class Cluster:
                 "to cpu"
             )
 
-    def _create_worker(self, plan: WorkerPlan) -> Any:
+    def _start_router(self, name: str) -> Any:
+        """Starts a router's process; returns the reference that ends when its own ports are open."""
+        from deploy.router_actor import RouterActor
+
+        self._on_progress(name, "starting")
+        actor = self._actors[name] = _actor_class(RouterActor).remote(self._router_configs[name])
+        return actor.start.remote()
+
+    def _start_worker(self, name: str) -> Any:
         """Starts a worker's process and has it load; returns the reference that ends with the loading."""
         from deploy.worker_actor import WorkerActor
 
-        worker = plan.worker
-        self._on_progress(worker.worker_id, "starting")
-        num_gpus = worker.engine.num_devices if worker.engine.device == "cuda" else 0
-        actor = _actor_class(WorkerActor, num_gpus).remote(plan)
-        self._workers[worker.worker_id] = actor
+        plan = self._worker_plans[name]
+        self._on_progress(name, "starting")
+        num_gpus = plan.worker.engine.num_devices if plan.worker.engine.device == "cuda" else 0
+        actor = self._actors[name] = _actor_class(WorkerActor, num_gpus).remote(plan)
         return actor.start.remote()
+
+    def _join_worker(self, actor: Any) -> Any:
+        """Has a worker that is loaded take part."""
+        return actor.connect.remote([addresses.cluster for addresses in self.routers.values()])
 
     def _wait_for(self, refs: dict[Any, str]) -> None:
         """Waits for start-up steps of several parts, showing the workers' progress."""
@@ -204,7 +229,7 @@ class Cluster:
             self._show_progress()
 
     def _show_progress(self) -> None:
-        refs = {actor.progress.remote(): worker_id for worker_id, actor in self._workers.items()}
+        refs = {self._actors[worker_id].progress.remote(): worker_id for worker_id in self._worker_plans}
         done, _ = ray.wait(list(refs), num_returns=len(refs), timeout=POLL_INTERVAL_S, fetch_local=False)
         for ref in done:
             self._on_progress(refs[ref], self._get(ref, STOP_TIMEOUT_S, refs[ref]))
@@ -228,7 +253,12 @@ class Cluster:
         return str(error) or type(error).__name__
 
 
-@contextmanager
+def _open_shared_ports(actor: Any) -> Any:
+    """Has a router take part."""
+    return actor.open_shared_ports.remote()
+
+
+@contextlib.contextmanager
 def _refusals() -> Iterator[None]:
     """Errors within it are what the person who started the cluster can put right."""
     try:

@@ -1,14 +1,14 @@
 """What a cluster's configuration means for its processes, and why it cannot be: all that can be said before any of them
 is started."""
 
-import errno
 import os
-import socket
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from deploy.cluster_config import ClusterConfig, WorkerPlan
+from deploy.ports import ClusterPorts, port_of
 from engine.attention.table import ATTENTION_BACKENDS
 from engine.config import EngineConfig
 from engine.kvcache.eviction.table import EVICTION_POLICIES
@@ -23,7 +23,6 @@ from router.policies.table import ROUTING_POLICIES
 from router.text.tokenizer import tokenizer_file
 from tandem.choices import Choices, is_path
 from tandem.config import Role
-from tandem.rpc.tls import check_tls_files
 
 
 def check_own_classes(config: ClusterConfig) -> None:
@@ -44,27 +43,13 @@ def check_own_classes(config: ClusterConfig) -> None:
             table.load(name)
 
 
-def check_client_ports(config: ClusterConfig) -> None:
-    """Finds out whether the clients' ports and the TLS files can be used.
-
-    Raises:
-        ValueError: one cannot; the message says which field of `config` would help.
-    """
-    for port, field in ((config.grpc_port, "grpc_port"), (config.http_port, "http_port")):
-        with socket.socket() as probe:
-            # The servers bind in the same way: a port whose last connections are still winding down is free.
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((config.host, port))
-            except OSError as error:
-                is_port = error.errno in (errno.EADDRINUSE, errno.EACCES)
-                advice = f"choose another {field}" if is_port else "choose another `host`"
-                raise ValueError(f"cannot listen on {config.host}:{port}: {error.strerror}; {advice}") from error
-    check_tls_files(config.tls_cert, config.tls_key, config.tls_client_ca)
-
-
-def plan(config: ClusterConfig, model_dir: Path, cluster_token: str) -> tuple[RouterConfig, list[WorkerPlan]]:
+def plan(
+    config: ClusterConfig, model_dir: Path, cluster_token: str, ports: ClusterPorts
+) -> tuple[list[RouterConfig], list[WorkerPlan]]:
     """Turns a cluster's configuration into that of its processes.
+
+    Args:
+        ports: reserved for its routers.
 
     Raises:
         ValueError: it does not fit the model or the memory, or the model is incomplete.
@@ -91,12 +76,26 @@ def plan(config: ClusterConfig, model_dir: Path, cluster_token: str) -> tuple[Ro
     _check_memory(config.num_devices, engine, model_config)
     fingerprint = model_fingerprint(model_dir, config.load_format)
     router = config.router(str(model_dir), config.model.rstrip("/").rpartition("/")[2], max_model_len, cluster_token)
+    is_shared = len(ports.routers) > 1
+    routers = [
+        replace(
+            router,
+            router_id=name,
+            grpc_port=port_of(own.grpc),
+            http_port=port_of(own.http),
+            cluster_port=port_of(own.cluster),
+            shared_grpc_port=port_of(ports.shared.grpc) if is_shared else 0,
+            shared_http_port=port_of(ports.shared.http) if is_shared else 0,
+            reuse_ports=True,
+        )
+        for name, own in ports.routers.items()
+    ]
     workers = [
         config.worker(f"{role}-{i}", role, engine, fingerprint, max_model_len, cluster_token)
         for role, count in _counts(config)
         for i in range(count)
     ]
-    return router, workers
+    return routers, workers
 
 
 def _check_memory(num_pools: int, engine: EngineConfig, model_config: ModelConfig) -> None:

@@ -1,10 +1,10 @@
-"""The router as a Ray actor. Nothing here imports torch."""
+"""A router as a Ray actor. Nothing here imports torch."""
 
 import threading
 
 from deploy.garbage import freeze_objects
-from router.config import RouterConfig
-from router.process import RouterAddresses, RouterProcess
+from router.config import RouterAddresses, RouterConfig
+from router.process import RouterProcess
 from tandem import logs
 
 
@@ -17,10 +17,18 @@ class RouterActor:
         self._stopped = threading.Event()
 
     def start(self) -> RouterAddresses:
-        logs.configure("router", self._config.log)
+        logs.configure(self._config.router_id, self._config.log)
         addresses = self._process.start()
         freeze_objects()
         return addresses
+
+    def open_shared_ports(self) -> None:
+        """Returns when clients are let in at the ports that all routers share; raises ValueError if one is taken."""
+        self._process.open_shared_ports()
+
+    def probe(self) -> None:
+        """Returns if the router's loop turns; raises TimeoutError if it does not."""
+        self._process.probe()
 
     def wait_stopped(self) -> None:
         """Returns after stop; the caller sees an error at once if the process dies."""

@@ -1,10 +1,11 @@
-"""Keeps a cluster's workers alive."""
+"""Keeps a cluster's processes alive."""
 
 import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import ray
@@ -14,15 +15,26 @@ logger = logging.getLogger(__name__)
 
 POLL_INTERVAL_S = 0.2
 RESTART_DELAY_S = 1.0
-# A process that answers nothing for so long is ended and started again: it may be stopped, which no stream shows.
-PROBE_INTERVAL_S = 2.0
-SILENCE_LIMIT_S = 60.0
-
-ROUTER = "router"
 
 
-class RouterDiedError(Exception):
-    """Nothing can be served any more."""
+@dataclass(frozen=True, slots=True)
+class ProcessKind:
+    """What a supervisor does with processes of one kind. Each call returns the reference that ends with what it does.
+
+    Attributes:
+        start: makes the actor of a name anew, which replaces the one before, and has it load.
+        join: has an actor that is loaded take part.
+        probe: asks an actor whether it still answers.
+        probe_interval_s: between two of these questions.
+        silence_limit_s: a process that answers none for so long is ended and started again: it may be stopped, which
+            no stream shows.
+    """
+
+    start: Callable[[str], Any]
+    join: Callable[[Any], Any]
+    probe: Callable[[Any], Any]
+    probe_interval_s: float
+    silence_limit_s: float
 
 
 class _Awaited(NamedTuple):
@@ -37,39 +49,27 @@ class _Awaited(NamedTuple):
 
 
 class Supervisor:
-    """Watches the router and the workers; a worker that dies, or does not answer, is started again. Nothing here blocks
-    for longer than a poll, so that a stop or another death is always seen."""
+    """Watches routers and workers; one that dies, or does not answer, is started again. Nothing here blocks for longer
+    than a poll, so that a stop or another death is always seen."""
 
-    def __init__(
-        self,
-        router: Any,
-        workers: dict[str, Any],
-        start_worker: Callable[[str], Any],
-        cluster_address: str,
-    ) -> None:
+    def __init__(self, actors: Mapping[str, Any], kinds: Mapping[str, ProcessKind]) -> None:
         """
         Args:
-            workers: actors by name; `start_worker` replaces entries.
-            start_worker: makes the actor of a name anew and returns the reference that ends with its loading.
-            cluster_address: the router's port for workers.
+            actors: by name; a kind's `start` replaces entries.
+            kinds: what each of them is, by the same names.
         """
-        self._workers = workers
-        self._start_worker = start_worker
-        self._cluster_address = cluster_address
-        self._awaited: dict[Any, _Awaited] = {router.wait_stopped.remote(): _Awaited("end", ROUTER)}
+        self._actors = actors
+        self._kinds = kinds
+        self._awaited: dict[Any, _Awaited] = {}
         self._restart_at: dict[str, float] = {}
-        # This is when each running worker last answered.
+        # This is when each running process last answered, and when it is asked next.
         self._answered_at: dict[str, float] = {}
-        self._next_probe = 0.0
-        for name in workers:
+        self._probe_at: dict[str, float] = {}
+        for name in actors:
             self._watch(name)
 
     def run(self, stop: threading.Event) -> None:
-        """Returns when `stop` is set.
-
-        Raises:
-            RouterDiedError: the router's process died.
-        """
+        """Returns when `stop` is set."""
         while not stop.is_set():
             ended, _ = ray.wait(list(self._awaited), num_returns=1, timeout=POLL_INTERVAL_S, fetch_local=False)
             for ref in ended:
@@ -77,21 +77,17 @@ class Supervisor:
             now = time.monotonic()
             for name in [name for name, due in self._restart_at.items() if now >= due]:
                 del self._restart_at[name]
-                self._awaited[self._start_worker(name)] = _Awaited("load", name)
-            if now >= self._next_probe:
-                self._next_probe = now + PROBE_INTERVAL_S
-                self._probe(now)
+                self._awaited[self._kinds[name].start(name)] = _Awaited("load", name)
+            self._probe(now)
 
     def _handle(self, awaited: _Awaited, ref: Any) -> None:
         name = awaited.name
         match awaited.stage:
             case "end":
-                if name == ROUTER:
-                    raise RouterDiedError("the router process died")
-                logger.warning("worker %s died; starting it again", name)
+                logger.warning("%s died; starting it again", name)
                 self._start_later(name)
             case "answer":
-                with contextlib.suppress(RayError):
+                with contextlib.suppress(RayError, TimeoutError):
                     ray.get(ref)
                     if name in self._answered_at:
                         self._answered_at[name] = time.monotonic()
@@ -99,19 +95,20 @@ class Supervisor:
                 try:
                     ray.get(ref)
                 except (RayError, ValueError, TimeoutError) as error:
-                    logger.error("worker %s could not be started again: %s", name, error)
-                    ray.kill(self._workers[name])
+                    logger.error("%s could not be started again: %s", name, error)
+                    ray.kill(self._actors[name])
                     self._start_later(name)
                     return
                 if stage == "load":
-                    self._awaited[self._workers[name].connect.remote([self._cluster_address])] = _Awaited("join", name)
+                    self._awaited[self._kinds[name].join(self._actors[name])] = _Awaited("join", name)
                 else:
-                    logger.warning("worker %s is back", name)
+                    logger.warning("%s is back", name)
                     self._watch(name)
 
     def _watch(self, name: str) -> None:
-        self._awaited[self._workers[name].wait_stopped.remote()] = _Awaited("end", name)
+        self._awaited[self._actors[name].wait_stopped.remote()] = _Awaited("end", name)
         self._answered_at[name] = time.monotonic()
+        self._probe_at[name] = 0.0
 
     def _start_later(self, name: str) -> None:
         self._answered_at.pop(name, None)
@@ -120,10 +117,12 @@ class Supervisor:
     def _probe(self, now: float) -> None:
         due = {awaited.name for awaited in self._awaited.values() if awaited.stage == "answer"}
         for name, answered_at in list(self._answered_at.items()):
-            if now - answered_at > SILENCE_LIMIT_S:
-                logger.warning("worker %s has not answered for %.0f s", name, SILENCE_LIMIT_S)
+            kind = self._kinds[name]
+            if now - answered_at > kind.silence_limit_s:
+                logger.warning("%s has not answered for %g s", name, kind.silence_limit_s)
                 # Its end is noticed like any other.
                 self._answered_at[name] = now
-                ray.kill(self._workers[name])
-            elif name not in due:
-                self._awaited[self._workers[name].progress.remote()] = _Awaited("answer", name)
+                ray.kill(self._actors[name])
+            elif name not in due and now >= self._probe_at[name]:
+                self._probe_at[name] = now + kind.probe_interval_s
+                self._awaited[kind.probe(self._actors[name])] = _Awaited("answer", name)

@@ -1,20 +1,33 @@
 """What a router can be told."""
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from router.policies.table import ROUTING_POLICIES
 from tandem.config import LogConfig, TlsConfig, require, require_api_key, require_positive
 
 
+class RouterAddresses(NamedTuple):
+    """Where a router listens, each "host:port": for clients over gRPC and over HTTP, and for the cluster's own
+    processes."""
+
+    grpc: str
+    http: str
+    cluster: str
+
+
 @dataclass(frozen=True, slots=True)
 class RouterConfig:
-    """The router process.
+    """One router process.
 
     Attributes:
+        router_id: its name in the cluster; a router that is started again keeps it.
         model_dir: where tokenizer, chat template and limits are read from.
         model_name: what clients call the model.
-        host: the address of the clients' two ports.
-        grpc_port, http_port: the clients' ports; 0 picks a free one.
+        host: the address of the clients' ports.
+        grpc_port, http_port: its own two ports for clients; 0 picks a free one.
+        shared_grpc_port, shared_http_port: ports for clients at which all routers listen; 0: there are none.
+        reuse_ports: all its ports are held by whoever started it, who lets it in.
         api_keys: what clients show; empty lets everybody in.
         max_requests_per_key: requests in hand for each key at most, for all clients together without keys; 0: any
             number.
@@ -38,9 +51,13 @@ class RouterConfig:
     model_dir: str
     model_name: str
     max_model_len: int
+    router_id: str = "router-0"
     host: str = "127.0.0.1"
     grpc_port: int = 50051
     http_port: int = 8000
+    shared_grpc_port: int = 0
+    shared_http_port: int = 0
+    reuse_ports: bool = False
     api_keys: tuple[str, ...] = field(default=(), repr=False)
     max_requests_per_key: int = 0
     max_body_bytes: int = 8 * 2**20
@@ -59,7 +76,7 @@ class RouterConfig:
     log: LogConfig = field(default_factory=LogConfig)
 
     def __post_init__(self) -> None:
-        for name in ("grpc_port", "http_port", "cluster_port"):
+        for name in ("grpc_port", "http_port", "shared_grpc_port", "shared_http_port", "cluster_port"):
             port = getattr(self, name)
             require(0 <= port < 65536, f"{name} must be between 0 and 65535, not {port}")
         ROUTING_POLICIES.check("routing", self.routing)

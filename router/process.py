@@ -1,24 +1,22 @@
-"""The router's process: its loop's thread, the clients' two servers and the workers'."""
+"""The router's process: its loop's thread, the clients' servers and the workers'."""
 
 import asyncio
 import contextlib
+import functools
 import logging
 import os
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
+from grpc_health.v1 import health, health_pb2
 
-from router.config import RouterConfig
+from router.client_servers import SERVICE, STOP_GRACE_S, ClientServers
+from router.config import RouterAddresses, RouterConfig
 from router.control_server import ControlServer
 from router.frontends.base import Frontend
-from router.frontends.grpc import InferenceService, api_key_auth
-from router.frontends.malformed import MalformedRequestInterceptor
 from router.frontends.openai.app import make_app
-from router.frontends.openai.server import HttpServer
 from router.policies.base import RoutingPolicy
 from router.policies.table import ROUTING_POLICIES
 from router.router import Router
@@ -28,21 +26,16 @@ from tandem.config import ROLES
 from tandem.rpc.auth import cluster_auth
 from tandem.rpc.channel import bind, new_server
 from tandem.rpc.loop_thread import LoopThread
-from tandem.rpc.tls import server_credentials
-from tandem.v1 import inference_pb2, inference_pb2_grpc, worker_pb2_grpc
+from tandem.v1 import worker_pb2_grpc
 
-SERVICE = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
 logger = logging.getLogger(__name__)
 
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 5.0
+PROBE_TIMEOUT_S = 5.0
+# A router that finds no workers for so long listens at the shared ports all the same.
+SHARED_PORTS_TIMEOUT_S = 5.0
 HEALTH_INTERVAL_S = 0.02
-
-
-class RouterAddresses(NamedTuple):
-    grpc: str
-    http: str
-    cluster: str
 
 
 class RouterProcess:
@@ -52,8 +45,9 @@ class RouterProcess:
         self._config = config
         self._loop_thread = LoopThread()
         self._router: Router | None = None
-        self._servers: list[grpc.aio.Server] = []
-        self._http: HttpServer | None = None
+        self._workers_server: grpc.aio.Server | None = None
+        self._open_ports: Callable[[int, int], ClientServers] | None = None
+        self._client_servers: list[ClientServers] = []
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> RouterAddresses:
@@ -65,6 +59,19 @@ class RouterProcess:
         """
         self._loop_thread.start()
         return self._loop_thread.call(self._serve(), START_TIMEOUT_S)
+
+    def open_shared_ports(self) -> None:
+        """Listens at the ports that all routers share, where there are such, once a request would be served: a new
+        connection there is as welcome at any other router. Returns after SHARED_PORTS_TIMEOUT_S at the latest.
+
+        Raises:
+            ValueError: a port is taken.
+        """
+        self._loop_thread.call(self._open_shared_ports(), SHARED_PORTS_TIMEOUT_S + START_TIMEOUT_S)
+
+    def probe(self) -> None:
+        """Returns if the loop turns; raises TimeoutError if it does not for PROBE_TIMEOUT_S."""
+        self._loop_thread.call(asyncio.sleep(0), PROBE_TIMEOUT_S)
 
     def drain(self, timeout_s: float) -> int:
         """Takes no new requests from now on and waits for those in hand; returns how many are left."""
@@ -80,30 +87,37 @@ class RouterProcess:
         tokenizer = Tokenizer(Path(config.model_dir))
         router = self._router = Router(config, make_policy(config.routing))
         frontend = Frontend(router, tokenizer, config)
-        clients = new_server([api_key_auth(frontend), MalformedRequestInterceptor(SERVICE)], config.max_body_bytes)
-        workers = new_server([cluster_auth(config.cluster_token)])
         health_service = health.aio.HealthServicer()
-        inference_pb2_grpc.add_InferenceServicer_to_server(InferenceService(frontend), clients)
-        health_pb2_grpc.add_HealthServicer_to_server(health_service, clients)
-        reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), clients)
+        self._open_ports = functools.partial(ClientServers, frontend, make_app(frontend), health_service, config)
+        workers = new_server([cluster_auth(config.cluster_token)], reuse_ports=config.reuse_ports)
         worker_pb2_grpc.add_ClusterServicer_to_server(ControlServer(router), workers)
-        credentials = server_credentials(config.tls) if config.tls else None
-        self._http = HttpServer(make_app(frontend), config.host, config.http_port, config.tls)
+        own = self._open_ports(config.grpc_port, config.http_port)
         addresses = RouterAddresses(
-            bind(clients, config.host, config.grpc_port, credentials),
-            self._http.address,
-            bind(workers, config.cluster_host, config.cluster_port),
+            own.grpc_address, own.http_address, bind(workers, config.cluster_host, config.cluster_port)
         )
         await _set_health(health_service, _serving(router))
-        for server in (workers, clients):
-            await server.start()
-            self._servers.append(server)
-        await self._http.start()
+        await workers.start()
+        self._workers_server = workers
+        self._client_servers.append(own)
+        await own.start()
         self._tasks = [
             asyncio.create_task(_vital(router.watch())),
             asyncio.create_task(_vital(_report_health(router, health_service))),
         ]
         return addresses
+
+    async def _open_shared_ports(self) -> None:
+        config = self._config
+        if not config.shared_grpc_port:
+            return
+        assert self._router is not None and self._open_ports is not None
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(SHARED_PORTS_TIMEOUT_S):
+                while self._router.not_ready_reason():  # noqa: ASYNC110
+                    await asyncio.sleep(HEALTH_INTERVAL_S)
+        shared = self._open_ports(config.shared_grpc_port, config.shared_http_port)
+        self._client_servers.append(shared)
+        await shared.start()
 
     async def _drain(self, timeout_s: float) -> int:
         assert self._router is not None
@@ -119,10 +133,10 @@ class RouterProcess:
         if self._router is not None:
             self._router.shut_down()
         # The clients first: a request that ends now is reported as such, not as a lost worker.
-        if self._http is not None:
-            await self._http.stop()
-        for server in reversed(self._servers):
-            await server.stop(grace=0.5)
+        for servers in self._client_servers:
+            await servers.stop()
+        if self._workers_server is not None:
+            await self._workers_server.stop(STOP_GRACE_S)
 
 
 def make_policy(name: str) -> RoutingPolicy:

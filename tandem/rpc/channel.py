@@ -14,8 +14,6 @@ MAX_STREAMS = 2048
 
 _OPTIONS: list[tuple[str, Any]] = [
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    # Two clusters must not share a port by accident.
-    ("grpc.so_reuseport", 0),
     # Every channel has its own connection, so that one stream's end says nothing about another's.
     ("grpc.use_local_subchannel_pool", 1),
     # Traffic between workers never goes through a proxy of the environment.
@@ -29,11 +27,19 @@ def open_channel(address: str) -> grpc.aio.Channel:
 
 
 def new_server(
-    interceptors: Sequence[grpc.aio.ServerInterceptor] = (), max_receive_bytes: int = MAX_MESSAGE_BYTES
+    interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+    max_receive_bytes: int = MAX_MESSAGE_BYTES,
+    *,
+    reuse_ports: bool = False,
 ) -> grpc.aio.Server:
-    """Args: max_receive_bytes: of one message; gRPC refuses a larger one with RESOURCE_EXHAUSTED."""
+    """
+    Args:
+        max_receive_bytes: of one message; gRPC refuses a larger one with RESOURCE_EXHAUSTED.
+        reuse_ports: whether its ports may be shared with others that allow it too. Nothing is shared by accident.
+    """
     options = [
         *_OPTIONS,
+        ("grpc.so_reuseport", int(reuse_ports)),
         ("grpc.max_receive_message_length", max_receive_bytes),
         ("grpc.max_concurrent_streams", MAX_STREAMS),
     ]

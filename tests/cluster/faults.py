@@ -12,6 +12,7 @@ from typing import Any
 
 import ray
 
+from tandem.client import TandemClient
 from tests.cluster.conftest import RESTART_S, Answer, ServedCluster, wait_until
 
 STREAM_TIMEOUT_S = 60.0
@@ -21,8 +22,15 @@ class LiveStream:
     """One client's stream, read by a thread of its own from now on."""
 
     def __init__(
-        self, served: ServedCluster, prompt_ids: Sequence[int], *, timeout_s: float = STREAM_TIMEOUT_S, **sampling: Any
+        self,
+        served: ServedCluster,
+        prompt_ids: Sequence[int],
+        *,
+        client: TandemClient | None = None,
+        timeout_s: float = STREAM_TIMEOUT_S,
+        **sampling: Any,
     ) -> None:
+        """Args: client: other than the cluster's own."""
         self.prompt_ids = list(prompt_ids)
         self.sampling = sampling
         self.answer = Answer()
@@ -31,7 +39,8 @@ class LiveStream:
         self.ended = 0.0
         self._times: list[float] = []
         self._timeout_s = timeout_s
-        self._responses = served.client.generate(served.request(prompt_ids, **sampling), timeout_s=timeout_s)
+        client = client or served.client
+        self._responses = client.generate(served.request(prompt_ids, **sampling), timeout_s=timeout_s)
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._read)
         self._thread.start()
@@ -72,7 +81,7 @@ class LiveStream:
 def cut_control(served: ServedCluster, worker_id: str) -> None:
     """Breaks the worker's stream to the router."""
     # One whose stream the router has ended may linger beside the one in use.
-    assert _reset_connections(served, worker_id, served.cluster.addresses.cluster) > 0
+    assert _reset_connections(served, worker_id, served.cluster.routers["router-0"].cluster) > 0
 
 
 def cut_links(served: ServedCluster, worker_id: str) -> None:
@@ -110,7 +119,7 @@ def _reset_connections(served: ServedCluster, worker_id: str, *addresses: str) -
                     view.detach()
         return num_reset
 
-    return ray.get(served.cluster._workers[worker_id].__ray_call__.remote(reset))
+    return ray.get(served.cluster._actors[worker_id].__ray_call__.remote(reset))
 
 
 def thaw(pids: Sequence[int]) -> None:
@@ -150,7 +159,7 @@ class Footprints:
 
     def __init__(self, served: ServedCluster) -> None:
         self._served = served
-        self._router_pid = ray.get(served.cluster._router.__ray_call__.remote(lambda actor: os.getpid()))
+        self._router_pid = ray.get(served.cluster._actors["router-0"].__ray_call__.remote(lambda actor: os.getpid()))
         self._samples: dict[tuple[str, int], list[tuple[int, int]]] = {}
 
     def measure(self) -> None:

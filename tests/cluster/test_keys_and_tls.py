@@ -15,8 +15,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from deploy.cluster_config import ClusterConfig
-from router.config import RouterConfig
-from router.process import RouterAddresses, RouterProcess
+from router.config import RouterAddresses, RouterConfig
+from router.process import RouterProcess
 from tandem.client import ClientTls, TandemClient, TandemError
 from tandem.config import TlsConfig
 from tandem.rpc.auth import cluster_metadata
@@ -140,7 +140,7 @@ def test_the_ports_inside_are_closed_to_clients(tiny_keyed: ServedCluster, token
                     with pytest.raises(grpc.RpcError) as refused:
                         list(link(iter([b""]), metadata=metadata, timeout=TIMEOUT_S))
                     assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
-        with grpc.insecure_channel(tiny_keyed.cluster.addresses.cluster, options=options) as channel:
+        with grpc.insecure_channel(tiny_keyed.cluster.routers["router-0"].cluster, options=options) as channel:
             control = worker_pb2_grpc.ClusterStub(channel).Control
             impostor = WORKER_CODEC.encode([hello("decode-0", "decode")])
             with pytest.raises(grpc.RpcError) as refused:

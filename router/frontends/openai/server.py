@@ -21,15 +21,18 @@ BACKLOG = 2048
 class HttpServer:
     """Attributes: address: "host:port", once started."""
 
-    def __init__(self, app: ASGIApp, host: str, port: int, tls: TlsConfig | None) -> None:
+    def __init__(self, app: ASGIApp, host: str, port: int, tls: TlsConfig | None, *, reuse_port: bool = False) -> None:
         """Binds the port; 0 picks a free one.
+
+        Args:
+            reuse_port: whether it may be shared with others that allow it too.
 
         Raises:
             ValueError: the port is taken or the address is not ours.
         """
         try:
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
-            self._socket = socket.create_server((host, port), family=family, backlog=BACKLOG)
+            self._socket = socket.create_server((host, port), family=family, backlog=BACKLOG, reuse_port=reuse_port)
         except OSError as error:
             raise ValueError(f"cannot listen on {host}:{port}: {error.strerror}") from error
         self.address = f"{host}:{self._socket.getsockname()[1]}"

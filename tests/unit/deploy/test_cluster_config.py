@@ -91,7 +91,15 @@ def test_a_wrong_call_exits_with_2_and_says_why(
 
 def test_every_option_is_followed_by_somebody() -> None:
     """What no process has under the same name is turned into something else, or acted on, by who starts the cluster."""
-    decided_here = {"model", "num_prefill", "num_decode", "num_both", "transport", "disable_overlap_schedule"}
+    decided_here = {
+        "model",
+        "num_prefill",
+        "num_decode",
+        "num_both",
+        "num_routers",
+        "transport",
+        "disable_overlap_schedule",
+    }
     decided_here |= {"tls_cert", "tls_key", "tls_client_ca", "log_level", "log_dir", "drain_timeout_s"}
     processes = (EngineConfig, RouterConfig, WorkerConfig, PrefillConfig, DecodeConfig, LinkConfig)
     followed = {f.name for process in processes for f in fields(process)}

@@ -1,0 +1,105 @@
+"""Several routers in front of the same workers, any of which may die or stand still."""
+
+import os
+import random
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+
+import pytest
+import ray
+
+from deploy.cluster_config import ClusterConfig
+from tandem.client import TandemClient, TandemError
+from tests.cluster.conftest import VOCAB_SIZE, Clusters, Oracle, ServedCluster, wait_until
+from tests.cluster.faults import LiveStream
+
+ROUTERS = ("router-0", "router-1")
+# Six of them fit the pool together.
+NUM_TOKENS = 200
+# For a stream of a router that is left alone; one that starts again takes a core meanwhile.
+MAX_GAP_S = 2.0
+
+
+@pytest.fixture
+def served(clusters: Clusters, tiny_config: ClusterConfig) -> Iterator[ServedCluster]:
+    served = clusters.get(replace(tiny_config, num_routers=2))
+    yield served
+    served.wait_clean()
+
+
+@pytest.fixture
+def clients(served: ServedCluster) -> Iterator[dict[str, TandemClient]]:
+    """One for each router's own port."""
+    with ExitStack() as stack:
+        yield {name: stack.enter_context(TandemClient(served.cluster.routers[name].grpc)) for name in ROUTERS}
+
+
+def pid_of(served: ServedCluster, router: str) -> int:
+    return ray.get(served.cluster._actors[router].__ray_call__.remote(lambda actor: os.getpid()))
+
+
+def random_ids(rng: random.Random, count: int) -> list[int]:
+    return [rng.randrange(VOCAB_SIZE - 50) for _ in range(count)]
+
+
+def is_ready(client: TandemClient) -> bool:
+    try:
+        return client.server_info(timeout_s=1.0).ready
+    except TandemError:
+        return False
+
+
+def test_any_router_serves_any_request(
+    served: ServedCluster, clients: dict[str, TandemClient], tiny_oracle: Oracle
+) -> None:
+    prompt = random_ids(random.Random(0), 90)
+    streams = [LiveStream(served, prompt, client=client, max_tokens=40) for client in clients.values()]
+    answers = [stream.finish() for stream in streams]
+    assert [a.token_ids for a in answers] == [tiny_oracle.generate(prompt, 40)] * 2
+    # What one has had computed is cached for the other.
+    again = LiveStream(served, prompt, client=clients["router-1"], max_tokens=1).finish()
+    assert again.last.usage.cached_tokens >= 80
+    for client in clients.values():
+        info = client.server_info()
+        assert info.ready and {w.worker_id for w in info.workers} == {"prefill-0", "decode-0"}
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSTOP], ids=["kill", "stop"])
+def test_the_end_of_one_router_is_nobody_else_s(
+    served: ServedCluster, clients: dict[str, TandemClient], tiny_oracle: Oracle, signum: signal.Signals
+) -> None:
+    rng = random.Random(signum)
+    victim, other = ROUTERS if signum is signal.SIGKILL else ROUTERS[::-1]
+    old_pid = pid_of(served, victim)
+    lost = [
+        LiveStream(served, random_ids(rng, 60), client=clients[victim], max_tokens=NUM_TOKENS, ignore_eos=True)
+        for _ in range(3)
+    ]
+    kept = [
+        LiveStream(served, random_ids(rng, 60), client=clients[other], max_tokens=NUM_TOKENS, ignore_eos=True)
+        for _ in range(3)
+    ]
+    for stream in (*lost, *kept):
+        assert stream.wait_tokens(5)
+    os.kill(old_pid, signum)
+    struck = time.monotonic()
+    for stream in kept:
+        answer = stream.finish()
+        assert answer.token_ids == tiny_oracle.generate(stream.prompt_ids, NUM_TOKENS, ignore_eos=True)
+        assert answer.last.handover.attempts == 1
+        assert stream.longest_gap() < MAX_GAP_S
+    for stream in lost:
+        with pytest.raises(TandemError) as ended:
+            stream.finish()
+        assert ended.value.code == "UNAVAILABLE"
+    # New ones are served meanwhile, and soon by the router that was lost, at its old address.
+    LiveStream(served, random_ids(rng, 20), client=clients[other], max_tokens=5).finish()
+    wait_until(lambda: is_ready(clients[victim]), 30.0, "the router is back")
+    assert time.monotonic() - struck < 25.0
+    assert pid_of(served, victim) != old_pid
+    prompt = random_ids(rng, 30)
+    answer = LiveStream(served, prompt, client=clients[victim], max_tokens=10).finish()
+    assert answer.token_ids == tiny_oracle.generate(prompt, 10)

@@ -1,0 +1,73 @@
+"""The ports of a cluster's routers."""
+
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from deploy.cluster_config import ClusterConfig
+from deploy.ports import ReservedPorts, port_of
+
+
+@pytest.fixture
+def ports() -> Iterator[ReservedPorts]:
+    reserved = ReservedPorts()
+    yield reserved
+    reserved.close()
+
+
+def listen(port: int, *, shared: bool) -> socket.socket:
+    return socket.create_server(("127.0.0.1", port), reuse_port=shared)
+
+
+def test_one_router_listens_at_the_clients_ports_itself(ports: ReservedPorts) -> None:
+    reserved = ports.reserve_all(ClusterConfig("m", grpc_port=0, http_port=0))
+    (own,) = reserved.routers.values()
+    assert (own.grpc, own.http) == (reserved.shared.grpc, reserved.shared.http)
+
+
+def test_several_share_the_clients_ports_and_have_their_own(ports: ReservedPorts) -> None:
+    reserved = ports.reserve_all(ClusterConfig("m", grpc_port=0, http_port=0, num_routers=3))
+    assert list(reserved.routers) == ["router-0", "router-1", "router-2"]
+    addresses = [*reserved.shared, *(address for own in reserved.routers.values() for address in own)]
+    assert len(set(addresses)) == 2 + 3 * 3
+
+
+def test_a_reserved_port_is_for_those_who_are_let_in(ports: ReservedPorts) -> None:
+    port = port_of(ports.reserve("127.0.0.1", 0, "grpc_port"))
+    with pytest.raises(OSError, match="in use"):
+        listen(port, shared=False)
+    with pytest.raises(ValueError, match=f"cannot listen on 127.0.0.1:{port}: .*; choose another grpc_port"):
+        ReservedPorts().reserve("127.0.0.1", port, "grpc_port")
+    # Two listen, one dies, and its successor listens there again.
+    with listen(port, shared=True):
+        listen(port, shared=True).close()
+        listen(port, shared=True).close()
+
+
+def test_a_port_that_others_share_is_not_joined(ports: ReservedPorts) -> None:
+    with listen(0, shared=True) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(ValueError, match="choose another http_port"):
+            ports.reserve("127.0.0.1", port, "http_port")
+
+
+def test_nothing_is_accepted_where_nobody_listens(ports: ReservedPorts) -> None:
+    port = port_of(ports.reserve("127.0.0.1", 0, "grpc_port"))
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port), timeout=5.0)
+    with listen(port, shared=True) as server:
+        for _ in range(50):
+            with socket.create_connection(("127.0.0.1", port), timeout=5.0):
+                server.accept()[0].close()
+
+
+def test_a_port_is_free_again_when_the_cluster_is_gone(ports: ReservedPorts) -> None:
+    port = port_of(ports.reserve("127.0.0.1", 0, "grpc_port"))
+    ports.close()
+    listen(port, shared=False).close()
+
+
+def test_an_address_that_is_not_ours(ports: ReservedPorts) -> None:
+    with pytest.raises(ValueError, match="choose another `host`"):
+        ports.reserve("192.0.2.1", 0, "grpc_port")
