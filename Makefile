@@ -60,7 +60,8 @@ docs: .venv/.dev
 # Sources in proto/, generated code in tandem/v1/.
 proto: .venv/.dev
 	@$(BIN)/python -m grpc_tools.protoc --proto_path=proto --python_out=. --pyi_out=. --grpc_python_out=. \
-		proto/tandem/v1/inference.proto proto/tandem/v1/worker.proto proto/tandem/v1/kv_link.proto
+		proto/tandem/v1/inference.proto proto/tandem/v1/worker.proto proto/tandem/v1/router.proto \
+		proto/tandem/v1/kv_link.proto
 
 clean:
 	rm -rf .venv

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from deploy.cluster_config import ClusterConfig, WorkerPlan
-from deploy.ports import ClusterPorts, port_of
+from deploy.ports import ClusterPorts
 from engine.attention.table import ATTENTION_BACKENDS
 from engine.config import EngineConfig
 from engine.kvcache.eviction.table import EVICTION_POLICIES
@@ -18,7 +18,7 @@ from engine.page_layout import page_layout_of
 from engine.weights.resolve import model_fingerprint
 from kvtransfer.transports.table import TRANSPORTS
 from prefill_worker.policies.table import PREFILL_POLICIES
-from router.config import RouterConfig
+from router.config import RouterConfig, port_of
 from router.policies.table import ROUTING_POLICIES
 from router.text.tokenizer import tokenizer_file
 from tandem.choices import Choices, is_path
@@ -86,6 +86,7 @@ def plan(
             cluster_port=port_of(own.cluster),
             shared_grpc_port=port_of(ports.shared.grpc) if is_shared else 0,
             shared_http_port=port_of(ports.shared.http) if is_shared else 0,
+            routers=ports.routers,
             reuse_ports=True,
         )
         for name, own in ports.routers.items()

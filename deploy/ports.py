@@ -88,8 +88,3 @@ class ReservedPorts:
         for held in self._sockets:
             held.close()
         self._sockets.clear()
-
-
-def port_of(address: str) -> int:
-    """Args: address: "host:port"."""
-    return int(address.rpartition(":")[2])

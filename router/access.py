@@ -1,18 +1,26 @@
 """Who may send requests, and how many at once."""
 
+import functools
+import hashlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from router.errors import OverloadedError, UnauthenticatedError
+from router.peer_counts import PeerCounts
 from tandem.rpc.auth import TokenSet, bearer_token
 
 
 class Access:
     """API keys and the limit on requests in hand for each. Without keys everybody is let in as one and the same."""
 
-    def __init__(self, api_keys: Sequence[str], max_requests_per_key: int) -> None:
-        """Args: max_requests_per_key: 0: any number."""
+    def __init__(self, api_keys: Sequence[str], max_requests_per_key: int, elsewhere: PeerCounts | None = None) -> None:
+        """
+        Args:
+            max_requests_per_key: 0: any number.
+            elsewhere: what other routers of the cluster have in hand; None: there are none.
+        """
+        self._elsewhere = elsewhere
         self._keys = TokenSet(api_keys)
         self._max_requests_per_key = max_requests_per_key
         self._num_requests: Counter[str] = Counter()
@@ -35,6 +43,12 @@ class Access:
             raise UnauthenticatedError("the API key is wrong")
         return key
 
+    def num_requests_by_key(self) -> dict[str, int]:
+        """Requests in hand, by the digests of their keys; empty where there is no limit on them."""
+        if not self._max_requests_per_key:
+            return {}
+        return {key_digest(key): count for key, count in self._num_requests.items()}
+
     @contextmanager
     def hold(self, key: str, num_requests: int = 1) -> Iterator[None]:
         """Counts requests as in hand for as long as the context lasts.
@@ -42,10 +56,14 @@ class Access:
         Raises:
             OverloadedError: this key would have more than it may.
         """
-        if self._max_requests_per_key and self._num_requests[key] + num_requests > self._max_requests_per_key:
-            raise OverloadedError(
-                f"{self._num_requests[key]} requests of this key are in hand already; try again when one has ended"
-            )
+        if self._max_requests_per_key:
+            num_in_hand = self._num_requests[key]
+            if self._elsewhere is not None:
+                num_in_hand += self._elsewhere.num_requests_of(key_digest(key))
+            if num_in_hand + num_requests > self._max_requests_per_key:
+                raise OverloadedError(
+                    f"{num_in_hand} requests of this key are in hand already; try again when one has ended"
+                )
         self._num_requests[key] += num_requests
         try:
             yield
@@ -53,3 +71,9 @@ class Access:
             self._num_requests[key] -= num_requests
             if not self._num_requests[key]:
                 del self._num_requests[key]
+
+
+@functools.lru_cache(maxsize=1024)
+def key_digest(key: str) -> str:
+    """What routers call a key among themselves: nobody learns the key from it."""
+    return hashlib.blake2b(key.encode(), digest_size=16).hexdigest()

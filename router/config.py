@@ -1,5 +1,6 @@
 """What a router can be told."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -16,6 +17,11 @@ class RouterAddresses(NamedTuple):
     cluster: str
 
 
+def port_of(address: str) -> int:
+    """Args: address: "host:port"."""
+    return int(address.rpartition(":")[2])
+
+
 @dataclass(frozen=True, slots=True)
 class RouterConfig:
     """One router process.
@@ -26,6 +32,7 @@ class RouterConfig:
         model_name: what clients call the model.
         host: the address of the clients' ports.
         grpc_port, http_port: its own two ports for clients; 0 picks a free one.
+        routers: all routers of the cluster by their names, this one among them; empty: it is alone.
         shared_grpc_port, shared_http_port: ports for clients at which all routers listen; 0: there are none.
         reuse_ports: all its ports are held by whoever started it, who lets it in.
         api_keys: what clients show; empty lets everybody in.
@@ -55,6 +62,7 @@ class RouterConfig:
     host: str = "127.0.0.1"
     grpc_port: int = 50051
     http_port: int = 8000
+    routers: Mapping[str, RouterAddresses] = field(default_factory=dict)
     shared_grpc_port: int = 0
     shared_http_port: int = 0
     reuse_ports: bool = False

@@ -5,6 +5,7 @@ import contextlib
 import functools
 import logging
 import os
+import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from router.config import RouterAddresses, RouterConfig
 from router.control_server import ControlServer
 from router.frontends.base import Frontend
 from router.frontends.openai.app import make_app
+from router.peer_counts import PeerCounts
+from router.peer_exchange import PeerExchange
 from router.policies.base import RoutingPolicy
 from router.policies.table import ROUTING_POLICIES
 from router.router import Router
@@ -26,7 +29,7 @@ from tandem.config import ROLES
 from tandem.rpc.auth import cluster_auth
 from tandem.rpc.channel import bind, new_server
 from tandem.rpc.loop_thread import LoopThread
-from tandem.v1 import worker_pb2_grpc
+from tandem.v1 import router_pb2_grpc, worker_pb2_grpc
 
 logger = logging.getLogger(__name__)
 
@@ -85,12 +88,16 @@ class RouterProcess:
     async def _serve(self) -> RouterAddresses:
         config = self._config
         tokenizer = Tokenizer(Path(config.model_dir))
-        router = self._router = Router(config, make_policy(config.routing))
-        frontend = Frontend(router, tokenizer, config)
+        elsewhere = PeerCounts(time.monotonic)
+        router = self._router = Router(config, make_policy(config.routing), elsewhere=elsewhere)
+        frontend = Frontend(router, tokenizer, config, elsewhere)
+        peers = {name: other.cluster for name, other in config.routers.items() if name != config.router_id}
+        exchange = PeerExchange(config.router_id, peers, elsewhere, frontend.counts, config.cluster_token)
         health_service = health.aio.HealthServicer()
         self._open_ports = functools.partial(ClientServers, frontend, make_app(frontend), health_service, config)
         workers = new_server([cluster_auth(config.cluster_token)], reuse_ports=config.reuse_ports)
         worker_pb2_grpc.add_ClusterServicer_to_server(ControlServer(router), workers)
+        router_pb2_grpc.add_RouterPeerServicer_to_server(exchange, workers)
         own = self._open_ports(config.grpc_port, config.http_port)
         addresses = RouterAddresses(
             own.grpc_address, own.http_address, bind(workers, config.cluster_host, config.cluster_port)
@@ -102,6 +109,7 @@ class RouterProcess:
         await own.start()
         self._tasks = [
             asyncio.create_task(_vital(router.watch())),
+            asyncio.create_task(_vital(exchange.run())),
             asyncio.create_task(_vital(_report_health(router, health_service))),
         ]
         return addresses

@@ -12,6 +12,7 @@ from router.attempts import Attempts
 from router.config import RouterConfig
 from router.errors import OverloadedError, RequestTimeoutError, RequestTooLargeError, UnavailableError
 from router.metrics import RouterMetrics
+from router.peer_counts import AssignedLoad, PeerCounts, RouterCounts
 from router.policies.base import RoutingPolicy
 from router.policies.guard import GuardedPolicy
 from router.tracker import RequestTracker
@@ -53,8 +54,13 @@ class Router:
     """
 
     def __init__(
-        self, config: RouterConfig, policy: RoutingPolicy, clock: Callable[[], float] = time.monotonic
+        self,
+        config: RouterConfig,
+        policy: RoutingPolicy,
+        clock: Callable[[], float] = time.monotonic,
+        elsewhere: PeerCounts | None = None,
     ) -> None:
+        """Args: elsewhere: what other routers of the cluster have in hand; None: there are none."""
         self._config = config
         self._clock = clock
         self.incarnation = uuid.uuid4().hex[:12]
@@ -63,6 +69,7 @@ class Router:
         self._draining = False
         self.idle = asyncio.Event()
         self.idle.set()
+        self._elsewhere = elsewhere or PeerCounts(clock)
         self.workers = WorkerRegistry(clock, config.heartbeat_timeout_s, config.stall_timeout_s)
         self.metrics = RouterMetrics(
             self.workers, lambda: self.num_requests, lambda: self.num_queued, self.not_ready_reason
@@ -169,8 +176,18 @@ class Router:
         """
         if self._draining:
             raise UnavailableError(SHUTTING_DOWN)
-        if self.num_queued + num_requests > self._config.max_queued_requests:
-            raise OverloadedError(f"{self.num_queued} requests wait for their first token already; try again later")
+        num_queued = self.num_queued + self._elsewhere.num_queued
+        if num_queued + num_requests > self._config.max_queued_requests:
+            raise OverloadedError(f"{num_queued} requests wait for their first token already; try again later")
+
+    def counts(self) -> RouterCounts:
+        """What this router tells others that it has in hand, but for keys, of which it knows nothing."""
+        assigned = {
+            worker.worker_id: AssignedLoad(worker.num_assigned, worker.num_pending_tokens)
+            for worker in self.workers
+            if worker.num_assigned or worker.num_pending_tokens
+        }
+        return RouterCounts(self.num_requests, self.num_queued, assigned=assigned)
 
     # --- workers ---
 

@@ -9,13 +9,14 @@ import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from router.access import Access
 from router.config import RouterConfig
 from router.errors import InvalidRequestError, UnknownModelError
 from router.frontends.generation import Generation, refusals_counted
+from router.peer_counts import PeerCounts, RouterCounts
 from router.router import Router
 from router.text.output_text import OutputText
 from router.text.stop_strings import check_stop_strings
@@ -69,14 +70,22 @@ class TokenizedPrompt:
 
 
 class Frontend:
-    """What the frontends share: who may enter, and how a request becomes a Generation."""
+    """What the frontends share: who may enter, and how a request becomes a Generation.
 
-    def __init__(self, router: Router, tokenizer: Tokenizer, config: RouterConfig) -> None:
+    Attributes:
+        elsewhere: what other routers have in hand.
+    """
+
+    def __init__(
+        self, router: Router, tokenizer: Tokenizer, config: RouterConfig, elsewhere: PeerCounts | None = None
+    ) -> None:
+        """Args: elsewhere: what other routers of the cluster have in hand; None: there are none."""
+        self.elsewhere = elsewhere or PeerCounts(time.monotonic)
         self.router = router
         self.tokenizer = tokenizer
         self.config = config
         self.started_at = time.time()
-        self.access = Access(config.api_keys, config.max_requests_per_key)
+        self.access = Access(config.api_keys, config.max_requests_per_key, self.elsewhere)
         # This is known before the first request asks: looking through the vocabulary takes a while.
         self._max_characters = config.max_model_len * tokenizer.max_token_bytes
 
@@ -90,6 +99,10 @@ class Frontend:
         """Whose request this is; see Access.identify."""
         with self.refusals_counted():
             return self.access.identify(authorization)
+
+    def counts(self) -> RouterCounts:
+        """What this router tells others that it has in hand."""
+        return replace(self.router.counts(), num_requests_by_key=self.access.num_requests_by_key())
 
     @contextmanager
     def admission(self, key: str, num_outputs: int = 1) -> Iterator[None]:

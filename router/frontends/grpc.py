@@ -72,7 +72,8 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             max_model_len=config.max_model_len,
             ready=not reason,
             not_ready_reason=reason,
-            num_requests=router.num_requests,
+            num_requests=router.num_requests + self._frontend.elsewhere.num_requests,
+            routers=_router_statuses(self._frontend),
             workers=[
                 pb.WorkerStatus(
                     worker_id=worker.worker_id,
@@ -111,6 +112,25 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
                 session_id=request.session_id,
                 client_request_id=request.request_id,
             )
+
+
+def _router_statuses(frontend: Frontend) -> list[pb.RouterStatus]:
+    """This router's own, and those of the others as they have told it."""
+    config = frontend.config
+    statuses = []
+    for name, addresses in config.routers.items():
+        is_own = name == config.router_id
+        counts = frontend.counts() if is_own else frontend.elsewhere.counts_of(name)
+        statuses.append(
+            pb.RouterStatus(
+                router_id=name,
+                grpc_address=addresses.grpc,
+                http_address=addresses.http,
+                alive=counts is not None,
+                num_requests=counts.num_requests if counts is not None else 0,
+            )
+        )
+    return statuses
 
 
 def _authorization(context: grpc.aio.ServicerContext) -> str | None:

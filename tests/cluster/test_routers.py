@@ -1,9 +1,11 @@
 """Several routers in front of the same workers, any of which may die or stand still."""
 
+import json
 import os
 import random
 import signal
 import time
+import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -65,6 +67,23 @@ def test_any_router_serves_any_request(
     for client in clients.values():
         info = client.server_info()
         assert info.ready and {w.worker_id for w in info.workers} == {"prefill-0", "decode-0"}
+
+
+def test_every_router_knows_of_all(served: ServedCluster, clients: dict[str, TandemClient]) -> None:
+    stream = LiveStream(served, [1, 2, 3], client=clients["router-0"], max_tokens=300, ignore_eos=True)
+    wait_until(lambda: clients["router-1"].server_info().num_requests == 1, 5.0, "one hears of the other's request")
+    for client in clients.values():
+        routers = client.server_info().routers
+        assert [(r.router_id, r.alive, r.grpc_address) for r in routers] == [
+            (name, True, served.cluster.routers[name].grpc) for name in ROUTERS
+        ]
+    stream.finish()
+    # Whichever is asked names the metrics of all.
+    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(
+        f"http://{served.cluster.addresses.http}/sd", timeout=5.0
+    ) as answer:
+        found = {target["labels"]["process"]: target["targets"][0] for target in json.load(answer)}
+    assert {name: found[name] for name in ROUTERS} == {name: served.cluster.routers[name].http for name in ROUTERS}
 
 
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSTOP], ids=["kill", "stop"])

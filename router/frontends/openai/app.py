@@ -11,6 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
+from router.config import port_of
 from router.errors import RequestError, UnknownModelError
 from router.frontends.base import Frontend
 from router.frontends.openai.body import JsonRoute
@@ -130,9 +131,15 @@ def _add_operation(app: FastAPI, frontend: Frontend) -> None:
     @app.get("/sd", include_in_schema=False)
     async def service_discovery(request: Request) -> Response:
         """Where the cluster's metrics are, for Prometheus' HTTP service discovery."""
-        # The router is where it was just reached; its bound address may be 0.0.0.0.
-        own = {"__scheme__": request.url.scheme, "process": "router"}
-        targets = [{"targets": [request.url.netloc], "labels": own}]
+        # Routers are where one was just reached; their bound address may be 0.0.0.0.
+        found_at = {frontend.config.router_id: request.url.netloc}
+        if len(frontend.config.routers) > 1:
+            host = request.url.netloc.rpartition(":")[0] if request.url.port else request.url.netloc
+            found_at = {name: f"{host}:{port_of(own.http)}" for name, own in frontend.config.routers.items()}
+        targets = [
+            {"targets": [address], "labels": {"__scheme__": request.url.scheme, "process": name}}
+            for name, address in found_at.items()
+        ]
         for worker in frontend.router.workers:
             targets.append({"targets": [worker.hello.metrics_address], "labels": {"process": worker.worker_id}})
         return json_response(targets)

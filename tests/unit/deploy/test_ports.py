@@ -6,7 +6,8 @@ from collections.abc import Iterator
 import pytest
 
 from deploy.cluster_config import ClusterConfig
-from deploy.ports import ReservedPorts, port_of
+from deploy.ports import ReservedPorts
+from router.config import port_of
 
 
 @pytest.fixture

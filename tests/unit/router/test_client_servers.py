@@ -9,9 +9,9 @@ from pathlib import Path
 import grpc
 import pytest
 
-from deploy.ports import ReservedPorts, port_of
+from deploy.ports import ReservedPorts
 from router import process
-from router.config import RouterConfig
+from router.config import RouterConfig, port_of
 from router.process import RouterProcess
 from tandem.client import TandemClient
 

@@ -1,0 +1,76 @@
+"""What the other routers of a cluster have in hand, as far as they have said: so that limits and loads are those of the
+whole cluster, wherever a client's connections happen to end."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+# A router that has said nothing for so long has nothing in hand: it is gone, and its requests with it.
+FRESH_S = 2.0
+
+
+class AssignedLoad(NamedTuple):
+    """What a router has assigned to one worker. Attributes: num_pending_tokens: that it has yet to prefill."""
+
+    num_requests: int
+    num_pending_tokens: int
+
+
+NOTHING = AssignedLoad(0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class RouterCounts:
+    """What one router has in hand.
+
+    Attributes:
+        num_queued: of its requests, those that wait for their first token.
+        num_requests_by_key: by a digest of the API key; empty where keys have no limits.
+        assigned: by the worker's id.
+    """
+
+    num_requests: int
+    num_queued: int
+    num_requests_by_key: Mapping[str, int] = field(default_factory=dict)
+    assigned: Mapping[str, AssignedLoad] = field(default_factory=dict)
+
+
+class PeerCounts:
+    """The latest counts of each other router."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._counts: dict[str, tuple[float, RouterCounts]] = {}
+
+    def record(self, router_id: str, counts: RouterCounts) -> None:
+        self._counts[router_id] = self._clock(), counts
+
+    def counts_of(self, router_id: str) -> RouterCounts | None:
+        """None: it has not been heard of for FRESH_S."""
+        heard_at, counts = self._counts.get(router_id, (-FRESH_S, None))
+        return counts if self._clock() - heard_at < FRESH_S else None
+
+    @property
+    def num_requests(self) -> int:
+        """Requests in hand at other routers."""
+        return sum(counts.num_requests for counts in self._fresh())
+
+    @property
+    def num_queued(self) -> int:
+        """Requests that wait for their first token at other routers."""
+        return sum(counts.num_queued for counts in self._fresh())
+
+    def num_requests_of(self, key_digest: str) -> int:
+        """Requests of an API key in hand at other routers."""
+        return sum(counts.num_requests_by_key.get(key_digest, 0) for counts in self._fresh())
+
+    def assigned_to(self, worker_id: str) -> AssignedLoad:
+        """What other routers have assigned to a worker."""
+        loads = [load for counts in self._fresh() if (load := counts.assigned.get(worker_id)) is not None]
+        return AssignedLoad(sum(load.num_requests for load in loads), sum(load.num_pending_tokens for load in loads))
+
+    def _fresh(self) -> Iterator[RouterCounts]:
+        now = self._clock()
+        for heard_at, counts in self._counts.values():
+            if now - heard_at < FRESH_S:
+                yield counts

@@ -1,0 +1,100 @@
+"""Routers telling each other what they have in hand, over gRPC between their ports for the cluster's own processes."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any
+
+import grpc
+
+from router.peer_counts import AssignedLoad, PeerCounts, RouterCounts
+from tandem.rpc.auth import cluster_metadata
+from tandem.rpc.batch_writer import is_cancelled
+from tandem.rpc.channel import open_channel
+from tandem.v1 import router_pb2 as pb
+from tandem.v1 import router_pb2_grpc
+
+logger = logging.getLogger(__name__)
+
+# What others have in hand is known so late at most, and limits of the whole cluster are exceeded by what they take in
+# meanwhile.
+INTERVAL_S = 0.1
+RETRY_DELAY_S = 0.5
+
+
+class PeerExchange(router_pb2_grpc.RouterPeerServicer):
+    """Both ends of one router. On its loop."""
+
+    def __init__(
+        self,
+        router_id: str,
+        peers: Mapping[str, str],
+        counts: PeerCounts,
+        own_counts: Callable[[], RouterCounts],
+        cluster_token: str,
+    ) -> None:
+        """
+        Args:
+            peers: addresses of the other routers, by their names.
+            counts: filled with what they say.
+            own_counts: what this router has in hand now.
+        """
+        self._router_id = router_id
+        self._peers = peers
+        self._counts = counts
+        self._own_counts = own_counts
+        self._metadata = cluster_metadata(cluster_token)
+
+    async def run(self) -> None:
+        """Tells all others until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            for address in self._peers.values():
+                tasks.create_task(self._tell(address))
+
+    async def ShareCounts(self, batches: AsyncIterator[Any], context: grpc.aio.ServicerContext) -> pb.ShareCountsEnd:
+        async for message in batches:
+            if message.router_id in self._peers:
+                self._counts.record(message.router_id, _decode(message))
+        return pb.ShareCountsEnd()
+
+    async def _tell(self, address: str) -> None:
+        while True:
+            try:
+                async with open_channel(address) as channel:
+                    await router_pb2_grpc.RouterPeerStub(channel).ShareCounts(self._messages(), metadata=self._metadata)
+            except grpc.aio.AioRpcError as error:
+                logger.info("router at %s: %s", address, error.details())
+            except asyncio.CancelledError:
+                # gRPC cancels a call whose messages it could not write; only who cancelled this task ends it.
+                if is_cancelled():
+                    raise
+            await asyncio.sleep(RETRY_DELAY_S)
+
+    async def _messages(self) -> AsyncIterator[pb.RouterCounts]:
+        while True:
+            counts = self._own_counts()
+            yield pb.RouterCounts(
+                router_id=self._router_id,
+                num_requests=counts.num_requests,
+                num_queued=counts.num_queued,
+                num_requests_by_key=counts.num_requests_by_key,
+                assigned={
+                    worker_id: pb.AssignedLoad(
+                        num_requests=load.num_requests, num_pending_tokens=load.num_pending_tokens
+                    )
+                    for worker_id, load in counts.assigned.items()
+                },
+            )
+            await asyncio.sleep(INTERVAL_S)
+
+
+def _decode(message: Any) -> RouterCounts:
+    return RouterCounts(
+        message.num_requests,
+        message.num_queued,
+        dict(message.num_requests_by_key),
+        {
+            worker_id: AssignedLoad(load.num_requests, load.num_pending_tokens)
+            for worker_id, load in message.assigned.items()
+        },
+    )

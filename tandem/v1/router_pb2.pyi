@@ -1,0 +1,47 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class RouterCounts(_message.Message):
+    __slots__ = ("router_id", "num_requests", "num_queued", "num_requests_by_key", "assigned")
+    class NumRequestsByKeyEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class AssignedEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: AssignedLoad
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[AssignedLoad, _Mapping]] = ...) -> None: ...
+    ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
+    NUM_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_QUEUED_FIELD_NUMBER: _ClassVar[int]
+    NUM_REQUESTS_BY_KEY_FIELD_NUMBER: _ClassVar[int]
+    ASSIGNED_FIELD_NUMBER: _ClassVar[int]
+    router_id: str
+    num_requests: int
+    num_queued: int
+    num_requests_by_key: _containers.ScalarMap[str, int]
+    assigned: _containers.MessageMap[str, AssignedLoad]
+    def __init__(self, router_id: _Optional[str] = ..., num_requests: _Optional[int] = ..., num_queued: _Optional[int] = ..., num_requests_by_key: _Optional[_Mapping[str, int]] = ..., assigned: _Optional[_Mapping[str, AssignedLoad]] = ...) -> None: ...
+
+class AssignedLoad(_message.Message):
+    __slots__ = ("num_requests", "num_pending_tokens")
+    NUM_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_PENDING_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    num_requests: int
+    num_pending_tokens: int
+    def __init__(self, num_requests: _Optional[int] = ..., num_pending_tokens: _Optional[int] = ...) -> None: ...
+
+class ShareCountsEnd(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...

@@ -1,0 +1,101 @@
+"""Routers telling each other what they have in hand, with real gRPC between them."""
+
+import asyncio
+import time
+from contextlib import AsyncExitStack
+
+import grpc
+import pytest
+
+from router.peer_counts import AssignedLoad, PeerCounts, RouterCounts
+from router.peer_exchange import INTERVAL_S, PeerExchange
+from tandem.rpc.auth import cluster_auth
+from tandem.rpc.channel import bind, new_server, open_channel
+from tandem.v1 import router_pb2 as pb
+from tandem.v1 import router_pb2_grpc
+from tests.fakes.link_ends import wait_until
+
+TOKEN = "the-token"
+
+
+class End:
+    """Attributes: own: what this router has in hand; counts: what it knows of the others."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.own = RouterCounts(0, 0)
+        self.counts = PeerCounts(time.monotonic)
+        self.address = ""
+        self._server: grpc.aio.Server | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    async def serve(self, port: int = 0) -> None:
+        self._server = new_server([cluster_auth(TOKEN)])
+        self.address = bind(self._server, "127.0.0.1", port)
+
+    async def join(self, *others: "End") -> None:
+        peers = {other.name: other.address for other in others}
+        exchange = PeerExchange(self.name, peers, self.counts, lambda: self.own, TOKEN)
+        assert self._server is not None
+        router_pb2_grpc.add_RouterPeerServicer_to_server(exchange, self._server)
+        await self._server.start()
+        self._task = asyncio.create_task(exchange.run())
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        if self._server is not None:
+            await self._server.stop(grace=0.0)
+
+
+def test_each_knows_what_all_others_have() -> None:
+    async def scenario() -> None:
+        async with asyncio.timeout(20.0), AsyncExitStack() as stack:
+            ends = [End(name) for name in ("r0", "r1", "r2")]
+            for end in ends:
+                await end.serve()
+                stack.push_async_callback(end.stop)
+            for end in ends:
+                await end.join(*(other for other in ends if other is not end))
+            ends[0].own = RouterCounts(4, 2, {"digest": 3}, {"p": AssignedLoad(4, 10**9)})
+            ends[1].own = RouterCounts(1, 1)
+            changed = time.monotonic()
+            await wait_until(lambda: ends[2].counts.num_requests == 5)
+            assert time.monotonic() - changed < 10 * INTERVAL_S
+            assert ends[2].counts.counts_of("r0") == ends[0].own
+            assert (ends[1].counts.num_queued, ends[0].counts.num_queued) == (2, 1)
+            # One that is gone has nothing, and is heard again when it is back at its address.
+            port = int(ends[0].address.rpartition(":")[2])
+            await ends[0].stop()
+            await wait_until(lambda: ends[2].counts.counts_of("r0") is None)
+            again = End("r0")
+            await again.serve(port)
+            stack.push_async_callback(again.stop)
+            again.own = RouterCounts(9, 0)
+            await again.join(ends[1], ends[2])
+            await wait_until(lambda: ends[1].counts.num_requests == 9)
+            await wait_until(lambda: again.counts.num_requests == 1)
+
+    asyncio.run(scenario())
+
+
+def test_a_stranger_s_counts_count_for_nothing() -> None:
+    async def scenario() -> None:
+        async with asyncio.timeout(20.0), AsyncExitStack() as stack:
+            one, other = End("r0"), End("r1")
+            for end in (one, other):
+                await end.serve()
+                stack.push_async_callback(end.stop)
+            await one.join(other)
+            async with open_channel(one.address) as channel:
+                stub = router_pb2_grpc.RouterPeerStub(channel)
+                with pytest.raises(grpc.aio.AioRpcError, match="cluster token"):
+                    await stub.ShareCounts(iter([pb.RouterCounts(router_id="r1", num_queued=9)]))
+                metadata = (("tandem-cluster-token", TOKEN),)
+                await stub.ShareCounts(iter([pb.RouterCounts(router_id="r7", num_queued=9)]), metadata=metadata)
+                assert one.counts.num_queued == 0
+                await stub.ShareCounts(iter([pb.RouterCounts(router_id="r1", num_queued=9)]), metadata=metadata)
+                assert one.counts.num_queued == 9
+
+    asyncio.run(scenario())
