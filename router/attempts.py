@@ -40,6 +40,11 @@ class Attempts:
     def start_attempt(self, request: ActiveRequest) -> None:
         """Starts the next attempt, or fails the request if there is nobody to serve it."""
         tracker = request.tracker
+        tracker.finish_if_whole()
+        if tracker.state is RequestState.FINISHED:
+            # It was resumed, and only the word that it had ended was missing.
+            self._end_request(request, "finished")
+            return
         pairs = self._registry.pairs()
         if not pairs:
             self.fail_request(request, self._registry.not_ready_reason())

@@ -35,7 +35,7 @@ from tandem.messages import (
     WorkerMessage,
 )
 from tandem.request_ids import make_request_id
-from tandem.sampling_params import SamplingParams
+from tandem.sampling_params import SamplingParams, TokenLogprobs
 
 logger = logging.getLogger(__name__)
 
@@ -111,6 +111,8 @@ class Router:
         cache_namespace: str = "",
         session_id: str = "",
         client_request_id: str = "",
+        output_ids: Sequence[int] = (),
+        arrival_ns: int = 0,
         moments: Mapping[str, int],
     ) -> RequestTracker:
         """Makes a tracker with an id that no other request ever had, on this router or on an earlier one. Arguments are
@@ -124,6 +126,10 @@ class Router:
             cache_namespace,
             session_id,
             client_request_id,
+            arrival_ns,
+            output_ids=list(output_ids),
+            # Nobody is sent those of tokens that the client has.
+            output_logprobs=[TokenLogprobs(0.0)] * len(output_ids) if sampling.num_logprobs is not None else [],
             moments=dict(moments),
         )
 
@@ -137,7 +143,11 @@ class Router:
             UnavailableError: the router is draining.
         """
         self._check_admissible(tracker)
-        request = ActiveRequest(tracker, self._clock() + self._config.request_timeout_s)
+        timeout_s = self._config.request_timeout_s
+        if tracker.arrival_ns:
+            # A request that was resumed has had a part of its time. Clocks of hosts may differ.
+            timeout_s = min(timeout_s, max(0.0, timeout_s - (now_ns() - tracker.arrival_ns) * 1e-9))
+        request = ActiveRequest(tracker, self._clock() + timeout_s)
         self._requests[tracker.request_id] = request
         self.idle.clear()
         self._attempts.start_attempt(request)

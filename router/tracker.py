@@ -42,6 +42,7 @@ class RequestTracker:
         request_id: minted by the router.
         session_id: what the client says of the conversation that it belongs to; for the routing policy alone.
         client_request_id: what the client calls it.
+        arrival_ns: when its client first asked, for a request that was resumed; 0: when it was received.
         attempt: number of the current attempt; messages of any other have no effect.
         output_ids: tokens passed on so far; each index exactly once, in order.
         output_logprobs: their log probabilities, one for each; empty if not asked for.
@@ -63,6 +64,7 @@ class RequestTracker:
     cache_namespace: str = ""
     session_id: str = ""
     client_request_id: str = ""
+    arrival_ns: int = 0
     state: RequestState = RequestState.WAITING
     attempt: int = -1
     prefill_worker_id: str = ""
@@ -102,7 +104,7 @@ class RequestTracker:
         self.num_pages_computed = self.num_pages_shipped = 0
         self.has_first_token = self.decode_has_spoken = False
         output_ids = tuple(self.output_ids)
-        arrival_ns = self.moments.get(RECEIVED, 0)
+        arrival_ns = self.arrival_ns or self.moments.get(RECEIVED, 0)
         return (
             Admit(
                 self.request_id,
@@ -128,15 +130,20 @@ class RequestTracker:
             ),
         )
 
+    def finish_if_whole(self) -> None:
+        """A request that waits for its next attempt needs none if its last token is there."""
+        assert self.state is RequestState.WAITING
+        if self.output_ids:
+            self.finish_reason = self.sampling.finish_reason(self.output_ids[-1], len(self.output_ids))
+            if self.finish_reason:
+                self.state = RequestState.FINISHED
+
     def end_attempt(self) -> None:
         """Ends the attempt in one act: what was passed on is frozen, whatever its workers still say is ignored. If its
         last token had been passed on and only the word that it was the last is missing, the request is finished."""
         assert self.state is RequestState.RUNNING
         self.state = RequestState.WAITING
-        if self.output_ids:
-            self.finish_reason = self.sampling.finish_reason(self.output_ids[-1], len(self.output_ids))
-            if self.finish_reason:
-                self.state = RequestState.FINISHED
+        self.finish_if_whole()
         self._early.clear()
         self._announced_end = None
 

@@ -45,18 +45,38 @@ class Generation:
 
     Attributes:
         tracker: what is known of the request; it stays true after the context is left.
+        resume_token: with it the client may go on with the request at another router; empty: it may not.
         timings: the request's phases, once its last piece is given or the context is left.
     """
 
-    def __init__(self, router: Router, access: Access, key: str, tracker: RequestTracker, output: OutputText) -> None:
+    def __init__(
+        self,
+        router: Router,
+        access: Access,
+        key: str,
+        tracker: RequestTracker,
+        output: OutputText,
+        *,
+        resume_token: bytes = b"",
+        num_characters: int = 0,
+    ) -> None:
+        """
+        Args:
+            tracker: has the beginning of the output already, if the request is resumed.
+            resume_token: what the client needs to go on elsewhere.
+            num_characters: of the output's text that the client of a resumed request has.
+        """
         self.tracker = tracker
+        self.resume_token = resume_token
         self.timings: list[PhaseTiming] = []
         self._finish_reason = ""
         self._router = router
         self._access = access
         self._key = key
         self._output = output
-        self._index = 0
+        self._index = self._num_resumed = len(tracker.output_ids)
+        # Text of a resumed request's beginning that its client lacks goes with its next piece.
+        self._owed_text = output.replay(tracker.output_ids, num_characters) if self._index else ""
         self._request: ActiveRequest | None = None
         self._held = ExitStack()
         self._is_accounted = False
@@ -119,9 +139,11 @@ class Generation:
         token_ids = None if self._output.stopped else await self._request.tokens.next_tokens()
         if token_ids is None:
             return self._last_piece()
-        if not self._index:
-            self.tracker.moments.setdefault(FIRST_TOKEN_SENT, now_ns())
+        if FIRST_TOKEN_SENT not in self.tracker.moments:
+            self.tracker.moments[FIRST_TOKEN_SENT] = now_ns()
         text, num_tokens = self._output.append_tokens(token_ids)
+        if self._owed_text:
+            text, self._owed_text = self._owed_text + text, ""
         start, self._index = self._index, self._index + num_tokens
         logprobs = self.tracker.output_logprobs
         return Piece(start, token_ids[:num_tokens], text, logprobs[start : self._index] if logprobs else [])
@@ -133,7 +155,7 @@ class Generation:
 
     def _last_piece(self) -> Piece:
         assert self._request is not None
-        text = self._output.finish_text()
+        text, self._owed_text = self._owed_text + self._output.finish_text(), ""
         if self._output.stopped:
             self._router.stop_request(self._request)
         elif self.tracker.state is not RequestState.FINISHED:
@@ -160,7 +182,7 @@ class Generation:
             outcome,
             num_prompt_tokens=len(tracker.prompt_ids),
             num_cached_tokens=num_cached_tokens,
-            num_output_tokens=self._index,
+            num_output_tokens=self._index - self._num_resumed,
             timings=self.timings,
         )
         if request_logger.isEnabledFor(logging.INFO):

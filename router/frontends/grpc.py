@@ -24,6 +24,8 @@ from tandem.v1 import inference_pb2 as pb
 from tandem.v1 import inference_pb2_grpc
 
 DEFAULT_MAX_TOKENS = 128
+# A router's own word on how a call ended has this trailer; a broken connection's has none.
+ROUTER_TRAILER = "tandem-router"
 FINISH_REASONS = {"stop": pb.FINISH_REASON_STOP, "length": pb.FINISH_REASON_LENGTH}
 # The first class that fits counts.
 STATUS_CODES: tuple[tuple[type[RequestError], grpc.StatusCode], ...] = (
@@ -50,16 +52,18 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
                     if piece.finish_reason:
                         yield _last_response(request.request_id, piece, generation)
                         return
+                    resume_token, generation.resume_token = generation.resume_token, b""
                     yield pb.GenerateResponse(
                         request_id=request.request_id,
                         index=piece.index,
                         token_ids=piece.token_ids,
                         text=piece.text,
                         logprobs=map(LOGPROBS_CODEC.encode, piece.logprobs) if piece.logprobs else None,
+                        resume_token=resume_token,
                     )
         except RequestError as error:
             code = next(code for kind, code in STATUS_CODES if isinstance(error, kind))
-            await context.abort(code, str(error))
+            await context.abort(code, str(error), ((ROUTER_TRAILER, self._frontend.config.router_id),))
 
     async def GetServerInfo(self, request: Any, context: grpc.aio.ServicerContext) -> pb.ServerInfo:
         if request is MALFORMED:

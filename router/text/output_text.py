@@ -19,14 +19,37 @@ class OutputText:
         # Stop tokens are counted and listed, but are no text.
         self._stop_token_ids = stop_token_ids
         self._matcher = StopStringMatcher(stop_strings) if stop_strings else None
+        # The client has so many characters of what is still to come.
+        self._num_to_skip = 0
 
     @property
     def stopped(self) -> bool:
         return self._matcher is not None and self._matcher.matched
 
+    def replay(self, token_ids: Sequence[int], num_characters: int) -> str:
+        """Takes the tokens that the client has already, before any other. Returns the text of theirs that it lacks.
+
+        Args:
+            num_characters: of the text that the client has. If it has more than these tokens give by themselves, because
+                its tokens came in other groups, the rest is left out of what follows.
+        """
+        self._num_to_skip = num_characters
+        return self.append_tokens(token_ids)[0]
+
     def append_tokens(self, token_ids: Sequence[int]) -> tuple[str, int]:
         """Takes the output's next tokens. Returns the text to pass on, and how many of these tokens belong to the
         output: all of them, or those up to and including the one that completed a stop string."""
+        text, num_tokens = self._append(token_ids)
+        return self._skip(text), num_tokens
+
+    def _skip(self, text: str) -> str:
+        if not self._num_to_skip:
+            return text
+        num_skipped = min(self._num_to_skip, len(text))
+        self._num_to_skip -= num_skipped
+        return text[num_skipped:]
+
+    def _append(self, token_ids: Sequence[int]) -> tuple[str, int]:
         if self._matcher is None:
             kept_ids = [i for i in token_ids if i not in self._stop_token_ids]
             return self._detokenizer.decode_next(kept_ids), len(token_ids)
@@ -41,6 +64,6 @@ class OutputText:
     def finish_text(self) -> str:
         """The output has ended: returns the rest of its text, which may end in a stop string all the same."""
         rest = self._detokenizer.decode_rest()
-        if self._matcher is None:
-            return rest
-        return self._matcher.scan_next(rest) + self._matcher.release_held()
+        if self._matcher is not None:
+            rest = self._matcher.scan_next(rest) + self._matcher.release_held()
+        return self._skip(rest)
