@@ -220,6 +220,14 @@ class ClusterOptions:
         name="request-timeout",
         metavar="SECONDS",
     )
+    worker_wait_timeout_s: float = option(
+        default_of(RouterConfig, "worker_wait_timeout_s"),
+        PORTS,
+        "how long a request waits while no workers can serve it, because they are being started again; 0: it fails at "
+        "once",
+        name="worker-wait-timeout",
+        metavar="SECONDS",
+    )
     # --- security ---
     api_keys: tuple[str, ...] = option(
         (),

@@ -11,8 +11,9 @@ from engine.kvcache.cache_manager import CacheManager
 from engine.kvcache.eviction.base import EvictableNode, EvictionPolicy
 from prefill_worker.policies.base import PrefillPolicy
 from prefill_worker.queued_request import QueuedRequest
+from router.candidates import Candidates
 from router.policies.base import RoutingPolicy, RoutingRequest
-from router.worker_registry import Pair, Worker
+from router.worker import Pair, Worker
 
 
 class StickySessions(RoutingPolicy):
@@ -25,11 +26,12 @@ class StickySessions(RoutingPolicy):
         # Oldest use first.
         self._homes: dict[str, Pair] = {}
 
-    def choose(self, candidates: Sequence[Pair], request: RoutingRequest) -> Pair:
+    def choose(self, candidates: Candidates, request: RoutingRequest) -> Pair:
         home = self._homes.get(request.session_id)
         if home in candidates:
             return home
-        return min(candidates, key=lambda pair: pair.prefill.num_assigned + pair.decode.num_assigned)
+        # As min() over the pairs by the sum of both, and in proportion to the workers instead of the pairs.
+        return candidates.least(lambda worker: worker.num_assigned, lambda worker: worker.num_assigned)
 
     def attempt_started(self, pair: Pair, request: RoutingRequest) -> None:
         if request.session_id:

@@ -20,8 +20,13 @@ from dataclasses import dataclass, field
 
 from router.token_queue import TokenQueue
 from router.tracker import RequestTracker
-from router.worker_registry import Pair, Worker
+from router.worker import Pair, Worker
 from tandem.messages import Abort
+
+# Once so many workers in a row were lost while they served a request, it is a suspect.
+SUSPECT_AFTER = 2
+# What a worker was computing when it was lost: the router had not heard of these tokens yet.
+NUM_UNHEARD_TOKENS = 8
 
 
 @dataclass(eq=False, slots=True)
@@ -30,6 +35,7 @@ class ActiveRequest:
 
     Attributes:
         deadline: on the router's clock, for the whole request.
+        number: requests that came later have a larger one.
         tokens: what its client reads.
         pair: who serves the current attempt; None between attempts.
         workers: those of them that have a part left: what is lost with them is lost to the attempt.
@@ -40,11 +46,19 @@ class ActiveRequest:
         on_overdue: called if the client does not take what is ready for it.
         final_since: on the router's clock, since when nothing more comes.
         is_given: whether the client's side has asked for all that came.
-        num_failures: attempts that failed; those given back for want of pages did not.
+        num_failures: attempts that failed; those given back for want of pages did not, nor those that ended with a
+            worker.
+        is_queued: whether it waits for its first token.
+        waiting_since: on the router's clock, since when it waits for a worker; None while it does not.
+        waiting_bytes: what it holds meanwhile.
+        num_losses: workers that were lost while they served it, since it last got past the place where it was then.
+        lost_on: their ids.
+        cleared_len: with so many output tokens it is past that place.
     """
 
     tracker: RequestTracker
     deadline: float
+    number: int = 0
     tokens: TokenQueue = field(default_factory=TokenQueue)
     pair: Pair | None = None
     workers: list[Worker] = field(default_factory=list)
@@ -55,7 +69,20 @@ class ActiveRequest:
     final_since: float | None = None
     is_given: bool = False
     num_failures: int = 0
+    is_queued: bool = False
+    waiting_since: float | None = None
+    waiting_bytes: int = 0
+    num_losses: int = 0
+    lost_on: set[str] = field(default_factory=set)
+    cleared_len: int = 0
     _num_pending_tokens: int = 0
+    _is_starting: bool = False
+    _is_under_test: bool = False
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether so many workers were lost with it that it may be what ends them."""
+        return self.num_losses >= SUSPECT_AFTER
 
     def assign_pair(self, pair: Pair) -> None:
         """An attempt begins; both workers' loads count it from now on."""
@@ -63,8 +90,12 @@ class ActiveRequest:
         self.pair = pair
         self.prefill_has_part = True
         self.workers = [pair.prefill] if pair.prefill is pair.decode else [pair.prefill, pair.decode]
+        self._is_starting = True
+        self._is_under_test = self.is_suspect
         for worker in self.workers:
             worker.num_assigned += 1
+            worker.num_starting += 1
+            worker.num_suspects += self._is_under_test
         self._num_pending_tokens = len(self.tracker.prompt_ids) + len(self.tracker.output_ids)
         pair.prefill.num_pending_tokens += self._num_pending_tokens
 
@@ -79,6 +110,7 @@ class ActiveRequest:
         self.prefill_has_part = False
         self.decode_deadline = None
         self.prefill_is_computed()
+        self._end_start()
         if self.pair is not None and self.pair.prefill is not self.pair.decode:
             self._release_worker(self.pair.prefill)
 
@@ -86,6 +118,7 @@ class ActiveRequest:
         """The attempt is over, and counts no more in anybody's load; its workers are told so, by name, unless they
         know."""
         self.prefill_is_computed()
+        self._end_start()
         self.decode_deadline = None
         if tell_workers and self.pair is not None:
             # The prefill worker is told even if its part is over: it may not know yet.
@@ -95,7 +128,28 @@ class ActiveRequest:
             self._release_worker(worker)
         self.pair = None
 
+    def charge_loss(self, worker_id: str) -> None:
+        """A worker was lost while it served this request, which may be why."""
+        self.num_losses += 1
+        self.lost_on.add(worker_id)
+        self.cleared_len = len(self.tracker.output_ids) + NUM_UNHEARD_TOKENS
+
+    def clear_losses(self) -> None:
+        """It is past the place where it was when workers were lost: that was not its doing."""
+        self.num_losses = 0
+        self.lost_on.clear()
+        for worker in self.workers:
+            worker.num_suspects -= self._is_under_test
+        self._is_under_test = False
+
+    def _end_start(self) -> None:
+        """The decode worker has spoken, or the attempt is over; both workers stand in `workers` until then."""
+        for worker in self.workers:
+            worker.num_starting -= self._is_starting
+        self._is_starting = False
+
     def _release_worker(self, worker: Worker) -> None:
         if worker in self.workers:
             self.workers.remove(worker)
             worker.num_assigned -= 1
+            worker.num_suspects -= self._is_under_test

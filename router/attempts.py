@@ -1,15 +1,32 @@
-"""Attempts to serve the requests in hand: how one begins, what its workers say of it, and what follows its end."""
+"""Attempts to serve the requests in hand: how one begins, what its workers say of it, and what follows its end.
+
+A request may be what ends its workers, and then it must not end one after the other, with all others that they serve.
+The rules:
+
+- A worker that is lost counts as no failed attempt (`max_attempts`) of those that it served. For each of them it is a
+  loss, until the request gets past the place where it was then (`cleared_len`).
+- After SUSPECT_AFTER losses a request is a suspect. A worker has one suspect at a time, until that is cleared or ends;
+  it gets one that it has not been lost with, if any is free (router/waiting_room.py).
+- A worker that is lost with a suspect has been ended by it: the suspect fails, and for the others it is no loss.
+
+So a request that ends every worker ends three of them and then fails; one that does not is never taken for it twice in
+the same place, because alone among suspects it gets past it.
+"""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from router.active_request import ActiveRequest
+from router.candidates import Candidates
 from router.config import RouterConfig
-from router.errors import InternalError, RequestError, UnavailableError
+from router.errors import InternalError, RequestError, RequestTooLargeError, UnavailableError
 from router.metrics import RouterMetrics
 from router.policies.base import AttemptFailure, RequestEnd, RoutingRequest
 from router.policies.guard import GuardedPolicy
+from router.requests_in_hand import RequestsInHand
 from router.tracker import RequestState, RequestTracker
+from router.waiting_room import WaitingRoom
+from router.worker import Worker
 from router.worker_registry import WorkerRegistry
 from tandem.lifecycle import ASSIGNED, now_ns
 from tandem.messages import Failed, Finished, FirstToken, GaveBack, LeaseLost, PrefillDeferred, TokenEvent
@@ -28,33 +45,57 @@ class Attempts:
         config: RouterConfig,
         policy: GuardedPolicy,
         registry: WorkerRegistry,
+        requests: RequestsInHand,
+        room: WaitingRoom,
         metrics: RouterMetrics,
         clock: Callable[[], float],
     ) -> None:
         self._config = config
         self._policy = policy
         self._registry = registry
+        self._requests = requests
+        self._room = room
         self._metrics = metrics
         self._clock = clock
 
     def start_attempt(self, request: ActiveRequest) -> None:
-        """Starts the next attempt, or fails the request if there is nobody to serve it."""
+        """Starts the next attempt, or has the request wait for workers, or fails it."""
         tracker = request.tracker
         tracker.finish_if_whole()
         if tracker.state is RequestState.FINISHED:
             # It was resumed, and only the word that it had ended was missing.
             self._end_request(request, "finished")
             return
-        pairs = self._registry.pairs()
-        if not pairs:
-            self.fail_request(request, self._registry.not_ready_reason())
-            return
         if request.num_failures >= self._config.max_attempts:
             self.fail_request(request, f"given up after {self._config.max_attempts} failed attempts")
+        elif not self._registry.is_ready and not self._room.has_patience:
+            self.fail_request(request, self._registry.not_ready_reason())
+        elif self._room or request.is_suspect or not self._registry.is_ready:
+            self._room.enter(request)
+        else:
+            self._assign(request, self._registry.candidates)
+
+    def serve_waiting(self) -> None:
+        """Starts the next attempts of those in the waiting room whom workers take now."""
+        while self._room.is_due and (taken := self._room.take_next()) is not None:
+            self._assign(*taken)
+
+    def give_up_waiting(self, requests: Iterable[ActiveRequest], why: str) -> None:
+        """Fails requests in the waiting room."""
+        for request in requests:
+            self.fail_request(request, f"{self._registry.not_ready_reason()}; {why}")
+
+    def _assign(self, request: ActiveRequest, candidates: Candidates) -> None:
+        """Sends the next attempt to its workers, at least one pair of which there is."""
+        tracker = request.tracker
+        # What is known of the workers' pools now may not have been when the request came.
+        refusal = self._registry.size_refusal(len(tracker.prompt_ids), tracker.sampling.max_tokens)
+        if refusal and tracker.attempt < 0:
+            self.fail_request(request, refusal, RequestTooLargeError)
             return
         view = _routing_request(tracker, tracker.attempt + 1)
         try:
-            pair = self._policy.choose(pairs, view)
+            pair = self._policy.choose(candidates, view)
         except InternalError as error:
             self.fail_request(request, str(error), InternalError)
             return
@@ -85,13 +126,42 @@ class Attempts:
                 # This is no failure: the oldest request is never given back, so it ends.
                 self._retry(request, message.attempt, "given_back", "the decode worker ran out of pages", failed=False)
             case LeaseLost():
-                self._retry(request, message.attempt, "lease_lost", "the decode worker lost the request's pages")
+                # Where the prefill worker was lost after the first token, this is the word that was waited for.
+                failed = request.decode_deadline is None
+                reason = "the decode worker lost the request's pages"
+                self._retry(request, message.attempt, "lease_lost", reason, failed=failed)
             case PrefillDeferred():
                 self._retry(request, message.attempt, "deferred", "the decode worker had no pages for it", failed=False)
 
-    def retry_after_loss(self, request: ActiveRequest, reason: str) -> None:
-        """The current attempt ends with one of its workers."""
-        self._retry(request, request.tracker.attempt, "worker_lost", reason)
+    def end_with_worker(self, worker: Worker, reason: str) -> None:
+        """A worker is lost, and with it the attempts that it has a part in."""
+        reason = f"worker {worker.worker_id} was lost: {reason}"
+        touched = []
+        for request in self._requests:
+            if worker not in request.workers:
+                continue
+            if request.pair is not None and worker is not request.pair.decode and request.tracker.has_first_token:
+                # The pages may be at the decode worker already: it knows.
+                request.decode_deadline = self._clock() + self._config.decode_word_timeout_s
+                self._requests.await_decode(request)
+            else:
+                touched.append(request)
+        suspects = {request.number for request in touched if request.is_suspect}
+        for request in touched:
+            if not suspects or request.number in suspects:
+                request.charge_loss(worker.worker_id)
+            attempt = request.tracker.attempt
+            if request.number not in suspects:
+                self._retry(request, attempt, "worker_lost", reason, failed=False)
+            elif self._end_attempt(request, attempt, "worker_lost", reason):
+                logger.error("request %s has ended %d workers", request.tracker.request_id, request.num_losses)
+                lost = f"given up: {request.num_losses} workers were lost while they served it"
+                self.fail_request(request, lost, InternalError)
+
+    def retry_without_word(self, request: ActiveRequest) -> None:
+        """The decode worker has not said in time whether it has the pages of a prefill worker that was lost."""
+        reason = "the prefill worker was lost, and the decode worker says nothing"
+        self._retry(request, request.tracker.attempt, "worker_lost", reason, failed=False)
 
     def fail_request(
         self, request: ActiveRequest, reason: str, failure_class: type[RequestError] = UnavailableError
@@ -130,21 +200,27 @@ class Attempts:
             kind: what the restart counts as.
             failed: whether the attempt counts towards max_attempts.
         """
+        if self._end_attempt(request, attempt, kind, reason):
+            request.num_failures += failed
+            self._metrics.attempt_restarted(kind)
+            self.start_attempt(request)
+
+    def _end_attempt(self, request: ActiveRequest, attempt: int, kind: AttemptFailure, reason: str) -> bool:
+        """Ends an attempt if it is the current one; returns whether its request needs another."""
         tracker = request.tracker
         if not tracker.is_current(attempt):
-            return
+            return False
         logger.info("request %s attempt %d ended: %s", tracker.request_id, attempt, reason)
         pair = request.pair
         assert pair is not None
         request.release_pair(tell_workers=True)
-        request.num_failures += failed
+        self._room.is_due = True
         tracker.end_attempt()
         self._policy.attempt_failed(pair, _routing_request(tracker, attempt), kind, reason)
         if tracker.state is RequestState.FINISHED:
             self._end_request(request, "finished")
-        else:
-            self._metrics.attempt_restarted(kind)
-            self.start_attempt(request)
+            return False
+        return True
 
     def _pass_on(self, request: ActiveRequest, token_ids: list[int]) -> None:
         """Acts on what a message has changed: new tokens, a worker whose part is over, the end."""
@@ -155,11 +231,17 @@ class Attempts:
                 self._metrics.itl.observe(now - request.last_token_at)
             request.last_token_at = now
             request.tokens.put_tokens(token_ids)
+            if request.is_queued:
+                self._requests.mark_token(request)
+            if request.num_losses and tracker.decode_has_spoken and len(tracker.output_ids) >= request.cleared_len:
+                request.clear_losses()
+                self._room.is_due = True
         if request.prefill_has_part:
             if tracker.has_first_token:
                 request.prefill_is_computed()
             if tracker.decode_has_spoken:
                 request.prefill_is_over()
+                self._room.is_due = True
         if tracker.state is RequestState.FINISHED and request.pair is not None:
             self._end_request(request, "finished")
 
@@ -168,6 +250,9 @@ class Attempts:
         pair = request.pair
         # Only those who have said themselves that they have finished know it.
         request.release_pair(tell_workers=end != "finished")
+        self._room.leave(request)
+        self._room.is_due = True
+        self._requests.mark_ended(request)
         request.tokens.put_end()
         tracker = request.tracker
         if tracker.attempt >= 0:

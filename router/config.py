@@ -51,6 +51,8 @@ class RouterConfig:
         request_timeout_s: a request that takes longer fails.
         decode_word_timeout_s: how long the router waits for the decode worker's word on a request whose prefill
             worker died after the first token.
+        worker_wait_timeout_s: how long a request waits while no workers can serve it; 0: it fails at once.
+        max_waiting_bytes: what requests that wait for workers may hold; new ones beyond it are refused.
         max_attempts: failed attempts after which a request fails for good.
         admit_duration_s: how long a decode worker remembers a request that has no lease yet.
     """
@@ -79,6 +81,8 @@ class RouterConfig:
     max_queued_requests: int = 1024
     request_timeout_s: float = 3600.0
     decode_word_timeout_s: float = 2.0
+    worker_wait_timeout_s: float = 60.0
+    max_waiting_bytes: int = 256 * 2**20
     max_attempts: int = 8
     admit_duration_s: float = 600.0
     log: LogConfig = field(default_factory=LogConfig)
@@ -91,6 +95,7 @@ class RouterConfig:
         for key in self.api_keys:
             require_api_key(key)
         require(self.max_requests_per_key >= 0, "max_requests_per_key must not be negative")
+        require(self.worker_wait_timeout_s >= 0, "worker_wait_timeout_s must not be negative")
         require_positive(
             self,
             "max_model_len",
@@ -99,6 +104,7 @@ class RouterConfig:
             "max_attempts",
             "admit_duration_s",
             "max_queued_requests",
+            "max_waiting_bytes",
             "request_timeout_s",
             "max_body_bytes",
         )

@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 
 from router.router import Router
-from router.worker_registry import Worker
+from router.worker import Worker
 from tandem.messages import PROTOCOL_VERSION, Hello
 from tandem.rpc.batch_writer import BatchWriter
 from tandem.rpc.codec import ROUTER_CODEC, WORKER_CODEC

@@ -47,17 +47,20 @@ class RouterMetrics(Collector):
         registry: WorkerRegistry,
         num_requests: Callable[[], int],
         num_queued: Callable[[], int],
+        num_waiting: Callable[[], int],
         not_ready_reason: Callable[[], str],
     ) -> None:
         """
         Args:
             registry: the workers.
-            num_requests, num_queued: requests in hand; those of them that wait for their first token.
+            num_requests, num_queued, num_waiting: requests in hand; those of them that wait for their first token; and
+                for a worker.
             not_ready_reason: why no request would be served now, or "".
         """
         self._registry = registry
         self._num_requests = num_requests
         self._num_queued = num_queued
+        self._num_waiting = num_waiting
         self._not_ready_reason = not_ready_reason
         self._outcomes: Counter[str] = Counter()
         self._restarts: Counter[str] = Counter()
@@ -67,6 +70,7 @@ class RouterMetrics(Collector):
         self._num_cached_tokens = 0
         self._phases: defaultdict[str, SecondsHistogram] = defaultdict(SecondsHistogram)
         self.itl = SecondsHistogram()
+        self.worker_wait = SecondsHistogram()
         self._prometheus = CollectorRegistry()
         self._prometheus.register(self)
 
@@ -125,9 +129,17 @@ class RouterMetrics(Collector):
         for name, text in (("ttft", "Time to first token"), ("e2e", "Time from a request's arrival to its end")):
             yield _histogram(f"tandem_{name}_seconds", text, self._phases[name])
         yield _histogram("tandem_itl_seconds", "Gaps between tokens", self.itl)
+        yield _histogram(
+            "tandem_worker_wait_seconds",
+            "Times for which requests waited for a worker, of those that had to",
+            self.worker_wait,
+        )
         yield GaugeMetricFamily("tandem_requests_in_hand", "Requests being served", value=self._num_requests())
         yield GaugeMetricFamily(
             "tandem_requests_queued", "Those of them that wait for their first token", value=self._num_queued()
+        )
+        yield GaugeMetricFamily(
+            "tandem_requests_waiting", "Requests in hand that no worker takes now", value=self._num_waiting()
         )
         roles = Counter(worker.role for worker in self._registry)
         workers = GaugeMetricFamily("tandem_workers", "Connected workers", labels=("role",))

@@ -15,8 +15,11 @@ from router.metrics import RouterMetrics
 from router.peer_counts import AssignedLoad, PeerCounts, RouterCounts
 from router.policies.base import RoutingPolicy
 from router.policies.guard import GuardedPolicy
+from router.requests_in_hand import RequestsInHand
 from router.tracker import RequestTracker
-from router.worker_registry import Worker, WorkerRegistry
+from router.waiting_room import WaitingRoom
+from router.worker import Worker
+from router.worker_registry import WorkerRegistry
 from tandem.lifecycle import ENDED, now_ns
 from tandem.messages import (
     Failed,
@@ -65,17 +68,25 @@ class Router:
         self._clock = clock
         self.incarnation = uuid.uuid4().hex[:12]
         self._numbers = itertools.count()
-        self._requests: dict[str, ActiveRequest] = {}
+        self._arrivals = itertools.count()
+        self._requests = RequestsInHand()
         self._draining = False
         self.idle = asyncio.Event()
         self.idle.set()
         self._elsewhere = elsewhere or PeerCounts(clock)
         self.workers = WorkerRegistry(clock, config.heartbeat_timeout_s, config.stall_timeout_s)
         self.metrics = RouterMetrics(
-            self.workers, lambda: self.num_requests, lambda: self.num_queued, self.not_ready_reason
+            self.workers,
+            lambda: self.num_requests,
+            lambda: self.num_queued,
+            lambda: len(self._room),
+            self.not_ready_reason,
         )
         self._policy = GuardedPolicy(policy)
-        self._attempts = Attempts(config, self._policy, self.workers, self.metrics, clock)
+        self._room = WaitingRoom(
+            self.workers, self.metrics, clock, config.worker_wait_timeout_s, config.max_waiting_bytes
+        )
+        self._attempts = Attempts(config, self._policy, self.workers, self._requests, self._room, self.metrics, clock)
 
     @property
     def num_requests(self) -> int:
@@ -84,20 +95,22 @@ class Router:
     @property
     def num_queued(self) -> int:
         """Requests that wait for their first token."""
-        return sum(not request.tracker.output_ids for request in self._requests.values())
+        return self._requests.num_queued
 
     def not_ready_reason(self) -> str:
         """Why no request would be served now, or ""."""
         return SHUTTING_DOWN if self._draining else self.workers.not_ready_reason()
 
     def drain(self) -> None:
-        """From now on, new requests are refused; those in hand go on."""
+        """From now on, new requests are refused; those in hand go on, as far as there are workers for them, which may
+        not be started again."""
         self._draining = True
+        self._attempts.give_up_waiting(self._room.lose_patience(), SHUTTING_DOWN)
 
     def shut_down(self) -> None:
         """Ends what is in hand too, in words that tell a client to try elsewhere."""
         self.drain()
-        for request in list(self._requests.values()):
+        for request in self._requests:
             self._attempts.fail_request(request, SHUTTING_DOWN)
 
     # --- clients ---
@@ -139,18 +152,16 @@ class Router:
 
         Raises:
             RequestTooLargeError: it would not fit the pools even alone.
-            OverloadedError: max_queued_requests wait already.
+            OverloadedError: max_queued_requests wait for their first token already, or those that wait for workers hold
+                as much memory as they may.
             UnavailableError: the router is draining.
         """
         self._check_admissible(tracker)
-        timeout_s = self._config.request_timeout_s
-        if tracker.arrival_ns:
-            # A request that was resumed has had a part of its time. Clocks of hosts may differ.
-            timeout_s = min(timeout_s, max(0.0, timeout_s - (now_ns() - tracker.arrival_ns) * 1e-9))
-        request = ActiveRequest(tracker, self._clock() + timeout_s)
-        self._requests[tracker.request_id] = request
+        request = ActiveRequest(tracker, self._clock() + self._config.request_timeout_s, next(self._arrivals))
+        self._requests.add(request)
         self.idle.clear()
         self._attempts.start_attempt(request)
+        self._attempts.serve_waiting()
         return request
 
     def stop_request(self, request: ActiveRequest) -> None:
@@ -162,20 +173,16 @@ class Router:
         tracker = request.tracker
         tracker.moments.setdefault(ENDED, now_ns())
         self._attempts.abort_request(request)
-        del self._requests[tracker.request_id]
+        self._requests.remove(request)
         if not self._requests:
             self.idle.set()
 
     def _check_admissible(self, tracker: RequestTracker) -> None:
         """Refuses what would fail later or make others wait for ever."""
         self.check_capacity(1)
-        num_tokens = len(tracker.prompt_ids) + tracker.sampling.max_tokens
-        limit = self.workers.max_request_tokens()
-        if self.workers.pairs() and num_tokens > limit:
-            raise RequestTooLargeError(
-                f"{len(tracker.prompt_ids)} prompt tokens and {tracker.sampling.max_tokens} output tokens do not fit "
-                f"the workers' {limit} tokens of KV memory"
-            )
+        if refusal := self.workers.size_refusal(len(tracker.prompt_ids), tracker.sampling.max_tokens):
+            raise RequestTooLargeError(refusal)
+        self._room.check_space(tracker)
 
     def check_capacity(self, num_requests: int) -> None:
         """Returns if so many more would be taken in now.
@@ -189,6 +196,7 @@ class Router:
         num_queued = self.num_queued + self._elsewhere.num_queued
         if num_queued + num_requests > self._config.max_queued_requests:
             raise OverloadedError(f"{num_queued} requests wait for their first token already; try again later")
+        self._room.check_space()
 
     def counts(self) -> RouterCounts:
         """What this router tells others that it has in hand, but for keys, of which it knows nothing."""
@@ -219,6 +227,8 @@ class Router:
         self._send_peers()
         logger.info("worker %s (%s) joined from %s", hello.worker_id, hello.role, hello.address)
         self._policy.worker_joined(worker)
+        self._room.is_due = True
+        self._attempts.serve_waiting()
         return worker
 
     def receive(self, worker: Worker, message: WorkerMessage) -> None:
@@ -229,6 +239,7 @@ class Router:
                 self.workers.record_heartbeat(worker, message)
             case LinkState():
                 self.workers.record_link_state(worker, message)
+                self._room.is_due = True
             case Tokens():
                 for event in message.events:
                     if (request := self._requests.get(event.request_id)) is not None:
@@ -238,6 +249,7 @@ class Router:
                     self._attempts.on_message(request, message)
             case _:
                 raise ValueError(f"unexpected {type(message).__name__} from a worker")
+        self._attempts.serve_waiting()
 
     def lose_worker(self, worker: Worker, kind: str, reason: str) -> None:
         """A worker's control stream has ended, or must end: so do its attempts.
@@ -253,14 +265,8 @@ class Router:
         worker.disconnect(reason)
         self._send_peers()
         self._policy.worker_lost(worker, reason)
-        for request in list(self._requests.values()):
-            if worker not in request.workers:
-                continue
-            if request.pair is not None and worker is not request.pair.decode and request.tracker.has_first_token:
-                # The pages may be at the decode worker already: it knows.
-                request.decode_deadline = self._clock() + self._config.decode_word_timeout_s
-            else:
-                self._attempts.retry_after_loss(request, f"worker {worker.worker_id} was lost: {reason}")
+        self._attempts.end_with_worker(worker, reason)
+        self._attempts.serve_waiting()
 
     async def watch(self) -> None:
         """Looks for workers that have fallen silent, until cancelled."""
@@ -280,17 +286,17 @@ class Router:
         for worker, kind, reason in self.workers.find_lost():
             self.lose_worker(worker, kind, reason)
         now = self._clock()
-        for request in list(self._requests.values()):
-            if now >= request.deadline and not request.tracker.is_final:
-                # Its workers are free at once, though its client may not be reading.
-                reason = f"not finished within {self._config.request_timeout_s:g} s"
-                self._attempts.fail_request(request, reason, RequestTimeoutError)
-            elif request.tracker.is_final:
-                self._check_delivery(request, now)
-            elif request.decode_deadline is not None and now >= request.decode_deadline:
-                self._attempts.retry_after_loss(
-                    request, "the prefill worker was lost, and the decode worker says nothing"
-                )
+        for request in self._requests.past_deadline(now):
+            # Its workers are free at once, though its client may not be reading.
+            reason = f"not finished within {self._config.request_timeout_s:g} s"
+            self._attempts.fail_request(request, reason, RequestTimeoutError)
+        for request in self._requests.without_word(now):
+            self._attempts.retry_without_word(request)
+        waited = f"nobody came within {self._config.worker_wait_timeout_s:g} s"
+        self._attempts.give_up_waiting(self._room.find_overdue(), waited)
+        self._attempts.serve_waiting()
+        for request in self._requests.undelivered():
+            self._check_delivery(request, now)
 
     def _check_delivery(self, request: ActiveRequest, now: float) -> None:
         """A client that does not take what is ready for it must not count as served for ever."""

@@ -1,76 +1,36 @@
 """The live workers, as the router knows them."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 
-from tandem.messages import Heartbeat, Hello, LinkState, Peer, RouterMessage, WorkerStats
-
-
-@dataclass(eq=False, slots=True)
-class Worker:
-    """One life of a worker as the router sees it: its control stream, from Hello to the end of it.
-
-    Attributes:
-        send: writes to its control stream.
-        disconnect: ends its control stream, with a reason for it.
-        last_heard: on the router's clock, when a message last came.
-        last_progress: on the router's clock, when its scheduler's step number last changed.
-        num_steps: that number; -1 before the first heartbeat.
-        stats: what it said of itself in its last heartbeat.
-        links_up: decode workers this prefill worker has a link to, with the life of them that it is to.
-        links_down: what it last said of decode workers that it has no link to.
-        num_assigned: requests of this router that it serves now, by the router's own count, which is fresher than a
-            heartbeat.
-        num_pending_tokens: tokens of those requests that it has yet to prefill.
-    """
-
-    hello: Hello
-    send: Callable[[Sequence[RouterMessage]], None]
-    disconnect: Callable[[str], None]
-    last_heard: float
-    last_progress: float
-    num_steps: int = -1
-    stats: WorkerStats = field(default_factory=WorkerStats)
-    links_up: dict[str, str] = field(default_factory=dict)
-    links_down: dict[str, LinkState] = field(default_factory=dict)
-    num_assigned: int = 0
-    num_pending_tokens: int = 0
-
-    @property
-    def worker_id(self) -> str:
-        return self.hello.worker_id
-
-    @property
-    def role(self) -> str:
-        return self.hello.role
-
-    @property
-    def incarnation(self) -> str:
-        """Names this life of the worker: one that is started again has another, and an empty cache."""
-        return self.hello.incarnation
-
-    @property
-    def page_size(self) -> int:
-        """Tokens of one KV page; the same for all workers of a cluster."""
-        return self.hello.page_size
-
-
-@dataclass(frozen=True, slots=True)
-class Pair:
-    """The workers of one attempt: `prefill` and `decode` are one and the same in role `both`."""
-
-    prefill: Worker
-    decode: Worker
+from router.candidates import Candidates
+from router.worker import Worker
+from tandem.messages import Heartbeat, Hello, LinkState, Peer, RouterMessage
 
 
 class WorkerRegistry:
-    """Workers by id. One is here exactly as long as its control stream lives and its heartbeats say that it moves."""
+    """Workers by id. One is here exactly as long as its control stream lives and its heartbeats say that it moves.
+
+    Workers and links change rarely and requests come often, so what a request asks for is kept up to date here: who can
+    serve with whom, whether anybody can, and what fits every pool.
+
+    Attributes:
+        candidates: every pair of workers that can serve a request now.
+        max_request_tokens: tokens of the largest request that fits every worker's pool alone; 0 without workers.
+    """
 
     def __init__(self, clock: Callable[[], float], heartbeat_timeout_s: float, stall_timeout_s: float) -> None:
         self._clock = clock
         self._heartbeat_timeout_s = heartbeat_timeout_s
         self._stall_timeout_s = stall_timeout_s
         self._workers: dict[str, Worker] = {}
+        self._num_pairs = 0
+        self.candidates = Candidates(self._workers)
+        self.max_request_tokens = 0
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether there is a pair of workers that can serve a request now."""
+        return self._num_pairs > 0
 
     def __iter__(self) -> Iterator[Worker]:
         return iter(list(self._workers.values()))
@@ -93,14 +53,26 @@ class WorkerRegistry:
         now = self._clock()
         worker = Worker(hello, send, disconnect, last_heard=now, last_progress=now)
         self._workers[hello.worker_id] = worker
+        if worker.role == "both":
+            self._link(worker, worker)
+        elif worker.role == "decode":
+            # Word of a link to it may have come before it did.
+            for prefill in self._workers.values():
+                if prefill.links_up.get(worker.worker_id) == worker.incarnation:
+                    self._link(prefill, worker)
+        self._update_limit()
         return worker
 
     def unregister(self, worker: Worker) -> None:
         if self._workers.get(worker.worker_id) is worker:
+            for decode in list(worker.decode_workers.values()):
+                self._unlink(worker, decode)
             del self._workers[worker.worker_id]
             for other in self._workers.values():
                 other.links_up.pop(worker.worker_id, None)
                 other.links_down.pop(worker.worker_id, None)
+                self._unlink(other, worker)
+            self._update_limit()
 
     def record_heard(self, worker: Worker) -> None:
         """Notes that a message has come. Any will do: where tokens come faster than the router takes them, a heartbeat
@@ -120,13 +92,19 @@ class WorkerRegistry:
             worker.last_progress = self._clock()
 
     def record_link_state(self, worker: Worker, state: LinkState) -> None:
+        decode = self._workers.get(state.decode_worker_id)
+        is_here = decode is not None and decode.incarnation == state.decode_incarnation
         if state.up:
             worker.links_up[state.decode_worker_id] = state.decode_incarnation
             worker.links_down.pop(state.decode_worker_id, None)
+            if decode is not None:
+                (self._link if is_here else self._unlink)(worker, decode)
             return
         worker.links_down[state.decode_worker_id] = state
         if worker.links_up.get(state.decode_worker_id) == state.decode_incarnation:
             del worker.links_up[state.decode_worker_id]
+            if decode is not None and is_here:
+                self._unlink(worker, decode)
 
     def find_lost(self) -> list[tuple[Worker, str, str]]:
         """Workers that have fallen silent or stand still, with the kind of loss and the reason."""
@@ -139,29 +117,25 @@ class WorkerRegistry:
                 lost.append((worker, "stalled", f"no scheduler step for {self._stall_timeout_s:g} s"))
         return lost
 
-    def pairs(self) -> list[Pair]:
-        """Every pair of workers that can serve a request now, prefill workers in the order in which they joined."""
-        pairs = []
-        for prefill in self._workers.values():
-            if prefill.role == "both":
-                pairs.append(Pair(prefill, prefill))
-            elif prefill.role == "prefill":
-                for worker_id, incarnation in prefill.links_up.items():
-                    decode = self._workers.get(worker_id)
-                    if decode is not None and decode.incarnation == incarnation:
-                        pairs.append(Pair(prefill, decode))
-        return pairs
-
     def not_ready_reason(self) -> str:
         """Why no request can be served now, or ""."""
-        if self.pairs():
+        if self.is_ready:
             return ""
-        roles = [w.role for w in self._workers.values()]
+        roles = {w.role for w in self._workers.values()}
         missing = [role for role in ("prefill", "decode") if role not in roles]
         if missing:
             return f"no {' and no '.join(missing)} worker is connected"
         failures = "; ".join(self._link_failures())
         return f"no prefill worker has a link to a decode worker{': ' + failures if failures else ' yet'}"
+
+    def size_refusal(self, num_prompt_tokens: int, max_tokens: int) -> str:
+        """Why a request does not fit the workers' pools even alone, or ""."""
+        if not self._workers or num_prompt_tokens + max_tokens <= self.max_request_tokens:
+            return ""
+        return (
+            f"{num_prompt_tokens} prompt tokens and {max_tokens} output tokens do not fit the workers' "
+            f"{self.max_request_tokens} tokens of KV memory"
+        )
 
     def _link_failures(self) -> Iterator[str]:
         """Why links between workers that are here now are down, as far as the prefill workers have said."""
@@ -177,6 +151,16 @@ class WorkerRegistry:
             Peer(w.worker_id, w.incarnation, w.hello.address) for w in self._workers.values() if w.role == "decode"
         )
 
-    def max_request_tokens(self) -> int:
-        """Tokens of the largest request that fits every worker's pool alone; 0 without workers."""
-        return min((w.hello.num_pages * w.page_size for w in self._workers.values()), default=0)
+    def _link(self, prefill: Worker, decode: Worker) -> None:
+        """These two can serve a request together from now on."""
+        if self._workers.get(prefill.worker_id) is prefill and decode.worker_id not in prefill.decode_workers:
+            prefill.decode_workers[decode.worker_id] = decode
+            self._num_pairs += 1
+
+    def _unlink(self, prefill: Worker, decode: Worker) -> None:
+        if prefill.decode_workers.get(decode.worker_id) is decode:
+            del prefill.decode_workers[decode.worker_id]
+            self._num_pairs -= 1
+
+    def _update_limit(self) -> None:
+        self.max_request_tokens = min((w.hello.num_pages * w.page_size for w in self._workers.values()), default=0)

@@ -7,8 +7,16 @@ For every request that gets as far as an attempt they are called in this order, 
 
     choose, attempt_started, (attempt_failed, choose, attempt_started)*, request_finished
 
-After the last `attempt_failed` there is no further `choose` where nobody is left to serve or enough attempts have
-failed: `request_finished` follows at once. A request for which no attempt is ever made is not heard of again.
+After the last `attempt_failed` there is no further `choose` where nobody comes back to serve or enough attempts have
+failed: `request_finished` follows. Between the two lies time where the request waits for a worker
+(router/waiting_room.py). A request for which no attempt is ever made is not heard of again.
+
+What `choose` is given is every pair that can serve, and there are prefill times decode workers of them: with 500 of
+each, looking at all takes longer than 250 requests may take together. So the pairs are a sequence that is never made
+(router/candidates.py). A policy that goes through it, sorts it or takes its minimum is right, and fast enough for some
+dozens of workers. One that is to be fast with many asks for the workers (`prefill_workers`, `decode_workers_of`) or for
+the pair whose two costs are least (`least`), which takes time in proportion to the workers and not to the pairs; every
+policy here does. The sequence is good for the one call alone: what a policy keeps are pairs and workers.
 
 Between the calls about one request come those about others, and those about workers. That a worker is lost is said
 (`worker_lost`) before what it means for the attempts on it (`attempt_failed`), so that a policy has forgotten that
@@ -34,11 +42,11 @@ The router's counts include an attempt once `attempt_started` is called for it, 
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from router.worker_registry import Pair, Worker
+from router.candidates import Candidates
+from router.worker import Pair, Worker
 
 AttemptFailure = Literal["prefill_failed", "given_back", "lease_lost", "deferred", "worker_lost"]
 RequestEnd = Literal["finished", "stopped", "failed", "aborted"]
@@ -82,11 +90,12 @@ class RoutingPolicy(ABC):
     """Chooses prefill and decode worker together: what is cached at one decides what must be shipped to the other."""
 
     @abstractmethod
-    def choose(self, candidates: Sequence[Pair], request: RoutingRequest) -> Pair:
+    def choose(self, candidates: Candidates, request: RoutingRequest) -> Pair:
         """Chooses who serves a request's next attempt.
 
         Args:
             candidates: every pair that can serve now, at least one, prefill workers in the order in which they joined.
+                Where requests have waited for workers, they are those that take one more; some may be busy.
             request: with the number of the attempt that is chosen for.
 
         Returns:

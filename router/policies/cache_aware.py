@@ -1,10 +1,9 @@
 """The pair that has least left to do for this very request."""
 
-from collections.abc import Sequence
-
+from router.candidates import Candidates
 from router.policies.base import RequestEnd, RoutingPolicy, RoutingRequest
 from router.policies.prefix_index import PrefixIndex
-from router.worker_registry import Pair, Worker
+from router.worker import Pair, Worker
 from tandem.prefix import prefix_identities
 
 # Both costs are in units of one prompt token computed. Shipping a token's KV takes a fraction of computing it; every
@@ -20,25 +19,27 @@ class CacheAware(RoutingPolicy):
     def __init__(self) -> None:
         self._index = PrefixIndex()
 
-    def choose(self, candidates: Sequence[Pair], request: RoutingRequest) -> Pair:
+    def choose(self, candidates: Candidates, request: RoutingRequest) -> Pair:
         token_ids = request.token_ids
-        page_size = candidates[0].prefill.page_size
+        page_size = candidates.prefill_workers[0].page_size
         identities = prefix_identities(token_ids, page_size, request.cache_namespace)
         num_tokens = len(token_ids)
-        cached: dict[str, int] = {}
+        known_pages = self._index.known_pages(identities)
 
         def num_uncached(worker: Worker) -> int:
-            incarnation = worker.incarnation
-            if incarnation not in cached:
-                cached[incarnation] = self._index.count_known_pages(incarnation, identities) * page_size
-            return num_tokens - cached[incarnation]
+            return num_tokens - page_size * known_pages(worker.incarnation)
 
-        def cost(pair: Pair) -> float:
-            ship = 0 if pair.prefill is pair.decode else SHIP_COST * num_uncached(pair.decode)
-            queued = pair.prefill.num_pending_tokens + num_uncached(pair.prefill)
-            return queued + ship + RUNNING_REQUEST_COST * pair.decode.num_assigned
+        def prefill_cost(worker: Worker) -> float:
+            return worker.num_pending_tokens + num_uncached(worker)
 
-        pair = min(candidates, key=cost)
+        def decode_cost(worker: Worker) -> float:
+            return SHIP_COST * num_uncached(worker) + RUNNING_REQUEST_COST * worker.num_assigned
+
+        def both_cost(worker: Worker) -> float:
+            # It has nothing to ship.
+            return prefill_cost(worker) + RUNNING_REQUEST_COST * worker.num_assigned
+
+        pair = candidates.least(prefill_cost, decode_cost, both_cost)
         # Here and not once the attempt has started: the identities need not be computed again.
         for worker in (pair.prefill, pair.decode):
             self._index.record_sent(worker.incarnation, identities)

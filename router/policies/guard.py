@@ -1,12 +1,13 @@
 """The one place where a routing policy is called. It may be anybody's class, and must not take the router down."""
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 
+from router.candidates import Candidates
 from router.errors import InternalError
 from router.policies.base import AttemptFailure, RequestEnd, RoutingPolicy, RoutingRequest
-from router.worker_registry import Pair, Worker
+from router.worker import Pair, Worker
 
 logger = logging.getLogger(__name__)
 
@@ -20,7 +21,7 @@ class GuardedPolicy(RoutingPolicy):
     def __init__(self, policy: RoutingPolicy) -> None:
         self._policy = policy
 
-    def choose(self, candidates: Sequence[Pair], request: RoutingRequest) -> Pair:
+    def choose(self, candidates: Candidates, request: RoutingRequest) -> Pair:
         """
         Raises:
             InternalError: the policy raised something, or chose what is not among the candidates.

@@ -1,11 +1,10 @@
 """The less loaded of two pairs drawn at random."""
 
 import random
-from collections.abc import Sequence
 
+from router.candidates import Candidates
 from router.policies.base import RoutingPolicy, RoutingRequest
-from router.policies.least_loaded import load
-from router.worker_registry import Pair
+from router.worker import Pair, Worker
 
 
 class PowerOfTwo(RoutingPolicy):
@@ -14,5 +13,14 @@ class PowerOfTwo(RoutingPolicy):
     def __init__(self, seed: int | None = None) -> None:
         self._random = random.Random(seed)
 
-    def choose(self, candidates: Sequence[Pair], request: RoutingRequest) -> Pair:
-        return min(self._random.sample(list(candidates), min(2, len(candidates))), key=load)
+    def choose(self, candidates: Candidates, request: RoutingRequest) -> Pair:
+        prefill_workers = candidates.prefill_workers
+        return min((self._draw(candidates, prefill_workers) for _ in range(2)), key=_load)
+
+    def _draw(self, candidates: Candidates, prefill_workers: list[Worker]) -> Pair:
+        prefill = self._random.choice(prefill_workers)
+        return Pair(prefill, self._random.choice(candidates.decode_workers_of(prefill)))
+
+
+def _load(pair: Pair) -> int:
+    return pair.prefill.num_assigned + pair.decode.num_assigned

@@ -1,9 +1,8 @@
 """Every pair in turn."""
 
-from collections.abc import Sequence
-
+from router.candidates import Candidates
 from router.policies.base import RoutingPolicy, RoutingRequest
-from router.worker_registry import Pair
+from router.worker import Pair, Worker
 
 
 class RoundRobin(RoutingPolicy):
@@ -14,11 +13,12 @@ class RoundRobin(RoutingPolicy):
         self._last: dict[str, int] = {}
         self._num_choices = 0
 
-    def choose(self, candidates: Sequence[Pair], request: RoutingRequest) -> Pair:
-        pair = min(candidates, key=self._last_chosen)
+    def choose(self, candidates: Candidates, request: RoutingRequest) -> Pair:
+        prefill = min(candidates.prefill_workers, key=self._last_chosen)
+        decode = min(candidates.decode_workers_of(prefill), key=self._last_chosen)
         self._num_choices += 1
-        self._last[pair.prefill.worker_id] = self._last[pair.decode.worker_id] = self._num_choices
-        return pair
+        self._last[prefill.worker_id] = self._last[decode.worker_id] = self._num_choices
+        return Pair(prefill, decode)
 
-    def _last_chosen(self, pair: Pair) -> tuple[int, int]:
-        return self._last.get(pair.prefill.worker_id, 0), self._last.get(pair.decode.worker_id, 0)
+    def _last_chosen(self, worker: Worker) -> int:
+        return self._last.get(worker.worker_id, 0)

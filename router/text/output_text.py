@@ -30,8 +30,8 @@ class OutputText:
         """Takes the tokens that the client has already, before any other. Returns the text of theirs that it lacks.
 
         Args:
-            num_characters: of the text that the client has. If it has more than these tokens give by themselves, because
-                its tokens came in other groups, the rest is left out of what follows.
+            num_characters: of the text that the client has. If it has more than these tokens give by themselves,
+                because its tokens came in other groups, the rest is left out of what follows.
         """
         self._num_to_skip = num_characters
         return self.append_tokens(token_ids)[0]

@@ -4,8 +4,9 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from router.candidates import Candidates
 from router.policies.base import AttemptFailure, RequestEnd, RoutingPolicy, RoutingRequest
-from router.worker_registry import Pair, Worker
+from router.worker import Pair, Worker
 from tests.fakes.scripted_worker import hello
 
 
@@ -23,10 +24,17 @@ def routing_request(token_ids: Sequence[int] = (1, 2, 3), **fields: Any) -> Rout
     return RoutingRequest(prompt_ids=tuple(token_ids), **{**plain, **fields})
 
 
-def make_pairs(num_prefill: int, num_decode: int) -> list[Pair]:
+def make_candidates(num_prefill: int, num_decode: int) -> Candidates:
     """Each prefill worker with each decode worker, all without load."""
     prefills, decodes = _workers("prefill", num_prefill), _workers("decode", num_decode)
-    return [Pair(prefill, decode) for prefill in prefills for decode in decodes]
+    for prefill in prefills:
+        link(prefill, *decodes)
+    return Candidates({worker.worker_id: worker for worker in (*prefills, *decodes)})
+
+
+def link(prefill: Worker, *decodes: Worker) -> None:
+    """Has the prefill worker hand over to these decode workers."""
+    prefill.decode_workers.update((decode.worker_id, decode) for decode in decodes)
 
 
 def assign_load(pair: Pair, num_tokens: int = 0) -> Pair:
@@ -37,7 +45,7 @@ def assign_load(pair: Pair, num_tokens: int = 0) -> Pair:
     return pair
 
 
-def choose_in_turn(policy: RoutingPolicy, candidates: list[Pair], count: int) -> Counter[str]:
+def choose_in_turn(policy: RoutingPolicy, candidates: Candidates, count: int) -> Counter[str]:
     """How often each worker is chosen for so many requests, all of which stay."""
     counts: Counter[str] = Counter()
     for i in range(count):
@@ -68,9 +76,10 @@ class RecordingPolicy(RoutingPolicy):
     def names(self) -> list[str]:
         return [name for name, *_ in self.calls]
 
-    def choose(self, candidates: Sequence[Pair], request: RoutingRequest) -> Pair:
-        self._record("choose", candidates[0], request)
-        return candidates[0]
+    def choose(self, candidates: Candidates, request: RoutingRequest) -> Pair:
+        pair = candidates[0]
+        self._record("choose", pair, request)
+        return pair
 
     def attempt_started(self, pair: Pair, request: RoutingRequest) -> None:
         self._record("attempt_started", pair, request)
@@ -120,7 +129,7 @@ class CheckedPolicy(RoutingPolicy):
         self._finished: set[str] = set()
         self._workers: set[Worker] = set()
 
-    def choose(self, candidates: Sequence[Pair], request: RoutingRequest) -> Pair:
+    def choose(self, candidates: Candidates, request: RoutingRequest) -> Pair:
         self._check(self.open_requests.get(request.request_id) is None, "an attempt is chosen for beside another")
         self._check(request.attempt == self._attempts.get(request.request_id, -1) + 1, "an attempt is left out")
         self._check(request.max_new_tokens >= 1, "nothing is left to do")

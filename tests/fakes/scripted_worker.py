@@ -51,7 +51,10 @@ class ScriptedWorker:
 
     def link_to(self, *decode_worker_ids: str) -> None:
         for worker_id in decode_worker_ids:
-            self.say(LinkState(worker_id, f"{worker_id}-life", up=True))
+            self.link_to_life(worker_id, f"{worker_id}-life")
+
+    def link_to_life(self, decode_worker_id: str, incarnation: str) -> None:
+        self.say(LinkState(decode_worker_id, incarnation, up=True))
 
     def of(self, kind: type) -> list[Any]:
         return [m for m in self.sent if isinstance(m, kind)]

@@ -34,7 +34,7 @@ from router.policies.power_of_two import PowerOfTwo
 from router.policies.table import ROUTING_POLICIES
 from router.router import Router
 from router.tracker import RequestState
-from router.worker_registry import Worker
+from router.worker import Worker
 from tandem.lifecycle import RECEIVED
 from tandem.messages import PROTOCOL_VERSION, Heartbeat, Hello, LinkHello, PageFormat, Peers
 from tandem.sampling_params import SamplingParams
@@ -421,7 +421,7 @@ class Simulation:
         for role, count in (("prefill", num_prefill), ("decode", num_decode)):
             for i in range(count):
                 self.start_worker(f"{role}{i}", role)
-        while len(self.router.workers.pairs()) < num_prefill * num_decode:
+        while len(self.router.workers.candidates) < num_prefill * num_decode:
             for action in self.progress_actions():
                 action()
 
@@ -642,7 +642,10 @@ class Simulation:
             if client.cancelled:
                 continue
             if tracker.state is RequestState.FAILED:
-                assert "worker is connected" in tracker.failure or "no prefill worker has a link" in tracker.failure
+                # Nobody to serve it came back in a minute; or three workers died that served it, with little between.
+                assert "nobody came within 60 s" in tracker.failure or (
+                    tracker.failure == "given up: 3 workers were lost while they served it" and tracker.attempt >= 2
+                )
             else:
                 assert tracker.state is RequestState.FINISHED
                 assert client.tokens == client.expected

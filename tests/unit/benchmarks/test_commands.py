@@ -2,7 +2,8 @@
 
 import json
 
-from benchmarks import cpu, host_side, router
+from benchmarks import cpu, host_side, router, routing
+from router.policies.table import ROUTING_POLICIES
 
 
 def test_the_host_side_benchmark_measures_what_it_names() -> None:
@@ -26,6 +27,15 @@ def test_the_router_benchmark_measures_what_it_names() -> None:
         "first token, p50: added",
         "growth over 40 of them",
     }
+
+
+def test_choosing_takes_time_in_proportion_to_the_workers_and_waiting_requests_take_none() -> None:
+    rows = {row.name: row.value for row in routing.measure(num_workers=240, num_requests=25, num_in_hand=3000)}
+    for routing_policy in ROUTING_POLICIES.names:
+        # Sixteen times the pairs, four times the workers. Going through all pairs took 60 ms and more.
+        assert rows[f"240x240 workers, {routing_policy}"] < 5.0
+    assert rows["3,000 in hand: a look for what takes too long"] < 1.0
+    assert rows["  taking in one more"] < 1.0
 
 
 def test_a_ratio_that_misses_its_aim_or_other_tokens_is_not_ok() -> None:

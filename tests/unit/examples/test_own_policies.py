@@ -10,9 +10,11 @@ import pytest
 from engine.kvcache.cache_manager import CacheManager
 from engine.kvcache.eviction.table import EVICTION_POLICIES
 from prefill_worker.policies.table import PREFILL_POLICIES
+from router.candidates import Candidates
 from router.policies.base import RoutingRequest
 from router.policies.table import ROUTING_POLICIES
-from router.worker_registry import Pair, Worker
+from router.worker import Pair, Worker
+from tests.fakes.routing import link
 from tests.fakes.scripted_worker import hello
 
 
@@ -34,8 +36,10 @@ def test_a_session_stays_where_it_is_until_its_worker_is_lost() -> None:
     policy: Any = ROUTING_POLICIES.load("own_policies:StickySessions")()
     prefill, decodes = worker("p", "prefill"), [worker("d0", "decode"), worker("d1", "decode")]
 
-    def candidates() -> list[Pair]:
-        return [Pair(prefill, decode) for decode in decodes]
+    def candidates() -> Candidates:
+        prefill.decode_workers.clear()
+        link(prefill, *decodes)
+        return Candidates({worker.worker_id: worker for worker in (prefill, *decodes)})
 
     first = policy.choose(candidates(), request("chat"))
     policy.attempt_started(first, request("chat"))

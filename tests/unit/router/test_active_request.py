@@ -2,7 +2,7 @@
 
 from router.active_request import ActiveRequest
 from router.tracker import RequestTracker
-from router.worker_registry import Pair, Worker
+from router.worker import Pair, Worker
 from tandem.messages import Abort
 from tandem.sampling_params import SamplingParams
 from tests.fakes.scripted_worker import hello

@@ -48,8 +48,8 @@ async def test_a_lost_worker_s_requests_go_on_elsewhere() -> None:
 
 
 @run
-async def test_the_last_worker_s_loss_fails_its_requests_clearly() -> None:
-    h = RouterHarness()
+async def test_without_any_wait_the_last_worker_s_loss_fails_its_requests_clearly() -> None:
+    h = RouterHarness(worker_wait_timeout_s=0)
     client = h.request()
     await settle()
     h.router.lose_worker(h.d[0].worker, "disconnected", "killed")

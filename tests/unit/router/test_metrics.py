@@ -19,7 +19,7 @@ def new_metrics() -> RouterMetrics:
     registry = WorkerRegistry(FakeClock(), 1.0, 1.0)
     for worker_id, role in (("p0", "prefill"), ("p1", "prefill"), ("d0", "decode")):
         registry.register(hello(worker_id, role), lambda _: None, lambda _: None)
-    return RouterMetrics(registry, lambda: 3, lambda: 2, lambda: "no link")
+    return RouterMetrics(registry, lambda: 3, lambda: 2, lambda: 1, lambda: "no link")
 
 
 def test_ended_requests_are_counted_with_their_tokens_and_phases() -> None:
@@ -47,6 +47,7 @@ def test_ended_requests_are_counted_with_their_tokens_and_phases() -> None:
 def test_what_is_there_now_is_asked_for_at_each_scrape() -> None:
     found = samples(new_metrics())
     assert (found["tandem_requests_in_hand", ()], found["tandem_requests_queued", ()]) == (3, 2)
+    assert found["tandem_requests_waiting", ()] == 1
     assert (found["tandem_workers", ("prefill",)], found["tandem_workers", ("decode",)]) == (2, 1)
     assert found["tandem_ready", ()] == 0
 

@@ -78,15 +78,16 @@ async def test_ids_are_never_used_twice_even_across_restarts() -> None:
 
 
 @run
-async def test_nobody_to_serve_is_said_at_once() -> None:
-    for h, reason in (
-        (RouterHarness(0, 0), "no prefill and no decode worker"),
-        (RouterHarness(1, 0), "no decode worker"),
-        (RouterHarness(0, 1), "no prefill worker"),
+async def test_without_any_wait_nobody_to_serve_is_said_at_once() -> None:
+    for num_prefill, num_decode, reason in (
+        (0, 0, "no prefill and no decode worker"),
+        (1, 0, "no decode worker"),
+        (0, 1, "no prefill worker"),
     ):
+        h = RouterHarness(num_prefill, num_decode, worker_wait_timeout_s=0)
         with pytest.raises(UnavailableError, match=reason):
             await h.request().task
-    h = RouterHarness(0, 1)
+    h = RouterHarness(0, 1, worker_wait_timeout_s=0)
     ScriptedWorker(h.router, "p0", "prefill")  # joined, but without a link yet
     with pytest.raises(UnavailableError, match="no prefill worker has a link"):
         await h.request().task
@@ -195,9 +196,12 @@ async def test_a_worker_that_connects_again_replaces_itself() -> None:
     assert h.d[0].disconnected == "it has connected again"
     assert isinstance(again.sent[0], Welcome)
     # The prefill worker's link was to the old life: it is not used until it says that the new one is up.
-    with pytest.raises(UnavailableError):
-        await client.task
+    await settle()
+    assert not client.task.done() and not again.of(Admit)
     assert h.p[0].of(Peers)[-1].decode_workers[0].worker_id == "d0"
+    h.p[0].link_to("d0")
+    assert [admit.attempt for admit in again.of(Admit)] == [1]
+    await client.leave()
 
 
 @run

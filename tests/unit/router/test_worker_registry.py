@@ -14,7 +14,7 @@ def lost(h: RouterHarness) -> list[tuple[str, str, str]]:
 
 @run
 async def test_why_there_is_no_link_is_said() -> None:
-    h = RouterHarness(0, 1)
+    h = RouterHarness(0, 1, worker_wait_timeout_s=0)
     p = ScriptedWorker(h.router, "p0", "prefill")
     no_link = "no prefill worker has a link to a decode worker"
     assert h.router.not_ready_reason() == f"{no_link} yet"

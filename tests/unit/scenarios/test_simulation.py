@@ -83,8 +83,6 @@ def happen(simulation: Simulation, tape: Tape) -> None:
         if actions:
             actions[tape.draw(len(actions))]()
     elif kind < 28:
-        if not simulation.router.workers.pairs() and tape.draw(4):
-            return  # mostly: who comes now is refused at once, which is quickly seen
         # Few distinct tokens and lengths, so that prefixes are shared often.
         length = 1 + tape.draw(9)
         prompt_ids = [tape.draw(2)] * (length // 2) + [1] * (length - length // 2)

@@ -1,5 +1,11 @@
 """Identities of prompt prefixes."""
 
+import os
+import subprocess
+import sys
+
+import pytest
+
 from tandem.prefix import prefix_identities
 
 
@@ -12,3 +18,17 @@ def test_identities_are_chained() -> None:
 
 def test_the_kind_of_sequence_does_not_matter() -> None:
     assert prefix_identities((1, 2, 3), 1, "") == prefix_identities([1, 2, 3], 1, "")
+
+
+def test_what_has_no_full_page_has_no_identity() -> None:
+    assert prefix_identities([1, 2, 3], 4, "") == [] == prefix_identities([], 4, "x")
+
+
+@pytest.mark.parametrize("seed", ["0", "1", "4242"])
+def test_identities_are_the_same_in_every_process(seed: str) -> None:
+    program = "from tandem.prefix import prefix_identities; print(prefix_identities(range(70000, 70032), 16, 'tenant'))"
+    environment = {**os.environ, "PYTHONHASHSEED": seed}
+    told = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    assert told.stdout.strip() == str(prefix_identities(range(70000, 70032), 16, "tenant"))
+    # Nor do they change: what one version has noted of them, another may read.
+    assert prefix_identities([1, 2, 3], 1, "tenant") == prefix_identities([1, 2, 3], 1, "tenant")

@@ -33,7 +33,7 @@ class Context:
     def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
         return (("authorization", self._authorization),) if self._authorization else ()
 
-    async def abort(self, code: grpc.StatusCode, details: str) -> None:
+    async def abort(self, code: grpc.StatusCode, details: str, trailing_metadata: object = ()) -> None:
         raise Refused(code.name, details)
 
 

@@ -5,22 +5,22 @@ from collections import Counter
 import pytest
 
 from router.policies.least_loaded import LeastLoaded
-from tests.fakes.routing import choose_in_turn, make_pairs, routing_request
+from tests.fakes.routing import choose_in_turn, make_candidates, routing_request
 
 
 @pytest.mark.parametrize(("num_prefill", "num_decode"), [(1, 1), (2, 2), (1, 3), (3, 2)])
 def test_load_is_spread_evenly(num_prefill: int, num_decode: int) -> None:
-    assert choose_in_turn(LeastLoaded(), make_pairs(num_prefill, num_decode), 60) == Counter(
+    assert choose_in_turn(LeastLoaded(), make_candidates(num_prefill, num_decode), 60) == Counter(
         {f"prefill{i}": 60 // num_prefill for i in range(num_prefill)}
         | {f"decode{i}": 60 // num_decode for i in range(num_decode)}
     )
 
 
 def test_both_workers_count_and_the_first_pair_wins_among_equals() -> None:
-    candidates = make_pairs(2, 2)
+    candidates = make_candidates(2, 2)
     candidates[0].prefill.num_assigned = 2
     candidates[0].decode.num_assigned = 1
     # The pairs have 3, 2, 1 and 0 requests, by prefill worker and then by decode worker.
-    assert LeastLoaded().choose(candidates, routing_request()) is candidates[3]
+    assert LeastLoaded().choose(candidates, routing_request()) == candidates[3]
     candidates[3].decode.num_assigned = 1
-    assert LeastLoaded().choose(candidates, routing_request()) is candidates[2]
+    assert LeastLoaded().choose(candidates, routing_request()) == candidates[2]

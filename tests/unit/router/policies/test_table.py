@@ -5,12 +5,12 @@ import pytest
 from router.config import RouterConfig
 from router.policies.table import ROUTING_POLICIES
 from tests.fakes.router_harness import RouterHarness, run, settle
-from tests.fakes.routing import RecordingPolicy, make_pairs, routing_request
+from tests.fakes.routing import RecordingPolicy, make_candidates, routing_request
 
 
 @pytest.mark.parametrize("name", ROUTING_POLICIES.names)
 def test_every_name_is_a_policy_that_chooses(name: str) -> None:
-    candidates = make_pairs(2, 2)
+    candidates = make_candidates(2, 2)
     assert ROUTING_POLICIES.load(name)().choose(candidates, routing_request()) in candidates
     assert RouterConfig("nowhere", "fake", 400, routing=name).routing == name
 

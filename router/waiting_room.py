@@ -1,0 +1,164 @@
+"""Where requests wait that no worker takes now: while the only worker of a role is started again, nobody is refused.
+
+A request enters if there is no pair of workers for its next attempt, or if others wait already. It is no failed attempt
+of its own. The rules, all of them:
+
+- Order: the oldest first, by when they came to this router, however often they have been started.
+- Binding: late. A worker is given requests from here only while fewer than MAX_STARTING of its requests are starting,
+  that is, their decode worker has sent no token yet. So the first worker that is back takes a few, and further ones as
+  fast as it gets them going; once its batch is full it takes no more, and the others wait for the workers that come
+  after it. Which of the workers that still take one it is, the routing policy decides.
+- Suspects (router/attempts.py) go one at a time to each worker, rather to one that they have not been lost on. Each
+  rests for SUSPECT_REST_S first: where several workers die at once, by then it is known of all of them, and no suspect
+  is blamed for one that was dead when it came.
+- Patience: a request that has waited `timeout_s` in a time without any pair fails; while there is one, only its own
+  deadline counts. None is left once the router drains: those that nobody can serve now fail at once.
+- Room: a new request is refused if those that wait would hold more than `max_bytes` with it. One that was being served
+  comes in always: it holds what it holds wherever it waits.
+"""
+
+import bisect
+from collections.abc import Callable
+from operator import attrgetter
+
+from router.active_request import ActiveRequest
+from router.candidates import Candidates
+from router.errors import OverloadedError
+from router.metrics import RouterMetrics
+from router.tracker import RequestTracker
+from router.worker import Worker
+from router.worker_registry import WorkerRegistry
+
+MAX_STARTING = 16
+SUSPECT_REST_S = 1.0
+# A token id is an object and stands in two sequences; what a frontend has read of the request is about as much again.
+BYTES_PER_TOKEN = 64
+# What a request without a prompt takes: its objects, its task and its connection's call.
+BYTES_PER_REQUEST = 16 * 1024
+
+_by_age = attrgetter("number")
+
+
+class WaitingRoom:
+    """Belongs to the router's loop.
+
+    Attributes:
+        is_due: whether something has happened since `take_next` last found nothing, after which it may find something.
+    """
+
+    def __init__(
+        self,
+        registry: WorkerRegistry,
+        metrics: RouterMetrics,
+        clock: Callable[[], float],
+        timeout_s: float,
+        max_bytes: int,
+    ) -> None:
+        self._registry = registry
+        self._metrics = metrics
+        self._clock = clock
+        self._timeout_s = timeout_s
+        self._max_bytes = max_bytes
+        # Each by age.
+        self._suspects: list[ActiveRequest] = []
+        self._others: list[ActiveRequest] = []
+        self._num_bytes = 0
+        self._no_pair_since: float | None = None
+        self.is_due = False
+
+    def __len__(self) -> int:
+        return len(self._suspects) + len(self._others)
+
+    @property
+    def has_patience(self) -> bool:
+        """Whether a request may wait for workers that are not there."""
+        return self._timeout_s > 0
+
+    def lose_patience(self) -> list[ActiveRequest]:
+        """From now on nobody waits for workers that are not there; returns who does now."""
+        self._timeout_s = 0.0
+        return self.find_overdue()
+
+    def check_space(self, tracker: RequestTracker | None = None) -> None:
+        """Raises OverloadedError if a new request would have to wait, and there is no room for it. Args: tracker: None:
+        it is not known yet how large it is."""
+        if self._registry.is_ready and not self:
+            return
+        num_bytes = BYTES_PER_REQUEST if tracker is None else _held_bytes(tracker)
+        if self._num_bytes + num_bytes > self._max_bytes:
+            raise OverloadedError(
+                f"{len(self)} requests wait for a worker and hold as much memory as they may; try again later"
+            )
+
+    def enter(self, request: ActiveRequest) -> None:
+        request.waiting_since = self._clock()
+        request.waiting_bytes = _held_bytes(request.tracker)
+        self._num_bytes += request.waiting_bytes
+        bisect.insort(self._queue_of(request), request, key=_by_age)
+        self.is_due = True
+
+    def leave(self, request: ActiveRequest) -> None:
+        """This has no effect on a request that does not wait."""
+        if request.waiting_since is None:
+            return
+        queue = self._queue_of(request)
+        del queue[bisect.bisect_left(queue, request.number, key=_by_age)]
+        self._num_bytes -= request.waiting_bytes
+        self._metrics.worker_wait.observe(self._clock() - request.waiting_since)
+        request.waiting_since = None
+
+    def take_next(self) -> tuple[ActiveRequest, Candidates] | None:
+        """Lets the oldest request out that can be served now, with the pairs that take it; None if there is none."""
+        # Suspects are few at a time and older than most.
+        for queue in (self._suspects, self._others):
+            if queue and self._has_rested(queue[0]) and (candidates := self._candidates_for(queue[0])):
+                request = queue[0]
+                self.leave(request)
+                return request, candidates
+        # That a suspect has rested is no event.
+        self.is_due = bool(self._suspects)
+        return None
+
+    def find_overdue(self) -> list[ActiveRequest]:
+        """Those that have waited too long; to be called again and again."""
+        now = self._clock()
+        if self._registry.is_ready:
+            self._no_pair_since = None
+            return []
+        if self._no_pair_since is None:
+            self._no_pair_since = now
+        since = self._no_pair_since
+        waiting = (*self._suspects, *self._others)
+        return [r for r in waiting if now - max(r.waiting_since or 0.0, since) >= self._timeout_s]
+
+    def _has_rested(self, request: ActiveRequest) -> bool:
+        since = request.waiting_since
+        return not request.is_suspect or since is None or self._clock() - since >= SUSPECT_REST_S
+
+    def _candidates_for(self, request: ActiveRequest) -> Candidates | None:
+        if not self._registry.is_ready:
+            return None
+        if not request.is_suspect:
+            return self._among(_takes_more) or None
+        lost_on = request.lost_on
+        elsewhere = self._among(lambda worker: _takes_suspect(worker) and worker.worker_id not in lost_on)
+        return elsewhere or self._among(_takes_suspect) or None
+
+    def _among(self, may_serve: Callable[[Worker], bool]) -> Candidates:
+        return self._registry.candidates.among(may_serve)
+
+    def _queue_of(self, request: ActiveRequest) -> list[ActiveRequest]:
+        return self._suspects if request.is_suspect else self._others
+
+
+def _takes_more(worker: Worker) -> bool:
+    return worker.num_starting < MAX_STARTING
+
+
+def _takes_suspect(worker: Worker) -> bool:
+    return not worker.num_suspects and worker.num_starting < MAX_STARTING
+
+
+def _held_bytes(tracker: RequestTracker) -> int:
+    num_tokens = len(tracker.prompt_ids) + len(tracker.output_ids) + 2 * len(tracker.sampling.logit_bias)
+    return BYTES_PER_REQUEST + BYTES_PER_TOKEN * num_tokens

@@ -1,0 +1,70 @@
+"""A worker as the router knows it, and the two that serve an attempt together."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from tandem.messages import Hello, LinkState, RouterMessage, WorkerStats
+
+
+@dataclass(eq=False, slots=True)
+class Worker:
+    """One life of a worker as the router sees it: its control stream, from Hello to the end of it.
+
+    Attributes:
+        send: writes to its control stream.
+        disconnect: ends its control stream, with a reason for it.
+        last_heard: on the router's clock, when a message last came.
+        last_progress: on the router's clock, when its scheduler's step number last changed.
+        num_steps: that number; -1 before the first heartbeat.
+        stats: what it said of itself in its last heartbeat.
+        links_up: decode workers this prefill worker has a link to, with the life of them that it is to.
+        links_down: what it last said of decode workers that it has no link to.
+        decode_workers: those that can go on with what it has computed, by their ids: the lives of decode workers that
+            are here and that it has a link to; itself in role `both`. The registry keeps this.
+        num_assigned: requests of this router that it serves now, by the router's own count, which is fresher than a
+            heartbeat.
+        num_starting: those of them of which the decode worker has sent no token yet.
+        num_suspects: those of them that may have ended workers (router/attempts.py).
+        num_pending_tokens: tokens of those requests that it has yet to prefill.
+    """
+
+    hello: Hello
+    send: Callable[[Sequence[RouterMessage]], None]
+    disconnect: Callable[[str], None]
+    last_heard: float
+    last_progress: float
+    num_steps: int = -1
+    stats: WorkerStats = field(default_factory=WorkerStats)
+    links_up: dict[str, str] = field(default_factory=dict)
+    links_down: dict[str, LinkState] = field(default_factory=dict)
+    decode_workers: "dict[str, Worker]" = field(default_factory=dict)
+    num_assigned: int = 0
+    num_starting: int = 0
+    num_suspects: int = 0
+    num_pending_tokens: int = 0
+
+    @property
+    def worker_id(self) -> str:
+        return self.hello.worker_id
+
+    @property
+    def role(self) -> str:
+        return self.hello.role
+
+    @property
+    def incarnation(self) -> str:
+        """Names this life of the worker: one that is started again has another, and an empty cache."""
+        return self.hello.incarnation
+
+    @property
+    def page_size(self) -> int:
+        """Tokens of one KV page; the same for all workers of a cluster."""
+        return self.hello.page_size
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """The workers of one attempt: `prefill` and `decode` are one and the same in role `both`."""
+
+    prefill: Worker
+    decode: Worker
