@@ -5,6 +5,7 @@ import contextlib
 import logging
 import os
 from collections.abc import Coroutine
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ from grpc_reflection.v1alpha import reflection
 from router.config import RouterConfig
 from router.control_server import ControlServer
 from router.frontends.base import Frontend
+from router.frontends.encoded_request import check_encoded
 from router.frontends.grpc import InferenceService, api_key_auth
 from router.frontends.malformed import MalformedRequestInterceptor
 from router.frontends.openai.app import make_app
@@ -52,6 +54,7 @@ class RouterProcess:
         self._config = config
         self._loop_thread = LoopThread()
         self._router: Router | None = None
+        self._frontend: Frontend | None = None
         self._servers: list[grpc.aio.Server] = []
         self._http: HttpServer | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -79,8 +82,11 @@ class RouterProcess:
         config = self._config
         tokenizer = Tokenizer(Path(config.model_dir))
         router = self._router = Router(config, make_policy(config.routing))
-        frontend = Frontend(router, tokenizer, config)
-        clients = new_server([api_key_auth(frontend), MalformedRequestInterceptor(SERVICE)], config.max_body_bytes)
+        frontend = self._frontend = Frontend(router, tokenizer, config)
+        check = partial(check_encoded, max_model_len=config.max_model_len)
+        clients = new_server(
+            [api_key_auth(frontend), MalformedRequestInterceptor(SERVICE, check)], config.max_body_bytes
+        )
         workers = new_server([cluster_auth(config.cluster_token)])
         health_service = health.aio.HealthServicer()
         inference_pb2_grpc.add_InferenceServicer_to_server(InferenceService(frontend), clients)
@@ -123,6 +129,8 @@ class RouterProcess:
             await self._http.stop()
         for server in reversed(self._servers):
             await server.stop(grace=0.5)
+        if self._frontend is not None:
+            self._frontend.close()
 
 
 def make_policy(name: str) -> RoutingPolicy:

@@ -13,11 +13,12 @@ from starlette.types import ASGIApp
 
 from router.errors import RequestError, UnknownModelError
 from router.frontends.base import Frontend
-from router.frontends.openai.body import JsonRoute
+from router.frontends.openai.body import MAX_OTHER_ITEMS, FieldRefusal, JsonRoute
 from router.frontends.openai.chat import serve_chat
 from router.frontends.openai.completions import serve_completion
 from router.frontends.openai.errors import error_response, invalid_body, json_response, status_response
 from router.frontends.openai.middleware import AccessMiddleware
+from router.frontends.openai.request import max_prompt_tokens
 from router.frontends.openai.schema import (
     ChatCompletion,
     ChatCompletionRequest,
@@ -61,6 +62,7 @@ def make_app(frontend: Frontend) -> ASGIApp:
         redirect_slashes=False,
     )
     app.router.route_class = JsonRoute
+    app.state.max_items = max_prompt_tokens(frontend) + MAX_OTHER_ITEMS
     _add_inference(app, frontend)
     _add_operation(app, frontend)
     _add_error_handlers(app, frontend)
@@ -154,7 +156,8 @@ def _add_error_handlers(app: FastAPI, frontend: Frontend) -> None:
         path, method = request.scope["path"], request.method
         messages = {404: f"there is no {path} here", 405: f"{path} does not take {method}"}
         message = messages.get(error.status_code, str(error.detail))
-        return status_response(error.status_code, message, error.headers)
+        param = error.param if isinstance(error, FieldRefusal) else None
+        return status_response(error.status_code, message, error.headers, param)
 
     @app.exception_handler(ClientGoneError)
     async def client_gone(request: Request, error: ClientGoneError) -> Response:
