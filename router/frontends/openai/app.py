@@ -1,6 +1,7 @@
 """The HTTP frontend: OpenAI's API, and what operators ask."""
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -62,6 +63,8 @@ def make_app(frontend: Frontend) -> ASGIApp:
         redirect_slashes=False,
     )
     app.router.route_class = JsonRoute
+    # Large bodies are read one at a time: threads that want the interpreter's lock each delay the loop.
+    app.state.parsing = ThreadPoolExecutor(1, "parse")
     app.state.max_items = max_prompt_tokens(frontend) + MAX_OTHER_ITEMS
     _add_inference(app, frontend)
     _add_operation(app, frontend)

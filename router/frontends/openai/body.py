@@ -20,6 +20,8 @@ from tandem.sampling_params import MAX_NUM_BIASED, MAX_NUM_STOP_TOKENS
 
 # Smaller bodies are read at once: that takes less than two milliseconds, whatever they hold.
 MAX_INLINE_BYTES = 2**16
+# So long a larger one waits for its turn.
+PARSE_TIMEOUT_S = 60.0
 # Of lists and objects, and of strings and names: more than the longest chat has, with some parts in each message.
 MAX_CONTAINERS = 2**14
 MAX_STRINGS = 2**15
@@ -55,8 +57,15 @@ class _JsonRequest(Request):
         body = await self.body()
         if len(body) <= MAX_INLINE_BYTES:
             return parse_json(body)
-        # Each of its steps holds the interpreter's lock, but the loop has its turn between them.
-        return await asyncio.to_thread(_parse_large, body, self.app.state.max_items)
+        state = self.app.state
+        try:
+            # Each of its steps holds the interpreter's lock, but the loop has its turn between them.
+            async with asyncio.timeout(PARSE_TIMEOUT_S):
+                return await asyncio.get_running_loop().run_in_executor(
+                    state.parsing, _parse_large, body, state.max_items
+                )
+        except TimeoutError:
+            raise HTTPException(503, "too many large bodies wait to be read; try again later") from None
 
 
 def _parse_large(body: bytes, max_items: int) -> Any:
