@@ -53,6 +53,11 @@ class DecodeJob:
         """Whether there is more to come when the steps launched so far are done; only a stop token can change that."""
         return self.num_outputs + self.sequence.num_pending < self.sequence.sampling.max_tokens
 
+    def finish_reason(self) -> str:
+        """Returns "stop", "length" or "", by the tokens that are known."""
+        sequence = self.sequence
+        return sequence.sampling.finish_reason(sequence.token_ids[-1], self.num_outputs, sequence.stop_token_ids)
+
     def take(self, token_id: int, logprobs: TokenLogprobs | None) -> None:
         """The token that was pending longest is known."""
         self.sequence.num_pending -= 1

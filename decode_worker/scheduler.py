@@ -247,7 +247,7 @@ class DecodeScheduler(ForwardScheduler):
         for job in jobs:
             if job.num_outputs == job.num_prior_outputs + 2:
                 job.stamp(SECOND_TOKEN)
-            if reason := job.sequence.sampling.finish_reason(job.sequence.token_ids[-1], job.num_outputs):
+            if reason := job.finish_reason():
                 finished.append((job, reason))
         self._send_tokens(jobs)
         for job, reason in finished:

@@ -79,12 +79,14 @@ def process_logits(
 
 def _add_bias(logits: torch.Tensor, sequences: Sequence[TokenSequence]) -> torch.Tensor:
     """Step 1, on a copy if there is anything to add."""
-    biases = [sequence.sampling.logit_bias for sequence in sequences]
-    if not any(biases):
+    biased = [(row, s.bias) for row, s in enumerate(sequences) if s.bias is not None]
+    if not biased:
         return logits
-    ids = [np.array([token_id for token_id, _ in bias], dtype=np.int64) for bias in biases]
-    places = _places(ids, logits.shape[1])
-    values = np.array([value for bias in biases for _, value in bias], dtype=np.float64)
+    vocab_size = logits.shape[1]
+    # The ids are in order, and one too large would be a token of the next row.
+    assert all(bias.token_ids[-1] < vocab_size for _, bias in biased)
+    places = np.concatenate([bias.token_ids + row * vocab_size for row, bias in biased])
+    values = np.concatenate([bias.values for _, bias in biased])
     at, added = Packed(places, values).to(logits.device)
     logits = logits.clone(memory_format=torch.contiguous_format)
     logits.view(-1).scatter_add_(0, at, added.to(logits.dtype))

@@ -12,6 +12,23 @@ from tandem.sampling_params import SamplingParams
 _GREEDY = SamplingParams(max_tokens=1)
 
 
+class LogitBias:
+    """What a request adds to its logits, as arrays.
+
+    Attributes:
+        token_ids: (n,) int64, in order, each once.
+        values: (n,) float64, added to the logits of these tokens.
+    """
+
+    __slots__ = ("token_ids", "values")
+
+    def __init__(self, pairs: Sequence[tuple[int, float]]) -> None:
+        """Args: pairs: as SamplingParams.logit_bias; not empty."""
+        token_ids, values = zip(*pairs, strict=True)
+        self.token_ids = np.array(token_ids, dtype=np.int64)
+        self.values = np.array(values, dtype=np.float64)
+
+
 @dataclass(eq=False, slots=True)
 class TokenSequence:
     """A request's tokens on one worker.
@@ -33,6 +50,8 @@ class TokenSequence:
         sampling: how the next token is chosen; greedy if not said.
         device_len: tokens that will have KV in the pool once the forward in hand is done.
         num_pending: tokens that forwards have sampled, or will have, and that are not in token_ids yet.
+        bias: the logit bias of `sampling`, None if it has none.
+        stop_token_ids: those of `sampling`.
     """
 
     token_ids: list[int]
@@ -42,10 +61,16 @@ class TokenSequence:
     sampling: SamplingParams = _GREEDY
     device_len: int = field(default=0)
     num_pending: int = 0
+    bias: "LogitBias | None" = field(default=None, init=False, repr=False)
+    stop_token_ids: frozenset[int] = field(default=frozenset(), init=False, repr=False)
     _mirror: "array[int]" = field(default_factory=lambda: array("q"), init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.device_len = self.cached_len
+        # Both are made once: every step asks for them, and there may be hundreds.
+        self.stop_token_ids = frozenset(self.sampling.stop_token_ids)
+        if self.sampling.logit_bias:
+            self.bias = LogitBias(self.sampling.logit_bias)
 
     def known_ids(self) -> "np.ndarray[Any, np.dtype[np.int64]]":
         """A copy of token_ids. Only those that came since the last call are looked at one by one."""

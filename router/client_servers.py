@@ -1,11 +1,14 @@
 """The two servers of one pair of clients' ports: gRPC and HTTP."""
 
+import functools
+
 from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from starlette.types import ASGIApp
 
 from router.config import RouterConfig
 from router.frontends.base import Frontend
+from router.frontends.encoded_request import check_encoded
 from router.frontends.grpc import InferenceService, api_key_auth
 from router.frontends.malformed import MalformedRequestInterceptor
 from router.frontends.openai.server import HttpServer
@@ -38,8 +41,9 @@ class ClientServers:
         Raises:
             ValueError: a port is taken, or a TLS file is unusable.
         """
+        check = functools.partial(check_encoded, max_model_len=config.max_model_len)
         self._grpc = new_server(
-            [api_key_auth(frontend), MalformedRequestInterceptor(SERVICE)],
+            [api_key_auth(frontend), MalformedRequestInterceptor(SERVICE, check)],
             config.max_body_bytes,
             reuse_ports=config.reuse_ports,
         )

@@ -49,6 +49,7 @@ class RouterProcess:
         self._loop_thread = LoopThread()
         self._router: Router | None = None
         self._workers_server: grpc.aio.Server | None = None
+        self._frontend: Frontend | None = None
         self._open_ports: Callable[[int, int], ClientServers] | None = None
         self._client_servers: list[ClientServers] = []
         self._tasks: list[asyncio.Task[None]] = []
@@ -90,7 +91,7 @@ class RouterProcess:
         tokenizer = Tokenizer(Path(config.model_dir))
         elsewhere = PeerCounts(time.monotonic)
         router = self._router = Router(config, make_policy(config.routing), elsewhere=elsewhere)
-        frontend = Frontend(router, tokenizer, config, elsewhere)
+        frontend = self._frontend = Frontend(router, tokenizer, config, elsewhere)
         peers = {name: other.cluster for name, other in config.routers.items() if name != config.router_id}
         exchange = PeerExchange(config.router_id, peers, elsewhere, frontend.counts, config.cluster_token)
         health_service = health.aio.HealthServicer()
@@ -145,6 +146,8 @@ class RouterProcess:
             await servers.stop()
         if self._workers_server is not None:
             await self._workers_server.stop(STOP_GRACE_S)
+        if self._frontend is not None:
+            self._frontend.close()
 
 
 def make_policy(name: str) -> RoutingPolicy:

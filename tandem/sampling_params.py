@@ -1,13 +1,22 @@
 """How the tokens of one request are chosen and when they end, and what is reported of each choice."""
 
+from collections.abc import Collection
+from copy import copy
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
 
 MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS = 100.0
+# A client may name so many tokens in each of these; the first is OpenAI's own limit. Both travel with every attempt,
+# and every step looks at them.
+MAX_NUM_BIASED = 300
+MAX_NUM_STOP_TOKENS = 300
 # A message between processes can carry no larger values.
 MAX_TEMPERATURE = 3.4e38
 MAX_TOP_K = 2**31 - 1
 MAX_UINT32 = 2**32 - 1
+MAX_SEED = 2**64 - 1
 # Dividing logits by less than this only loses precision.
 GREEDY_BELOW_TEMPERATURE = 1e-5
 
@@ -61,15 +70,13 @@ class SamplingParams:
         _check("repetition_penalty", self.repetition_penalty, 0.01, 100)
         _check("presence_penalty", self.presence_penalty, -2, 2)
         _check("frequency_penalty", self.frequency_penalty, -2, 2)
-        for token_id, bias in self.logit_bias:
-            _check("logit_bias's token ids", token_id, 0, MAX_UINT32)
-            _check(f"logit_bias of token {token_id}", bias, -MAX_LOGIT_BIAS, MAX_LOGIT_BIAS)
-        biased_ids = [token_id for token_id, _ in self.logit_bias]
-        if biased_ids != sorted(set(biased_ids)):
-            raise ValueError("logit_bias must be in order of token ids, each once")
-        _check("seed", self.seed, 0, 2**64 - 1)
-        for token_id in self.stop_token_ids:
-            _check("stop_token_ids", token_id, 0, MAX_UINT32)
+        if self.logit_bias:
+            self._check_bias()
+        _check("seed", self.seed, 0, MAX_SEED)
+        if self.stop_token_ids:
+            # What is right of the smallest and the largest is right of all.
+            _check("stop_token_ids", min(self.stop_token_ids), 0, MAX_UINT32)
+            _check("stop_token_ids", max(self.stop_token_ids), 0, MAX_UINT32)
         if self.num_logprobs is not None:
             _check("num_logprobs", self.num_logprobs, 0, MAX_LOGPROBS)
 
@@ -85,13 +92,38 @@ class SamplingParams:
     def needs_argmax_only(self) -> bool:
         return self.is_greedy and not self.logit_bias and not self.has_penalties and self.num_logprobs is None
 
-    def finish_reason(self, token_id: int, num_output_tokens: int) -> str:
-        """Returns "stop", "length" or "" for an output whose last token is `token_id`."""
-        if token_id in self.stop_token_ids:
+    def with_seed(self, seed: int) -> "SamplingParams":
+        """The same with another seed, of 64 bits. What has been checked is not checked again: a request may have a
+        hundred outputs that differ in nothing else."""
+        assert 0 <= seed <= MAX_SEED
+        copied: Any = copy(self)
+        object.__setattr__(copied, "seed", seed)
+        return copied
+
+    def finish_reason(
+        self, token_id: int, num_output_tokens: int, stop_token_ids: Collection[int] | None = None
+    ) -> str:
+        """Returns "stop", "length" or "" for an output whose last token is `token_id`.
+
+        Args:
+            stop_token_ids: the same as a set, from who asks at every step.
+        """
+        if token_id in (self.stop_token_ids if stop_token_ids is None else stop_token_ids):
             return "stop"
         if num_output_tokens >= self.max_tokens:
             return "length"
         return ""
+
+    def _check_bias(self) -> None:
+        token_ids, _ = zip(*self.logit_bias, strict=True)
+        _check("logit_bias's token ids", min(token_ids), 0, MAX_UINT32)
+        _check("logit_bias's token ids", max(token_ids), 0, MAX_UINT32)
+        if any(low >= high for low, high in pairwise(token_ids)):
+            raise ValueError("logit_bias must be in order of token ids, each once")
+        # Only what seems to be out of range has its own name made; the comparison is written so that NaN does.
+        for token_id, bias in self.logit_bias:
+            if not -MAX_LOGIT_BIAS <= bias <= MAX_LOGIT_BIAS:
+                _check(f"logit_bias of token {token_id}", bias, -MAX_LOGIT_BIAS, MAX_LOGIT_BIAS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,31 +4,29 @@ A frontend translates between its wire and what is here, and has one table from 
 codes of its own protocol.
 """
 
-import asyncio
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from router.access import Access
 from router.config import RouterConfig
-from router.errors import InvalidRequestError, UnknownModelError
+from router.errors import InvalidRequestError, OverloadedError, UnknownModelError
 from router.frontends.generation import Generation, refusals_counted
 from router.peer_counts import PeerCounts, RouterCounts
 from router.router import Router
 from router.text.output_text import OutputText
+from router.text.prompt_encoder import PromptEncoder
 from router.text.stop_strings import check_stop_strings
 from router.text.tokenizer import Tokenizer
 from tandem.lifecycle import RECEIVED, TOKENIZED, now_ns
-from tandem.sampling_params import SamplingParams
+from tandem.sampling_params import MAX_NUM_BIASED, MAX_NUM_STOP_TOKENS, SamplingParams
 
 # The names that a client gives to what it asks have so many characters at most: a request id comes back with every
 # response.
 MAX_NAME_LEN = 256
-# A longer prompt is tokenized beside the event loop: this many characters take about a millisecond.
-MAX_INLINE_CHARACTERS = 4096
 SEED_BITS = 64
 # These fields of SamplingParams are made of what clients set in other forms. All others clients set under the same
 # names, and where one is left out, the class has a default.
@@ -86,8 +84,7 @@ class Frontend:
         self.config = config
         self.started_at = time.time()
         self.access = Access(config.api_keys, config.max_requests_per_key, self.elsewhere)
-        # This is known before the first request asks: looking through the vocabulary takes a while.
-        self._max_characters = config.max_model_len * tokenizer.max_token_bytes
+        self._prompts = PromptEncoder(tokenizer, config.max_model_len)
 
     @contextmanager
     def refusals_counted(self) -> Iterator[None]:
@@ -129,43 +126,41 @@ class Frontend:
 
     def check_num_messages(self, num_messages: int) -> None:
         """Of a chat, before anything is done for each of them. Raises InvalidRequestError."""
-        if not num_messages:
-            raise InvalidRequestError("the chat has no messages", "messages")
-        # An empty one takes at least a token too.
-        if num_messages >= self.config.max_model_len:
-            raise InvalidRequestError(
-                f"the chat has {num_messages} messages, more than can fit the model's length of "
-                f"{self.config.max_model_len} tokens",
-                "messages",
-            )
+        with _invalid("messages"):
+            self._prompts.check_num_messages(num_messages)
 
     async def tokenize(self, prompt: PromptInput) -> TokenizedPrompt:
         """Raises InvalidRequestError, with a message for the client."""
         moments = {RECEIVED: now_ns()}
-        param = "prompt"
-        if isinstance(prompt, str):
-            token_ids = await self._encode(len(prompt), self.tokenizer.encode, prompt, param)
-        elif prompt and isinstance(prompt[0], dict):
-            param = "messages"
-            messages: Any = prompt
-            # The template writes something for an empty one too.
-            num_characters = sum(1 + len(text) for message in messages for text in message.values())
-            token_ids = await self._encode(num_characters, self.tokenizer.encode_chat, prompt, param)
-        else:
-            token_ids = prompt  # type: ignore[assignment]
-        if not token_ids:
-            raise InvalidRequestError("the prompt is empty", param)
-        if len(token_ids) >= self.config.max_model_len:
-            raise InvalidRequestError(
-                f"the prompt has {len(token_ids)} tokens; the model's length is {self.config.max_model_len}, the "
-                "output's first token included",
-                param,
-            )
-        vocab_size = self.tokenizer.vocab_size
-        if outside := [i for i in token_ids if not 0 <= i < vocab_size]:
-            raise InvalidRequestError(f"token id {outside[0]} is outside the vocabulary of {vocab_size}", param)
+        is_chat = not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], dict)
+        with _invalid("messages" if is_chat else "prompt"):
+            try:
+                if isinstance(prompt, str):
+                    token_ids = await self._prompts.encode(prompt)
+                elif is_chat:
+                    messages: Any = prompt
+                    token_ids = await self._prompts.encode_chat(messages)
+                else:
+                    token_ids = self._checked_ids(prompt)
+            except TimeoutError as error:
+                raise OverloadedError("too many long prompts wait to be tokenized; try again later") from error
+            if not token_ids:
+                raise ValueError("the prompt is empty")
         moments[TOKENIZED] = now_ns()
-        return TokenizedPrompt(list(token_ids), moments)
+        return TokenizedPrompt(token_ids, moments)
+
+    async def prompt_text(self, prompt: PromptInput) -> str:
+        """A prompt that has been tokenized, a text or token ids, as a text. Raises OverloadedError."""
+        if isinstance(prompt, str):
+            return prompt
+        try:
+            return await self._prompts.decode(prompt)  # type: ignore[arg-type]
+        except TimeoutError as error:
+            raise OverloadedError("too many long prompts wait; try again later") from error
+
+    def close(self) -> None:
+        """Nothing more is tokenized."""
+        self._prompts.close()
 
     def begin(
         self,
@@ -174,18 +169,18 @@ class Frontend:
         *,
         key: str,
         default_max_tokens: int | None,
-        choice: int = 0,
+        num_choices: int = 1,
         priority: int = 0,
         cache_namespace: str = "",
         session_id: str = "",
         client_request_id: str = "",
-    ) -> Generation:
-        """Makes a Generation, which is served once it is entered.
+    ) -> list[Generation]:
+        """Makes a Generation for each output; one is served once it is entered.
 
         Args:
             key: what `identify` said.
             default_max_tokens: for a client that names no limit; None: all that the model's length leaves.
-            choice: which of several outputs of one request; each has a seed of its own.
+            num_choices: outputs; each has a seed of its own.
             session_id: names the conversation that the request belongs to, for the routing policy.
 
         Raises:
@@ -194,38 +189,41 @@ class Frontend:
         _check_name("cache_namespace", cache_namespace)
         _check_name("session_id", session_id)
         _check_name("request_id", client_request_id)
-        sampling = self._sampling(options, len(prompt.token_ids), default_max_tokens, choice)
-        tracker = self.router.make_tracker(
-            prompt.token_ids,
-            sampling,
-            priority=priority,
-            cache_namespace=cache_namespace,
-            session_id=session_id,
-            client_request_id=client_request_id,
-            moments=prompt.moments,
-        )
-        output = OutputText(self.tokenizer, sampling.stop_token_ids, options.stop)
-        return Generation(self.router, self.access, key, tracker, output)
-
-    async def _encode(
-        self, num_characters: int, encode: Callable[[Any], list[int]], prompt: Any, param: str
-    ) -> list[int]:
-        """Tokenizes a prompt without keeping other requests waiting; raises InvalidRequestError."""
-        if num_characters > self._max_characters:
-            raise InvalidRequestError(
-                f"the prompt has {num_characters} characters; no more than {self._max_characters} can fit the model's "
-                f"length of {self.config.max_model_len} tokens",
-                param,
+        # What all outputs have alike is checked once.
+        first = self._sampling(options, len(prompt.token_ids), default_max_tokens)
+        generations = []
+        for choice in range(num_choices):
+            sampling = first.with_seed((first.seed + choice) % 2**SEED_BITS) if choice else first
+            tracker = self.router.make_tracker(
+                prompt.token_ids,
+                sampling,
+                priority=priority,
+                cache_namespace=cache_namespace,
+                session_id=session_id,
+                client_request_id=client_request_id,
+                moments=prompt.moments,
             )
-        try:
-            if num_characters <= MAX_INLINE_CHARACTERS:
-                return encode(prompt)
-            return await asyncio.get_running_loop().run_in_executor(None, encode, prompt)
-        except ValueError as error:
-            raise InvalidRequestError(str(error), param) from error
+            output = OutputText(self.tokenizer, sampling.stop_token_ids, options.stop)
+            generations.append(Generation(self.router, self.access, key, tracker, output))
+        return generations
+
+    def _checked_ids(self, token_ids: Sequence[Any]) -> list[int]:
+        """Raises ValueError."""
+        self._prompts.check_num_tokens(len(token_ids))
+        checked = list(token_ids)
+        if checked:
+            self._check_vocabulary("", checked)
+        return checked
+
+    def _check_vocabulary(self, prefix: str, token_ids: Collection[int]) -> None:
+        """Raises ValueError. There may be hundreds of thousands, so only the extremes are looked at."""
+        vocab_size = self.tokenizer.vocab_size
+        for token_id in (min(token_ids), max(token_ids)):
+            if not 0 <= token_id < vocab_size:
+                raise ValueError(f"{prefix}token id {token_id} is outside the vocabulary of {vocab_size}")
 
     def _sampling(
-        self, options: SamplingOptions, num_prompt_tokens: int, default_max_tokens: int | None, choice: int
+        self, options: SamplingOptions, num_prompt_tokens: int, default_max_tokens: int | None
     ) -> SamplingParams:
         """Raises InvalidRequestError."""
         num_left = self.config.max_model_len - num_prompt_tokens
@@ -238,29 +236,39 @@ class Frontend:
                 f"not {max_tokens}",
                 "max_tokens",
             )
-        vocab_size = self.tokenizer.vocab_size
-        for name, ids in (("logit_bias", options.logit_bias), ("stop_token_ids", options.stop_token_ids)):
-            if outside := [i for i in ids if not 0 <= i < vocab_size]:
-                raise InvalidRequestError(
-                    f"{name}: token id {outside[0]} is outside the vocabulary of {vocab_size}", name
-                )
+        named: tuple[tuple[str, Collection[int], int], ...] = (
+            ("logit_bias", options.logit_bias, MAX_NUM_BIASED),
+            ("stop_token_ids", options.stop_token_ids, MAX_NUM_STOP_TOKENS),
+        )
+        for name, ids, limit in named:
+            with _invalid(name):
+                if len(ids) > limit:
+                    raise ValueError(f"{name} may name at most {limit} tokens, not {len(ids)}")
+                if ids:
+                    self._check_vocabulary(f"{name}: ", ids)
         stop_token_ids = [*options.stop_token_ids, *(() if options.ignore_eos else self.tokenizer.eos_token_ids)]
-        seed = random.getrandbits(SEED_BITS) if options.seed is None else options.seed
-        try:
+        with _invalid("stop"):
             check_stop_strings(options.stop)
-        except ValueError as error:
-            raise InvalidRequestError(str(error), "stop") from error
-        try:
+        with _invalid(""):
             return SamplingParams(
                 max_tokens=max_tokens,
-                seed=(seed + choice) % 2**SEED_BITS if choice else seed,
+                seed=random.getrandbits(SEED_BITS) if options.seed is None else options.seed,
                 logit_bias=tuple(sorted(options.logit_bias.items())),
                 stop_token_ids=tuple(dict.fromkeys(stop_token_ids)),
                 num_logprobs=options.num_logprobs,
                 **options.plain,
             )
-        except ValueError as error:
-            raise InvalidRequestError(str(error)) from error
+
+
+@contextmanager
+def _invalid(param: str) -> Iterator[None]:
+    """What is wrong within is the client's mistake, in this field."""
+    try:
+        yield
+    except InvalidRequestError:
+        raise
+    except ValueError as error:
+        raise InvalidRequestError(str(error), param) from error
 
 
 def _check_name(field_name: str, name: str) -> None:

@@ -16,7 +16,7 @@ from router.errors import (
 )
 from router.frontends.base import PLAIN_FIELDS, Frontend, PromptInput, SamplingOptions
 from router.frontends.generation import Generation, Piece
-from router.frontends.malformed import MALFORMED, MALFORMED_MESSAGE
+from router.frontends.malformed import Malformed
 from tandem import __version__
 from tandem.rpc.auth import AuthInterceptor
 from tandem.rpc.codec import LOGPROBS_CODEC, STATS_CODEC
@@ -66,8 +66,8 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             await context.abort(code, str(error), ((ROUTER_TRAILER, self._frontend.config.router_id),))
 
     async def GetServerInfo(self, request: Any, context: grpc.aio.ServicerContext) -> pb.ServerInfo:
-        if request is MALFORMED:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, MALFORMED_MESSAGE)
+        if isinstance(request, Malformed):
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, request.message)
         router, config = self._frontend.router, self._frontend.config
         reason = router.not_ready_reason()
         return pb.ServerInfo(
@@ -99,14 +99,14 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         """Raises RequestError."""
         frontend = self._frontend
         with frontend.refusals_counted():
-            if request is MALFORMED:
-                raise InvalidRequestError(MALFORMED_MESSAGE)
+            if isinstance(request, Malformed):
+                raise InvalidRequestError(request.message)
             # The AuthInterceptor has let it in already, and kept no note of whom.
             key = frontend.access.identify(_authorization(context))
             frontend.check_model(request.model)
             with frontend.admission(key):
                 prompt = await frontend.tokenize(_prompt(request, frontend))
-            return frontend.begin(
+            [generation] = frontend.begin(
                 prompt,
                 _options(request.sampling),
                 key=key,
@@ -116,6 +116,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
                 session_id=request.session_id,
                 client_request_id=request.request_id,
             )
+            return generation
 
 
 def _router_statuses(frontend: Frontend) -> list[pb.RouterStatus]:

@@ -1,23 +1,38 @@
-"""Requests that cannot be parsed: gRPC would say UNKNOWN and write a traceback, as if it were our fault."""
+"""Requests that cannot be parsed: gRPC would say UNKNOWN and write a traceback, as if it were our fault. And those that
+are not worth it, for parsing many small things keeps everybody waiting."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError
 
 MALFORMED_MESSAGE = "the request is malformed: no message of its type, or text that is not UTF-8"
-# This stands for such a request.
-MALFORMED: Any = object()
+# Health and reflection are asked for a name.
+MAX_OTHER_BYTES = 2**16
+
+
+@dataclass(frozen=True, slots=True)
+class Malformed:
+    """Stands for such a request. Attributes: message: for the client."""
+
+    message: str = MALFORMED_MESSAGE
 
 
 class MalformedRequestInterceptor(grpc.aio.ServerInterceptor):
     """Refuses requests that cannot be parsed with INVALID_ARGUMENT. For one service it does not refuse them itself but
-    gives that MALFORMED in their place."""
+    gives that a Malformed in their place."""
 
-    def __init__(self, own_service: str) -> None:
-        """Args: own_service: full name of the one that knows MALFORMED; others are given parsed requests alone."""
+    def __init__(self, own_service: str, check: Callable[[bytes], None]) -> None:
+        """
+        Args:
+            own_service: full name of the one that knows Malformed; others are given parsed requests alone.
+            check: looks at a request for that service before it is parsed; raises ValueError with a message for the
+                client. What others are asked is small.
+        """
         self._own_prefix = f"/{own_service}/"
+        self._check = check
 
     async def intercept_service(
         self,
@@ -28,15 +43,25 @@ class MalformedRequestInterceptor(grpc.aio.ServerInterceptor):
         if handler is None:
             return handler
         parse = handler.request_deserializer
+        is_own = handler_call_details.method.startswith(self._own_prefix)
+        check = self._check if is_own else _check_small
 
         def deserialize(data: bytes) -> Any:
             try:
+                check(data)
                 return parse(data)
             except DecodeError:
-                return MALFORMED
+                return Malformed()
+            except ValueError as error:
+                return Malformed(str(error))
 
         handler = handler._replace(request_deserializer=deserialize)
-        return handler if handler_call_details.method.startswith(self._own_prefix) else _refusing(handler)
+        return handler if is_own else _refusing(handler)
+
+
+def _check_small(data: bytes) -> None:
+    if len(data) > MAX_OTHER_BYTES:
+        raise ValueError(f"the request has {len(data)} bytes; at most {MAX_OTHER_BYTES} are taken")
 
 
 def _refusing(handler: Any) -> grpc.RpcMethodHandler:
@@ -53,8 +78,8 @@ def _refusing(handler: Any) -> grpc.RpcMethodHandler:
     inner = getattr(handler, kind)
 
     async def answer(request: Any, context: grpc.aio.ServicerContext) -> Any:
-        if request is MALFORMED:
-            await _refuse(context)
+        if isinstance(request, Malformed):
+            await _refuse(request, context)
         return await inner(request, context)
 
     return handler._replace(**{kind: answer})
@@ -62,10 +87,10 @@ def _refusing(handler: Any) -> grpc.RpcMethodHandler:
 
 async def _parsed(requests: AsyncIterator[Any], context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
     async for request in requests:
-        if request is MALFORMED:
-            await _refuse(context)
+        if isinstance(request, Malformed):
+            await _refuse(request, context)
         yield request
 
 
-async def _refuse(context: grpc.aio.ServicerContext) -> None:
-    await context.abort(grpc.StatusCode.INVALID_ARGUMENT, MALFORMED_MESSAGE)
+async def _refuse(request: Malformed, context: grpc.aio.ServicerContext) -> None:
+    await context.abort(grpc.StatusCode.INVALID_ARGUMENT, request.message)

@@ -1,7 +1,7 @@
 """A model's chat template: from the messages of a conversation to the text of a prompt."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ class ChatTemplate:
         except jinja2.TemplateSyntaxError as error:
             raise ValueError(f"the model's chat template is malformed: {error}") from error
 
-    def render(self, messages: list[dict[str, str]], special_tokens: Mapping[str, str]) -> str:
+    def render(self, messages: Sequence[dict[str, str]], special_tokens: Mapping[str, str]) -> str:
         """The text of a conversation up to where the assistant's answer begins, with BOS where the model wants one.
 
         Args:

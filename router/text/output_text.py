@@ -17,7 +17,7 @@ class OutputText:
     def __init__(self, tokenizer: Tokenizer, stop_token_ids: Sequence[int], stop_strings: Sequence[str]) -> None:
         self._detokenizer = IncrementalDetokenizer(tokenizer)
         # Stop tokens are counted and listed, but are no text.
-        self._stop_token_ids = stop_token_ids
+        self._stop_token_ids = frozenset(stop_token_ids)
         self._matcher = StopStringMatcher(stop_strings) if stop_strings else None
         # The client has so many characters of what is still to come.
         self._num_to_skip = 0

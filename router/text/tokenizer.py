@@ -57,21 +57,40 @@ class Tokenizer:
         Raises:
             ValueError: the text holds half a character.
         """
-        return self._encode(text, add_special_tokens=True)
+        return self.tokenize(text, add_special_tokens=True).ids
 
-    def encode_chat(self, messages: list[dict[str, str]]) -> list[int]:
+    def tokenize(self, text: str, add_special_tokens: bool) -> tokenizers.Encoding:
+        """The tokens of a text: their number is its length, and `ids` makes a list of them. The interpreter's lock is
+        not held meanwhile.
+
+        Raises:
+            ValueError: the text holds half a character.
+        """
+        try:
+            # The library's `encode` holds the lock, a second for some million characters; this gives the same ids.
+            return self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
+        except TypeError as error:  # JSON may carry what UTF-8 cannot, and the tokenizer takes UTF-8.
+            raise ValueError("the text holds a lone surrogate, which is half a character") from error
+
+    def encode_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
         """The token ids of a conversation up to where the assistant's answer begins.
+
+        Raises:
+            ValueError: as `render_chat` and `tokenize`.
+        """
+        # The template has written BOS itself.
+        return self.tokenize(self.render_chat(messages), add_special_tokens=False).ids
+
+    def render_chat(self, messages: Sequence[dict[str, str]]) -> str:
+        """The text of a conversation up to where the assistant's answer begins. This is Python, lock and all.
 
         Args:
             messages: each with ``role`` and ``content``.
 
         Raises:
-            ValueError: the model has no chat template, its template rejects these messages, or they hold
-                half a character.
+            ValueError: the model has no chat template, or its template rejects these messages.
         """
-        text = self._chat_template.render(messages, self._special_tokens())
-        # The template has written BOS itself.
-        return self._encode(text, add_special_tokens=False)
+        return self._chat_template.render(messages, self._special_tokens())
 
     @cached_property
     def max_token_bytes(self) -> int:
@@ -81,6 +100,10 @@ class Tokenizer:
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of ``token_ids`` without special tokens; U+FFFD for bytes that form no character."""
         return self._tokenizer.decode(token_ids, skip_special_tokens=True)
+
+    def decode_prompt(self, token_ids: Sequence[int]) -> str:
+        """As `decode`, of many tokens: the interpreter's lock is not held meanwhile."""
+        return self._tokenizer.decode_batch([token_ids], skip_special_tokens=True)[0]
 
     @cached_property
     def byte_level(self) -> bool:
@@ -116,12 +139,6 @@ class Tokenizer:
         if is_byte_token(token):
             return bytes((int(token[3:5], 16),))
         return token.replace(_WORD_START, " ").encode()
-
-    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        try:
-            return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
-        except TypeError as error:  # JSON may carry what UTF-8 cannot, and the tokenizer takes UTF-8.
-            raise ValueError("the text holds a lone surrogate, which is half a character") from error
 
     @cached_property
     def _chat_template(self) -> ChatTemplate:

@@ -1,6 +1,7 @@
 """The HTTP frontend: OpenAI's API, and what operators ask."""
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -14,11 +15,12 @@ from starlette.types import ASGIApp
 from router.config import port_of
 from router.errors import RequestError, UnknownModelError
 from router.frontends.base import Frontend
-from router.frontends.openai.body import JsonRoute
+from router.frontends.openai.body import MAX_OTHER_ITEMS, FieldRefusal, JsonRoute
 from router.frontends.openai.chat import serve_chat
 from router.frontends.openai.completions import serve_completion
 from router.frontends.openai.errors import error_response, invalid_body, json_response, status_response
 from router.frontends.openai.middleware import AccessMiddleware
+from router.frontends.openai.request import max_prompt_tokens
 from router.frontends.openai.schema import (
     ChatCompletion,
     ChatCompletionRequest,
@@ -62,6 +64,9 @@ def make_app(frontend: Frontend) -> ASGIApp:
         redirect_slashes=False,
     )
     app.router.route_class = JsonRoute
+    # Large bodies are read one at a time: threads that want the interpreter's lock each delay the loop.
+    app.state.parsing = ThreadPoolExecutor(1, "parse")
+    app.state.max_items = max_prompt_tokens(frontend) + MAX_OTHER_ITEMS
     _add_inference(app, frontend)
     _add_operation(app, frontend)
     _add_error_handlers(app, frontend)
@@ -161,7 +166,8 @@ def _add_error_handlers(app: FastAPI, frontend: Frontend) -> None:
         path, method = request.scope["path"], request.method
         messages = {404: f"there is no {path} here", 405: f"{path} does not take {method}"}
         message = messages.get(error.status_code, str(error.detail))
-        return status_response(error.status_code, message, error.headers)
+        param = error.param if isinstance(error, FieldRefusal) else None
+        return status_response(error.status_code, message, error.headers, param)
 
     @app.exception_handler(ClientGoneError)
     async def client_gone(request: Request, error: ClientGoneError) -> Response:

@@ -1,5 +1,10 @@
-"""A request's body: JSON to the letter, with errors that say what is wrong with it."""
+"""A request's body: JSON to the letter, with errors that say what is wrong with it.
 
+What a body costs is bounded before it is read. Text is cheap, some milliseconds for as much as may be sent at once;
+each number, string and object is an object of its own, and a body can hold millions.
+"""
+
+import asyncio
 import json
 import re
 from collections.abc import Callable, Coroutine
@@ -10,8 +15,29 @@ from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
+from router.text.prompt_encoder import MAX_MESSAGES
+from tandem.sampling_params import MAX_NUM_BIASED, MAX_NUM_STOP_TOKENS
+
+# Smaller bodies are read at once: that takes less than two milliseconds, whatever they hold.
+MAX_INLINE_BYTES = 2**16
+# So long a larger one waits for its turn.
+PARSE_TIMEOUT_S = 60.0
+# Of lists and objects, and of strings and names: more than the longest chat has, with some parts in each message.
+MAX_CONTAINERS = 2**14
+MAX_STRINGS = 2**15
+# Items of lists and objects that are no tokens of prompts.
+MAX_OTHER_ITEMS = MAX_CONTAINERS + MAX_STRINGS
+
 # Most bodies have no escaped surrogate, and need no second look.
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+
+
+class FieldRefusal(HTTPException):
+    """Attributes: param: the field that is wrong."""
+
+    def __init__(self, message: str, param: str) -> None:
+        super().__init__(400, message)
+        self.param = param
 
 
 class JsonRoute(APIRoute):
@@ -28,7 +54,60 @@ class JsonRoute(APIRoute):
 
 class _JsonRequest(Request):
     async def json(self) -> Any:
-        return parse_json(await self.body())
+        body = await self.body()
+        if len(body) <= MAX_INLINE_BYTES:
+            return parse_json(body)
+        state = self.app.state
+        try:
+            # Each of its steps holds the interpreter's lock, but the loop has its turn between them.
+            async with asyncio.timeout(PARSE_TIMEOUT_S):
+                return await asyncio.get_running_loop().run_in_executor(
+                    state.parsing, _parse_large, body, state.max_items
+                )
+        except TimeoutError:
+            raise HTTPException(503, "too many large bodies wait to be read; try again later") from None
+
+
+def _parse_large(body: bytes, max_items: int) -> Any:
+    check_structure(body, max_items)
+    return parse_json(body)
+
+
+def check_structure(body: bytes, max_items: int) -> None:
+    """Looks at JSON as bytes, which takes a few milliseconds for as many megabytes.
+
+    Raises:
+        HTTPException: it has more lists and objects, strings, or items than anything that is served here.
+    """
+    num_containers, num_items = body.count(b"[") + body.count(b"{"), body.count(b",")
+    num_quotes = body.count(b'"')
+    if num_containers > MAX_CONTAINERS or num_items > max_items or num_quotes > 2 * MAX_STRINGS:
+        # Most of them may stand within text. A backslash stands nowhere else in what is JSON so far.
+        bare = body.replace(b"\\\\", b"").replace(b'\\"', b"")
+        num_quotes = bare.count(b'"')
+        if num_quotes <= 2 * MAX_STRINGS:
+            outside = b"".join(bare.split(b'"')[::2])
+            num_containers, num_items = outside.count(b"[") + outside.count(b"{"), outside.count(b",")
+    for name, number, limit in (
+        ("strings", num_quotes // 2, MAX_STRINGS),
+        ("lists and objects", num_containers, MAX_CONTAINERS),
+        ("items", num_items, max_items),
+    ):
+        if number > limit:
+            raise _culprit(body) or _refusal(f"the body has more than {limit} {name}, which no field of it takes")
+
+
+def _culprit(body: bytes) -> HTTPException | None:
+    """The refusal of the field that seems to be too long, if it is one of these."""
+    for field, end, limit in (
+        ("logit_bias", b"}", MAX_NUM_BIASED),
+        ("stop_token_ids", b"]", MAX_NUM_STOP_TOKENS),
+        ("messages", b"]", MAX_MESSAGES),
+    ):
+        value = body.partition(f'"{field}"'.encode())[2].partition(end)[0]
+        if value.count(b",") >= limit:
+            return FieldRefusal(f"{field}: at most {limit} items are taken", field)
+    return None
 
 
 def parse_json(body: bytes) -> Any:

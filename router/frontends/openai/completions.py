@@ -65,11 +65,9 @@ async def serve_completion(frontend: Frontend, body: CompletionRequest, key: str
         options = sampling_options(body, body.max_tokens, body.logprobs)
         with frontend.admission(key, len(inputs) * (body.n or 1)):
             prompts = [await frontend.tokenize(prompt) for prompt in inputs]
+            texts = [await frontend.prompt_text(prompt) for prompt in inputs] if body.echo else []
         generations = begin_all(frontend, prompts, options, body, key, DEFAULT_MAX_TOKENS)
-    echoes = []
-    if body.echo:
-        texts = [p if isinstance(p, str) else frontend.tokenizer.decode(list(p)) for p in inputs]  # type: ignore[arg-type]
-        echoes = [text for text in texts for _ in range(body.n or 1)]
+    echoes = [text for text in texts for _ in range(body.n or 1)]
     return await CompletionAnswer(frontend, prompts, generations, echoes).respond(body, receive)
 
 

@@ -56,10 +56,12 @@ def error_response(error: RequestError) -> Response:
     return json_response(error_object(error), _http_error(error).status)
 
 
-def status_response(status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
+def status_response(
+    status: int, message: str, headers: Mapping[str, str] | None = None, param: str | None = None
+) -> Response:
     """For what is refused before it is a request: an unknown path, a body that is too large or no JSON."""
     kind = "server_error" if status >= 500 else "invalid_request_error"
-    body = {"error": {"message": shortened(message), "type": kind, "param": None, "code": None}}
+    body = {"error": {"message": shortened(message), "type": kind, "param": param, "code": None}}
     response = json_response(body, status)
     response.headers.update(headers or {})
     return response

@@ -22,6 +22,11 @@ def check_num_choices(num_prompts: int, n: int | None) -> None:
         raise InvalidRequestError(f"at most {MAX_CHOICES} outputs for one request, not {num_choices}", "n")
 
 
+def max_prompt_tokens(frontend: Frontend) -> int:
+    """Of all outputs of one request together."""
+    return max(MAX_PROMPT_TOKENS, frontend.config.max_model_len)
+
+
 def sampling_options(body: Body, max_tokens: int | None, num_logprobs: int | None) -> SamplingOptions:
     """Raises InvalidRequestError."""
     if body.stream_options is not None and not body.stream:
@@ -50,21 +55,21 @@ def begin_all(
 ) -> list[Generation]:
     """`n` generations of each prompt. Raises InvalidRequestError."""
     num_tokens = sum(len(prompt.token_ids) for prompt in prompts) * (body.n or 1)
-    limit = max(MAX_PROMPT_TOKENS, frontend.config.max_model_len)
+    limit = max_prompt_tokens(frontend)
     if num_tokens > limit:
         # Each output's workers are sent its whole prompt.
         raise InvalidRequestError(f"{num_tokens} prompt tokens over all outputs; one request may have {limit}", "n")
     return [
-        frontend.begin(
+        generation
+        for prompt in prompts
+        for generation in frontend.begin(
             prompt,
             options,
             key=key,
             default_max_tokens=default_max_tokens,
-            choice=choice,
+            num_choices=body.n or 1,
             priority=body.priority or 0,
             cache_namespace=body.cache_namespace or "",
             session_id=body.session_id or "",
         )
-        for prompt in prompts
-        for choice in range(body.n or 1)
     ]

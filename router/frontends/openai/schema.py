@@ -11,6 +11,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
+from router.text.prompt_encoder import MAX_MESSAGES
+from tandem.sampling_params import MAX_NUM_BIASED, MAX_NUM_STOP_TOKENS
+
 MAX_CHOICES = 128
 MAX_PROMPTS = 1024
 INT64 = 2**63
@@ -21,10 +24,11 @@ _FAIL_FAST = Field(fail_fast=True)
 
 TokenId = Annotated[int, Field(ge=0, lt=2**32)]
 TokenIds = Annotated[list[TokenId], _FAIL_FAST]
+StopTokenIds = Annotated[list[TokenId], Field(fail_fast=True, max_length=MAX_NUM_STOP_TOKENS)]
 _MANY = Field(fail_fast=True, max_length=MAX_PROMPTS)
 LogitBias = Annotated[
     dict[Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,9})$")], Annotated[float, Field(ge=-100, le=100)]],
-    Field(fail_fast=True, json_schema_extra={"additionalProperties": False}),
+    Field(fail_fast=True, max_length=MAX_NUM_BIASED, json_schema_extra={"additionalProperties": False}),
 ]
 
 
@@ -109,7 +113,7 @@ class _Request(_Body):
     top_k: int | None = Field(None, ge=-1, lt=2**31)
     min_p: float | None = Field(None, ge=0, le=1)
     repetition_penalty: float | None = Field(None, ge=0.01, le=100)
-    stop_token_ids: TokenIds | None = None
+    stop_token_ids: StopTokenIds | None = None
     ignore_eos: bool | None = None
     priority: int | None = Field(None, ge=-(2**31), lt=2**31)
     cache_namespace: str | None = None
@@ -167,7 +171,7 @@ class ResponseFormat(_Body):
 
 
 class ChatCompletionRequest(_Request):
-    messages: list[ChatMessage] = Field(min_length=1, fail_fast=True)
+    messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)

@@ -7,9 +7,10 @@ import pytest
 
 from router.config import RouterConfig
 from router.errors import InvalidRequestError, OverloadedError, UnavailableError, UnknownModelError
-from router.frontends.base import MAX_INLINE_CHARACTERS, Frontend, PromptInput, SamplingOptions, TokenizedPrompt
+from router.frontends.base import Frontend, PromptInput, SamplingOptions, TokenizedPrompt
 from router.policies.least_loaded import LeastLoaded
 from router.router import Router
+from router.text.prompt_encoder import MAX_INLINE_CHARACTERS
 from tandem.lifecycle import RECEIVED, TOKENIZED
 from tests.fakes.tokenizer import ByteTokenizer
 
@@ -93,13 +94,13 @@ def test_a_name_can_be_passed_on_and_told_back(field: str, name: str, message: s
 def test_each_choice_draws_with_a_seed_of_its_own() -> None:
     frontend, prompt = new_frontend(), TokenizedPrompt([1], {RECEIVED: 1})
 
-    def seed(choice: int, asked_for: int) -> int:
+    def seeds(asked_for: int) -> list[int]:
         options = SamplingOptions(seed=asked_for)
-        generation = frontend.begin(prompt, options, key="", default_max_tokens=5, choice=choice)
-        return generation.tracker.sampling.seed
+        generations = frontend.begin(prompt, options, key="", default_max_tokens=5, num_choices=3)
+        return [generation.tracker.sampling.seed for generation in generations]
 
-    assert [seed(choice, 7) for choice in range(3)] == [7, 8, 9]
-    assert seed(1, 2**64 - 1) == 0
+    assert seeds(7) == [7, 8, 9]
+    assert seeds(2**64 - 1) == [2**64 - 1, 0, 1]
 
 
 def test_what_ends_an_output_is_the_tokenizer_s_to_say() -> None:
@@ -109,5 +110,5 @@ def test_what_ends_an_output_is_the_tokenizer_s_to_say() -> None:
         (SamplingOptions(stop_token_ids=[5, 0]), (5, 0)),
         (SamplingOptions(stop_token_ids=[5], ignore_eos=True), (5,)),
     ):
-        generation = frontend.begin(prompt, options, key="", default_max_tokens=5)
+        [generation] = frontend.begin(prompt, options, key="", default_max_tokens=5)
         assert generation.tracker.sampling.stop_token_ids == expected
