@@ -5,17 +5,20 @@ codes of its own protocol.
 """
 
 import random
+import secrets
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from router.access import Access
+from router.access import Access, key_digest
 from router.config import RouterConfig
 from router.errors import InvalidRequestError, OverloadedError, UnknownModelError
 from router.frontends.generation import Generation, refusals_counted
 from router.peer_counts import PeerCounts, RouterCounts
+from router.resumption import PARAM as RESUME_PARAM
+from router.resumption import ResumeState, Resumption, Sealer, prompt_digest
 from router.router import Router
 from router.text.output_text import OutputText
 from router.text.prompt_encoder import PromptEncoder
@@ -85,6 +88,8 @@ class Frontend:
         self.started_at = time.time()
         self.access = Access(config.api_keys, config.max_requests_per_key, self.elsewhere)
         self._prompts = PromptEncoder(tokenizer, config.max_model_len)
+        # A router without a cluster can only resume what it began itself.
+        self._sealer = Sealer(config.cluster_token or secrets.token_hex(16))
 
     @contextmanager
     def refusals_counted(self) -> Iterator[None]:
@@ -174,6 +179,7 @@ class Frontend:
         cache_namespace: str = "",
         session_id: str = "",
         client_request_id: str = "",
+        resumption: Resumption | None = None,
     ) -> list[Generation]:
         """Makes a Generation for each output; one is served once it is entered.
 
@@ -182,6 +188,7 @@ class Frontend:
             default_max_tokens: for a client that names no limit; None: all that the model's length leaves.
             num_choices: outputs; each has a seed of its own.
             session_id: names the conversation that the request belongs to, for the routing policy.
+            resumption: where to go on, for a request that another router has begun; of one output.
 
         Raises:
             InvalidRequestError: with a message for the client.
@@ -191,6 +198,13 @@ class Frontend:
         _check_name("request_id", client_request_id)
         # What all outputs have alike is checked once.
         first = self._sampling(options, len(prompt.token_ids), default_max_tokens)
+        output_ids: Sequence[int] = ()
+        arrival_ns = num_characters = 0
+        if resumption is not None:
+            with _invalid(RESUME_PARAM):
+                state = self._resumed_state(resumption, prompt.token_ids, first.max_tokens, key)
+            first = first.with_seed(state.seed)
+            output_ids, num_characters, arrival_ns = resumption.token_ids, resumption.num_characters, state.arrival_ns
         generations = []
         for choice in range(num_choices):
             sampling = first.with_seed((first.seed + choice) % 2**SEED_BITS) if choice else first
@@ -201,11 +215,33 @@ class Frontend:
                 cache_namespace=cache_namespace,
                 session_id=session_id,
                 client_request_id=client_request_id,
+                output_ids=output_ids,
+                arrival_ns=arrival_ns,
                 moments=prompt.moments,
             )
             output = OutputText(self.tokenizer, sampling.stop_token_ids, options.stop)
-            generations.append(Generation(self.router, self.access, key, tracker, output))
+            generation = Generation(self.router, self.access, key, tracker, output, num_characters=num_characters)
+            generations.append(generation)
         return generations
+
+    def resume_token(self, generation: Generation, key: str) -> bytes:
+        """What a client of this key needs to go on with an output at another router, beside what it has of it."""
+        tracker = generation.tracker
+        arrival_ns = tracker.arrival_ns or tracker.moments[RECEIVED]
+        digests = prompt_digest(tracker.prompt_ids), key_digest(key)
+        return self._sealer.seal(ResumeState(tracker.sampling.seed, arrival_ns, *digests))
+
+    def _resumed_state(
+        self, resumption: Resumption, prompt_ids: Sequence[int], max_tokens: int, key: str
+    ) -> ResumeState:
+        """Raises ValueError: these cannot be the tokens of the request that the token is for."""
+        state = self._sealer.open(resumption.token, key_digest(key))
+        if prompt_digest(prompt_ids) != state.prompt_digest:
+            raise ValueError("the resume token belongs to a request with another prompt")
+        if not 1 <= len(resumption.token_ids) <= max_tokens:
+            raise ValueError(f"a request of {max_tokens} output tokens cannot have {len(resumption.token_ids)} of them")
+        self._check_vocabulary("", resumption.token_ids)
+        return state
 
     def _checked_ids(self, token_ids: Sequence[Any]) -> list[int]:
         """Raises ValueError."""

@@ -46,7 +46,7 @@ def check_encoded(data: bytes, max_model_len: int) -> None:
                     f"sampling has more than {MAX_SAMPLING_BYTES} bytes: logit_bias may name {MAX_NUM_BIASED} tokens "
                     f"and stop_token_ids {MAX_NUM_STOP_TOKENS}"
                 )
-        elif number == _NUMBERS["token_ids"]:
+        elif number in (_NUMBERS["token_ids"], _NUMBERS["resume"]):
             num_id_bytes += end - start
             if num_id_bytes > MAX_TOKEN_ID_BYTES * max_model_len + MAX_FIELDS:
                 raise UnreasonableError(

@@ -45,7 +45,6 @@ class Generation:
 
     Attributes:
         tracker: what is known of the request; it stays true after the context is left.
-        resume_token: with it the client may go on with the request at another router; empty: it may not.
         timings: the request's phases, once its last piece is given or the context is left.
     """
 
@@ -57,17 +56,14 @@ class Generation:
         tracker: RequestTracker,
         output: OutputText,
         *,
-        resume_token: bytes = b"",
         num_characters: int = 0,
     ) -> None:
         """
         Args:
             tracker: has the beginning of the output already, if the request is resumed.
-            resume_token: what the client needs to go on elsewhere.
             num_characters: of the output's text that the client of a resumed request has.
         """
         self.tracker = tracker
-        self.resume_token = resume_token
         self.timings: list[PhaseTiming] = []
         self._finish_reason = ""
         self._router = router

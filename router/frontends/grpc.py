@@ -17,6 +17,7 @@ from router.errors import (
 from router.frontends.base import PLAIN_FIELDS, Frontend, PromptInput, SamplingOptions
 from router.frontends.generation import Generation, Piece
 from router.frontends.malformed import Malformed
+from router.resumption import Resumption
 from tandem import __version__
 from tandem.rpc.auth import AuthInterceptor
 from tandem.rpc.codec import LOGPROBS_CODEC, STATS_CODEC
@@ -46,13 +47,14 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[pb.GenerateResponse]:
         try:
-            generation = await self._begin(request, context)
+            generation, key = await self._begin(request, context)
             with generation:
+                # It goes with the first tokens: what is broken off before them can be sent again.
+                resume_token = self._frontend.resume_token(generation, key)
                 while (piece := await generation.next_piece()) is not None:
                     if piece.finish_reason:
                         yield _last_response(request.request_id, piece, generation)
                         return
-                    resume_token, generation.resume_token = generation.resume_token, b""
                     yield pb.GenerateResponse(
                         request_id=request.request_id,
                         index=piece.index,
@@ -61,6 +63,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
                         logprobs=map(LOGPROBS_CODEC.encode, piece.logprobs) if piece.logprobs else None,
                         resume_token=resume_token,
                     )
+                    resume_token = b""
         except RequestError as error:
             code = next(code for kind, code in STATUS_CODES if isinstance(error, kind))
             await context.abort(code, str(error), ((ROUTER_TRAILER, self._frontend.config.router_id),))
@@ -95,8 +98,8 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             ],
         )
 
-    async def _begin(self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext) -> Generation:
-        """Raises RequestError."""
+    async def _begin(self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext) -> tuple[Generation, str]:
+        """The generation, and the key that it belongs to. Raises RequestError."""
         frontend = self._frontend
         with frontend.refusals_counted():
             if isinstance(request, Malformed):
@@ -115,8 +118,9 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
                 cache_namespace=request.cache_namespace,
                 session_id=request.session_id,
                 client_request_id=request.request_id,
+                resumption=_resumption(request.resume) if request.HasField("resume") else None,
             )
-            return generation
+            return generation, key
 
 
 def _router_statuses(frontend: Frontend) -> list[pb.RouterStatus]:
@@ -153,6 +157,10 @@ def _prompt(request: pb.GenerateRequest, frontend: Frontend) -> PromptInput:
             frontend.check_num_messages(len(request.chat.messages))
             return [{"role": m.role, "content": m.content} for m in request.chat.messages]
     raise InvalidRequestError("a prompt is needed: text, token_ids or chat")
+
+
+def _resumption(resume: pb.Resume) -> Resumption:
+    return Resumption(resume.token, tuple(resume.token_ids), resume.num_characters)
 
 
 def _options(params: pb.SamplingParams) -> SamplingOptions:

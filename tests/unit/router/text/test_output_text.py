@@ -1,7 +1,16 @@
 """From tokens to text, up to a stop string."""
 
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from router.text.output_text import OutputText
+from router.text.tokenizer import Tokenizer
 from tests.fakes.tokenizer import ByteTokenizer
+from tests.fakes.tokenizer_files import DECODERS, byte_level, save, sentencepiece
 
 
 def output(*stop_strings: str, stop_token_ids: tuple[int, ...] = (0,)) -> OutputText:
@@ -41,3 +50,76 @@ def test_a_stop_string_may_end_within_a_character_s_bytes() -> None:
     assert text.append_tokens(b"caf\xc3") == ("caf", 4)
     assert text.append_tokens(b"\xa9s") == ("", 1)
     assert text.stopped
+
+
+# --- An output that goes on elsewhere. ---
+
+
+@pytest.fixture(scope="module", params=["smollm2", "bytes", *DECODERS])
+def any_tokenizer(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, smollm2_dir: Path
+) -> Tokenizer:
+    """One tokenizer of every kind."""
+    if request.param == "smollm2":
+        return Tokenizer(smollm2_dir)
+    raw = byte_level() if request.param == "bytes" else sentencepiece()
+    if request.param != "bytes":
+        raw.decoder = DECODERS[request.param]
+    return Tokenizer(save(tmp_path_factory.mktemp("model"), raw, {"vocab_size": raw.get_vocab_size()}))
+
+
+def groups_of(ids: Sequence[int], sizes: Sequence[int]) -> list[list[int]]:
+    groups, start = [], 0
+    while start < len(ids):
+        size = sizes[len(groups) % len(sizes)]
+        groups.append(list(ids[start : start + size]))
+        start += size
+    return groups
+
+
+def all_text(text: OutputText, groups: Sequence[Sequence[int]]) -> str:
+    """What is sent until the output ends, be it by a stop string."""
+    sent = ""
+    for group in groups:
+        if not text.stopped:
+            sent += text.append_tokens(group)[0]
+    return sent if text.stopped else sent + text.finish_text()
+
+
+@given(data=st.data())
+@settings(max_examples=200, deadline=None)
+def test_every_cut_goes_on_to_the_same_text(any_tokenizer: Tokenizer, data: st.DataObject) -> None:
+    whole_range = st.integers(0, any_tokenizer.vocab_size - 1)
+    few = data.draw(st.lists(whole_range, min_size=1, max_size=6), label="few")
+    ids = data.draw(st.lists(whole_range | st.sampled_from(few), min_size=1, max_size=40), label="ids")
+    sizes = st.lists(st.integers(1, 5), min_size=1, max_size=4)
+    groups = groups_of(ids, data.draw(sizes, label="groups before"))
+    whole = any_tokenizer.decode(ids)
+    stops = st.sampled_from([(), ("\n", "the"), (whole[len(whole) // 2 :][:3] or "x",), (whole[-2:] or "x", "aa")])
+    stop_strings, stop_ids = data.draw(stops, label="stops"), (few[0],) if data.draw(st.booleans()) else ()
+    expected = all_text(OutputText(any_tokenizer, stop_ids, stop_strings), groups)
+
+    # The client has some groups when its router dies. Then it may happen again.
+    first = OutputText(any_tokenizer, stop_ids, stop_strings)
+    has_ids: list[int] = []
+    has_text = ""
+    for group in groups[: data.draw(st.integers(1, len(groups)), label="cut")]:
+        if not first.stopped:
+            text, num_tokens = first.append_tokens(group)
+            has_text += text
+            has_ids += group[:num_tokens]
+    for _ in range(2):
+        second = OutputText(any_tokenizer, stop_ids, stop_strings)
+        sent = second.replay(has_ids, len(has_text))
+        following = groups_of(ids[len(has_ids) :], data.draw(sizes, label="groups after"))
+        seen = following[: data.draw(st.integers(0, len(following)), label="next cut")]
+        for group in seen:
+            if not second.stopped:
+                text, num_tokens = second.append_tokens(group)
+                sent += text
+                has_ids += group[:num_tokens]
+        has_text += sent
+        assert expected.startswith(has_text)
+    last = OutputText(any_tokenizer, stop_ids, stop_strings)
+    has_text += last.replay(has_ids, len(has_text))
+    assert has_text + all_text(last, groups_of(ids[len(has_ids) :], [3])) == expected

@@ -1,0 +1,201 @@
+"""A client that goes on at another router, with scripted workers."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from router.config import RouterConfig
+from router.frontends.base import Frontend
+from router.frontends.grpc import InferenceService
+from router.router import Router
+from tandem.messages import Admit, Finished, Prefill
+from tandem.sampling_params import TokenLogprobs
+from tandem.v1 import inference_pb2 as pb
+from tests.fakes.routing import RecordingPolicy
+from tests.fakes.scripted_worker import ScriptedWorker
+from tests.fakes.tokenizer import ByteTokenizer
+from tests.unit.router.frontends.test_grpc import Context, Refused, first, tokens
+
+KEYS = ("first-key", "second-key")
+
+
+class Replica:
+    """One router of a cluster, with workers of its own for what it alone would hear of them."""
+
+    def __init__(self, cluster_token: str = "secret", **config: Any) -> None:
+        config = {"cluster_token": cluster_token, "api_keys": KEYS, **config}
+        self.policy = RecordingPolicy()
+        self.router = Router(RouterConfig("nowhere", "fake", 400, **config), self.policy)
+        self.p = ScriptedWorker(self.router, "p", "prefill")
+        self.d = ScriptedWorker(self.router, "d", "decode")
+        self.p.link_to("d")
+        frontend = Frontend(self.router, ByteTokenizer(), RouterConfig("nowhere", "fake", 400, **config))  # type: ignore[arg-type]
+        self.service = InferenceService(frontend)
+        self.responses: list[pb.GenerateResponse] = []
+
+    async def start(self, request: pb.GenerateRequest, key: str = KEYS[0]) -> "asyncio.Task[None]":
+        call = asyncio.create_task(self._call(request, Context(f"Bearer {key}")))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        return call
+
+    @property
+    def admit(self) -> Admit:
+        return self.d.of(Admit)[-1]
+
+    def client_s(self) -> tuple[list[int], str]:
+        return [i for r in self.responses for i in r.token_ids], "".join(r.text for r in self.responses)
+
+    async def _call(self, request: pb.GenerateRequest, context: Context) -> None:
+        async for response in self.service.Generate(request, context):  # type: ignore[arg-type]
+            self.responses.append(response)
+
+
+def request(**sampling: Any) -> pb.GenerateRequest:
+    return pb.GenerateRequest(text="hi", request_id="mine", sampling=pb.SamplingParams(**sampling))
+
+
+def resumed(request: pb.GenerateRequest, token: bytes, token_ids: Any, num_characters: int) -> pb.GenerateRequest:
+    again = pb.GenerateRequest()
+    again.CopyFrom(request)
+    again.resume.CopyFrom(pb.Resume(token=token, token_ids=list(token_ids), num_characters=num_characters))
+    return again
+
+
+async def begun(replica: Replica, asked: pb.GenerateRequest, output: bytes) -> bytes:
+    """Has a router send this much of an output; returns the resume token."""
+    call = await replica.start(asked)
+    admit = replica.admit
+    replica.p.say(first(admit.request_id, 0, 0, output[0]))
+    replica.d.say(tokens(admit.request_id, 0, 0, output))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    call.cancel()
+    await asyncio.gather(call, return_exceptions=True)
+    given = [r.resume_token for r in replica.responses if r.resume_token]
+    assert given == [replica.responses[0].resume_token], "once, with the first tokens"
+    return given[0]
+
+
+def test_the_second_router_carries_on_from_what_the_client_has() -> None:
+    async def scenario() -> None:
+        one, two = Replica(), Replica()
+        asked = request(max_tokens=9, temperature=0.7)
+        token = await begun(one, asked, b"Hello")
+        assert one.client_s() == (list(b"Hello"), "Hello")
+        call = await two.start(resumed(asked, token, b"Hello", 5))
+        admit = two.admit
+        assert (bytes(admit.prompt_ids), bytes(admit.output_ids)) == (b"hi", b"Hello")
+        # As in every attempt of the first: the same seed, the same limit, the same age.
+        assert admit.sampling == one.admit.sampling
+        assert admit.arrival_ns == one.admit.arrival_ns == two.p.of(Prefill)[-1].arrival_ns
+        two.p.say(first(admit.request_id, 0, 5, ord(",")))
+        two.d.say(tokens(admit.request_id, 0, 5, b", yo"))
+        two.d.say(Finished(admit.request_id, 0, "length", 9, 0, 1))
+        await call
+        assert two.client_s() == (list(b", yo"), ", yo")
+        assert two.responses[0].index == 5 and two.responses[0].request_id == "mine"
+        last = two.responses[-1]
+        assert (last.finish_reason, last.usage.completion_tokens) == (pb.FINISH_REASON_LENGTH, 9)
+        # It can go on once more, with the token of either.
+        again = two.responses[0].resume_token
+        for sealed in (token, again):
+            three = Replica()
+            call = await three.start(resumed(asked, sealed, b"Hello, y", 8))
+            assert three.admit.sampling == one.admit.sampling and three.admit.arrival_ns == one.admit.arrival_ns
+            call.cancel()
+
+    asyncio.run(scenario())
+
+
+def test_text_that_waited_at_the_first_router_comes_from_the_second() -> None:
+    async def scenario() -> None:
+        one, two = Replica(), Replica()
+        asked = request(max_tokens=20, stop=["STOP"])
+        output = "aé ST".encode()
+        token = await begun(one, asked, output)
+        assert one.client_s() == (list(output), "aé ")
+        call = await two.start(resumed(asked, token, output, 3))
+        id_ = two.admit.request_id
+        two.p.say(first(id_, 0, len(output), ord("E")))
+        two.d.say(tokens(id_, 0, len(output), b"EP STOP more"))
+        await call
+        assert two.client_s()[1] == "STEP "
+        assert two.responses[-1].finish_reason == pb.FINISH_REASON_STOP
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("sampling", "output", "text", "reason"),
+    [
+        ({"max_tokens": 3}, b"abc", "", pb.FINISH_REASON_LENGTH),
+        ({"max_tokens": 9}, b"abc\0", "", pb.FINISH_REASON_STOP),
+        ({"max_tokens": 9, "stop": ["bc"]}, b"abc", "", pb.FINISH_REASON_STOP),
+        ({"max_tokens": 3, "stop": ["cd"]}, b"abc", "c", pb.FINISH_REASON_LENGTH),
+    ],
+)
+def test_one_whose_last_word_alone_was_lost_gets_that(
+    sampling: dict[str, Any], output: bytes, text: str, reason: int
+) -> None:
+    async def scenario() -> None:
+        one, two = Replica(), Replica()
+        asked = request(**sampling)
+        token = await begun(one, asked, output)
+        sent = "".join(r.text for r in one.responses if not r.finish_reason)
+        call = await two.start(resumed(asked, token, output, len(sent)))
+        await asyncio.wait_for(call, 1.0)
+        assert two.client_s() == ([], text)
+        assert two.responses[-1].finish_reason == reason
+        assert two.responses[-1].usage.completion_tokens == len(output)
+        assert two.router.num_requests == 0
+
+    asyncio.run(scenario())
+
+
+def test_log_probabilities_stay_with_their_tokens() -> None:
+    async def scenario() -> None:
+        one, two = Replica(), Replica()
+        asked = request(max_tokens=9, logprobs=0)
+        call = await one.start(asked)
+        one.p.say(first(one.admit.request_id, 0, 0, ord("a"), TokenLogprobs(-1.0)))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        call.cancel()
+        call = await two.start(resumed(asked, one.responses[0].resume_token, b"a", 1))
+        two.p.say(first(two.admit.request_id, 0, 1, ord("b"), TokenLogprobs(-2.0)))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert [entry.logprob for entry in two.responses[0].logprobs] == [-2.0]
+        call.cancel()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"key": KEYS[1]}, "another API key"),
+        ({"text": "ho"}, "another prompt"),
+        ({"token": b"made up"}, "no resume token"),
+        ({"token_ids": []}, "cannot have 0"),
+        ({"token_ids": [65] * 10}, "cannot have 10"),
+        ({"token_ids": [256]}, "outside the vocabulary"),
+        ({"cluster_token": "another cluster's"}, "none of this cluster"),
+    ],
+)
+def test_nobody_goes_on_with_what_is_not_theirs(change: dict[str, Any], message: str) -> None:
+    async def scenario() -> None:
+        asked = request(max_tokens=9)
+        token = await begun(Replica(), asked, b"He")
+        two = Replica(change.get("cluster_token", "secret"))
+        again = resumed(asked, change.get("token", token), change.get("token_ids", b"He"), 2)
+        again.text = change.get("text", again.text)
+        call = await two.start(again, change.get("key", KEYS[0]))
+        with pytest.raises(Refused) as refused:
+            await call
+        assert refused.value.args[0] == "INVALID_ARGUMENT" and message in refused.value.args[1]
+        assert two.router.num_requests == 0 and two.d.of(Admit) == []
+
+    asyncio.run(scenario())
