@@ -1,0 +1,235 @@
+"""The two clients. What is alike in both is in `StreamProgress` and `RouterTargets`, which know no sockets."""
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from types import TracebackType
+from typing import Any
+
+import grpc
+
+from tandem.client.progress import RETRY_DELAY_S, StreamProgress
+from tandem.client.requests import DEFAULT_ADDRESS, ClientTls, Messages, make_request, metadata, translate
+from tandem.client.targets import RouterTargets
+from tandem.v1 import inference_pb2 as pb
+from tandem.v1 import inference_pb2_grpc
+
+_INFO_TIMEOUT_S = 5.0
+# A router's own port answers so soon, or is taken to be out of reach from here.
+_REACH_TIMEOUT_S = 1.0
+_OPTIONS = [("grpc.enable_http_proxy", 0)]
+
+
+class TandemClient:
+    """Talks to a cluster; safe to use from several threads. Use as a context manager, or close it."""
+
+    def __init__(
+        self,
+        address: str = DEFAULT_ADDRESS,
+        api_key: str = "",
+        tls: ClientTls | None = None,
+        *,
+        one_router: bool = False,
+    ) -> None:
+        """
+        Args:
+            address: "host:port" of the cluster's gRPC port, or of one router's own.
+            api_key: sent with every call if not empty.
+            tls: None: a plain connection.
+            one_router: stay with whichever router answers at that address, and do not go on elsewhere when it dies.
+        """
+        self.address = address
+        self._metadata = metadata(api_key)
+        self._credentials = tls.credentials() if tls else None
+        self._one_router = one_router
+        self._targets = RouterTargets(address)
+        # The first is to `address`; others are opened when they are needed.
+        self._channels: dict[str, grpc.Channel] = {address: self._open(address)}
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> "TandemClient":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends all calls."""
+        with self._lock:
+            for channel in self._channels.values():
+                channel.close()
+
+    def generate(self, request: pb.GenerateRequest, timeout_s: float | None = None) -> Iterator[pb.GenerateResponse]:
+        """Streams responses; closing the iterator aborts the request. Raises TandemError."""
+        progress = StreamProgress(request, timeout_s)
+        while True:
+            address, channel = self._next_channel()
+            stub = inference_pb2_grpc.InferenceStub(channel)
+            call = stub.Generate(progress.next_request(), timeout=progress.time_left(), metadata=self._metadata)
+            try:
+                for response in call:
+                    progress.add(response)
+                    yield response
+                return
+            except grpc.RpcError as error:
+                if not (self._targets.is_known and progress.goes_on_after(error)):
+                    raise translate(error, self.address) from error
+                self._targets.avoid(address)
+            finally:
+                call.cancel()
+            time.sleep(RETRY_DELAY_S)
+
+    def complete(self, prompt: str | Sequence[int], **options: Any) -> Iterator[pb.GenerateResponse]:
+        """Continues a text or token ids; `options` are those of `make_request`. Raises TandemError, ValueError."""
+        return self.generate(make_request(prompt, **options))
+
+    def chat(self, messages: Messages, **options: Any) -> Iterator[pb.GenerateResponse]:
+        """Answers a conversation; `options` are those of `make_request`. Raises TandemError, ValueError."""
+        return self.generate(make_request(messages=messages, **options))
+
+    def server_info(self, timeout_s: float = _INFO_TIMEOUT_S) -> pb.ServerInfo:
+        """Asks whichever router answers at `address`. Raises TandemError."""
+        stub = inference_pb2_grpc.InferenceStub(self._channels[self.address])
+        try:
+            return stub.GetServerInfo(pb.GetServerInfoRequest(), timeout=timeout_s, metadata=self._metadata)
+        except grpc.RpcError as error:
+            raise translate(error, self.address) from error
+
+    def _open(self, address: str) -> grpc.Channel:
+        if self._credentials is not None:
+            return grpc.secure_channel(address, self._credentials, options=_OPTIONS)
+        return grpc.insecure_channel(address, options=_OPTIONS)
+
+    def _next_channel(self) -> tuple[str, grpc.Channel]:
+        """Where the next call goes."""
+        if self._one_router:
+            return self.address, self._channels[self.address]
+        with self._lock:
+            if self._targets.must_ask:
+                stub = inference_pb2_grpc.InferenceStub(self._channels[self.address])
+                try:
+                    info = stub.GetServerInfo(
+                        pb.GetServerInfoRequest(), timeout=_INFO_TIMEOUT_S, metadata=self._metadata
+                    )
+                    self._targets.set_routers([router.grpc_address for router in info.routers])
+                except grpc.RpcError:
+                    # The call itself will say what is wrong.
+                    return self.address, self._channels[self.address]
+            while (address := self._targets.next()) not in self._channels:
+                channel = self._open(address)
+                try:
+                    grpc.channel_ready_future(channel).result(_REACH_TIMEOUT_S)
+                except grpc.FutureTimeoutError:
+                    channel.close()
+                    self._targets.drop(address)
+                else:
+                    self._channels[address] = channel
+                    break
+            return address, self._channels[address]
+
+
+class AsyncTandemClient:
+    """Talks to a cluster from one asyncio loop. Use as an async context manager, or close it."""
+
+    def __init__(
+        self,
+        address: str = DEFAULT_ADDRESS,
+        api_key: str = "",
+        tls: ClientTls | None = None,
+        *,
+        one_router: bool = False,
+    ) -> None:
+        """Args: as TandemClient's."""
+        self.address = address
+        self._metadata = metadata(api_key)
+        self._credentials = tls.credentials() if tls else None
+        self._one_router = one_router
+        self._targets = RouterTargets(address)
+        self._channels: dict[str, grpc.aio.Channel] = {address: self._open(address)}
+        self._lock = asyncio.Lock()
+
+    async def __aenter__(self) -> "AsyncTandemClient":
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Ends all calls."""
+        for channel in self._channels.values():
+            await channel.close()
+
+    async def generate(
+        self, request: pb.GenerateRequest, timeout_s: float | None = None
+    ) -> AsyncIterator[pb.GenerateResponse]:
+        """Streams responses; closing the iterator aborts the request. Raises TandemError."""
+        progress = StreamProgress(request, timeout_s)
+        while True:
+            address, channel = await self._next_channel()
+            stub: Any = inference_pb2_grpc.InferenceStub(channel)
+            call = stub.Generate(progress.next_request(), timeout=progress.time_left(), metadata=self._metadata)
+            try:
+                async for response in call:
+                    progress.add(response)
+                    yield response
+                return
+            except grpc.RpcError as error:
+                if not (self._targets.is_known and progress.goes_on_after(error)):
+                    raise translate(error, self.address) from error
+                self._targets.avoid(address)
+            finally:
+                call.cancel()
+            await asyncio.sleep(RETRY_DELAY_S)
+
+    def complete(self, prompt: str | Sequence[int], **options: Any) -> AsyncIterator[pb.GenerateResponse]:
+        """As TandemClient.complete."""
+        return self.generate(make_request(prompt, **options))
+
+    def chat(self, messages: Messages, **options: Any) -> AsyncIterator[pb.GenerateResponse]:
+        """As TandemClient.chat."""
+        return self.generate(make_request(messages=messages, **options))
+
+    async def server_info(self, timeout_s: float = _INFO_TIMEOUT_S) -> pb.ServerInfo:
+        """Asks whichever router answers at `address`. Raises TandemError."""
+        stub: Any = inference_pb2_grpc.InferenceStub(self._channels[self.address])
+        try:
+            return await stub.GetServerInfo(pb.GetServerInfoRequest(), timeout=timeout_s, metadata=self._metadata)
+        except grpc.RpcError as error:
+            raise translate(error, self.address) from error
+
+    def _open(self, address: str) -> grpc.aio.Channel:
+        if self._credentials is not None:
+            return grpc.aio.secure_channel(address, self._credentials, options=_OPTIONS)
+        return grpc.aio.insecure_channel(address, options=_OPTIONS)
+
+    async def _next_channel(self) -> tuple[str, grpc.aio.Channel]:
+        """Where the next call goes."""
+        if self._one_router:
+            return self.address, self._channels[self.address]
+        async with self._lock:
+            if self._targets.must_ask:
+                stub: Any = inference_pb2_grpc.InferenceStub(self._channels[self.address])
+                try:
+                    info = await stub.GetServerInfo(
+                        pb.GetServerInfoRequest(), timeout=_INFO_TIMEOUT_S, metadata=self._metadata
+                    )
+                    self._targets.set_routers([router.grpc_address for router in info.routers])
+                except grpc.RpcError:
+                    # The call itself will say what is wrong.
+                    return self.address, self._channels[self.address]
+            while (address := self._targets.next()) not in self._channels:
+                channel = self._open(address)
+                try:
+                    await asyncio.wait_for(channel.channel_ready(), _REACH_TIMEOUT_S)
+                except TimeoutError:
+                    await channel.close()
+                    self._targets.drop(address)
+                else:
+                    self._channels[address] = channel
+                    break
+            return address, self._channels[address]

@@ -1,0 +1,104 @@
+"""Requests as plain Python values, and what a client needs besides."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from tandem.v1 import inference_pb2 as pb
+
+DEFAULT_ADDRESS = "127.0.0.1:50051"
+
+# A conversation is given as text of one user message, as role-content mappings, or as protobuf messages.
+Messages = str | Sequence[Mapping[str, str] | pb.ChatMessage]
+
+
+class TandemError(Exception):
+    """A call failed.
+
+    Attributes:
+        code: the gRPC status code's name, such as "UNAVAILABLE".
+    """
+
+    def __init__(self, code: str, details: str) -> None:
+        super().__init__(details)
+        self.code = code
+
+
+@dataclass(frozen=True, slots=True)
+class ClientTls:
+    """TLS to the router.
+
+    Attributes:
+        ca_file: PEM file of the authorities to trust; empty: the system's.
+        cert_file, key_file: the client's own certificate and key, where the router asks for one.
+    """
+
+    ca_file: str = ""
+    cert_file: str = ""
+    key_file: str = ""
+
+    def credentials(self) -> grpc.ChannelCredentials:
+        """Raises OSError if a file cannot be read."""
+        ca, cert, key = (Path(f).read_bytes() if f else None for f in (self.ca_file, self.cert_file, self.key_file))
+        return grpc.ssl_channel_credentials(root_certificates=ca, private_key=key, certificate_chain=cert)
+
+
+def make_request(
+    prompt: str | Sequence[int] | None = None,
+    *,
+    messages: Messages | None = None,
+    model: str = "",
+    request_id: str = "",
+    priority: int = 0,
+    cache_namespace: str = "",
+    session_id: str = "",
+    **sampling: Any,
+) -> pb.GenerateRequest:
+    """Builds a request from a text, token ids or a chat; what is left out has the server's defaults.
+
+    Args:
+        sampling: fields of SamplingParams, such as max_tokens, temperature, seed, stop.
+
+    Raises:
+        ValueError: neither or both of `prompt` and `messages` are given, or a sampling field does not exist.
+    """
+    if (prompt is None) == (messages is None):
+        raise ValueError("exactly one of prompt and messages is needed")
+    request = pb.GenerateRequest(
+        request_id=request_id,
+        model=model,
+        priority=priority,
+        cache_namespace=cache_namespace,
+        session_id=session_id,
+        sampling=pb.SamplingParams(**sampling),
+    )
+    if isinstance(prompt, str):
+        request.text = prompt
+    elif prompt is not None:
+        request.token_ids.ids.extend(prompt)
+        request.token_ids.SetInParent()
+    elif isinstance(messages, str):
+        request.chat.messages.add(role="user", content=messages)
+    else:
+        for message in messages or ():
+            proto = message if isinstance(message, pb.ChatMessage) else pb.ChatMessage(**message)
+            request.chat.messages.append(proto)
+        request.chat.SetInParent()
+    return request
+
+
+def metadata(api_key: str) -> tuple[tuple[str, str], ...]:
+    """What is sent with every call."""
+    return (("authorization", f"Bearer {api_key}"),) if api_key else ()
+
+
+def translate(error: Any, address: str) -> TandemError:
+    """Of an error that gRPC has raised."""
+    code, details = error.code(), error.details() or ""
+    # These are gRPC's own words, for a port where nobody answers; a router that lacks a worker says so in other words.
+    if code is grpc.StatusCode.UNAVAILABLE and details.startswith("failed to connect"):
+        details = f"no cluster answers at {address}; start one with `tandem serve`, or see to TLS if it asks for it"
+    return TandemError(code.name, details)

@@ -1,0 +1,60 @@
+"""Which of a cluster's routers a client's next call goes to."""
+
+import random
+import time
+from collections.abc import Callable, Sequence
+
+# A router at which a call has just failed is passed over for so long, where there are others.
+AVOID_S = 1.0
+
+
+class RouterTargets:
+    """In turn, beginning anywhere: clients that start together do not all begin with the same one.
+
+    Attributes:
+        address: the one that the client was given.
+        is_known: whether the cluster has ever said which routers there are.
+    """
+
+    def __init__(self, address: str, clock: Callable[[], float] = time.monotonic) -> None:
+        """Args: address: the one that the client was given, at which some router answers."""
+        self.address = address
+        self._clock = clock
+        self._addresses: list[str] = [address]
+        self._avoid_until: dict[str, float] = {}
+        self._turn = random.randrange(2**16)
+        self.is_known = False
+
+    @property
+    def must_ask(self) -> bool:
+        """Whether the cluster is to be asked which routers there are: at first, and when calls have failed at all that
+        are known, for another cluster may have been started there."""
+        now = self._clock()
+        return not self.is_known or all(now < self._avoid_until.get(address, now) for address in self._addresses)
+
+    def set_routers(self, addresses: Sequence[str]) -> None:
+        """The cluster has said which routers there are. Args: addresses: their own; their host may be 0.0.0.0."""
+        # Some router answers at the address that the client was given, so they all are on that host.
+        host = self.address.rpartition(":")[0]
+        own = [f"{host}:{address.rpartition(':')[2]}" for address in addresses]
+        self._addresses = own if len(own) > 1 and host else [self.address]
+        self.is_known = True
+
+    def next(self) -> str:
+        """Where to send the next call."""
+        now = self._clock()
+        addresses = list(self._addresses)
+        for _ in addresses:
+            self._turn += 1
+            address = addresses[self._turn % len(addresses)]
+            if now >= self._avoid_until.get(address, now):
+                return address
+        return self.address
+
+    def avoid(self, address: str) -> None:
+        """A call has failed there."""
+        self._avoid_until[address] = self._clock() + AVOID_S
+
+    def drop(self, address: str) -> None:
+        """It cannot be reached from here, as behind a gateway that lets only the shared port through."""
+        self._addresses = [a for a in self._addresses if a != address] or [self.address]

@@ -1,0 +1,193 @@
+"""Both clients against scripted routers, with real gRPC between them."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent import futures
+from typing import Any
+
+import grpc
+import pytest
+
+from tandem.client import AsyncTandemClient, TandemClient, TandemError, make_request
+from tandem.client import progress as progress_module
+from tandem.v1 import inference_pb2 as pb
+from tandem.v1 import inference_pb2_grpc
+
+OUTPUT = [10, 11, 12, 13, 14, 15]
+
+
+class ScriptedRouter(inference_pb2_grpc.InferenceServicer):
+    """Serves OUTPUT, a token a message, from wherever a client goes on.
+
+    Attributes:
+        breaks_after: it breaks each stream after so many messages; None: never.
+        own_error: it ends each call in its own words.
+        requests: all that it was sent.
+    """
+
+    def __init__(self, cluster: list["ScriptedRouter"], name: str) -> None:
+        self.breaks_after: int | None = None
+        self.own_error = False
+        self.requests: list[pb.GenerateRequest] = []
+        self._cluster, self._name = cluster, name
+        self._port = 0
+        self.start()
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self._port}"
+
+    def start(self) -> None:
+        # What breaks a stream takes the whole server with it, as the death of a router does.
+        self._server = grpc.server(futures.ThreadPoolExecutor(8), options=[("grpc.so_reuseport", 0)])
+        inference_pb2_grpc.add_InferenceServicer_to_server(self, self._server)
+        self._port = self._server.add_insecure_port(f"127.0.0.1:{self._port}")
+        self._server.start()
+
+    def stop(self) -> None:
+        self._server.stop(0).wait(5.0)
+
+    def GetServerInfo(self, request: Any, context: Any) -> pb.ServerInfo:
+        return pb.ServerInfo(routers=[pb.RouterStatus(grpc_address=router.address) for router in self._cluster])
+
+    def Generate(self, request: pb.GenerateRequest, context: Any) -> Iterator[pb.GenerateResponse]:
+        self.requests.append(request)
+        if self.own_error:
+            context.set_trailing_metadata((("tandem-router", self._name),))
+            context.abort(grpc.StatusCode.UNAVAILABLE, "no worker")
+        start = len(request.resume.token_ids)
+        assert list(request.resume.token_ids) == OUTPUT[:start]
+        assert request.resume.num_characters == start
+        for number, index in enumerate(range(start, len(OUTPUT))):
+            if number == self.breaks_after:
+                threading.Thread(target=self.stop).start()
+                time.sleep(5.0)
+            yield pb.GenerateResponse(
+                index=index,
+                token_ids=[OUTPUT[index]],
+                text="x",
+                resume_token=f"token of {self._name}".encode() if index == start else b"",
+            )
+        yield pb.GenerateResponse(index=len(OUTPUT), finish_reason=pb.FINISH_REASON_LENGTH)
+
+
+@pytest.fixture
+def routers() -> Iterator[list[ScriptedRouter]]:
+    found: list[ScriptedRouter] = []
+    found += [ScriptedRouter(found, name) for name in ("r0", "r1", "r2")]
+    yield found
+    for router in found:
+        router.stop()
+
+
+def threaded(address: str, count: int, timeout_s: float | None) -> list[list[pb.GenerateResponse]]:
+    with TandemClient(address) as client:
+        return [list(client.generate(make_request([1, 2]), timeout_s)) for _ in range(count)]
+
+
+def with_asyncio(address: str, count: int, timeout_s: float | None) -> list[list[pb.GenerateResponse]]:
+    async def run() -> list[list[pb.GenerateResponse]]:
+        async with AsyncTandemClient(address) as client:
+            return [[r async for r in client.generate(make_request([1, 2]), timeout_s)] for _ in range(count)]
+
+    return asyncio.run(run())
+
+
+@pytest.fixture(params=[threaded, with_asyncio], ids=["threads", "asyncio"])
+def call(request: pytest.FixtureRequest) -> Callable[..., list[list[pb.GenerateResponse]]]:
+    """Sends requests one after the other and returns the responses to each."""
+
+    def send(address: str, count: int = 1, timeout_s: float | None = None) -> list[list[pb.GenerateResponse]]:
+        return request.param(address, count, timeout_s)
+
+    return send
+
+
+def assert_whole(responses: list[pb.GenerateResponse]) -> None:
+    assert [i for r in responses for i in r.token_ids] == OUTPUT
+    assert "".join(r.text for r in responses) == "x" * len(OUTPUT)
+    assert [r.index for r in responses] == list(range(len(OUTPUT) + 1))
+    assert responses[-1].finish_reason == pb.FINISH_REASON_LENGTH
+
+
+def test_calls_are_spread_over_all_routers(routers: list[ScriptedRouter], call: Any) -> None:
+    for responses in call(routers[0].address, count=9):
+        assert_whole(responses)
+    assert [len(router.requests) for router in routers] == [3, 3, 3]
+
+
+def test_a_client_may_stay_with_one(routers: list[ScriptedRouter]) -> None:
+    with TandemClient(routers[1].address, one_router=True) as client:
+        for _ in range(4):
+            assert_whole(list(client.generate(make_request([1]))))
+        assert [len(router.requests) for router in routers] == [0, 4, 0]
+        routers[1].breaks_after = 2
+        with pytest.raises(TandemError):
+            list(client.generate(make_request([1])))
+
+
+@pytest.mark.parametrize("after", [0, 1, 5])
+def test_a_stream_goes_on_at_another_router(routers: list[ScriptedRouter], call: Any, after: int) -> None:
+    routers[0].breaks_after = after
+    for responses in call(routers[1].address, count=6):
+        assert_whole(responses)
+    broken = [r for router in routers[1:] for r in router.requests if r.HasField("resume")]
+    assert len(broken) == (1 if after else 0)
+    for request in broken:
+        assert request.resume.token == b"token of r0" and list(request.token_ids.ids) == [1, 2]
+
+
+def test_it_goes_on_again_when_the_next_one_dies_too(routers: list[ScriptedRouter], call: Any) -> None:
+    routers[0].breaks_after = routers[1].breaks_after = 2
+    for responses in call(routers[2].address, count=5):
+        assert_whole(responses)
+
+
+def test_it_goes_on_at_the_only_router_once_that_is_back(call: Any) -> None:
+    alone: list[ScriptedRouter] = []
+    alone.append(ScriptedRouter(alone, "r0"))
+    alone[0].breaks_after = 3
+
+    def start_again() -> None:
+        while len(alone[0].requests) < 1:
+            time.sleep(0.01)
+        time.sleep(1.0)
+        alone[0].breaks_after = None
+        alone[0].start()
+
+    starter = threading.Thread(target=start_again)
+    starter.start()
+    (responses,) = call(alone[0].address)
+    starter.join()
+    alone[0].stop()
+    assert_whole(responses)
+    assert len(alone[0].requests) == 2
+
+
+def test_a_router_s_own_word_is_the_end(routers: list[ScriptedRouter], call: Any) -> None:
+    for router in routers:
+        router.own_error = True
+    with pytest.raises(TandemError, match="no worker"):
+        call(routers[0].address)
+    assert sum(len(router.requests) for router in routers) == 1
+
+
+def test_nobody_tries_for_ever(routers: list[ScriptedRouter], call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress_module, "GO_ON_WITHIN_S", 1.0)
+    for router in routers:
+        router.breaks_after = 1
+    began = time.monotonic()
+    with pytest.raises(TandemError) as ended:
+        call(routers[0].address)
+    assert ended.value.code == "UNAVAILABLE" and time.monotonic() - began < 8.0
+
+
+def test_where_there_never_was_a_cluster_that_is_said_at_once(routers: list[ScriptedRouter], call: Any) -> None:
+    for router in routers:
+        router.stop()
+    began = time.monotonic()
+    with pytest.raises(TandemError, match="no cluster answers at"):
+        call(routers[0].address)
+    assert time.monotonic() - began < 3.0

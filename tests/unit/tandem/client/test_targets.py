@@ -1,0 +1,67 @@
+"""Which router a client's next call goes to."""
+
+from tandem.client.targets import AVOID_S, RouterTargets
+from tests.fakes.clock import FakeClock
+
+OWN = ["0.0.0.0:7001", "0.0.0.0:7002", "0.0.0.0:7003"]
+REACHED = ["cluster:7001", "cluster:7002", "cluster:7003"]
+
+
+def targets(clock: FakeClock | None = None) -> RouterTargets:
+    found = RouterTargets("cluster:50051", clock or FakeClock())
+    found.set_routers(OWN)
+    return found
+
+
+def test_until_the_cluster_has_been_asked_there_is_one_address() -> None:
+    found = RouterTargets("cluster:50051", FakeClock())
+    assert found.must_ask and not found.is_known
+    assert [found.next() for _ in range(3)] == ["cluster:50051"] * 3
+
+
+def test_routers_take_turns_at_the_host_that_the_client_knows() -> None:
+    found = targets()
+    assert not found.must_ask
+    calls = [found.next() for _ in range(9)]
+    assert sorted(calls) == sorted(REACHED * 3) and set(calls[:3]) == set(REACHED)
+
+
+def test_clients_begin_anywhere() -> None:
+    assert len({targets().next() for _ in range(100)}) == 3
+
+
+def test_one_router_is_called_where_it_was_found() -> None:
+    found = RouterTargets("cluster:50051", FakeClock())
+    found.set_routers(["0.0.0.0:50051"])
+    assert found.next() == "cluster:50051"
+    found.set_routers([])
+    assert found.next() == "cluster:50051"
+
+
+def test_where_a_call_has_failed_none_goes_for_a_while() -> None:
+    clock = FakeClock()
+    found = targets(clock)
+    found.avoid(REACHED[0])
+    assert {found.next() for _ in range(9)} == set(REACHED[1:])
+    clock.advance(AVOID_S)
+    assert {found.next() for _ in range(9)} == set(REACHED)
+
+
+def test_when_all_fail_the_cluster_is_asked_again() -> None:
+    clock = FakeClock()
+    found = targets(clock)
+    for address in REACHED:
+        assert not found.must_ask
+        found.avoid(address)
+    assert found.must_ask and found.next() == "cluster:50051"
+    clock.advance(AVOID_S)
+    assert not found.must_ask
+
+
+def test_what_is_out_of_reach_is_left_out() -> None:
+    found = targets()
+    found.drop(REACHED[1])
+    assert {found.next() for _ in range(9)} == {REACHED[0], REACHED[2]}
+    found.drop(REACHED[0])
+    found.drop(REACHED[2])
+    assert found.next() == "cluster:50051"
