@@ -65,7 +65,7 @@ def _fields(data: bytes, start: int, end: int, max_fields: int, too_many: str) -
     """Number, start and end of each field that has bytes, between `start` and `end`.
 
     Raises:
-        UnreasonableError: `too_many`, for more than max_fields of any kind; or one is a group.
+        UnreasonableError: `too_many`, for more than max_fields; or something is none of ours.
     """
     for _ in range(max_fields):
         if start >= end:
@@ -81,7 +81,8 @@ def _fields(data: bytes, start: int, end: int, max_fields: int, too_many: str) -
         elif kind in (_FIXED64, _FIXED32):
             start += 8 if kind == _FIXED64 else 4
         else:
-            raise UnreasonableError("the request holds a group, which no field of it is")
+            # It is a group, which could hold anything, or no field at all.
+            raise UnreasonableError("the request is malformed: it holds what is no field of it")
     if start < end:
         raise UnreasonableError(too_many)
 

@@ -122,6 +122,32 @@ PROMPTS = [
         param="messages",
         path=CHATS,
     ),
+    Row(
+        "chat of more than 2048 messages",
+        "the chat has 2049 messages; at most 2048 are taken",
+        pb.GenerateRequest(chat=pb.Chat(messages=[pb.ChatMessage()] * 2049)),
+        {"messages": [{"role": "user", "content": ""}] * 2049},
+        "messages: List should have at most 2048 items after validation, not 2049",
+        param="messages",
+        path=CHATS,
+    ),
+    Row(
+        "chat of a hundred thousand messages",
+        "the chat has more than 2048 messages",
+        pb.GenerateRequest(chat=pb.Chat(messages=[pb.ChatMessage()] * 100_000)),
+        {"messages": [{"role": "user", "content": ""}] * 100_000},
+        "messages: at most 2048 items are taken",
+        param="messages",
+        path=CHATS,
+    ),
+    Row(
+        "a million token ids",
+        "the prompt has 1000004 bytes of token ids, more than fit the model's length of 512 tokens",
+        ids(*[1] * 1_000_000),
+        {"prompt": [1] * 1_000_000},
+        "prompt: at most 311296 items are taken",
+        param="prompt",
+    ),
     Row("too long prompt", TOO_LONG, pb.GenerateRequest(text="x" * 600), {"prompt": "x" * 600}, param="prompt"),
     Row("too many token ids", TOO_LONG, ids(*[1] * 600), {"prompt": [1] * 600}, param="prompt"),
     Row(
@@ -265,6 +291,18 @@ SAMPLING = [
         "logit_bias: token id 300 is outside the vocabulary of 300",
         "",
     ),
+    both(
+        "logit_bias of 301 tokens",
+        dict.fromkeys(range(301), 1),
+        "logit_bias may name at most 300 tokens, not 301",
+        "logit_bias: Dictionary should have at most 300 items after validation, not more",
+    ),
+    both(
+        "logit_bias of a hundred thousand tokens",
+        dict.fromkeys(range(100_000), 1),
+        "sampling has more than 131072 bytes: logit_bias may name 300 tokens and stop_token_ids 300",
+        "logit_bias: at most 300 items are taken",
+    ),
     http_only(
         "logit_bias of what is no token id",
         "logit_bias.x.[key]: String should match pattern '^(0|[1-9][0-9]{0,9})$'",
@@ -301,6 +339,18 @@ SAMPLING = [
         "stop_token_ids: token id 300 is outside the vocabulary of 300",
         "",
     ),
+    both(
+        "stop_token_ids of 301 tokens",
+        [1] * 301,
+        "stop_token_ids may name at most 300 tokens, not 301",
+        "stop_token_ids: List should have at most 300 items after validation, not 301",
+    ),
+    both(
+        "stop_token_ids of a million tokens",
+        [1] * 1_000_000,
+        "sampling has more than 131072 bytes: logit_bias may name 300 tokens and stop_token_ids 300",
+        "stop_token_ids: at most 300 items are taken",
+    ),
     http_only("value of another type", "top_p: Input should be a valid number", {"top_p": "1"}, "top_p"),
     http_only("number for a truth value", "echo: Input should be a valid boolean", {"echo": 0}, "echo"),
     http_only("unknown field", "unknown field: top_q", {"top_q": 1}, "top_q"),
@@ -323,6 +373,17 @@ SAMPLING = [
 WIRE = [
     Row("no protobuf message", MALFORMED, b"\xff" * 16),
     Row("truncated protobuf message", MALFORMED, ids(*range(50)).SerializeToString()[:-5]),
+    Row(
+        "a hundred thousand lists and objects",
+        "the body has more than 16384 lists and objects; one request may not have so many",
+        None,
+        b'{"prompt": ' + b"[" * 50 + b"[{}]," * 50_000,
+    ),
+    Row(
+        "field that is there a hundred thousand times",
+        "one of the request's messages has more than 64 fields",
+        b"\x1a\0" * 100_000,
+    ),
     Row(
         "invalid UTF-8",
         MALFORMED,
@@ -352,7 +413,7 @@ WIRE = [
         "truncated JSON", "the body is not valid JSON at character 15: Expecting ',' delimiter", b'{"prompt": "hi"'
     ),
     http_only(
-        "deeply nested JSON", "the body is nested too deeply", b'{"prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+        "deeply nested JSON", "the body is nested too deeply", b'{"prompt": ' + b"[" * 10_000 + b"]" * 10_000 + b"}"
     ),
     http_only("JSON that is no object", NOT_AN_OBJECT, b'["hi"]'),
     http_only("no body", NOT_AN_OBJECT, b""),

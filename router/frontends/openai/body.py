@@ -94,18 +94,21 @@ def check_structure(body: bytes, max_items: int) -> None:
         ("items", num_items, max_items),
     ):
         if number > limit:
-            raise _culprit(body) or _refusal(f"the body has more than {limit} {name}, which no field of it takes")
+            raise _culprit(body, max_items) or _refusal(
+                f"the body has more than {limit} {name}; one request may not have so many"
+            )
 
 
-def _culprit(body: bytes) -> HTTPException | None:
+def _culprit(body: bytes, max_items: int) -> HTTPException | None:
     """The refusal of the field that seems to be too long, if it is one of these."""
-    for field, end, limit in (
-        ("logit_bias", b"}", MAX_NUM_BIASED),
-        ("stop_token_ids", b"]", MAX_NUM_STOP_TOKENS),
-        ("messages", b"]", MAX_MESSAGES),
+    for field, end, item, limit in (
+        ("logit_bias", b"}", b":", MAX_NUM_BIASED),
+        ("stop_token_ids", b"]", b",", MAX_NUM_STOP_TOKENS),
+        ("messages", b"]", b'"role"', MAX_MESSAGES),
+        ("prompt", b"]", b",", max_items),
     ):
         value = body.partition(f'"{field}"'.encode())[2].partition(end)[0]
-        if value.count(b",") >= limit:
+        if value.count(item) > limit:
             return FieldRefusal(f"{field}: at most {limit} items are taken", field)
     return None
 

@@ -1,9 +1,14 @@
 """What a decode worker grants and runs, in which order, over a fake engine."""
 
+from typing import Any
+
 from decode_worker.config import DecodeConfig
+from decode_worker.job import DecodeJob
 from decode_worker.leases import MAX_OVERTAKEN
+from engine.token_sequence import TokenSequence
 from prefill_worker.config import PrefillConfig
 from tandem.messages import Finished, FirstToken, GaveBack, Tokens
+from tandem.sampling_params import SamplingParams
 from tests.fakes.engine import expected_tokens
 from tests.fakes.workers import WorkerPair
 
@@ -36,6 +41,25 @@ def test_requests_join_and_leave_at_every_step() -> None:
     assert [m.request_id for m in pair.d.outbox.of(Finished)] != [f"r{i}" for i in range(4)]
     for i, max_tokens in enumerate(lengths):
         assert pair.output(f"r{i}") == expected_tokens(list(range(i * 10, i * 10 + 6)), max_tokens)
+
+
+class UnsearchedIds(tuple[int, ...]):
+    """Token ids that must not be searched one by one."""
+
+    def __contains__(self, token_id: object) -> bool:
+        raise AssertionError("a step searches all stop tokens")
+
+
+def test_a_step_does_not_search_the_stop_tokens() -> None:
+    sampling = SamplingParams(3, stop_token_ids=(5, 7))
+    object.__setattr__(sampling, "stop_token_ids", UnsearchedIds((5, 7)))
+    reasons = []
+    for output_ids in ([1], [1, 7], [1, 2, 3]):
+        sequence = TokenSequence([9, *output_ids], 1, [], sampling=sampling)
+        handle: Any = None
+        job = DecodeJob("r", 0, 0, sequence, handle, 0, [], [], 0, 0)
+        reasons.append(job.finish_reason())
+    assert reasons == ["", "stop", "length"]
 
 
 def test_one_message_a_step_for_all_requests() -> None:

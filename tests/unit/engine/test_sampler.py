@@ -4,6 +4,7 @@ import itertools
 import math
 import random
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -320,6 +321,21 @@ def test_bias_bans_and_forces() -> None:
     assert chosen(logits, [sequence(SamplingParams(1, logit_bias=((best, -100.0),)))]) != [best]
     rows = [sequence(SamplingParams(1, temperature=1.0, seed=i, logit_bias=((11, 100.0),))) for i in range(20)]
     assert chosen(logits.expand(20, -1), rows) == [11] * 20
+
+
+class UnreadBias(tuple[tuple[int, float], ...]):
+    """Pairs that must not be looked at one by one."""
+
+    def __iter__(self) -> Iterator[tuple[int, float]]:
+        raise AssertionError("a step goes through all biases")
+
+
+def test_a_step_does_not_go_through_the_biases() -> None:
+    logits = random_logits(8, num_rows=3)
+    bias = ((3, -100.0), (11, 100.0))
+    rows = [sequence(SamplingParams(1)), sequence(SamplingParams(1, logit_bias=bias)), sequence(SamplingParams(1))]
+    object.__setattr__(rows[1].sampling, "logit_bias", UnreadBias(bias))
+    assert chosen(logits, rows) == [int(logits[0].argmax()), 11, int(logits[2].argmax())]
 
 
 # --- chance ----------------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """What sampling parameters admit."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -39,6 +40,21 @@ def test_ranges(name: str, good: tuple[Any, ...], bad: tuple[Any, ...]) -> None:
     for value in bad:
         with pytest.raises(ValueError, match=f"^{name}"):
             SamplingParams(**{"max_tokens": 5, name: value})
+
+
+def test_another_seed_is_all_that_changes() -> None:
+    params = SamplingParams(5, temperature=0.5, logit_bias=((7, 1.0),), seed=3, stop_token_ids=(0, 2))
+    again = params.with_seed(2**64 - 1)
+    assert again == replace(params, seed=2**64 - 1)
+    assert params.seed == 3
+
+
+def test_a_stop_token_comes_before_the_length() -> None:
+    params = SamplingParams(5, stop_token_ids=(7,))
+    for stop_token_ids in (None, frozenset((7,))):
+        assert params.finish_reason(7, 5, stop_token_ids) == "stop"
+        assert params.finish_reason(6, 5, stop_token_ids) == "length"
+        assert params.finish_reason(6, 4, stop_token_ids) == ""
 
 
 def test_messages_say_what_would_be_right() -> None:

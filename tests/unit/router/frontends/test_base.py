@@ -91,6 +91,36 @@ def test_a_name_can_be_passed_on_and_told_back(field: str, name: str, message: s
         frontend.begin(prompt, SamplingOptions(), key="", default_max_tokens=5, **{field: name})
 
 
+@pytest.mark.parametrize(("field", "limit"), [("logit_bias", 300), ("stop_token_ids", 300)])
+def test_so_many_tokens_may_be_named_and_no_more(field: str, limit: int) -> None:
+    frontend, prompt = new_frontend(), TokenizedPrompt([1], {RECEIVED: 1})
+
+    class Vocabulary(ByteTokenizer):
+        vocab_size = 1000
+
+    frontend.tokenizer = Vocabulary()  # type: ignore[assignment]
+
+    def begin(num_ids: int) -> None:
+        named: Any = dict.fromkeys(range(num_ids), 1.0)
+        options = SamplingOptions(**{field: named if field == "logit_bias" else [*named]})
+        frontend.begin(prompt, options, key="", default_max_tokens=5)
+
+    begin(limit)
+    with pytest.raises(InvalidRequestError, match=f"^{field} may name at most {limit} tokens, not {limit + 1}$") as no:
+        begin(limit + 1)
+    assert no.value.param == field
+
+
+def test_what_all_outputs_have_alike_is_made_once() -> None:
+    frontend, prompt = new_frontend(), TokenizedPrompt([1], {RECEIVED: 1})
+    options = SamplingOptions(logit_bias={7: 1.0}, stop_token_ids=[5])
+    generations = frontend.begin(prompt, options, key="", default_max_tokens=5, num_choices=128)
+    sampling = [generation.tracker.sampling for generation in generations]
+    assert len({s.seed for s in sampling}) == 128
+    assert {id(s.logit_bias) for s in sampling} == {id(sampling[0].logit_bias)}
+    assert {id(s.stop_token_ids) for s in sampling} == {id(sampling[0].stop_token_ids)}
+
+
 def test_each_choice_draws_with_a_seed_of_its_own() -> None:
     frontend, prompt = new_frontend(), TokenizedPrompt([1], {RECEIVED: 1})
 

@@ -1,9 +1,12 @@
 """JSON to the letter."""
 
+import json
+from typing import Any
+
 import pytest
 from starlette.exceptions import HTTPException
 
-from router.frontends.openai.body import parse_json
+from router.frontends.openai.body import FieldRefusal, check_structure, parse_json
 
 
 @pytest.mark.parametrize(
@@ -25,3 +28,53 @@ def test_what_is_no_json_is_said_to_be_none(body: bytes, message: str) -> None:
 
 def test_two_halves_make_a_character() -> None:
     assert parse_json(rb'["\ud83d\ude00", 1.5, null]') == ["\N{GRINNING FACE}", 1.5, None]
+
+
+MAX_ITEMS = 300_000
+MESSAGE = {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}
+BIAS = {str(i): -100 for i in range(300)}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"prompt": [[1] * 2048] * 128, "logit_bias": BIAS, "stop_token_ids": [1] * 300},
+        {"messages": [MESSAGE] * 2048, "logit_bias": BIAS},
+        # Nothing of this is more than one string.
+        {"prompt": ',[{"' * 400_000},
+        {"prompt": '\\"' * 400_000},
+        {"prompt": "\\" * 400_001},
+    ],
+    ids=["token ids", "messages", "structure in text", "escapes", "backslashes"],
+)
+def test_what_could_be_served_is_read(content: dict[str, Any]) -> None:
+    body = json.dumps(content).encode()
+    check_structure(body, MAX_ITEMS)
+    assert parse_json(body) == content
+
+
+@pytest.mark.parametrize(
+    ("body", "message", "param"),
+    [
+        (b"[" + b"1," * 300_001 + b"1]", "the body has more than 300000 items", None),
+        (b"[" + b"[]," * 20_000 + b"1]", "the body has more than 16384 lists and objects", None),
+        (b"[" + b"{}," * 20_000 + b"1]", "the body has more than 16384 lists and objects", None),
+        (b"[" + b'"",' * 40_000 + b"1]", "the body has more than 32768 strings", None),
+        # The text does not hide what comes after it.
+        (b'["\\\\", "\\"' + b"," * 9 + b'", ' + b"1," * 300_001 + b"1]", "the body has more than 300000 items", None),
+        (
+            b'{"logit_bias": {' + b'"1":1,' * 40_000 + b'"1":1}}',
+            "logit_bias: at most 300 items are taken",
+            "logit_bias",
+        ),
+        (b'{"stop_token_ids": [' + b"1," * 300_001 + b"1]}", "stop_token_ids: at most 300 items", "stop_token_ids"),
+        (b'{"messages": [' + b'{"role":1},' * 20_000 + b"{}]}", "messages: at most 2048 items are taken", "messages"),
+    ],
+    ids=["items", "lists", "objects", "strings", "escapes", "logit_bias", "stop_token_ids", "messages"],
+)
+def test_what_nothing_takes_is_not_read(body: bytes, message: str, param: str | None) -> None:
+    with pytest.raises(HTTPException) as refused:
+        check_structure(body, MAX_ITEMS)
+    assert refused.value.status_code == 400
+    assert message in refused.value.detail
+    assert (refused.value.param if isinstance(refused.value, FieldRefusal) else None) == param

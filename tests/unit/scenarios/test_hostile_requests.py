@@ -1,0 +1,111 @@
+"""No request of one client stops the streams of the others: a real router over loopback, and what its watched stream
+sees of a token each 10 ms. Before there were bounds, each of these held it for 0.4 to 3 seconds."""
+
+import json
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from benchmarks.router_model import write_model_dir
+from tandem.v1 import inference_pb2 as pb
+from tests.fakes.paced_router import PacedRouter
+from tests.fakes.raw_http import error_of, read_all
+
+pytestmark = pytest.mark.slow
+
+# It is some 30 ms where nothing else runs on the machine.
+MAX_GAP_S = 0.25
+ANSWER_TIMEOUT_S = 30.0
+VOCAB_SIZE = 200_000
+MAX_MODEL_LEN = 300_000
+# Templates look back at earlier messages; this one at all of them.
+LOOKS_BACK = (
+    "{% for m in messages %}{% for o in messages[:loop.index] %}{% if o['role'] == 'tool' %}x{% endif %}{% endfor %}"
+    "{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
+)
+BIAS = dict.fromkeys(range(170_000), 1.0)
+TEXT = "def " * 650_000
+MESSAGE = {"role": "user", "content": "hello"}
+PART = {"type": "text", "text": ""}
+
+
+@pytest.fixture(scope="module")
+def router(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PacedRouter]:
+    directory: Path = tmp_path_factory.mktemp("model")
+    write_model_dir(directory)
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps({**config, "vocab_size": VOCAB_SIZE}))
+    (directory / "tokenizer_config.json").write_text(json.dumps({"chat_template": LOOKS_BACK}))
+    with PacedRouter(directory, MAX_MODEL_LEN) as paced:
+        yield paced
+
+
+def post(address: str, path: str, body: bytes) -> bytes:
+    host, _, port = address.rpartition(":")
+    with socket.create_connection((host, int(port)), ANSWER_TIMEOUT_S) as connection:
+        head = f"POST {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\n"
+        connection.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+        return read_all(connection)
+
+
+def generate(address: str, request: bytes) -> str:
+    """Sends a request that is encoded already; returns the status and what it says."""
+    with grpc.insecure_channel(address) as channel:
+        call: Callable[..., Any] = channel.unary_stream("/tandem.v1.Inference/Generate", bytes, bytes)
+        try:
+            list(call(request, timeout=ANSWER_TIMEOUT_S))
+        except grpc.RpcError as error:
+            return f"{error.code().name} {error.details()}"  # type: ignore[attr-defined]
+    return "OK"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "message"),
+    [
+        ("completions", {"prompt": "hi", "n": 8, "logit_bias": BIAS}, "logit_bias: at most 300 items are taken"),
+        ("completions", {"prompt": "hi", "n": 8, "stop_token_ids": [*BIAS]}, "stop_token_ids: List should have at"),
+        ("completions", {"prompt": [1] * 2_600_000}, "prompt: at most 349152 items are taken"),
+        ("completions", {"prompt": TEXT}, "the prompt has more than "),
+        ("chat/completions", {"messages": [MESSAGE] * 8000}, "messages: List should have at most 2048 items"),
+        ("chat/completions", {"messages": [MESSAGE] * 150_000}, "messages: at most 2048 items are taken"),
+        ("chat/completions", {"messages": [{**MESSAGE, "content": [PART] * 200_000}]}, "the body has more than"),
+    ],
+    ids=["logit_bias", "stop_token_ids", "token ids", "text", "messages", "more messages", "parts"],
+)
+def test_a_huge_body_stops_nobody(router: PacedRouter, path: str, body: dict[str, Any], message: str) -> None:
+    encoded = json.dumps(body).encode()
+    with router.watched_stream() as gap:
+        answer = post(router.addresses.http, f"/v1/{path}", encoded)
+    status, said = error_of(answer)
+    assert (status, said[: len(message)]) == (400, message)
+    assert gap.longest_s < MAX_GAP_S
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        (pb.GenerateRequest(text="hi", sampling=pb.SamplingParams(logit_bias=BIAS)), "sampling has more than 131072"),
+        (pb.GenerateRequest(text=TEXT), "the prompt has more than "),
+    ],
+    ids=["logit_bias", "text"],
+)
+def test_a_huge_message_stops_nobody(router: PacedRouter, request_: pb.GenerateRequest, message: str) -> None:
+    encoded = request_.SerializeToString()
+    with router.watched_stream() as gap:
+        answer = generate(router.addresses.grpc, encoded)
+    assert answer.startswith(f"INVALID_ARGUMENT {message}")
+    assert gap.longest_s < MAX_GAP_S
+
+
+def test_the_longest_chats_stop_nobody(router: PacedRouter) -> None:
+    request = pb.GenerateRequest(
+        chat=pb.Chat(messages=[pb.ChatMessage(role="user", content="hello")] * 2048),
+        sampling=pb.SamplingParams(max_tokens=2),
+    ).SerializeToString()
+    with router.watched_stream() as gap:
+        assert [generate(router.addresses.grpc, request) for _ in range(3)] == ["OK"] * 3
+    assert gap.longest_s < MAX_GAP_S
