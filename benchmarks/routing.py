@@ -77,7 +77,7 @@ class Requests:
                 self.router.receive(worker, LinkState(f"decode-{number}", f"decode-{number}-life", up=True))
 
     def _token_ids(self, count: int) -> list[int]:
-        return [self._random.randrange(1000, 100_000) for _ in range(count)]
+        return self._random.choices(range(1000, 100_000), k=count)
 
 
 def choice_rows(num_workers: int, num_requests: int, max_ms: float | None) -> Iterator[Row]:

@@ -79,7 +79,7 @@ class Router:
             self.workers,
             lambda: self.num_requests,
             lambda: self.num_queued,
-            lambda: len(self._room),
+            lambda: self.num_waiting,
             self.not_ready_reason,
         )
         self._policy = GuardedPolicy(policy)
@@ -96,6 +96,11 @@ class Router:
     def num_queued(self) -> int:
         """Requests that wait for their first token."""
         return self._requests.num_queued
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that no worker takes now."""
+        return len(self._room)
 
     def not_ready_reason(self) -> str:
         """Why no request would be served now, or ""."""

@@ -469,7 +469,7 @@ SHOWN_APART = {
         ),
         Row(
             "no worker",
-            "no prefill and no decode worker is connected",
+            "no prefill and no decode worker is connected; nobody came within 2 s",
             b"",
             {},
             grpc_code="UNAVAILABLE",

@@ -296,7 +296,7 @@ def tiny_pd(clusters: Clusters, tiny_config: ClusterConfig) -> Iterator[ServedCl
 @pytest.fixture
 def tiny_keyed(clusters: Clusters, tiny_config: ClusterConfig) -> Iterator[ServedCluster]:
     """The tiny model behind API keys and small limits; every test must leave it clean."""
-    limits = {"max_requests_per_key": 2, "max_body_bytes": 4096}
+    limits = {"max_requests_per_key": 2, "max_body_bytes": 4096, "worker_wait_timeout_s": 2.0}
     served = clusters.get(replace(tiny_config, api_keys=API_KEYS, **limits))
     yield served
     served.wait_clean()

@@ -121,7 +121,7 @@ def test_without_workers_clients_are_told_so(tiny_keyed: ServedCluster, raw_keye
         streamed = json.dumps(GOOD | {"stream": True}).encode()
         assert_http_error(post(tiny_keyed, streamed, key=API_KEYS[0]), row)
         ready = http(tiny_keyed, "GET", "/ready")
-        assert (ready.status, ready.json["reason"]) == (503, row.message)
+        assert (ready.status, ready.json["reason"]) == (503, "no prefill and no decode worker is connected")
         assert http(tiny_keyed, "GET", "/health").status == 200
     wait_whole(tiny_keyed)
 

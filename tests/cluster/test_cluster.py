@@ -4,7 +4,6 @@ clients and processes do."""
 import random
 import signal
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
@@ -189,42 +188,40 @@ def assert_served_again(served: ServedCluster, oracle: Oracle, worker_id: str, o
     assert served.complete(prompt_ids).token_ids == oracle.generate(prompt_ids, 24)
 
 
-def test_killed_decode_worker_ends_its_streams_and_comes_back(tiny_pd: ServedCluster, tiny_oracle: Oracle) -> None:
-    responses = tiny_pd.client.generate(tiny_pd.request([1, 2, 3], max_tokens=500, ignore_eos=True), timeout_s=30.0)
-    for _ in range(3):
-        next(responses)
-    killed = time.monotonic()
+def test_killed_decode_worker_keeps_its_streams_waiting_and_comes_back(
+    tiny_pd: ServedCluster, tiny_oracle: Oracle
+) -> None:
+    answer = Answer()
+    responses = tiny_pd.client.generate(tiny_pd.request([1, 2, 3], max_tokens=500, ignore_eos=True), timeout_s=60.0)
+    while len(answer.token_ids) < 3:
+        answer.add(next(responses))
     pid = tiny_pd.kill("decode-0")
-    with pytest.raises(TandemError, match="no decode worker is connected") as lost:
-        list(responses)
-    assert lost.value.code == "UNAVAILABLE"
-    assert time.monotonic() - killed < 5.0
     wait_until(lambda: health(tiny_pd) == NOT_SERVING, 2.0, "the health service says so")
     assert "no decode worker is connected" in tiny_pd.client.server_info().not_ready_reason
+    for response in responses:
+        answer.add(response)
+    assert len(answer.token_ids) == 500 and tiny_oracle.confirms([1, 2, 3], answer.token_ids)
     assert_served_again(tiny_pd, tiny_oracle, "decode-0", pid)
 
 
-def test_killed_prefill_worker_ends_its_streams_and_comes_back(tiny_pd: ServedCluster, tiny_oracle: Oracle) -> None:
+def test_killed_prefill_worker_keeps_its_requests_waiting_and_comes_back(
+    tiny_pd: ServedCluster, tiny_oracle: Oracle
+) -> None:
     handed_over = Answer()
-    decoding = tiny_pd.client.generate(tiny_pd.request([1, 2, 3], max_tokens=500, ignore_eos=True), timeout_s=30.0)
+    decoding = tiny_pd.client.generate(tiny_pd.request([1, 2, 3], max_tokens=500, ignore_eos=True), timeout_s=60.0)
     for _ in range(3):
         handed_over.add(next(decoding))
     # A stopped process takes no requests: this one waits for it when it is killed.
     pid = tiny_pd.kill("prefill-0", signal.SIGSTOP)
+    prompt_ids = random_ids(random.Random(9), 100)
     with ThreadPoolExecutor(1) as pool:
-        queued = pool.submit(tiny_pd.complete, random_ids(random.Random(9), 100))
+        queued = pool.submit(tiny_pd.complete, prompt_ids)
         wait_until(lambda: tiny_pd.client.server_info().num_requests == 2, 2.0, "the second request is there")
-        killed = time.monotonic()
         tiny_pd.kill("prefill-0")
-        lost = queued.exception(timeout=5.0)
-    assert isinstance(lost, TandemError)
-    assert (lost.code, str(lost)) == ("UNAVAILABLE", "no prefill worker is connected")
-    assert time.monotonic() - killed < 5.0
-    # The one that was handed over is either lost as clearly or goes on; what its client got is right.
-    with suppress(TandemError):
-        for response in decoding:
-            handed_over.add(response)
-    assert tiny_oracle.confirms([1, 2, 3], handed_over.token_ids)
+        assert queued.result(timeout=60.0).token_ids == tiny_oracle.generate(prompt_ids, 24)
+    for response in decoding:
+        handed_over.add(response)
+    assert len(handed_over.token_ids) == 500 and tiny_oracle.confirms([1, 2, 3], handed_over.token_ids)
     assert_served_again(tiny_pd, tiny_oracle, "prefill-0", pid)
 
 

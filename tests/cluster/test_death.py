@@ -7,6 +7,8 @@ afterwards no page is held, every worker is back, and the router serves with it 
 
 import random
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -26,7 +28,8 @@ MOMENTS = ("before", "prefill", "transfer", "decode")
 NUM_STREAMS = 6
 # For a stream that the fault does not touch; a worker that starts again takes a core meanwhile.
 MAX_GAP_S = 2.0
-MAX_REFUSAL_S = 5.0
+# Silence is one of a second.
+MAX_NOTICE_S = 5.0
 NUM_REPETITIONS = 20
 STOP_S = 30.0
 
@@ -224,30 +227,79 @@ def test_streams_outlive_a_fault(
     Drill(served, tiny_oracle, fault, victim).repeat(0, moment, stop_s=1.5)
 
 
+def sent_under_load(served: ServedCluster, rng: random.Random) -> list[LiveStream]:
+    """Streams at various stages: some are decoded, some wait for prefill."""
+    streams = [LiveStream(served, random_ids(rng, 60), max_tokens=300, ignore_eos=True) for _ in range(NUM_STREAMS)]
+    streams[0].wait_tokens(20)
+    return streams + [LiveStream(served, random_ids(rng, 380), max_tokens=60, ignore_eos=True) for _ in range(4)]
+
+
+def check_exact(streams: Sequence[LiveStream], oracle: Oracle) -> None:
+    for stream in streams:
+        answer = stream.finish()
+        assert len(answer.token_ids) == stream.sampling["max_tokens"]
+        assert oracle.confirms(stream.prompt_ids, answer.token_ids)
+
+
+def probe(served: ServedCluster) -> int:
+    """The status with which the router says whether it is ready."""
+    try:
+        with urllib.request.urlopen(f"http://{served.cluster.addresses.http}/ready", timeout=5.0) as response:
+            return int(response.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+@pytest.mark.parametrize("role", ["decode", "prefill"])
+def test_the_death_of_the_only_worker_of_a_role_is_a_pause(
+    clusters: Clusters, tiny_config: ClusterConfig, tiny_oracle: Oracle, role: str
+) -> None:
+    served = clusters.get(replace(config_for(QuickConfig, tiny_config), num_prefill=1, num_decode=1))
+    wait_whole(served)
+    rng = random.Random(role)
+    streams = sent_under_load(served, rng)
+    served.kill(f"{role}-0")
+    reason = f"no {role} worker is connected"
+    wait_until(lambda: served.client.server_info().not_ready_reason == reason, 5.0, "the router knows")
+    assert probe(served) == 503
+    # Requests are taken meanwhile.
+    streams += [LiveStream(served, random_ids(rng, 100), max_tokens=40, ignore_eos=True) for _ in range(4)]
+    check_exact(streams, tiny_oracle)
+    restarted = [stream for stream in streams if stream.answer.last.handover.attempts > 1]
+    assert len(restarted) >= 4
+    assert probe(served) == 200
+    served.wait_clean()
+
+
 @pytest.mark.parametrize("role", ["prefill", "decode"])
-def test_nobody_left_to_serve_is_said_at_once(clusters: Clusters, tiny_config: ClusterConfig, role: str) -> None:
+def test_workers_of_a_role_that_all_stand_still_are_a_pause(
+    clusters: Clusters, tiny_config: ClusterConfig, tiny_oracle: Oracle, role: str
+) -> None:
     served = clusters.get(config_for(QuickConfig, tiny_config))
     wait_whole(served)
     rng = random.Random(role)
-    streams = [LiveStream(served, random_ids(rng, 380), max_tokens=120, ignore_eos=True) for _ in range(NUM_STREAMS)]
-    streams[0].wait_tokens(1)
+    streams = sent_under_load(served, rng)
     with frozen(served, [f"{role}-0", f"{role}-1"]):
-        frozen_at = time.monotonic()
-        # A request that comes before the silence is noticed waits no longer than those under way.
-        streams.append(LiveStream(served, random_ids(rng, 100), max_tokens=20))
-        num_refused = 0
-        for stream in streams:
-            try:
-                stream.finish()
-            except TandemError as error:
-                num_refused += 1
-                assert (error.code, str(error)) == ("UNAVAILABLE", f"no {role} worker is connected")
-            assert stream.ended - frozen_at < MAX_REFUSAL_S
-        assert num_refused > 0
-        refused = LiveStream(served, [1, 2, 3])
-        with pytest.raises(TandemError, match=f"no {role} worker is connected"):
-            refused.finish()
-        assert refused.ended - refused.sent < 1.0
+        streams.append(LiveStream(served, random_ids(rng, 100), max_tokens=20, ignore_eos=True))
+        reason = f"no {role} worker is connected"
+        wait_until(lambda: served.client.server_info().not_ready_reason == reason, MAX_NOTICE_S, "the router knows")
+        streams.append(LiveStream(served, [1, 2, 3], max_tokens=20, ignore_eos=True))
+    check_exact(streams, tiny_oracle)
+    wait_whole(served)
+    served.wait_clean()
+
+
+def test_whom_nobody_comes_back_to_serve_is_told_for_whom_it_waited(
+    clusters: Clusters, tiny_config: ClusterConfig
+) -> None:
+    config = replace(config_for(QuickConfig, tiny_config), worker_wait_timeout_s=1.0)
+    served = clusters.get(config)
+    wait_whole(served)
+    with frozen(served, ["decode-0", "decode-1"]):
+        stream = LiveStream(served, [1, 2, 3], max_tokens=100, ignore_eos=True)
+        with pytest.raises(TandemError, match="no decode worker is connected; nobody came within 1 s") as told:
+            stream.finish()
+    assert told.value.code == "UNAVAILABLE" and stream.ended - stream.sent < MAX_NOTICE_S + 3.0
     wait_whole(served)
     served.complete([1, 2, 3])
     served.wait_clean()

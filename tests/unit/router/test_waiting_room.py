@@ -360,7 +360,7 @@ async def test_suspects_are_tried_one_at_a_time_and_cleared_when_they_get_past_t
     with pytest.raises(InternalError, match="3 workers were lost"):
         await clients[1].task
     revive(h, 0, "fourth")
-    pass_time(h, SUSPECT_REST_S)
+    assert [request.num_losses for request in h.router._requests] == [0, 2, 0]
     assert {admit.request_id for admit in h.d[0].of(Admit)} == {
         c.tracker.request_id for c in (clients[0], clients[2], late)
     }
