@@ -8,10 +8,13 @@ import importlib.util
 import json
 import os
 import re
+import reprlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
+
+from engine.weights.headers import tensor_names
 
 Progress = Callable[[str, float], None]
 
@@ -43,7 +46,7 @@ def resolve_model(
         on_progress: called with a stage and the fraction of it done while something slow happens.
 
     Raises:
-        ValueError: the model cannot be found or fetched, is incomplete, or is of an unsupported kind.
+        ValueError: the model cannot be found or fetched, is incomplete or malformed, or is of an unsupported kind.
     """
     if load_format not in LOAD_FORMATS:
         raise ValueError(f"load format {load_format!r} is unknown; known: {', '.join(LOAD_FORMATS)}")
@@ -64,6 +67,9 @@ def resolve_model(
     _check_complete(directory, load_format)
     if "quantization_config" in _read_json(directory / "config.json"):
         raise ValueError(f"{model} is a quantised checkpoint (quantization_config): not supported")
+    if load_format != "dummy":
+        for file, expected in checkpoint_files(directory).items():
+            tensor_names(file, expected)
     return directory
 
 
@@ -85,6 +91,8 @@ def checkpoint_files(model_dir: Path) -> dict[Path, frozenset[str] | None]:
         raise ValueError(f"{index} has no weight_map")
     files: dict[str, set[str]] = {}
     for tensor, file in weight_map.items():
+        if not isinstance(file, str):
+            raise ValueError(f"{index}: weight_map must name a file for {tensor!r}, not {reprlib.repr(file)}")
         files.setdefault(file, set()).add(tensor)
     for file in files:
         if Path(file).name != file or not (model_dir / file).is_file():
@@ -145,7 +153,7 @@ def _check_complete(model_dir: Path, load_format: str) -> None:
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"cannot read {path}: {error}") from error
     if not isinstance(content, dict):
         raise ValueError(f"{path} must hold a JSON object")
