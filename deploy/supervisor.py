@@ -8,8 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import ray
-from ray.exceptions import RayError
+from deploy.local_ray import RayError, ray
 
 logger = logging.getLogger(__name__)
 
