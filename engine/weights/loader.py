@@ -36,7 +36,7 @@ def load_weights(
     """
     weights: Iterable[tuple[str, torch.Tensor]]
     if load_format == "dummy":
-        shapes = list(model.checkpoint_shapes())
+        shapes = [(name, tuple(tensor.shape), tensor.dtype) for name, tensor in model.named_parameters()]
         num_bytes = sum(math.prod(shape) * dtype.itemsize for _, shape, dtype in shapes)
         weights = dummy_weights(shapes, device=device)
     else:

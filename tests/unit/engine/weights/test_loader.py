@@ -78,8 +78,9 @@ class RecordingModel(Model):
         self._shapes = shapes
         self.weights: dict[str, torch.Tensor] = {}
 
-    def checkpoint_shapes(self) -> Iterator[tuple[str, tuple[int, ...], torch.dtype]]:
-        return iter(self._shapes)
+    def named_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, shape, dtype in self._shapes:
+            yield name, torch.empty(shape, dtype=dtype)
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         for name, weight in weights:
