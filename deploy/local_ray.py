@@ -115,7 +115,7 @@ def check_closed(address: str) -> None:
 def _token_cache_reset() -> Callable[[], None]:
     """What has Ray read the token anew, which it keeps for the life of a process; raises ValueError without one."""
     try:
-        from ray._raylet import AuthenticationTokenLoader
+        from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]
 
         return AuthenticationTokenLoader.instance().reset_cache
     except (ImportError, AttributeError) as error:
