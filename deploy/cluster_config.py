@@ -61,7 +61,7 @@ class ClusterConfig(ClusterOptions):
         require(self.num_workers > 0, "at least one worker is needed: num_prefill and num_decode, or num_both")
         # What its processes would refuse is refused before any of them starts.
         self.router("unresolved", self.model, 1)
-        self.worker("unresolved", "both", self.engine("unresolved"), "", 1)
+        self.worker("unresolved", "both", self.engine("unresolved"), 1)
 
     @property
     def num_workers(self) -> int:
@@ -112,7 +112,6 @@ class ClusterConfig(ClusterOptions):
         worker_id: str,
         role: Role,
         engine: EngineConfig,
-        fingerprint: str,
         max_model_len: int,
         cluster_token: str = "",
     ) -> WorkerPlan:
@@ -135,7 +134,6 @@ class ClusterConfig(ClusterOptions):
                 "worker_id": worker_id,
                 "role": role,
                 "engine": engine,
-                "model_fingerprint": fingerprint,
                 "max_model_len": max_model_len,
                 # The clients' address is the router's alone.
                 "host": default_of(WorkerConfig, "host"),

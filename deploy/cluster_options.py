@@ -245,6 +245,12 @@ class ClusterOptions:
         "requests in hand for each key, or for all clients together without keys; 0: any number",
         metavar="N",
     )
+    share_cache_between_keys: bool = option(
+        default_of(RouterConfig, "share_cache_between_keys"),
+        SECURITY,
+        "requests find in the caches what those of other keys computed; by the time taken, each key can then tell what "
+        "others asked",
+    )
     tls_cert: str = option(
         "", SECURITY, "PEM file with the server's certificate chain: TLS on both ports", metavar="FILE"
     )

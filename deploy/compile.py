@@ -85,7 +85,7 @@ def run_configuration(
     on_progress("device and model")
     model = ModelConfig.from_dir(model_dir)
     max_model_len = config.max_model_len or model.max_position_embeddings
-    sizes = config.worker("compile", "both", config.engine(str(model_dir)), "", max_model_len).worker.engine
+    sizes = config.worker("compile", "both", config.engine(str(model_dir)), max_model_len).worker.engine
     warmer = Warmer(model, sizes.max_chunk_tokens, sizes.max_batch_size)
     engine_config = replace(
         config.engine(str(model_dir)),
@@ -93,7 +93,7 @@ def run_configuration(
         num_pages=warmer.num_pages(config.page_size),
         cuda_graph_max_bs=max_graph,
     )
-    plan = config.worker("compile", "both", engine_config, "", max_model_len)
+    plan = config.worker("compile", "both", engine_config, max_model_len)
     engine = build_engine(plan.worker.engine, "compile", on_progress)
     try:
         counts = Counts()

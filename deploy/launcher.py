@@ -2,19 +2,17 @@
 
 import contextlib
 import logging
-import os
 import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import ray
-from ray.exceptions import RayActorError, RayError, RayTaskError
-
 from deploy.cluster_config import DEVICES_PER_WORKER, ClusterConfig, WorkerPlan
+from deploy.local_ray import LocalRay, RayActorError, RayError, RayTaskError, ray
 from deploy.plan import check_own_classes, plan
 from deploy.ports import ClientAddresses, ReservedPorts
+from deploy.run_record import default_directory
 from deploy.supervisor import ProcessKind, Supervisor
 from engine.weights.resolve import resolve_model
 from router.config import RouterAddresses, RouterConfig
@@ -30,8 +28,6 @@ START_TIMEOUT_S = 1800.0
 ROUTER_START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 6.0
 POLL_INTERVAL_S = 0.2
-# Ray's own store is for its bookkeeping here: no request data and no KV ever enters it.
-OBJECT_STORE_BYTES = 80 * 2**20
 
 
 class ClusterError(Exception):
@@ -54,6 +50,7 @@ class Cluster:
     def __init__(self, config: ClusterConfig, on_progress: OnProgress) -> None:
         self._config = config
         self._on_progress = on_progress
+        self._ray = LocalRay(default_directory())
         # Actors by name; a process that is started again replaces its actor.
         self._actors: dict[str, Any] = {}
         self._router_configs: dict[str, RouterConfig] = {}
@@ -154,29 +151,19 @@ class Cluster:
     def stop(self) -> None:
         """Stops every process this cluster started."""
         self._ports.close()
-        if not ray.is_initialized():
-            return
-        # Routers stop first: what is cut short then is told so, and not that its worker is gone.
-        for names in (self._router_configs, self._worker_plans):
-            refs = [self._actors[name].stop.remote() for name in names if name in self._actors]
-            if refs:
-                ray.wait(refs, num_returns=len(refs), timeout=STOP_TIMEOUT_S / 2)
-        self._actors = {}
-        ray.shutdown()
+        if ray.is_initialized():
+            # Routers stop first: what is cut short then is told so, and not that its worker is gone.
+            for names in (self._router_configs, self._worker_plans):
+                refs = [self._actors[name].stop.remote() for name in names if name in self._actors]
+                if refs:
+                    ray.wait(refs, num_returns=len(refs), timeout=STOP_TIMEOUT_S / 2)
+            self._actors = {}
+        self._ray.stop()
 
     def _init_ray(self) -> None:
         self._on_progress("ray", "starting")
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        # Ray would run actors at nice 15: whatever else ran on the host would keep every token waiting.
-        os.environ.setdefault("RAY_worker_niceness", "0")
-        ray.init(
-            address="local",
-            num_cpus=self._config.num_workers + self._config.num_routers_started,
-            include_dashboard=False,
-            object_store_memory=OBJECT_STORE_BYTES,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-        )
+        with _refusals():
+            self._ray.start(self._config.num_workers + self._config.num_routers_started)
         self._on_progress("ray", "ready")
 
     def _check_num_gpus(self) -> None:
@@ -248,7 +235,7 @@ class Cluster:
             return str(error.cause)
         if isinstance(error, RayActorError):
             directory = self._config.log_dir
-            log = log_file(directory, name) if directory else _ray_log_directory()
+            log = log_file(directory, name) if directory else self._ray.log_directory
             return f"its process died; {log} says why"
         return str(error) or type(error).__name__
 
@@ -272,7 +259,3 @@ def _actor_class(cls: type, num_gpus: int = 0) -> Any:
     starts; no CPU of Ray's own accounting, and no restart but ours. It has no name: Ray frees a dead actor's name too
     late for its successor."""
     return ray.remote(cls).options(num_cpus=0, num_gpus=num_gpus, max_concurrency=3, max_restarts=0)
-
-
-def _ray_log_directory() -> str:
-    return os.environ.get("RAY_TMPDIR", "/tmp") + "/ray/session_latest/logs"

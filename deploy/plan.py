@@ -15,7 +15,6 @@ from engine.kvcache.eviction.table import EVICTION_POLICIES
 from engine.kvcache.host_memory import available_memory_bytes
 from engine.models.config import ModelConfig
 from engine.page_layout import page_layout_of
-from engine.weights.resolve import model_fingerprint
 from kvtransfer.transports.table import TRANSPORTS
 from prefill_worker.policies.table import PREFILL_POLICIES
 from router.config import RouterConfig, port_of
@@ -74,7 +73,6 @@ def plan(
             f"max_model_len {max_model_len}; use a larger num_pages or a smaller max_model_len"
         )
     _check_memory(config.num_devices, engine, model_config)
-    fingerprint = model_fingerprint(model_dir, config.load_format)
     router = config.router(str(model_dir), config.model.rstrip("/").rpartition("/")[2], max_model_len, cluster_token)
     is_shared = len(ports.routers) > 1
     routers = [
@@ -92,7 +90,7 @@ def plan(
         for name, own in ports.routers.items()
     ]
     workers = [
-        config.worker(f"{role}-{i}", role, engine, fingerprint, max_model_len, cluster_token)
+        config.worker(f"{role}-{i}", role, engine, max_model_len, cluster_token)
         for role, count in _counts(config)
         for i in range(count)
     ]

@@ -40,7 +40,7 @@ def default_directory() -> Path:
 def write_record(directory: Path, owner: RunOwner, processes: Iterable[ProcessId]) -> Path:
     """Writes or replaces the record of a run, atomically; the directory is made if need be."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    _check_private(directory)
+    check_private(directory)
     record = {
         "machine": _machine(),
         "guard": _to_json(owner.guard),
@@ -56,9 +56,7 @@ def write_record(directory: Path, owner: RunOwner, processes: Iterable[ProcessId
 
 def remove_record(directory: Path, owner: RunOwner) -> None:
     """Removes the record of a run that has stopped; there need not be one."""
-    path = _record_path(directory, owner)
-    path.unlink(missing_ok=True)
-    path.with_suffix(".draft").unlink(missing_ok=True)
+    _remove(_record_path(directory, owner))
 
 
 def end_leftovers(directory: Path) -> list[ProcessId]:
@@ -68,13 +66,32 @@ def end_leftovers(directory: Path) -> list[ProcessId]:
     """
     if not directory.is_dir():
         return []
-    _check_private(directory)
+    check_private(directory)
     found: list[ProcessId] = []
     for path in directory.glob("*.json"):
         # Another start may be at the same work and have removed it.
         with contextlib.suppress(FileNotFoundError):
             found += _end_run(path)
     return found
+
+
+def ray_token_path(directory: Path, launcher: ProcessId) -> Path:
+    """Where the token of a run's Ray is kept: beside the run's record, with which it goes."""
+    return _path_stem(directory, launcher).with_suffix(".token")
+
+
+def check_private(directory: Path) -> None:
+    """Refuses a directory where somebody else could have written which processes to end.
+
+    Raises:
+        PermissionError: it is not this user's alone to write to.
+    """
+    found = directory.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+        raise PermissionError(
+            f"{directory} must be a directory, not a link, that belongs to user {os.getuid()} "
+            "and that nobody else can write to"
+        )
 
 
 def _end_run(path: Path) -> list[ProcessId]:
@@ -84,11 +101,11 @@ def _end_run(path: Path) -> list[ProcessId]:
         owners = [_from_json(record["guard"]), _from_json(record["launcher"])]
         processes = [_from_json(item) for item in record["processes"]]
     except (ValueError, KeyError, TypeError):
-        path.unlink()
+        _remove(path)
         return []
     this_boot, this_namespace = _machine()
     if boot != this_boot:
-        path.unlink()
+        _remove(path)
         return []
     # In another container, pids mean other processes: that record is for a start over there.
     if namespace != this_namespace or any(owner.is_alive() for owner in owners):
@@ -96,22 +113,23 @@ def _end_run(path: Path) -> list[ProcessId]:
     left = {process for process in processes if process.is_alive()}
     left |= {below for process in left for below in descendants(process.pid)}
     if not end_processes(left, _END_GRACE_S):
-        path.unlink()
+        _remove(path)
     return sorted(left)
 
 
 def _record_path(directory: Path, owner: RunOwner) -> Path:
-    return directory / f"{owner.launcher.pid}-{owner.launcher.start_time}.json"
+    return _path_stem(directory, owner.launcher).with_suffix(".json")
 
 
-def _check_private(directory: Path) -> None:
-    """Refuses a directory where somebody else could have written which processes to end."""
-    found = directory.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
-        raise PermissionError(
-            f"{directory} must be a directory, not a link, that belongs to user {os.getuid()} "
-            "and that nobody else can write to"
-        )
+def _path_stem(directory: Path, launcher: ProcessId) -> Path:
+    return directory / f"{launcher.pid}-{launcher.start_time}"
+
+
+def _remove(path: Path) -> None:
+    """Removes a run's record and what is kept beside it."""
+    for suffix in (".draft", ".token"):
+        path.with_suffix(suffix).unlink(missing_ok=True)
+    path.unlink(missing_ok=True)
 
 
 def _machine() -> list[str]:

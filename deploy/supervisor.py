@@ -8,8 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import ray
-from ray.exceptions import RayError
+from deploy.local_ray import RayError, RayTaskError, ray
 
 logger = logging.getLogger(__name__)
 
@@ -95,7 +94,8 @@ class Supervisor:
                 try:
                     ray.get(ref)
                 except (RayError, ValueError, TimeoutError) as error:
-                    logger.error("%s could not be started again: %s", name, error)
+                    reason = error.cause if isinstance(error, RayTaskError) else error
+                    logger.error("%s could not be started again: %s", name, reason)
                     ray.kill(self._actors[name])
                     self._start_later(name)
                     return

@@ -26,11 +26,13 @@ class EngineBase(ABC):
 
     Attributes:
         pool: the memory of the pages that sequences' page tables name.
+        model_fingerprint: equal exactly where engines compute with equal weights; empty for one whose pages go nowhere.
         counters: what `forward` has computed since the start.
     """
 
-    def __init__(self, pool: KvPool) -> None:
+    def __init__(self, pool: KvPool, model_fingerprint: str = "") -> None:
         self.pool = pool
+        self.model_fingerprint = model_fingerprint
         self.counters = EngineCounters()
 
     @property

@@ -21,6 +21,7 @@ from engine.models.build import build_model
 from engine.models.config import ModelConfig
 from engine.page_layout import page_layout_of
 from engine.stage_timer import StageTimer
+from engine.weights.fingerprint import model_fingerprint
 from engine.weights.loader import load_weights
 
 if TYPE_CHECKING:
@@ -59,10 +60,10 @@ def build_engine(config: EngineConfig, pool_name: str, on_progress: Callable[[st
         on_progress(doing)
 
     if device.type == "cpu":
-        model, backend = _load_model(config, model_config, layout, device, tell)
+        model, fingerprint, backend = _load_model(config, model_config, layout, device, tell)
         tell("allocating pages")
         pool = CpuKvPool(layout, config.num_pages, pool_name)
-        engine = Engine(model, pool, backend(pool, model_config.num_q_heads))
+        engine = Engine(model, pool, backend(pool, model_config.num_q_heads), model_fingerprint=fingerprint)
     else:
         free_at_start = free_bytes()
         try:
@@ -104,14 +105,15 @@ def _load_model(
     layout: PageLayout,
     device: torch.device,
     on_progress: Callable[[str], None],
-) -> tuple[Model, type[AttentionBackend]]:
-    """The model with its weights, and the backend that computes its attention."""
+) -> tuple[Model, str, type[AttentionBackend]]:
+    """The model with its weights, their fingerprint, and the backend that computes its attention."""
     on_progress("loading weights")
     model = build_model(model_config, getattr(torch, config.dtype), device)
     # Weights take minutes: whether attention can be computed is found out first.
     backend = choose_backend(config, layout, model_config.num_q_heads, device)
     load_weights(model, Path(config.model_dir), config.load_format, device, on_progress)
-    return model, backend
+    on_progress("fingerprinting weights")
+    return model, model_fingerprint(model), backend
 
 
 def _cuda_engine(
@@ -126,7 +128,7 @@ def _cuda_engine(
     # Imported here: a machine without CUDA has nothing to import.
     from engine.kvcache.cuda_pool import CudaKvPool
 
-    model, backend = _load_model(config, model_config, layout, device, on_progress)
+    model, fingerprint, backend = _load_model(config, model_config, layout, device, on_progress)
     on_progress("warming up")
     memory = _measure(config, model, backend, CudaKvPool(layout, 1, device), free_at_start)
     on_progress("allocating pages")
@@ -140,7 +142,7 @@ def _cuda_engine(
         num_table_pages = layout.num_pages_for(min(longest, num_pages * layout.page_size))
         graphs = DecodeGraphs(model, attention, device, config.cuda_graph_max_bs, num_table_pages, on_progress)
     _log_memory(config, memory, num_pages, layout, free_at_start)
-    return Engine(model, pool, attention, graphs)
+    return Engine(model, pool, attention, graphs, fingerprint)
 
 
 def _measure(

@@ -76,9 +76,10 @@ class Engine(EngineBase):
         pool: KvPool,
         attention: AttentionBackend,
         graphs: "DecodeGraphs | None" = None,
+        model_fingerprint: str = "",
     ) -> None:
         """Args: attention: over the pool; graphs: of decode steps, None: each kernel is launched."""
-        super().__init__(pool)
+        super().__init__(pool, model_fingerprint)
         self.model = model
         self.device = pool.device
         self._attention = attention

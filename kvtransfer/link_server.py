@@ -159,9 +159,7 @@ class LinkServer(kv_link_pb2_grpc.KvLinkServicer):
             return f"protocol version {hello.protocol_version} is not {PROTOCOL_VERSION}"
         if hello.receiver_incarnation != self._incarnation:
             return "this worker has restarted since the router named it"
-        if hello.page_format != self._page_format:
-            return f"pages differ: {hello.page_format} at the sender, {self._page_format} here"
-        return ""
+        return hello.page_format.mismatch(self._page_format, "the sender", "the receiver")
 
 
 async def _open_receiver(transport: Transport) -> tuple[ReceiverTransport, bytes]:

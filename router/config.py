@@ -38,6 +38,7 @@ class RouterConfig:
         api_keys: what clients show; empty lets everybody in.
         max_requests_per_key: requests in hand for each key at most, for all clients together without keys; 0: any
             number.
+        share_cache_between_keys: whether a request may find in a cache what one of another key left there.
         max_body_bytes: of a request, over either port.
         tls: on the clients' ports; None: plain.
         cluster_token: what the processes of this cluster know each other by.
@@ -70,6 +71,7 @@ class RouterConfig:
     reuse_ports: bool = False
     api_keys: tuple[str, ...] = field(default=(), repr=False)
     max_requests_per_key: int = 0
+    share_cache_between_keys: bool = False
     max_body_bytes: int = 8 * 2**20
     tls: TlsConfig | None = None
     cluster_token: str = field(default="", repr=False)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from router.candidates import Candidates
 from router.worker import Worker
-from tandem.messages import Heartbeat, Hello, LinkState, Peer, RouterMessage
+from tandem.messages import Heartbeat, Hello, LinkState, PageFormat, Peer, RouterMessage
 
 
 class WorkerRegistry:
@@ -23,6 +23,8 @@ class WorkerRegistry:
         self._heartbeat_timeout_s = heartbeat_timeout_s
         self._stall_timeout_s = stall_timeout_s
         self._workers: dict[str, Worker] = {}
+        # That of the first worker: all that follow are of the same cluster, also when no other is left.
+        self._page_format: PageFormat | None = None
         self._num_pairs = 0
         self.candidates = Candidates(self._workers)
         self.max_request_tokens = 0
@@ -39,11 +41,11 @@ class WorkerRegistry:
         return self._workers.get(worker_id)
 
     def refusal(self, hello: Hello) -> str:
-        """Why this worker cannot join, or "": all workers must mean the same by a page."""
-        for worker in self._workers.values():
-            if worker.worker_id != hello.worker_id and worker.hello.page_format != hello.page_format:
-                return f"pages differ: {hello.page_format} here, {worker.hello.page_format} at {worker.worker_id}"
-        return ""
+        """Why this worker cannot join, or "": all workers must mean the same by a page, for as long as the router
+        lives, and compute with the model that the router tokenizes for."""
+        if self._page_format is None:
+            return ""
+        return hello.page_format.mismatch(self._page_format, "this worker", "the cluster's first")
 
     def register(
         self, hello: Hello, send: Callable[[Sequence[RouterMessage]], None], disconnect: Callable[[str], None]
@@ -52,6 +54,7 @@ class WorkerRegistry:
         assert hello.worker_id not in self._workers
         now = self._clock()
         worker = Worker(hello, send, disconnect, last_heard=now, last_progress=now)
+        self._page_format = hello.page_format
         self._workers[hello.worker_id] = worker
         if worker.role == "both":
             self._link(worker, worker)

@@ -16,7 +16,7 @@ class PageFormat:
     """What must be equal at both ends of a link for a page to mean the same thing.
 
     Attributes:
-        model_fingerprint: equal exactly where weights are equal.
+        model_fingerprint: equal exactly where workers have loaded equal weights.
         page_bytes: size of one page.
         layout: how these bytes are arranged, as the pool's layout names it.
     """
@@ -24,6 +24,17 @@ class PageFormat:
     model_fingerprint: str
     page_bytes: int
     layout: str
+
+    def mismatch(self, other: "PageFormat", own_name: str, other_name: str) -> str:
+        """Why pages of the two cannot be mixed, or "". Args: own_name, other_name: whose they are."""
+        if self.model_fingerprint != other.model_fingerprint:
+            return (
+                f"models differ: {own_name} has loaded {self.model_fingerprint}, {other_name} "
+                f"{other.model_fingerprint}; if the model's files were replaced, start the whole cluster again"
+            )
+        if self != other:
+            return f"pages differ: {self} at {own_name}, {other} at {other_name}"
+        return ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,6 @@ class WorkerConfig:
 
     Attributes:
         worker_id: its name in the cluster; a restarted worker keeps it.
-        model_fingerprint: equal exactly where weights are equal.
         max_model_len: prompt and output tokens together, at most.
         host: the address its ports are bound to.
         heartbeat_interval_s: seconds between heartbeats to the router.
@@ -25,7 +24,6 @@ class WorkerConfig:
     worker_id: str
     role: Role
     engine: EngineConfig
-    model_fingerprint: str
     max_model_len: int
     host: str = "127.0.0.1"
     heartbeat_interval_s: float = 0.25

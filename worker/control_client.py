@@ -21,6 +21,10 @@ RETRY_DELAY_S = 0.2
 WELCOME_TIMEOUT_S = 5.0
 
 
+class RefusedError(ConnectionError):
+    """A router will not have this worker, however often it asks."""
+
+
 class ControlClient:
     """Keeps a Control stream to a router and opens a new one whenever it ends. On the asyncio thread.
 
@@ -68,7 +72,11 @@ class ControlClient:
             self._writer.send(messages)
 
     async def run(self) -> None:
-        """Runs until cancelled."""
+        """Runs until cancelled.
+
+        Raises:
+            RefusedError: the router says that this worker cannot be part of its cluster, and why.
+        """
         while True:
             await self._run_once()
             await asyncio.sleep(RETRY_DELAY_S)
@@ -93,6 +101,8 @@ class ControlClient:
                 logger.info("the router ended the control stream: %s", await call.details() or "no reason given")
         except (grpc.RpcError, TimeoutError, ValueError, ConnectionError) as error:
             details = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error)
+            if isinstance(error, grpc.aio.AioRpcError) and error.code() == grpc.StatusCode.FAILED_PRECONDITION:
+                raise RefusedError(details) from error
             logger.info("control stream to %s: %s", self.address, details)
         finally:
             writer.close()

@@ -23,6 +23,7 @@ from tandem.rpc.metrics_server import MetricsServer
 from worker.admin import WorkerAdmin
 from worker.base import LinkConnections, Outbox, Scheduler, WorkerRole
 from worker.config import WorkerConfig
+from worker.control_client import RefusedError
 from worker.engine_thread import EngineThread, Outgoing
 from worker.metrics import worker_registry
 from worker.router_streams import RouterStreams
@@ -56,7 +57,9 @@ class WorkerProcess:
         self._control_task: asyncio.Task[None] | None = None
         self._watch_task: asyncio.Task[None] | None = None
         self._hello: Hello | None = None
+        # Set when a router has welcomed this worker, or one has refused it before any had.
         self._connected = threading.Event()
+        self._refusal = ""
         self._stopped = threading.Event()
 
     def start(self) -> str:
@@ -81,11 +84,14 @@ class WorkerProcess:
             router_addresses: of all routers, whether they run now or not.
 
         Raises:
+            ValueError: one refused it; the message says why.
             TimeoutError: none has within connect_timeout_s.
         """
         self._loop_thread.call(self._connect(router_addresses), CALL_TIMEOUT_S)
         if not self._connected.wait(self._config.connect_timeout_s):
             raise TimeoutError(f"no router answered at {', '.join(router_addresses)}")
+        if self._refusal:
+            raise ValueError(self._refusal)
         self._on_progress("ready")
 
     def stop(self) -> None:
@@ -144,7 +150,7 @@ class WorkerProcess:
             config.engine.device,
             address,
             os.getpid(),
-            PageFormat(config.model_fingerprint, layout.page_bytes, layout.tag),
+            PageFormat(engine.model_fingerprint, layout.page_bytes, layout.tag),
             engine.pool.num_pages,
             layout.page_size,
             self._metrics.address,
@@ -175,6 +181,10 @@ class WorkerProcess:
         try:
             await routers.run()
         except ConnectionError as error:
+            if isinstance(error, RefusedError) and not self._connected.is_set():
+                self._refusal = str(error)
+                self._connected.set()
+                return
             # A worker without any router serves nobody and holds memory for nobody.
             logger.error("giving up: %s", error)
             logging.shutdown()

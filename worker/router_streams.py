@@ -80,7 +80,7 @@ class RouterStreams:
         """Runs until cancelled.
 
         Raises:
-            ConnectionError: no router was reached for connect_timeout_s.
+            ConnectionError: no router was reached for connect_timeout_s, or one refused this worker.
         """
         tasks = [asyncio.create_task(work) for work in (*(client.run() for client in self._clients), self._watch())]
         try:

@@ -27,8 +27,8 @@ class Model(ABC):
         """Allocates weights without values. Args: ops: what layers compute with on this device."""
 
     @abstractmethod
-    def checkpoint_shapes(self) -> Iterator[tuple[str, tuple[int, ...], torch.dtype]]:
-        """Name, shape and dtype of every tensor that load_weights expects."""
+    def named_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Every tensor that load_weights fills, by its name in a checkpoint and in the shape that it has there."""
 
     @abstractmethod
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:

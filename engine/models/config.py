@@ -179,5 +179,5 @@ def _read_json(path: Path) -> dict[str, Any]:
         return require_dict(path.name, json.loads(path.read_text(encoding="utf-8")))
     except OSError as error:
         raise ValueError(f"cannot be read: {error.strerror}") from error
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{path.name} is not JSON: {error}") from error

@@ -38,15 +38,20 @@ class DecoderModel(Model):
             config.head_dim, config.rope_theta, config.rope_scaling, config.max_position_embeddings, device
         )
 
-    def checkpoint_shapes(self) -> Iterator[tuple[str, tuple[int, ...], torch.dtype]]:
-        """Name, shape and this model's dtype of every tensor that `load_weights` must be given."""
-        for name, weight in self._parameters().items():
-            yield name, tuple(weight.shape), weight.dtype
+    def named_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Parts of merged matrices are views, and matrices need not be contiguous."""
+        yield "model.embed_tokens.weight", self._embedding
+        yield "model.norm.weight", self._norm.weight
+        for index, layer in enumerate(self._layers):
+            for name, weight in layer.named_parameters():
+                yield f"model.layers.{index}.{name}", weight
+        if not self.config.tie_word_embeddings:
+            yield "lm_head.weight", self._lm_head.weight
 
     @torch.inference_mode()
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         # Each tensor is copied into place and dropped, so that lazy `weights` never make a second whole copy.
-        parameters = self._parameters()
+        parameters = dict(self.named_parameters())
         missing = dict.fromkeys(parameters)
         tied_head: torch.Tensor | None = None
         for name, tensor in weights:
@@ -91,16 +96,6 @@ class DecoderModel(Model):
             # All chunks end before their prompts do, and a kernel over no rows would be an error.
             return x.new_empty(0, self.config.vocab_size)
         return self._ops.norm_linear(x, self._norm, self._lm_head, out)
-
-    def _parameters(self) -> dict[str, torch.Tensor]:
-        """Each tensor of a checkpoint by its name there; parts of merged matrices are views."""
-        parameters = {"model.embed_tokens.weight": self._embedding, "model.norm.weight": self._norm.weight}
-        for index, layer in enumerate(self._layers):
-            for name, weight in layer.named_parameters():
-                parameters[f"model.layers.{index}.{name}"] = weight
-        if not self.config.tie_word_embeddings:
-            parameters["lm_head.weight"] = self._lm_head.weight
-        return parameters
 
 
 class _Layer:

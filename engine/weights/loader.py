@@ -12,6 +12,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from engine.models.base import Model
+from engine.weights.headers import tensor_names
 from engine.weights.resolve import checkpoint_files
 
 # This is a prime above the number of rows of any matrix: no two rows come out equal.
@@ -35,7 +36,7 @@ def load_weights(
     """
     weights: Iterable[tuple[str, torch.Tensor]]
     if load_format == "dummy":
-        shapes = list(model.checkpoint_shapes())
+        shapes = [(name, tuple(tensor.shape), tensor.dtype) for name, tensor in model.named_parameters()]
         num_bytes = sum(math.prod(shape) * dtype.itemsize for _, shape, dtype in shapes)
         weights = dummy_weights(shapes, device=device)
     else:
@@ -54,11 +55,10 @@ def checkpoint_weights(model_dir: Path) -> Iterator[tuple[str, torch.Tensor]]:
         ValueError: there are no weights, a shard is missing or corrupt, or lacks a tensor the index names.
     """
     for path, expected in checkpoint_files(model_dir).items():
+        # The header is checked here and not only before the start: the file may be another one by now.
+        names = tensor_names(path, expected)
         try:
             with safe_open(path, framework="pt") as file:
-                names = file.offset_keys()
-                if expected is not None and (missing := expected.difference(names)):
-                    raise ValueError(f"{path} lacks {len(missing)} tensors, for example {min(missing)}")
                 for name in names:
                     # A shard may hold a tensor that the index takes from another.
                     if expected is None or name in expected:

@@ -8,10 +8,13 @@ import importlib.util
 import json
 import os
 import re
+import reprlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
+
+from engine.weights.headers import tensor_names
 
 Progress = Callable[[str, float], None]
 
@@ -21,7 +24,6 @@ LOAD_FORMATS = ("auto", "dummy")
 # This is part of a converted model's name in the cache: raise it whenever the conversion writes something different.
 _CONVERSION_VERSION = 1
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-_SAMPLE_BYTES = 64
 
 
 def resolve_model(
@@ -43,7 +45,7 @@ def resolve_model(
         on_progress: called with a stage and the fraction of it done while something slow happens.
 
     Raises:
-        ValueError: the model cannot be found or fetched, is incomplete, or is of an unsupported kind.
+        ValueError: the model cannot be found or fetched, is incomplete or malformed, or is of an unsupported kind.
     """
     if load_format not in LOAD_FORMATS:
         raise ValueError(f"load format {load_format!r} is unknown; known: {', '.join(LOAD_FORMATS)}")
@@ -64,6 +66,9 @@ def resolve_model(
     _check_complete(directory, load_format)
     if "quantization_config" in _read_json(directory / "config.json"):
         raise ValueError(f"{model} is a quantised checkpoint (quantization_config): not supported")
+    if load_format != "dummy":
+        for file, expected in checkpoint_files(directory).items():
+            tensor_names(file, expected)
     return directory
 
 
@@ -85,53 +90,13 @@ def checkpoint_files(model_dir: Path) -> dict[Path, frozenset[str] | None]:
         raise ValueError(f"{index} has no weight_map")
     files: dict[str, set[str]] = {}
     for tensor, file in weight_map.items():
+        if not isinstance(file, str):
+            raise ValueError(f"{index}: weight_map must name a file for {tensor!r}, not {reprlib.repr(file)}")
         files.setdefault(file, set()).add(tensor)
     for file in files:
         if Path(file).name != file or not (model_dir / file).is_file():
             raise ValueError(f"{model_dir} is incomplete: {index.name} names {file}, which is not there")
     return {model_dir / file: frozenset(files[file]) for file in sorted(files)}
-
-
-def model_fingerprint(model_dir: Path, load_format: str) -> str:
-    """A short hex digest, equal where two processes would compute with equal weights.
-
-    It covers the configuration and, unless the weights are dummies, every weight file's name, size and header
-    and a few bytes of each tensor: enough to tell fine-tunes of one model apart without reading them whole.
-
-    Raises:
-        ValueError: the directory is incomplete or a weight file is corrupt.
-    """
-    digest = hashlib.blake2b(digest_size=8)
-    config = _read_json(model_dir / "config.json")
-    digest.update(json.dumps(config, sort_keys=True).encode())
-    if load_format == "dummy":
-        digest.update(b"dummy")
-        return digest.hexdigest()
-    for path in checkpoint_files(model_dir):
-        digest.update(f"{path.name} {path.stat().st_size} ".encode())
-        with path.open("rb", buffering=0) as file:
-            for piece in _samples(file, path):
-                digest.update(piece)
-    return digest.hexdigest()
-
-
-def _samples(file: BinaryIO, path: Path) -> Iterator[bytes]:
-    """The header of a safetensors file, then bytes from the middle of every tensor."""
-    size = path.stat().st_size
-    length = int.from_bytes(file.read(8), "little")
-    try:
-        if length > size - 8:
-            raise ValueError("its header is longer than the file")
-        header = file.read(length)
-        tensors = json.loads(header)
-        # These are rows of the middle, because the first rows of an embedding are often untouched by a fine-tune.
-        middles = [sum(tensors[name]["data_offsets"]) // 2 for name in tensors if name != "__metadata__"]
-    except (ValueError, TypeError, LookupError) as error:
-        raise ValueError(f"{path} is not a valid safetensors file: {error}") from error
-    yield header
-    for middle in sorted(middles):
-        file.seek(8 + length + middle)
-        yield file.read(_SAMPLE_BYTES)
 
 
 def _check_complete(model_dir: Path, load_format: str) -> None:
@@ -145,7 +110,7 @@ def _check_complete(model_dir: Path, load_format: str) -> None:
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"cannot read {path}: {error}") from error
     if not isinstance(content, dict):
         raise ValueError(f"{path} must hold a JSON object")

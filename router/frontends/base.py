@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from router.access import Access, key_digest
+from router.cache_namespaces import CacheNamespaces
 from router.config import RouterConfig
 from router.errors import InvalidRequestError, OverloadedError, UnknownModelError
 from router.frontends.generation import Generation, refusals_counted
@@ -86,6 +87,7 @@ class Frontend:
         self.tokenizer = tokenizer
         self.config = config
         self.started_at = time.time()
+        self._cache_namespaces = CacheNamespaces(config.cluster_token, config.share_cache_between_keys)
         self.access = Access(config.api_keys, config.max_requests_per_key, self.elsewhere)
         self._prompts = PromptEncoder(tokenizer, config.max_model_len)
         # A router without a cluster can only resume what it began itself.
@@ -186,6 +188,7 @@ class Frontend:
         Args:
             key: what `identify` said.
             default_max_tokens: for a client that names no limit; None: all that the model's length leaves.
+            cache_namespace: among the key's own requests, unless keys share the caches.
             num_choices: outputs; each has a seed of its own.
             session_id: names the conversation that the request belongs to, for the routing policy.
             resumption: where to go on, for a request that another router has begun; of one output.
@@ -196,6 +199,7 @@ class Frontend:
         _check_name("cache_namespace", cache_namespace)
         _check_name("session_id", session_id)
         _check_name("request_id", client_request_id)
+        namespace = self._cache_namespaces.of(key, cache_namespace)
         # What all outputs have alike is checked once.
         first = self._sampling(options, len(prompt.token_ids), default_max_tokens)
         output_ids: Sequence[int] = ()
@@ -212,7 +216,7 @@ class Frontend:
                 prompt.token_ids,
                 sampling,
                 priority=priority,
-                cache_namespace=cache_namespace,
+                cache_namespace=namespace,
                 session_id=session_id,
                 client_request_id=client_request_id,
                 output_ids=output_ids,

@@ -64,7 +64,8 @@ class RoutingRequest:
         max_new_tokens: how many more tokens its output may have; there will be at least one when `choose` is called.
         priority: larger is sooner.
         session_id: what the client says of the conversation that it belongs to; "" if it says nothing.
-        cache_namespace: KV is shared between requests of the same namespace alone.
+        cache_namespace: KV is shared between requests of the same namespace alone; it is made of the client's own name
+            for it and of a digest of the API key.
     """
 
     request_id: str

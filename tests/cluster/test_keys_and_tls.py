@@ -274,3 +274,28 @@ def test_clients_bring_their_keys(tiny_keyed: ServedCluster) -> None:
         pytest.raises(openai.AuthenticationError, match="the API key is wrong"),
     ):
         client.models.list()
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_no_key_comes_upon_what_another_has_asked(
+    clusters: Clusters, tiny_config: ClusterConfig, is_shared: bool
+) -> None:
+    served = clusters.get(replace(tiny_config, api_keys=API_KEYS, share_cache_between_keys=is_shared))
+    address, prompt = served.cluster.addresses.grpc, list(range(100))
+
+    def cached(key: str, namespace: str = "") -> int:
+        with TandemClient(address, key) as client:
+            *_, last = client.complete(prompt, max_tokens=1, cache_namespace=namespace)
+        assert last.usage.prompt_tokens == len(prompt)
+        return last.usage.cached_tokens
+
+    first, second = API_KEYS
+    assert cached(first) == 0
+    found = cached(first)
+    assert found > 0
+    assert cached(second) == (found if is_shared else 0)
+    # A client's own namespaces are within its key's.
+    assert cached(first, "tenant") == 0
+    assert cached(first, "tenant") == found
+    assert cached(second, "tenant") == (found if is_shared else 0)
+    served.wait_clean()

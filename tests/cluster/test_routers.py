@@ -36,7 +36,10 @@ def served(clusters: Clusters, tiny_config: ClusterConfig) -> Iterator[ServedClu
 def clients(served: ServedCluster) -> Iterator[dict[str, TandemClient]]:
     """One for each router's own port."""
     with ExitStack() as stack:
-        yield {name: stack.enter_context(TandemClient(served.cluster.routers[name].grpc, one_router=True)) for name in ROUTERS}
+        yield {
+            name: stack.enter_context(TandemClient(served.cluster.routers[name].grpc, one_router=True))
+            for name in ROUTERS
+        }
 
 
 def pid_of(served: ServedCluster, router: str) -> int:

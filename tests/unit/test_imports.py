@@ -127,6 +127,11 @@ def test_only_deploy_knows_ray(package: str) -> None:
             assert "ray" not in {t.partition(".")[0] for t in imported(path)}, f"{module} imports ray"
 
 
+def test_ray_is_imported_where_its_settings_are_made() -> None:
+    importers = {m for m, path in modules() if "ray" in {t.partition(".")[0] for t in imported(path)}}
+    assert importers == {"deploy.local_ray"}
+
+
 def test_no_import_cycles() -> None:
     graph = {module: {t for t in imported(path) if t != module} for module, path in modules()}
     visiting: list[str] = []

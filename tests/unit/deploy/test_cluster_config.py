@@ -33,7 +33,7 @@ from worker.config import WorkerConfig
         (lambda: PrefillConfig(chunk_size=0), "chunk_size must be above 0"),
         (lambda: DecodeConfig(max_batch_size=-2), "max_batch_size must be above 0"),
         (lambda: RouterConfig("m", "m", 10, grpc_port=70000), "grpc_port must be between 0 and 65535"),
-        (lambda: WorkerConfig("w", "router", EngineConfig("m"), "f", 10), "role must be one of"),  # type: ignore[arg-type]
+        (lambda: WorkerConfig("w", "router", EngineConfig("m"), 10), "role must be one of"),  # type: ignore[arg-type]
         (lambda: ClusterConfig("m", num_prefill=2, num_decode=0), "both kinds are needed"),
         (lambda: ClusterConfig("m", num_prefill=0, num_decode=0), "at least one worker is needed"),
         (lambda: ClusterConfig("m", num_both=-1), "num_both must not be negative"),
@@ -54,7 +54,7 @@ def test_what_depends_on_the_device_is_decided_for_the_engine() -> None:
     assert (chosen.dtype, chosen.num_pages, chosen.mem_fraction_static) == ("float32", 7, 0.5)
     for device, expected in (("cpu", (512, 64)), ("cuda", (8192, 256))):
         config = ClusterConfig("m", device=device)
-        worker = config.worker("w", "both", config.engine("m"), "f", 500)
+        worker = config.worker("w", "both", config.engine("m"), 500)
         assert (worker.prefill.chunk_size, worker.decode.max_batch_size) == expected
 
 
@@ -63,7 +63,7 @@ def test_what_depends_on_the_device_is_decided_for_the_engine() -> None:
 )
 def test_an_engine_knows_its_largest_forwards(role: Role, chunk: int, batch: int, graph: int) -> None:
     config = ClusterConfig("m", chunk_size=99, max_batch_size=7)
-    engine = config.worker("w", role, config.engine("m"), "f", 500).worker.engine
+    engine = config.worker("w", role, config.engine("m"), 500).worker.engine
     assert (engine.max_chunk_tokens, engine.max_batch_size, engine.cuda_graph_max_bs) == (chunk, batch, graph)
     assert engine.max_model_len == 500
 
@@ -108,7 +108,7 @@ def test_every_option_is_followed_by_somebody() -> None:
 
 def test_an_option_reaches_the_process_that_has_a_field_of_its_name() -> None:
     config = ClusterConfig("m", host="0.0.0.0", schedule="lpm", eviction="lfu", api_keys=("key",), max_batch_size=7)
-    plan = config.worker("w", "both", config.engine("m"), "", 10)
+    plan = config.worker("w", "both", config.engine("m"), 10)
     assert (plan.prefill.schedule, plan.worker.engine.eviction, plan.worker.api_keys) == ("lpm", "lfu", ("key",))
     assert (plan.decode.max_batch_size, plan.worker.host) == (7, "127.0.0.1")
     assert config.router("m", "m", 10).host == "0.0.0.0"

@@ -23,7 +23,7 @@ WORKER = """
 from deploy.cluster_config import ClusterConfig
 from deploy.worker_actor import WorkerActor
 config = ClusterConfig({model_dir!r}, num_pages=8)
-actor = WorkerActor(config.worker("both-0", "both", config.engine({model_dir!r}), "tiny", 64))
+actor = WorkerActor(config.worker("both-0", "both", config.engine({model_dir!r}), 64))
 actor.start()
 """
 SCRIPT = """

@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import ray
-from ray.exceptions import RayTaskError
 
 import deploy.serve
 from cli.main import main
 from deploy.cluster_config import ClusterConfig
 from deploy.launcher import Cluster, ClusterError, ConfigurationError
+from deploy.local_ray import RayTaskError, ray
 from deploy.serve import run_cluster, serve
 from tests.conftest import Certificates
 from tests.fakes.model_config import TINY_LLAMA

@@ -31,7 +31,11 @@ def test_stages_are_told_in_order_and_timed(model_dir: str, caplog: pytest.LogCa
     with caplog.at_level(logging.INFO, "engine.build"):
         engine = build(model_dir, 8, told)
     assert engine.pool.num_pages == 8
-    assert list(dict.fromkeys(doing.partition(" (")[0] for doing in told)) == ["loading weights", "allocating pages"]
+    assert list(dict.fromkeys(doing.partition(" (")[0] for doing in told)) == [
+        "loading weights",
+        "fingerprinting weights",
+        "allocating pages",
+    ]
     assert caplog.messages[-1].startswith("engine ready: loading weights 0.")
     assert ", allocating pages 0." in caplog.messages[-1]
 

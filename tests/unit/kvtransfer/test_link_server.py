@@ -38,8 +38,14 @@ async def answer_to(receiver: ReceiverEnd, message: Any) -> Any:
     [
         ({"protocol_version": PROTOCOL_VERSION + 1}, f"protocol version {PROTOCOL_VERSION + 1} is not"),
         ({"receiver_incarnation": "an earlier life"}, "has restarted"),
-        ({"page_format": PageFormat("fake", 64, "another layout")}, "another layout.* at the sender, .*'fake'.* here"),
-        ({"page_format": PageFormat("other weights", 64, "fake")}, "other weights.* at the sender"),
+        (
+            {"page_format": PageFormat("fake", 64, "another layout")},
+            "another layout.* at the sender, .*'fake'.* at the receiver",
+        ),
+        (
+            {"page_format": PageFormat("other weights", 64, "fake")},
+            "models differ: the sender has loaded other weights, the receiver fake; .*replaced",
+        ),
     ],
 )
 def test_what_would_corrupt_pages_later_is_refused(change: dict[str, Any], reason: str) -> None:

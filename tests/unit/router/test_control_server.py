@@ -94,7 +94,7 @@ async def test_the_worker_goes_with_the_call() -> None:
         (
             hello("p0", "prefill", page_format=replace(PAGE_FORMAT, model_fingerprint="other")),
             "FAILED_PRECONDITION",
-            "pages differ",
+            "models differ: this worker has loaded other",
         ),
     ],
 )

@@ -208,10 +208,16 @@ async def test_a_worker_that_connects_again_replaces_itself() -> None:
 async def test_workers_whose_pages_differ_cannot_join() -> None:
     h = RouterHarness()
     other = replace(PAGE_FORMAT, model_fingerprint="other")
-    with pytest.raises(ValueError, match="pages differ"):
+    with pytest.raises(ValueError, match="models differ: this worker has loaded other"):
         ScriptedWorker(h.router, "d9", "decode", page_format=other)
     assert h.router.workers.get("d9") is None
     # Nor drive out the one whose name they take.
-    with pytest.raises(ValueError, match="pages differ"):
+    with pytest.raises(ValueError, match="models differ: this worker has loaded other"):
         ScriptedWorker(h.router, "d0", "decode", page_format=other)
     assert h.router.workers.get("d0") is h.d[0].worker
+    # Nor come when all others have gone: the router's tokenizer is that of the model it began with.
+    for scripted in (*h.p, *h.d):
+        h.router.lose_worker(scripted.worker, "disconnected", "gone")
+    with pytest.raises(ValueError, match="models differ"):
+        ScriptedWorker(h.router, "d0", "decode", page_format=other)
+    ScriptedWorker(h.router, "d0", "decode")

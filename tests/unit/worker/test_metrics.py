@@ -157,7 +157,7 @@ def test_a_reader_that_leaves_or_talks_nonsense_does_no_harm(open_port: MetricsS
 
 def test_a_cluster_s_keys_are_asked_for_by_its_workers() -> None:
     cluster = ClusterConfig("m", api_keys=("first-key",))
-    worker = cluster.worker("prefill-0", "prefill", cluster.engine("m"), "", 1)
+    worker = cluster.worker("prefill-0", "prefill", cluster.engine("m"), 1)
     assert worker.worker.api_keys == ("first-key",)
     assert "first-key" not in repr(worker)
 

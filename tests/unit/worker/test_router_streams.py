@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
+import grpc
 import pytest
 
 from tandem.messages import (
@@ -27,6 +28,7 @@ from tandem.rpc.codec import ROUTER_CODEC, WORKER_CODEC
 from tandem.v1 import worker_pb2_grpc
 from tests.fakes.link_ends import wait_until
 from tests.fakes.scripted_worker import hello
+from worker.control_client import RefusedError
 from worker.events import FromRouter, RouterLost
 from worker.router_streams import RouterStreams
 
@@ -84,15 +86,23 @@ class RouterPort(worker_pb2_grpc.ClusterServicer):
             self.heard += [m for m in WORKER_CODEC.decode(batch) if not isinstance(m, Heartbeat | Hello)]
 
 
+class RefusingRouter(worker_pb2_grpc.ClusterServicer):
+    """One that takes no worker in."""
+
+    async def Control(self, batches: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
+        await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "models differ")
+        yield
+
+
 class WorkerEnd:
     """Attributes: events: what the engine thread is told; peers: whom links are kept to."""
 
-    def __init__(self, routers: Sequence[RouterPort]) -> None:
+    def __init__(self, addresses: Sequence[str]) -> None:
         self.events: list[Any] = []
         self.peers: Sequence[Peer] = ()
         self.num_welcomes = 0
         self.streams = RouterStreams(
-            [router.address for router in routers],
+            addresses,
             hello("p", "prefill"),
             cluster_token="",
             heartbeat=lambda: Heartbeat(1),
@@ -120,7 +130,7 @@ def scenario_of(num_routers: int) -> Callable[[Callable[..., Awaitable[None]]], 
                 for router in routers:
                     await router.start()
                     stack.push_async_callback(router.stop)
-                worker = WorkerEnd(routers)
+                worker = WorkerEnd([router.address for router in routers])
                 running = asyncio.create_task(worker.streams.run())
                 await wait_until(lambda: worker.num_welcomes == num_routers)
                 try:
@@ -215,3 +225,19 @@ async def test_a_worker_gives_up_when_no_router_is_left(worker: WorkerEnd, runni
     await routers[1].stop()
     with pytest.raises(ConnectionError, match=f"no router at {routers[0].address}, {routers[1].address} for 1 s"):
         await running
+
+
+def test_a_worker_that_is_refused_does_not_ask_again() -> None:
+    async def scenario() -> None:
+        server = new_server()
+        worker_pb2_grpc.add_ClusterServicer_to_server(RefusingRouter(), server)
+        address = bind(server, "127.0.0.1", 0)
+        await server.start()
+        try:
+            async with asyncio.timeout(10.0):
+                with pytest.raises(RefusedError, match=r"^models differ$"):
+                    await WorkerEnd([address]).streams.run()
+        finally:
+            await server.stop(None)
+
+    asyncio.run(scenario())

@@ -235,7 +235,8 @@ def test_sharded_checkpoint_loads_alike(plain: Checkpoint, tmp_path: Path) -> No
     assert torch.equal(*logits)
 
 
-def test_checkpoint_shapes_are_what_a_checkpoint_holds(checkpoint: Checkpoint) -> None:
+def test_parameters_are_what_the_checkpoint_holds(checkpoint: Checkpoint) -> None:
     model = checkpoint.load(torch.bfloat16)
-    shapes = {name: (shape, dtype) for name, shape, dtype in model.checkpoint_shapes()}
-    assert shapes == {name: (tuple(t.shape), torch.bfloat16) for name, t in checkpoint.weights()}
+    loaded, held = dict(model.named_parameters()), dict(checkpoint.weights())
+    assert loaded.keys() == held.keys()
+    assert all(torch.equal(loaded[name], held[name].to(torch.bfloat16)) for name in held)

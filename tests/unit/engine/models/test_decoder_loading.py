@@ -30,7 +30,7 @@ def make_model(architecture: str = "LlamaForCausalLM", **changes: Any) -> Model:
 
 def make_weights(model: Model) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
-    return {name: torch.randn(shape, generator=generator) for name, shape, _ in model.checkpoint_shapes()}
+    return {name: torch.randn(weight.shape, generator=generator) for name, weight in model.named_parameters()}
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ def test_incomplete_and_corrupt_checkpoints_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"names b\.safetensors, which is not there"):
         list(checkpoint_weights(tmp_path))
     shard(tmp_path, {"a.safetensors": ["x"]}, {"x": "a.safetensors", "y": "a.safetensors"})
-    with pytest.raises(ValueError, match="lacks 1 tensors, for example y"):
+    with pytest.raises(ValueError, match="lacks 1 tensors, for example 'y'"):
         list(checkpoint_weights(tmp_path))
     shard(tmp_path, {}, {"x": "../a.safetensors"})
     with pytest.raises(ValueError, match="incomplete"):
@@ -78,8 +78,9 @@ class RecordingModel(Model):
         self._shapes = shapes
         self.weights: dict[str, torch.Tensor] = {}
 
-    def checkpoint_shapes(self) -> Iterator[tuple[str, tuple[int, ...], torch.dtype]]:
-        return iter(self._shapes)
+    def named_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, shape, dtype in self._shapes:
+            yield name, torch.empty(shape, dtype=dtype)
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         for name, weight in weights:

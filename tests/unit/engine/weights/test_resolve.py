@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from engine.weights import gguf as gguf_conversion
-from engine.weights.resolve import model_fingerprint, resolve_model
+from engine.weights.resolve import resolve_model
 
 
 def make_model(directory: Path, seed: int = 0, weights: bool = True, **config: object) -> Path:
@@ -153,36 +153,17 @@ print(json.dumps([answers, "torch" in sys.modules]))
     assert not has_torch
 
 
-def test_a_fingerprint_tells_weights_apart(tmp_path: Path) -> None:
-    first = model_fingerprint(make_model(tmp_path / "first"), "auto")
-    assert len(first) == 16
-    assert model_fingerprint(make_model(tmp_path / "copy"), "auto") == first
-    others = {
-        "fine-tuned": model_fingerprint(make_model(tmp_path / "tuned", seed=1), "auto"),
-        "configured": model_fingerprint(make_model(tmp_path / "configured", rope_theta=5.0), "auto"),
-        "dummy": model_fingerprint(tmp_path / "first", "dummy"),
-    }
-    tensors = {"a": np.zeros((64, 64), np.float32), "c": np.zeros((64, 64), np.float32)}
-    make_model(tmp_path / "renamed")
-    save_file(tensors, tmp_path / "renamed" / "model.safetensors")
-    others["renamed"] = model_fingerprint(tmp_path / "renamed", "auto")
-    assert len({first, *others.values()}) == 5
-    assert model_fingerprint(make_model(tmp_path / "bare", weights=False), "dummy") == others["dummy"]
-
-
 @pytest.mark.parametrize(
     "content",
     [b"", b"\xff" * 20, (5).to_bytes(8, "little") + b"hello" * 5, (3).to_bytes(8, "little") + b"[1]"],
 )
-def test_a_corrupt_file_has_no_fingerprint(tmp_path: Path, content: bytes) -> None:
+def test_a_corrupt_file_is_no_model(tmp_path: Path, content: bytes) -> None:
     make_model(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(content)
     with pytest.raises(ValueError, match="not a valid safetensors file"):
-        model_fingerprint(tmp_path, "auto")
-    with pytest.raises(ValueError, match=r"cannot read .*config\.json"):
-        model_fingerprint(tmp_path / "absent", "auto")
+        resolve_model(str(tmp_path))
+    assert resolve_model(str(tmp_path), load_format="dummy") == tmp_path
 
 
-def test_the_demo_model_has_a_fingerprint(smollm2_dir: Path) -> None:
-    assert model_fingerprint(smollm2_dir, "auto") == model_fingerprint(smollm2_dir, "auto")
+def test_the_demo_model_is_found(smollm2_dir: Path) -> None:
     assert resolve_model("smollm2-135m-instruct") == smollm2_dir

@@ -82,6 +82,20 @@ def test_admission_counts_what_is_not_served_yet() -> None:
         pass
 
 
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_keys_have_namespaces_of_their_own_unless_they_share(is_shared: bool) -> None:
+    frontend = new_frontend(api_keys=("one", "two"), share_cache_between_keys=is_shared)
+    prompt = TokenizedPrompt([1, 2], {})
+
+    def namespace(key: str, asked_for: str) -> str:
+        options = SamplingOptions(max_tokens=1)
+        (begun,) = frontend.begin(prompt, options, key=key, default_max_tokens=1, cache_namespace=asked_for)
+        return begun.tracker.cache_namespace
+
+    names = [namespace(key, asked_for) for key in ("one", "two") for asked_for in ("", "tenant")]
+    assert len(set(names)) == (2 if is_shared else 4)
+
+
 @pytest.mark.parametrize("field", ["cache_namespace", "session_id", "client_request_id"])
 @pytest.mark.parametrize(("name", "message"), [("x" * 257, "at most 256 characters"), ("\ud800", "half a character")])
 def test_a_name_can_be_passed_on_and_told_back(field: str, name: str, message: str) -> None:

@@ -1,0 +1,129 @@
+"""Ray as a cluster of one host wants it: on loopback alone, and closed to whoever lacks its token.
+
+Whoever gets at an open Ray runs code as its user. Everybody here imports Ray from this module, because Ray reads some
+of its settings from the environment once, when it is first imported.
+"""
+
+import ipaddress
+import logging
+import os
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+
+import grpc
+
+from deploy.run_record import check_private, ray_token_path
+from tandem.processes import ProcessId
+
+os.environ.update(
+    {
+        "RAY_AUTH_MODE": "token",
+        # Named for other systems, this has Ray take loopback for the host's own address, and listen nowhere else.
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+        # Its autoscaler has nothing to scale, and its metrics would take the same port for every cluster.
+        "AUTOSCALER_METRIC_PORT": "0",
+    }
+)
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+# Ray would run actors at nice 15: whatever else ran on the host would keep every token waiting.
+os.environ.setdefault("RAY_worker_niceness", "0")
+
+import ray
+from ray.exceptions import RayActorError, RayError, RayTaskError
+
+__all__ = ["LocalRay", "RayActorError", "RayError", "RayTaskError", "ray"]
+
+FIRST_VERSION = "2.52"
+# Ray's own store is for its bookkeeping here: no request data and no KV ever enters it.
+OBJECT_STORE_BYTES = 80 * 2**20
+_PROBE = "/ray.rpc.NodeInfoGcsService/CheckAlive"
+_PROBE_TIMEOUT_S = 10.0
+
+
+class LocalRay:
+    """One Ray on this host, from its start to its stop; a process has one at a time."""
+
+    def __init__(self, directory: Path) -> None:
+        """Args: directory: where its token and, in `ray`, its logs and sockets are, for this user alone."""
+        self._directory = directory
+        self._token_path = ray_token_path(directory, ProcessId.of(os.getpid()))
+
+    @property
+    def log_directory(self) -> str:
+        return f"{self._temp_directory()}/session_latest/logs"
+
+    def start(self, num_cpus: int) -> None:
+        """Starts Ray and makes sure that it is closed.
+
+        Raises:
+            ValueError: this version of Ray, or what the environment tells it, leaves it open.
+            OSError: its token cannot be kept.
+        """
+        forget_token = _token_cache_reset()
+        token = secrets.token_hex(32)
+        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        check_private(self._directory)
+        self._token_path.unlink(missing_ok=True)
+        with open(self._token_path, "x", opener=_private) as file:
+            file.write(token)
+        # The token itself in the environment would go before the file, and be another cluster's.
+        os.environ.pop("RAY_AUTH_TOKEN", None)
+        os.environ["RAY_AUTH_TOKEN_PATH"] = str(self._token_path)
+        forget_token()
+        ray.init(
+            address="local",
+            num_cpus=num_cpus,
+            include_dashboard=False,
+            object_store_memory=OBJECT_STORE_BYTES,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            _temp_dir=self._temp_directory(),
+        )
+        check_closed(ray.get_runtime_context().gcs_address)
+
+    def stop(self) -> None:
+        """Ends whatever runs of it."""
+        ray.shutdown()
+        self._token_path.unlink(missing_ok=True)
+
+    def _temp_directory(self) -> str:
+        own = os.environ.get("RAY_TMPDIR")
+        return f"{own}/ray" if own else f"{self._directory}/ray"
+
+
+def check_closed(address: str) -> None:
+    """Raises ValueError unless the Ray at this address is on loopback and refuses calls without a token."""
+    host = address.rpartition(":")[0].strip("[]")
+    if not ipaddress.ip_address(host).is_loopback:
+        raise ValueError(f"Ray {ray.__version__} listens at {address}, which is not loopback")
+    with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
+        try:
+            channel.unary_unary(_PROBE)(b"", timeout=_PROBE_TIMEOUT_S)
+        except grpc.RpcError as error:
+            if error.code() == grpc.StatusCode.UNAUTHENTICATED:
+                return
+            raise ValueError(
+                f"Ray at {address} does not say whether it asks for a token: {error.code().name}"
+            ) from error
+    raise ValueError(
+        f"Ray {ray.__version__} answers calls without a token, so everybody on this host could run code here; "
+        f"install ray>={FIRST_VERSION}"
+    )
+
+
+def _token_cache_reset() -> Callable[[], None]:
+    """What has Ray read the token anew, which it keeps for the life of a process; raises ValueError without one."""
+    try:
+        from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]
+
+        return AuthenticationTokenLoader.instance().reset_cache
+    except (ImportError, AttributeError) as error:
+        raise ValueError(
+            f"Ray {ray.__version__} knows no token authentication, so everybody on this host could run code here; "
+            f"install ray>={FIRST_VERSION}"
+        ) from error
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)

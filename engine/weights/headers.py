@@ -1,0 +1,133 @@
+"""Headers of safetensors files, checked before anything that they say is followed. Imports no torch."""
+
+import json
+import os
+import reprlib
+from collections import Counter
+from collections.abc import Iterable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+# A header takes about a hundred bytes for each tensor, and the largest of the served models have two thousand. What is
+# longer is not even read, because parsed it would take many times its length.
+MAX_HEADER_BYTES = 8 * 2**20
+_LENGTH_BYTES = 8
+_MAX_FILE_BYTES = 2**63 - 1
+_METADATA = "__metadata__"
+_FIELDS = {"dtype", "shape", "data_offsets"}
+_DTYPE_BYTES = {
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2"), 1),
+    **dict.fromkeys(("U16", "I16", "F16", "BF16"), 2),
+    **dict.fromkeys(("U32", "I32", "F32"), 4),
+    **dict.fromkeys(("U64", "I64", "F64"), 8),
+}
+# Messages quote what a file says, which may be long, deeply nested, or of several lines.
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 120
+
+
+def tensor_names(path: Path, expected: frozenset[str] | None = None) -> list[str]:
+    """The tensors of a safetensors file, in the order in which they lie there.
+
+    Args:
+        expected: tensors that the file must hold; None: any.
+
+    Raises:
+        ValueError: the file cannot be read, is malformed or lacks a tensor; the message, of one line, names the file,
+            and the tensor if it is one.
+    """
+    try:
+        header, num_data_bytes = _read(path)
+        ends = {name: _checked(name, info) for name, info in header.items()}
+        names = sorted(ends, key=lambda name: ends[name])
+        _check_covers([(name, *ends[name]) for name in names], num_data_bytes)
+    except OSError as error:
+        raise ValueError(f"cannot read {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise ValueError(f"{path} is not a valid safetensors file: {error}") from error
+    if expected is not None and (missing := expected.difference(names)):
+        raise ValueError(f"{path} lacks {len(missing)} tensors, for example {_SHORT.repr(min(missing))}")
+    return names
+
+
+def _read(path: Path) -> tuple[dict[str, Any], int]:
+    """What the header says of each tensor, and how many bytes follow it."""
+    with path.open("rb", buffering=0) as file:
+        size = os.fstat(file.fileno()).st_size
+        prefix = file.read(_LENGTH_BYTES)
+        if len(prefix) < _LENGTH_BYTES:
+            raise ValueError(f"it has {size} bytes, too few for the length of a header")
+        length = int.from_bytes(prefix, "little")
+        if length > size - _LENGTH_BYTES:
+            raise ValueError(f"its header is longer than the file: {length} bytes")
+        if length > MAX_HEADER_BYTES:
+            raise ValueError(f"its header has {length} bytes, more than {MAX_HEADER_BYTES}")
+        content = file.read(length)
+    try:
+        header = json.loads(content.decode("utf-8"), object_pairs_hook=_without_duplicates)
+    except RecursionError as error:
+        raise ValueError("its header is nested too deep") from error
+    if not isinstance(header, dict):
+        raise ValueError(f"its header must be an object, not {_SHORT.repr(header)}")
+    metadata = header.pop(_METADATA, {})
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise ValueError(f"{_METADATA} must be an object of strings, not {_SHORT.repr(metadata)}")
+    return header, size - _LENGTH_BYTES - length
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Which of two values of one name counts, readers decide differently."""
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        ((name, _),) = Counter(name for name, _ in pairs).most_common(1)
+        raise ValueError(f"{_SHORT.repr(name)} comes twice in its header")
+    return content
+
+
+def _checked(name: str, info: Any) -> tuple[int, int]:
+    """Where a tensor's bytes begin and end behind the header; raises ValueError."""
+    where = f"tensor {_SHORT.repr(name)}"
+    if not isinstance(info, dict) or set(info) != _FIELDS:
+        raise ValueError(f"{where} must have dtype, shape and data_offsets, but is {_SHORT.repr(info)}")
+    dtype, shape, offsets = info["dtype"], info["shape"], info["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in _DTYPE_BYTES:
+        raise ValueError(f"{where} has dtype {_SHORT.repr(dtype)}, which is not known")
+    if not _are_counts(shape):
+        raise ValueError(f"{where} has shape {_SHORT.repr(shape)}, not whole numbers of at least 0")
+    if not _are_counts(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
+        raise ValueError(
+            f"{where} has data_offsets {_SHORT.repr(offsets)}, not two whole numbers, where it begins and where it ends"
+        )
+    begin, end = offsets
+    num_bytes = _DTYPE_BYTES[dtype]
+    for size in shape:
+        num_bytes *= size
+        if num_bytes > _MAX_FILE_BYTES:
+            raise ValueError(f"{where} has shape {_SHORT.repr(shape)}, which no file has room for")
+    if num_bytes != end - begin:
+        raise ValueError(
+            f"{where} of shape {_SHORT.repr(shape)} and dtype {dtype} takes {num_bytes} bytes, but has data_offsets "
+            f"{_SHORT.repr(offsets)}"
+        )
+    return begin, end
+
+
+def _are_counts(values: Any) -> bool:
+    # In Python true is a whole number; in a file it is none.
+    return isinstance(values, list) and all(type(value) is int and value >= 0 for value in values)
+
+
+def _check_covers(tensors: Iterable[tuple[str, int, int]], num_data_bytes: int) -> None:
+    """Raises ValueError if tensors share bytes, leave some between them, or end elsewhere than the file does."""
+    in_order = [("", 0, 0), *tensors]
+    for (before, _, ends), (name, begins, _) in pairwise(in_order):
+        if begins < ends:
+            raise ValueError(f"tensors {_SHORT.repr(before)} and {_SHORT.repr(name)} overlap")
+        if begins > ends:
+            raise ValueError(f"{begins - ends} bytes before tensor {_SHORT.repr(name)} belong to no tensor")
+    name, _, ends = in_order[-1]
+    if ends > num_data_bytes:
+        raise ValueError(f"tensor {_SHORT.repr(name)} ends {ends - num_data_bytes} bytes beyond the end of the file")
+    if ends < num_data_bytes:
+        raise ValueError(f"{num_data_bytes - ends} bytes at its end belong to no tensor")

@@ -1,0 +1,116 @@
+"""Ray's own ports while a cluster runs: on loopback alone, closed to whoever lacks the token, which nothing shows."""
+
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from http.client import HTTPException
+from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import ProxyHandler, build_opener
+
+import grpc
+import psutil
+import pytest
+
+from deploy.run_record import default_directory, ray_token_path
+from tandem.processes import ProcessId
+from tests.cluster.command import GONE_S, Server, start
+
+UNAUTHENTICATED = grpc.StatusCode.UNAUTHENTICATED
+KNOWN_TOKEN = "known-to-others"
+TIMEOUT_S = 10.0
+# Each server of Ray's knows one of these, and would do something for whoever calls it.
+LOOK = "/ray.rpc.NodeInfoGcsService/GetAllNodeInfo"
+METHODS = (
+    LOOK,
+    "/ray.rpc.InternalKVGcsService/InternalKVKeys",
+    "/ray.rpc.ActorInfoGcsService/RegisterActor",
+    "/ray.rpc.CoreWorkerService/PushTask",
+    "/ray.rpc.NodeManagerService/RequestWorkerLease",
+    "/ray.rpc.ObjectManagerService/Push",
+)
+
+
+def listeners(tree: Sequence[ProcessId]) -> dict[tuple[str, int], str]:
+    """The addresses at which any of the processes listens, each with that process's name."""
+    found = {}
+    for process in (psutil.Process(p.pid) for p in tree if p.is_alive()):
+        for connection in process.net_connections("inet"):
+            if connection.status == psutil.CONN_LISTEN:
+                found[connection.laddr.ip.removeprefix("::ffff:"), connection.laddr.port] = process.name()
+    return found
+
+
+def answers(port: int, token: str | None, methods: Sequence[str] = METHODS) -> set[grpc.StatusCode]:
+    """What the server at a port says to those calls that it knows."""
+    metadata = (("authorization", f"Bearer {token}"),) if token is not None else ()
+    codes = set()
+    with grpc.insecure_channel(f"127.0.0.1:{port}", options=[("grpc.enable_http_proxy", 0)]) as channel:
+        for method in methods:
+            try:
+                channel.unary_unary(method)(b"", timeout=TIMEOUT_S, metadata=metadata)
+                codes.add(grpc.StatusCode.OK)
+            except grpc.RpcError as error:
+                codes.add(error.code())
+    return codes - {grpc.StatusCode.UNIMPLEMENTED}
+
+
+def http_answer(port: int) -> tuple[int, str]:
+    """What a port says to a browser; status 0: it speaks no HTTP."""
+    try:
+        with build_opener(ProxyHandler({})).open(f"http://127.0.0.1:{port}/", timeout=TIMEOUT_S) as answer:
+            return answer.status, answer.read().decode()
+    except HTTPError as error:
+        return error.code, ""
+    except (OSError, HTTPException):
+        return 0, ""
+
+
+@pytest.fixture
+def server(tiny_model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    """A cluster that was started where the environment asks for an open Ray with a token that others know."""
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", KNOWN_TOKEN)
+    monkeypatch.delenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER")
+    server = start("--model", str(tiny_model_dir), "--both", "1", "--threads", "1", runtime_dir=tmp_path)
+    yield server
+    server.process.terminate()
+    assert server.finish() == 0
+
+
+def test_nothing_of_ray_can_be_reached_without_its_token(server: Server) -> None:
+    found = listeners(server.tree)
+    assert {host for host, _ in found} == {"127.0.0.1"}, found
+    closed: dict[str, int] = {}
+    for (_, port), name in found.items():
+        for token in (None, "", "wrong", KNOWN_TOKEN):
+            # Servers of HTTP alone do not even understand.
+            codes = answers(port, token)
+            assert codes <= {UNAUTHENTICATED, grpc.StatusCode.UNAVAILABLE}, (name, codes)
+        closed[name] = closed.get(name, 0) + (UNAUTHENTICATED in codes)
+        status, text = http_answer(port)
+        # Ray's autoscaler shows its metrics to whoever is on this host.
+        assert status in (0, 401, 404) or "autoscaler_" in text, (name, status, text)
+    # The state of the cluster, the processes on this host, and each process that runs what it is sent.
+    assert closed["gcs_server"] == 1 and closed["raylet"] == 2
+    assert sum(closed[name] for name in closed if name.startswith("ray::")) >= 2
+
+
+def test_its_token_is_for_one_user_and_shown_nowhere(server: Server) -> None:
+    launcher = next(p for p in server.tree if psutil.Process(p.pid).ppid() == server.process.pid)
+    path = ray_token_path(default_directory(), launcher)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600 and path.stat().st_uid == os.getuid()
+    token = path.read_text()
+    (gcs,) = (port for (_, port), name in listeners(server.tree).items() if name == "gcs_server")
+    assert answers(gcs, token, [LOOK]) == {grpc.StatusCode.OK}, "it is the token"
+    for process in map(psutil.Process, [p.pid for p in server.tree if p.is_alive()]):
+        assert token not in " ".join(process.cmdline())
+        assert token not in " ".join(process.environ().values())
+    logs = default_directory() / "ray"
+    files = [p for p in logs.glob("session_*/**/*") if p.is_file() and p.stat().st_mtime > path.stat().st_mtime - 1]
+    assert len(files) > 5
+    assert [file for file in files if token.encode() in file.read_bytes()] == []
+    assert token not in "".join(server.output)
+    server.process.terminate()
+    server.process.wait(GONE_S)
+    assert not path.exists()

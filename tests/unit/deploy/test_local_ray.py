@@ -1,0 +1,149 @@
+"""A Ray that is open to others is not used; its token is this user's alone, and goes with its run."""
+
+import os
+import stat
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from deploy import local_ray
+from deploy.local_ray import LocalRay, check_closed, ray
+from deploy.run_record import RunOwner, end_leftovers, ray_token_path, remove_record, write_record
+from tandem.processes import ProcessId
+
+
+class FakeGcs(grpc.GenericRpcHandler):
+    """Answers every call in one way."""
+
+    def __init__(self, code: grpc.StatusCode) -> None:
+        self._code = code
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
+        def answer(request: bytes, context: grpc.ServicerContext) -> bytes:
+            if self._code != grpc.StatusCode.OK:
+                context.abort(self._code, "")
+            return b""
+
+        return grpc.unary_unary_rpc_method_handler(answer)
+
+
+@contextmanager
+def gcs(code: grpc.StatusCode) -> Iterator[str]:
+    server = grpc.server(ThreadPoolExecutor(1), handlers=[FakeGcs(code)])
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        server.stop(None).wait()
+
+
+def test_a_ray_that_asks_for_its_token_is_used() -> None:
+    with gcs(grpc.StatusCode.UNAUTHENTICATED) as address:
+        check_closed(address)
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        (grpc.StatusCode.OK, "answers calls without a token"),
+        (grpc.StatusCode.UNIMPLEMENTED, "does not say whether it asks for a token: UNIMPLEMENTED"),
+    ],
+)
+def test_a_ray_that_may_be_open_is_not(code: grpc.StatusCode, message: str) -> None:
+    with gcs(code) as address, pytest.raises(ValueError, match=message):
+        check_closed(address)
+
+
+def test_nor_is_one_that_others_can_reach_or_nobody() -> None:
+    for address in ("192.0.2.2:6379", "[2001:db8::1]:6379"):
+        with pytest.raises(ValueError, match="which is not loopback"):
+            check_closed(address)
+    with gcs(grpc.StatusCode.UNAUTHENTICATED) as address:
+        pass
+    with pytest.raises(ValueError, match="does not say whether it asks for a token: UNAVAILABLE"):
+        check_closed(address)
+
+
+class FakeRay:
+    """Stands for Ray from its start on: notes what it finds then."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.tokens: list[str] = []
+        self.arguments: dict[str, Any] = {}
+        self.num_stops = 0
+        monkeypatch.setattr(ray, "init", self.init)
+        monkeypatch.setattr(ray, "shutdown", self.shutdown)
+        monkeypatch.setattr(ray, "get_runtime_context", lambda: self)
+        monkeypatch.setattr(local_ray, "check_closed", lambda address: None)
+        # What a start leaves in the environment goes with the test.
+        monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", "/nowhere")
+        monkeypatch.setenv("RAY_AUTH_TOKEN", "somebody-else-s")
+
+    gcs_address = "127.0.0.1:1"
+
+    def init(self, **arguments: Any) -> None:
+        assert "RAY_AUTH_TOKEN" not in os.environ
+        path = Path(os.environ["RAY_AUTH_TOKEN_PATH"])
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600 and stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+        self.tokens.append(path.read_text())
+        self.arguments = arguments
+
+    def shutdown(self) -> None:
+        self.num_stops += 1
+
+
+def test_each_life_has_a_token_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake, directory = FakeRay(monkeypatch), tmp_path / "runs"
+    monkeypatch.delenv("RAY_TMPDIR", raising=False)
+    for _ in range(2):
+        local = LocalRay(directory)
+        local.start(3)
+        assert fake.arguments["address"] == "local" and fake.arguments["num_cpus"] == 3
+        # Logs and sockets are where nobody else looks, too.
+        assert fake.arguments["_temp_dir"] == f"{directory}/ray"
+        assert local.log_directory == f"{directory}/ray/session_latest/logs"
+        local.stop()
+        assert list(directory.iterdir()) == []
+    assert fake.num_stops == 2 and len(set(fake.tokens)) == 2 and min(map(len, fake.tokens)) == 64
+    monkeypatch.setenv("RAY_TMPDIR", "/own")
+    assert LocalRay(directory).log_directory == "/own/ray/session_latest/logs"
+
+
+def test_a_ray_without_tokens_is_refused_before_it_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeRay(monkeypatch)
+    monkeypatch.delattr("ray._raylet.AuthenticationTokenLoader")
+    with pytest.raises(ValueError, match=r"^Ray \S+ knows no token authentication.*install ray>=2\.52$"):
+        LocalRay(tmp_path).start(1)
+    assert fake.tokens == []
+
+
+def test_a_directory_that_others_write_to_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeRay(monkeypatch)
+    tmp_path.chmod(0o777)
+    with pytest.raises(PermissionError, match="nobody else can write to"):
+        LocalRay(tmp_path).start(1)
+    assert fake.tokens == [] and list(tmp_path.iterdir()) == []
+
+
+def test_a_killed_run_s_token_goes_with_its_record(tmp_path: Path) -> None:
+    gone = RunOwner(guard=ProcessId(2**22 - 1, 1), launcher=ProcessId(2**22 - 1, 2))
+    alive = RunOwner(guard=ProcessId.of(os.getppid()), launcher=ProcessId.of(os.getpid()))
+    for owner in (gone, alive):
+        write_record(tmp_path, owner, [])
+        ray_token_path(tmp_path, owner.launcher).write_text("secret")
+    end_leftovers(tmp_path)
+    assert not ray_token_path(tmp_path, gone.launcher).exists()
+    assert ray_token_path(tmp_path, alive.launcher).exists()
+    remove_record(tmp_path, alive)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_environment_is_set_whatever_it_was() -> None:
+    assert os.environ["RAY_AUTH_MODE"] == "token"
+    assert os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] == "0"

@@ -1,0 +1,130 @@
+"""A fingerprint tells any two sets of loaded weights apart, and nothing else."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from engine.build import build_engine
+from engine.config import EngineConfig
+from engine.models.base import Model
+from engine.models.build import build_model
+from engine.models.config import ModelConfig
+from engine.weights import fingerprint
+from engine.weights.fingerprint import model_fingerprint
+from engine.weights.loader import dummy_weights
+from tandem.messages import PageFormat
+
+CPU = torch.device("cpu")
+
+
+def shapes(model: Model) -> list[tuple[str, tuple[int, ...], torch.dtype]]:
+    return [(name, tuple(weight.shape), weight.dtype) for name, weight in model.named_parameters()]
+
+
+def load(model_dir: str, dtype: torch.dtype = torch.float32, seed: int = 0) -> Model:
+    model = build_model(ModelConfig.from_dir(Path(model_dir)), dtype, CPU)
+    model.load_weights(dummy_weights(shapes(model), seed))
+    return model
+
+
+def bits(weight: torch.Tensor) -> torch.Tensor:
+    return weight.view(torch.int32 if weight.itemsize == 4 else torch.int16)
+
+
+def test_equal_weights_have_one_fingerprint(model_dir: str) -> None:
+    first = model_fingerprint(load(model_dir))
+    assert first == model_fingerprint(load(model_dir)) and len(first) == 32
+    assert first != model_fingerprint(load(model_dir, seed=1))
+    assert first != model_fingerprint(load(model_dir, torch.bfloat16))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_any_bit_of_any_tensor_counts(model_dir: str, dtype: torch.dtype) -> None:
+    model = load(model_dir, dtype)
+    seen = {model_fingerprint(model)}
+    num_changes = 0
+    for _, weight in model.named_parameters():
+        # The first and the last element, and of each its lowest bit and its sign.
+        for place in (0, -1):
+            for bit in (0, 8 * weight.itemsize - 1):
+                element = bits(weight)[(place,) * weight.dim()]
+                element ^= -(2**bit) if bit == 8 * weight.itemsize - 1 else 1
+                seen.add(model_fingerprint(model))
+                num_changes += 1
+    assert len(seen) == num_changes + 1 > 40
+
+
+@pytest.mark.parametrize(
+    "change",
+    {
+        "two rows change places": lambda w: w.copy_(w[[1, 0, *range(2, len(w))]]),
+        "two columns change places": lambda w: w.copy_(w[:, [1, 0, *range(2, w.shape[1])]]),
+        "two signs change": lambda w: w[0, :4:2].neg_(),
+        "two rows change signs": lambda w: w[:2].neg_(),
+        "all signs change": lambda w: w.neg_(),
+        "it is twice as large": lambda w: w.mul_(2),
+        "it is zero": lambda w: w.zero_(),
+    }.values(),
+)
+def test_changes_that_cancel_out_in_a_plain_sum_count(
+    model_dir: str, change: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    model = load(model_dir)
+    first = model_fingerprint(model)
+    with torch.inference_mode():
+        change(dict(model.named_parameters())["model.layers.0.mlp.down_proj.weight"])
+    assert model_fingerprint(model) != first
+
+
+def test_zeros_of_other_shapes_count() -> None:
+    assert len(fingerprint._row_sums(torch.zeros(3, 5))) == 3 and len(fingerprint._row_sums(torch.zeros(15))) == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("shape", [(7,), (1, 1), (3, 5), (40, 33), (64, 1000), (4, 3, 5)])
+def test_neither_memory_nor_pieces_matter(
+    shape: tuple[int, ...], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weight = torch.randn(shape, dtype=dtype, generator=torch.Generator().manual_seed(1))
+    sums = fingerprint._row_sums(weight)
+    # The same numbers with those of one column side by side, as the engine keeps matrices on a CPU.
+    assert torch.equal(fingerprint._row_sums(weight.transpose(0, -1).contiguous().transpose(0, -1)), sums)
+    for num_elements in (1, 64, 2000):
+        monkeypatch.setattr(fingerprint, "_CHUNK_ELEMENTS", {"cpu": num_elements})
+        assert torch.equal(fingerprint._row_sums(weight), sums)
+
+
+def test_the_configuration_counts_as_far_as_it_is_followed(tmp_path: Path, model_dir: str) -> None:
+    config = Path(model_dir) / "config.json"
+    first, text = model_fingerprint(load(model_dir)), config.read_text()
+    config.write_text(text.replace("{", '{"rope_theta": 12345.0, ', 1))
+    assert model_fingerprint(load(model_dir)) != first
+    config.write_text(text.replace("{", '{"_name_or_path": "elsewhere", ', 1))
+    assert model_fingerprint(load(model_dir)) == first
+
+
+def test_files_replaced_between_two_loads_are_noticed(model_dir: str) -> None:
+    weights = Path(model_dir) / "model.safetensors"
+    model = load(model_dir)
+    save_file({name: weight.contiguous() for name, weight in model.named_parameters()}, weights)
+
+    def page_format() -> PageFormat:
+        engine = build_engine(EngineConfig(model_dir, num_pages=4), f"fingerprint-{os.getpid()}", [].append)
+        engine.pool.close()
+        return PageFormat(engine.model_fingerprint, engine.pool.layout.page_bytes, engine.pool.layout.tag)
+
+    before, stat = page_format(), weights.stat()
+    assert before == page_format() and before.model_fingerprint == model_fingerprint(model)
+    # Not where somebody would sample it, nor in size or date.
+    tensors = load_file(weights)
+    tensors["model.layers.0.self_attn.k_proj.weight"][3, 5] += 1e-3
+    save_file(tensors, weights)
+    os.utime(weights, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    after = page_format()
+    assert weights.stat().st_size == stat.st_size
+    assert before.mismatch(before, "a", "b") == ""
+    assert "models differ: a has loaded" in after.mismatch(before, "a", "b")
