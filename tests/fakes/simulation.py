@@ -225,7 +225,7 @@ class SimWorker:
             config = PrefillConfig(
                 3, simulation.prefill_policy, min_shared_tokens=simulation.min_shared_tokens, grant_timeout_s=30.0
             )
-            handover = LinkHandover(self.engine.pool.layout, outbox, max_pages_in_flight=3)
+            handover = LinkHandover(self.engine.pool.layout, outbox, simulation.clock, max_pages_in_flight=3)
             self.scheduler = PrefillScheduler(self.engine, self.cache, handover, outbox, config, simulation.clock)
         else:
             config = DecodeConfig(max_batch_size=3, lease_duration_s=20.0)

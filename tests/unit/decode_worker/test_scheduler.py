@@ -1,7 +1,7 @@
 """What a decode worker grants and runs, in which order, over a fake engine."""
 
 from decode_worker.config import DecodeConfig
-from decode_worker.leases import MAX_OVERTAKEN
+from decode_worker.waiting_leases import MAX_OVERTAKEN
 from prefill_worker.config import PrefillConfig
 from tandem.messages import Finished, FirstToken, GaveBack, Tokens
 from tests.fakes.engine import expected_tokens

@@ -197,6 +197,12 @@ def test_who_waits_too_long_for_room_goes_back_to_the_router_with_its_work_cache
     pair.clock.advance(deadline - pair.clock.now)
     pair.p.scheduler.step()
     assert pair.p.outbox.of(PrefillDeferred) == [PrefillDeferred("r", 0)]
+    pair.p.scheduler.step()
+    assert len(pair.p.outbox.of(PrefillDeferred)) == 1, "it says so once"
+    assert pair.p.scheduler.stats().num_running == 1 and pair.d.scheduler.stats().num_queued == 1
+    # The router starts it elsewhere.
+    pair.abort("r")
+    assert pair.p.scheduler.stats().num_running == pair.d.scheduler.stats().num_queued == 0
     assert len(pair.p.cache.peek(list(range(100, 116)))) == 4
     pair.run()
     pair.check_idle()
