@@ -60,7 +60,7 @@ class LeaseBook:
         # These epochs have ended while their sender may still write.
         self._unquiet: list[ReceiverLink] = []
         self._admissions = Admissions(clock)
-        self._waiting = WaitingLeases(clock, config.admit_grace_s)
+        self._waiting = WaitingLeases(clock, config)
         self._granted: dict[str, GrantedLease] = {}
         # No granted lease runs out before this.
         self._first_expiry: float | None = None

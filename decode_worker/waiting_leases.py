@@ -5,18 +5,14 @@ import itertools
 from collections.abc import Callable
 
 from decode_worker.admissions import AttemptKey
+from decode_worker.config import DecodeConfig
 from decode_worker.lease_records import WaitingLease
 from kvtransfer.receiver_link import ReceiverLink
 from tandem.messages import Admit
 from tandem.priority import virtual_arrival_ns
 
-# A request may be overtaken so often by later ones that fit while its first lease waits, and on later attempts by
-# nobody: so this is the limit for its whole life.
-MAX_OVERTAKEN = 8
 # So many that do not fit are passed over to look for one that does: a step's work must not grow with the line.
 MAX_PASSED_OVER = 32
-# So many wait at most. The last in line is refused for each one more, and asks again later.
-MAX_WAITING = 1024
 
 
 class WaitingLeases:
@@ -26,10 +22,11 @@ class WaitingLeases:
     before it who stands behind that place, for as long as its lease request may take to follow.
     """
 
-    def __init__(self, clock: Callable[[], float], grace_s: float) -> None:
-        """Args: grace_s: how long a lease request and its Admit may be apart."""
+    def __init__(self, clock: Callable[[], float], config: DecodeConfig) -> None:
         self._clock = clock
-        self._grace_s = grace_s
+        self._grace_s = config.admit_grace_s
+        self._max_overtaken = config.max_overtaken
+        self._max_waiting = config.max_waiting
         self._numbers = itertools.count()
         self._by_id: dict[str, WaitingLease] = {}
         self._by_key: dict[AttemptKey, WaitingLease] = {}
@@ -70,7 +67,7 @@ class WaitingLeases:
 
     def park(self, waiting: WaitingLease) -> bool:
         """Keeps a lease until its Admit comes; returns whether there was room for it."""
-        if len(self) >= MAX_WAITING:
+        if len(self) >= self._max_waiting:
             return False
         waiting.deadline = self._clock() + self._grace_s
         self._by_id[waiting.lease_id] = self._by_key[waiting.key] = self._parked[waiting.lease_id] = waiting
@@ -83,11 +80,11 @@ class WaitingLeases:
         waiting.admit = admit
         waiting.place = virtual_arrival_ns(admit.arrival_ns, admit.priority), next(self._numbers)
         if admit.attempt:
-            waiting.num_overtaken = MAX_OVERTAKEN
+            waiting.num_overtaken = self._max_overtaken
         self._by_id[waiting.lease_id] = self._by_key[waiting.key] = waiting
         bisect.insort(self._line, waiting, key=_place)
         self._changed = True
-        if len(self) <= MAX_WAITING:
+        if len(self) <= self._max_waiting:
             return None
         last = self._line[-1]
         self.remove(last)
@@ -144,7 +141,7 @@ class WaitingLeases:
     def grant_in_order(self, num_available: Callable[[], int], grant: Callable[[WaitingLease], bool]) -> None:
         """Goes through the line unless nothing has changed: neither the line nor, upwards, the number of pages.
 
-        A lease that fits may overtake those that do not, but each of them only MAX_OVERTAKEN times: then all wait until
+        A lease that fits may overtake those that do not, but each of them only so often: then all wait until
         it has its pages.
 
         Args:
@@ -166,7 +163,7 @@ class WaitingLeases:
                     other.num_overtaken += 1
             else:
                 passed_over.append(waiting)
-            if len(passed_over) == MAX_PASSED_OVER or any(p.num_overtaken >= MAX_OVERTAKEN for p in passed_over):
+            if len(passed_over) == MAX_PASSED_OVER or any(p.num_overtaken >= self._max_overtaken for p in passed_over):
                 break
         for waiting in granted:
             self.remove(waiting)

@@ -136,9 +136,9 @@ class PrefillScheduler(ForwardScheduler):
         now = self._clock()
         for job, deadline in list(self._handing_over.values()):
             if now >= deadline:
-                # Nobody is at fault: the router may find a decode worker with pages. Its Abort ends the attempt here and
-                # there at once, so that the request loses its place in the decode worker's line neither before that,
-                # nor if its next attempt comes back. What was computed stays cached.
+                # Nobody is at fault: the router may find a decode worker with pages. It ends the attempt by its Abort,
+                # here and there: until then the request keeps its place in the decode worker's line. What was computed
+                # stays cached.
                 self._handing_over[job.key] = job, math.inf
                 self._outbox.to_router(PrefillDeferred(*job.key))
 

@@ -1,7 +1,6 @@
 """What a decode worker grants and runs, in which order, over a fake engine."""
 
 from decode_worker.config import DecodeConfig
-from decode_worker.waiting_leases import MAX_OVERTAKEN
 from prefill_worker.config import PrefillConfig
 from tandem.messages import Finished, FirstToken, GaveBack, Tokens
 from tests.fakes.engine import expected_tokens
@@ -120,13 +119,13 @@ def test_a_small_lease_overtakes_a_large_one_only_so_often() -> None:
     pair.submit("large", list(range(100, 130)), max_tokens=2, arrival_ns=2)
     for _ in range(3):
         pair.turn()
-    for i in range(MAX_OVERTAKEN + 6):
+    for i in range(DecodeConfig().max_overtaken + 6):
         pair.submit(f"small{i}", [200 + i, 1, 2], max_tokens=2, arrival_ns=10 + i)
         pair.turn()
     pair.run()
     order = started(pair)
     assert order[0] == "holder" and "large" in order
-    assert order.index("large") - 1 <= MAX_OVERTAKEN
+    assert order.index("large") - 1 <= DecodeConfig().max_overtaken
     assert order.index("large") > 1, "those that fit need not wait from the start"
     pair.check_idle()
 
