@@ -86,7 +86,7 @@ class Frontend:
         self.tokenizer = tokenizer
         self.config = config
         self.started_at = time.time()
-        self.access = Access(config.api_keys, config.max_requests_per_key, self.elsewhere)
+        self.access = Access(config.api_keys, config.max_requests_per_key, self.elsewhere, config.max_priority)
         self._prompts = PromptEncoder(tokenizer, config.max_model_len)
         # A router without a cluster can only resume what it began itself.
         self._sealer = Sealer(config.cluster_token or secrets.token_hex(16))
@@ -193,6 +193,7 @@ class Frontend:
         Raises:
             InvalidRequestError: with a message for the client.
         """
+        self.access.check_priority(key, priority)
         _check_name("cache_namespace", cache_namespace)
         _check_name("session_id", session_id)
         _check_name("request_id", client_request_id)

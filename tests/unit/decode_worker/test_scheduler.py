@@ -110,6 +110,17 @@ def test_the_cheapest_to_redo_is_given_back() -> None:
     assert pair.d.outbox.of(GaveBack)[0].request_id == "short"
 
 
+def test_the_lowest_priority_is_given_back_first() -> None:
+    pair = make_pair(16)
+    pair.submit("oldest", list(range(8)), max_tokens=30, arrival_ns=1)
+    pair.submit("long", list(range(100, 124)), max_tokens=30, arrival_ns=2)
+    pair.submit("short", list(range(200, 204)), max_tokens=30, arrival_ns=3, priority=1)
+    # It stands first for its priority, and so it is never given back.
+    while not pair.d.outbox.of(GaveBack):
+        assert pair.turn()
+    assert pair.d.outbox.of(GaveBack)[0].request_id == "oldest"
+
+
 def test_a_small_lease_overtakes_a_large_one_only_so_often() -> None:
     pair = make_pair(10)
     # One request holds pages for long; a large one waits for them; small ones keep coming.

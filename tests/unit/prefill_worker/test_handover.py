@@ -398,7 +398,7 @@ def test_each_attempt_waits_twice_as_long_as_the_one_before() -> None:
 
 
 def test_a_lease_that_there_is_no_place_for_is_asked_for_again() -> None:
-    pair = WorkerPair(num_pages=6, config=DecodeConfig(max_waiting=1))
+    pair = WorkerPair(num_pages=5, config=DecodeConfig(max_waiting=1))
     prompts = {name: [number] * 11 for number, name in enumerate(("holder", "waits", "full", "cancelled"))}
     for name, prompt in prompts.items():
         pair.submit(name, prompt, max_tokens=9)
@@ -417,7 +417,7 @@ def test_a_lease_that_there_is_no_place_for_is_asked_for_again() -> None:
 
 @pytest.mark.parametrize("event", ["cut", "first token ends it"])
 def test_a_job_that_would_ask_again_may_end_before(event: str) -> None:
-    pair = WorkerPair(num_pages=6, config=DecodeConfig(max_waiting=1), prefill={"config": PrefillConfig(chunk_size=12)})
+    pair = WorkerPair(num_pages=5, config=DecodeConfig(max_waiting=1), prefill={"config": PrefillConfig(chunk_size=12)})
     for number, name in enumerate(("holder", "waits")):
         pair.submit(name, [number] * 11, max_tokens=9)
         for _ in range(3):
