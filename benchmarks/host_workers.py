@@ -106,7 +106,7 @@ class HostWorkers:
         self.prefill: Scheduler = PrefillScheduler(
             prefill_engine,
             CacheManager(num_pages, page_size),
-            LinkHandover(layout, self._prefill_outbox),
+            LinkHandover(layout, self._prefill_outbox, time.monotonic),
             self._prefill_outbox,
             PrefillConfig(),
             time.monotonic,

@@ -1,5 +1,6 @@
 """What a decode worker remembers of requests that have no pages here: those to come, and those that have ended."""
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,28 +16,33 @@ AttemptKey = tuple[str, int]
 
 @dataclass(eq=False, slots=True)
 class _Admitted:
-    """A request that the router has announced, and until when it is remembered without a lease."""
+    """A request that the router has announced, and until when it is remembered without a lease request."""
 
     admit: Admit
     deadline: float
 
 
 class Admissions:
-    """Requests that the router has announced, each until it has a lease, ends, or its time is over."""
+    """Requests that the router has announced, each until its lease is asked for, it ends, or its time is over."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._admitted: dict[AttemptKey, _Admitted] = {}
+        # No request's time is over before this. It is exact after each look through all of them, and may be too early
+        # in between, so that a step that comes before it looks at none.
+        self._first_deadline = math.inf
         self._ended: OrderedDict[AttemptKey, None] = OrderedDict()
 
     def find_admitted(self, key: AttemptKey) -> Admit | None:
-        """The request, if it is announced and has no lease yet."""
+        """The request, if it is announced and no lease has been asked for."""
         admitted = self._admitted.get(key)
         return admitted.admit if admitted else None
 
     def remember_admitted(self, admit: Admit) -> None:
         """Remembers a request for as long as it says."""
-        self._admitted[admit.request_id, admit.attempt] = _Admitted(admit, self._clock() + admit.duration_s)
+        deadline = self._clock() + admit.duration_s
+        self._admitted[admit.request_id, admit.attempt] = _Admitted(admit, deadline)
+        self._first_deadline = min(self._first_deadline, deadline)
 
     def take_admitted(self, key: AttemptKey) -> Admit | None:
         """Hands out a request and forgets it."""
@@ -56,9 +62,17 @@ class Admissions:
     def attempts(self) -> list[AttemptKey]:
         return list(self._admitted)
 
-    def expired(self) -> list[AttemptKey]:
+    def take_expired(self) -> list[AttemptKey]:
+        """Forgets the requests whose time is over."""
         now = self._clock()
-        return [key for key, admitted in self._admitted.items() if now >= admitted.deadline]
+        if now < self._first_deadline:
+            return []
+        expired = [key for key, admitted in self._admitted.items() if now >= admitted.deadline]
+        for key in expired:
+            del self._admitted[key]
+        self._first_deadline = min((admitted.deadline for admitted in self._admitted.values()), default=math.inf)
+        return expired
 
-    def deadlines(self) -> list[float]:
-        return [admitted.deadline for admitted in self._admitted.values()]
+    def next_deadline(self) -> float | None:
+        """When to look again; no request's time is over before."""
+        return self._first_deadline if self._admitted else None

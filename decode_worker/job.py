@@ -6,6 +6,7 @@ from engine.kvcache.cache_manager import PageHandle
 from engine.token_sequence import TokenSequence
 from tandem.lifecycle import now_ns
 from tandem.messages import Moment
+from tandem.priority import virtual_arrival_ns
 from tandem.sampling_params import TokenLogprobs
 
 
@@ -23,6 +24,7 @@ class DecodeJob:
     request_id: str
     attempt: int
     arrival_ns: int
+    priority: int
     sequence: TokenSequence
     handle: PageHandle
     num_prior_outputs: int
@@ -34,9 +36,9 @@ class DecodeJob:
     has_ended: bool = False
 
     @property
-    def age_key(self) -> tuple[int, str]:
-        """Smaller is older; the same on every attempt."""
-        return self.arrival_ns, self.request_id
+    def queue_key(self) -> tuple[int, str]:
+        """Smaller goes first; the same on every attempt."""
+        return virtual_arrival_ns(self.arrival_ns, self.priority), self.request_id
 
     @property
     def num_outputs(self) -> int:

@@ -12,16 +12,20 @@ from tandem.messages import Admit, Committed, LeaseRequest, Pushing
 
 @dataclass(eq=False, slots=True)
 class WaitingLease:
-    """A request for pages that the lease book cannot answer yet: there are none, or its Admit is still on its way.
+    """A request for pages that the lease book cannot answer yet: its Admit is still on its way, or there are no pages.
 
     Attributes:
         deadline: when it is refused if its Admit has not come.
+        admit: the request, once its Admit is here; the lease stands in line for pages from then on.
+        place: where it stands in line; smaller is sooner.
         num_overtaken: how often a later one that fitted was granted first.
     """
 
     request: LeaseRequest
     link: ReceiverLink
-    deadline: float
+    deadline: float = 0.0
+    admit: Admit | None = None
+    place: tuple[int, int] = (0, 0)
     num_overtaken: int = 0
 
     @property

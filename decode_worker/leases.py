@@ -2,9 +2,10 @@
 
 from collections.abc import Callable
 
-from decode_worker.admissions import Admissions
+from decode_worker.admissions import Admissions, AttemptKey
 from decode_worker.config import DecodeConfig
 from decode_worker.lease_records import GrantedLease, WaitingLease
+from decode_worker.waiting_leases import WaitingLeases
 from engine.kvcache.cache_manager import CacheManager, PageHandle
 from kvtransfer.events import FromLink, ReceiverLinkClosed, ReceiverLinkOpened
 from kvtransfer.receiver_link import ReceiverLink
@@ -23,8 +24,6 @@ from tandem.request_ids import router_of
 from worker.base import Outbox
 from worker.events import Event
 
-# A waiting lease request may be overtaken so often by later ones that fit.
-MAX_OVERTAKEN = 8
 # Receives that have completed are looked for again so soon.
 POLL_S = 0.001
 
@@ -61,8 +60,10 @@ class LeaseBook:
         # These epochs have ended while their sender may still write.
         self._unquiet: list[ReceiverLink] = []
         self._admissions = Admissions(clock)
-        self._waiting: list[WaitingLease] = []
+        self._waiting = WaitingLeases(clock, config)
         self._granted: dict[str, GrantedLease] = {}
+        # No granted lease runs out before this.
+        self._first_expiry: float | None = None
         # These are settled by Committed, and their pages may still be arriving.
         self._arriving: list[GrantedLease] = []
         self.num_expired = 0
@@ -75,6 +76,9 @@ class LeaseBook:
     def admit_request(self, admit: Admit) -> None:
         """Remembers a request that the router has announced, and keeps what is cached of it."""
         self._admissions.remember_admitted(admit)
+        waiting = self._waiting.announce(admit)
+        if waiting is not None:
+            self._line_up(waiting)
         self._cache.touch([*admit.prompt_ids, *admit.output_ids], admit.cache_namespace)
 
     def take_admitted(self, request_id: str, attempt: int) -> Admit | None:
@@ -97,7 +101,7 @@ class LeaseBook:
     def abort_attempt(self, request_id: str, attempt: int) -> None:
         """Ends an attempt: pages of a granted lease come back when the sender settles it, not before."""
         key = request_id, attempt
-        self._admissions.mark_ended(key)
+        self._end_before_grant(key)
         for lease in self._granted.values():
             if lease.key == key:
                 self._abandon(lease)
@@ -106,15 +110,15 @@ class LeaseBook:
 
     def abort_all_attempts_of(self, router: str) -> None:
         """Ends the attempts of a router that is gone."""
-        for request_id, attempt in self._admissions.attempts():
-            if router_of(request_id) == router:
-                self.abort_attempt(request_id, attempt)
         for lease in self._granted.values():
             if router_of(lease.admit.request_id) == router:
                 self._abandon(lease)
         for lease in self._arriving:
             if router_of(lease.admit.request_id) == router:
                 lease.abandoned = True
+        for key in [*self._admissions.attempts(), *self._waiting.attempts()]:
+            if router_of(key[0]) == router:
+                self._end_before_grant(key)
 
     def mark_ended(self, request_id: str, attempt: int) -> None:
         """An attempt that has no lease any more is over: whatever still comes for it is refused."""
@@ -131,16 +135,15 @@ class LeaseBook:
             if link.failure and link.epoch not in self._ending:
                 self._ending[link.epoch] = None
                 self._outbox.close_link(link.epoch, link.failure)
-        self._waiting = self._answer(now, num_reserved)
-        for key in self._admissions.expired():
-            self.abort_attempt(*key)
+        for waiting in self._waiting.take_overdue():
+            waiting.link.refuse_lease(waiting.lease_id, "unknown")
+        self._waiting.grant_in_order(
+            lambda: self._cache.num_available_pages - num_reserved, lambda waiting: self._grant(waiting, num_reserved)
+        )
+        for key in self._admissions.take_expired():
+            self._admissions.mark_ended(key)
             self._outbox.to_router(LeaseLost(*key))
-        for lease in self._granted.values():
-            if now >= lease.deadline and not lease.revoked:
-                # Expiry frees nothing: the sender is asked, and its answer settles the lease.
-                self.num_expired += 1
-                self._abandon(lease)
-                self._outbox.to_router(LeaseLost(*lease.key))
+        self._expire(now)
 
     def start_arrived(self) -> None:
         """Hands over the requests whose pages are all here, in the order in which they were committed."""
@@ -155,14 +158,15 @@ class LeaseBook:
                 assert message is not None
                 self._cache.commit_lease(lease.handle)
                 self._start(lease.admit, lease.handle, message, lease.granted_ns)
+                # What is in the tree now, others need not be sent.
+                self._waiting.look_again()
 
     def next_deadline(self) -> float | None:
         if self._arriving:
             return self._clock() + POLL_S
-        deadlines = self._admissions.deadlines()
-        deadlines += [w.deadline for w in self._waiting if self._is_parked(w)]
-        deadlines += [lease.deadline for lease in self._granted.values() if not lease.revoked]
-        return min(deadlines, default=None)
+        expiry = self._first_expiry if self._granted else None
+        deadlines = (self._admissions.next_deadline(), self._waiting.next_deadline(), expiry)
+        return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     def _open(self, event: ReceiverLinkOpened) -> None:
         hello = event.hello
@@ -181,9 +185,16 @@ class LeaseBook:
         )
 
     def _close(self, event: ReceiverLinkClosed) -> None:
-        link = self._links.pop(event.epoch)
+        link = self._links.pop(event.epoch, None)
+        if link is None:
+            # It is none of this worker's, or has ended before.
+            return
+        # Requests that were committed before the end, and whose pages are here, go on.
+        self.start_arrived()
         self._ending.pop(event.epoch, None)
-        self._forget_waiting([w for w in self._waiting if w.link is link])
+        for waiting in self._waiting.of_link(link):
+            # Nobody else will ask for it on this attempt.
+            self._waiting.remove(waiting)
         # The stream is broken, not quiet: the sender may be writing still.
         quiet = link.end_epoch()
         for lease in [*self._granted.values(), *self._arriving]:
@@ -199,9 +210,7 @@ class LeaseBook:
     def _receive_message(self, link: ReceiverLink, event: FromLink) -> None:
         message = event.message
         if isinstance(message, LeaseRequest):
-            if message.lease_id in self._granted or any(w.lease_id == message.lease_id for w in self._waiting):
-                raise ValueError(f"lease {message.lease_id} is asked for twice")
-            self._waiting.append(WaitingLease(message, link, self._clock() + self._config.admit_grace_s))
+            self._ask(link, message)
         elif isinstance(message, Pushing | Renewed):
             lease = self._find_granted(link, message.lease_id)
             if lease is not None:
@@ -213,6 +222,69 @@ class LeaseBook:
         elif isinstance(message, Committed | Released):
             self._settle(link, message)
 
+    def _ask(self, link: ReceiverLink, request: LeaseRequest) -> None:
+        """A sender asks for a lease: it is refused, parked or put in line; grants come with the step.
+
+        Raises:
+            ValueError: it asks twice for one and the same.
+        """
+        if request.lease_id in self._granted or self._waiting.find(request.lease_id) is not None:
+            raise ValueError(f"lease {request.lease_id} is asked for twice")
+        waiting = WaitingLease(request, link)
+        if self._admissions.has_ended(waiting.key):
+            link.refuse_lease(request.lease_id, "gone")
+        elif self._waiting.of_attempt(waiting.key) is not None:
+            link.refuse_lease(request.lease_id, "unknown")
+        elif self._admissions.find_admitted(waiting.key) is not None:
+            self._line_up(waiting)
+        elif not self._waiting.park(waiting):
+            link.refuse_lease(request.lease_id, "full")
+
+    def _line_up(self, waiting: WaitingLease) -> None:
+        """Puts a lease whose request is admitted in line, unless it can never be granted."""
+        admit = self._admissions.find_admitted(waiting.key)
+        assert admit is not None
+        num_tokens = len(admit.prompt_ids) + len(admit.output_ids)
+        refusal = ""
+        if num_tokens != waiting.request.num_tokens:
+            refusal = "unknown"
+        elif self._cache.num_pages_for(num_tokens + 1) > self._cache.num_pages:
+            refusal = "too_large"
+        if refusal:
+            if self._waiting.find(waiting.lease_id) is not None:
+                self._waiting.remove(waiting)
+            waiting.link.refuse_lease(waiting.lease_id, refusal)
+            return
+        # From here on the sender says how long it waits.
+        self._admissions.take_admitted(waiting.key)
+        last = self._waiting.line_up(waiting, admit)
+        if last is not None:
+            # Its sender asks again, and then it stands where it stood.
+            assert last.admit is not None
+            self._admissions.remember_admitted(last.admit)
+            last.link.refuse_lease(last.lease_id, "full")
+
+    def _end_before_grant(self, key: AttemptKey) -> None:
+        """Whatever still comes for an attempt without pages is refused."""
+        self._admissions.mark_ended(key)
+        waiting = self._waiting.end_attempt(key)
+        if waiting is not None:
+            waiting.link.refuse_lease(waiting.lease_id, "gone")
+
+    def _expire(self, now: float) -> None:
+        """Asks for granted leases back that have not been heard of for too long."""
+        if self._first_expiry is None or now < self._first_expiry:
+            return
+        for lease in self._granted.values():
+            if now >= lease.deadline and not lease.revoked:
+                # Expiry frees nothing: the sender is asked, and its answer settles the lease.
+                self.num_expired += 1
+                self._abandon(lease)
+                self._outbox.to_router(LeaseLost(*lease.key))
+        # A lease that is granted or heard of later runs out later than all others.
+        deadlines = (lease.deadline for lease in self._granted.values() if not lease.revoked)
+        self._first_expiry = min(deadlines, default=None)
+
     def _find_granted(self, link: ReceiverLink, lease_id: str) -> GrantedLease | None:
         """A granted lease that is not settled, if its sender is the one who speaks of it."""
         lease = self._granted.get(lease_id)
@@ -223,10 +295,11 @@ class LeaseBook:
         lease = self._find_granted(link, message.lease_id)
         if lease is None:
             # It releases a request that was still waiting, or something that has ended.
-            gone = [w for w in self._waiting if w.lease_id == message.lease_id]
-            self._forget_waiting(gone)
-            if isinstance(message, Released) and not message.reported:
-                for waiting in gone:
+            waiting = self._waiting.find(message.lease_id)
+            if waiting is not None and waiting.link is link:
+                self._waiting.remove(waiting)
+                self._admissions.take_admitted(waiting.key)
+                if isinstance(message, Released) and not message.reported:
                     self._outbox.to_router(LeaseLost(*waiting.key))
             return
         del self._granted[message.lease_id]
@@ -239,54 +312,17 @@ class LeaseBook:
         if not lease.abandoned and not is_reported:
             self._outbox.to_router(LeaseLost(*lease.key))
 
-    def _forget_waiting(self, gone: list[WaitingLease]) -> None:
-        """Their sender does not want these leases any more; nobody else will ask for them on this attempt."""
-        self._waiting = [w for w in self._waiting if w not in gone]
-        for waiting in gone:
-            self._admissions.take_admitted(waiting.key)
-
     def _is_whole(self, lease: GrantedLease, message: Committed) -> bool:
         """Whether as much was committed as was leased."""
         num_tokens = len(lease.admit.prompt_ids) + len(lease.admit.output_ids)
         num_pages = self._cache.num_pages_for(num_tokens) - lease.handle.num_shared
         return (message.num_tokens, message.num_pages) == (num_tokens, num_pages)
 
-    def _is_parked(self, waiting: WaitingLease) -> bool:
-        """Whether it waits for its Admit, which comes on another stream."""
-        return self._admissions.find_admitted(waiting.key) is None
-
-    def _answer(self, now: float, num_reserved: int) -> list[WaitingLease]:
-        """Grants what fits, in order; returns who goes on waiting. A request that fits may overtake one that does not,
-        but each of those only MAX_OVERTAKEN times: then all wait until it has its pages."""
-        remaining: list[WaitingLease] = []
-        # These found no pages this time; they stand in order.
-        overtaken: list[WaitingLease] = []
-        for waiting in self._waiting:
-            if self._admissions.has_ended(waiting.key):
-                waiting.link.refuse_lease(waiting.lease_id, "gone")
-            elif self._is_parked(waiting):
-                if now >= waiting.deadline:
-                    waiting.link.refuse_lease(waiting.lease_id, "unknown")
-                else:
-                    remaining.append(waiting)
-            elif self._cache.num_pages_for(waiting.request.num_tokens + 1) > self._cache.num_pages:
-                waiting.link.refuse_lease(waiting.lease_id, "too_large")
-            elif all(o.num_overtaken < MAX_OVERTAKEN for o in overtaken) and self._grant(waiting, num_reserved):
-                for other in overtaken:
-                    other.num_overtaken += 1
-            else:
-                overtaken.append(waiting)
-                remaining.append(waiting)
-        return remaining
-
     def _grant(self, waiting: WaitingLease, num_reserved: int) -> bool:
-        """Answers an admitted request, unless it must wait for pages; returns whether it did."""
-        admit = self._admissions.find_admitted(waiting.key)
+        """Grants a lease its pages, unless it must wait for them; returns whether it did."""
+        admit = waiting.admit
         assert admit is not None
         token_ids = [*admit.prompt_ids, *admit.output_ids]
-        if len(token_ids) != waiting.request.num_tokens:
-            waiting.link.refuse_lease(waiting.lease_id, "unknown")
-            return True
         # The page of the first decode step is part of the lease.
         handle = self._cache.acquire_pages(
             token_ids,
@@ -299,10 +335,11 @@ class LeaseBook:
         )
         if handle is None:
             return False
-        self._admissions.take_admitted(waiting.key)
         self.prefix_cached_tokens += min(handle.cached_len, len(admit.prompt_ids))
         page_ids = handle.page_ids[handle.num_shared :]
         deadline = self._clock() + self._config.lease_duration_s
+        if self._first_expiry is None:
+            self._first_expiry = deadline
         self._granted[waiting.lease_id] = GrantedLease(
             waiting.lease_id, admit, handle, page_ids, waiting.link, deadline, granted_ns=now_ns()
         )

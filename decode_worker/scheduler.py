@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 
 class DecodeScheduler(ForwardScheduler):
-    """The running requests, oldest first, and the leases of those to come.
+    """The running requests, by age and priority, and the leases of those to come.
 
     With an asynchronous engine steps overlap: while the device runs one, the tokens of the one before are passed on,
     and shortly before its end the next one is launched behind it. That a request ends by its length is known before
@@ -150,6 +150,7 @@ class DecodeScheduler(ForwardScheduler):
             admit.request_id,
             admit.attempt,
             admit.arrival_ns,
+            admit.priority,
             TokenSequence(
                 token_ids,
                 len(admit.prompt_ids),
@@ -166,8 +167,9 @@ class DecodeScheduler(ForwardScheduler):
             moments=[Moment(LEASE_GRANTED, granted_ns)],
         )
         job.stamp(COMMITTED)
-        # They stand by age over all attempts: that is the order of growth, and the oldest is never given back.
-        bisect.insort(self._running, job, key=lambda j: j.age_key)
+        # They stand by age over all attempts, and priority: that is the order of growth, and the first is never given
+        # back.
+        bisect.insort(self._running, job, key=lambda j: j.queue_key)
 
     def take_admitted(self, request_id: str, attempt: int) -> Admit | None:
         """Hands out an admitted request that is adopted without a lease."""
@@ -191,8 +193,9 @@ class DecodeScheduler(ForwardScheduler):
         )
 
     def _grow(self) -> list[DecodeJob]:
-        """Gives each job of the next batch the page its next token needs, the oldest first. When pages run out, the
-        request that is cheapest to redo is given back, never the oldest one: so one always finishes."""
+        """Gives each job of the next batch the page its next token needs, in order. When pages run out, of the requests
+        with the lowest priority the one that is cheapest to redo is given back, but never the first in order: so one
+        always finishes."""
         batch: list[DecodeJob] = []
         # It is empty in nearly every step: looking for a job here costs less than among all that run.
         given_back: list[DecodeJob] = []
@@ -209,7 +212,7 @@ class DecodeScheduler(ForwardScheduler):
                 victims = self._running[1:]
                 if not victims:
                     return batch
-                victim = min(victims, key=lambda v: len(v.sequence.token_ids))
+                victim = min(victims, key=lambda v: (v.priority, len(v.sequence.token_ids)))
                 self._give_back(victim)
                 given_back.append(victim)
                 if victim in batch:

@@ -233,7 +233,7 @@ class ClusterOptions:
         (),
         SECURITY,
         "a key that lets a client in, repeatable; others on this host can see it in the process list, unlike those of "
-        "--api-key-file",
+        "--api-key-file; 'KEY N': with N as the largest priority that it may ask for",
         secret=True,
         name="api-key",
         metavar="KEY",
@@ -250,6 +250,13 @@ class ClusterOptions:
         SECURITY,
         "requests find in the caches what those of other keys computed; by the time taken, each key can then tell what "
         "others asked",
+    )
+    max_priority: int = option(
+        default_of(RouterConfig, "max_priority"),
+        SECURITY,
+        "largest priority that a client may ask for, unless its key has a number of its own behind it",
+        metavar="N",
+        detail=" ([api.md](api.md#priority)); the default is the largest number that a request can hold",
     )
     tls_cert: str = option(
         "", SECURITY, "PEM file with the server's certificate chain: TLS on both ports", metavar="FILE"

@@ -62,8 +62,9 @@ class LinkServer(kv_link_pb2_grpc.KvLinkServicer):
         self._post = post
         # Each open epoch has one.
         self._writers: dict[str, BatchWriter] = {}
-        # What each sender, by its name, has last begun a link with.
-        self._newest: dict[str, LinkHello] = {}
+        # What each life of a sender has last begun a link with, while one is being opened: a hello of an earlier life,
+        # however late, is not newer than those of the next one.
+        self._newest: dict[tuple[str, str], LinkHello] = {}
 
     def add_to(self, server: grpc.aio.Server) -> None:
         kv_link_pb2_grpc.add_KvLinkServicer_to_server(self, server)
@@ -97,13 +98,18 @@ class LinkServer(kv_link_pb2_grpc.KvLinkServicer):
         if refusal := self._refusal(hello):
             yield RECEIVER_CODEC.encode([LinkRefused(refusal)])
             return
-        self._newest[hello.sender_id] = hello
+        life = hello.sender_id, hello.sender_incarnation
+        self._newest[life] = hello
         try:
             name, transport, endpoint = await self._open_transport(hello)
         except _NoTransportError as error:
             yield RECEIVER_CODEC.encode([LinkRefused(str(error), no_transport=True)])
             return
-        if self._newest[hello.sender_id] is not hello:
+        finally:
+            is_newest = self._newest.get(life) is hello
+            if is_newest:
+                del self._newest[life]
+        if not is_newest:
             # Epochs of a sender must be told of in the order in which it began them: the later one closes the earlier.
             let_go(transport)
             yield RECEIVER_CODEC.encode([LinkRefused("the sender has begun another link since")])

@@ -11,11 +11,21 @@ from tandem.messages import Granted, LinkState, Prefill, Refused, Revoke, Sender
 from worker.base import Outbox
 from worker.events import Event, FromRouter
 
+# A lease that the decode worker has no place in its line for is asked for again so soon.
+ASK_AGAIN_S = 0.5
+LINK_LOST = "the link to the decode worker was lost"
+
 
 class LinkHandover(Handover):
     """Handovers over links, one link to each decode worker."""
 
-    def __init__(self, layout: PageLayout, outbox: Outbox, max_pages_in_flight: int = MAX_PAGES_IN_FLIGHT) -> None:
+    def __init__(
+        self,
+        layout: PageLayout,
+        outbox: Outbox,
+        clock: Callable[[], float],
+        max_pages_in_flight: int = MAX_PAGES_IN_FLIGHT,
+    ) -> None:
         """
         Args:
             layout: of the pages that are shipped.
@@ -23,13 +33,15 @@ class LinkHandover(Handover):
         """
         self._layout = layout
         self._outbox = outbox
+        self._clock = clock
         self._max_pages_in_flight = max_pages_in_flight
         # They go by epoch: the end of a peer's last life may be noticed after the link to its next one has opened.
         self._links: dict[str, SenderLink] = {}
         # The end of these epochs has been asked for and not come yet.
         self._ending: dict[str, None] = {}
-        # Each job that is on its way has one.
+        # Each job that is on its way has one, or will ask for one again, on this link and at this time.
         self._leases: dict[PrefillJob, SenderLease] = {}
+        self._asking_again: dict[PrefillJob, tuple[SenderLink, float]] = {}
         self._results: list[HandoverResult] = []
         # These epochs ended with copies under way; beside each is whom to tell when the last one has completed.
         self._closing: list[tuple[Completion, Callable[[], None]]] = []
@@ -54,10 +66,9 @@ class LinkHandover(Handover):
         return f"no link to decode worker {request.decode_worker_id}"
 
     def begin(self, job: PrefillJob) -> None:
-        request = job.request
-        link = self._link_to(request.decode_worker_id)
+        link = self._link_to(job.request.decode_worker_id)
         assert link is not None
-        self._leases[job] = link.request_lease(request.request_id, request.attempt, len(job.sequence.token_ids))
+        self._ask(job, link)
 
     def advance(self, job: PrefillJob) -> None:
         # The link may have been lost while the chunk was computed; take_results tells of that.
@@ -71,6 +82,7 @@ class LinkHandover(Handover):
                 lease.link.release_lease(lease)
 
     def cancel(self, job: PrefillJob, *, reported: bool) -> None:
+        self._asking_again.pop(job, None)
         lease = self._leases.pop(job, None)
         if lease is not None:
             lease.link.release_lease(lease, reported=reported)
@@ -102,8 +114,28 @@ class LinkHandover(Handover):
         for job, lease in list(self._leases.items()):
             if lease.settled:
                 self._finish(job, lease)
+        self._ask_again()
         results, self._results = self._results, []
         return results
+
+    def _ask(self, job: PrefillJob, link: SenderLink) -> None:
+        request = job.request
+        self._leases[job] = link.request_lease(request.request_id, request.attempt, len(job.sequence.token_ids))
+
+    def _ask_again(self) -> None:
+        """Asks for the leases that the decode worker had no place in its line for."""
+        now = self._clock()
+        for job, (link, due) in list(self._asking_again.items()):
+            if job.finish_reason:
+                # The request has ended: nothing is to be decoded.
+                del self._asking_again[job]
+                self._results.append(HandoverResult(job))
+            elif link.epoch not in self._links:
+                del self._asking_again[job]
+                self._results.append(HandoverResult(job, LINK_LOST))
+            elif now >= due:
+                del self._asking_again[job]
+                self._ask(job, link)
 
     def _open(self, event: SenderLinkOpened) -> None:
         epoch, name = event.epoch, event.transport_name
@@ -142,7 +174,11 @@ class LinkHandover(Handover):
                 return
 
     def _close(self, event: SenderLinkClosed) -> None:
-        link = self._links.pop(event.epoch)
+        link = self._links.pop(event.epoch, None)
+        if link is None:
+            # It is none of this worker's, or has ended before: no copy of it can be under way.
+            event.when_quiet()
+            return
         self._ending.pop(event.epoch, None)
         self._outbox.to_router(LinkState(link.peer_id, link.peer_incarnation, up=False, reason=event.reason))
         copies = link.end_epoch()
@@ -194,6 +230,9 @@ class LinkHandover(Handover):
     def _finish(self, job: PrefillJob, lease: SenderLease) -> None:
         del self._leases[job]
         job.copies = lease.copies
+        if lease.refusal == "full" and not job.finish_reason:
+            self._asking_again[job] = lease.link, self._clock() + ASK_AGAIN_S
+            return
         # A request that its first token has ended cannot fail any more.
         self._results.append(HandoverResult(job, "" if job.finish_reason else _failure(lease)))
 
@@ -206,7 +245,7 @@ def _failure(lease: SenderLease) -> str:
         case LeaseState.REFUSED:
             return f"the decode worker refused the lease: {lease.refusal}"
         case LeaseState.LOST:
-            return "the link to the decode worker was lost"
+            return LINK_LOST
         case _:
             return "the lease ended before the pages were there"
 

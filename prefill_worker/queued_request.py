@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tandem.messages import Prefill
+from tandem.priority import virtual_arrival_ns
 
 
 @dataclass(eq=False, slots=True)
@@ -28,9 +29,9 @@ class QueuedRequest:
         return self.request.request_id, self.request.attempt
 
     @property
-    def age_key(self) -> tuple[int, int]:
-        """Smaller is older; a request keeps its age over all attempts."""
-        return self.request.arrival_ns, self.number
+    def queue_key(self) -> tuple[int, int]:
+        """Smaller stands before; by age, which a request keeps over all attempts, and priority."""
+        return virtual_arrival_ns(self.request.arrival_ns, self.request.priority), self.number
 
 
 class PagesInWork:

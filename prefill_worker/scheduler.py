@@ -1,6 +1,7 @@
 """What a prefill worker computes next: whole prompts in chunks, in the order of a policy."""
 
 import logging
+import math
 from collections import deque
 from collections.abc import Callable
 
@@ -27,6 +28,8 @@ logger = logging.getLogger(__name__)
 POLL_S = 0.0005
 # The device runs so many forwards, or has them before it, at most.
 MAX_LAUNCHED = 2
+# The wait for pages doubles so often at most.
+MAX_DOUBLINGS = 6
 
 
 class PrefillScheduler(ForwardScheduler):
@@ -133,8 +136,10 @@ class PrefillScheduler(ForwardScheduler):
         now = self._clock()
         for job, deadline in list(self._handing_over.values()):
             if now >= deadline:
-                # Nobody is at fault: the router may find a decode worker with pages. What was computed stays cached.
-                self._end_job(job, reported=True)
+                # Nobody is at fault: the router may find a decode worker with pages. It ends the attempt by its Abort,
+                # here and there: until then the request keeps its place in the decode worker's line. What was computed
+                # stays cached.
+                self._handing_over[job.key] = job, math.inf
                 self._outbox.to_router(PrefillDeferred(*job.key))
 
     def _start_jobs(self) -> None:
@@ -254,7 +259,10 @@ class PrefillScheduler(ForwardScheduler):
         index = len(request.output_ids)
         job.finish_reason = request.sampling.finish_reason(first_token, index + 1)
         self._computing.remove(job)
-        self._handing_over[job.key] = (job, self._clock() + self._config.grant_timeout_s)
+        # Each attempt waits for twice as long as the one before. A line may move more slowly than the first one waits,
+        # and who leaves it again and again, for that of another decode worker, would never come to its head.
+        timeout_s = self._config.grant_timeout_s * 2 ** min(request.attempt, MAX_DOUBLINGS)
+        self._handing_over[job.key] = (job, self._clock() + timeout_s)
         assert job.handle is not None
         cached_len = job.handle.cached_len
         num_tokens = len(job.sequence.token_ids)

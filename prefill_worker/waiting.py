@@ -12,12 +12,13 @@ from tandem.request_ids import router_of
 
 # A policy looks at so many of the oldest requests: its work at each step must not grow with the queue.
 POLICY_WINDOW = 128
-# A request goes first when later ones of its priority have overtaken it so often.
+# A request goes first when later ones of its priority have overtaken it so often, and on every attempt after its first
+# one: so this is the limit for its whole life.
 MAX_OVERTAKEN = 64
 
 
 class WaitingRequests:
-    """All that wait, in order of age."""
+    """All that wait, by age and priority."""
 
     def __init__(self, cache: CacheManager, policy: PrefillPolicy) -> None:
         self._cache = cache
@@ -29,17 +30,22 @@ class WaitingRequests:
         return len(self._requests)
 
     def enqueue(self, request: Prefill) -> None:
-        """Puts a request where its age belongs, which it has kept over its attempts."""
+        """Puts a request where its age and its priority belong, which it has kept over its attempts."""
         token_ids = [*request.prompt_ids, *request.output_ids]
         prefix_ids = prefix_identities(token_ids, self._cache.page_size, request.cache_namespace)
-        queued = QueuedRequest(request, next(self._numbers), token_ids, prefix_ids)
-        bisect.insort(self._requests, queued, key=lambda q: q.age_key)
+        num_overtaken = MAX_OVERTAKEN if request.attempt else 0
+        queued = QueuedRequest(request, next(self._numbers), token_ids, prefix_ids, num_overtaken)
+        bisect.insort(self._requests, queued, key=lambda q: q.queue_key)
 
     def start_order(self) -> list[QueuedRequest]:
-        """The larger priority first; of one priority those overtaken too often, then as the policy says."""
-        ordered: list[QueuedRequest] = []
-        window = sorted(self._requests, key=lambda q: -q.request.priority)[:POLICY_WINDOW]
-        for _, group in itertools.groupby(window, key=lambda q: q.request.priority):
+        """The larger priority first; of one priority those overtaken too often, then as the policy says. Before all
+        goes who has waited for longer than the head start of every larger priority that waits."""
+        window = self._requests[:POLICY_WINDOW]
+        highest = max((q.request.priority for q in window), default=0)
+        # They stand before all others, so they stand before every larger priority.
+        ordered = list(itertools.takewhile(lambda q: q.request.priority < highest, window))
+        rest = sorted(window[len(ordered) :], key=lambda q: -q.request.priority)
+        for _, group in itertools.groupby(rest, key=lambda q: q.request.priority):
             equals = list(group)
             overtaken = [q for q in equals if q.num_overtaken >= MAX_OVERTAKEN]
             others = [q for q in equals if q.num_overtaken < MAX_OVERTAKEN]
@@ -50,7 +56,7 @@ class WaitingRequests:
         """It starts; older ones of its priority are overtaken."""
         self._requests.remove(queued)
         for other in self._requests:
-            if other.age_key > queued.age_key:
+            if other.queue_key > queued.queue_key:
                 break
             if other.request.priority == queued.request.priority:
                 other.num_overtaken += 1

@@ -25,7 +25,7 @@ class PrefillRole(WorkerRole):
     def build_scheduler(
         self, engine: EngineBase, cache: CacheManager, outbox: Outbox, config: WorkerConfig
     ) -> Scheduler:
-        handover = LinkHandover(engine.pool.layout, outbox)
+        handover = LinkHandover(engine.pool.layout, outbox, time.monotonic)
         return PrefillScheduler(engine, cache, handover, outbox, self._prefill, time.monotonic)
 
     def build_links(

@@ -6,22 +6,35 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from router.errors import OverloadedError, UnauthenticatedError
+from router.errors import InvalidRequestError, OverloadedError, UnauthenticatedError
 from router.peer_counts import PeerCounts
+from tandem.config import parse_api_key
 from tandem.rpc.auth import TokenSet, bearer_token
 
 
 class Access:
-    """API keys and the limit on requests in hand for each. Without keys everybody is let in as one and the same."""
+    """API keys, and for each the limits on requests in hand and on priority. Without keys everybody is let in as one
+    and the same."""
 
-    def __init__(self, api_keys: Sequence[str], max_requests_per_key: int, elsewhere: PeerCounts | None = None) -> None:
+    def __init__(
+        self,
+        api_keys: Sequence[str],
+        max_requests_per_key: int,
+        elsewhere: PeerCounts | None = None,
+        max_priority: int = 2**31 - 1,
+    ) -> None:
         """
         Args:
+            api_keys: each as "KEY" or "KEY MAX_PRIORITY".
             max_requests_per_key: 0: any number.
             elsewhere: what other routers of the cluster have in hand; None: there are none.
+            max_priority: of those whose key does not say.
         """
         self._elsewhere = elsewhere
-        self._keys = TokenSet(api_keys)
+        keys = [parse_api_key(text) for text in api_keys]
+        self._keys = TokenSet([key.key for key in keys])
+        self._max_priority = max_priority
+        self._max_priorities = {key.key: key.max_priority for key in keys if key.max_priority is not None}
         self._max_requests_per_key = max_requests_per_key
         self._num_requests: Counter[str] = Counter()
 
@@ -48,6 +61,12 @@ class Access:
         if not self._max_requests_per_key:
             return {}
         return {key_digest(key): count for key, count in self._num_requests.items()}
+
+    def check_priority(self, key: str, priority: int) -> None:
+        """Raises InvalidRequestError: this key may not ask for a priority as large as that."""
+        limit = self._max_priorities.get(key, self._max_priority)
+        if priority > limit:
+            raise InvalidRequestError(f"priority must be at most {limit} for this client, not {priority}", "priority")
 
     @contextmanager
     def hold(self, key: str, num_requests: int = 1) -> Iterator[None]:

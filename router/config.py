@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from router.policies.table import ROUTING_POLICIES
-from tandem.config import LogConfig, TlsConfig, require, require_api_key, require_positive
+from tandem.config import LogConfig, TlsConfig, parse_api_key, require, require_positive
 
 
 class RouterAddresses(NamedTuple):
@@ -35,10 +35,11 @@ class RouterConfig:
         routers: all routers of the cluster by their names, this one among them; empty: it is alone.
         shared_grpc_port, shared_http_port: ports for clients at which all routers listen; 0: there are none.
         reuse_ports: all its ports are held by whoever started it, who lets it in.
-        api_keys: what clients show; empty lets everybody in.
+        api_keys: what clients show, each as "KEY" or "KEY MAX_PRIORITY"; empty lets everybody in.
         max_requests_per_key: requests in hand for each key at most, for all clients together without keys; 0: any
             number.
         share_cache_between_keys: whether a request may find in a cache what one of another key left there.
+        max_priority: that a client may ask for, unless its key says otherwise.
         max_body_bytes: of a request, over either port.
         tls: on the clients' ports; None: plain.
         cluster_token: what the processes of this cluster know each other by.
@@ -72,6 +73,7 @@ class RouterConfig:
     api_keys: tuple[str, ...] = field(default=(), repr=False)
     max_requests_per_key: int = 0
     share_cache_between_keys: bool = False
+    max_priority: int = 2**31 - 1
     max_body_bytes: int = 8 * 2**20
     tls: TlsConfig | None = None
     cluster_token: str = field(default="", repr=False)
@@ -94,8 +96,8 @@ class RouterConfig:
             port = getattr(self, name)
             require(0 <= port < 65536, f"{name} must be between 0 and 65535, not {port}")
         ROUTING_POLICIES.check("routing", self.routing)
-        for key in self.api_keys:
-            require_api_key(key)
+        keys = [parse_api_key(text).key for text in self.api_keys]
+        require(len(keys) == len(set(keys)), "an API key is there twice, with different priorities")
         require(self.max_requests_per_key >= 0, "max_requests_per_key must not be negative")
         require(self.worker_wait_timeout_s >= 0, "worker_wait_timeout_s must not be negative")
         require_positive(

@@ -5,7 +5,7 @@ Each package's own is in its `config.py`. Nothing here imports torch: the router
 
 from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, fields
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 Role = Literal["prefill", "decode", "both"]
 ROLES: tuple[Role, ...] = ("prefill", "decode", "both")
@@ -42,6 +42,31 @@ def require_api_key(key: str) -> None:
         bool(key) and key.isascii() and key.isprintable() and " " not in key,
         "an API key must be printable ASCII without spaces",
     )
+
+
+class ApiKey(NamedTuple):
+    """A key that lets a client in. Attributes: max_priority: what it may ask for at most; None: what all may."""
+
+    key: str
+    max_priority: int | None = None
+
+
+def parse_api_key(text: str) -> ApiKey:
+    """The key of a configuration: "KEY", or "KEY MAX_PRIORITY".
+
+    Raises:
+        ValueError: it is neither. The message does not repeat it.
+    """
+    key, _, limit = text.partition(" ")
+    require_api_key(key)
+    if not limit:
+        return ApiKey(key)
+    require(
+        limit.removeprefix("-").isdecimal() and abs(int(limit)) < 2**31,
+        "an API key must be printable ASCII without spaces; behind it, after a space, may stand the largest priority "
+        "that it may ask for, a whole number",
+    )
+    return ApiKey(key, int(limit))
 
 
 @dataclass(frozen=True, slots=True)

@@ -199,8 +199,8 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class PrefillDeferred:
-    """A prefill worker has computed a prompt, but the decode worker had no pages for it in time. The attempt ends as
-    nobody's failure; what was computed stays cached."""
+    """A prefill worker has computed a prompt, but the decode worker had no pages for it in time. The router ends the
+    attempt, as nobody's failure; what was computed stays cached."""
 
     request_id: str
     attempt: int
@@ -405,7 +405,8 @@ class Refused:
 
     Attributes:
         reason: "gone": the attempt has ended; "too_large": the whole pool could not hold it; "unknown": no Admit has
-            come for the attempt, or one of another length.
+            come for the attempt, or one of another length; "full": too many wait already, and it may be asked for
+            again.
     """
 
     lease_id: str

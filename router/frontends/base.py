@@ -88,7 +88,7 @@ class Frontend:
         self.config = config
         self.started_at = time.time()
         self._cache_namespaces = CacheNamespaces(config.cluster_token, config.share_cache_between_keys)
-        self.access = Access(config.api_keys, config.max_requests_per_key, self.elsewhere)
+        self.access = Access(config.api_keys, config.max_requests_per_key, self.elsewhere, config.max_priority)
         self._prompts = PromptEncoder(tokenizer, config.max_model_len)
         # A router without a cluster can only resume what it began itself.
         self._sealer = Sealer(config.cluster_token or secrets.token_hex(16))
@@ -196,6 +196,7 @@ class Frontend:
         Raises:
             InvalidRequestError: with a message for the client.
         """
+        self.access.check_priority(key, priority)
         _check_name("cache_namespace", cache_namespace)
         _check_name("session_id", session_id)
         _check_name("request_id", client_request_id)

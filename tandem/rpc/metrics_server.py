@@ -11,6 +11,7 @@ from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
+from tandem.config import parse_api_key
 from tandem.rpc.auth import TokenSet, bearer_token
 
 logger = logging.getLogger(__name__)
@@ -33,12 +34,13 @@ class MetricsServer:
         """Opens a free port.
 
         Args:
-            api_keys: one of them is asked for as a bearer token; empty lets everybody in.
+            api_keys: one of them is asked for as a bearer token; empty lets everybody in. Each is "KEY" or
+                "KEY MAX_PRIORITY".
 
         Raises:
             OSError: the address is not ours.
         """
-        self._server = _Server(registry, host, TokenSet(api_keys))
+        self._server = _Server(registry, host, TokenSet([parse_api_key(text).key for text in api_keys]))
         self.address = f"{host}:{self._server.server_address[1]}"
         thread = threading.Thread(
             target=self._server.serve_forever, args=(POLL_INTERVAL_S,), name="metrics", daemon=True

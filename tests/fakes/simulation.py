@@ -6,7 +6,7 @@ to it; and by the fake engine's tokens, that every page holds what its readers t
 """
 
 import itertools
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -36,7 +36,7 @@ from router.router import Router
 from router.tracker import RequestState
 from router.worker import Worker
 from tandem.lifecycle import RECEIVED
-from tandem.messages import PROTOCOL_VERSION, Heartbeat, Hello, LinkHello, PageFormat, Peers
+from tandem.messages import PROTOCOL_VERSION, Granted, Heartbeat, Hello, LinkHello, PageFormat, Peers
 from tandem.sampling_params import SamplingParams
 from tests.fakes.clock import FakeClock
 from tests.fakes.engine import FakeEngine, expected_tokens
@@ -46,6 +46,8 @@ from worker.base import Outbox, Scheduler
 from worker.events import FromRouter, RouterLost
 
 PAGE_SIZE = 2
+# It is small, so that a schedule reaches it.
+MAX_OVERTAKEN = 1
 PAGE_FORMAT = PageFormat("fake", 1, "fake")
 # This stands on a stream's queue where it ends.
 END = object()
@@ -187,6 +189,8 @@ class SimOutbox(Outbox):
             self._worker.to_router.append(message)
 
     def to_link(self, epoch: str, message: Any) -> None:
+        if isinstance(message, Granted):
+            self._worker.check_overtakes(message.lease_id)
         link = self._worker.simulation.links.get(epoch)
         if link is not None:
             link.queue_to(link.other(self._worker)).append(message)
@@ -225,10 +229,15 @@ class SimWorker:
             config = PrefillConfig(
                 3, simulation.prefill_policy, min_shared_tokens=simulation.min_shared_tokens, grant_timeout_s=30.0
             )
-            handover = LinkHandover(self.engine.pool.layout, outbox, max_pages_in_flight=3)
+            handover = LinkHandover(self.engine.pool.layout, outbox, simulation.clock, max_pages_in_flight=3)
             self.scheduler = PrefillScheduler(self.engine, self.cache, handover, outbox, config, simulation.clock)
         else:
-            config = DecodeConfig(max_batch_size=3, lease_duration_s=20.0)
+            config = DecodeConfig(
+                max_batch_size=3,
+                lease_duration_s=20.0,
+                max_overtaken=MAX_OVERTAKEN,
+                max_waiting=simulation.max_waiting,
+            )
             self.scheduler = DecodeScheduler(self.engine, self.cache, outbox, config, simulation.clock)
 
     @property
@@ -264,6 +273,20 @@ class SimWorker:
         """Pages may be read by a copy once everything that writes them has completed."""
         unwritten = self.engine.pages_to_write.intersection(page_ids)
         assert not unwritten, f"{self.incarnation}: pages {unwritten} are shipped before they are computed"
+
+    def check_overtakes(self, lease_id: str) -> None:
+        """A lease is granted before all who stand before it in line; nobody's are more than so many in its life."""
+        assert isinstance(self.scheduler, DecodeScheduler)
+        book = self.scheduler._leases
+        for waiting in book._waiting._line:
+            if waiting.lease_id == lease_id:
+                break
+            if waiting.lease_id in book._granted:
+                continue
+            request_id = waiting.request.request_id
+            self.simulation.num_overtaken[request_id] += 1
+            num_overtaken = self.simulation.num_overtaken[request_id]
+            assert num_overtaken <= MAX_OVERTAKEN, f"{request_id} is overtaken for the {num_overtaken}th time"
 
     def connect(self) -> None:
         """Opens a control stream."""
@@ -391,17 +414,22 @@ class Simulation:
         asynchronous: bool = False,
         step_s: float = 0.0,
         min_shared_tokens: int = PAGE_SIZE,
+        max_waiting: int = 1024,
     ) -> None:
         """
         Args:
             asynchronous: forwards of a worker overlap; each runs on its device when the simulation says so.
             step_s: how long a decode step is thought to take: 0 launches the next one at once.
             min_shared_tokens: as in PrefillConfig.
+            max_waiting: as in DecodeConfig.
         """
         self.two_sided = two_sided
         self.asynchronous = asynchronous
         self.step_s = step_s
         self.min_shared_tokens = min_shared_tokens
+        self.max_waiting = max_waiting
+        # How often each request was overtaken where it stood in line for pages, over all of its attempts.
+        self.num_overtaken: Counter[str] = Counter()
         self.channels: dict[str, SimChannel] = {}
         self.clock = FakeClock()
         self.numbers = itertools.count()
@@ -544,7 +572,7 @@ class Simulation:
             stop_token_ids = (expected[stop_after],)
             expected = expected[: expected.index(expected[stop_after]) + 1]
         sampling = SamplingParams(max_tokens, stop_token_ids=stop_token_ids)
-        moments = {RECEIVED: next(self.numbers) + 1}
+        moments = {RECEIVED: int(self.clock.now * 1e9) + next(self.numbers)}
         tracker = self.router.make_tracker(prompt_ids, sampling, priority=priority, moments=moments)
         self.clients.append(SimClient(self.router.submit_request(tracker), expected))
 
@@ -564,6 +592,7 @@ class Simulation:
         self.clock.advance(seconds)
         for worker in self.workers.values():
             if worker.runs and worker.connected and worker.registered is not None:
+                self.router.workers.record_heard(worker.registered)
                 self.router.workers.record_heartbeat(worker.registered, Heartbeat(worker.num_steps))
         self.router.check_deadlines()
 

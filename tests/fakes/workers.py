@@ -80,7 +80,7 @@ class PrefillSide:
         self.engine = FakeEngine(num_pages, page_size, asynchronous=asynchronous)
         self.cache = CacheManager(num_pages, page_size)
         self.outbox = ListOutbox()
-        self.handover = LinkHandover(self.engine.pool.layout, self.outbox, max_pages_in_flight)
+        self.handover = LinkHandover(self.engine.pool.layout, self.outbox, clock, max_pages_in_flight)
         config = config or PrefillConfig(min_shared_tokens=page_size)
         self.scheduler = PrefillScheduler(self.engine, self.cache, self.handover, self.outbox, config, clock)
 

@@ -15,6 +15,7 @@ from cli.serve_options import API_KEY_FILE, SERVE_OPTIONS, add_serve_options
 from deploy.cluster_config import ClusterConfig
 from deploy.cluster_options import OPTIONS
 from deploy.options import Option
+from tandem.config import parse_api_key
 
 ROOT = Path(__file__).parents[3]
 EXAMPLE = ROOT / "deploy/examples/serve.yaml"
@@ -139,6 +140,17 @@ def test_keys_come_from_all_sources(tmp_path: Path) -> None:
         "from-environment",
     )
     assert read("--model", "m", environment={"TANDEM_API_KEY": ""}).api_keys == ()
+
+
+def test_a_key_s_largest_priority_stands_behind_it(tmp_path: Path) -> None:
+    (tmp_path / "keys.txt").write_text("urgent 5\nplain\n")
+    config = read("--model", "m", "--api-key-file", str(tmp_path / "keys.txt"), "--max-priority", "-1")
+    router = config.router("m", "m", 10)
+    assert [parse_api_key(text) for text in router.api_keys] == [("urgent", 5), ("plain", None)]
+    assert router.max_priority == -1
+    (tmp_path / "keys.txt").write_text("urgent five\n")
+    with pytest.raises(ValueError, match="the largest priority that it may ask for, a whole number"):
+        read("--model", "m", "--api-key-file", str(tmp_path / "keys.txt"))
 
 
 def test_paths_of_the_file_are_relative_to_the_current_directory(

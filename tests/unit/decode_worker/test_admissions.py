@@ -27,9 +27,15 @@ def test_each_request_has_its_own_time() -> None:
     remembered = Admissions(clock)
     remembered.remember_admitted(admit("short", duration_s=5.0))
     remembered.remember_admitted(admit("long", duration_s=50.0))
-    assert sorted(remembered.deadlines()) == [clock.now + 5.0, clock.now + 50.0]
+    assert remembered.next_deadline() == clock.now + 5.0
     clock.advance(5.0)
-    assert remembered.expired() == [("short", 0)]
+    assert remembered.take_expired() == [("short", 0)]
+    assert remembered.next_deadline() == clock.now + 45.0
+    clock.advance(44.0)
+    assert remembered.take_expired() == []
+    clock.advance(1.0)
+    assert remembered.take_expired() == [("long", 0)]
+    assert remembered.next_deadline() is None
 
 
 def test_an_ended_attempt_is_remembered_and_its_request_is_not() -> None:
@@ -38,7 +44,7 @@ def test_an_ended_attempt_is_remembered_and_its_request_is_not() -> None:
     remembered.mark_ended(("r", 0))
     # One that was never announced, for its Abort may overtake its Admit.
     remembered.mark_ended(("other", 3))
-    assert remembered.find_admitted(("r", 0)) is None and remembered.deadlines() == []
+    assert remembered.find_admitted(("r", 0)) is None and remembered.next_deadline() is None
     assert remembered.has_ended(("r", 0)) and remembered.has_ended(("other", 3))
     assert not remembered.has_ended(("r", 1))
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from decode_worker.config import DecodeConfig
-from decode_worker.leases import MAX_OVERTAKEN, LeaseBook
+from decode_worker.leases import LeaseBook
 from engine.kvcache.cache_manager import CacheManager, PageHandle
 from kvtransfer.events import FromLink, ReceiverLinkClosed, ReceiverLinkOpened
 from kvtransfer.transports.base import ReceiverTransport
@@ -45,10 +45,10 @@ class Decode:
         gone: whether the sender's process has exited.
     """
 
-    def __init__(self, num_pages: int = 8, transport: ReceiverTransport | None = None) -> None:
+    def __init__(self, num_pages: int = 8, transport: ReceiverTransport | None = None, max_waiting: int = 1024) -> None:
         self.clock, self.outbox = FakeClock(), ListOutbox()
         self.cache = CacheManager(num_pages, PAGE_SIZE)
-        config = DecodeConfig(lease_duration_s=DURATION_S, admit_grace_s=GRACE_S)
+        config = DecodeConfig(lease_duration_s=DURATION_S, admit_grace_s=GRACE_S, max_waiting=max_waiting)
         self.book = LeaseBook(self.cache, self.outbox, config, self.clock, self._start)
         self.started: list[tuple[str, int]] = []
         self.gone = False
@@ -197,7 +197,7 @@ def test_a_small_request_overtakes_a_large_one_only_so_often() -> None:
     decode.granted("holder", 8)
     decode.admit("large", 28)
     decode.say(LeaseRequest("large", "large", 0, 28))
-    for i in range(MAX_OVERTAKEN):
+    for i in range(DecodeConfig().max_overtaken):
         granted = decode.granted(f"small{i}", 3)
         decode.say(Released(granted.lease_id))
         decode.answers()
@@ -283,8 +283,8 @@ def test_another_sender_s_lease_is_not_touched() -> None:
 def test_a_lease_is_asked_for_once() -> None:
     decode = Decode()
     decode.granted("r", 8)
-    decode.admit("waits", 40)
-    decode.say(LeaseRequest("waits", "waits", 0, 40))
+    decode.admit("waits", 24)
+    decode.say(LeaseRequest("waits", "waits", 0, 24))
     assert decode.outbox.closed == {}
     for lease_id in ("r", "waits"):
         decode.say(LeaseRequest(lease_id, "another", 0, 8))
@@ -317,7 +317,8 @@ def test_a_sign_of_life_renews_a_lease(message: Any) -> None:
         decode.clock.advance(DURATION_S - 1)
         decode.say(message)
         assert decode.answers() == []
-    assert decode.book.next_deadline() == decode.clock.now + DURATION_S
+    decode.clock.advance(DURATION_S)
+    assert decode.answers() == [Revoke("r")]
 
 
 def test_an_abandoned_lease_is_asked_back_and_its_commit_starts_nothing() -> None:
@@ -520,3 +521,86 @@ def test_the_oldest_commit_starts_first() -> None:
     transport.complete_all()
     decode.answers()
     assert [request_id for request_id, _ in decode.started] == ["bb", "a"]
+
+
+# --- A commit and the end of its epoch come together. ---
+
+
+def test_what_was_committed_before_the_end_of_its_epoch_is_decoded() -> None:
+    """One batch of messages may hold both: the pages are all here, and nothing is lost with the link."""
+    decode = Decode()
+    decode.granted("r", 8)
+    decode.granted("not committed", 3)
+    decode.say(committed("r", 2, 8))
+    decode.close()
+    decode.answers()
+    assert decode.started == [("r", 7)] and decode.lost() == ["not committed"]
+    assert decode.cache.num_leased_pages == 0
+
+
+def test_two_sided_only_what_has_arrived_survives_the_end_of_its_epoch() -> None:
+    transport = ScriptedReceiver()
+    decode = Decode(transport=transport)
+    for number, name in enumerate(("here", "under way")):
+        decode.granted(name, 3)
+        decode.say(Pushing(number, name, 0, 1))
+        decode.say(committed(name, 1, 3))
+    transport.receives[0].is_done = True
+    decode.close()
+    transport.stopped.is_done = True
+    decode.answers()
+    assert decode.started == [("here", 7)] and decode.lost() == ["under way"]
+
+
+def test_the_end_of_an_epoch_that_is_over_or_unknown_changes_nothing() -> None:
+    decode = Decode()
+    decode.granted("r", 8)
+    decode.close("another worker's")
+    decode.close()
+    decode.answers()
+    decode.close()
+    assert decode.answers() == [] and decode.lost() == ["r"]
+
+
+# --- There is an end to the line. ---
+
+
+def test_whom_there_is_no_place_for_is_told_and_may_ask_again() -> None:
+    decode = Decode(num_pages=4, max_waiting=1)
+    decode.granted("holder", 8)
+    for name in ("r", "later"):
+        decode.admit(name, 8)
+        decode.say(LeaseRequest(name, name, 0, 8))
+    decode.say(LeaseRequest("parked", "not admitted", 0, 8))
+    assert decode.answers() == [Refused("later", "full"), Refused("parked", "full")]
+    decode.say(Released("holder"))
+    assert [answer.lease_id for answer in decode.answers()] == ["r"]
+    decode.say(Released("r"))
+    decode.say(LeaseRequest("later again", "later", 0, 8))
+    assert [type(answer) for answer in decode.answers()] == [Granted]
+
+
+def test_an_attempt_has_one_lease_at_a_time() -> None:
+    decode = Decode(num_pages=4)
+    decode.granted("holder", 8)
+    decode.admit("r", 8)
+    decode.say(LeaseRequest("r", "r", 0, 8))
+    decode.say(LeaseRequest("of the same attempt", "r", 0, 8))
+    assert decode.answers() == [Refused("of the same attempt", "unknown")]
+    assert decode.book.num_waiting == 1
+
+
+def test_what_others_put_into_the_tree_may_make_room() -> None:
+    """The same prompt, once it is here, takes a page where it took three."""
+    decode = Decode(num_pages=5)
+    decode.granted("first", 8)
+    decode.admit("second", 8)
+    decode.say(LeaseRequest("second", "second", 0, 8))
+    assert decode.answers() == []
+    decode.say(committed("first", 2, 8))
+
+    def start(admit: Admit, handle: PageHandle, *_: Any) -> None:
+        decode.cache.cache_pages(handle, admit.prompt_ids, 8)
+
+    decode.book._start = start
+    assert [(a.lease_id, a.cached_len) for a in decode.answers()] == [("second", 8)]

@@ -4,7 +4,6 @@ from typing import Any
 
 from decode_worker.config import DecodeConfig
 from decode_worker.job import DecodeJob
-from decode_worker.leases import MAX_OVERTAKEN
 from engine.token_sequence import TokenSequence
 from prefill_worker.config import PrefillConfig
 from tandem.messages import Finished, FirstToken, GaveBack, Tokens
@@ -135,6 +134,17 @@ def test_the_cheapest_to_redo_is_given_back() -> None:
     assert pair.d.outbox.of(GaveBack)[0].request_id == "short"
 
 
+def test_the_lowest_priority_is_given_back_first() -> None:
+    pair = make_pair(16)
+    pair.submit("oldest", list(range(8)), max_tokens=30, arrival_ns=1)
+    pair.submit("long", list(range(100, 124)), max_tokens=30, arrival_ns=2)
+    pair.submit("short", list(range(200, 204)), max_tokens=30, arrival_ns=3, priority=1)
+    # It stands first for its priority, and so it is never given back.
+    while not pair.d.outbox.of(GaveBack):
+        assert pair.turn()
+    assert pair.d.outbox.of(GaveBack)[0].request_id == "oldest"
+
+
 def test_a_small_lease_overtakes_a_large_one_only_so_often() -> None:
     pair = make_pair(10)
     # One request holds pages for long; a large one waits for them; small ones keep coming.
@@ -144,13 +154,13 @@ def test_a_small_lease_overtakes_a_large_one_only_so_often() -> None:
     pair.submit("large", list(range(100, 130)), max_tokens=2, arrival_ns=2)
     for _ in range(3):
         pair.turn()
-    for i in range(MAX_OVERTAKEN + 6):
+    for i in range(DecodeConfig().max_overtaken + 6):
         pair.submit(f"small{i}", [200 + i, 1, 2], max_tokens=2, arrival_ns=10 + i)
         pair.turn()
     pair.run()
     order = started(pair)
     assert order[0] == "holder" and "large" in order
-    assert order.index("large") - 1 <= MAX_OVERTAKEN
+    assert order.index("large") - 1 <= DecodeConfig().max_overtaken
     assert order.index("large") > 1, "those that fit need not wait from the start"
     pair.check_idle()
 

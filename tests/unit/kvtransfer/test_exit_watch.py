@@ -8,6 +8,7 @@ import pytest
 
 from kvtransfer import exit_watch
 from kvtransfer.exit_watch import ExitWatch
+from tandem.processes import ProcessId
 
 
 @pytest.fixture
@@ -44,4 +45,24 @@ def test_a_zombie_was_not_seen_alive(child: "subprocess.Popen[bytes]") -> None:
     child.kill()
     time.sleep(0.2)
     assert not ExitWatch(child.pid).is_gone()
+    child.wait()
+
+
+def test_a_thousand_leases_that_ask_at_one_step_look_once(
+    child: "subprocess.Popen[bytes]", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch = ExitWatch(child.pid)
+    num_looks = 0
+    original = ProcessId.is_alive
+
+    def is_alive(self: ProcessId) -> bool:
+        nonlocal num_looks
+        num_looks += 1
+        return original(self)
+
+    monkeypatch.setattr(ProcessId, "is_alive", is_alive)
+    monkeypatch.setattr(exit_watch, "LOOK_INTERVAL_S", 60.0)
+    assert not any(watch.is_gone() for _ in range(1000))
+    assert num_looks == 1
+    child.kill()
     child.wait()

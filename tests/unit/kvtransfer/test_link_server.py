@@ -19,8 +19,8 @@ from tests.fakes.link_ends import PAGE_FORMAT, ReceiverEnd, SenderEnd, wait_unti
 from tests.fakes.transport import ScriptedOpening
 
 
-def hello_to(receiver: ReceiverEnd, *transports: str) -> LinkHello:
-    return LinkHello(PROTOCOL_VERSION, "p", "p life", 1, receiver.peer.incarnation, PAGE_FORMAT, transports)
+def hello_to(receiver: ReceiverEnd, *transports: str, life: str = "p life") -> LinkHello:
+    return LinkHello(PROTOCOL_VERSION, "p", life, 1, receiver.peer.incarnation, PAGE_FORMAT, transports)
 
 
 async def answer_to(receiver: ReceiverEnd, message: Any) -> Any:
@@ -144,6 +144,22 @@ def test_a_handshake_that_a_later_one_of_the_same_sender_has_overtaken_opens_not
             assert await stale == LinkRefused("the sender has begun another link since")
             await wait_until(lambda: slow.receivers[0].aborted)
             assert [event.transport for event in receiver.of(ReceiverLinkOpened)] == quick.receivers
+
+    asyncio.run(scenario())
+
+
+def test_a_dead_life_s_handshake_takes_no_link_from_the_next_life() -> None:
+    """Its hello may come late; it is not what the sender has begun last."""
+
+    async def scenario() -> None:
+        slow, quick = ScriptedOpening(), ScriptedOpening()
+        slow.may_open.clear()
+        async with ReceiverEnd({"slow": slow, "quick": quick}) as receiver:
+            living = asyncio.create_task(answer_to(receiver, hello_to(receiver, "slow", life="next life")))
+            await wait_until(lambda: slow.num_attempts == 1)
+            await answer_to(receiver, hello_to(receiver, "quick", life="dead life"))
+            slow.may_open.set()
+            assert isinstance(await living, LinkWelcome)
 
     asyncio.run(scenario())
 

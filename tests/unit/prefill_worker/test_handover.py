@@ -5,6 +5,8 @@ import pytest
 from decode_worker.config import DecodeConfig
 from kvtransfer.events import FromLink, SenderLinkClosed
 from prefill_worker.config import PrefillConfig
+from prefill_worker.handover import ASK_AGAIN_S
+from prefill_worker.scheduler import MAX_DOUBLINGS
 from tandem.messages import (
     Failed,
     Finished,
@@ -197,6 +199,12 @@ def test_who_waits_too_long_for_room_goes_back_to_the_router_with_its_work_cache
     pair.clock.advance(deadline - pair.clock.now)
     pair.p.scheduler.step()
     assert pair.p.outbox.of(PrefillDeferred) == [PrefillDeferred("r", 0)]
+    pair.p.scheduler.step()
+    assert len(pair.p.outbox.of(PrefillDeferred)) == 1, "it says so once"
+    assert pair.p.scheduler.stats().num_running == 1 and pair.d.scheduler.stats().num_queued == 1
+    # The router starts it elsewhere.
+    pair.abort("r")
+    assert pair.p.scheduler.stats().num_running == pair.d.scheduler.stats().num_queued == 0
     assert len(pair.p.cache.peek(list(range(100, 116)))) == 4
     pair.run()
     pair.check_idle()
@@ -371,3 +379,66 @@ def test_after_a_failure_nothing_is_committed_and_nothing_stays_locked() -> None
     pair.turn()
     assert pair.p.scheduler.stats().num_locked_pages == 0
     assert [m.request_id for m in pair.p.outbox.of(Failed)] == ["r"]
+
+
+# --- Waiting for pages. ---
+
+
+def test_each_attempt_waits_twice_as_long_as_the_one_before() -> None:
+    waits: list[float] = []
+    for attempt in (0, 1, 2, 50):
+        pair = WorkerPair(prefill={"config": PrefillConfig(grant_timeout_s=10.0)})
+        pair.submit("r", list(range(8)), attempt=attempt)
+        # Nothing is delivered to the decode worker, so nothing is granted.
+        pair.p.scheduler.step()
+        deadline = pair.p.scheduler.next_deadline()
+        assert deadline is not None
+        waits.append(deadline - pair.clock.now)
+    assert waits == [10.0, 20.0, 40.0, 10.0 * 2**MAX_DOUBLINGS]
+
+
+def test_a_lease_that_there_is_no_place_for_is_asked_for_again() -> None:
+    pair = WorkerPair(num_pages=5, config=DecodeConfig(max_waiting=1))
+    prompts = {name: [number] * 11 for number, name in enumerate(("holder", "waits", "full", "cancelled"))}
+    for name, prompt in prompts.items():
+        pair.submit(name, prompt, max_tokens=9)
+        for _ in range(2):
+            pair.turn()
+    pair.abort("cancelled")
+    assert pair.d.scheduler.stats().num_queued == 1
+    for _ in range(60):
+        pair.clock.advance(ASK_AGAIN_S)
+        pair.turn()
+    for name in ("holder", "waits", "full"):
+        assert pair.output(name) == expected_tokens(prompts[name], 9)
+    assert pair.p.outbox.of(Failed) == pair.p.outbox.of(PrefillDeferred) == []
+    pair.check_idle()
+
+
+@pytest.mark.parametrize("event", ["cut", "first token ends it"])
+def test_a_job_that_would_ask_again_may_end_before(event: str) -> None:
+    pair = WorkerPair(num_pages=5, config=DecodeConfig(max_waiting=1), prefill={"config": PrefillConfig(chunk_size=12)})
+    for number, name in enumerate(("holder", "waits")):
+        pair.submit(name, [number] * 11, max_tokens=9)
+        for _ in range(3):
+            pair.turn()
+    pair.submit("full", [7] * 11, max_tokens=9 if event == "cut" else 1)
+    for _ in range(3):
+        pair.turn()
+    if event == "cut":
+        pair.cut_link()
+    for _ in range(3):
+        pair.turn()
+    failed = [m.request_id for m in pair.p.outbox.of(Failed)]
+    assert ("full" in failed) == (event == "cut")
+    assert not pair.p.handover._asking_again
+
+
+def test_the_end_of_an_epoch_that_is_unknown_lets_the_next_one_open() -> None:
+    pair = WorkerPair()
+    told: list[str] = []
+    pair.p.scheduler.receive(SenderLinkClosed("of another life", "cut", lambda: told.append("quiet")))
+    assert told == ["quiet"]
+    pair.submit("r", list(range(5)))
+    pair.run()
+    assert pair.output("r") == expected_tokens(list(range(5)), 5)

@@ -3,7 +3,7 @@
 import pytest
 
 from router.access import Access
-from router.errors import OverloadedError, UnauthenticatedError
+from router.errors import InvalidRequestError, OverloadedError, UnauthenticatedError
 
 
 def test_without_keys_everybody_is_the_same() -> None:
@@ -55,3 +55,14 @@ def test_without_a_limit_there_is_none() -> None:
     access = Access((), 0)
     with access.hold("", 10_000), access.hold("", 10_000):
         pass
+
+
+def test_a_key_has_its_own_largest_priority() -> None:
+    access = Access(("urgent 100", "background -5", "plain"), 0, max_priority=1)
+    assert access.identify("Bearer urgent") == "urgent"
+    for key, limit in (("urgent", 100), ("background", -5), ("plain", 1), ("", 1)):
+        access.check_priority(key, limit)
+        access.check_priority(key, -(2**31))
+        with pytest.raises(InvalidRequestError, match=f"at most {limit} for this client, not {limit + 1}") as raised:
+            access.check_priority(key, limit + 1)
+        assert raised.value.param == "priority"

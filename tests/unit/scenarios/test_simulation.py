@@ -15,7 +15,9 @@ from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
 from decode_worker.job import DecodeJob
+from decode_worker.lease_records import WaitingLease
 from decode_worker.scheduler import DecodeScheduler
+from decode_worker.waiting_leases import WaitingLeases
 from engine.kvcache.cache_manager import CacheManager, PageHandle
 from kvtransfer.sender_link import SenderLease, SenderLink
 from prefill_worker.job import PrefillJob
@@ -23,6 +25,7 @@ from prefill_worker.policies.table import PREFILL_POLICIES
 from prefill_worker.queued_request import QueuedRequest
 from prefill_worker.scheduler import PrefillScheduler
 from router.policies.table import ROUTING_POLICIES
+from tandem.messages import Admit
 from tests.fakes.simulation import PAGE_SIZE, Simulation, SimWorker
 
 # Half of them plain, half with overlapping forwards.
@@ -65,6 +68,8 @@ def run_schedule(data: bytes, asynchronous: bool = False) -> Simulation:
         step_s=(0.0, 1.0)[tape.draw(2)],
         # Who shares a prefix waits for it; or computes the same pages side by side.
         min_shared_tokens=(PAGE_SIZE, MAX_TOTAL_TOKENS)[tape.draw(2)],
+        # A decode worker may have no place in its line either.
+        max_waiting=(1024, 2, 1)[tape.draw(3)],
     )
     while not tape.ended:
         happen(simulation, tape)
@@ -221,3 +226,16 @@ def test_duplicates_freed_while_a_prefill_in_flight_writes_them_are_caught(monke
     original = CacheManager.cache_pages
     monkeypatch.setattr(CacheManager, "cache_pages", lambda self, *args, after=(): original(self, *args))
     assert "in flight" in find_violation(asynchronous=True)
+
+
+def test_an_overtake_too_many_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Were they counted for each attempt afresh, who is started again and again would wait for ever."""
+    original = WaitingLeases.line_up
+
+    def line_up(self: WaitingLeases, waiting: WaitingLease, admit: Admit) -> WaitingLease | None:
+        last = original(self, waiting, admit)
+        waiting.num_overtaken = 0
+        return last
+
+    monkeypatch.setattr(WaitingLeases, "line_up", line_up)
+    assert "overtaken" in find_violation()

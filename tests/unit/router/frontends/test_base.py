@@ -1,6 +1,7 @@
 """What every frontend does with a request before it is served."""
 
 import asyncio
+from functools import partial
 from typing import Any
 
 import pytest
@@ -67,6 +68,18 @@ def test_another_model_is_named_with_the_one_that_is_served() -> None:
     new_frontend().check_model("fake")
     with pytest.raises(UnknownModelError, match="model 'gpt' is not served here; 'fake' is"):
         new_frontend().check_model("gpt")
+
+
+def test_a_priority_is_checked_with_the_rest_of_a_request() -> None:
+    async def scenario() -> None:
+        frontend = new_frontend(api_keys=("urgent 3", "plain"), max_priority=0)
+        prompt = await frontend.tokenize([1, 2])
+        begin = partial(frontend.begin, prompt, SamplingOptions(), default_max_tokens=4)
+        assert begin(key="urgent", priority=3).tracker.priority == 3
+        with pytest.raises(InvalidRequestError, match="priority must be at most 0 for this client, not 1"):
+            begin(key="plain", priority=1)
+
+    asyncio.run(scenario())
 
 
 def test_admission_counts_what_is_not_served_yet() -> None:
