@@ -93,16 +93,16 @@ class ActiveRequest:
         self._is_starting = True
         self._is_under_test = self.is_suspect
         for worker in self.workers:
-            worker.num_assigned += 1
+            worker.add_load(1)
             worker.num_starting += 1
             worker.num_suspects += self._is_under_test
         self._num_pending_tokens = len(self.tracker.prompt_ids) + len(self.tracker.output_ids)
-        pair.prefill.num_pending_tokens += self._num_pending_tokens
+        pair.prefill.add_load(0, self._num_pending_tokens)
 
     def prefill_is_computed(self) -> None:
         """The first token is there: the prefill worker has nothing left to compute."""
         if self.pair is not None:
-            self.pair.prefill.num_pending_tokens -= self._num_pending_tokens
+            self.pair.prefill.add_load(0, -self._num_pending_tokens)
             self._num_pending_tokens = 0
 
     def prefill_is_over(self) -> None:
@@ -151,5 +151,5 @@ class ActiveRequest:
     def _release_worker(self, worker: Worker) -> None:
         if worker in self.workers:
             self.workers.remove(worker)
-            worker.num_assigned -= 1
+            worker.add_load(-1)
             worker.num_suspects -= self._is_under_test

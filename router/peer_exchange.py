@@ -31,6 +31,7 @@ class PeerExchange(router_pb2_grpc.RouterPeerServicer):
         peers: Mapping[str, str],
         counts: PeerCounts,
         own_counts: Callable[[], RouterCounts],
+        on_counts: Callable[[], None],
         cluster_token: str,
     ) -> None:
         """
@@ -38,11 +39,13 @@ class PeerExchange(router_pb2_grpc.RouterPeerServicer):
             peers: addresses of the other routers, by their names.
             counts: filled with what they say.
             own_counts: what this router has in hand now.
+            on_counts: called when another router has said something.
         """
         self._router_id = router_id
         self._peers = peers
         self._counts = counts
         self._own_counts = own_counts
+        self._on_counts = on_counts
         self._metadata = cluster_metadata(cluster_token)
 
     async def run(self) -> None:
@@ -55,6 +58,7 @@ class PeerExchange(router_pb2_grpc.RouterPeerServicer):
         async for message in batches:
             if message.router_id in self._peers:
                 self._counts.record(message.router_id, _decode(message))
+                self._on_counts()
         return pb.ShareCountsEnd()
 
     async def _tell(self, address: str) -> None:

@@ -93,7 +93,9 @@ class RouterProcess:
         router = self._router = Router(config, make_policy(config.routing), elsewhere=elsewhere)
         frontend = self._frontend = Frontend(router, tokenizer, config, elsewhere)
         peers = {name: other.cluster for name, other in config.routers.items() if name != config.router_id}
-        exchange = PeerExchange(config.router_id, peers, elsewhere, frontend.counts, config.cluster_token)
+        exchange = PeerExchange(
+            config.router_id, peers, elsewhere, frontend.counts, router.update_loads, config.cluster_token
+        )
         health_service = health.aio.HealthServicer()
         self._open_ports = functools.partial(ClientServers, frontend, make_app(frontend), health_service, config)
         workers = new_server([cluster_auth(config.cluster_token)], reuse_ports=config.reuse_ports)

@@ -12,7 +12,7 @@ from router.attempts import Attempts
 from router.config import RouterConfig
 from router.errors import OverloadedError, RequestTimeoutError, RequestTooLargeError, UnavailableError
 from router.metrics import RouterMetrics
-from router.peer_counts import AssignedLoad, PeerCounts, RouterCounts
+from router.peer_counts import NOTHING, PeerCounts, RouterCounts
 from router.policies.base import RoutingPolicy
 from router.policies.guard import GuardedPolicy
 from router.requests_in_hand import RequestsInHand
@@ -203,13 +203,14 @@ class Router:
             raise OverloadedError(f"{num_queued} requests wait for their first token already; try again later")
         self._room.check_space()
 
+    def update_loads(self) -> None:
+        """The other routers have said what they have assigned to whom."""
+        for worker in self.workers:
+            worker.set_load_elsewhere(self._elsewhere.assigned_to(worker.worker_id))
+
     def counts(self) -> RouterCounts:
         """What this router tells others that it has in hand, but for keys, of which it knows nothing."""
-        assigned = {
-            worker.worker_id: AssignedLoad(worker.num_assigned, worker.num_pending_tokens)
-            for worker in self.workers
-            if worker.num_assigned or worker.num_pending_tokens
-        }
+        assigned = {w.worker_id: w.assigned_here for w in self.workers if w.assigned_here != NOTHING}
         return RouterCounts(self.num_requests, self.num_queued, assigned=assigned)
 
     # --- workers ---
@@ -288,6 +289,8 @@ class Router:
         """
         if stood_still_s > WATCH_INTERVAL_S:
             self.workers.excuse_silence(stood_still_s)
+        # Of a router that has fallen silent nothing else would say that its load is gone.
+        self.update_loads()
         for worker, kind, reason in self.workers.find_lost():
             self.lose_worker(worker, kind, reason)
         now = self._clock()

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from router.peer_counts import NOTHING, AssignedLoad
 from tandem.messages import Hello, LinkState, RouterMessage, WorkerStats
 
 
@@ -21,11 +22,11 @@ class Worker:
         links_down: what it last said of decode workers that it has no link to.
         decode_workers: those that can go on with what it has computed, by their ids: the lives of decode workers that
             are here and that it has a link to; itself in role `both`. The registry keeps this.
-        num_assigned: requests of this router that it serves now, by the router's own count, which is fresher than a
-            heartbeat.
-        num_starting: those of them of which the decode worker has sent no token yet.
-        num_suspects: those of them that may have ended workers (router/attempts.py).
-        num_pending_tokens: tokens of those requests that it has yet to prefill.
+        num_assigned: requests that it serves now, by the routers' own counts, which are fresher than a heartbeat.
+        num_pending_tokens: tokens of those that it has yet to prefill.
+        assigned_here, assigned_elsewhere: what this router's and other routers' requests make of both.
+        num_starting: of this router's, those of which the decode worker has sent no token yet.
+        num_suspects: of this router's, those that may have ended workers (router/attempts.py).
     """
 
     hello: Hello
@@ -39,9 +40,26 @@ class Worker:
     links_down: dict[str, LinkState] = field(default_factory=dict)
     decode_workers: "dict[str, Worker]" = field(default_factory=dict)
     num_assigned: int = 0
+    num_pending_tokens: int = 0
+    assigned_here: AssignedLoad = NOTHING
+    assigned_elsewhere: AssignedLoad = NOTHING
     num_starting: int = 0
     num_suspects: int = 0
-    num_pending_tokens: int = 0
+
+    def add_load(self, num_requests: int, num_pending_tokens: int = 0) -> None:
+        """This router's part of its load has changed by so much."""
+        here = self.assigned_here
+        self.assigned_here = AssignedLoad(
+            here.num_requests + num_requests, here.num_pending_tokens + num_pending_tokens
+        )
+        self.num_assigned += num_requests
+        self.num_pending_tokens += num_pending_tokens
+
+    def set_load_elsewhere(self, load: AssignedLoad) -> None:
+        """The other routers have said what theirs is."""
+        self.num_assigned += load.num_requests - self.assigned_elsewhere.num_requests
+        self.num_pending_tokens += load.num_pending_tokens - self.assigned_elsewhere.num_pending_tokens
+        self.assigned_elsewhere = load
 
     @property
     def worker_id(self) -> str:

@@ -31,8 +31,8 @@ This is what a policy may read of a worker. It changes nothing there, and sends 
 |---|---|
 | `worker_id`, `role` | its name, which it keeps when it is started again; `prefill`, `decode` or `both` |
 | `incarnation` | names this life of it: what was cached in an earlier life is gone |
-| `num_assigned` | requests that it serves now, by the router's own count |
-| `num_pending_tokens` | tokens of those that it has yet to prefill, by the router's own count |
+| `num_assigned` | requests that it serves now: this router's by its own count, others' by theirs, 0.1 s old |
+| `num_pending_tokens` | tokens of those that it has yet to prefill |
 | `page_size`, `hello.num_pages` | tokens of a KV page, pages of its pool |
 | `hello.device` | where it computes |
 | `stats` | its own word in its last heartbeat (tandem.messages.WorkerStats), a fraction of a second old |

@@ -1,5 +1,7 @@
 """The pair that has least left to do for this very request."""
 
+import random
+
 from router.candidates import Candidates
 from router.policies.base import RequestEnd, RoutingPolicy, RoutingRequest
 from router.policies.prefix_index import PrefixIndex
@@ -10,14 +12,18 @@ from tandem.prefix import prefix_identities
 # further request at a decode worker makes each step of all others longer.
 SHIP_COST = 0.05
 RUNNING_REQUEST_COST = 16.0
+# Less than the smallest difference that means something.
+TIE_COST = SHIP_COST / 4
 
 
 class CacheAware(RoutingPolicy):
     """Estimates for each pair the prompt tokens queued at the prefill worker, those of this prompt that it has not
     cached, those to ship that the decode worker has not cached, and how full the decode worker is; takes the least."""
 
-    def __init__(self) -> None:
+    def __init__(self, seed: int | None = None) -> None:
         self._index = PrefixIndex()
+        # Among equals chance decides, as in LeastLoaded.
+        self._random = random.Random(seed)
 
     def choose(self, candidates: Candidates, request: RoutingRequest) -> Pair:
         token_ids = request.token_ids
@@ -30,10 +36,11 @@ class CacheAware(RoutingPolicy):
             return num_tokens - page_size * known_pages(worker.incarnation)
 
         def prefill_cost(worker: Worker) -> float:
-            return worker.num_pending_tokens + num_uncached(worker)
+            return worker.num_pending_tokens + num_uncached(worker) + TIE_COST * self._random.random()
 
         def decode_cost(worker: Worker) -> float:
-            return SHIP_COST * num_uncached(worker) + RUNNING_REQUEST_COST * worker.num_assigned
+            running_cost = RUNNING_REQUEST_COST * worker.num_assigned
+            return SHIP_COST * num_uncached(worker) + running_cost + TIE_COST * self._random.random()
 
         def both_cost(worker: Worker) -> float:
             # It has nothing to ship.

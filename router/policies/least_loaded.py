@@ -1,17 +1,23 @@
 """The pair with the least to do."""
 
+import random
+
 from router.candidates import Candidates
 from router.policies.base import RoutingPolicy, RoutingRequest
 from router.worker import Pair, Worker
 
 
 class LeastLoaded(RoutingPolicy):
-    """The first pair among equals. A pair's load is the requests in hand at both workers, by the router's own count: a
-    burst between two heartbeats is seen too."""
+    """A pair's load is the requests in hand at both workers, by the routers' own counts: a burst between two heartbeats
+    is seen too. Among equals chance decides, for routers that do not see each other's newest choices must not all take
+    the same pair."""
+
+    def __init__(self, seed: int | None = None) -> None:
+        self._random = random.Random(seed)
 
     def choose(self, candidates: Candidates, request: RoutingRequest) -> Pair:
-        return candidates.least(_num_assigned, _num_assigned)
+        return candidates.least(self._cost, self._cost)
 
-
-def _num_assigned(worker: Worker) -> int:
-    return worker.num_assigned
+    def _cost(self, worker: Worker) -> float:
+        # Two of these are less than one request.
+        return worker.num_assigned + 0.5 * self._random.random()

@@ -16,6 +16,7 @@ from tandem.lifecycle import RECEIVED
 from tandem.messages import FirstToken, TokenEvent, Tokens
 from tandem.sampling_params import SamplingParams
 from tests.fakes.clock import FakeClock
+from tests.fakes.routing import FirstLeastLoaded
 from tests.fakes.scripted_worker import ScriptedWorker
 from tests.fakes.tokenizer import ByteTokenizer
 
@@ -29,11 +30,15 @@ class RouterHarness:
     def __init__(
         self, num_prefill: int = 1, num_decode: int = 1, policy: RoutingPolicy | None = None, **config: Any
     ) -> None:
-        """Args: policy: None: the one that the configuration names."""
+        """Args: policy: None: the one that `config` names, or else the least loaded, without chance."""
         self.clock = FakeClock()
         config = {"heartbeat_timeout_s": 1.0, "stall_timeout_s": 5.0, "max_attempts": 3, **config}
         self.config = RouterConfig("nowhere", "fake", 400, **config)
-        self.router = Router(self.config, policy or make_policy(self.config.routing), self.clock)
+        self.router = Router(
+            self.config,
+            policy or (make_policy(self.config.routing) if "routing" in config else FirstLeastLoaded()),
+            self.clock,
+        )
         self.p = [ScriptedWorker(self.router, f"p{i}", "prefill") for i in range(num_prefill)]
         self.d = [ScriptedWorker(self.router, f"d{i}", "decode") for i in range(num_decode)]
         for worker in self.p:

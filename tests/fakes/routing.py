@@ -24,6 +24,13 @@ def routing_request(token_ids: Sequence[int] = (1, 2, 3), **fields: Any) -> Rout
     return RoutingRequest(prompt_ids=tuple(token_ids), **{**plain, **fields})
 
 
+class FirstLeastLoaded(RoutingPolicy):
+    """As LeastLoaded, but without chance: of equals the pair whose prefill worker joined first."""
+
+    def choose(self, candidates: Candidates, request: RoutingRequest) -> Pair:
+        return candidates.least(lambda worker: worker.num_assigned, lambda worker: worker.num_assigned)
+
+
 def make_candidates(num_prefill: int, num_decode: int) -> Candidates:
     """Each prefill worker with each decode worker, all without load."""
     prefills, decodes = _workers("prefill", num_prefill), _workers("decode", num_decode)

@@ -30,7 +30,6 @@ from prefill_worker.handover import LinkHandover
 from prefill_worker.scheduler import PrefillScheduler
 from router.active_request import ActiveRequest
 from router.config import RouterConfig
-from router.policies.power_of_two import PowerOfTwo
 from router.policies.table import ROUTING_POLICIES
 from router.router import Router
 from router.tracker import RequestState
@@ -437,7 +436,8 @@ class Simulation:
         config = RouterConfig(
             "nowhere", "fake", 1000, heartbeat_timeout_s=1.0, stall_timeout_s=1e9, max_attempts=10_000
         )
-        policy = PowerOfTwo(seed=0) if routing == "power_of_two" else ROUTING_POLICIES.load(routing)()
+        made: Any = ROUTING_POLICIES.load(routing)
+        policy = made() if routing == "round_robin" else made(seed=0)
         self.policy = CheckedPolicy(policy)
         self.router = Router(config, self.policy, self.clock)
         self.num_pages = num_pages

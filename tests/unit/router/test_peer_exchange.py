@@ -35,7 +35,7 @@ class End:
 
     async def join(self, *others: "End") -> None:
         peers = {other.name: other.address for other in others}
-        exchange = PeerExchange(self.name, peers, self.counts, lambda: self.own, TOKEN)
+        exchange = PeerExchange(self.name, peers, self.counts, lambda: self.own, lambda: None, TOKEN)
         assert self._server is not None
         router_pb2_grpc.add_RouterPeerServicer_to_server(exchange, self._server)
         await self._server.start()

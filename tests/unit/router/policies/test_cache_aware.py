@@ -43,6 +43,7 @@ def test_what_did_not_come_to_its_end_is_not_taken_for_cached(end: RequestEnd) -
     policy, candidates = CacheAware(), make_candidates(1, 2)
     policy.request_finished(candidates[1], routing_request(range(4000)), end)
     policy.request_finished(None, routing_request(range(4000)), "finished")
+    candidates[1].decode.num_assigned = 1
     assert policy.choose(candidates, routing_request(range(4000))) == candidates[0]
 
 
