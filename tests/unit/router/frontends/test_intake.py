@@ -75,6 +75,8 @@ def test_whoever_shows_no_key_is_refused_before_the_request_is_read(router_model
         raw_http2.connect(address) as connection,
     ):
         connection.sendall(raw_http2.call(1, GENERATE, b"x" * 1000, num_announced=MAX_BYTES))
+        # A connection that says nothing more is closed with an answer too, after 10 seconds.
+        connection.settimeout(5.0)
         assert raw_http2.HEADERS in raw_http2.frames_until(connection, raw_http2.HEADERS)
 
 
