@@ -207,6 +207,19 @@ class ClusterOptions:
     max_body_bytes: int = option(
         default_of(RouterConfig, "max_body_bytes"), PORTS, "size of a request; a larger one is refused", metavar="N"
     )
+    max_bytes_in_hand: int = option(
+        default_of(RouterConfig, "max_bytes_in_hand"),
+        PORTS,
+        "size of all requests together until they have ended, half of it for each of several keys; further ones are "
+        "refused",
+        metavar="N",
+    )
+    max_connections: int = option(
+        default_of(RouterConfig, "max_connections"),
+        PORTS,
+        "connections to each port; further ones are closed",
+        metavar="N",
+    )
     max_queued_requests: int = option(
         default_of(RouterConfig, "max_queued_requests"),
         PORTS,

@@ -3,7 +3,7 @@
 import functools
 import hashlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from router.errors import InvalidRequestError, OverloadedError, UnauthenticatedError
@@ -22,6 +22,7 @@ class Access:
         max_requests_per_key: int,
         elsewhere: PeerCounts | None = None,
         max_priority: int = 2**31 - 1,
+        max_bytes: int = 2**63,
     ) -> None:
         """
         Args:
@@ -29,6 +30,7 @@ class Access:
             max_requests_per_key: 0: any number.
             elsewhere: what other routers of the cluster have in hand; None: there are none.
             max_priority: of those whose key does not say.
+            max_bytes: of all requests in hand together. Where there are several keys, one may have half of it.
         """
         self._elsewhere = elsewhere
         keys = [parse_api_key(text) for text in api_keys]
@@ -37,6 +39,10 @@ class Access:
         self._max_priorities = {key.key: key.max_priority for key in keys if key.max_priority is not None}
         self._max_requests_per_key = max_requests_per_key
         self._num_requests: Counter[str] = Counter()
+        self._max_bytes = max_bytes
+        self._max_bytes_per_key = max_bytes // 2 if len(api_keys) > 1 else max_bytes
+        self._num_bytes: Counter[str] = Counter()
+        self._num_bytes_of_all = 0
 
     def identify(self, authorization: str | None) -> str:
         """Whose request this is.
@@ -90,6 +96,35 @@ class Access:
             self._num_requests[key] -= num_requests
             if not self._num_requests[key]:
                 del self._num_requests[key]
+
+    @contextmanager
+    def hold_bytes(self, key: str) -> Iterator[Callable[[int], None]]:
+        """Gives a function that counts bytes of a request, as they are read, as in hand until the context ends.
+
+        It raises OverloadedError if this key, or all together, would have more than they may.
+        """
+        num_held = 0
+
+        def hold(num_bytes: int) -> None:
+            nonlocal num_held
+            if self._num_bytes_of_all + num_bytes > self._max_bytes:
+                raise OverloadedError("the requests in hand take all the memory there is for them; try again later")
+            if self._num_bytes[key] + num_bytes > self._max_bytes_per_key:
+                raise OverloadedError(
+                    f"{self._num_bytes[key]} bytes of requests of this key are in hand already; try again when one has "
+                    "ended"
+                )
+            self._num_bytes[key] += num_bytes
+            self._num_bytes_of_all += num_bytes
+            num_held += num_bytes
+
+        try:
+            yield hold
+        finally:
+            self._num_bytes_of_all -= num_held
+            self._num_bytes[key] -= num_held
+            if not self._num_bytes[key]:
+                del self._num_bytes[key]
 
 
 @functools.lru_cache(maxsize=1024)

@@ -2,7 +2,7 @@
 
 import functools
 
-from grpc_health.v1 import health, health_pb2_grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from starlette.types import ASGIApp
 
@@ -10,13 +10,16 @@ from router.config import RouterConfig
 from router.frontends.base import Frontend
 from router.frontends.encoded_request import check_encoded
 from router.frontends.grpc import InferenceService, api_key_auth
+from router.frontends.health import HealthService
+from router.frontends.intake import IntakeInterceptor
 from router.frontends.malformed import MalformedRequestInterceptor
 from router.frontends.openai.server import HttpServer
-from tandem.rpc.channel import bind, new_server
+from tandem.rpc.channel import bind, new_client_facing_server
 from tandem.rpc.tls import server_credentials
 from tandem.v1 import inference_pb2, inference_pb2_grpc
 
 SERVICE = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
+HEALTH_SERVICE = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 STOP_GRACE_S = 0.5
 
 
@@ -31,7 +34,7 @@ class ClientServers:
         self,
         frontend: Frontend,
         app: ASGIApp,
-        health_service: health.aio.HealthServicer,
+        health_service: HealthService,
         config: RouterConfig,
         grpc_port: int,
         http_port: int,
@@ -42,16 +45,23 @@ class ClientServers:
             ValueError: a port is taken, or a TLS file is unusable.
         """
         check = functools.partial(check_encoded, max_model_len=config.max_model_len)
-        self._grpc = new_server(
-            [api_key_auth(frontend), MalformedRequestInterceptor(SERVICE, check)],
-            config.max_body_bytes,
+        self._grpc = new_client_facing_server(
+            [
+                api_key_auth(frontend),
+                IntakeInterceptor(SERVICE, frontend),
+                MalformedRequestInterceptor(SERVICE, check),
+            ],
+            max_receive_bytes=config.max_body_bytes,
+            max_connections=config.max_connections,
             reuse_ports=config.reuse_ports,
         )
         inference_pb2_grpc.add_InferenceServicer_to_server(InferenceService(frontend), self._grpc)
         health_pb2_grpc.add_HealthServicer_to_server(health_service, self._grpc)
-        reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._grpc)
+        reflection.enable_server_reflection((SERVICE, HEALTH_SERVICE, reflection.SERVICE_NAME), self._grpc)
         credentials = server_credentials(config.tls) if config.tls else None
-        self._http = HttpServer(app, config.host, http_port, config.tls, reuse_port=config.reuse_ports)
+        self._http = HttpServer(
+            app, config.host, http_port, config.tls, config.max_connections, reuse_port=config.reuse_ports
+        )
         self.http_address = self._http.address
         self.grpc_address = bind(self._grpc, config.host, grpc_port, credentials)
 

@@ -41,6 +41,9 @@ class RouterConfig:
         share_cache_between_keys: whether a request may find in a cache what one of another key left there.
         max_priority: that a client may ask for, unless its key says otherwise.
         max_body_bytes: of a request, over either port.
+        max_bytes_in_hand: of all requests together, from when they are read until they have ended; where there are
+            several keys, one may have half of it.
+        max_connections: of each of the clients' ports.
         tls: on the clients' ports; None: plain.
         cluster_token: what the processes of this cluster know each other by.
         cluster_port: the workers' port; 0 picks a free one.
@@ -75,6 +78,8 @@ class RouterConfig:
     share_cache_between_keys: bool = False
     max_priority: int = 2**31 - 1
     max_body_bytes: int = 8 * 2**20
+    max_bytes_in_hand: int = 2**30
+    max_connections: int = 4096
     tls: TlsConfig | None = None
     cluster_token: str = field(default="", repr=False)
     cluster_port: int = 0
@@ -111,4 +116,10 @@ class RouterConfig:
             "max_waiting_bytes",
             "request_timeout_s",
             "max_body_bytes",
+            "max_connections",
+        )
+        require(
+            self.max_bytes_in_hand >= 2 * self.max_body_bytes,
+            f"max_bytes_in_hand must be at least twice max_body_bytes, {2 * self.max_body_bytes}, not "
+            f"{self.max_bytes_in_hand}",
         )

@@ -5,18 +5,19 @@ import contextlib
 import functools
 import logging
 import os
+import resource
 import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
 import grpc
-from grpc_health.v1 import health, health_pb2
 
 from router.client_servers import SERVICE, STOP_GRACE_S, ClientServers
 from router.config import RouterAddresses, RouterConfig
 from router.control_server import ControlServer
 from router.frontends.base import Frontend
+from router.frontends.health import HealthService
 from router.frontends.openai.app import make_app
 from router.peer_counts import PeerCounts
 from router.peer_exchange import PeerExchange
@@ -39,6 +40,8 @@ PROBE_TIMEOUT_S = 5.0
 # A router that finds no workers for so long listens at the shared ports all the same.
 SHARED_PORTS_TIMEOUT_S = 5.0
 HEALTH_INTERVAL_S = 0.02
+# What is open besides the clients' connections: the workers', files of the log, libraries.
+NUM_OTHER_FILES = 256
 
 
 class RouterProcess:
@@ -88,6 +91,8 @@ class RouterProcess:
 
     async def _serve(self) -> RouterAddresses:
         config = self._config
+        num_ports = 4 if config.shared_grpc_port else 2
+        _allow_files(num_ports * config.max_connections + NUM_OTHER_FILES)
         tokenizer = Tokenizer(Path(config.model_dir))
         elsewhere = PeerCounts(time.monotonic)
         router = self._router = Router(config, make_policy(config.routing), elsewhere=elsewhere)
@@ -96,7 +101,7 @@ class RouterProcess:
         exchange = PeerExchange(
             config.router_id, peers, elsewhere, frontend.counts, router.update_loads, config.cluster_token
         )
-        health_service = health.aio.HealthServicer()
+        health_service = HealthService(_serving(router))
         self._open_ports = functools.partial(ClientServers, frontend, make_app(frontend), health_service, config)
         workers = new_server([cluster_auth(config.cluster_token)], reuse_ports=config.reuse_ports)
         worker_pb2_grpc.add_ClusterServicer_to_server(ControlServer(router), workers)
@@ -105,7 +110,6 @@ class RouterProcess:
         addresses = RouterAddresses(
             own.grpc_address, own.http_address, bind(workers, config.cluster_host, config.cluster_port)
         )
-        await _set_health(health_service, _serving(router))
         await workers.start()
         self._workers_server = workers
         self._client_servers.append(own)
@@ -152,6 +156,21 @@ class RouterProcess:
             self._frontend.close()
 
 
+def _allow_files(num_files: int) -> None:
+    """Lets this process have so many files open, as far as the system allows it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    allowed = num_files if hard == resource.RLIM_INFINITY else min(num_files, hard)
+    if soft != resource.RLIM_INFINITY and soft < allowed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    if allowed < num_files:
+        logger.warning(
+            "the system allows %d open files, fewer than the %d that --max-connections of all ports need; raise the "
+            "limit (ulimit -Hn), or lower the number",
+            allowed,
+            num_files,
+        )
+
+
 def make_policy(name: str) -> RoutingPolicy:
     """The routing policy that a configuration names.
 
@@ -173,12 +192,6 @@ def _serving(router: Router) -> dict[str, bool]:
     return {"": ready, SERVICE: ready} | {f"tandem.{role}": role in roles for role in ROLES}
 
 
-async def _set_health(service: health.aio.HealthServicer, serving: dict[str, bool]) -> None:
-    status = health_pb2.HealthCheckResponse
-    for name, is_serving in serving.items():
-        await service.set(name, status.SERVING if is_serving else status.NOT_SERVING)
-
-
 async def _vital(task: Coroutine[Any, Any, None]) -> None:
     """Runs a task that the router cannot do without: if it fails, the process ends, which everybody sees."""
     try:
@@ -189,11 +202,11 @@ async def _vital(task: Coroutine[Any, Any, None]) -> None:
         os._exit(exit_codes.ROUTER_TASK_FAILED)
 
 
-async def _report_health(router: Router, service: health.aio.HealthServicer) -> None:
+async def _report_health(router: Router, service: HealthService) -> None:
     """Keeps the standard health service in step with what could be served."""
     known: dict[str, bool] = {}
     while True:
         if (serving := _serving(router)) != known:
             known = serving
-            await _set_health(service, serving)
+            service.publish(serving)
         await asyncio.sleep(HEALTH_INTERVAL_S)

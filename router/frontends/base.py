@@ -88,7 +88,13 @@ class Frontend:
         self.config = config
         self.started_at = time.time()
         self._cache_namespaces = CacheNamespaces(config.cluster_token, config.share_cache_between_keys)
-        self.access = Access(config.api_keys, config.max_requests_per_key, self.elsewhere, config.max_priority)
+        self.access = Access(
+            config.api_keys,
+            config.max_requests_per_key,
+            self.elsewhere,
+            config.max_priority,
+            config.max_bytes_in_hand,
+        )
         self._prompts = PromptEncoder(tokenizer, config.max_model_len)
         # A router without a cluster can only resume what it began itself.
         self._sealer = Sealer(config.cluster_token or secrets.token_hex(16))

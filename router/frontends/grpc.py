@@ -1,6 +1,7 @@
 """The gRPC frontend: tandem.v1.Inference."""
 
 from collections.abc import AsyncIterator
+from contextlib import ExitStack
 from typing import Any
 
 import grpc
@@ -39,6 +40,14 @@ STATUS_CODES: tuple[tuple[type[RequestError], grpc.StatusCode], ...] = (
 )
 
 
+def router_trailer(frontend: Frontend) -> tuple[tuple[str, str], ...]:
+    return ((ROUTER_TRAILER, frontend.config.router_id),)
+
+
+def status_code(error: RequestError) -> grpc.StatusCode:
+    return next(code for kind, code in STATUS_CODES if isinstance(error, kind))
+
+
 class InferenceService(inference_pb2_grpc.InferenceServicer):
     def __init__(self, frontend: Frontend) -> None:
         self._frontend = frontend
@@ -47,8 +56,9 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[pb.GenerateResponse]:
         try:
-            generation, key = await self._begin(request, context)
-            with generation:
+            with ExitStack() as held:
+                generation, key = await self._begin(request, context, held)
+                held.enter_context(generation)
                 # It goes with the first tokens: what is broken off before them can be sent again.
                 resume_token = self._frontend.resume_token(generation, key)
                 while (piece := await generation.next_piece()) is not None:
@@ -64,9 +74,13 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
                         resume_token=resume_token,
                     )
                     resume_token = b""
+            return
         except RequestError as error:
-            code = next(code for kind, code in STATUS_CODES if isinstance(error, kind))
-            await context.abort(code, str(error), ((ROUTER_TRAILER, self._frontend.config.router_id),))
+            refusal = status_code(error), str(error)
+        # What a call is aborted in stays until the garbage collector's next full collection, with all that is seen from
+        # there: the request must not be, nor an error that was raised where it was.
+        del request
+        await context.abort(*refusal, router_trailer(self._frontend))
 
     async def GetServerInfo(self, request: Any, context: grpc.aio.ServicerContext) -> pb.ServerInfo:
         if isinstance(request, Malformed):
@@ -98,14 +112,24 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             ],
         )
 
-    async def _begin(self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext) -> tuple[Generation, str]:
-        """The generation, and the key that it belongs to. Raises RequestError."""
+    async def _begin(
+        self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext, held: ExitStack
+    ) -> tuple[Generation, str]:
+        """The generation, and the key that it belongs to.
+
+        Args:
+            held: the request's bytes count as in hand until it is closed.
+
+        Raises:
+            RequestError: it is refused.
+        """
         frontend = self._frontend
         with frontend.refusals_counted():
             if isinstance(request, Malformed):
                 raise InvalidRequestError(request.message)
             # The AuthInterceptor has let it in already, and kept no note of whom.
             key = frontend.access.identify(_authorization(context))
+            held.enter_context(frontend.access.hold_bytes(key))(request.ByteSize())
             frontend.check_model(request.model)
             with frontend.admission(key):
                 prompt = await frontend.tokenize(_prompt(request, frontend))

@@ -74,15 +74,13 @@ def cluster_auth(token: str) -> AuthInterceptor:
 
 
 def _refusing(handler: grpc.RpcMethodHandler, reason: str) -> grpc.RpcMethodHandler:
-    """A handler of the same kind that refuses the call without reading a request."""
+    """A handler with as many responses that refuses the call without reading a request."""
 
     async def refuse(_: Any, context: grpc.aio.ServicerContext) -> None:
         await context.abort(grpc.StatusCode.UNAUTHENTICATED, reason)
 
-    if handler.request_streaming and handler.response_streaming:
-        return grpc.stream_stream_rpc_method_handler(refuse)
-    if handler.request_streaming:
-        return grpc.stream_unary_rpc_method_handler(refuse)
+    # Where a method has one request, gRPC reads the whole of it before it calls the handler; where it has many, the
+    # handler reads them, or does not.
     if handler.response_streaming:
-        return grpc.unary_stream_rpc_method_handler(refuse)
-    return grpc.unary_unary_rpc_method_handler(refuse)
+        return grpc.stream_stream_rpc_method_handler(refuse)
+    return grpc.stream_unary_rpc_method_handler(refuse)

@@ -12,6 +12,17 @@ MAX_MESSAGE_BYTES = 64 * 2**20
 # words before it waits in silence.
 MAX_STREAMS = 2048
 
+# What clients may do to the clients' port. A client that has gone without a word is asked after so long, and given up
+# after so long without an answer.
+KEEPALIVE_INTERVAL_MS = 60_000
+KEEPALIVE_TIMEOUT_MS = 20_000
+# A connection without calls is closed; clients open a new one with their next call and notice nothing.
+MAX_IDLE_MS = 300_000
+# A connection must get so far as to say which HTTP/2 it speaks.
+HANDSHAKE_TIMEOUT_MS = 10_000
+# All calls together, those that wait or are refused included. Each keeps a few ten kB, whatever it asks for.
+MAX_CALLS = 8192
+
 _OPTIONS: list[tuple[str, Any]] = [
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     # Every channel has its own connection, so that one stream's end says nothing about another's.
@@ -27,23 +38,56 @@ def open_channel(address: str) -> grpc.aio.Channel:
 
 
 def new_server(
-    interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
-    max_receive_bytes: int = MAX_MESSAGE_BYTES,
+    interceptors: Sequence[grpc.aio.ServerInterceptor] = (), *, reuse_ports: bool = False
+) -> grpc.aio.Server:
+    """For the processes of a cluster.
+
+    Args:
+        reuse_ports: whether its ports may be shared with others that allow it too. Nothing is shared by accident.
+    """
+    options = [
+        *_OPTIONS,
+        ("grpc.so_reuseport", int(reuse_ports)),
+        ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+        ("grpc.max_concurrent_streams", MAX_STREAMS),
+    ]
+    return grpc.aio.server(options=options, interceptors=interceptors)
+
+
+def new_client_facing_server(
+    interceptors: Sequence[grpc.aio.ServerInterceptor],
     *,
+    max_receive_bytes: int,
+    max_connections: int,
     reuse_ports: bool = False,
 ) -> grpc.aio.Server:
-    """
+    """For anybody.
+
     Args:
         max_receive_bytes: of one message; gRPC refuses a larger one with RESOURCE_EXHAUSTED.
-        reuse_ports: whether its ports may be shared with others that allow it too. Nothing is shared by accident.
+        max_connections: further ones are closed as they come.
+        reuse_ports: as for new_server.
     """
     options = [
         *_OPTIONS,
         ("grpc.so_reuseport", int(reuse_ports)),
         ("grpc.max_receive_message_length", max_receive_bytes),
         ("grpc.max_concurrent_streams", MAX_STREAMS),
+        ("grpc.max_allowed_incoming_connections", max_connections),
+        ("grpc.max_connection_idle_ms", MAX_IDLE_MS),
+        ("grpc.server_handshake_timeout_ms", HANDSHAKE_TIMEOUT_MS),
+        ("grpc.http2.settings_timeout", HANDSHAKE_TIMEOUT_MS),
+        ("grpc.keepalive_time_ms", KEEPALIVE_INTERVAL_MS),
+        ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+        # A fast client's window would grow to megabytes for each of its calls, for messages that nobody reads yet. One
+        # that is being read has a window of its own size anyway.
+        ("grpc.http2.bdp_probe", 0),
+        # gRPC cancels calls at random where more than a thousand wait to be looked at, which as many clients of a
+        # restarted program bring about without meaning any harm.
+        ("grpc.server.max_pending_requests", MAX_CALLS),
+        ("grpc.server.max_pending_requests_hard_limit", MAX_CALLS),
     ]
-    return grpc.aio.server(options=options, interceptors=interceptors)
+    return grpc.aio.server(options=options, interceptors=interceptors, maximum_concurrent_rpcs=MAX_CALLS)
 
 
 def bind(server: grpc.aio.Server, host: str, port: int, credentials: grpc.ServerCredentials | None = None) -> str:

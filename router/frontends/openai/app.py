@@ -163,6 +163,8 @@ def _add_error_handlers(app: FastAPI, frontend: Frontend) -> None:
 
     @app.exception_handler(HTTPException)
     async def refused_before_it_is_a_request(request: Request, error: HTTPException) -> Response:
+        if isinstance(error.__cause__, RequestError):
+            return error_response(error.__cause__)
         path, method = request.scope["path"], request.method
         messages = {404: f"there is no {path} here", 405: f"{path} does not take {method}"}
         message = messages.get(error.status_code, str(error.detail))

@@ -1,6 +1,7 @@
-"""HTTP connections whose clients must come to the end of a request's head."""
+"""HTTP connections: not too many, and their clients must come to the end of a request's head."""
 
 import asyncio
+from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
@@ -18,8 +19,16 @@ class BoundedProtocol(HttpToolsProtocol):
     _num_head_bytes = 0
     _is_deaf = False
 
+    def __init__(self, max_connections: int, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._max_connections = max_connections
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        if len(self.connections) > self._max_connections:
+            self._is_deaf = True
+            self._refuse(503, f"{self._max_connections} connections are open already; try again later")
+            return
         self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -77,9 +86,10 @@ class BoundedProtocol(HttpToolsProtocol):
             self._head_timer = None
 
     def _refuse_head(self) -> None:
-        response = status_response(
-            431, f"the request's head has more than {MAX_HEAD_BYTES} bytes", {"connection": "close"}
-        )
+        self._refuse(431, f"the request's head has more than {MAX_HEAD_BYTES} bytes")
+
+    def _refuse(self, status: int, message: str) -> None:
+        response = status_response(status, message, {"connection": "close"})
         lines = [name + b": " + value + b"\r\n" for name, value in response.raw_headers]
-        self.transport.write(b"".join([STATUS_LINE[431], *lines, b"\r\n", bytes(response.body)]))
+        self.transport.write(b"".join([STATUS_LINE[status], *lines, b"\r\n", bytes(response.body)]))
         self.transport.close()

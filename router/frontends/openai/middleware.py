@@ -2,17 +2,20 @@
 
 import asyncio
 import contextlib
+from collections.abc import Callable
+from functools import partial
 
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from router.errors import UnauthenticatedError
+from router.errors import OverloadedError, UnauthenticatedError
 from router.frontends.base import Frontend
 from router.frontends.openai.errors import error_response, status_response
 
 # These are answered to everybody: what watches over the process has no key.
 OPEN_PATHS = ("/health", "/ready")
+STATUS_OVERLOADED = 429
 # So long is waited between two parts of a body, and for all of it.
 BODY_TIMEOUT_S = 30.0
 WHOLE_BODY_TIMEOUT_S = 300.0
@@ -36,11 +39,13 @@ class AccessMiddleware:
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
         # The HTTP parser has seen to it that this is a number of 64 bits at most.
         num_announced = int(headers.get(b"content-length", 0))
-        body = _Body(receive, self._max_body_bytes, is_empty=not num_announced and b"transfer-encoding" not in headers)
+        is_empty = not num_announced and b"transfer-encoding" not in headers
+        body = _Body(receive, self._max_body_bytes, is_empty=is_empty)
+        key = ""
         refusal: Response | None = None
         if scope["path"] not in OPEN_PATHS:
             try:
-                scope.setdefault("state", {})["key"] = self._frontend.identify(headers.get(b"authorization"))
+                key = scope.setdefault("state", {})["key"] = self._frontend.identify(headers.get(b"authorization"))
             except UnauthenticatedError as error:
                 refusal = error_response(error)
                 refusal.headers["www-authenticate"] = "Bearer"
@@ -53,17 +58,32 @@ class AccessMiddleware:
             await body.discard()
             await refusal(scope, receive, body.closing(send))
             return
-        await self._app(scope, body.receive, body.closing(send))
+        with self._frontend.access.hold_bytes(key) as hold:
+            body.count = partial(self._count, hold)
+            await self._app(scope, body.receive, body.closing(send))
+
+    def _count(self, hold: Callable[[int], None], num_bytes: int) -> None:
+        """Raises HTTPException: there is no room for so many bytes more."""
+        try:
+            with self._frontend.refusals_counted():
+                hold(num_bytes)
+        except OverloadedError as error:
+            raise HTTPException(STATUS_OVERLOADED) from error
 
 
 class _Body:
     """A request's body on its way in. While it is read, `receive` raises HTTPException for one that is too large or too
-    slow."""
+    slow.
+
+    Attributes:
+        count: called with the number of bytes of each part that is passed on; raises HTTPException.
+    """
 
     def __init__(self, receive: Receive, max_bytes: int, *, is_empty: bool) -> None:
         self._receive = receive
         self._max_bytes = max_bytes
         self._num_bytes = 0
+        self.count: Callable[[int], None] = lambda _: None
         self._is_read = is_empty
         self._deadline = asyncio.get_running_loop().time() + WHOLE_BODY_TIMEOUT_S
 
@@ -82,6 +102,11 @@ class _Body:
         if self._num_bytes > self._max_bytes:
             await self.discard()
             raise HTTPException(413, too_large(self._max_bytes))
+        try:
+            self.count(len(message.get("body", b"")))
+        except HTTPException:
+            await self.discard()
+            raise
         return message
 
     async def discard(self) -> None:

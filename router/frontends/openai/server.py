@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import socket
 import ssl
+from functools import partial
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -21,10 +22,20 @@ BACKLOG = 2048
 class HttpServer:
     """Attributes: address: "host:port", once started."""
 
-    def __init__(self, app: ASGIApp, host: str, port: int, tls: TlsConfig | None, *, reuse_port: bool = False) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        host: str,
+        port: int,
+        tls: TlsConfig | None,
+        max_connections: int,
+        *,
+        reuse_port: bool = False,
+    ) -> None:
         """Binds the port; 0 picks a free one.
 
         Args:
+            max_connections: further ones are told so, and closed.
             reuse_port: whether it may be shared with others that allow it too.
 
         Raises:
@@ -38,7 +49,7 @@ class HttpServer:
         self.address = f"{host}:{self._socket.getsockname()[1]}"
         config = uvicorn.Config(
             app,
-            http=BoundedProtocol,
+            http=partial(BoundedProtocol, max_connections),  # type: ignore[arg-type]
             ws="none",
             lifespan="off",
             log_config=None,

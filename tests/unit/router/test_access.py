@@ -66,3 +66,35 @@ def test_a_key_has_its_own_largest_priority() -> None:
         with pytest.raises(InvalidRequestError, match=f"at most {limit} for this client, not {limit + 1}") as raised:
             access.check_priority(key, limit + 1)
         assert raised.value.param == "priority"
+
+
+def test_bytes_in_hand_are_counted_as_they_are_read_and_until_the_end() -> None:
+    access = Access(("one",), 0, max_bytes=100)
+    with access.hold_bytes("one") as first, access.hold_bytes("one") as second:
+        first(60)
+        second(10)
+        with pytest.raises(OverloadedError, match="take all the memory there is"):
+            second(31)
+        second(30)
+    with access.hold_bytes("one") as hold:
+        hold(100)
+
+
+def test_of_several_keys_one_may_have_half_of_the_bytes() -> None:
+    access = Access(("one", "two"), 0, max_bytes=100)
+    with access.hold_bytes("one") as one, access.hold_bytes("two") as two:
+        one(50)
+        with pytest.raises(OverloadedError, match="50 bytes of requests of this key are in hand already"):
+            one(1)
+        two(50)
+        with pytest.raises(OverloadedError, match="take all the memory there is"):
+            two(1)
+
+
+def test_bytes_of_what_fails_are_in_hand_no_more() -> None:
+    access = Access((), 0, max_bytes=100)
+    with pytest.raises(RuntimeError), access.hold_bytes("") as hold:
+        hold(100)
+        raise RuntimeError
+    with access.hold_bytes("") as hold:
+        hold(100)

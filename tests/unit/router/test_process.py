@@ -1,5 +1,7 @@
 """The router's process: what it cannot start with, and how it stops."""
 
+import socket
+import time
 from pathlib import Path
 
 import grpc
@@ -9,6 +11,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from router.config import RouterConfig
 from router.policies.least_loaded import LeastLoaded
 from router.process import RouterProcess, make_policy
+from tandem.rpc import channel
+from tests.fakes import raw_http2
+from tests.fakes.raw_http import error_of, read_all
 from tests.fakes.routing import RecordingPolicy
 
 
@@ -39,12 +44,65 @@ def test_a_policy_that_cannot_be_made_is_an_error_at_the_start(router_model_dir:
 def test_health_is_known_by_role(router_model_dir: Path) -> None:
     process = RouterProcess(RouterConfig(str(router_model_dir), "fake", 64, grpc_port=0, http_port=0))
     try:
-        with grpc.insecure_channel(process.start().grpc) as channel:
-            health = health_pb2_grpc.HealthStub(channel)
+        with grpc.insecure_channel(process.start().grpc) as connection:
+            health = health_pb2_grpc.HealthStub(connection)
             for name in ("", "tandem.v1.Inference", "tandem.prefill", "tandem.decode", "tandem.both"):
                 answer = health.Check(health_pb2.HealthCheckRequest(service=name), timeout=5.0)
                 assert answer.status == health_pb2.HealthCheckResponse.NOT_SERVING
             with pytest.raises(grpc.RpcError):
                 health.Check(health_pb2.HealthCheckRequest(service="tandem.other"), timeout=5.0)
+    finally:
+        process.stop()
+
+
+def test_each_port_has_so_many_connections_and_no_more(router_model_dir: Path) -> None:
+    config = RouterConfig(str(router_model_dir), "fake", 64, grpc_port=0, http_port=0, max_connections=3)
+    process = RouterProcess(config)
+    try:
+        addresses = process.start()
+        host, _, port = addresses.http.rpartition(":")
+        http = [socket.create_connection((host, int(port)), timeout=10.0) for _ in range(3)]
+        with socket.create_connection((host, int(port)), timeout=10.0) as late:
+            assert error_of(read_all(late)) == (503, "3 connections are open already; try again later")
+        http.pop().close()
+        assert answers(addresses.http)
+
+        grpc_connections = [raw_http2.connect(addresses.grpc) for _ in range(3)]
+        for connection in grpc_connections:
+            raw_http2.frames_until(connection, raw_http2.SETTINGS)
+        with raw_http2.connect(addresses.grpc) as late, pytest.raises((AssertionError, ConnectionError)):
+            raw_http2.frames_until(late, raw_http2.SETTINGS)
+        grpc_connections.pop().close()
+        with grpc.insecure_channel(addresses.grpc) as ready:
+            grpc.channel_ready_future(ready).result(10.0)
+        for connection in (*http, *grpc_connections):
+            connection.close()
+    finally:
+        process.stop()
+
+
+def answers(address: str) -> bool:
+    """Whether a request gets an answer within a second, over as many connections as it takes."""
+    host, _, port = address.rpartition(":")
+    for _ in range(100):
+        with socket.create_connection((host, int(port)), timeout=10.0) as connection:
+            connection.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+            if read_all(connection).startswith(b"HTTP/1.1 200 "):
+                return True
+        time.sleep(0.01)
+    return False
+
+
+def test_a_connection_that_never_speaks_grpc_is_closed(router_model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel, "HANDSHAKE_TIMEOUT_MS", 300)
+    monkeypatch.setattr(channel, "MAX_IDLE_MS", 500)
+    process = RouterProcess(RouterConfig(str(router_model_dir), "fake", 64, grpc_port=0, http_port=0))
+    try:
+        address = process.start().grpc
+        host, _, port = address.rpartition(":")
+        with socket.create_connection((host, int(port)), timeout=10.0) as silent:
+            read_all(silent)
+        with raw_http2.connect(address) as idle:
+            read_all(idle)
     finally:
         process.stop()

@@ -307,3 +307,26 @@ def test_the_last_response_times_the_whole_request() -> None:
 
     phases = {phase.name: phase for phase in asyncio.run(scenario()).responses[-1].phases}
     assert phases["e2e"].duration_ms >= phases["ttft"].duration_ms > 0
+
+
+def test_a_request_counts_with_its_bytes_until_it_has_ended() -> None:
+    async def scenario() -> None:
+        h = GrpcHarness(max_body_bytes=100, max_bytes_in_hand=250)
+        request = pb.GenerateRequest(text="x" * 98)
+        assert request.ByteSize() == 100
+        calls = [asyncio.create_task(h.send(request)) for _ in range(2)]
+        await h.settle()
+        assert len(h.d.of(Admit)) == 2
+        with pytest.raises(Refused) as refused:
+            await h.send(request)
+        code, message = refused.value.args
+        assert code == "RESOURCE_EXHAUSTED" and "take all the memory there is" in message
+        calls[0].cancel()
+        await h.settle()
+        calls.append(asyncio.create_task(h.send(request)))
+        await h.settle()
+        assert len(h.d.of(Admit)) == 3
+        for call in calls:
+            call.cancel()
+
+    asyncio.run(scenario())

@@ -1,10 +1,14 @@
 """What an HTTP client may send, and how fast."""
 
+import json
 import socket
+from pathlib import Path
 
 import pytest
 
+from router.config import RouterConfig
 from router.frontends.openai import middleware
+from router.process import RouterProcess
 from tests.cluster.bad_input import SHOWN_APART
 from tests.fakes.raw_http import HEAD, error_of, read_all
 
@@ -19,3 +23,34 @@ def test_a_body_that_stops_coming(address: tuple[str, int], monkeypatch: pytest.
         with socket.create_connection(address, timeout=10.0) as connection:
             connection.sendall(HEAD + framing + b"\r\n\r\n")
             assert error_of(read_all(connection)) == (row.status, f"no part of the body came for {WAIT_S:g} s")
+
+
+def test_bodies_count_from_when_they_are_read_until_the_answer(router_model_dir: Path) -> None:
+    limits = {"max_body_bytes": 1000, "max_bytes_in_hand": 2000}
+    process = RouterProcess(RouterConfig(str(router_model_dir), "fake", 64, grpc_port=0, http_port=0, **limits))  # type: ignore[arg-type]
+    try:
+        host, _, port = process.start().http.rpartition(":")
+        held = []
+        for framing in (b"content-length: 1000\r\n\r\n", b"transfer-encoding: chunked\r\n\r\n3e7\r\n"):
+            held.append(socket.create_connection((host, int(port)), timeout=10.0))
+            held[-1].sendall(HEAD + framing + b" " * 999)
+        # What has come of a body counts, not what is announced.
+        held.append(socket.create_connection((host, int(port)), timeout=10.0))
+        held[-1].sendall(HEAD + b"content-length: 1000\r\n\r\n  ")
+        held[-1].settimeout(0.3)
+        with pytest.raises(TimeoutError):
+            held[-1].recv(65536)
+        with socket.create_connection((host, int(port)), timeout=10.0) as other:
+            other.sendall(HEAD + b"content-length: 1000\r\n\r\n" + b" " * 1000)
+            response = read_all(other)
+        assert error_of(response)[0] == 429
+        error = json.loads(response.partition(b"\r\n\r\n")[2])["error"]
+        assert (error["type"], error["code"]) == ("rate_limit_error", "overloaded")
+        assert "take all the memory there is" in error["message"]
+        for connection in held:
+            connection.close()
+        with socket.create_connection((host, int(port)), timeout=10.0) as other:
+            other.sendall(HEAD + b"content-length: 1000\r\n\r\n" + b" " * 1000)
+            assert error_of(other.recv(65536))[0] == 400
+    finally:
+        process.stop()

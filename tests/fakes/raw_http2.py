@@ -1,0 +1,58 @@
+"""HTTP/2 by the byte, for gRPC clients that do what no library would."""
+
+import socket
+import struct
+
+DATA, HEADERS, RST_STREAM, SETTINGS = 0, 1, 3, 4
+END_STREAM, END_HEADERS = 1, 4
+INITIAL_WINDOW_SIZE = 4
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+
+
+def connect(address: str, window: int = 65535) -> socket.socket:
+    """A connection that has said hello. Args: window: bytes that the server may send on each stream."""
+    host, _, port = address.rpartition(":")
+    connection = socket.create_connection((host, int(port)), timeout=10.0)
+    connection.sendall(PREFACE + frame(SETTINGS, 0, 0, struct.pack(">HI", INITIAL_WINDOW_SIZE, window)))
+    return connection
+
+
+def call(stream: int, method: str, message: bytes, num_announced: int | None = None) -> bytes:
+    """The frames of a call on a stream, an odd number above those before. Args: num_announced: if it is not the
+    message's length, the message never comes to an end."""
+    announced = len(message) if num_announced is None else num_announced
+    fields = {
+        ":method": "POST",
+        ":scheme": "http",
+        ":path": method,
+        ":authority": "x",
+        "content-type": "application/grpc",
+        "te": "trailers",
+    }
+    head = b"".join(_literal(name.encode()) + _literal(value.encode(), b"") for name, value in fields.items())
+    ends = END_STREAM if announced == len(message) else 0
+    body = b"\0" + struct.pack(">I", announced) + message
+    return frame(HEADERS, END_HEADERS, stream, head) + frame(DATA, ends, stream, body)
+
+
+def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+    return struct.pack(">I", len(payload))[1:] + bytes((kind, flags)) + struct.pack(">I", stream) + payload
+
+
+def _literal(text: bytes, prefix: bytes = b"\0") -> bytes:
+    # All are shorter than 127 bytes, whose length is one byte.
+    return prefix + bytes((len(text),)) + text
+
+
+def frames_until(connection: socket.socket, kind: int) -> list[int]:
+    """The kinds of the frames that come, up to the first of this kind."""
+    kinds: list[int] = []
+    received = b""
+    while kind not in kinds:
+        part = connection.recv(65536)
+        assert part, "the connection was closed"
+        received += part
+        while len(received) >= 9 and len(received) >= (end := 9 + int.from_bytes(received[:3], "big")):
+            kinds.append(received[3])
+            received = received[end:]
+    return kinds
