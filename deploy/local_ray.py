@@ -85,6 +85,9 @@ class LocalRay:
     def stop(self) -> None:
         """Ends whatever runs of it."""
         ray.shutdown()
+        # A Ray that is started from here later, and not by us, would insist on the file.
+        if os.environ.get("RAY_AUTH_TOKEN_PATH") == str(self._token_path):
+            del os.environ["RAY_AUTH_TOKEN_PATH"]
         self._token_path.unlink(missing_ok=True)
 
     def _temp_directory(self) -> str:

@@ -109,7 +109,7 @@ def test_each_life_has_a_token_of_its_own(tmp_path: Path, monkeypatch: pytest.Mo
         assert fake.arguments["_temp_dir"] == f"{directory}/ray"
         assert local.log_directory == f"{directory}/ray/session_latest/logs"
         local.stop()
-        assert list(directory.iterdir()) == []
+        assert list(directory.iterdir()) == [] and "RAY_AUTH_TOKEN_PATH" not in os.environ
     assert fake.num_stops == 2 and len(set(fake.tokens)) == 2 and min(map(len, fake.tokens)) == 64
     monkeypatch.setenv("RAY_TMPDIR", "/own")
     assert LocalRay(directory).log_directory == "/own/ray/session_latest/logs"
