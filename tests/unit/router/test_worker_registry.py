@@ -35,6 +35,44 @@ async def test_why_there_is_no_link_is_said() -> None:
 
 
 @run
+async def test_what_fits_every_pool_follows_who_is_there() -> None:
+    h = RouterHarness()
+    assert h.router.workers.max_request_tokens == 400
+    small = ScriptedWorker(h.router, "d1", "decode", num_pages=10)
+    assert h.router.workers.max_request_tokens == 40
+    assert "do not fit the workers' 40 tokens" in h.router.workers.size_refusal(20, 21)
+    assert h.router.workers.size_refusal(20, 20) == ""
+    h.router.lose_worker(small.worker, "disconnected", "killed")
+    assert h.router.workers.max_request_tokens == 400
+    for worker in (*h.p, *h.d):
+        h.router.lose_worker(worker.worker, "disconnected", "killed")
+    # How large the pools will be is not known now.
+    assert h.router.workers.max_request_tokens == 0 and h.router.workers.size_refusal(10**6, 1) == ""
+
+
+@run
+async def test_pairs_follow_workers_and_links() -> None:
+    h = RouterHarness(2, 2)
+    registry = h.router.workers
+    assert len(registry.candidates) == 4
+    h.p[0].say(LinkState("d0", "d0-life", up=False, reason="cut"))
+    assert len(registry.candidates) == 3
+    # The link is to a life of the worker that has not connected yet: to the old one there is none any more.
+    h.p[1].say(LinkState("d0", "d0-next", up=True))
+    assert len(registry.candidates) == 2
+    ScriptedWorker(h.router, "d0", "decode", life="next")
+    assert len(registry.candidates) == 2, "what was said of it before is forgotten with the old life"
+    h.p[1].say(LinkState("d0", "d0-next", up=True))
+    h.p[1].say(LinkState("d0", "d0-next", up=True))
+    assert len(registry.candidates) == 3
+    ScriptedWorker(h.router, "b", "both")
+    assert len(registry.candidates) == 4
+    for worker in list(registry):
+        h.router.lose_worker(worker, "disconnected", "killed")
+    assert not registry.candidates and not registry.is_ready
+
+
+@run
 async def test_silence_and_standstill_lose_a_worker() -> None:
     h = RouterHarness(1, 2)
     h.clock.advance(0.9)
