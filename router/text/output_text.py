@@ -34,7 +34,9 @@ class OutputText:
                 because its tokens came in other groups, the rest is left out of what follows.
         """
         self._num_to_skip = num_characters
-        return self.append_tokens(token_ids)[0]
+        text = self._detokenizer.decode_next([i for i in token_ids if i not in self._stop_token_ids])
+        # There may be as many as the model's length allows, so they are searched for stop strings all at once.
+        return self._skip(text if self._matcher is None else self._matcher.scan_next(text))
 
     def append_tokens(self, token_ids: Sequence[int]) -> tuple[str, int]:
         """Takes the output's next tokens. Returns the text to pass on, and how many of these tokens belong to the

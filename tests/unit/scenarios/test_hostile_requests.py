@@ -99,13 +99,3 @@ def test_a_huge_message_stops_nobody(router: PacedRouter, request_: pb.GenerateR
         answer = generate(router.addresses.grpc, encoded)
     assert answer.startswith(f"INVALID_ARGUMENT {message}")
     assert gap.longest_s < MAX_GAP_S
-
-
-def test_the_longest_chats_stop_nobody(router: PacedRouter) -> None:
-    request = pb.GenerateRequest(
-        chat=pb.Chat(messages=[pb.ChatMessage(role="user", content="hello")] * 2048),
-        sampling=pb.SamplingParams(max_tokens=2),
-    ).SerializeToString()
-    with router.watched_stream() as gap:
-        assert [generate(router.addresses.grpc, request) for _ in range(3)] == ["OK"] * 3
-    assert gap.longest_s < MAX_GAP_S

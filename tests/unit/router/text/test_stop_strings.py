@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from router.text import stop_strings as module
 from router.text.stop_strings import StopStringMatcher, check_stop_strings
 
 # Few letters, so that strings overlap with themselves and each other.
@@ -23,6 +24,34 @@ def cut(text: str, stop_strings: list[str]) -> str | None:
 def may_be_stop(text: str, stop_strings: list[str]) -> int:
     """How much of the text's end may still become part of a stop string."""
     return max((n for stop in stop_strings for n in range(len(stop)) if text.endswith(stop[:n])), default=0)
+
+
+@settings(deadline=None, max_examples=500)
+@given(st.lists(letters, max_size=8), stops.filter(bool))
+def test_long_pieces_give_what_short_ones_give(pieces: list[str], stop_strings: list[str]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        by_steps, at_once = StopStringMatcher(stop_strings), StopStringMatcher(stop_strings)
+        for piece in pieces:
+            patch.setattr(module, "MAX_STEPPED_CHARACTERS", len(piece))
+            expected = by_steps.scan_next(piece)
+            patch.setattr(module, "MAX_STEPPED_CHARACTERS", len(piece) - 1)
+            assert (at_once.scan_next(piece), at_once.matched) == (expected, by_steps.matched)
+        assert at_once.release_held() == by_steps.release_held()
+
+
+def test_long_text_takes_no_step_for_each_character(monkeypatch: pytest.MonkeyPatch) -> None:
+    num_steps = 0
+    advance = module._Automaton.advance
+
+    def counted(automaton: module._Automaton, character: str) -> bool:
+        nonlocal num_steps
+        num_steps += 1
+        return advance(automaton, character)
+
+    monkeypatch.setattr(module._Automaton, "advance", counted)
+    matcher = StopStringMatcher(["a" * 100 + letter for letter in "bcde"])
+    assert matcher.scan_next("a" * 1_000_000) == "a" * 999_900
+    assert num_steps <= 4 * 101
 
 
 @settings(deadline=None, max_examples=500)
