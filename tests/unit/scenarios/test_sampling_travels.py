@@ -120,7 +120,8 @@ def test_whatever_the_frontend_lets_in_reaches_the_workers() -> None:
 
     def begun(prompt: Any, **request: Any) -> Any:
         tokenized = asyncio.run(frontend.tokenize(prompt))
-        return frontend.begin(tokenized, key="", default_max_tokens=128, **request).tracker
+        [generation] = frontend.begin(tokenized, key="", default_max_tokens=128, **request)
+        return generation.tracker
 
     @settings(max_examples=NUM_EXAMPLES)
     @given(

@@ -75,7 +75,7 @@ def test_a_priority_is_checked_with_the_rest_of_a_request() -> None:
         frontend = new_frontend(api_keys=("urgent 3", "plain"), max_priority=0)
         prompt = await frontend.tokenize([1, 2])
         begin = partial(frontend.begin, prompt, SamplingOptions(), default_max_tokens=4)
-        assert begin(key="urgent", priority=3).tracker.priority == 3
+        assert [g.tracker.priority for g in begin(key="urgent", priority=3)] == [3]
         with pytest.raises(InvalidRequestError, match="priority must be at most 0 for this client, not 1"):
             begin(key="plain", priority=1)
 
