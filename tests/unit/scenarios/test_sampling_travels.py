@@ -120,8 +120,7 @@ def test_whatever_the_frontend_lets_in_reaches_the_workers() -> None:
 
     def begun(prompt: Any, **request: Any) -> Any:
         tokenized = asyncio.run(frontend.tokenize(prompt))
-        [generation] = frontend.begin(tokenized, key="", default_max_tokens=128, **request)
-        return generation.tracker
+        return frontend.begin(tokenized, key="", default_max_tokens=128, **request)[-1].tracker
 
     @settings(max_examples=NUM_EXAMPLES)
     @given(
@@ -129,7 +128,7 @@ def test_whatever_the_frontend_lets_in_reaches_the_workers() -> None:
             wild_text | st.lists(wild_integers, max_size=5), st.text(max_size=20) | st.lists(ids, max_size=20)
         ),
         options=any_options,
-        choice=st.integers(0, 127),
+        num_choices=st.integers(1, 3),
         priority=st.integers(-(2**31), 2**31 - 1),
         cache_namespace=rarely(wild_text, st.text(max_size=5)),
         session_id=rarely(wild_text, st.text(max_size=5)),
