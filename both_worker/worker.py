@@ -30,6 +30,9 @@ class NoLinks(LinkConnections):
 
     def close_link(self, epoch: str, reason: str) -> None: ...
 
+    def mapped_workers(self) -> list[str]:
+        return []
+
     async def stop(self) -> None: ...
 
 

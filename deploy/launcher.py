@@ -133,6 +133,7 @@ class Cluster:
             lambda actor: actor.progress.remote(),
             probe_interval_s=2.0,
             silence_limit_s=60.0,
+            mapped=lambda actor: actor.mapped_workers.remote(),
         )
         kinds = dict.fromkeys(self._router_configs, router) | dict.fromkeys(self._worker_plans, worker)
         Supervisor(self._actors, kinds).run(stop)

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 from deploy.local_ray import RayError, RayTaskError, ray
 
+from deploy.mappers import Mappers
+
 logger = logging.getLogger(__name__)
 
 POLL_INTERVAL_S = 0.2
@@ -27,6 +29,7 @@ class ProcessKind:
         probe_interval_s: between two of these questions.
         silence_limit_s: a process that answers none for so long is ended and started again: it may be stopped, which
             no stream shows.
+        mapped: asks an actor for the names of those whose memory it maps; None: such processes map nothing.
     """
 
     start: Callable[[str], Any]
@@ -34,13 +37,15 @@ class ProcessKind:
     probe: Callable[[Any], Any]
     probe_interval_s: float
     silence_limit_s: float
+    mapped: Callable[[Any], Any] | None = None
 
 
 class _Awaited(NamedTuple):
     """What a reference that Ray is waited on for means.
 
     Attributes:
-        stage: "end" of a process, "load" or "join" of one that is started again, "answer" to a probe.
+        stage: "end" of a process, "load" or "join" of one that is started again, "answer" to a probe, "mapped" to the
+            question whose memory it maps.
     """
 
     stage: str
@@ -61,6 +66,7 @@ class Supervisor:
         self._kinds = kinds
         self._awaited: dict[Any, _Awaited] = {}
         self._restart_at: dict[str, float] = {}
+        self._mappers = Mappers()
         # This is when each running process last answered, and when it is asked next.
         self._answered_at: dict[str, float] = {}
         self._probe_at: dict[str, float] = {}
@@ -75,8 +81,11 @@ class Supervisor:
                 self._handle(self._awaited.pop(ref), ref)
             now = time.monotonic()
             for name in [name for name, due in self._restart_at.items() if now >= due]:
+                if not self._mappers.take_released(name, now):
+                    continue
                 del self._restart_at[name]
                 self._awaited[self._kinds[name].start(name)] = _Awaited("load", name)
+            self._ask_mappers()
             self._probe(now)
 
     def _handle(self, awaited: _Awaited, ref: Any) -> None:
@@ -85,11 +94,17 @@ class Supervisor:
             case "end":
                 logger.warning("%s died; starting it again", name)
                 self._start_later(name)
+                running = [other for other in self._answered_at if self._kinds[other].mapped is not None]
+                self._mappers.has_died(name, running, time.monotonic())
             case "answer":
                 with contextlib.suppress(RayError, TimeoutError):
                     ray.get(ref)
                     if name in self._answered_at:
                         self._answered_at[name] = time.monotonic()
+            case "mapped":
+                # One that has died in the meantime maps nothing; its end is noticed too.
+                with contextlib.suppress(RayError, TimeoutError):
+                    self._mappers.have_answered(name, ray.get(ref))
             case stage:
                 try:
                     ray.get(ref)
@@ -113,6 +128,14 @@ class Supervisor:
     def _start_later(self, name: str) -> None:
         self._answered_at.pop(name, None)
         self._restart_at[name] = time.monotonic() + RESTART_DELAY_S
+
+    def _ask_mappers(self) -> None:
+        """Asks those on whom a restart waits, again and again, for mappings are closed once copies have ended."""
+        asked = {awaited.name for awaited in self._awaited.values() if awaited.stage == "mapped"}
+        for name in self._mappers.to_ask() - asked:
+            mapped = self._kinds[name].mapped
+            assert mapped is not None
+            self._awaited[mapped(self._actors[name])] = _Awaited("mapped", name)
 
     def _probe(self, now: float) -> None:
         due = {awaited.name for awaited in self._awaited.values() if awaited.stage == "answer"}

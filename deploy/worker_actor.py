@@ -46,6 +46,10 @@ class WorkerActor:
     def progress(self) -> str:
         return self._progress
 
+    def mapped_workers(self) -> list[str]:
+        """The workers, dead ones too, whose memory this one maps."""
+        return self._process.mapped_workers()
+
     def wait_stopped(self) -> None:
         """Returns after stop; the caller sees an error at once if the process dies."""
         self._stopped.wait()

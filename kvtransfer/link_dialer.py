@@ -80,8 +80,8 @@ class LinkDialer:
         self._dialing: dict[Peer, asyncio.Task[None]] = {}
         # These tasks are cancelled and have not ended yet.
         self._ending: dict[Peer, set[asyncio.Task[None]]] = {}
-        # For each life of a peer this says when the copies of its last epoch are over. It is put here before the engine
-        # thread is told of the epoch's end, and outlives the task that ran it: no cancellation opens the next early.
+        # For each life of a peer this says when the copies of its last epoch are over. It is put here when the epoch
+        # opens, and outlives the task that ran it: no cancellation opens the next early.
         self._quiet: dict[Peer, asyncio.Event] = {}
         # Each open epoch has one.
         self._writers: dict[str, BatchWriter] = {}
@@ -113,6 +113,9 @@ class LinkDialer:
         if epoch in self._writers:
             logger.warning("link epoch %s closed: %s", epoch, reason)
             self._writers[epoch].close()
+
+    def mapped_workers(self) -> list[str]:
+        return [peer.worker_id for peer, quiet in list(self._quiet.items()) if not quiet.is_set()]
 
     async def stop(self) -> None:
         self.set_peers(())
@@ -206,6 +209,7 @@ class LinkDialer:
             opened = await self._open_transport(peer, welcome, offer)
             # Nothing is awaited between the opening and the try: what was opened is told of, and what was told of ends.
             self._writers[opened.epoch] = writer
+            self._quiet[peer] = asyncio.Event()
             self._post(opened)
             reason = "the stream ended"
             try:
@@ -240,7 +244,7 @@ class LinkDialer:
         writer.close()
         del self._writers[epoch]
         loop = asyncio.get_running_loop()
-        quiet = self._quiet[peer] = asyncio.Event()
+        quiet = self._quiet[peer]
         self._post(SenderLinkClosed(epoch, reason, lambda: _set_threadsafe(loop, quiet)))
 
     def _hello(self, peer: Peer, offer: Sequence[str]) -> LinkHello:

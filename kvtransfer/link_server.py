@@ -81,6 +81,10 @@ class LinkServer(kv_link_pb2_grpc.KvLinkServicer):
             logger.warning("link epoch %s closed: %s", epoch, reason)
             self._writers[epoch].close()
 
+    def mapped_workers(self) -> list[str]:
+        """A receiver maps nothing."""
+        return []
+
     async def stop(self) -> None:
         for writer in self._writers.values():
             writer.close()

@@ -101,6 +101,11 @@ class LinkConnections(Protocol):
         """Ends an epoch that cannot work."""
         ...
 
+    def mapped_workers(self) -> list[str]:
+        """Whose memory is mapped here: from the opening of an epoch until none of its copies runs any more. From any
+        thread."""
+        ...
+
     async def stop(self) -> None:
         """Ends all epochs."""
         ...

@@ -129,6 +129,10 @@ class WorkerProcess:
 
     # --- What follows runs on any thread. ---
 
+    def mapped_workers(self) -> list[str]:
+        """The workers whose memory this one maps, for as long as it does: also when they have died."""
+        return self._links.mapped_workers() if self._links is not None else []
+
     def _heartbeat(self) -> Heartbeat:
         return Heartbeat(self._engine_thread.num_steps, self._engine_thread.latest_stats)
 

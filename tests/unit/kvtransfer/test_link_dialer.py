@@ -1,4 +1,4 @@
-"""When a sender may open its next epoch."""
+"""When a sender may open its next epoch, and what it maps until then."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -60,5 +60,26 @@ def test_next_epoch_waits_for_the_copies_of_the_one_before(
             (closed,) = sender.of(SenderLinkClosed)
             closed.when_quiet()
             await wait_until(lambda: len(sender.opened) == 2)
+
+    asyncio.run(scenario())
+
+
+def test_a_pool_counts_as_mapped_until_its_last_copy_is_over() -> None:
+    """A replacement of a dead worker waits for this: the mapping keeps the memory of the dead one."""
+
+    async def scenario() -> None:
+        transports = {"scripted": ScriptedOpening()}
+        async with ReceiverEnd(transports) as receiver, SenderEnd(transports) as sender:
+            assert sender.links.mapped_workers() == receiver.links.mapped_workers() == []
+            sender.links.set_peers([receiver.peer])
+            await wait_until(lambda: len(sender.opened) == 1)
+            assert sender.links.mapped_workers() == [receiver.peer.worker_id]
+            assert receiver.links.mapped_workers() == []
+            sender.links.set_peers([])
+            await wait_until(lambda: len(sender.of(SenderLinkClosed)) == 1)
+            assert sender.links.mapped_workers() == [receiver.peer.worker_id], "copies may be under way"
+            (closed,) = sender.of(SenderLinkClosed)
+            closed.when_quiet()
+            await wait_until(lambda: sender.links.mapped_workers() == [])
 
     asyncio.run(scenario())

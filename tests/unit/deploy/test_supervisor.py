@@ -1,0 +1,124 @@
+"""When a process that has died is started again, with the answers of the others played by the test."""
+
+import threading
+import time
+from typing import Any
+
+import pytest
+from ray.exceptions import RayError
+
+from deploy import mappers, supervisor
+from deploy.supervisor import ProcessKind, Supervisor
+
+
+class Ref:
+    """What a call of an actor ends with, once the test says so."""
+
+    def __init__(self, *value: Any) -> None:
+        self.value = value
+
+    @property
+    def is_done(self) -> bool:
+        return bool(self.value)
+
+
+class Actor:
+    """
+    Attributes:
+        wait_stopped: as Ray has methods of actors: `remote()` calls it.
+        maps: the names of those whose memory it maps; None: it does not answer.
+    """
+
+    def __init__(self) -> None:
+        self.end = Ref()
+        self.maps: list[str] | None = []
+        self.wait_stopped = self
+
+    def remote(self) -> Ref:
+        return self.end
+
+    def mapped(self) -> Ref:
+        return Ref() if self.maps is None else Ref(list(self.maps))
+
+
+class Ray:
+    """Stands for the module."""
+
+    def wait(self, refs: list[Ref], *, timeout: float, **_: Any) -> tuple[list[Ref], list[Ref]]:
+        time.sleep(0.001)
+        return [ref for ref in refs if ref.is_done][:1], []
+
+    def get(self, ref: Ref) -> Any:
+        (value,) = ref.value
+        if isinstance(value, Exception):
+            raise value
+        return value
+
+    def kill(self, actor: Actor) -> None:
+        actor.end.value = (RayError(),)
+
+
+class Cluster:
+    """A supervisor of these actors, on a thread.
+
+    Attributes:
+        started: names of those that were started again.
+    """
+
+    def __init__(self, *names: str) -> None:
+        self.actors = {name: Actor() for name in names}
+        self.started: list[str] = []
+        kind = ProcessKind(self._start, lambda _: Ref(None), lambda _: Ref(None), 60.0, 60.0, Actor.mapped)
+        self._stop = threading.Event()
+        supervised = Supervisor(self.actors, dict.fromkeys(names, kind))
+        self._thread = threading.Thread(target=supervised.run, args=(self._stop,))
+
+    def __enter__(self) -> "Cluster":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join(5.0)
+        assert not self._thread.is_alive()
+
+    def kill(self, name: str) -> None:
+        self.actors[name].end.value = (RayError(),)
+
+    def has_started(self, name: str, within_s: float = 5.0) -> bool:
+        deadline = time.monotonic() + within_s
+        while name not in self.started and time.monotonic() < deadline:
+            time.sleep(0.005)
+        return name in self.started
+
+    def _start(self, name: str) -> Ref:
+        self.started.append(name)
+        self.actors[name] = Actor()
+        return Ref(None)
+
+
+@pytest.fixture(autouse=True)
+def scripted_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "ray", Ray())
+    monkeypatch.setattr(supervisor, "RESTART_DELAY_S", 0.01)
+
+
+def test_a_replacement_is_started_when_nobody_maps_the_dead_one_s_memory() -> None:
+    with Cluster("p0", "p1", "d0") as cluster:
+        cluster.actors["p0"].maps = cluster.actors["p1"].maps = ["d0"]
+        cluster.kill("d0")
+        assert not cluster.has_started("d0", within_s=0.2)
+        cluster.actors["p0"].maps = []
+        assert not cluster.has_started("d0", within_s=0.2)
+        # Its mapping ends with it.
+        cluster.kill("p1")
+        assert cluster.has_started("d0") and cluster.has_started("p1")
+
+
+def test_who_does_not_say_what_it_maps_delays_a_replacement_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mappers, "MAPPED_LIMIT_S", 0.3)
+    with Cluster("p0", "d0") as cluster:
+        cluster.actors["p0"].maps = None
+        cluster.kill("d0")
+        assert not cluster.has_started("d0", within_s=0.15)
+        assert cluster.has_started("d0")
