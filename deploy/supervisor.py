@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from deploy.local_ray import RayError, RayTaskError, ray
-
 from deploy.mappers import Mappers
 
 logger = logging.getLogger(__name__)
