@@ -31,6 +31,7 @@ OTHER_VALUES = {
     "api_keys": ("first", "second"),
     "log_dir": "logs",
     "request_timeout_s": 1.5,
+    "worker_wait_timeout_s": 3.5,
     "drain_timeout_s": 2.5,
     "mem_fraction_static": 0.5,
 }
