@@ -121,7 +121,7 @@ class ServedCluster:
         self.client = TandemClient(self.cluster.addresses.grpc, "".join(config.api_keys[:1]), tls)
 
     def close(self) -> None:
-        self.client._channel.close()
+        self.client.close()
         self._stopping.set()
         self._supervisor.join()
         self.cluster.stop()

@@ -125,3 +125,69 @@ def test_the_end_of_one_router_is_nobody_else_s(
     prompt = random_ids(rng, 30)
     answer = LiveStream(served, prompt, client=clients[victim], max_tokens=10).finish()
     assert answer.token_ids == tiny_oracle.generate(prompt, 10)
+
+
+def strike_again_and_again(
+    served: ServedCluster,
+    clients: dict[str, TandemClient],
+    oracle: Oracle,
+    signum: signal.Signals,
+    num_repetitions: int,
+) -> tuple[float, float]:
+    """Ends routers under load, one after the other. Every stream of a client that is bound to none goes on to exactly
+    its tokens; returns the longest gap of those of routers that were left alone, and of all others."""
+    rng = random.Random(f"{signum} {num_repetitions}")
+    kept_gap = other_gap = 0.0
+    with TandemClient(served.cluster.addresses.grpc) as anywhere:
+        for number in range(num_repetitions):
+            for client in clients.values():
+                wait_until(lambda client=client: is_ready(client), 30.0, "all routers are there")  # type: ignore[misc]
+            victim, other = ROUTERS if number % 2 else ROUTERS[::-1]
+            going_on = [
+                LiveStream(
+                    served,
+                    random_ids(rng, rng.choice((20, 60))),
+                    client=anywhere,
+                    max_tokens=NUM_TOKENS,
+                    temperature=rng.choice((0.0, 0.9)),
+                    seed=number,
+                    ignore_eos=True,
+                )
+                for _ in range(4)
+            ]
+            kept = LiveStream(
+                served, random_ids(rng, 30), client=clients[other], max_tokens=NUM_TOKENS, ignore_eos=True
+            )
+            rng.choice(going_on).wait_tokens(rng.choice((0, 1, 1, rng.randrange(2, NUM_TOKENS // 2))))
+            os.kill(pid_of(served, victim), signum)
+            for stream in (*going_on, kept):
+                answer = stream.finish()
+                if not stream.sampling.get("temperature"):
+                    assert answer.token_ids == oracle.generate(stream.prompt_ids, NUM_TOKENS, ignore_eos=True)
+                assert len(answer.token_ids) == NUM_TOKENS == answer.last.usage.completion_tokens
+                undisturbed = served.complete(stream.prompt_ids, **stream.sampling)
+                assert answer.token_ids == undisturbed.token_ids
+                assert answer.text == undisturbed.text
+            other_gap = max(other_gap, *(stream.longest_gap() for stream in going_on))
+            kept_gap = max(kept_gap, kept.longest_gap())
+            served.wait_clean(within_s=10.0)
+    return kept_gap, other_gap
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSTOP], ids=["kill", "stop"])
+def test_streams_outlive_their_router(
+    served: ServedCluster, clients: dict[str, TandemClient], tiny_oracle: Oracle, signum: signal.Signals
+) -> None:
+    kept_gap, _ = strike_again_and_again(served, clients, tiny_oracle, signum, 2)
+    assert kept_gap < MAX_GAP_S
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSTOP], ids=["kill", "stop"])
+def test_streams_outlive_any_number_of_routers(
+    served: ServedCluster, clients: dict[str, TandemClient], tiny_oracle: Oracle, signum: signal.Signals
+) -> None:
+    kept_gap, other_gap = strike_again_and_again(served, clients, tiny_oracle, signum, 20)
+    print(f"{signum.name}: longest gap {kept_gap:.2f} s where the router was left alone, {other_gap:.2f} s elsewhere")
+    assert kept_gap < MAX_GAP_S
