@@ -45,9 +45,13 @@ class Child:
             raise TimeoutError(f"no answer within {timeout_s:g} s")
         return self._pipe.recv()
 
+    def send(self, question: Any) -> None:
+        """Asks without waiting; `answer` waits."""
+        self._pipe.send(question)
+
     def ask(self, question: Any, timeout_s: float = START_TIMEOUT_S) -> Any:
         """As `answer`."""
-        self._pipe.send(question)
+        self.send(question)
         return self.answer(timeout_s)
 
 

@@ -4,7 +4,7 @@ in masses. Each public function is a run; `serve_clients` does those it is asked
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -76,7 +76,10 @@ async def stream(address: str, pid: int, num_streams: int, seconds: float) -> Us
     """So many streams at once over gRPC, of the server that is process `pid`, measured while all of them run."""
     received = Received()
     async with _stubs(address) as stubs:
-        streams = (_receive(stubs[n % NUM_CONNECTIONS], f"stream-{n}", ENDLESS, received) for n in range(num_streams))
+        streams = (
+            receive(stubs[n % NUM_CONNECTIONS].Generate, request(f"stream-{n}", ENDLESS), received)
+            for n in range(num_streams)
+        )
         return await _measure(streams, received, num_streams, pid, seconds)
 
 
@@ -93,7 +96,7 @@ async def requests(address: str, pid: int, num_requests: int, num_at_once: int, 
 
     async def one_after_the_other(stub: Any) -> None:
         for n in numbers:
-            await _receive(stub, f"request-{n}", num_tokens, received)
+            await receive(stub.Generate, request(f"request-{n}", num_tokens), received)
 
     async with _stubs(address) as stubs:
         await asyncio.gather(*(one_after_the_other(stubs[n % NUM_CONNECTIONS]) for n in range(num_at_once)))
@@ -111,7 +114,7 @@ async def first_tokens(addresses: Sequence[str], num_requests: int, num_tokens: 
         for n in range(num_requests):
             for stub, result in zip(stubs, results, strict=True):
                 start = time.perf_counter()
-                call = stub.Generate(_request(f"one-{n}", num_tokens))
+                call = stub.Generate(request(f"one-{n}", num_tokens))
                 response = await call.read()
                 result.waits.append((time.perf_counter() - start) * 1e3)
                 while response is not grpc.aio.EOF:
@@ -157,14 +160,16 @@ async def _stubs(address: str) -> AsyncIterator[list[Any]]:
         yield [inference_pb2_grpc.InferenceStub(channel) for channel in channels]
 
 
-def _request(request_id: str, num_tokens: int) -> pb.GenerateRequest:
+def request(request_id: str, num_tokens: int) -> pb.GenerateRequest:
+    """One that is short to prefill and has this long an output."""
     sampling = pb.SamplingParams(max_tokens=num_tokens)
     return pb.GenerateRequest(request_id=request_id, text=PROMPT, sampling=sampling)
 
 
-async def _receive(stub: Any, request_id: str, num_tokens: int, received: Received) -> None:
+async def receive(call: Callable[[pb.GenerateRequest], Any], sent: pb.GenerateRequest, received: Received) -> None:
+    """Reads one stream to its end. Args: call: sends a request and gives its responses."""
     is_new = True
-    async for response in stub.Generate(_request(request_id, num_tokens)):
+    async for response in call(sent):
         received.num_streams += is_new
         received.num_tokens += len(response.token_ids)
         received.num_messages += 1

@@ -5,7 +5,7 @@ import asyncio
 import contextlib
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
@@ -59,6 +59,23 @@ def serve_workers(pipe: Connection, address: str) -> None:
     pipe.send(None)
     for step_interval_s in questions(pipe):
         decode.step_interval_s = step_interval_s
+        pipe.send(None)
+    loop_thread.stop()
+
+
+def serve_pair(pipe: Connection, addresses: Sequence[str], number: int) -> None:
+    """Runs one prefill and one decode worker of several routers, with a stream to each; says when all have welcomed
+    them, then takes the decode's pace."""
+    loop_thread = LoopThread()
+    loop_thread.start()
+    decodes = [DecodeWorker(str(number)) for _ in addresses]
+    for address, decode in zip(addresses, decodes, strict=True):
+        for worker in (decode, PrefillWorker(decode, str(number))):
+            loop_thread.call(worker.join(address), START_TIMEOUT_S)
+    pipe.send(None)
+    for step_interval_s in questions(pipe):
+        for decode in decodes:
+            decode.step_interval_s = step_interval_s
         pipe.send(None)
     loop_thread.stop()
 
@@ -131,8 +148,9 @@ class DecodeWorker(ScriptedWorker):
         step_interval_s: between two steps; 0: as fast as gRPC takes their messages.
     """
 
-    def __init__(self) -> None:
-        super().__init__(DECODE_ID, DECODE_LIFE, "decode")
+    def __init__(self, number: str = "") -> None:
+        """Args: number: behind its name, where there are several."""
+        super().__init__(DECODE_ID + number, DECODE_LIFE + number, "decode")
         self.step_interval_s = 0.0
         self._running: dict[str, Running] = {}
         self._wake = asyncio.Event()
@@ -170,10 +188,11 @@ class DecodeWorker(ScriptedWorker):
 class PrefillWorker(ScriptedWorker):
     """Answers every request with its first token at once and hands it to the decode worker."""
 
-    def __init__(self, decode: DecodeWorker) -> None:
-        super().__init__(PREFILL_ID, "prefill-life", "prefill")
+    def __init__(self, decode: DecodeWorker, number: str = "") -> None:
+        """Args: number: behind its name, where there are several, and that of the decode worker it is linked to."""
+        super().__init__(PREFILL_ID + number, "prefill-life" + number, "prefill")
         self._decode = decode
-        self._outbox: list[WorkerMessage] = [LinkState(DECODE_ID, DECODE_LIFE, up=True)]
+        self._outbox: list[WorkerMessage] = [LinkState(DECODE_ID + number, DECODE_LIFE + number, up=True)]
         self._wake = asyncio.Event()
         self._wake.set()
 

@@ -1,6 +1,7 @@
 """The two clients. What is alike in both is in `StreamProgress` and `RouterTargets`, which know no sockets."""
 
 import asyncio
+import contextlib
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -16,7 +17,7 @@ from tandem.v1 import inference_pb2 as pb
 from tandem.v1 import inference_pb2_grpc
 
 _INFO_TIMEOUT_S = 5.0
-# A router's own port answers so soon, or is taken to be out of reach from here.
+# So long is waited at first for routers to answer at their own ports; those that answer later are used later.
 _REACH_TIMEOUT_S = 1.0
 _OPTIONS = [("grpc.enable_http_proxy", 0)]
 
@@ -109,26 +110,33 @@ class TandemClient:
             return self.address, self._channels[self.address]
         with self._lock:
             if self._targets.must_ask:
-                stub = inference_pb2_grpc.InferenceStub(self._channels[self.address])
-                try:
-                    info = stub.GetServerInfo(
-                        pb.GetServerInfoRequest(), timeout=_INFO_TIMEOUT_S, metadata=self._metadata
-                    )
-                    self._targets.set_routers([router.grpc_address for router in info.routers])
-                except grpc.RpcError:
-                    # The call itself will say what is wrong.
-                    return self.address, self._channels[self.address]
-            while (address := self._targets.next()) not in self._channels:
-                channel = self._open(address)
-                try:
-                    grpc.channel_ready_future(channel).result(_REACH_TIMEOUT_S)
-                except grpc.FutureTimeoutError:
-                    channel.close()
-                    self._targets.drop(address)
-                else:
-                    self._channels[address] = channel
-                    break
+                self._ask()
+            address = self._targets.next()
             return address, self._channels[address]
+
+    def _ask(self) -> None:
+        """Finds out which routers there are, and connects to them."""
+        stub = inference_pb2_grpc.InferenceStub(self._channels[self.address])
+        try:
+            info = stub.GetServerInfo(pb.GetServerInfoRequest(), timeout=_INFO_TIMEOUT_S, metadata=self._metadata)
+        except grpc.RpcError:
+            # The call that is to be made will say what is wrong.
+            return
+        addresses = self._targets.set_routers([router.grpc_address for router in info.routers])
+        for gone in self._channels.keys() - {self.address, *addresses}:
+            self._channels.pop(gone).close()
+        connecting = []
+        for address in addresses:
+            if address not in self._channels:
+                self._channels[address] = self._open(address)
+            ready = grpc.channel_ready_future(self._channels[address])
+            # A router that is busy is used from when it answers on.
+            ready.add_done_callback(lambda _, address=address: self._targets.mark_reached(address))
+            connecting.append(ready)
+        deadline = time.monotonic() + _REACH_TIMEOUT_S
+        for ready in connecting:
+            with contextlib.suppress(grpc.FutureTimeoutError):
+                ready.result(max(0.0, deadline - time.monotonic()))
 
 
 class AsyncTandemClient:
@@ -149,6 +157,7 @@ class AsyncTandemClient:
         self._one_router = one_router
         self._targets = RouterTargets(address)
         self._channels: dict[str, grpc.aio.Channel] = {address: self._open(address)}
+        self._connecting: set[asyncio.Task[None]] = set()
         self._lock = asyncio.Lock()
 
     async def __aenter__(self) -> "AsyncTandemClient":
@@ -161,6 +170,8 @@ class AsyncTandemClient:
 
     async def close(self) -> None:
         """Ends all calls."""
+        for task in self._connecting:
+            task.cancel()
         for channel in self._channels.values():
             await channel.close()
 
@@ -213,23 +224,29 @@ class AsyncTandemClient:
             return self.address, self._channels[self.address]
         async with self._lock:
             if self._targets.must_ask:
-                stub: Any = inference_pb2_grpc.InferenceStub(self._channels[self.address])
-                try:
-                    info = await stub.GetServerInfo(
-                        pb.GetServerInfoRequest(), timeout=_INFO_TIMEOUT_S, metadata=self._metadata
-                    )
-                    self._targets.set_routers([router.grpc_address for router in info.routers])
-                except grpc.RpcError:
-                    # The call itself will say what is wrong.
-                    return self.address, self._channels[self.address]
-            while (address := self._targets.next()) not in self._channels:
-                channel = self._open(address)
-                try:
-                    await asyncio.wait_for(channel.channel_ready(), _REACH_TIMEOUT_S)
-                except TimeoutError:
-                    await channel.close()
-                    self._targets.drop(address)
-                else:
-                    self._channels[address] = channel
-                    break
+                await self._ask()
+            address = self._targets.next()
             return address, self._channels[address]
+
+    async def _ask(self) -> None:
+        """Finds out which routers there are, and connects to them."""
+        stub: Any = inference_pb2_grpc.InferenceStub(self._channels[self.address])
+        try:
+            info = await stub.GetServerInfo(pb.GetServerInfoRequest(), timeout=_INFO_TIMEOUT_S, metadata=self._metadata)
+        except grpc.RpcError:
+            # The call that is to be made will say what is wrong.
+            return
+        addresses = self._targets.set_routers([router.grpc_address for router in info.routers])
+        for gone in self._channels.keys() - {self.address, *addresses}:
+            await self._channels.pop(gone).close()
+        for address in addresses:
+            if address not in self._channels:
+                self._channels[address] = self._open(address)
+            # A router that is busy is used from when it answers on.
+            self._connecting.add(asyncio.create_task(self._connect(address)))
+        await asyncio.wait(self._connecting, timeout=_REACH_TIMEOUT_S)
+        self._connecting = {task for task in self._connecting if not task.done()}
+
+    async def _connect(self, address: str) -> None:
+        await self._channels[address].channel_ready()
+        self._targets.mark_reached(address)

@@ -21,6 +21,7 @@ class RouterTargets:
         self.address = address
         self._clock = clock
         self._addresses: list[str] = [address]
+        self._reached: set[str] = set()
         self._avoid_until: dict[str, float] = {}
         self._turn = random.randrange(2**16)
         self.is_known = False
@@ -32,18 +33,32 @@ class RouterTargets:
         now = self._clock()
         return not self.is_known or all(now < self._avoid_until.get(address, now) for address in self._addresses)
 
-    def set_routers(self, addresses: Sequence[str]) -> None:
-        """The cluster has said which routers there are. Args: addresses: their own; their host may be 0.0.0.0."""
+    def set_routers(self, addresses: Sequence[str]) -> list[str]:
+        """The cluster has said which routers there are.
+
+        Args:
+            addresses: their own; their host may be 0.0.0.0.
+
+        Returns:
+            Where they are to be reached from here. Calls go to those that `mark_reached` names.
+        """
         # Some router answers at the address that the client was given, so they all are on that host.
         host = self.address.rpartition(":")[0]
         own = [f"{host}:{address.rpartition(':')[2]}" for address in addresses]
         self._addresses = own if len(own) > 1 and host else [self.address]
+        self._reached.intersection_update(self._addresses)
         self.is_known = True
+        return list(self._addresses)
+
+    def mark_reached(self, address: str) -> None:
+        """There is a connection to this router. One that cannot be reached from here, as behind a gateway that lets
+        only the shared port through, is never called."""
+        self._reached.add(address)
 
     def next(self) -> str:
         """Where to send the next call."""
         now = self._clock()
-        addresses = list(self._addresses)
+        addresses = [address for address in self._addresses if address in self._reached]
         for _ in addresses:
             self._turn += 1
             address = addresses[self._turn % len(addresses)]
@@ -54,7 +69,3 @@ class RouterTargets:
     def avoid(self, address: str) -> None:
         """A call has failed there."""
         self._avoid_until[address] = self._clock() + AVOID_S
-
-    def drop(self, address: str) -> None:
-        """It cannot be reached from here, as behind a gateway that lets only the shared port through."""
-        self._addresses = [a for a in self._addresses if a != address] or [self.address]

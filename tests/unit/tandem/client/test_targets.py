@@ -9,7 +9,8 @@ REACHED = ["cluster:7001", "cluster:7002", "cluster:7003"]
 
 def targets(clock: FakeClock | None = None) -> RouterTargets:
     found = RouterTargets("cluster:50051", clock or FakeClock())
-    found.set_routers(OWN)
+    for address in found.set_routers(OWN):
+        found.mark_reached(address)
     return found
 
 
@@ -32,9 +33,9 @@ def test_clients_begin_anywhere() -> None:
 
 def test_one_router_is_called_where_it_was_found() -> None:
     found = RouterTargets("cluster:50051", FakeClock())
-    found.set_routers(["0.0.0.0:50051"])
+    assert found.set_routers(["0.0.0.0:50051"]) == ["cluster:50051"]
     assert found.next() == "cluster:50051"
-    found.set_routers([])
+    assert found.set_routers([]) == ["cluster:50051"]
     assert found.next() == "cluster:50051"
 
 
@@ -59,9 +60,13 @@ def test_when_all_fail_the_cluster_is_asked_again() -> None:
 
 
 def test_what_is_out_of_reach_is_left_out() -> None:
-    found = targets()
-    found.drop(REACHED[1])
-    assert {found.next() for _ in range(9)} == {REACHED[0], REACHED[2]}
-    found.drop(REACHED[0])
-    found.drop(REACHED[2])
+    found = RouterTargets("cluster:50051", FakeClock())
+    assert found.set_routers(OWN) == REACHED
     assert found.next() == "cluster:50051"
+    found.mark_reached(REACHED[0])
+    assert {found.next() for _ in range(9)} == {REACHED[0]}
+    found.mark_reached(REACHED[2])
+    assert {found.next() for _ in range(9)} == {REACHED[0], REACHED[2]}
+    # Another cluster is there now, with other ports.
+    found.set_routers(["0.0.0.0:8001", "0.0.0.0:7003"])
+    assert {found.next() for _ in range(9)} == {REACHED[2]}

@@ -1,0 +1,226 @@
+"""What several routers pass on together: tokens in a second, with 1, 2, 4 and 8 of them in front of the same workers.
+
+Real routers, each in a process of its own, behind shared ports and their own; workers without an engine, a prefill and
+a decode worker in each of several processes, with control streams to all routers; clients in processes of their own,
+over loopback. Clients come in two ways: `connections`, each stream's at the shared port, where the kernel deals them
+out; and `clients`, a few of our own, which spread their calls over the routers themselves. Tokens are counted by the
+clients while all streams run, as fast as gRPC takes them.
+
+A router, a pair of workers and about two client processes take a core each: with fewer cores than that the processes
+are in each other's way, and what is measured is the machine.
+"""
+
+import asyncio
+import statistics
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from benchmarks.children import START_TIMEOUT_S, Child, questions
+from benchmarks.router_clients import ENDLESS, Received, receive, request
+from benchmarks.router_model import MAX_MODEL_LEN, MODEL_NAME, write_model_dir
+from benchmarks.router_workers import serve_pair
+from benchmarks.rows import Row, argument_parser, report
+from deploy.cluster_config import ClusterConfig
+from deploy.ports import ReservedPorts
+from router.config import RouterConfig, port_of
+from router.process import RouterProcess
+from tandem import logs
+from tandem.client import AsyncTandemClient
+from tandem.config import LogConfig
+from tandem.rpc.channel import open_channel
+from tandem.rpc.loop_thread import LoopThread
+from tandem.v1 import inference_pb2_grpc
+
+NUM_ROUTERS = (1, 2, 4, 8)
+NUM_STREAMS = (512, 2048)
+NUM_CONNECTIONS = 512
+NUM_CLIENTS = 16
+MIN_SPEED_UP_OF_4 = 3.4
+MIN_TOKENS_OF_4 = 120_000
+BEGIN_TIMEOUT_S = 120.0
+WARM_UP_S = 0.5
+BEGIN_STEP_INTERVAL_S = 0.5
+
+
+def serve_replica(pipe: Connection, config: RouterConfig, log_dir: str) -> None:
+    """Runs one router; says when its own ports are open, and after a question when the shared ones are."""
+    logs.configure(config.router_id, LogConfig(directory=log_dir))
+    process = RouterProcess(config)
+    pipe.send(process.start())
+    for _ in questions(pipe):
+        process.open_shared_ports()
+        pipe.send(None)
+    process.stop()
+
+
+def serve_load(pipe: Connection, address: str) -> None:
+    """Takes ("begin", way, number of streams, number of connections or clients) and says when all streams have their
+    first token; then the seconds to count for, and answers with the tokens; then a None, which ends the streams."""
+    loop_thread = LoopThread()
+    loop_thread.start()
+    load = Load(address)
+    for question in questions(pipe):
+        match question:
+            case ("begin", way, num_streams, num_shared_by):
+                loop_thread.call(load.begin(way, num_streams, num_shared_by), BEGIN_TIMEOUT_S)
+                pipe.send(None)
+            case None:
+                loop_thread.call(load.end(), BEGIN_TIMEOUT_S)
+                pipe.send(None)
+            case seconds:
+                pipe.send(loop_thread.call(load.count(seconds), BEGIN_TIMEOUT_S))
+    loop_thread.stop()
+
+
+class Load:
+    """The streams of one process."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._received = Received()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._open = AsyncExitStack()
+
+    async def begin(self, way: str, num_streams: int, num_shared_by: int) -> None:
+        self._received, self._open = Received(), AsyncExitStack()
+        shared = [await self._open.enter_async_context(_opened(way, self._address)) for _ in range(num_shared_by)]
+        self._tasks = [
+            asyncio.create_task(receive(shared[n % num_shared_by], request(f"{n}", ENDLESS), self._received))
+            for n in range(num_streams)
+        ]
+        while self._received.num_streams < num_streams:
+            await asyncio.sleep(0.05)
+            self._check_running()
+
+    async def count(self, seconds: float) -> int:
+        await asyncio.sleep(WARM_UP_S)
+        before = self._received.num_tokens
+        await asyncio.sleep(seconds)
+        self._check_running()
+        return self._received.num_tokens - before
+
+    async def end(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._open.aclose()
+
+    def _check_running(self) -> None:
+        for task in self._tasks:
+            if task.done():
+                raise RuntimeError("a stream has ended before it was cut") from task.exception()
+
+
+@asynccontextmanager
+async def _opened(way: str, address: str) -> AsyncIterator[Any]:
+    """A call that sends a request and gives its responses, over a connection or a client that is open meanwhile."""
+    if way == "connections":
+        async with open_channel(address) as channel:
+            yield inference_pb2_grpc.InferenceStub(channel).Generate
+    else:
+        async with AsyncTandemClient(address) as client:
+            yield client.generate
+
+
+def measure(num_routers: int, args: Any, model_dir: str, log_dir: str) -> list[Row]:
+    """Starts so many routers with workers and clients, and measures each way and number of streams."""
+    rows = []
+    with ExitStack() as stack:
+        reserved = ReservedPorts()
+        stack.callback(reserved.close)
+        cluster = ClusterConfig("benchmark", num_routers=num_routers, grpc_port=0, http_port=0)
+        ports = reserved.reserve_all(cluster)
+        base = RouterConfig(model_dir, MODEL_NAME, MAX_MODEL_LEN, max_queued_requests=4096, reuse_ports=True)
+        routers = []
+        for name, own in ports.routers.items():
+            config = replace(
+                base,
+                router_id=name,
+                routers=ports.routers,
+                grpc_port=port_of(own.grpc),
+                http_port=port_of(own.http),
+                cluster_port=port_of(own.cluster),
+                shared_grpc_port=port_of(ports.shared.grpc) if num_routers > 1 else 0,
+                shared_http_port=port_of(ports.shared.http) if num_routers > 1 else 0,
+            )
+            routers.append(stack.enter_context(Child(serve_replica, config, log_dir)))
+        for router in routers:
+            router.answer()
+        addresses = [own.cluster for own in ports.routers.values()]
+        pairs = [stack.enter_context(Child(serve_pair, addresses, number)) for number in range(args.pairs)]
+        for pair in pairs:
+            pair.answer()
+        for router in routers:
+            router.ask(None)
+        loads = [stack.enter_context(Child(serve_load, ports.shared.grpc)) for _ in range(args.clients)]
+        for num_streams in NUM_STREAMS:
+            for way, num_shared_by in (("connections", NUM_CONNECTIONS), ("clients", NUM_CLIENTS)):
+                rate = _rate(pairs, loads, way, num_streams, num_shared_by, args.seconds)
+                name = f"{num_routers} routers, {num_streams} streams, {num_shared_by} {way}"
+                print(f"{name}: {rate:,.0f} tokens/s", flush=True)
+                rows.append(Row(name, rate, "tokens/s", MIN_TOKENS_OF_4 if num_routers == 4 else None))
+    return rows
+
+
+def _rate(
+    pairs: Sequence[Child], loads: Sequence[Child], way: str, num_streams: int, num_shared_by: int, seconds: float
+) -> float:
+    """Tokens in a second over all clients, while all of them run."""
+    num_streams_each, num_shared_each = num_streams // len(loads), max(1, num_shared_by // len(loads))
+    # While streams begin, those that run leave the routers time for them.
+    _ask_all(pairs, BEGIN_STEP_INTERVAL_S)
+    _ask_all(loads, ("begin", way, num_streams_each, num_shared_each))
+    _ask_all(pairs, 0.0)
+    num_tokens = sum(_ask_all(loads, seconds))
+    _ask_all(pairs, BEGIN_STEP_INTERVAL_S)
+    _ask_all(loads, None)
+    return num_tokens / seconds
+
+
+def _ask_all(children: Sequence[Child], question: Any) -> list[Any]:
+    for child in children:
+        child.send(question)
+    return [child.answer(BEGIN_TIMEOUT_S + START_TIMEOUT_S) for child in children]
+
+
+def main() -> int:
+    parser = argument_parser(__doc__)
+    parser.add_argument("--routers", type=int, nargs="+", default=NUM_ROUTERS, metavar="N", help="how many, in turn")
+    parser.add_argument("--pairs", type=int, default=8, metavar="N", help="processes of workers (%(default)s)")
+    parser.add_argument("--clients", type=int, default=16, metavar="N", help="processes of clients (%(default)s)")
+    parser.add_argument("--seconds", type=float, default=3.0, help="for which tokens are counted (%(default)g)")
+    args = parser.parse_args()
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory() as directory:
+        write_model_dir(Path(directory))
+        for num_routers in args.routers:
+            rows += measure(num_routers, args, directory, directory)
+    rows += _speed_ups(rows, args.routers)
+    return report(rows, "What several routers pass on", args.json)
+
+
+def _speed_ups(rows: Sequence[Row], numbers: Sequence[int]) -> list[Row]:
+    """Of each number of routers over one, the median over all ways and numbers of streams."""
+    of = {n: [row.value for row in rows if row.name.startswith(f"{n} routers")] for n in numbers}
+    if 1 not in of:
+        return []
+    return [
+        Row(
+            f"{n} routers over one",
+            statistics.median(several / one for several, one in zip(of[n], of[1], strict=True)),
+            "times",
+            MIN_SPEED_UP_OF_4 if n == 4 else None,
+        )
+        for n in numbers
+        if n > 1
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
