@@ -72,8 +72,8 @@ class WorkerRegistry:
                 self._unlink(worker, decode)
             del self._workers[worker.worker_id]
             for other in self._workers.values():
-                other.links_up.pop(worker.worker_id, None)
-                other.links_down.pop(worker.worker_id, None)
+                # What it has said of its links stays true: it keeps one to a worker that only this router has lost, and
+                # says no more of it when that worker is back.
                 self._unlink(other, worker)
             self._update_limit()
 

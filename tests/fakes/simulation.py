@@ -43,6 +43,7 @@ from tests.fakes.routing import CheckedPolicy
 from tests.fakes.transport import ManualCompletion
 from worker.base import Outbox, Scheduler
 from worker.events import FromRouter, RouterLost
+from worker.peer_union import PeerUnion
 
 PAGE_SIZE = 2
 # It is small, so that a schedule reaches it.
@@ -220,7 +221,7 @@ class SimWorker:
         self.registered: Worker | None = None
         self.to_router: deque[Any] = deque()
         self.from_router: deque[Any] = deque()
-        self.peers: tuple[Any, ...] = ()
+        self.named = PeerUnion(simulation.clock)
         self.num_steps = 0
         outbox = SimOutbox(self)
         self.scheduler: Scheduler
@@ -307,6 +308,13 @@ class SimWorker:
         stream = self.from_router
         self.registered = self.simulation.router.connect_worker(hello, stream.extend, lambda _: stream.append(END))
 
+    def cut_unnamed_links(self) -> None:
+        """Keeps links to those alone that the router names, or has named a little while ago."""
+        named = {peer.incarnation for peer in self.named.peers()}
+        for link in list(self.simulation.links.values()):
+            if link.sender is self and link.receiver.incarnation not in named:
+                link.cut()
+
     def receive_from_router(self) -> None:
         if not self.from_router:
             return
@@ -315,12 +323,11 @@ class SimWorker:
             self.connected = False
             self.to_router.clear()
             self.from_router = deque()
+            self.named.forget_router("router")
             self.scheduler.receive(RouterLost(self.simulation.router.incarnation))
         elif isinstance(message, Peers):
-            self.peers = message.decode_workers
-            for link in list(self.simulation.links.values()):
-                if link.sender is self and link.receiver.incarnation not in {p.incarnation for p in self.peers}:
-                    link.cut()
+            self.named.set_named("router", message.decode_workers)
+            self.cut_unnamed_links()
         else:
             self.scheduler.receive(FromRouter(message))
         self.check()
@@ -505,7 +512,7 @@ class Simulation:
         for sender in self.workers.values():
             if not sender.runs:
                 continue
-            for peer in sender.peers:
+            for peer in sender.named.peers():
                 receiver = self.workers.get(peer.worker_id)
                 if receiver is None or not receiver.runs or receiver.incarnation != peer.incarnation:
                     continue
@@ -595,6 +602,9 @@ class Simulation:
                 self.router.workers.record_heard(worker.registered)
                 self.router.workers.record_heartbeat(worker.registered, Heartbeat(worker.num_steps))
         self.router.check_deadlines()
+        for worker in self.workers.values():
+            if worker.runs:
+                worker.cut_unnamed_links()
 
     def start_worker(self, worker_id: str, role: str) -> None:
         worker = self.workers[worker_id] = SimWorker(self, worker_id, role, self.num_pages)

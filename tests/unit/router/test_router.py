@@ -14,6 +14,7 @@ from tandem.messages import (
     GaveBack,
     Heartbeat,
     LeaseLost,
+    LinkState,
     Peers,
     Prefill,
     Welcome,
@@ -192,15 +193,34 @@ async def test_a_worker_that_connects_again_replaces_itself() -> None:
     h = RouterHarness()
     client = h.request()
     await settle()
-    again = ScriptedWorker(h.router, "d0", "decode")
+    again = ScriptedWorker(h.router, "d0", "decode", life="next")
     assert h.d[0].disconnected == "it has connected again"
     assert isinstance(again.sent[0], Welcome)
     # The prefill worker's link was to the old life: it is not used until it says that the new one is up.
     await settle()
     assert not client.task.done() and not again.of(Admit)
     assert h.p[0].of(Peers)[-1].decode_workers[0].worker_id == "d0"
-    h.p[0].link_to("d0")
+    h.p[0].say(LinkState("d0", "d0-next", up=True))
     assert [admit.attempt for admit in again.of(Admit)] == [1]
+    await client.leave()
+
+
+@run
+async def test_a_link_to_a_worker_that_only_its_router_lost_serves_again_when_that_is_back() -> None:
+    h = RouterHarness()
+    h.router.lose_worker(h.d[0].worker, "disconnected", "its control stream ended")
+    assert h.router.not_ready_reason()
+    # It is the same life, and the prefill worker, whose link never went down, says nothing more of it.
+    again = ScriptedWorker(h.router, "d0", "decode")
+    assert not h.router.not_ready_reason()
+    client = h.request()
+    await settle()
+    assert [admit.attempt for admit in again.of(Admit)] == [0]
+    # A link that does go down meanwhile is not used.
+    h.router.lose_worker(again.worker, "disconnected", "its control stream ended")
+    h.p[0].say(LinkState("d0", "d0-life", up=False, reason="cut"))
+    ScriptedWorker(h.router, "d0", "decode")
+    assert h.router.not_ready_reason()
     await client.leave()
 
 

@@ -61,8 +61,7 @@ async def test_pairs_follow_workers_and_links() -> None:
     h.p[1].say(LinkState("d0", "d0-next", up=True))
     assert len(registry.candidates) == 2
     ScriptedWorker(h.router, "d0", "decode", life="next")
-    assert len(registry.candidates) == 2, "what was said of it before is forgotten with the old life"
-    h.p[1].say(LinkState("d0", "d0-next", up=True))
+    assert len(registry.candidates) == 3, "what was said of this life before it was here holds"
     h.p[1].say(LinkState("d0", "d0-next", up=True))
     assert len(registry.candidates) == 3
     ScriptedWorker(h.router, "b", "both")
