@@ -126,6 +126,7 @@ class Cluster:
             lambda actor: actor.probe.remote(),
             probe_interval_s=1.0,
             silence_limit_s=5.0,
+            start_limit_s=ROUTER_START_TIMEOUT_S,
         )
         worker = ProcessKind(
             self._start_worker,
@@ -133,6 +134,7 @@ class Cluster:
             lambda actor: actor.progress.remote(),
             probe_interval_s=2.0,
             silence_limit_s=60.0,
+            start_limit_s=START_TIMEOUT_S,
             mapped=lambda actor: actor.mapped_workers.remote(),
         )
         kinds = dict.fromkeys(self._router_configs, router) | dict.fromkeys(self._worker_plans, worker)

@@ -4,6 +4,8 @@ Whoever gets at an open Ray runs code as its user. Everybody here imports Ray fr
 of its settings from the environment once, when it is first imported.
 """
 
+import contextlib
+import fcntl
 import ipaddress
 import logging
 import os
@@ -48,6 +50,9 @@ class LocalRay:
         """Args: directory: where its token and, in `ray`, its logs and sockets are, for this user alone."""
         self._directory = directory
         self._token_path = ray_token_path(directory, ProcessId.of(os.getpid()))
+        # Each of Ray's processes reads the token's file when it starts, in weeks too: what tidies up in /tmp leaves a
+        # directory alone that somebody holds a lock on (tmpfiles.d(5)).
+        self._held: int | None = None
 
     @property
     def log_directory(self) -> str:
@@ -64,6 +69,8 @@ class LocalRay:
         token = secrets.token_hex(32)
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         check_private(self._directory)
+        self._held = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fcntl.flock(self._held, fcntl.LOCK_SH)
         self._token_path.unlink(missing_ok=True)
         with open(self._token_path, "x", opener=_private) as file:
             file.write(token)
@@ -88,7 +95,12 @@ class LocalRay:
         # A Ray that is started from here later, and not by us, would insist on the file.
         if os.environ.get("RAY_AUTH_TOKEN_PATH") == str(self._token_path):
             del os.environ["RAY_AUTH_TOKEN_PATH"]
-        self._token_path.unlink(missing_ok=True)
+        # What cannot be removed could not be made either, and that has been said.
+        with contextlib.suppress(OSError):
+            self._token_path.unlink()
+        if self._held is not None:
+            os.close(self._held)
+            self._held = None
 
     def _temp_directory(self) -> str:
         own = os.environ.get("RAY_TMPDIR")

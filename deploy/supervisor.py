@@ -15,6 +15,8 @@ logger = logging.getLogger(__name__)
 
 POLL_INTERVAL_S = 0.2
 RESTART_DELAY_S = 1.0
+# This process turns every POLL_INTERVAL_S, unless it was stopped, or the machine slept.
+STANDSTILL_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,7 @@ class ProcessKind:
         probe_interval_s: between two of these questions.
         silence_limit_s: a process that answers none for so long is ended and started again: it may be stopped, which
             no stream shows.
+        start_limit_s: a process that has not loaded and joined within this time is ended and started again.
         mapped: asks an actor for the names of those whose memory it maps; None: such processes map nothing.
     """
 
@@ -36,6 +39,7 @@ class ProcessKind:
     probe: Callable[[Any], Any]
     probe_interval_s: float
     silence_limit_s: float
+    start_limit_s: float
     mapped: Callable[[Any], Any] | None = None
 
 
@@ -69,6 +73,9 @@ class Supervisor:
         # This is when each running process last answered, and when it is asked next.
         self._answered_at: dict[str, float] = {}
         self._probe_at: dict[str, float] = {}
+        self._looked_at = time.monotonic()
+        # Until when each process that is being started again must have joined.
+        self._join_by: dict[str, float] = {}
         for name in actors:
             self._watch(name)
 
@@ -83,7 +90,10 @@ class Supervisor:
                 if not self._mappers.take_released(name, now):
                     continue
                 del self._restart_at[name]
+                self._join_by[name] = now + self._kinds[name].start_limit_s
                 self._awaited[self._kinds[name].start(name)] = _Awaited("load", name)
+            for name in [name for name, due in self._join_by.items() if now >= due]:
+                self._give_up_start(name, f"it has not joined within {self._kinds[name].start_limit_s:g} s")
             self._ask_mappers()
             self._probe(now)
 
@@ -108,10 +118,7 @@ class Supervisor:
                 try:
                     ray.get(ref)
                 except (RayError, ValueError, TimeoutError) as error:
-                    reason = error.cause if isinstance(error, RayTaskError) else error
-                    logger.error("%s could not be started again: %s", name, reason)
-                    ray.kill(self._actors[name])
-                    self._start_later(name)
+                    self._give_up_start(name, error.cause if isinstance(error, RayTaskError) else error)
                     return
                 if stage == "load":
                     self._awaited[self._kinds[name].join(self._actors[name])] = _Awaited("join", name)
@@ -121,11 +128,22 @@ class Supervisor:
 
     def _watch(self, name: str) -> None:
         self._awaited[self._actors[name].wait_stopped.remote()] = _Awaited("end", name)
+        self._join_by.pop(name, None)
         self._answered_at[name] = time.monotonic()
         self._probe_at[name] = 0.0
 
+    def _give_up_start(self, name: str, reason: object) -> None:
+        """A process that was to be started again has failed to; another attempt follows."""
+        logger.error("%s could not be started again: %s", name, reason)
+        self._awaited = {
+            ref: a for ref, a in self._awaited.items() if a.name != name or a.stage not in ("load", "join")
+        }
+        ray.kill(self._actors[name])
+        self._start_later(name)
+
     def _start_later(self, name: str) -> None:
         self._answered_at.pop(name, None)
+        self._join_by.pop(name, None)
         self._restart_at[name] = time.monotonic() + RESTART_DELAY_S
 
     def _ask_mappers(self) -> None:
@@ -137,6 +155,11 @@ class Supervisor:
             self._awaited[mapped(self._actors[name])] = _Awaited("mapped", name)
 
     def _probe(self, now: float) -> None:
+        stood_still_s, self._looked_at = now - self._looked_at, now
+        if stood_still_s > STANDSTILL_S:
+            # Whoever could not listen has no right to call others silent.
+            for name in self._answered_at:
+                self._answered_at[name] += stood_still_s
         due = {awaited.name for awaited in self._awaited.values() if awaited.stage == "answer"}
         for name, answered_at in list(self._answered_at.items()):
             kind = self._kinds[name]

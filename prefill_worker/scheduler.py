@@ -29,7 +29,7 @@ POLL_S = 0.0005
 # The device runs so many forwards, or has them before it, at most.
 MAX_LAUNCHED = 2
 # The wait for pages doubles so often at most.
-MAX_DOUBLINGS = 6
+MAX_DOUBLINGS = 3
 
 
 class PrefillScheduler(ForwardScheduler):

@@ -45,6 +45,10 @@ class PeerCounts:
     def record(self, router_id: str, counts: RouterCounts) -> None:
         self._counts[router_id] = self._clock(), counts
 
+    def forget(self, router_id: str) -> None:
+        """It is gone, and its requests with it."""
+        self._counts.pop(router_id, None)
+
     def counts_of(self, router_id: str) -> RouterCounts | None:
         """None: it has not been heard of for FRESH_S."""
         heard_at, counts = self._counts.get(router_id, (-FRESH_S, None))

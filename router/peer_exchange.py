@@ -55,10 +55,17 @@ class PeerExchange(router_pb2_grpc.RouterPeerServicer):
                 tasks.create_task(self._tell(address))
 
     async def ShareCounts(self, batches: AsyncIterator[Any], context: grpc.aio.ServicerContext) -> pb.ShareCountsEnd:
-        async for message in batches:
-            if message.router_id in self._peers:
-                self._counts.record(message.router_id, _decode(message))
-                self._on_counts()
+        router_id = ""
+        try:
+            async for message in batches:
+                if message.router_id in self._peers:
+                    router_id = message.router_id
+                    self._counts.record(router_id, _decode(message))
+                    self._on_counts()
+        finally:
+            # Its clients are to be let in elsewhere at once.
+            self._counts.forget(router_id)
+            self._on_counts()
         return pb.ShareCountsEnd()
 
     async def _tell(self, address: str) -> None:

@@ -14,13 +14,16 @@ from tandem.v1 import inference_pb2 as pb
 MAX_UNCHECKED_BYTES = 2**16
 # Most of what sampling may have is 16 stop strings of 1024 characters.
 MAX_SAMPLING_BYTES = 2**17
-# A request and a message have fewer fields than this; each may be there several times, and then the last counts.
+# A request has fewer fields than this; each may be there several times, and then the last counts.
 MAX_FIELDS = 64
+# A message of a chat has two. There may be thousands of messages, and each field of each is a step of ours.
+MAX_MESSAGE_FIELDS = 8
 # A token id takes five bytes, and one more where each is sent as a field of its own.
 MAX_TOKEN_ID_BYTES = 6
 
 _NUMBERS = {name: field.number for name, field in pb.GenerateRequest.DESCRIPTOR.fields_by_name.items()}
-_TOO_MANY_FIELDS = f"one of the request's messages has more than {MAX_FIELDS} fields"
+_TOO_MANY_FIELDS = f"the request has more than {MAX_FIELDS} fields"
+_TOO_MANY_IN_MESSAGE = f"one of the chat's messages has more than {MAX_MESSAGE_FIELDS} fields"
 _TOO_MANY_MESSAGES = f"the chat has more than {MAX_MESSAGES} messages"
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
@@ -57,7 +60,7 @@ def check_encoded(data: bytes, max_model_len: int) -> None:
             # A chat has nothing but messages.
             for _, inner_start, inner_end in _fields(data, start, end, MAX_MESSAGES - num_messages, _TOO_MANY_MESSAGES):
                 num_messages += 1
-                for _ in _fields(data, inner_start, inner_end, MAX_FIELDS, _TOO_MANY_FIELDS):
+                for _ in _fields(data, inner_start, inner_end, MAX_MESSAGE_FIELDS, _TOO_MANY_IN_MESSAGE):
                     pass
 
 

@@ -10,7 +10,8 @@ from tandem.v1 import inference_pb2 as pb
 
 # A router's own word on how a call ended has this trailer; a connection that breaks has none.
 ROUTER_TRAILER = "tandem-router"
-# A stream that has broken is given up if nothing has come for so long: a router that dies is back within a few seconds.
+# A stream that has broken is given up if nothing has come since for so long: a router that dies is back within a few
+# seconds.
 GO_ON_WITHIN_S = 30.0
 RETRY_DELAY_S = 0.2
 
@@ -25,7 +26,8 @@ class StreamProgress:
         self._request = request
         self._clock = clock
         self._deadline = None if timeout_s is None else clock() + timeout_s
-        self._last_heard = clock()
+        # When the first stream broke of those from which nothing has come; None: what came last has not broken.
+        self._broken_since: float | None = None
         self._token = b""
         self._token_ids: list[int] = []
         self._num_characters = 0
@@ -46,7 +48,7 @@ class StreamProgress:
         return None if self._deadline is None else max(0.0, self._deadline - self._clock())
 
     def add(self, response: pb.GenerateResponse) -> None:
-        self._last_heard = self._clock()
+        self._broken_since = None
         self._token = response.resume_token or self._token
         self._token_ids += response.token_ids
         self._num_characters += len(response.text)
@@ -58,7 +60,9 @@ class StreamProgress:
         if self._token_ids and not self._token:
             return False
         now = self._clock()
-        return now - self._last_heard < GO_ON_WITHIN_S and (self._deadline is None or now < self._deadline)
+        if self._broken_since is None:
+            self._broken_since = now
+        return now - self._broken_since < GO_ON_WITHIN_S and (self._deadline is None or now < self._deadline)
 
 
 def _is_a_routers(trailers: Iterable[tuple[str, Any]] | None) -> bool:

@@ -381,7 +381,7 @@ WIRE = [
     ),
     Row(
         "field that is there a hundred thousand times",
-        "one of the request's messages has more than 64 fields",
+        "the request has more than 64 fields",
         b"\x1a\0" * 100_000,
     ),
     Row(

@@ -65,10 +65,13 @@ class Cluster:
         started: names of those that were started again.
     """
 
-    def __init__(self, *names: str) -> None:
+    def __init__(self, *names: str, start_limit_s: float = 60.0, loads: bool = True) -> None:
+        self._loads = loads
         self.actors = {name: Actor() for name in names}
         self.started: list[str] = []
-        kind = ProcessKind(self._start, lambda _: Ref(None), lambda _: Ref(None), 60.0, 60.0, Actor.mapped)
+        kind = ProcessKind(
+            self._start, lambda _: Ref(None), lambda _: Ref(None), 60.0, 60.0, start_limit_s, Actor.mapped
+        )
         self._stop = threading.Event()
         supervised = Supervisor(self.actors, dict.fromkeys(names, kind))
         self._thread = threading.Thread(target=supervised.run, args=(self._stop,))
@@ -94,7 +97,7 @@ class Cluster:
     def _start(self, name: str) -> Ref:
         self.started.append(name)
         self.actors[name] = Actor()
-        return Ref(None)
+        return Ref(None) if self._loads else Ref()
 
 
 @pytest.fixture(autouse=True)
@@ -122,3 +125,27 @@ def test_who_does_not_say_what_it_maps_delays_a_replacement_and_no_more(monkeypa
         cluster.kill("d0")
         assert not cluster.has_started("d0", within_s=0.15)
         assert cluster.has_started("d0")
+
+
+def test_who_does_not_come_to_an_end_of_loading_is_started_once_more() -> None:
+    with Cluster("d0", start_limit_s=0.2, loads=False) as cluster:
+        cluster.kill("d0")
+        assert cluster.has_started("d0")
+        deadline = time.monotonic() + 5.0
+        while len(cluster.started) < 3:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
+def test_who_stood_still_himself_calls_nobody_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    killed: list[Actor] = []
+    monkeypatch.setattr(Ray, "kill", lambda self, actor: killed.append(actor))
+    silent = ProcessKind(lambda _: Ref(), lambda _: Ref(), lambda _: Ref(), 0.01, 3.0, 60.0)
+    supervised = Supervisor({"router-0": Actor()}, {"router-0": silent})
+    now = time.monotonic()
+    supervised._probe(now)
+    supervised._probe(now + 100.0)
+    assert not killed
+    for tenths in range(1, 36):
+        supervised._probe(now + 100.0 + tenths / 10)
+    assert len(killed) == 1

@@ -33,6 +33,14 @@ def test_who_says_nothing_any_more_has_nothing() -> None:
     assert counts.num_queued == 0 and counts.counts_of("r1") is None
 
 
+def test_who_is_gone_has_nothing() -> None:
+    counts = PeerCounts(FakeClock())
+    counts.record("r1", RouterCounts(5, 2))
+    counts.forget("r1")
+    counts.forget("r2")
+    assert counts.num_requests == 0
+
+
 def test_the_queue_is_the_cluster_s() -> None:
     counts = PeerCounts(FakeClock())
     router = Router(RouterConfig("nowhere", "fake", 100, max_queued_requests=4), LeastLoaded(), elsewhere=counts)
@@ -49,5 +57,9 @@ def test_the_limit_of_a_key_is_the_cluster_s() -> None:
     with access.hold("other", 3):
         assert access.num_requests_by_key() == {key_digest("other"): 3}
     with access.hold("key"), pytest.raises(OverloadedError, match="3 requests of this key are in hand"):
+        access.hold("key").__enter__()
+    # What has ended elsewhere a moment ago is still counted, and must not keep out who sends one after the other.
+    counts.record("r1", RouterCounts(9, 0, {key_digest("key"): 3}))
+    with access.hold("key"), pytest.raises(OverloadedError, match="4 requests of this key are in hand"):
         access.hold("key").__enter__()
     assert "key" not in key_digest("key")

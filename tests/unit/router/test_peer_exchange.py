@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 
 import grpc
@@ -68,7 +69,9 @@ def test_each_knows_what_all_others_have() -> None:
             # One that is gone has nothing, and is heard again when it is back at its address.
             port = int(ends[0].address.rpartition(":")[2])
             await ends[0].stop()
+            gone = time.monotonic()
             await wait_until(lambda: ends[2].counts.counts_of("r0") is None)
+            assert time.monotonic() - gone < 1.0
             again = End("r0")
             await again.serve(port)
             stack.push_async_callback(again.stop)
@@ -95,7 +98,12 @@ def test_a_stranger_s_counts_count_for_nothing() -> None:
                 metadata = (("tandem-cluster-token", TOKEN),)
                 await stub.ShareCounts(iter([pb.RouterCounts(router_id="r7", num_queued=9)]), metadata=metadata)
                 assert one.counts.num_queued == 0
-                await stub.ShareCounts(iter([pb.RouterCounts(router_id="r1", num_queued=9)]), metadata=metadata)
-                assert one.counts.num_queued == 9
+
+                async def one_and_no_more() -> AsyncIterator[pb.RouterCounts]:
+                    yield pb.RouterCounts(router_id="r1", num_queued=9)
+                    await wait_until(lambda: one.counts.num_queued == 9)
+
+                await stub.ShareCounts(one_and_no_more(), metadata=metadata)
+                assert one.counts.num_queued == 0
 
     asyncio.run(scenario())

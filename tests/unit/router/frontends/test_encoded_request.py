@@ -4,6 +4,7 @@ import pytest
 
 from router.frontends.encoded_request import (
     MAX_FIELDS,
+    MAX_MESSAGE_FIELDS,
     MAX_SAMPLING_BYTES,
     MAX_UNCHECKED_BYTES,
     UnreasonableError,
@@ -78,8 +79,8 @@ def test_a_small_request_is_the_parser_s() -> None:
         (field(TOKEN_IDS, b"\1" * 4 * MAX_MODEL_LEN) * 2, "bytes of token ids, more than fit"),
         (field(CHAT, field(1, b"") * MANY), f"the chat has more than {MAX_MESSAGES} messages"),
         (field(CHAT, field(1, b"") * MAX_MESSAGES) + field(CHAT, field(1, b"x" * MANY)), "the chat has more than"),
-        (field(CHAT, field(1, field(1, b"") * MANY)), f"messages has more than {MAX_FIELDS} fields"),
-        (field(TEXT, b"") * MANY, f"messages has more than {MAX_FIELDS} fields"),
+        (field(CHAT, field(1, field(1, b"") * MANY)), f"messages has more than {MAX_MESSAGE_FIELDS} fields"),
+        (field(TEXT, b"") * MANY, f"the request has more than {MAX_FIELDS} fields"),
         (varint(15 << 3) + b"\1" + b"\x7b" * MANY, "holds what is no field"),
         # The check ends at what is too much, whatever follows.
         (field(CHAT, field(1, b"") * MANY) + b"\xff", "the chat has more than"),

@@ -12,8 +12,21 @@ import pytest
 
 from tandem.client import AsyncTandemClient, TandemClient, TandemError, make_request
 from tandem.client import progress as progress_module
+from tandem.client.progress import StreamProgress
 from tandem.v1 import inference_pb2 as pb
 from tandem.v1 import inference_pb2_grpc
+from tests.fakes.clock import FakeClock
+
+
+class Broken:
+    """What gRPC says of a connection that breaks."""
+
+    def code(self) -> grpc.StatusCode:
+        return grpc.StatusCode.UNAVAILABLE
+
+    def trailing_metadata(self) -> None:
+        return None
+
 
 OUTPUT = [10, 11, 12, 13, 14, 15]
 
@@ -182,6 +195,21 @@ def test_nobody_tries_for_ever(routers: list[ScriptedRouter], call: Any, monkeyp
     with pytest.raises(TandemError) as ended:
         call(routers[0].address)
     assert ended.value.code == "UNAVAILABLE" and time.monotonic() - began < 8.0
+
+
+def test_the_time_to_go_on_counts_from_when_a_stream_breaks() -> None:
+    clock = FakeClock()
+    progress = StreamProgress(make_request([1]), None, clock)
+    broken = Broken()
+    clock.advance(10 * progress_module.GO_ON_WITHIN_S)
+    assert progress.goes_on_after(broken)
+    clock.advance(progress_module.GO_ON_WITHIN_S - 1)
+    assert progress.goes_on_after(broken)
+    progress.add(pb.GenerateResponse(token_ids=[1], resume_token=b"t"))
+    clock.advance(100.0)
+    assert progress.goes_on_after(broken)
+    clock.advance(progress_module.GO_ON_WITHIN_S + 1)
+    assert not progress.goes_on_after(broken)
 
 
 def test_where_there_never_was_a_cluster_that_is_said_at_once(routers: list[ScriptedRouter], call: Any) -> None:
