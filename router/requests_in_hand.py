@@ -37,9 +37,9 @@ class RequestsInHand:
     def add(self, request: ActiveRequest) -> None:
         request_id = request.tracker.request_id
         self._all[request_id] = self._unfinished[request_id] = request
-        # One that is resumed has tokens already, and waits for its first one here all the same.
-        request.is_queued = True
-        self.num_queued += 1
+        # One that is resumed has its place in a queue behind it.
+        request.is_queued = not request.tracker.output_ids
+        self.num_queued += request.is_queued
 
     def remove(self, request: ActiveRequest) -> None:
         """The client is done with it."""

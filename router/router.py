@@ -184,13 +184,16 @@ class Router:
 
     def _check_admissible(self, tracker: RequestTracker) -> None:
         """Refuses what would fail later or make others wait for ever."""
-        self.check_capacity(1)
+        self.check_capacity(1, is_resumed=bool(tracker.output_ids))
         if refusal := self.workers.size_refusal(len(tracker.prompt_ids), tracker.sampling.max_tokens):
             raise RequestTooLargeError(refusal)
         self._room.check_space(tracker)
 
-    def check_capacity(self, num_requests: int) -> None:
+    def check_capacity(self, num_requests: int, *, is_resumed: bool = False) -> None:
         """Returns if so many more would be taken in now.
+
+        Args:
+            is_resumed: they were taken in before, by a router that is gone, and have a place in a queue behind them.
 
         Raises:
             OverloadedError: too many wait already.
@@ -199,7 +202,7 @@ class Router:
         if self._draining:
             raise UnavailableError(SHUTTING_DOWN)
         num_queued = self.num_queued + self._elsewhere.num_queued
-        if num_queued + num_requests > self._config.max_queued_requests:
+        if not is_resumed and num_queued + num_requests > self._config.max_queued_requests:
             raise OverloadedError(f"{num_queued} requests wait for their first token already; try again later")
         self._room.check_space()
 

@@ -32,6 +32,8 @@ from tandem.sampling_params import MAX_NUM_BIASED, MAX_NUM_STOP_TOKENS, Sampling
 # response.
 MAX_NAME_LEN = 256
 SEED_BITS = 64
+# Of the age of a request that is resumed so much counts.
+MAX_RESUMED_AGE_NS = 10 * 10**9
 # These fields of SamplingParams are made of what clients set in other forms. All others clients set under the same
 # names, and where one is left out, the class has a default.
 MADE_FIELDS = ("max_tokens", "logit_bias", "seed", "stop_token_ids", "num_logprobs")
@@ -115,8 +117,11 @@ class Frontend:
         return replace(self.router.counts(), num_requests_by_key=self.access.num_requests_by_key())
 
     @contextmanager
-    def admission(self, key: str, num_outputs: int = 1) -> Iterator[None]:
+    def admission(self, key: str, num_outputs: int = 1, *, is_resumed: bool = False) -> Iterator[None]:
         """Around all that is done for a request before it is served: tokenizing takes time too.
+
+        Args:
+            is_resumed: whether it says that it goes on with one that was taken in before, which `begin` makes sure of.
 
         Raises:
             InvalidRequestError: so many outputs would never be let in.
@@ -128,7 +133,7 @@ class Frontend:
             raise InvalidRequestError(
                 f"{num_outputs} outputs are more than the {min(limits)} requests that may be in hand at once", "n"
             )
-        self.router.check_capacity(num_outputs)
+        self.router.check_capacity(num_outputs, is_resumed=is_resumed)
         with self.access.hold(key, num_outputs):
             yield
 
@@ -215,7 +220,10 @@ class Frontend:
             with _invalid(RESUME_PARAM):
                 state = self._resumed_state(resumption, prompt.token_ids, first.max_tokens, key)
             first = first.with_seed(state.seed)
-            output_ids, num_characters, arrival_ns = resumption.token_ids, resumption.num_characters, state.arrival_ns
+            output_ids, num_characters = resumption.token_ids, resumption.num_characters
+            # A token may be kept and shown again: no more of its age counts than a little, or it would be a pass to the
+            # front for whoever has an old one.
+            arrival_ns = max(state.arrival_ns, now_ns() - MAX_RESUMED_AGE_NS)
         generations = []
         for choice in range(num_choices):
             sampling = first.with_seed((first.seed + choice) % 2**SEED_BITS) if choice else first

@@ -131,7 +131,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             key = frontend.access.identify(_authorization(context))
             held.enter_context(frontend.access.hold_bytes(key))(request.ByteSize())
             frontend.check_model(request.model)
-            with frontend.admission(key):
+            with frontend.admission(key, is_resumed=request.HasField("resume")):
                 prompt = await frontend.tokenize(_prompt(request, frontend))
             [generation] = frontend.begin(
                 prompt,

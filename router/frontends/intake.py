@@ -80,7 +80,7 @@ class _Reader:
         """The next message as bytes, or grpc.aio.EOF. Refuses the call if it is too large, or there is no room."""
         try:
             with self._counted():
-                data = await self._slots.read(context.read)
+                data = await self._slots.read(context.read, context.peer())
                 if data is grpc.aio.EOF or len(data) <= self._max_bytes:
                     return data
                 num_bytes = len(data)

@@ -55,9 +55,12 @@ class StreamProgress:
 
     def goes_on_after(self, error: Any) -> bool:
         """Whether a stream that has ended in this error is to be gone on with, perhaps at another router."""
-        if error.code() is not grpc.StatusCode.UNAVAILABLE or _is_a_routers(error.trailing_metadata()):
-            return False
         if self._token_ids and not self._token:
+            return False
+        # Where the streams of a router that has died all go on at once, there may be no room for each at first.
+        is_full = bool(self._token_ids) and error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        is_broken = error.code() is grpc.StatusCode.UNAVAILABLE and not _is_a_routers(error.trailing_metadata())
+        if not (is_full or is_broken):
             return False
         now = self._clock()
         if self._broken_since is None:

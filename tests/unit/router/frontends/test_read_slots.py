@@ -14,11 +14,11 @@ from tests.fakes.router_harness import run, settle
 class Sender:
     """A message on its way in through slots."""
 
-    def __init__(self, slots: ReadSlots, name: str = "") -> None:
+    def __init__(self, slots: ReadSlots, name: str = "", connection: str = "") -> None:
         self.begun = False
         self._sent: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._name = name
-        self.reading = asyncio.create_task(slots.read(self._receive))
+        self.reading = asyncio.create_task(slots.read(self._receive, connection))
 
     async def _receive(self) -> str:
         self.begun = True
@@ -81,6 +81,25 @@ async def test_stalled_messages_give_way_one_after_the_other() -> None:
         sender.reading.cancel()
     outcomes = await asyncio.gather(*(sender.reading for sender in stalled), return_exceptions=True)
     assert any(isinstance(outcome, OverloadedError) for outcome in outcomes)
+
+
+@run
+async def test_a_thousand_calls_of_one_connection_keep_no_other_waiting() -> None:
+    s = slots(4, grace_s=0.05)
+    flood = [Sender(s, connection="flood") for _ in range(1000)]
+    await settle()
+    others = [Sender(s, str(number), f"other {number}") for number in range(3)]
+    began = asyncio.get_running_loop().time()
+    # Their messages are there with their calls.
+    assert await asyncio.gather(*(other.send() for other in others)) == ["0", "1", "2"]
+    assert asyncio.get_running_loop().time() - began < 1.0
+    for sender in flood:
+        sender.reading.cancel()
+    await asyncio.gather(*(sender.reading for sender in flood), return_exceptions=True)
+    # Nothing is left of them.
+    last = [Sender(s, connection="flood") for _ in range(4)]
+    await settle()
+    assert all(sender.begun for sender in last) and not s._waiting and not s._num_waiting
 
 
 @run
