@@ -78,11 +78,16 @@ class ReservedPorts:
             self._sockets.append(held)
             held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             held.bind((host, port))
+            address = f"{host}:{held.getsockname()[1]}"
+            # Two that start at the same moment may both find it free: a name of the kernel's own can be had once alone.
+            name = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+            self._sockets.append(name)
+            name.bind(f"\0tandem {address}")
         except OSError as error:
             is_port = error.errno in (errno.EADDRINUSE, errno.EACCES)
             advice = f"choose another {field}" if is_port else "choose another `host`"
             raise ValueError(f"cannot listen on {host}:{port}: {error.strerror}; {advice}") from error
-        return f"{host}:{held.getsockname()[1]}"
+        return address
 
     def close(self) -> None:
         for held in self._sockets:

@@ -67,7 +67,7 @@ class TandemClient:
         """Streams responses; closing the iterator aborts the request. Raises TandemError."""
         progress = StreamProgress(request, timeout_s)
         while True:
-            address, channel = self._next_channel()
+            address, channel = self._next_channel(progress.time_left())
             stub = inference_pb2_grpc.InferenceStub(channel)
             call = stub.Generate(progress.next_request(), timeout=progress.time_left(), metadata=self._metadata)
             try:
@@ -104,23 +104,24 @@ class TandemClient:
             return grpc.secure_channel(address, self._credentials, options=_OPTIONS)
         return grpc.insecure_channel(address, options=_OPTIONS)
 
-    def _next_channel(self) -> tuple[str, grpc.Channel]:
-        """Where the next call goes."""
+    def _next_channel(self, time_left: float | None) -> tuple[str, grpc.Channel]:
+        """Where the next call goes. Args: time_left: in seconds, for the call; None: as long as it takes."""
         if self._one_router:
             return self.address, self._channels[self.address]
         with self._lock:
             if self._targets.must_ask:
-                self._ask()
+                self._ask(_INFO_TIMEOUT_S if time_left is None else min(time_left, _INFO_TIMEOUT_S))
             address = self._targets.next()
             return address, self._channels[address]
 
-    def _ask(self) -> None:
+    def _ask(self, timeout_s: float) -> None:
         """Finds out which routers there are, and connects to them."""
         stub = inference_pb2_grpc.InferenceStub(self._channels[self.address])
         try:
-            info = stub.GetServerInfo(pb.GetServerInfoRequest(), timeout=_INFO_TIMEOUT_S, metadata=self._metadata)
+            info = stub.GetServerInfo(pb.GetServerInfoRequest(), timeout=timeout_s, metadata=self._metadata)
         except grpc.RpcError:
             # The call that is to be made will say what is wrong.
+            self._targets.mark_unanswered()
             return
         addresses = self._targets.set_routers([router.grpc_address for router in info.routers])
         for gone in self._channels.keys() - {self.address, *addresses}:
@@ -133,7 +134,7 @@ class TandemClient:
             # A router that is busy is used from when it answers on.
             ready.add_done_callback(lambda _, address=address: self._targets.mark_reached(address))
             connecting.append(ready)
-        deadline = time.monotonic() + _REACH_TIMEOUT_S
+        deadline = time.monotonic() + min(timeout_s, _REACH_TIMEOUT_S)
         for ready in connecting:
             with contextlib.suppress(grpc.FutureTimeoutError):
                 ready.result(max(0.0, deadline - time.monotonic()))
@@ -181,7 +182,7 @@ class AsyncTandemClient:
         """Streams responses; closing the iterator aborts the request. Raises TandemError."""
         progress = StreamProgress(request, timeout_s)
         while True:
-            address, channel = await self._next_channel()
+            address, channel = await self._next_channel(progress.time_left())
             stub: Any = inference_pb2_grpc.InferenceStub(channel)
             call = stub.Generate(progress.next_request(), timeout=progress.time_left(), metadata=self._metadata)
             try:
@@ -218,23 +219,24 @@ class AsyncTandemClient:
             return grpc.aio.secure_channel(address, self._credentials, options=_OPTIONS)
         return grpc.aio.insecure_channel(address, options=_OPTIONS)
 
-    async def _next_channel(self) -> tuple[str, grpc.aio.Channel]:
-        """Where the next call goes."""
+    async def _next_channel(self, time_left: float | None) -> tuple[str, grpc.aio.Channel]:
+        """Where the next call goes. Args: time_left: in seconds, for the call; None: as long as it takes."""
         if self._one_router:
             return self.address, self._channels[self.address]
         async with self._lock:
             if self._targets.must_ask:
-                await self._ask()
+                await self._ask(_INFO_TIMEOUT_S if time_left is None else min(time_left, _INFO_TIMEOUT_S))
             address = self._targets.next()
             return address, self._channels[address]
 
-    async def _ask(self) -> None:
+    async def _ask(self, timeout_s: float) -> None:
         """Finds out which routers there are, and connects to them."""
         stub: Any = inference_pb2_grpc.InferenceStub(self._channels[self.address])
         try:
-            info = await stub.GetServerInfo(pb.GetServerInfoRequest(), timeout=_INFO_TIMEOUT_S, metadata=self._metadata)
+            info = await stub.GetServerInfo(pb.GetServerInfoRequest(), timeout=timeout_s, metadata=self._metadata)
         except grpc.RpcError:
             # The call that is to be made will say what is wrong.
+            self._targets.mark_unanswered()
             return
         addresses = self._targets.set_routers([router.grpc_address for router in info.routers])
         for gone in self._channels.keys() - {self.address, *addresses}:
@@ -244,7 +246,7 @@ class AsyncTandemClient:
                 self._channels[address] = self._open(address)
             # A router that is busy is used from when it answers on.
             self._connecting.add(asyncio.create_task(self._connect(address)))
-        await asyncio.wait(self._connecting, timeout=_REACH_TIMEOUT_S)
+        await asyncio.wait(self._connecting, timeout=min(timeout_s, _REACH_TIMEOUT_S))
         self._connecting = {task for task in self._connecting if not task.done()}
 
     async def _connect(self, address: str) -> None:

@@ -22,6 +22,7 @@ class RouterTargets:
         self._clock = clock
         self._addresses: list[str] = [address]
         self._reached: set[str] = set()
+        self._ask_after = 0.0
         self._avoid_until: dict[str, float] = {}
         self._turn = random.randrange(2**16)
         self.is_known = False
@@ -31,7 +32,13 @@ class RouterTargets:
         """Whether the cluster is to be asked which routers there are: at first, and when calls have failed at all that
         are known, for another cluster may have been started there."""
         now = self._clock()
+        if now < self._ask_after:
+            return False
         return not self.is_known or all(now < self._avoid_until.get(address, now) for address in self._addresses)
+
+    def mark_unanswered(self) -> None:
+        """The cluster was asked which routers there are, and has not answered."""
+        self._ask_after = self._clock() + AVOID_S
 
     def set_routers(self, addresses: Sequence[str]) -> list[str]:
         """The cluster has said which routers there are.

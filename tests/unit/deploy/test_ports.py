@@ -1,7 +1,9 @@
 """The ports of a cluster's routers."""
 
 import socket
+import threading
 from collections.abc import Iterator
+from concurrent import futures
 
 import pytest
 
@@ -72,3 +74,27 @@ def test_a_port_is_free_again_when_the_cluster_is_gone(ports: ReservedPorts) -> 
 def test_an_address_that_is_not_ours(ports: ReservedPorts) -> None:
     with pytest.raises(ValueError, match="choose another `host`"):
         ports.reserve("192.0.2.1", 0, "grpc_port")
+
+
+def test_of_many_that_start_at_once_one_gets_a_port(ports: ReservedPorts) -> None:
+    for _ in range(30):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        together = threading.Barrier(4)
+
+        def reserve(port: int = port, together: threading.Barrier = together) -> ReservedPorts | None:
+            mine = ReservedPorts()
+            together.wait(5.0)
+            try:
+                mine.reserve("127.0.0.1", port, "grpc_port")
+            except ValueError:
+                mine.close()
+                return None
+            return mine
+
+        with futures.ThreadPoolExecutor(4) as threads:
+            holders = [mine for mine in threads.map(lambda _: reserve(), range(4)) if mine is not None]
+        assert len(holders) <= 1
+        for mine in holders:
+            mine.close()

@@ -1,6 +1,7 @@
 """Both clients against scripted routers, with real gRPC between them."""
 
 import asyncio
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -219,3 +220,15 @@ def test_where_there_never_was_a_cluster_that_is_said_at_once(routers: list[Scri
     with pytest.raises(TandemError, match="no cluster answers at"):
         call(routers[0].address)
     assert time.monotonic() - began < 3.0
+
+
+def test_a_port_that_says_nothing_takes_no_longer_than_a_call_may() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        began = time.monotonic()
+        with TandemClient(address) as client, futures.ThreadPoolExecutor(4) as threads:
+            calls = [threads.submit(list, client.generate(make_request([1]), 1.0)) for _ in range(4)]
+            for call in calls:
+                with pytest.raises(TandemError):
+                    call.result(10.0)
+        assert time.monotonic() - began < 4.0
