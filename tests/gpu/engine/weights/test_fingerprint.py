@@ -10,15 +10,17 @@ from engine.models.config import ModelConfig
 from engine.weights import fingerprint
 from engine.weights.fingerprint import model_fingerprint
 from engine.weights.loader import load_weights
+from tests.cluster.conftest import save_tiny_model
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_weights_have_one_fingerprint_on_every_device(smollm2_dir: Path, dtype: torch.dtype) -> None:
-    config = ModelConfig.from_dir(smollm2_dir)
+def test_weights_have_one_fingerprint_on_every_device(tmp_path: Path, dtype: torch.dtype) -> None:
+    save_tiny_model(tmp_path)
+    config = ModelConfig.from_dir(tmp_path)
     found = set()
     for device in (torch.device("cpu"), torch.device("cuda")):
         model = build_model(config, dtype, device)
-        load_weights(model, smollm2_dir, "auto", device, lambda doing: None)
+        load_weights(model, tmp_path, "auto", device, lambda doing: None)
         found.add(model_fingerprint(model))
     assert len(found) == 1
 
