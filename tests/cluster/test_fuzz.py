@@ -92,6 +92,10 @@ def assert_serves(served: ServedCluster) -> None:
 # --- HTTP, by its own description --------------------------------------------------------------------------------
 
 
+# The description's limit.
+MAX_N = 128
+
+
 def shorten(body: Any) -> None:
     """Limits what a body asks for, if it may be served as it stands: a tiny model is slow enough."""
     if not isinstance(body, dict):
@@ -101,7 +105,8 @@ def shorten(body: Any) -> None:
             body[name] = 3
     if not {"max_tokens", "max_completion_tokens"} & set(body):
         body["max_tokens"] = 3
-    if isinstance(body.get("n"), int) and body["n"] > 4:
+    # What is above the description's own limit stays so, and is to be refused.
+    if isinstance(body.get("n"), int) and 4 < body["n"] <= MAX_N:
         body["n"] = 4
 
 
