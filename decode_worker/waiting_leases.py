@@ -13,6 +13,8 @@ from tandem.priority import virtual_arrival_ns
 
 # So many that do not fit are passed over to look for one that does: a step's work must not grow with the line.
 MAX_PASSED_OVER = 32
+# Who was sent away for want of room asks again after half a second, unless its worker stands still.
+KEEP_SENT_AWAY_S = 60.0
 
 
 class WaitingLeases:
@@ -37,6 +39,8 @@ class WaitingLeases:
         self._left: dict[str, float] = {}
         # Places of attempts that are announced and have not asked yet: where they stand, and until when.
         self._held: dict[AttemptKey, tuple[int, float]] = {}
+        # How often those have been overtaken for whom there was no room, and until when that is kept.
+        self._sent_away: dict[AttemptKey, tuple[int, float]] = {}
         # Whether the line has changed since it was last looked through, and how many pages there were then.
         self._changed = False
         self._num_available = 0
@@ -79,8 +83,7 @@ class WaitingLeases:
         self._held.pop(waiting.key, None)
         waiting.admit = admit
         waiting.place = virtual_arrival_ns(admit.arrival_ns, admit.priority), next(self._numbers)
-        if admit.attempt:
-            waiting.num_overtaken = self._max_overtaken
+        waiting.num_overtaken = self._max_overtaken if admit.attempt else self._sent_away.pop(waiting.key, (0, 0.0))[0]
         self._by_id[waiting.lease_id] = self._by_key[waiting.key] = waiting
         bisect.insort(self._line, waiting, key=_place)
         self._changed = True
@@ -88,6 +91,8 @@ class WaitingLeases:
             return None
         last = self._line[-1]
         self.remove(last)
+        # It asks again soon, and what has overtaken it before counts.
+        self._sent_away[last.key] = last.num_overtaken, self._clock() + KEEP_SENT_AWAY_S
         return last
 
     def remove(self, waiting: WaitingLease) -> None:
@@ -119,6 +124,8 @@ class WaitingLeases:
             overdue.append(waiting)
         for waiting in overdue:
             self.remove(waiting)
+        if self._sent_away:
+            self._sent_away = {key: sent for key, sent in self._sent_away.items() if now < sent[1]}
         if self._left:
             self._left = {request_id: until for request_id, until in self._left.items() if now < until}
         if self._held:

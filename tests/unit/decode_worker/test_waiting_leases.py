@@ -192,3 +192,24 @@ def test_who_is_parked_is_taken_out_when_its_admit_does_not_come() -> None:
     line.clock.advance(100.0)
     assert line.look() == ["second"]
     assert len(line.waiting) == 0 and line.waiting.next_deadline() is None
+
+
+def test_who_was_sent_away_for_want_of_room_is_overtaken_no_more_often_in_all() -> None:
+    line = Line(max_waiting=2)
+    line.ask("large", 100, arrival_s=5)
+    num_overtaken = 0
+    for number in range(3 * MAX_OVERTAKEN):
+        # A later one that fits goes first as long as it may; then older ones push the large one out of the line.
+        line.ask(f"small {number}", 1, arrival_s=6 + number)
+        num_overtaken += line.look(1) == [f"small {number}"]
+        waiting = line.waiting.of_attempt((f"small {number}", 0))
+        if waiting is not None:
+            line.waiting.remove(waiting)
+        line.ask(f"old {number}", 50, arrival_s=1)
+        assert line.ask(f"older {number}", 50, arrival_s=0) == "large"
+        for name in (f"old {number}", f"older {number}"):
+            older = line.waiting.of_attempt((name, 0))
+            assert older is not None
+            line.waiting.remove(older)
+        assert line.ask("large", 100, arrival_s=5) == ""
+    assert num_overtaken == MAX_OVERTAKEN
