@@ -16,7 +16,6 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
-from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ from benchmarks.router_workers import serve_pair
 from benchmarks.rows import Row, argument_parser, report
 from deploy.cluster_config import ClusterConfig
 from deploy.ports import ReservedPorts
-from router.config import RouterConfig, port_of
+from router.config import RouterConfig
 from router.process import RouterProcess
 from tandem import logs
 from tandem.client import AsyncTandemClient
@@ -136,20 +135,8 @@ def measure(num_routers: int, args: Any, model_dir: str, log_dir: str) -> list[R
         stack.callback(reserved.close)
         cluster = ClusterConfig("benchmark", num_routers=num_routers, grpc_port=0, http_port=0)
         ports = reserved.reserve_all(cluster)
-        base = RouterConfig(model_dir, MODEL_NAME, MAX_MODEL_LEN, max_queued_requests=4096, reuse_ports=True)
-        routers = []
-        for name, own in ports.routers.items():
-            config = replace(
-                base,
-                router_id=name,
-                routers=ports.routers,
-                grpc_port=port_of(own.grpc),
-                http_port=port_of(own.http),
-                cluster_port=port_of(own.cluster),
-                shared_grpc_port=port_of(ports.shared.grpc) if num_routers > 1 else 0,
-                shared_http_port=port_of(ports.shared.http) if num_routers > 1 else 0,
-            )
-            routers.append(stack.enter_context(Child(serve_replica, config, log_dir)))
+        config = RouterConfig(model_dir, MODEL_NAME, MAX_MODEL_LEN, max_queued_requests=4096)
+        routers = [stack.enter_context(Child(serve_replica, own, log_dir)) for own in ports.configs(config)]
         for router in routers:
             router.answer()
         addresses = [own.cluster for own in ports.routers.values()]

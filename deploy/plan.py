@@ -3,7 +3,6 @@ is started."""
 
 import os
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from engine.models.config import ModelConfig
 from engine.page_layout import page_layout_of
 from kvtransfer.transports.table import TRANSPORTS
 from prefill_worker.policies.table import PREFILL_POLICIES
-from router.config import RouterConfig, port_of
+from router.config import RouterConfig
 from router.policies.table import ROUTING_POLICIES
 from router.text.tokenizer import tokenizer_file
 from tandem.choices import Choices, is_path
@@ -74,27 +73,12 @@ def plan(
         )
     _check_memory(config.num_devices, engine, model_config)
     router = config.router(str(model_dir), config.model.rstrip("/").rpartition("/")[2], max_model_len, cluster_token)
-    is_shared = len(ports.routers) > 1
-    routers = [
-        replace(
-            router,
-            router_id=name,
-            grpc_port=port_of(own.grpc),
-            http_port=port_of(own.http),
-            cluster_port=port_of(own.cluster),
-            shared_grpc_port=port_of(ports.shared.grpc) if is_shared else 0,
-            shared_http_port=port_of(ports.shared.http) if is_shared else 0,
-            routers=ports.routers,
-            reuse_ports=True,
-        )
-        for name, own in ports.routers.items()
-    ]
     workers = [
         config.worker(f"{role}-{i}", role, engine, max_model_len, cluster_token)
         for role, count in _counts(config)
         for i in range(count)
     ]
-    return routers, workers
+    return ports.configs(router), workers
 
 
 def _check_memory(num_pools: int, engine: EngineConfig, model_config: ModelConfig) -> None:

@@ -6,11 +6,11 @@ bound and does not listen: no connection ever comes to it.
 
 import errno
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from deploy.cluster_config import ClusterConfig
-from router.config import RouterAddresses
+from router.config import RouterAddresses, RouterConfig, port_of
 
 
 class ClientAddresses(NamedTuple):
@@ -30,6 +30,24 @@ class ClusterPorts:
 
     shared: ClientAddresses
     routers: dict[str, RouterAddresses]
+
+    def configs(self, config: RouterConfig) -> list[RouterConfig]:
+        """What each router is told, in the order of their names. Args: config: what all are told."""
+        is_shared = len(self.routers) > 1
+        return [
+            replace(
+                config,
+                router_id=name,
+                grpc_port=port_of(own.grpc),
+                http_port=port_of(own.http),
+                cluster_port=port_of(own.cluster),
+                shared_grpc_port=port_of(self.shared.grpc) if is_shared else 0,
+                shared_http_port=port_of(self.shared.http) if is_shared else 0,
+                routers=self.routers,
+                reuse_ports=True,
+            )
+            for name, own in self.routers.items()
+        ]
 
 
 class ReservedPorts:

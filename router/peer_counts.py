@@ -74,7 +74,6 @@ class PeerCounts:
         return AssignedLoad(sum(load.num_requests for load in loads), sum(load.num_pending_tokens for load in loads))
 
     def _fresh(self) -> Iterator[RouterCounts]:
-        now = self._clock()
-        for heard_at, counts in self._counts.values():
-            if now - heard_at < FRESH_S:
+        for router_id in self._counts:
+            if (counts := self.counts_of(router_id)) is not None:
                 yield counts

@@ -6,7 +6,6 @@ import functools
 import logging
 import os
 import resource
-import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ from router.control_server import ControlServer
 from router.frontends.base import Frontend
 from router.frontends.health import HealthService
 from router.frontends.openai.app import make_app
-from router.peer_counts import PeerCounts
 from router.peer_exchange import PeerExchange
 from router.policies.base import RoutingPolicy
 from router.policies.table import ROUTING_POLICIES
@@ -94,12 +92,11 @@ class RouterProcess:
         num_ports = 4 if config.shared_grpc_port else 2
         _allow_files(num_ports * config.max_connections + NUM_OTHER_FILES)
         tokenizer = Tokenizer(Path(config.model_dir))
-        elsewhere = PeerCounts(time.monotonic)
-        router = self._router = Router(config, make_policy(config.routing), elsewhere=elsewhere)
-        frontend = self._frontend = Frontend(router, tokenizer, config, elsewhere)
+        router = self._router = Router(config, make_policy(config.routing))
+        frontend = self._frontend = Frontend(router, tokenizer, config)
         peers = {name: other.cluster for name, other in config.routers.items() if name != config.router_id}
         exchange = PeerExchange(
-            config.router_id, peers, elsewhere, frontend.counts, router.update_loads, config.cluster_token
+            config.router_id, peers, router.elsewhere, frontend.counts, router.update_loads, config.cluster_token
         )
         health_service = HealthService(_serving(router))
         self._open_ports = functools.partial(ClientServers, frontend, make_app(frontend), health_service, config)

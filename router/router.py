@@ -53,17 +53,13 @@ class Router:
 
     Attributes:
         incarnation: names this life of the router; the ids of its requests begin with it.
+        elsewhere: what other routers of the cluster have in hand.
         idle: set while no request is in hand.
     """
 
     def __init__(
-        self,
-        config: RouterConfig,
-        policy: RoutingPolicy,
-        clock: Callable[[], float] = time.monotonic,
-        elsewhere: PeerCounts | None = None,
+        self, config: RouterConfig, policy: RoutingPolicy, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Args: elsewhere: what other routers of the cluster have in hand; None: there are none."""
         self._config = config
         self._clock = clock
         self.incarnation = uuid.uuid4().hex[:12]
@@ -73,7 +69,7 @@ class Router:
         self._draining = False
         self.idle = asyncio.Event()
         self.idle.set()
-        self._elsewhere = elsewhere or PeerCounts(clock)
+        self.elsewhere = PeerCounts(clock)
         self.workers = WorkerRegistry(clock, config.heartbeat_timeout_s, config.stall_timeout_s)
         self.metrics = RouterMetrics(
             self.workers,
@@ -201,7 +197,7 @@ class Router:
         """
         if self._draining:
             raise UnavailableError(SHUTTING_DOWN)
-        num_queued = self.num_queued + self._elsewhere.num_queued
+        num_queued = self.num_queued + self.elsewhere.num_queued
         if not is_resumed and num_queued + num_requests > self._config.max_queued_requests:
             raise OverloadedError(f"{num_queued} requests wait for their first token already; try again later")
         self._room.check_space()
@@ -209,7 +205,7 @@ class Router:
     def update_loads(self) -> None:
         """The other routers have said what they have assigned to whom."""
         for worker in self.workers:
-            worker.set_load_elsewhere(self._elsewhere.assigned_to(worker.worker_id))
+            worker.set_load_elsewhere(self.elsewhere.assigned_to(worker.worker_id))
 
     def counts(self) -> RouterCounts:
         """What this router tells others that it has in hand, but for keys, of which it knows nothing."""

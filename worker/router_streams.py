@@ -7,9 +7,10 @@ alone, that router alone is obeyed about it, and the end of that router's stream
 import asyncio
 import logging
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from tandem.messages import Heartbeat, Hello, LinkState, Peer, Peers, Tokens, WorkerMessage
+from tandem.messages import Heartbeat, Hello, LinkState, Peer, Peers, TokenEvent, Tokens, WorkerMessage
 from tandem.request_ids import router_of
 from worker.control_client import ControlClient
 from worker.events import Event
@@ -121,10 +122,11 @@ def _by_router(messages: Sequence[WorkerMessage], routers: Sequence[str]) -> Map
                 for own in told.values():
                     own.append(message)
             case Tokens():
-                for router in routers:
-                    events = tuple(event for event in message.events if router_of(event.request_id) == router)
-                    if events:
-                        told[router].append(Tokens(events))
+                events: defaultdict[str, list[TokenEvent]] = defaultdict(list)
+                for event in message.events:
+                    events[router_of(event.request_id)].append(event)
+                for router in events.keys() & told.keys():
+                    told[router].append(Tokens(tuple(events[router])))
             case Hello() | Heartbeat():
                 raise AssertionError("a stream says these by itself")
             case _:

@@ -17,7 +17,7 @@ from router.cache_namespaces import CacheNamespaces
 from router.config import RouterConfig
 from router.errors import InvalidRequestError, OverloadedError, UnknownModelError
 from router.frontends.generation import Generation, refusals_counted
-from router.peer_counts import PeerCounts, RouterCounts
+from router.peer_counts import RouterCounts
 from router.resumption import PARAM as RESUME_PARAM
 from router.resumption import ResumeState, Resumption, Sealer, prompt_digest
 from router.router import Router
@@ -74,17 +74,9 @@ class TokenizedPrompt:
 
 
 class Frontend:
-    """What the frontends share: who may enter, and how a request becomes a Generation.
+    """What the frontends share: who may enter, and how a request becomes a Generation."""
 
-    Attributes:
-        elsewhere: what other routers have in hand.
-    """
-
-    def __init__(
-        self, router: Router, tokenizer: Tokenizer, config: RouterConfig, elsewhere: PeerCounts | None = None
-    ) -> None:
-        """Args: elsewhere: what other routers of the cluster have in hand; None: there are none."""
-        self.elsewhere = elsewhere or PeerCounts(time.monotonic)
+    def __init__(self, router: Router, tokenizer: Tokenizer, config: RouterConfig) -> None:
         self.router = router
         self.tokenizer = tokenizer
         self.config = config
@@ -93,7 +85,7 @@ class Frontend:
         self.access = Access(
             config.api_keys,
             config.max_requests_per_key,
-            self.elsewhere,
+            router.elsewhere,
             config.max_priority,
             config.max_bytes_in_hand,
         )

@@ -93,7 +93,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             max_model_len=config.max_model_len,
             ready=not reason,
             not_ready_reason=reason,
-            num_requests=router.num_requests + self._frontend.elsewhere.num_requests,
+            num_requests=router.num_requests + router.elsewhere.num_requests,
             routers=_router_statuses(self._frontend),
             workers=[
                 pb.WorkerStatus(
@@ -153,7 +153,7 @@ def _router_statuses(frontend: Frontend) -> list[pb.RouterStatus]:
     statuses = []
     for name, addresses in config.routers.items():
         is_own = name == config.router_id
-        counts = frontend.counts() if is_own else frontend.elsewhere.counts_of(name)
+        counts = frontend.counts() if is_own else frontend.router.elsewhere.counts_of(name)
         statuses.append(
             pb.RouterStatus(
                 router_id=name,

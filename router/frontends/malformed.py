@@ -9,8 +9,6 @@ import grpc
 from google.protobuf.message import DecodeError
 
 MALFORMED_MESSAGE = "the request is malformed: no message of its type, or text that is not UTF-8"
-# Health and reflection are asked for a name.
-MAX_OTHER_BYTES = 2**16
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +27,7 @@ class MalformedRequestInterceptor(grpc.aio.ServerInterceptor):
         Args:
             own_service: full name of the one that knows Malformed; others are given parsed requests alone.
             check: looks at a request for that service before it is parsed; raises ValueError with a message for the
-                client. What others are asked is small.
+                client. What others are asked is small, as the interceptor that reads it sees to.
         """
         self._own_prefix = f"/{own_service}/"
         self._check = check
@@ -44,11 +42,11 @@ class MalformedRequestInterceptor(grpc.aio.ServerInterceptor):
             return handler
         parse = handler.request_deserializer
         is_own = handler_call_details.method.startswith(self._own_prefix)
-        check = self._check if is_own else _check_small
 
         def deserialize(data: bytes) -> Any:
             try:
-                check(data)
+                if is_own:
+                    self._check(data)
                 return parse(data)
             except DecodeError:
                 return Malformed()
@@ -57,11 +55,6 @@ class MalformedRequestInterceptor(grpc.aio.ServerInterceptor):
 
         handler = handler._replace(request_deserializer=deserialize)
         return handler if is_own else _refusing(handler)
-
-
-def _check_small(data: bytes) -> None:
-    if len(data) > MAX_OTHER_BYTES:
-        raise ValueError(f"the request has {len(data)} bytes; at most {MAX_OTHER_BYTES} are taken")
 
 
 def _refusing(handler: Any) -> grpc.RpcMethodHandler:

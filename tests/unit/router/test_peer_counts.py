@@ -42,9 +42,8 @@ def test_who_is_gone_has_nothing() -> None:
 
 
 def test_the_queue_is_the_cluster_s() -> None:
-    counts = PeerCounts(FakeClock())
-    router = Router(RouterConfig("nowhere", "fake", 100, max_queued_requests=4), LeastLoaded(), elsewhere=counts)
-    counts.record("r1", RouterCounts(9, 3))
+    router = Router(RouterConfig("nowhere", "fake", 100, max_queued_requests=4), LeastLoaded(), FakeClock())
+    router.elsewhere.record("r1", RouterCounts(9, 3))
     router.check_capacity(1)
     with pytest.raises(OverloadedError, match="3 requests wait"):
         router.check_capacity(2)
