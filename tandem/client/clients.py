@@ -6,12 +6,12 @@ import threading
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import grpc
 
 from tandem.client.progress import RETRY_DELAY_S, StreamProgress
-from tandem.client.requests import DEFAULT_ADDRESS, ClientTls, Messages, make_request, metadata, translate
+from tandem.client.requests import DEFAULT_ADDRESS, ClientTls, Messages, TandemError, make_request, metadata, translate
 from tandem.client.targets import RouterTargets
 from tandem.v1 import inference_pb2 as pb
 from tandem.v1 import inference_pb2_grpc
@@ -20,10 +20,14 @@ _INFO_TIMEOUT_S = 5.0
 # So long is waited at first for routers to answer at their own ports; those that answer later are used later.
 _REACH_TIMEOUT_S = 1.0
 _OPTIONS = [("grpc.enable_http_proxy", 0)]
+_Channel = TypeVar("_Channel", grpc.Channel, grpc.aio.Channel)
 
 
-class TandemClient:
-    """Talks to a cluster; safe to use from several threads. Use as a context manager, or close it."""
+class _Client(Generic[_Channel]):
+    """What both clients have: whom they talk to, as whom, and a channel to each router."""
+
+    # The module that opens channels of their kind.
+    _rpc: Any
 
     def __init__(
         self,
@@ -46,7 +50,27 @@ class TandemClient:
         self._one_router = one_router
         self._targets = RouterTargets(address)
         # The first is to `address`; others are opened when they are needed.
-        self._channels: dict[str, grpc.Channel] = {address: self._open(address)}
+        self._channels: dict[str, _Channel] = {address: self._open(address)}
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """Makes what a client has besides."""
+        raise NotImplementedError
+
+    def _open(self, address: str) -> _Channel:
+        if self._credentials is None:
+            channel: _Channel = self._rpc.insecure_channel(address, options=_OPTIONS)
+        else:
+            channel = self._rpc.secure_channel(address, self._credentials, options=_OPTIONS)
+        return channel
+
+
+class TandemClient(_Client[grpc.Channel]):
+    """Talks to a cluster; safe to use from several threads. Use as a context manager, or close it."""
+
+    _rpc = grpc
+
+    def _prepare(self) -> None:
         self._lock = threading.Lock()
 
     def __enter__(self) -> "TandemClient":
@@ -99,27 +123,21 @@ class TandemClient:
         except grpc.RpcError as error:
             raise translate(error, self.address) from error
 
-    def _open(self, address: str) -> grpc.Channel:
-        if self._credentials is not None:
-            return grpc.secure_channel(address, self._credentials, options=_OPTIONS)
-        return grpc.insecure_channel(address, options=_OPTIONS)
-
     def _next_channel(self, time_left: float | None) -> tuple[str, grpc.Channel]:
         """Where the next call goes. Args: time_left: in seconds, for the call; None: as long as it takes."""
         if self._one_router:
             return self.address, self._channels[self.address]
         with self._lock:
             if self._targets.must_ask:
-                self._ask(_INFO_TIMEOUT_S if time_left is None else min(time_left, _INFO_TIMEOUT_S))
+                self._ask(_info_timeout(time_left))
             address = self._targets.next()
             return address, self._channels[address]
 
     def _ask(self, timeout_s: float) -> None:
         """Finds out which routers there are, and connects to them."""
-        stub = inference_pb2_grpc.InferenceStub(self._channels[self.address])
         try:
-            info = stub.GetServerInfo(pb.GetServerInfoRequest(), timeout=timeout_s, metadata=self._metadata)
-        except grpc.RpcError:
+            info = self.server_info(timeout_s)
+        except TandemError:
             # The call that is to be made will say what is wrong.
             self._targets.mark_unanswered()
             return
@@ -140,26 +158,14 @@ class TandemClient:
                 ready.result(max(0.0, deadline - time.monotonic()))
 
 
-class AsyncTandemClient:
+class AsyncTandemClient(_Client[grpc.aio.Channel]):
     """Talks to a cluster from one asyncio loop. Use as an async context manager, or close it."""
 
-    def __init__(
-        self,
-        address: str = DEFAULT_ADDRESS,
-        api_key: str = "",
-        tls: ClientTls | None = None,
-        *,
-        one_router: bool = False,
-    ) -> None:
-        """Args: as TandemClient's."""
-        self.address = address
-        self._metadata = metadata(api_key)
-        self._credentials = tls.credentials() if tls else None
-        self._one_router = one_router
-        self._targets = RouterTargets(address)
-        self._channels: dict[str, grpc.aio.Channel] = {address: self._open(address)}
-        self._connecting: set[asyncio.Task[None]] = set()
+    _rpc = grpc.aio
+
+    def _prepare(self) -> None:
         self._lock = asyncio.Lock()
+        self._connecting: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> "AsyncTandemClient":
         return self
@@ -214,27 +220,21 @@ class AsyncTandemClient:
         except grpc.RpcError as error:
             raise translate(error, self.address) from error
 
-    def _open(self, address: str) -> grpc.aio.Channel:
-        if self._credentials is not None:
-            return grpc.aio.secure_channel(address, self._credentials, options=_OPTIONS)
-        return grpc.aio.insecure_channel(address, options=_OPTIONS)
-
     async def _next_channel(self, time_left: float | None) -> tuple[str, grpc.aio.Channel]:
         """Where the next call goes. Args: time_left: in seconds, for the call; None: as long as it takes."""
         if self._one_router:
             return self.address, self._channels[self.address]
         async with self._lock:
             if self._targets.must_ask:
-                await self._ask(_INFO_TIMEOUT_S if time_left is None else min(time_left, _INFO_TIMEOUT_S))
+                await self._ask(_info_timeout(time_left))
             address = self._targets.next()
             return address, self._channels[address]
 
     async def _ask(self, timeout_s: float) -> None:
         """Finds out which routers there are, and connects to them."""
-        stub: Any = inference_pb2_grpc.InferenceStub(self._channels[self.address])
         try:
-            info = await stub.GetServerInfo(pb.GetServerInfoRequest(), timeout=timeout_s, metadata=self._metadata)
-        except grpc.RpcError:
+            info = await self.server_info(timeout_s)
+        except TandemError:
             # The call that is to be made will say what is wrong.
             self._targets.mark_unanswered()
             return
@@ -252,3 +252,8 @@ class AsyncTandemClient:
     async def _connect(self, address: str) -> None:
         await self._channels[address].channel_ready()
         self._targets.mark_reached(address)
+
+
+def _info_timeout(time_left: float | None) -> float:
+    """How long to ask for, in seconds, on the way to a call that has so long."""
+    return _INFO_TIMEOUT_S if time_left is None else min(time_left, _INFO_TIMEOUT_S)

@@ -1,6 +1,7 @@
 """A tiny model, what transformers says about it, and clusters that serve it."""
 
 import os
+import random
 import signal
 import threading
 import time
@@ -37,6 +38,10 @@ def wait_until(condition: Callable[[], Any], timeout_s: float, what: str) -> Any
         assert time.monotonic() < deadline, f"not within {timeout_s:g} s: {what}"
         time.sleep(0.02)
     return value
+
+
+def random_ids(rng: random.Random, num_tokens: int) -> list[int]:
+    return [rng.randrange(VOCAB_SIZE) for _ in range(num_tokens)]
 
 
 class Oracle:

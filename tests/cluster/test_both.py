@@ -4,13 +4,9 @@ import random
 from concurrent.futures import ThreadPoolExecutor
 
 from tandem.v1 import inference_pb2 as pb
-from tests.cluster.conftest import VOCAB_SIZE, Oracle, ServedCluster
+from tests.cluster.conftest import Oracle, ServedCluster, random_ids
 
 LENGTHS = (1, 15, 16, 17, 31, 32, 33, 47, 48, 49, 100, 150, 200)
-
-
-def random_ids(rng: random.Random, num_tokens: int) -> list[int]:
-    return [rng.randrange(VOCAB_SIZE) for _ in range(num_tokens)]
 
 
 def test_greedy_is_what_transformers_gives(tiny_both: ServedCluster, tiny_oracle: Oracle) -> None:

@@ -10,15 +10,11 @@ import pytest
 from deploy.cluster_config import ClusterConfig
 from kvtransfer.transports.table import TRANSPORTS
 from tandem.client import TandemError
-from tests.cluster.conftest import VOCAB_SIZE, Clusters, Oracle, ServedCluster
+from tests.cluster.conftest import Clusters, Oracle, ServedCluster, random_ids
 from tests.cluster.faults import Footprints, wait_whole
 
 NUM_CANCELLED = 300
 NUM_ROUNDS = 10
-
-
-def random_ids(rng: random.Random, num_tokens: int) -> list[int]:
-    return [rng.randrange(VOCAB_SIZE) for _ in range(num_tokens)]
 
 
 def leave_early(served: ServedCluster, stems: list[list[int]], seed: str) -> bool:

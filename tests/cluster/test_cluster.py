@@ -15,15 +15,11 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 
 from tandem.client import TandemError
 from tandem.v1 import inference_pb2 as pb
-from tests.cluster.conftest import MAX_MODEL_LEN, VOCAB_SIZE, Answer, Oracle, ServedCluster, wait_until
+from tests.cluster.conftest import MAX_MODEL_LEN, Answer, Oracle, ServedCluster, random_ids, wait_until
 
 SERVICE = "tandem.v1.Inference"
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
-
-
-def random_ids(rng: random.Random, num_tokens: int) -> list[int]:
-    return [rng.randrange(VOCAB_SIZE) for _ in range(num_tokens)]
 
 
 def health(served: ServedCluster, service: str = SERVICE) -> int:

@@ -19,7 +19,7 @@ import pytest
 from deploy.cluster_config import ClusterConfig
 from router.config import RouterConfig
 from tandem.client import TandemError
-from tests.cluster.conftest import VOCAB_SIZE, Clusters, Oracle, ServedCluster, wait_until
+from tests.cluster.conftest import Clusters, Oracle, ServedCluster, random_ids, wait_until
 from tests.cluster.faults import Footprints, LiveStream, cut_control, cut_links, frozen, wait_whole
 
 FAULTS = ("kill", "stop", "cut control", "cut links")
@@ -186,10 +186,6 @@ class Drill:
         assert len(answer.token_ids) == answer.last.usage.completion_tokens == stream.sampling["max_tokens"]
         assert self._oracle.confirms(stream.prompt_ids, answer.token_ids)
         assert answer.text == self._oracle.decode(answer.token_ids)
-
-
-def random_ids(rng: random.Random, num_tokens: int) -> list[int]:
-    return [rng.randrange(VOCAB_SIZE) for _ in range(num_tokens)]
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from tandem.v1 import inference_pb2 as pb
-from tests.cluster.conftest import CHUNK_SIZE, EOS_TOKEN_IDS, VOCAB_SIZE, Answer, Oracle, ServedCluster
+from tests.cluster.conftest import CHUNK_SIZE, EOS_TOKEN_IDS, Answer, Oracle, ServedCluster, random_ids
 
 MAX_TOKENS = 24
 PAGE_SIZE = 16
@@ -18,10 +18,6 @@ LENGTHS = (1, 2, 3, 15, 16, 17, 31, 32, 33, 47, 48, 49, 63, 64, 65, 95, 96, 97, 
 class Case:
     prompt_ids: list[int]
     output_ids: list[int]
-
-
-def random_ids(rng: random.Random, num_tokens: int) -> list[int]:
-    return [rng.randrange(VOCAB_SIZE) for _ in range(num_tokens)]
 
 
 @pytest.fixture(scope="module")

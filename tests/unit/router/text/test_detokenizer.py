@@ -9,21 +9,7 @@ from hypothesis import strategies as st
 
 from router.text.detokenizer import IncrementalDetokenizer
 from router.text.tokenizer import Tokenizer
-from tests.fakes.tokenizer_files import DECODERS, byte_level, save, sentencepiece
-
-
-@pytest.fixture(scope="module", params=["smollm2", "bytes", *DECODERS])
-def any_tokenizer(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, smollm2_dir: Path
-) -> Tokenizer:
-    """One tokenizer of every kind."""
-    if request.param == "smollm2":
-        return Tokenizer(smollm2_dir)
-    raw = byte_level() if request.param == "bytes" else sentencepiece()
-    if request.param != "bytes":
-        raw.decoder = DECODERS[request.param]
-    config = {"vocab_size": raw.get_vocab_size() + 3}  # some ids are no tokens
-    return Tokenizer(save(tmp_path_factory.mktemp("model"), raw, config))
+from tests.fakes.tokenizer_files import byte_level, save
 
 
 def pieces_of(tokenizer: Tokenizer, ids: Sequence[int], cuts: Sequence[int]) -> list[str]:

@@ -1,16 +1,13 @@
 """From tokens to text, up to a stop string."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.text.output_text import OutputText
 from router.text.tokenizer import Tokenizer
 from tests.fakes.tokenizer import ByteTokenizer
-from tests.fakes.tokenizer_files import DECODERS, byte_level, save, sentencepiece
 
 
 def output(*stop_strings: str, stop_token_ids: tuple[int, ...] = (0,)) -> OutputText:
@@ -53,19 +50,6 @@ def test_a_stop_string_may_end_within_a_character_s_bytes() -> None:
 
 
 # --- An output that goes on elsewhere. ---
-
-
-@pytest.fixture(scope="module", params=["smollm2", "bytes", *DECODERS])
-def any_tokenizer(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, smollm2_dir: Path
-) -> Tokenizer:
-    """One tokenizer of every kind."""
-    if request.param == "smollm2":
-        return Tokenizer(smollm2_dir)
-    raw = byte_level() if request.param == "bytes" else sentencepiece()
-    if request.param != "bytes":
-        raw.decoder = DECODERS[request.param]
-    return Tokenizer(save(tmp_path_factory.mktemp("model"), raw, {"vocab_size": raw.get_vocab_size()}))
 
 
 def groups_of(ids: Sequence[int], sizes: Sequence[int]) -> list[list[int]]:
