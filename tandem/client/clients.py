@@ -91,7 +91,7 @@ class TandemClient(_Client[grpc.Channel]):
         """Streams responses; closing the iterator aborts the request. Raises TandemError."""
         progress = StreamProgress(request, timeout_s)
         while True:
-            address, channel = self._next_channel(progress.time_left())
+            address, channel = self._next_channel(request.session_id, progress.time_left())
             stub = inference_pb2_grpc.InferenceStub(channel)
             call = stub.Generate(progress.next_request(), timeout=progress.time_left(), metadata=self._metadata)
             try:
@@ -123,14 +123,14 @@ class TandemClient(_Client[grpc.Channel]):
         except grpc.RpcError as error:
             raise translate(error, self.address) from error
 
-    def _next_channel(self, time_left: float | None) -> tuple[str, grpc.Channel]:
+    def _next_channel(self, session_id: str, time_left: float | None) -> tuple[str, grpc.Channel]:
         """Where the next call goes. Args: time_left: in seconds, for the call; None: as long as it takes."""
         if self._one_router:
             return self.address, self._channels[self.address]
         with self._lock:
             if self._targets.must_ask:
                 self._ask(_info_timeout(time_left))
-            address = self._targets.next()
+            address = self._targets.next(session_id)
             return address, self._channels[address]
 
     def _ask(self, timeout_s: float) -> None:
@@ -188,7 +188,7 @@ class AsyncTandemClient(_Client[grpc.aio.Channel]):
         """Streams responses; closing the iterator aborts the request. Raises TandemError."""
         progress = StreamProgress(request, timeout_s)
         while True:
-            address, channel = await self._next_channel(progress.time_left())
+            address, channel = await self._next_channel(request.session_id, progress.time_left())
             stub: Any = inference_pb2_grpc.InferenceStub(channel)
             call = stub.Generate(progress.next_request(), timeout=progress.time_left(), metadata=self._metadata)
             try:
@@ -220,14 +220,14 @@ class AsyncTandemClient(_Client[grpc.aio.Channel]):
         except grpc.RpcError as error:
             raise translate(error, self.address) from error
 
-    async def _next_channel(self, time_left: float | None) -> tuple[str, grpc.aio.Channel]:
+    async def _next_channel(self, session_id: str, time_left: float | None) -> tuple[str, grpc.aio.Channel]:
         """Where the next call goes. Args: time_left: in seconds, for the call; None: as long as it takes."""
         if self._one_router:
             return self.address, self._channels[self.address]
         async with self._lock:
             if self._targets.must_ask:
                 await self._ask(_info_timeout(time_left))
-            address = self._targets.next()
+            address = self._targets.next(session_id)
             return address, self._channels[address]
 
     async def _ask(self, timeout_s: float) -> None:

@@ -3,6 +3,7 @@
 import random
 import time
 from collections.abc import Callable, Sequence
+from hashlib import blake2b
 
 # A router at which a call has just failed is passed over for so long, where there are others.
 AVOID_S = 1.0
@@ -62,16 +63,26 @@ class RouterTargets:
         only the shared port through, is never called."""
         self._reached.add(address)
 
-    def next(self) -> str:
-        """Where to send the next call."""
+    def next(self, session_id: str = "") -> str:
+        """Where to send the next call.
+
+        Args:
+            session_id: the conversation that the call belongs to; "" if to none. All clients send a conversation's
+                calls to the same router, as far as it is there: that one knows which workers have cached what was said.
+        """
         now = self._clock()
-        addresses = [address for address in self._addresses if address in self._reached]
-        for _ in addresses:
-            self._turn += 1
-            address = addresses[self._turn % len(addresses)]
-            if now >= self._avoid_until.get(address, now):
-                return address
-        return self.address
+        addresses = [
+            address
+            for address in self._addresses
+            if address in self._reached and now >= self._avoid_until.get(address, now)
+        ]
+        if not addresses:
+            return self.address
+        if session_id:
+            # Rendezvous hashing: a router that goes or comes changes the place of its own conversations alone.
+            return max(addresses, key=lambda address: blake2b(f"{session_id} {address}".encode()).digest())
+        self._turn += 1
+        return addresses[self._turn % len(addresses)]
 
     def avoid(self, address: str) -> None:
         """A call has failed there."""

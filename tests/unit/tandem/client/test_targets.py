@@ -27,6 +27,22 @@ def test_routers_take_turns_at_the_host_that_the_client_knows() -> None:
     assert sorted(calls) == sorted(REACHED * 3) and set(calls[:3]) == set(REACHED)
 
 
+def test_a_conversation_stays_with_its_router_whichever_client_calls() -> None:
+    clock = FakeClock()
+    first, second = targets(clock), targets(clock)
+    sessions = [f"session-{number}" for number in range(300)]
+    places = {session: first.next(session) for session in sessions}
+    assert {session: second.next(session) for session in sessions} == places
+    for address in REACHED:
+        assert list(places.values()).count(address) > 60
+
+    first.avoid(REACHED[0])
+    moved = {session for session in sessions if first.next(session) != places[session]}
+    assert moved == {session for session in sessions if places[session] == REACHED[0]}
+    clock.advance(AVOID_S)
+    assert {session: first.next(session) for session in sessions} == places
+
+
 def test_clients_begin_anywhere() -> None:
     assert len({targets().next() for _ in range(100)}) == 3
 
