@@ -3,7 +3,6 @@
 gRPC by itself reads the request of a method that has just one before it calls the handler, up to the limit of the port
 for each of its calls."""
 
-import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractContextManager, aclosing, nullcontext
 from typing import Any
@@ -21,10 +20,6 @@ MAX_READ_BYTES = 128 * 2**20
 # It is longer than a message takes on a fast network, and so short that stalled clients hold up nobody for long.
 GRACE_S = 1.0
 TIMEOUT_S = 60.0
-# A message is copied and parsed on the router's one loop, 8 MiB in about 20 ms. So large ones go on so many bytes in a
-# second, all together, and tokens of others are passed on in between. None of at most LARGE_BYTES waits.
-MAX_BYTES_PER_S = 200 * 2**20
-LARGE_BYTES = 2**16
 # Services other than inference take a few words: health, which is open to everybody, and reflection. gRPC has but one
 # limit for a port, so that strangers are kept from sending much in another way: their messages have to come at once.
 MAX_SMALL_BYTES = 4096
@@ -80,14 +75,12 @@ class _Reader:
         self._max_bytes = max_bytes
         self._counted = counted
         self._trailer = trailer
-        # When the next large message may go on, on the loop's clock.
-        self._next_large = 0.0
 
     async def read(self, context: grpc.aio.ServicerContext) -> Any:
         """The next message as bytes, or grpc.aio.EOF. Refuses the call if it is too large, or there is no room."""
         try:
             with self._counted():
-                data = await self._slots.read(context.read, context.peer(), self._pace)
+                data = await self._slots.read(context.read, context.peer())
                 if data is grpc.aio.EOF or len(data) <= self._max_bytes:
                     return data
                 num_bytes = len(data)
@@ -96,16 +89,6 @@ class _Reader:
                 raise OverloadedError(f"the message has {num_bytes} bytes, more than {self._max_bytes}")
         except RequestError as error:
             await context.abort(status_code(error), str(error), self._trailer)
-
-    async def _pace(self, data: Any) -> None:
-        """Waits for the turn of a message that has been read."""
-        if data is grpc.aio.EOF or len(data) <= LARGE_BYTES:
-            return
-        now = asyncio.get_running_loop().time()
-        begin = max(now, self._next_large)
-        self._next_large = begin + len(data) / MAX_BYTES_PER_S
-        if begin > now:
-            await asyncio.sleep(begin - now)
 
     async def read_only_one(self, context: grpc.aio.ServicerContext) -> Any:
         """As `read`, where a message must come."""

@@ -3,7 +3,7 @@
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from router.errors import OverloadedError, RequestTimeoutError
 
@@ -11,10 +11,6 @@ T = TypeVar("T")
 
 # A call waits so long for a place.
 WAIT_TIMEOUT_S = 30.0
-
-
-async def _at_once(_: Any) -> None:
-    return
 
 
 class ReadSlots:
@@ -49,13 +45,10 @@ class ReadSlots:
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
         self._num_waiting = 0
 
-    async def read(
-        self, receive: Callable[[], Awaitable[T]], connection: str = "", pace: Callable[[T], Awaitable[None]] = _at_once
-    ) -> T:
+    async def read(self, receive: Callable[[], Awaitable[T]], connection: str = "") -> T:
         """
         Args:
             connection: on which the message comes.
-            pace: waits until the message may be gone on with. It has its slot until then.
 
         Raises:
             OverloadedError: there was no slot, or the message gave way to others.
@@ -68,15 +61,11 @@ class ReadSlots:
             async with timeout:
                 self._reads[timeout] = began
                 self._hurry_oldest()
-                message = await receive()
+                return await receive()
         except TimeoutError:
             if asyncio.get_running_loop().time() - began < self._timeout_s:
                 raise OverloadedError("the request came so slowly that it had to give way to others") from None
             raise RequestTimeoutError(f"the request did not come within {self._timeout_s:g} s") from None
-        else:
-            del self._reads[timeout]
-            await pace(message)
-            return message
         finally:
             self._reads.pop(timeout, None)
             self._free_slot()

@@ -99,35 +99,6 @@ def test_messages_that_do_not_come_hold_up_nobody(
             assert time.monotonic() - began < 5.0
 
 
-def test_large_messages_go_on_one_after_the_other_and_small_ones_at_once(
-    router_model_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(intake, "MAX_BYTES_PER_S", 2**20)
-    large, small = (pb.GenerateRequest(model="another", text="a" * size).SerializeToString() for size in (2**18, 10))
-
-    async def scenario(address: str) -> tuple[list[float], float]:
-        async with grpc.aio.insecure_channel(address) as channel:
-
-            async def seconds_of(request: bytes) -> float:
-                began = time.monotonic()
-                try:
-                    await channel.unary_stream(GENERATE)(request, timeout=TIMEOUT_S).read()
-                except grpc.aio.AioRpcError as error:
-                    assert "is not served here" in (error.details() or "")
-                return time.monotonic() - began
-
-            waits = [asyncio.create_task(seconds_of(large)) for _ in range(5)]
-            await asyncio.sleep(0.1)
-            at_once = await seconds_of(small)
-            return sorted(await asyncio.gather(*waits)), at_once
-
-    with router(router_model_dir) as address:
-        larges, at_once = asyncio.run(scenario(address))
-    # Each takes a quarter of a second's bytes.
-    assert all(0.25 * i <= took + 0.05 < 0.25 * i + 1.0 for i, took in enumerate(larges))
-    assert at_once < larges[-1] - 0.3
-
-
 @pytest.mark.slow
 def test_watching_with_long_names_costs_strangers_more_than_the_router(router_model_dir: Path) -> None:
     with attacked_router(str(router_model_dir)) as attacked, open_channel(attacked) as channel:
@@ -176,8 +147,8 @@ def test_many_large_requests_take_little_at_a_time(router_model_dir: Path, key: 
             codes = asyncio.run(send_all(attacked.addresses.grpc))
         assert codes == {code: 200}
         assert growth() < limit * MIB
-        # On two cores attacker, router and bystander are in each other's way.
-        assert gap() < 3.0
+        # Large messages of somebody with a key are copied and checked, which takes a core's time.
+        assert gap() < (3.0 if key == "wrong" else 10.0)
 
 
 @pytest.mark.slow
