@@ -36,6 +36,14 @@ class UnknownModelError(InvalidRequestError):
     """Another model is served here."""
 
 
+class UnknownStreamError(InvalidRequestError):
+    """Nothing is known of the stream that a client wants to go on with, or it is not this client's."""
+
+
+class LostStreamError(InvalidRequestError):
+    """Less is left of the stream than the client has."""
+
+
 class RequestTooLargeError(InvalidRequestError):
     """The request does not fit the workers' pools."""
 

@@ -7,7 +7,9 @@ and with what it has of the output: the tokens, which are the fixed beginning of
 be in a further attempt of the old one; and how many characters of text, because some tokenizers emit text depending on
 how tokens came in groups. The text is made anew from the tokens, and the characters that the client has are left out.
 
-Nothing is kept of requests for this; what a router had in hand when it ended is not looked for.
+A client over HTTP has text alone, and a name for its stream. For these the workers keep the tokens and the resume token
+(worker/records.py), and a router asks for them (router/recalls.py). Nothing is kept for others; what a router had in
+hand when it ended is not looked for.
 """
 
 import base64
@@ -33,27 +35,49 @@ class ResumeState:
         arrival_ns: when its client first asked: the request keeps its age.
         prompt_digest: of its prompt's token ids.
         key_digest: of the API key that it belongs to.
+        body_digest: of all that it asked for beside its prompt, where that is checked (over HTTP).
+        answer_id, created: what the answer is called and when it began, for a client that has its text alone.
     """
 
     seed: int
     arrival_ns: int
     prompt_digest: str
     key_digest: str
+    body_digest: str = ""
+    answer_id: str = ""
+    created: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Resumption:
-    """What a client sends to go on.
+    """What a client sends to go on, or workers have kept for one that has only text.
 
     Attributes:
         token: the resume token that it was given.
-        token_ids: of the output, all that it has.
+        token_ids: of the output, all that there are.
         num_characters: of the output's text that it has, in Unicode code points.
+        num_tokens: of token_ids, that the client has been told of; None: all. The others go out like new ones.
     """
 
     token: bytes
     token_ids: Sequence[int]
     num_characters: int
+    num_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KeptStream:
+    """What is to be kept at the workers of a request whose client could go on with its text alone.
+
+    Attributes:
+        record_id: under which name.
+        body_digest, answer_id, created: as in ResumeState.
+    """
+
+    record_id: str
+    body_digest: str
+    answer_id: str
+    created: int
 
 
 class Sealer:

@@ -15,6 +15,7 @@ from router.metrics import RouterMetrics
 from router.peer_counts import NOTHING, PeerCounts, RouterCounts
 from router.policies.base import RoutingPolicy
 from router.policies.guard import GuardedPolicy
+from router.recalls import Recalls
 from router.requests_in_hand import RequestsInHand
 from router.tracker import RequestTracker
 from router.waiting_room import WaitingRoom
@@ -32,6 +33,7 @@ from tandem.messages import (
     LinkState,
     Peers,
     PrefillDeferred,
+    Recalled,
     RouterMessage,
     Tokens,
     Welcome,
@@ -54,6 +56,7 @@ class Router:
     Attributes:
         incarnation: names this life of the router; the ids of its requests begin with it.
         elsewhere: what other routers of the cluster have in hand.
+        recalls: what workers remember of requests, this router's and others'.
         idle: set while no request is in hand.
     """
 
@@ -71,6 +74,7 @@ class Router:
         self.idle.set()
         self.elsewhere = PeerCounts(clock)
         self.workers = WorkerRegistry(clock, config.heartbeat_timeout_s, config.stall_timeout_s)
+        self.recalls = Recalls(self.workers, self.incarnation, clock)
         self.metrics = RouterMetrics(
             self.workers,
             lambda: self.num_requests,
@@ -252,6 +256,8 @@ class Router:
             case FirstToken() | Finished() | Failed() | GaveBack() | LeaseLost() | PrefillDeferred():
                 if (request := self._requests.get(message.request_id)) is not None:
                     self._attempts.on_message(request, message)
+            case Recalled():
+                self.recalls.receive(worker, message)
             case _:
                 raise ValueError(f"unexpected {type(message).__name__} from a worker")
         self._attempts.serve_waiting()
@@ -267,6 +273,7 @@ class Router:
         self.metrics.fault(kind)
         logger.warning("worker %s lost: %s", worker.worker_id, reason)
         self.workers.unregister(worker)
+        self.recalls.lose_worker(worker)
         worker.disconnect(reason)
         self._send_peers()
         self._policy.worker_lost(worker, reason)

@@ -43,6 +43,8 @@ class RequestTracker:
         session_id: what the client says of the conversation that it belongs to; for the routing policy alone.
         client_request_id: what the client calls it.
         arrival_ns: when its client first asked, for a request that was resumed; 0: when it was received.
+        record_id: under this name its workers keep a record of it; empty: they need not.
+        resume_token: what they keep with it (router/resumption.py).
         attempt: number of the current attempt; messages of any other have no effect.
         output_ids: tokens passed on so far; each index exactly once, in order.
         output_logprobs: their log probabilities, one for each; empty if not asked for.
@@ -65,6 +67,8 @@ class RequestTracker:
     session_id: str = ""
     client_request_id: str = ""
     arrival_ns: int = 0
+    record_id: str = ""
+    resume_token: bytes = b""
     state: RequestState = RequestState.WAITING
     attempt: int = -1
     prefill_worker_id: str = ""
@@ -116,6 +120,8 @@ class RequestTracker:
                 arrival_ns,
                 self.priority,
                 self.cache_namespace,
+                self.record_id,
+                self.resume_token,
             ),
             Prefill(
                 self.request_id,
@@ -127,6 +133,8 @@ class RequestTracker:
                 arrival_ns,
                 self.priority,
                 self.cache_namespace,
+                self.record_id,
+                self.resume_token,
             ),
         )
 

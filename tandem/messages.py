@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from tandem.sampling_params import SamplingParams, TokenLogprobs
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,6 +224,22 @@ class LeaseLost:
     attempt: int
 
 
+@dataclass(frozen=True, slots=True)
+class Recalled:
+    """A worker's answer to Recall: what it has kept of the request, as far as it has served it.
+
+    Attributes:
+        attempt: the last one that it had a part in.
+        token_ids: of the whole output up to there, over all attempts.
+        resume_token: what the router gave it to keep; empty: it has no such record.
+    """
+
+    recall_id: str
+    attempt: int = 0
+    token_ids: tuple[int, ...] = ()
+    resume_token: bytes = b""
+
+
 # --- router to worker ------------------------------------------------------------------------------------------
 
 
@@ -253,7 +269,13 @@ class Peers:
 @dataclass(frozen=True, slots=True)
 class Admit:
     """The router announces an attempt to the decode worker that is to continue it, which remembers it for `duration_s`
-    while no lease is granted. `output_ids` are the tokens of earlier attempts."""
+    while no lease is granted. `output_ids` are the tokens of earlier attempts.
+
+    Attributes:
+        record_id: under this name the worker keeps a record of what it serves of the request, beyond its end; empty:
+            none is needed.
+        resume_token: kept with the record; workers do not look into it.
+    """
 
     request_id: str
     attempt: int
@@ -264,6 +286,8 @@ class Admit:
     arrival_ns: int = 0
     priority: int = 0
     cache_namespace: str = ""
+    record_id: str = ""
+    resume_token: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,6 +304,8 @@ class Prefill:
     arrival_ns: int = 0
     priority: int = 0
     cache_namespace: str = ""
+    record_id: str = ""
+    resume_token: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,6 +315,15 @@ class Abort:
 
     request_id: str
     attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Recall:
+    """A router asks a worker for its record of a request, which may have been another router's. Every Recall is
+    answered, with the same `recall_id`."""
+
+    recall_id: str
+    record_id: str
 
 
 # --- prefill worker to decode worker, on their link ------------------------------------------------------------
@@ -422,8 +457,18 @@ class Revoke:
 
 
 WorkerMessage = (
-    Hello | Heartbeat | LinkState | FirstToken | Tokens | Finished | Failed | PrefillDeferred | GaveBack | LeaseLost
+    Hello
+    | Heartbeat
+    | LinkState
+    | FirstToken
+    | Tokens
+    | Finished
+    | Failed
+    | PrefillDeferred
+    | GaveBack
+    | LeaseLost
+    | Recalled
 )
-RouterMessage = Welcome | Peers | Admit | Prefill | Abort
+RouterMessage = Welcome | Peers | Admit | Prefill | Abort | Recall
 SenderMessage = LinkHello | LeaseRequest | Pushing | Renewed | Committed | Released
 ReceiverMessage = LinkWelcome | LinkRefused | Granted | Refused | Revoke

@@ -17,6 +17,7 @@ class WorkerConfig:
         heartbeat_interval_s: seconds between heartbeats to the router.
         stall_timeout_s: time without a scheduler step after which the process ends itself, to be started again.
         connect_timeout_s: how long it looks for the router before it gives up.
+        max_record_bytes: for records of what it has served, which clients over HTTP go on with; the oldest give way.
         cluster_token: what the processes of this cluster know each other by.
         api_keys: what readers of its metrics show; empty lets everybody in.
     """
@@ -29,6 +30,7 @@ class WorkerConfig:
     heartbeat_interval_s: float = 0.25
     stall_timeout_s: float = 60.0
     connect_timeout_s: float = 60.0
+    max_record_bytes: int = 64 * 2**20
     cluster_token: str = field(default="", repr=False)
     api_keys: tuple[str, ...] = field(default=(), repr=False)
     log: LogConfig = field(default_factory=LogConfig)
@@ -36,3 +38,4 @@ class WorkerConfig:
     def __post_init__(self) -> None:
         require_one_of(self, "role", ROLES)
         require_positive(self, "max_model_len", "heartbeat_interval_s", "stall_timeout_s", "connect_timeout_s")
+        require_positive(self, "max_record_bytes")

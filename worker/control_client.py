@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import grpc
 
-from tandem.messages import Abort, Admit, Heartbeat, Hello, Peers, Prefill, Welcome, WorkerMessage
+from tandem.messages import Abort, Admit, Heartbeat, Hello, Peers, Prefill, Recall, Welcome, WorkerMessage
 from tandem.request_ids import router_of
 from tandem.rpc.auth import cluster_metadata
 from tandem.rpc.batch_writer import BatchWriter
@@ -14,6 +14,7 @@ from tandem.rpc.channel import open_channel
 from tandem.rpc.codec import ROUTER_CODEC, WORKER_CODEC
 from tandem.v1 import worker_pb2_grpc
 from worker.events import Event, FromRouter, RouterLost
+from worker.records import RecordKeeper
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +42,7 @@ class ControlClient:
         cluster_token: str,
         heartbeat: Callable[[], Heartbeat],
         heartbeat_interval_s: float,
+        records: RecordKeeper,
         post: Callable[[Event], None],
         on_peers: Callable[[str, Peers], None],
         on_connected: Callable[[], None],
@@ -49,6 +51,7 @@ class ControlClient:
         """
         Args:
             heartbeat: the current heartbeat.
+            records: of what is served here, for whichever router.
             post: tells the engine thread.
             on_peers: told which decode workers the router at an address names.
             on_connected: called at every Welcome.
@@ -60,6 +63,7 @@ class ControlClient:
         self._metadata = cluster_metadata(cluster_token)
         self._heartbeat = heartbeat
         self._heartbeat_interval_s = heartbeat_interval_s
+        self._records = records
         self._post = post
         self._on_peers = on_peers
         self._on_connected = on_connected
@@ -122,8 +126,13 @@ class ControlClient:
                     self._post(FromRouter(message))
                 case Peers():
                     self._on_peers(self.address, message)
-                case Admit() | Prefill() | Abort() if router_of(message.request_id) == self.router:
+                case Admit() | Prefill() if router_of(message.request_id) == self.router:
+                    self._records.begin(message)
                     self._post(FromRouter(message))
+                case Abort() if router_of(message.request_id) == self.router:
+                    self._post(FromRouter(message))
+                case Recall():
+                    self.send([self._records.recall(message)])
                 case _:
                     raise ValueError(f"unexpected {message!r} from router {self.router}")
 

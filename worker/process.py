@@ -26,6 +26,7 @@ from worker.config import WorkerConfig
 from worker.control_client import RefusedError
 from worker.engine_thread import EngineThread, Outgoing
 from worker.metrics import worker_registry
+from worker.records import RecordKeeper
 from worker.router_streams import RouterStreams
 
 logger = logging.getLogger(__name__)
@@ -173,6 +174,7 @@ class WorkerProcess:
             cluster_token=self._config.cluster_token,
             heartbeat=self._heartbeat,
             heartbeat_interval_s=self._config.heartbeat_interval_s,
+            records=RecordKeeper(self._config.max_record_bytes),
             connect_timeout_s=self._config.connect_timeout_s,
             post=self._engine_thread.post,
             set_peers=self._links.set_peers,

@@ -10,11 +10,12 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from tandem.messages import Heartbeat, Hello, LinkState, Peer, Peers, TokenEvent, Tokens, WorkerMessage
+from tandem.messages import Heartbeat, Hello, LinkState, Peer, Peers, Recalled, TokenEvent, Tokens, WorkerMessage
 from tandem.request_ids import router_of
 from worker.control_client import ControlClient
 from worker.events import Event
 from worker.peer_union import PeerUnion
+from worker.records import RecordKeeper
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +35,7 @@ class RouterStreams:
         heartbeat: Callable[[], Heartbeat],
         heartbeat_interval_s: float,
         connect_timeout_s: float,
+        records: RecordKeeper,
         post: Callable[[Event], None],
         set_peers: Callable[[Sequence[Peer]], None],
         on_connected: Callable[[], None],
@@ -43,12 +45,14 @@ class RouterStreams:
             addresses: of the routers' ports for workers. A router that is started again has the same address.
             heartbeat: the current heartbeat.
             connect_timeout_s: how long all routers may be out of reach before `run` gives up.
+            records: of what is served here.
             post: tells the engine thread.
             set_peers: told which decode workers to keep links to.
             on_connected: called at every router's Welcome.
         """
         self._connect_timeout_s = connect_timeout_s
         self._set_peers = set_peers
+        self._records = records
         self._peers = PeerUnion(time.monotonic)
         self._clients = [
             ControlClient(
@@ -57,6 +61,7 @@ class RouterStreams:
                 cluster_token=cluster_token,
                 heartbeat=heartbeat,
                 heartbeat_interval_s=heartbeat_interval_s,
+                records=records,
                 post=post,
                 on_peers=self._name_peers,
                 on_connected=on_connected,
@@ -68,6 +73,7 @@ class RouterStreams:
     def send(self, messages: Sequence[WorkerMessage]) -> None:
         """Tells each router what concerns it. What concerns a router without a stream is dropped: its attempts have
         ended."""
+        self._records.note(messages)
         clients = {client.router: client for client in self._clients if client.router}
         if len(clients) == 1:
             # What another router's request was told meanwhile is of no request to this one, which passes it over.
@@ -127,7 +133,7 @@ def _by_router(messages: Sequence[WorkerMessage], routers: Sequence[str]) -> Map
                     events[router_of(event.request_id)].append(event)
                 for router in events.keys() & told.keys():
                     told[router].append(Tokens(tuple(events[router])))
-            case Hello() | Heartbeat():
+            case Hello() | Heartbeat() | Recalled():
                 raise AssertionError("a stream says these by itself")
             case _:
                 if (router := router_of(message.request_id)) in told:

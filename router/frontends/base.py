@@ -19,12 +19,13 @@ from router.errors import InvalidRequestError, OverloadedError, UnknownModelErro
 from router.frontends.generation import Generation, refusals_counted
 from router.peer_counts import RouterCounts
 from router.resumption import PARAM as RESUME_PARAM
-from router.resumption import ResumeState, Resumption, Sealer, prompt_digest
+from router.resumption import KeptStream, ResumeState, Resumption, Sealer, prompt_digest
 from router.router import Router
 from router.text.output_text import OutputText
 from router.text.prompt_encoder import PromptEncoder
 from router.text.stop_strings import check_stop_strings
 from router.text.tokenizer import Tokenizer
+from router.tracker import RequestTracker
 from tandem.lifecycle import RECEIVED, TOKENIZED, now_ns
 from tandem.sampling_params import MAX_NUM_BIASED, MAX_NUM_STOP_TOKENS, SamplingParams
 
@@ -185,6 +186,7 @@ class Frontend:
         session_id: str = "",
         client_request_id: str = "",
         resumption: Resumption | None = None,
+        kept: KeptStream | None = None,
     ) -> list[Generation]:
         """Makes a Generation for each output; one is served once it is entered.
 
@@ -195,6 +197,7 @@ class Frontend:
             num_choices: outputs; each has a seed of its own.
             session_id: names the conversation that the request belongs to, for the routing policy.
             resumption: where to go on, for a request that another router has begun; of one output.
+            kept: what workers are to keep of it, for a client that will go on with its text alone; of one output.
 
         Raises:
             InvalidRequestError: with a message for the client.
@@ -208,11 +211,13 @@ class Frontend:
         first = self._sampling(options, len(prompt.token_ids), default_max_tokens)
         output_ids: Sequence[int] = ()
         arrival_ns = num_characters = 0
+        num_tokens: int | None = None
         if resumption is not None:
             with _invalid(RESUME_PARAM):
                 state = self._resumed_state(resumption, prompt.token_ids, first.max_tokens, key)
             first = first.with_seed(state.seed)
             output_ids, num_characters = resumption.token_ids, resumption.num_characters
+            num_tokens = resumption.num_tokens
             # A token may be kept and shown again: no more of its age counts than a little, or it would be a pass to the
             # front for whoever has an old one.
             arrival_ns = max(state.arrival_ns, now_ns() - MAX_RESUMED_AGE_NS)
@@ -230,23 +235,43 @@ class Frontend:
                 arrival_ns=arrival_ns,
                 moments=prompt.moments,
             )
+            if kept is not None:
+                tracker.record_id = kept.record_id
+                state = self._state_of(tracker, key)
+                tracker.resume_token = self._sealer.seal(
+                    replace(state, body_digest=kept.body_digest, answer_id=kept.answer_id, created=kept.created)
+                )
             output = OutputText(self.tokenizer, sampling.stop_token_ids, options.stop)
-            generation = Generation(self.router, self.access, key, tracker, output, num_characters=num_characters)
+            generation = Generation(
+                self.router,
+                self.access,
+                key,
+                tracker,
+                output,
+                num_characters=num_characters,
+                num_tokens=num_tokens,
+            )
             generations.append(generation)
         return generations
 
     def resume_token(self, generation: Generation, key: str) -> bytes:
         """What a client of this key needs to go on with an output at another router, beside what it has of it."""
-        tracker = generation.tracker
+        return self._sealer.seal(self._state_of(generation.tracker, key))
+
+    def open_resume_token(self, token: bytes, key: str) -> ResumeState:
+        """What a resume token says. Raises InvalidRequestError: it is not this key's, or none of this cluster's."""
+        return self._sealer.open(token, key_digest(key))
+
+    def _state_of(self, tracker: RequestTracker, key: str) -> ResumeState:
         arrival_ns = tracker.arrival_ns or tracker.moments[RECEIVED]
         digests = prompt_digest(tracker.prompt_ids), key_digest(key)
-        return self._sealer.seal(ResumeState(tracker.sampling.seed, arrival_ns, *digests))
+        return ResumeState(tracker.sampling.seed, arrival_ns, *digests)
 
     def _resumed_state(
         self, resumption: Resumption, prompt_ids: Sequence[int], max_tokens: int, key: str
     ) -> ResumeState:
         """Raises ValueError: these cannot be the tokens of the request that the token is for."""
-        state = self._sealer.open(resumption.token, key_digest(key))
+        state = self.open_resume_token(resumption.token, key)
         if prompt_digest(prompt_ids) != state.prompt_digest:
             raise ValueError("the resume token belongs to a request with another prompt")
         if not 1 <= len(resumption.token_ids) <= max_tokens:

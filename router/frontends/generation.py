@@ -1,5 +1,6 @@
 """One output on its way to a client: its pieces, how it ends, and what is counted and logged of it."""
 
+import asyncio
 import json
 import logging
 from collections.abc import Iterator
@@ -18,6 +19,9 @@ from tandem.sampling_params import TokenLogprobs
 
 # It writes one line for each request, as JSON.
 request_logger = logging.getLogger("router.requests")
+
+# So many tokens of a resumed request's beginning are made text at once: a millisecond.
+MAX_OWED_TOKENS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +61,13 @@ class Generation:
         output: OutputText,
         *,
         num_characters: int = 0,
+        num_tokens: int | None = None,
     ) -> None:
         """
         Args:
             tracker: has the beginning of the output already, if the request is resumed.
             num_characters: of the output's text that the client of a resumed request has.
+            num_tokens: of that beginning, that its client has been told of; None: all.
         """
         self.tracker = tracker
         self.timings: list[PhaseTiming] = []
@@ -70,9 +76,12 @@ class Generation:
         self._access = access
         self._key = key
         self._output = output
-        self._index = self._num_resumed = len(tracker.output_ids)
+        self._num_resumed = len(tracker.output_ids)
+        self._index = self._num_resumed if num_tokens is None else num_tokens
         # Text of a resumed request's beginning that its client lacks goes with its next piece.
-        self._owed_text = output.replay(tracker.output_ids, num_characters) if self._index else ""
+        self._owed_text = output.replay(tracker.output_ids[: self._index], num_characters) if self._num_resumed else ""
+        # So do tokens, before any that workers send.
+        self._owed_ids = tracker.output_ids[self._index :]
         self._request: ActiveRequest | None = None
         self._held = ExitStack()
         self._is_accounted = False
@@ -132,6 +141,8 @@ class Generation:
         assert self._request is not None
         if self._finish_reason:
             return None
+        if self._owed_ids and not self._output.stopped:
+            return await self._owed_piece()
         token_ids = None if self._output.stopped else await self._request.tokens.next_tokens()
         if token_ids is None:
             return self._last_piece()
@@ -143,6 +154,16 @@ class Generation:
         start, self._index = self._index, self._index + num_tokens
         logprobs = self.tracker.output_logprobs
         return Piece(start, token_ids[:num_tokens], text, logprobs[start : self._index] if logprobs else [])
+
+    async def _owed_piece(self) -> Piece:
+        """Some tokens of a resumed request's beginning. There may be as many as the model's length allows."""
+        token_ids, self._owed_ids = self._owed_ids[:MAX_OWED_TOKENS], self._owed_ids[MAX_OWED_TOKENS:]
+        # Nothing is waited for: others have their turn between two pieces all the same.
+        await asyncio.sleep(0)
+        text, num_tokens = self._output.append_tokens(token_ids)
+        text, self._owed_text = self._owed_text + text, ""
+        start, self._index = self._index, self._index + num_tokens
+        return Piece(start, token_ids[:num_tokens], text, self.tracker.output_logprobs[start : self._index])
 
     def page_size(self) -> int:
         """Tokens of a KV page at its workers; 0 if they are gone."""
@@ -178,7 +199,7 @@ class Generation:
             outcome,
             num_prompt_tokens=len(tracker.prompt_ids),
             num_cached_tokens=num_cached_tokens,
-            num_output_tokens=self._index - self._num_resumed,
+            num_output_tokens=max(0, self._index - self._num_resumed),
             timings=self.timings,
         )
         if request_logger.isEnabledFor(logging.INFO):

@@ -32,7 +32,7 @@ class RouterBatch(_message.Message):
     def __init__(self, messages: _Optional[_Iterable[_Union[RouterMessage, _Mapping]]] = ...) -> None: ...
 
 class WorkerMessage(_message.Message):
-    __slots__ = ("hello", "heartbeat", "link_state", "first_token", "tokens", "finished", "failed", "prefill_deferred", "gave_back", "lease_lost")
+    __slots__ = ("hello", "heartbeat", "link_state", "first_token", "tokens", "finished", "failed", "prefill_deferred", "gave_back", "lease_lost", "recalled")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     LINK_STATE_FIELD_NUMBER: _ClassVar[int]
@@ -43,6 +43,7 @@ class WorkerMessage(_message.Message):
     PREFILL_DEFERRED_FIELD_NUMBER: _ClassVar[int]
     GAVE_BACK_FIELD_NUMBER: _ClassVar[int]
     LEASE_LOST_FIELD_NUMBER: _ClassVar[int]
+    RECALLED_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     heartbeat: Heartbeat
     link_state: LinkState
@@ -53,21 +54,24 @@ class WorkerMessage(_message.Message):
     prefill_deferred: PrefillDeferred
     gave_back: GaveBack
     lease_lost: LeaseLost
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., link_state: _Optional[_Union[LinkState, _Mapping]] = ..., first_token: _Optional[_Union[FirstToken, _Mapping]] = ..., tokens: _Optional[_Union[Tokens, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., prefill_deferred: _Optional[_Union[PrefillDeferred, _Mapping]] = ..., gave_back: _Optional[_Union[GaveBack, _Mapping]] = ..., lease_lost: _Optional[_Union[LeaseLost, _Mapping]] = ...) -> None: ...
+    recalled: Recalled
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., link_state: _Optional[_Union[LinkState, _Mapping]] = ..., first_token: _Optional[_Union[FirstToken, _Mapping]] = ..., tokens: _Optional[_Union[Tokens, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., prefill_deferred: _Optional[_Union[PrefillDeferred, _Mapping]] = ..., gave_back: _Optional[_Union[GaveBack, _Mapping]] = ..., lease_lost: _Optional[_Union[LeaseLost, _Mapping]] = ..., recalled: _Optional[_Union[Recalled, _Mapping]] = ...) -> None: ...
 
 class RouterMessage(_message.Message):
-    __slots__ = ("welcome", "peers", "admit", "prefill", "abort")
+    __slots__ = ("welcome", "peers", "admit", "prefill", "abort", "recall")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     PEERS_FIELD_NUMBER: _ClassVar[int]
     ADMIT_FIELD_NUMBER: _ClassVar[int]
     PREFILL_FIELD_NUMBER: _ClassVar[int]
     ABORT_FIELD_NUMBER: _ClassVar[int]
+    RECALL_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     peers: Peers
     admit: Admit
     prefill: Prefill
     abort: Abort
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., peers: _Optional[_Union[Peers, _Mapping]] = ..., admit: _Optional[_Union[Admit, _Mapping]] = ..., prefill: _Optional[_Union[Prefill, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ...) -> None: ...
+    recall: Recall
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., peers: _Optional[_Union[Peers, _Mapping]] = ..., admit: _Optional[_Union[Admit, _Mapping]] = ..., prefill: _Optional[_Union[Prefill, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., recall: _Optional[_Union[Recall, _Mapping]] = ...) -> None: ...
 
 class PageFormat(_message.Message):
     __slots__ = ("model_fingerprint", "page_bytes", "layout")
@@ -183,7 +187,7 @@ class Sampling(_message.Message):
     def __init__(self, max_tokens: _Optional[int] = ..., seed: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., num_logprobs: _Optional[int] = ...) -> None: ...
 
 class Admit(_message.Message):
-    __slots__ = ("request_id", "attempt", "prompt_ids", "output_ids", "sampling", "duration_s", "arrival_ns", "priority", "cache_namespace")
+    __slots__ = ("request_id", "attempt", "prompt_ids", "output_ids", "sampling", "duration_s", "arrival_ns", "priority", "cache_namespace", "record_id", "resume_token")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     PROMPT_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -193,6 +197,8 @@ class Admit(_message.Message):
     ARRIVAL_NS_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     CACHE_NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    RECORD_ID_FIELD_NUMBER: _ClassVar[int]
+    RESUME_TOKEN_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     attempt: int
     prompt_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -202,10 +208,12 @@ class Admit(_message.Message):
     arrival_ns: int
     priority: int
     cache_namespace: str
-    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., output_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., duration_s: _Optional[float] = ..., arrival_ns: _Optional[int] = ..., priority: _Optional[int] = ..., cache_namespace: _Optional[str] = ...) -> None: ...
+    record_id: str
+    resume_token: bytes
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., output_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., duration_s: _Optional[float] = ..., arrival_ns: _Optional[int] = ..., priority: _Optional[int] = ..., cache_namespace: _Optional[str] = ..., record_id: _Optional[str] = ..., resume_token: _Optional[bytes] = ...) -> None: ...
 
 class Prefill(_message.Message):
-    __slots__ = ("request_id", "attempt", "prompt_ids", "output_ids", "sampling", "decode_worker_id", "priority", "arrival_ns", "cache_namespace")
+    __slots__ = ("request_id", "attempt", "prompt_ids", "output_ids", "sampling", "decode_worker_id", "priority", "arrival_ns", "cache_namespace", "record_id", "resume_token")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     PROMPT_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -215,6 +223,8 @@ class Prefill(_message.Message):
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     ARRIVAL_NS_FIELD_NUMBER: _ClassVar[int]
     CACHE_NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    RECORD_ID_FIELD_NUMBER: _ClassVar[int]
+    RESUME_TOKEN_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     attempt: int
     prompt_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -224,7 +234,9 @@ class Prefill(_message.Message):
     priority: int
     arrival_ns: int
     cache_namespace: str
-    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., output_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., decode_worker_id: _Optional[str] = ..., priority: _Optional[int] = ..., arrival_ns: _Optional[int] = ..., cache_namespace: _Optional[str] = ...) -> None: ...
+    record_id: str
+    resume_token: bytes
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., output_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., decode_worker_id: _Optional[str] = ..., priority: _Optional[int] = ..., arrival_ns: _Optional[int] = ..., cache_namespace: _Optional[str] = ..., record_id: _Optional[str] = ..., resume_token: _Optional[bytes] = ...) -> None: ...
 
 class Abort(_message.Message):
     __slots__ = ("request_id", "attempt")
@@ -335,3 +347,23 @@ class LeaseLost(_message.Message):
     request_id: str
     attempt: int
     def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ...) -> None: ...
+
+class Recall(_message.Message):
+    __slots__ = ("recall_id", "record_id")
+    RECALL_ID_FIELD_NUMBER: _ClassVar[int]
+    RECORD_ID_FIELD_NUMBER: _ClassVar[int]
+    recall_id: str
+    record_id: str
+    def __init__(self, recall_id: _Optional[str] = ..., record_id: _Optional[str] = ...) -> None: ...
+
+class Recalled(_message.Message):
+    __slots__ = ("recall_id", "attempt", "token_ids", "resume_token")
+    RECALL_ID_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    RESUME_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    recall_id: str
+    attempt: int
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    resume_token: bytes
+    def __init__(self, recall_id: _Optional[str] = ..., attempt: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., resume_token: _Optional[bytes] = ...) -> None: ...

@@ -16,7 +16,8 @@ from router.frontends.base import Frontend, TokenizedPrompt
 from router.frontends.generation import Generation, Piece
 from router.frontends.openai.errors import json_response
 from router.frontends.openai.request import Body
-from router.frontends.openai.streaming import EventStream, pieces_of, unless_client_leaves
+from router.frontends.openai.resumable import ResumableStream
+from router.frontends.openai.streaming import Event, EventStream, pieces_of, unless_client_leaves
 from router.text.detokenizer import IncrementalDetokenizer
 from tandem.sampling_params import TokenLogprobs
 
@@ -67,15 +68,23 @@ class Answer(ABC):
         prompts: Sequence[TokenizedPrompt],
         generations: Sequence[Generation],
         echoes: Sequence[str] = (),
+        stream: ResumableStream | None = None,
     ) -> None:
-        """Args: generations: as many for each prompt, one prompt after the other; echoes: one for each, or none."""
+        """
+        Args:
+            generations: as many for each prompt, one prompt after the other.
+            echoes: one for each, or none.
+            stream: for one output whose events have ids.
+        """
         self._frontend = frontend
         self._prompts = prompts
         self._generations = generations
-        texts = echoes or [""] * len(generations)
+        self._stream = stream
+        # Whoever has seen an event has the prompt's text, which is with the first.
+        texts = [""] * len(generations) if not echoes or (stream and stream.last) else echoes
         self._buffers = [ChoiceBuffer(IncrementalDetokenizer(frontend.tokenizer), text) for text in texts]
-        self._id = f"{self.id_prefix}-{uuid.uuid4().hex}"
-        self._created = int(time.time())
+        self._id = stream.kept.answer_id if stream else f"{self.id_prefix}-{uuid.uuid4().hex}"
+        self._created = stream.kept.created if stream else int(time.time())
 
     @abstractmethod
     def choice(self, index: int, buffer: ChoiceBuffer) -> dict[str, Any]:
@@ -99,7 +108,8 @@ class Answer(ABC):
             return json_response(await unless_client_leaves(receive, self._collect()))
         events = self._events(body.stream_options is not None and body.stream_options.include_usage)
         try:
-            first = await unless_client_leaves(receive, anext(events))
+            # One that goes on after its last event has nothing left but its end.
+            first = await unless_client_leaves(receive, anext(events, None))
         except BaseException:
             await events.aclose()
             raise
@@ -112,11 +122,15 @@ class Answer(ABC):
         choices = [self.choice(i, buffer) for i, buffer in enumerate(self._buffers)]
         return {**self._head(self.object_name), "choices": choices, "usage": self._usage()}
 
-    async def _events(self, include_usage: bool) -> AsyncGenerator[dict[str, Any]]:
+    async def _events(self, include_usage: bool) -> AsyncGenerator[Event]:
         head = self._head(self.chunk_object_name)
         if include_usage:
             head["usage"] = None
-        opened: set[int] = set()
+        last = self._stream.last if self._stream else None
+        num_characters = last.num_characters if last else 0
+        num_closing = last.num_closing if last else 0
+        # A client that has any event has the opening.
+        opened = {0} if last else set()
         async with aclosing(pieces_of(self._generations)) as pieces:
             async for index, piece in pieces:
                 buffer = self._buffers[index]
@@ -124,11 +138,21 @@ class Answer(ABC):
                 if index not in opened:
                     opened.add(index)
                     if (opening := self.opening(index, buffer)) is not None:
-                        yield {**head, "choices": [opening]}
+                        yield self._event_id(0), {**head, "choices": [opening]}
                 if buffer.text or buffer.logprobs or buffer.finish_reason:
-                    yield {**head, "choices": [self.delta(index, buffer)]}
-        if include_usage:
-            yield {**head, "choices": [], "usage": self._usage()}
+                    num_characters += len(buffer.text)
+                    if buffer.finish_reason and num_closing:
+                        continue
+                    event_id = self._event_id(num_characters, 1 if buffer.finish_reason else 0)
+                    yield event_id, {**head, "choices": [self.delta(index, buffer)]}
+        if include_usage and num_closing < 2:
+            yield self._event_id(num_characters, 2), {**head, "choices": [], "usage": self._usage()}
+
+    def _event_id(self, num_characters: int, num_closing: int = 0) -> str:
+        """Of the event that is made now. Args: as in EventId."""
+        if self._stream is None:
+            return ""
+        return self._stream.event_id(self._generations[0].num_output_tokens, num_characters, num_closing)
 
     def _head(self, object_name: str) -> dict[str, Any]:
         return {

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Header, Request
 from fastapi.exceptions import RequestValidationError
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
@@ -39,8 +39,9 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
     for status, description in {
         400: "bad input",
         401: "no API key, or a wrong one",
-        404: "unknown model",
+        404: "unknown model, or nothing is known of the stream to go on with",
         408: "the body does not come",
+        410: "the end of the stream to go on with is lost",
         413: "the body is too large",
         429: "too many requests",
         500: "a mistake of the server's own",
@@ -48,8 +49,10 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
         504: "the request took too long",
     }.items()
 }
-_EVENT = {"type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"]}
+_TEXT = {"type": "string"}
+_EVENT = {"type": "object", "properties": {"id": _TEXT, "data": _TEXT}, "required": ["data"]}
 _STREAMED = {"text/event-stream": {"itemSchema": _EVENT}}
+LastEventId = Annotated[str | None, Header(description="The id of the last event seen, to go on with a stream.")]
 
 
 def make_app(frontend: Frontend) -> ASGIApp:
@@ -106,14 +109,16 @@ def _add_inference(app: FastAPI, frontend: Frontend) -> None:
         return model()
 
     @app.post("/v1/completions", response_model=Completion, responses={200: {"content": _STREAMED}})
-    async def completions(body: CompletionRequest, request: Request) -> Response:
+    async def completions(body: CompletionRequest, request: Request, last_event_id: LastEventId = None) -> Response:
         """Continues texts or token ids."""
-        return await serve_completion(frontend, body, request.state.key, request.receive)
+        return await serve_completion(frontend, body, request.state.key, request.receive, last_event_id)
 
     @app.post("/v1/chat/completions", response_model=ChatCompletion, responses={200: {"content": _STREAMED}})
-    async def chat_completions(body: ChatCompletionRequest, request: Request) -> Response:
+    async def chat_completions(
+        body: ChatCompletionRequest, request: Request, last_event_id: LastEventId = None
+    ) -> Response:
         """Answers a conversation."""
-        return await serve_chat(frontend, body, request.state.key, request.receive)
+        return await serve_chat(frontend, body, request.state.key, request.receive, last_event_id)
 
 
 def _add_operation(app: FastAPI, frontend: Frontend) -> None:

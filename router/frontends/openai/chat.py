@@ -9,6 +9,7 @@ from router.errors import InvalidRequestError
 from router.frontends.base import Frontend
 from router.frontends.openai.answers import Answer, ChoiceBuffer, token_text
 from router.frontends.openai.request import begin_all, check_num_choices, sampling_options
+from router.frontends.openai.resumable import is_resumable, last_event, make_stream, recall_stream
 from router.frontends.openai.schema import ChatCompletionRequest
 from tandem.sampling_params import TokenLogprobs
 
@@ -56,7 +57,9 @@ class ChatAnswer(Answer):
         return {"token": token_text(piece), "logprob": logprob, "bytes": list(piece)}
 
 
-async def serve_chat(frontend: Frontend, body: ChatCompletionRequest, key: str, receive: Receive) -> Response:
+async def serve_chat(
+    frontend: Frontend, body: ChatCompletionRequest, key: str, receive: Receive, last_event_id: str | None
+) -> Response:
     """Raises RequestError, ClientGoneError."""
     with frontend.refusals_counted():
         frontend.check_model(body.model or "")
@@ -69,8 +72,12 @@ async def serve_chat(frontend: Frontend, body: ChatCompletionRequest, key: str, 
         num_logprobs = (body.top_logprobs or 0) if body.logprobs else None
         options = sampling_options(body, max_tokens, num_logprobs)
         frontend.check_num_messages(len(body.messages))
-        with frontend.admission(key, body.n or 1):
+        resumable = is_resumable(body, options, 1)
+        last = last_event(last_event_id, is_resumable=resumable)
+        with frontend.admission(key, body.n or 1, is_resumed=last is not None):
+            recalled = await recall_stream(frontend, key, last) if last else None
             prompt = await frontend.tokenize([{"role": m.role, "content": m.text} for m in body.messages])
+        stream = make_stream(body, prompt, key, ChatAnswer.id_prefix, recalled) if resumable else None
         # Without a limit an answer may fill the model's length.
-        generations = begin_all(frontend, [prompt], options, body, key, None)
-    return await ChatAnswer(frontend, [prompt], generations).respond(body, receive)
+        generations = begin_all(frontend, [prompt], options, body, key, None, stream)
+    return await ChatAnswer(frontend, [prompt], generations, stream=stream).respond(body, receive)

@@ -9,6 +9,7 @@ from router.errors import InvalidRequestError
 from router.frontends.base import Frontend, PromptInput
 from router.frontends.openai.answers import Answer, ChoiceBuffer
 from router.frontends.openai.request import begin_all, check_num_choices, sampling_options
+from router.frontends.openai.resumable import is_resumable, last_event, make_stream, recall_stream
 from router.frontends.openai.schema import CompletionRequest
 from tandem.sampling_params import TokenLogprobs
 
@@ -54,7 +55,9 @@ class CompletionAnswer(Answer):
         }
 
 
-async def serve_completion(frontend: Frontend, body: CompletionRequest, key: str, receive: Receive) -> Response:
+async def serve_completion(
+    frontend: Frontend, body: CompletionRequest, key: str, receive: Receive, last_event_id: str | None
+) -> Response:
     """Raises RequestError, ClientGoneError."""
     with frontend.refusals_counted():
         frontend.check_model(body.model or "")
@@ -63,12 +66,16 @@ async def serve_completion(frontend: Frontend, body: CompletionRequest, key: str
         if body.echo and body.logprobs is not None:
             raise InvalidRequestError("logprobs of the prompt are not supported: leave out echo or logprobs", "echo")
         options = sampling_options(body, body.max_tokens, body.logprobs)
-        with frontend.admission(key, len(inputs) * (body.n or 1)):
+        resumable = is_resumable(body, options, len(inputs))
+        last = last_event(last_event_id, is_resumable=resumable)
+        with frontend.admission(key, len(inputs) * (body.n or 1), is_resumed=last is not None):
+            recalled = await recall_stream(frontend, key, last) if last else None
             prompts = [await frontend.tokenize(prompt) for prompt in inputs]
             texts = [await frontend.prompt_text(prompt) for prompt in inputs] if body.echo else []
-        generations = begin_all(frontend, prompts, options, body, key, DEFAULT_MAX_TOKENS)
+        stream = make_stream(body, prompts[0], key, CompletionAnswer.id_prefix, recalled) if resumable else None
+        generations = begin_all(frontend, prompts, options, body, key, DEFAULT_MAX_TOKENS, stream)
     echoes = [text for text in texts for _ in range(body.n or 1)]
-    return await CompletionAnswer(frontend, prompts, generations, echoes).respond(body, receive)
+    return await CompletionAnswer(frontend, prompts, generations, echoes, stream).respond(body, receive)
 
 
 def _inputs(prompt: str | list[Any]) -> list[PromptInput]:

@@ -10,6 +10,7 @@ from starlette.responses import Response
 from router.errors import (
     InternalError,
     InvalidRequestError,
+    LostStreamError,
     OverloadedError,
     RequestError,
     RequestTimeoutError,
@@ -17,6 +18,7 @@ from router.errors import (
     UnauthenticatedError,
     UnavailableError,
     UnknownModelError,
+    UnknownStreamError,
     shortened,
 )
 from router.frontends.openai.schema import TAG_MARK
@@ -31,6 +33,8 @@ class HttpError(NamedTuple):
 # The first class that fits counts.
 HTTP_ERRORS: tuple[tuple[type[RequestError], HttpError], ...] = (
     (UnknownModelError, HttpError(404, "invalid_request_error", "model_not_found")),
+    (UnknownStreamError, HttpError(404, "invalid_request_error", "stream_not_found")),
+    (LostStreamError, HttpError(410, "invalid_request_error", "stream_lost")),
     (RequestTooLargeError, HttpError(400, "invalid_request_error", "context_length_exceeded")),
     (InvalidRequestError, HttpError(400, "invalid_request_error", None)),
     (UnauthenticatedError, HttpError(401, "authentication_error", "invalid_api_key")),

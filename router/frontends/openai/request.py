@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from router.errors import InvalidRequestError
 from router.frontends.base import PLAIN_FIELDS, SEED_BITS, Frontend, SamplingOptions, TokenizedPrompt
 from router.frontends.generation import Generation
+from router.frontends.openai.resumable import ResumableStream
 from router.frontends.openai.schema import MAX_CHOICES, ChatCompletionRequest, CompletionRequest
 
 # This is OpenAI's own default; the gRPC contract's is 0.
@@ -52,6 +53,7 @@ def begin_all(
     body: Body,
     key: str,
     default_max_tokens: int | None,
+    stream: ResumableStream | None = None,
 ) -> list[Generation]:
     """`n` generations of each prompt. Raises InvalidRequestError."""
     num_tokens = sum(len(prompt.token_ids) for prompt in prompts) * (body.n or 1)
@@ -71,5 +73,7 @@ def begin_all(
             priority=body.priority or 0,
             cache_namespace=body.cache_namespace or "",
             session_id=body.session_id or "",
+            resumption=stream.recalled.resumption if stream and stream.recalled else None,
+            kept=stream.kept if stream else None,
         )
     ]

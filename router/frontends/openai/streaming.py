@@ -23,6 +23,13 @@ T = TypeVar("T")
 # A client that takes nothing for so long counts as gone.
 READ_TIMEOUT_S = 120.0
 DONE = b"data: [DONE]\n\n"
+# After so long without an event there is a comment, so that a client notices a router that stands still.
+KEEPALIVE_S = 10.0
+# It is no event: an empty line after it would be one to some clients.
+COMMENT = b":\n"
+
+# An event's id, or "" if it has none, and what it says.
+Event = tuple[str, dict[str, Any]]
 
 
 class ClientGoneError(Exception):
@@ -96,59 +103,78 @@ async def _disconnected(receive: Receive) -> None:
 
 
 class EventStream(Response):
-    """Server-sent events, ended by [DONE]; an error on the way is one more event, and the last."""
+    """Server-sent events, ended by [DONE]; an error on the way is one more event, and the last. Where none come for a
+    while, there are comments."""
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[dict[str, Any]], first: dict[str, Any]) -> None:
-        """Args: first: taken from `events` already, so that an error before it had a status of its own."""
+    def __init__(self, events: AsyncGenerator[Event], first: Event | None) -> None:
+        """Args: first: taken from `events` already, so that an error before it had a status of its own; None: there are
+        none."""
         super().__init__(headers={"cache-control": "no-cache"})
         # The length of what follows is not known.
         del self.headers["content-length"]
         self._events = events
         self._first = first
         self._sending_since = math.inf
+        self._sent_at = 0.0
+        self._comment: asyncio.Task[None] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with aclosing(self._events):
             try:
-                await unless_client_leaves(self._or_stalled(receive), self._send(send))
+                await unless_client_leaves(self._or_stalled(receive, send), self._send(send))
             except ClientGoneError:
                 return
+            finally:
+                if self._comment is not None:
+                    self._comment.cancel()
 
-    def _or_stalled(self, receive: Receive) -> Receive:
-        """A client that takes nothing for READ_TIMEOUT_S counts as gone. This is looked at from beside the sending:
-        a timeout around each chunk would cost a third of it."""
+    def _or_stalled(self, receive: Receive, send: Send) -> Receive:
+        """A client that takes nothing for READ_TIMEOUT_S counts as gone, and one that was sent nothing for KEEPALIVE_S
+        gets a comment. Both are looked at from beside the sending: a timeout around each chunk would cost a third of
+        it."""
         loop = asyncio.get_running_loop()
 
         async def receive_or_stalled() -> Message:
             while True:
+                silent_s = loop.time() - self._sent_at
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(READ_TIMEOUT_S):
+                    async with asyncio.timeout(KEEPALIVE_S - silent_s if silent_s < KEEPALIVE_S else KEEPALIVE_S):
                         return await receive()
                 if loop.time() - self._sending_since >= READ_TIMEOUT_S:
                     return {"type": "http.disconnect"}
+                if self._sending_since == math.inf and loop.time() - self._sent_at >= KEEPALIVE_S:
+                    self._comment = asyncio.create_task(self._send_body(send, COMMENT))
 
         return receive_or_stalled
 
     async def _send(self, send: Send) -> None:
-        loop = asyncio.get_running_loop()
-
-        async def send_body(body: bytes, more: bool = True) -> None:
-            self._sending_since = loop.time()
-            await send({"type": "http.response.body", "body": body, "more_body": more})
-            self._sending_since = math.inf
-
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        await send_body(_encode(self._first))
+        if self._first is not None:
+            await self._send_body(send, _encode(*self._first))
         try:
             async for event in self._events:
-                await send_body(_encode(event))
+                if self._comment is not None:
+                    await self._comment
+                    self._comment = None
+                await self._send_body(send, _encode(*event))
         except RequestError as error:
-            await send_body(_encode(error_object(error)), more=False)
+            await self._send_last(send, _encode("", error_object(error)))
             return
-        await send_body(DONE, more=False)
+        await self._send_last(send, DONE)
+
+    async def _send_last(self, send: Send, body: bytes) -> None:
+        if self._comment is not None:
+            await self._comment
+        await self._send_body(send, body, more=False)
+
+    async def _send_body(self, send: Send, body: bytes, *, more: bool = True) -> None:
+        self._sending_since = self._sent_at = asyncio.get_running_loop().time()
+        await send({"type": "http.response.body", "body": body, "more_body": more})
+        self._sending_since = math.inf
 
 
-def _encode(event: dict[str, Any]) -> bytes:
-    return f"data: {json.dumps(event, separators=(',', ':'))}\n\n".encode()
+def _encode(event_id: str, content: dict[str, Any]) -> bytes:
+    line = f"id: {event_id}\n" if event_id else ""
+    return f"{line}data: {json.dumps(content, separators=(',', ':'))}\n\n".encode()

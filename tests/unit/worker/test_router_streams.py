@@ -30,6 +30,7 @@ from tests.fakes.link_ends import wait_until
 from tests.fakes.scripted_worker import hello
 from worker.control_client import RefusedError
 from worker.events import FromRouter, RouterLost
+from worker.records import RecordKeeper
 from worker.router_streams import RouterStreams
 
 
@@ -99,6 +100,7 @@ class WorkerEnd:
 
     def __init__(self, addresses: Sequence[str]) -> None:
         self.events: list[Any] = []
+        self.records = RecordKeeper(2**20)
         self.peers: Sequence[Peer] = ()
         self.num_welcomes = 0
         self.streams = RouterStreams(
@@ -107,6 +109,7 @@ class WorkerEnd:
             cluster_token="",
             heartbeat=lambda: Heartbeat(1),
             heartbeat_interval_s=0.05,
+            records=self.records,
             connect_timeout_s=1.0,
             post=self.events.append,
             set_peers=self._set_peers,

@@ -1,0 +1,164 @@
+"""Streams that a client can go on with when its connection breaks or its router dies: the ids of their events, and what
+one of these leads to.
+
+An event's id is the stream's name, which nobody can guess, and what the client has with that event. The client sends
+its request again with the id of the last event that it has seen; the tokens, and all that a router must know, come from
+the workers, which keep them under a digest of name and API key.
+
+What is sent after that goes by two names. As long as it was known already, it is the old stream's: the workers have
+that. What comes of the new request is a stream of its own.
+"""
+
+import hashlib
+import re
+import secrets
+import time
+import uuid
+from dataclasses import dataclass
+
+from router.access import key_digest
+from router.errors import InvalidRequestError, LostStreamError, UnavailableError, UnknownStreamError
+from router.frontends.base import Frontend, SamplingOptions, TokenizedPrompt
+from router.frontends.openai.schema import ChatCompletionRequest, CompletionRequest
+from router.resumption import KeptStream, ResumeState, Resumption, prompt_digest
+
+HEADER = "Last-Event-ID"
+NAME_BYTES = 16
+_EVENT_ID = re.compile(r"([A-Za-z0-9_-]{22})\.([1-9][0-9]{0,8})\.(0|[1-9][0-9]{0,8})(?:\.([12]))?")
+# The prompt is compared as tokens.
+_PROMPT_FIELDS = {"prompt", "messages"}
+
+
+@dataclass(frozen=True, slots=True)
+class EventId:
+    """
+    Attributes:
+        name: the stream's.
+        num_tokens: of the output, whose text had come with this event or waited to.
+        num_characters: of the output's text, with this event, in Unicode code points.
+        num_closing: of the events that close a stream: 1 with the finish reason, 2 with the usage.
+    """
+
+    name: str
+    num_tokens: int
+    num_characters: int
+    num_closing: int = 0
+
+    @classmethod
+    def parse(cls, text: str) -> "EventId":
+        """Raises InvalidRequestError."""
+        if (match := _EVENT_ID.fullmatch(text)) is None:
+            raise InvalidRequestError(f"{HEADER} is none of the ids that events have here", HEADER)
+        name, *numbers = match.groups(default="0")
+        return cls(name, *map(int, numbers))
+
+
+@dataclass(frozen=True, slots=True)
+class RecalledStream:
+    """A stream to go on with. Attributes: last: the last event that its client has."""
+
+    last: EventId
+    state: ResumeState
+    resumption: Resumption
+
+
+class ResumableStream:
+    """One answer that can be gone on with.
+
+    Attributes:
+        kept: what its workers are to keep.
+        recalled: where it goes on; None: it is new.
+    """
+
+    def __init__(self, kept: KeptStream, name: str, recalled: RecalledStream | None) -> None:
+        self.kept = kept
+        self.recalled = recalled
+        self._name = name
+        # Of so many tokens the old record knows, and the new one perhaps never will.
+        self._num_recalled = len(recalled.resumption.token_ids) if recalled else 0
+
+    @property
+    def last(self) -> EventId | None:
+        """The last event that the client has."""
+        return self.recalled.last if self.recalled else None
+
+    def event_id(self, num_tokens: int, num_characters: int, num_closing: int) -> str:
+        """As in EventId."""
+        if num_tokens <= self._num_recalled:
+            assert self.recalled is not None
+            name = self.recalled.last.name
+        else:
+            name = self._name
+        return f"{name}.{num_tokens}.{num_characters}" + (f".{num_closing}" if num_closing else "")
+
+
+def is_resumable(body: CompletionRequest | ChatCompletionRequest, options: SamplingOptions, num_prompts: int) -> bool:
+    """Whether the events of the answer have ids."""
+    return bool(body.stream) and num_prompts * (body.n or 1) == 1 and options.num_logprobs is None
+
+
+def last_event(header: str | None, *, is_resumable: bool) -> EventId | None:
+    """Where a client wants to go on; None: it begins.
+
+    Raises:
+        InvalidRequestError: such a request cannot be resumed, or the header is none of ours.
+    """
+    if not header:
+        return None
+    if not is_resumable:
+        raise InvalidRequestError(
+            "only a stream of one output without log probabilities can be resumed: begin again, without the header",
+            HEADER,
+        )
+    return EventId.parse(header)
+
+
+async def recall_stream(frontend: Frontend, key: str, last: EventId) -> RecalledStream:
+    """What workers have kept of a stream.
+
+    Raises:
+        UnknownStreamError: nobody knows of it, or it is another key's.
+        LostStreamError: less of it is left than the client has.
+        UnavailableError: not all workers have answered, and the others do not know enough.
+        OverloadedError: too many streams are being looked up.
+    """
+    found = await frontend.router.recalls.recall(record_id(last.name, key))
+    record = found.record
+    if record is None or len(record.token_ids) < last.num_tokens:
+        if not found.is_certain:
+            raise UnavailableError("not all workers have said what they know of this stream; try again")
+        if record is None:
+            raise UnknownStreamError("nothing is known of this stream: begin again, without the header", HEADER)
+        raise LostStreamError("the end of this stream is lost: begin again, without the header", HEADER)
+    resumption = Resumption(record.resume_token, record.token_ids, last.num_characters, last.num_tokens)
+    return RecalledStream(last, frontend.open_resume_token(record.resume_token, key), resumption)
+
+
+def make_stream(
+    body: CompletionRequest | ChatCompletionRequest,
+    prompt: TokenizedPrompt,
+    key: str,
+    id_prefix: str,
+    recalled: RecalledStream | None,
+) -> ResumableStream:
+    """
+    Args:
+        id_prefix: of the answer's id.
+
+    Raises:
+        InvalidRequestError: this is not the request that was recalled.
+    """
+    digest = hashlib.blake2b(body.model_dump_json(exclude=_PROMPT_FIELDS).encode(), digest_size=16).hexdigest()
+    answer_id, created = f"{id_prefix}-{uuid.uuid4().hex}", int(time.time())
+    if recalled is not None:
+        state = recalled.state
+        if (state.prompt_digest, state.body_digest) != (prompt_digest(prompt.token_ids), digest):
+            raise InvalidRequestError("the stream belongs to another request: send the same body again", HEADER)
+        answer_id, created = state.answer_id, state.created
+    name = secrets.token_urlsafe(NAME_BYTES)
+    return ResumableStream(KeptStream(record_id(name, key), digest, answer_id, created), name, recalled)
+
+
+def record_id(name: str, key: str) -> str:
+    """Under what workers keep a stream: to another key the same name leads nowhere."""
+    return hashlib.blake2b(f"{name} {key_digest(key)}".encode(), digest_size=16).hexdigest()

@@ -1,0 +1,95 @@
+"""What workers remember of a request that this router, or another one, has served (worker/records.py)."""
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from router.errors import OverloadedError
+from router.worker import Worker
+from router.worker_registry import WorkerRegistry
+from tandem.messages import Recall, Recalled
+from tandem.request_ids import make_request_id
+
+# A worker that has stopped holds nobody up for longer.
+RECALL_TIMEOUT_S = 2.0
+# An answer may be as long as the model's length: no more are on their way at once.
+MAX_RECALLS = 64
+# Workers connect to a router that has started within a fraction of this.
+SETTLE_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class RecallResult:
+    """What workers have said.
+
+    Attributes:
+        record: of the highest attempt the longest; None: nobody has one.
+        is_certain: whether all have answered that may have one.
+    """
+
+    record: Recalled | None
+    is_certain: bool
+
+
+@dataclass(eq=False, slots=True)
+class _Pending:
+    """Attributes: asked: those who have not answered; done: set when there are none."""
+
+    asked: set[Worker]
+    answers: list[Recalled] = field(default_factory=list)
+    done: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Recalls:
+    """The recalls under way. Belongs to the router's loop."""
+
+    def __init__(self, workers: WorkerRegistry, incarnation: str, clock: Callable[[], float]) -> None:
+        self._workers = workers
+        self._incarnation = incarnation
+        self._clock = clock
+        self._settled_at = clock() + SETTLE_S
+        self._numbers = itertools.count()
+        self._pending: dict[str, _Pending] = {}
+
+    async def recall(self, record_id: str) -> RecallResult:
+        """Asks all workers, of every role: the one with the longest record may be gone. Returns within
+        RECALL_TIMEOUT_S.
+
+        Raises:
+            OverloadedError: too many ask already.
+        """
+        if len(self._pending) >= MAX_RECALLS:
+            raise OverloadedError(f"{MAX_RECALLS} streams are being looked up already; try again")
+        recall_id = make_request_id(self._incarnation, next(self._numbers))
+        workers = list(self._workers)
+        pending = self._pending[recall_id] = _Pending(set(workers))
+        try:
+            for worker in workers:
+                worker.send([Recall(recall_id, record_id)])
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(RECALL_TIMEOUT_S):
+                    if workers:
+                        await pending.done.wait()
+        finally:
+            del self._pending[recall_id]
+        found = [answer for answer in pending.answers if answer.resume_token]
+        record = max(found, key=lambda answer: (answer.attempt, len(answer.token_ids)), default=None)
+        return RecallResult(record, not pending.asked and self._clock() >= self._settled_at)
+
+    def receive(self, worker: Worker, answer: Recalled) -> None:
+        """A worker's answer, which may come when nobody waits for it any more."""
+        if (pending := self._pending.get(answer.recall_id)) is not None and worker in pending.asked:
+            pending.answers.append(answer)
+            self._strike_off(pending, worker)
+
+    def lose_worker(self, worker: Worker) -> None:
+        """Nothing comes from this one any more, and its records are gone."""
+        for pending in self._pending.values():
+            self._strike_off(pending, worker)
+
+    def _strike_off(self, pending: _Pending, worker: Worker) -> None:
+        pending.asked.discard(worker)
+        if not pending.asked:
+            pending.done.set()

@@ -1,0 +1,167 @@
+"""Several routers' HTTP frontends over the same scripted workers, without sockets, and a model whose output is known."""
+
+import asyncio
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from router.config import RouterConfig
+from router.frontends.base import Frontend
+from router.frontends.openai.app import make_app
+from router.recalls import SETTLE_S
+from router.router import Router
+from tandem.messages import Admit, Finished, FirstToken, TokenEvent, Tokens
+from tests.fakes.clock import FakeClock
+from tests.fakes.keeping_worker import KeepingWorker
+from tests.fakes.router_harness import settle
+from tests.fakes.routing import FirstLeastLoaded
+from tests.fakes.tokenizer import ByteTokenizer
+
+KEYS = ("first-key", "second-key")
+PROMPT = "hi"
+
+
+class HttpRouter:
+    """One router's application."""
+
+    def __init__(self, tokenizer: Any, **config: Any) -> None:
+        settings = RouterConfig("nowhere", "fake", 400, cluster_token="secret", api_keys=KEYS, **config)
+        self.clock = FakeClock()
+        self.router = Router(settings, FirstLeastLoaded(), self.clock)
+        self.app = make_app(Frontend(self.router, tokenizer, settings))
+        self.clock.advance(SETTLE_S)
+
+    def post(self, body: dict[str, Any], last_event_id: str = "", key: str = KEYS[0]) -> "HttpCall":
+        return HttpCall(self.app, body, last_event_id, key)
+
+
+class HttpCluster:
+    """
+    Attributes:
+        routers: none knows of the others.
+        output: what the model says, whatever it is asked, token by token.
+    """
+
+    def __init__(self, output: Sequence[int], num_routers: int = 2, tokenizer: Any = None, **config: Any) -> None:
+        self.output = output
+        self.p, self.d = KeepingWorker("p", "prefill"), KeepingWorker("d", "decode")
+        self.routers = [HttpRouter(tokenizer or ByteTokenizer(), **config) for _ in range(num_routers)]
+        for router in self.routers:
+            for worker in (self.p, self.d):
+                worker.join(router.router)
+        self.p.link_to("d")
+
+    async def serve(self, num_tokens: int, step: int = 1) -> None:
+        """Has the workers go on with the request that came last until its output has so many tokens, or has ended.
+
+        Args:
+            step: tokens in a message of the decode worker's.
+        """
+        await settle()
+        admit: Admit = self.d.of(Admit)[-1]
+        key, start = (admit.request_id, admit.attempt), len(admit.output_ids)
+        for index in range(start, num_tokens):
+            reason = admit.sampling.finish_reason(self.output[index], index + 1)
+            if index == start:
+                self.p.say(FirstToken(*key, index, self.output[index], reason, 0, 1))
+                if not reason:
+                    self.d.say(Tokens((TokenEvent(*key, index, (self.output[index],)),)))
+            elif (index - start) % step == 0 or reason or index == num_tokens - 1:
+                first = index - (index - start - 1) % step
+                self.d.say(Tokens((TokenEvent(*key, first, tuple(self.output[first : index + 1])),)))
+                if reason:
+                    self.d.say(Finished(*key, reason, index + 1, 0, 1))
+            # A client that reads at once is sent one event after the other.
+            await settle()
+            if reason:
+                return
+
+
+@dataclass(slots=True)
+class Event:
+    id: str
+    content: dict[str, Any]
+
+    @property
+    def choice(self) -> dict[str, Any]:
+        return self.content["choices"][0]
+
+    @property
+    def text(self) -> str:
+        if not self.content["choices"]:
+            return ""
+        return self.choice["text"] if "text" in self.choice else self.choice["delta"].get("content", "")
+
+
+@dataclass
+class Stream:
+    """What a client has got."""
+
+    status: int = 0
+    body: bytes = b""
+    events: list[Event] = field(default_factory=list)
+    is_done: bool = False
+
+    @property
+    def text(self) -> str:
+        return "".join(event.text for event in self.events)
+
+    @property
+    def error(self) -> dict[str, Any]:
+        return json.loads(self.body)["error"]
+
+
+class HttpCall:
+    """One request of a client, which reads all it can."""
+
+    def __init__(self, app: Any, body: dict[str, Any], last_event_id: str, key: str) -> None:
+        self.stream = Stream()
+        self._app = app
+        self._gone = asyncio.Event()
+        self.task = asyncio.create_task(self._run(body, last_event_id, key))
+
+    async def finish(self) -> Stream:
+        await asyncio.wait_for(self.task, 5.0)
+        return self.stream
+
+    async def leave(self) -> Stream:
+        """Its connection breaks."""
+        self._gone.set()
+        return await self.finish()
+
+    async def _run(self, body: dict[str, Any], last_event_id: str, key: str) -> None:
+        content = json.dumps(body).encode()
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", b"%d" % len(content)),
+            (b"authorization", f"Bearer {key}".encode()),
+        ]
+        if last_event_id:
+            headers.append((b"last-event-id", last_event_id.encode()))
+        path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
+        scope = {"type": "http", "method": "POST", "path": path, "query_string": b"", "headers": headers, "state": {}}
+        messages = [{"type": "http.request", "body": content}]
+
+        async def receive() -> Any:
+            if messages:
+                return messages.pop()
+            await self._gone.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: Any) -> None:
+            stream = self.stream
+            stream.status = message.get("status", stream.status)
+            chunk = message.get("body", b"")
+            stream.body += chunk
+            event_id = ""
+            for line in chunk.decode().splitlines():
+                name, _, value = line.partition(": ")
+                if name == "id":
+                    event_id = value
+                elif name == "data" and value == "[DONE]":
+                    stream.is_done = True
+                elif name == "data":
+                    stream.events.append(Event(event_id, json.loads(value)))
+
+        await self._app(scope, receive, send)
