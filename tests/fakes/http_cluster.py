@@ -1,4 +1,4 @@
-"""Several routers' HTTP frontends over the same scripted workers, without sockets, and a model whose output is known."""
+"""Several routers' HTTP frontends over the same scripted workers, without sockets; what the model says is known."""
 
 import asyncio
 import json

@@ -22,6 +22,7 @@ from tandem.rpc.codec import WORKER_CODEC
 from tandem.v1 import worker_pb2, worker_pb2_grpc
 from tests.fakes.scripted_worker import hello
 from worker.admin import WorkerAdmin
+from worker.records import RecordKeeper
 from worker.router_streams import RouterStreams
 
 TOKEN = "the-token-of-the-cluster"
@@ -208,6 +209,7 @@ def test_a_worker_with_another_token_stays_out_and_gives_up(token: str) -> None:
                 heartbeat=lambda: Heartbeat(1),
                 heartbeat_interval_s=0.1,
                 connect_timeout_s=0.3,
+                records=RecordKeeper(1),
                 post=events.append,
                 set_peers=lambda peers: None,
                 on_connected=joined.set,

@@ -1,27 +1,49 @@
 """A client over HTTP that goes on with a stream, at any router, with scripted workers that keep records."""
 
 import asyncio
+import random
+import secrets
 from typing import Any
 
 import pytest
 
+from router import recalls
 from router.errors import InvalidRequestError
-from router.frontends.openai.resumable import HEADER, EventId
+from router.frontends.openai import streaming
+from router.frontends.openai.resumable import EventId
+from router.recalls import MAX_RECALLS
+from router.text.tokenizer import Tokenizer
 from tandem.messages import Admit, Prefill
-from tests.fakes.http_cluster import KEYS, PROMPT, HttpCluster, Stream
+from tests.fakes.http_cluster import KEYS, PROMPT, Event, HttpCluster, Stream
 from tests.fakes.router_harness import run, settle
+from tests.fakes.tokenizer import ByteTokenizer
 
 COMPLETION = {"prompt": PROMPT, "stream": True, "max_tokens": 9}
 CHAT = {"messages": [{"role": "user", "content": PROMPT}], "stream": True, "max_tokens": 9}
+USAGE = {"stream_options": {"include_usage": True}}
+# It has characters of several bytes, a stop string that begins and does not come, and one that does.
+OUTPUT = "aéSTO b日STOP and on".encode()
+BODIES = {
+    "plain": COMPLETION,
+    "echo and usage": {**COMPLETION, **USAGE, "echo": True},
+    "stop": {**COMPLETION, **USAGE, "max_tokens": 20, "stop": ["STOP", "STONE"]},
+    "chat": CHAT,
+    "chat with usage and stop": {**CHAT, **USAGE, "max_tokens": 20, "stop": "STOP"},
+}
 
 
-async def undisturbed(output: bytes, body: dict[str, Any], tokenizer: Any = None, step: int = 1) -> Stream:
-    cluster = HttpCluster(output, tokenizer=tokenizer)
-    call = cluster.routers[0].post(body)
-    await cluster.serve(len(output), step)
-    stream = await call.finish()
-    assert stream.status == 200 and stream.is_done
-    return stream
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recalls, "RECALL_TIMEOUT_S", 0.3)
+
+
+class ChattyTokenizer(ByteTokenizer):
+    def render_chat(self, messages: Any) -> str:
+        return "".join(message["content"] for message in messages)
+
+
+def cluster_of(output: Any = OUTPUT, tokenizer: Any = None, **config: Any) -> HttpCluster:
+    return HttpCluster(output, tokenizer=tokenizer or ChattyTokenizer(), **config)
 
 
 async def begun(cluster: HttpCluster, body: dict[str, Any], num_tokens: int) -> Stream:
@@ -31,23 +53,47 @@ async def begun(cluster: HttpCluster, body: dict[str, Any], num_tokens: int) -> 
     return await call.leave()
 
 
-def together(*parts: list[Any]) -> dict[str, Any]:
+async def whole(cluster: HttpCluster, body: dict[str, Any]) -> Stream:
+    call = cluster.routers[0].post(body)
+    await cluster.serve(len(cluster.output))
+    stream = await call.finish()
+    assert stream.status == 200 and stream.is_done
+    return stream
+
+
+async def resumed(cluster: HttpCluster, body: dict[str, Any], last: Event, number: int = 1) -> Stream:
+    """What is left, at the second router."""
+    num_before = len(cluster.d.of(Admit))
+    call = cluster.routers[number].post(body, last.id)
+    await settle()
+    if len(cluster.d.of(Admit)) > num_before:
+        await cluster.serve(len(cluster.output))
+    stream = await call.finish()
+    assert stream.status == 200 and stream.is_done, stream.body
+    return stream
+
+
+def contents(*parts: list[Event]) -> dict[str, Any]:
     """What a client makes of the events of a stream and of those that it got later."""
     events = [event for part in parts for event in part]
-    finishes = [e.choice["finish_reason"] for e in events if e.content["choices"] and e.choice["finish_reason"]]
-    usages = [e.content["usage"] for e in events if e.content.get("usage")]
-    roles = [e for e in events if e.content["choices"] and e.choice.get("delta", {}).get("role")]
+    choices = [event.choice for event in events if event.content["choices"]]
     return {
         "text": "".join(event.text for event in events),
-        "finishes": finishes,
-        "usages": usages,
-        "roles": len(roles),
+        "finishes": [choice["finish_reason"] for choice in choices if choice["finish_reason"]],
+        "openings": sum("role" in choice.get("delta", {}) for choice in choices),
+        "usages": [event.content["usage"] for event in events if event.content.get("usage")],
+        "answers": {(event.content["id"], event.content["created"], event.content["object"]) for event in events},
     }
+
+
+def without_name(found: dict[str, Any]) -> dict[str, Any]:
+    """Two answers to the same request differ in what they are called."""
+    return {name: value for name, value in found.items() if name != "answers"}
 
 
 @run
 async def test_the_second_router_carries_on_where_the_text_ends() -> None:
-    cluster = HttpCluster(b"Hello, you")
+    cluster = cluster_of(b"Hello, you")
     first = await begun(cluster, COMPLETION, 5)
     assert first.text == "Hello" and len({event.id.partition(".")[0] for event in first.events}) == 1
     call = cluster.routers[1].post(COMPLETION, first.events[-1].id)
@@ -60,8 +106,299 @@ async def test_the_second_router_carries_on_where_the_text_ends() -> None:
     await cluster.serve(9)
     second = await call.finish()
     assert second.text == ", yo" and second.is_done
-    assert second.events[-1].choice["finish_reason"] == "length"
-    assert {(e.content["id"], e.content["created"]) for e in (*first.events, *second.events)} == {
-        (first.events[0].content["id"], first.events[0].content["created"])
-    }
-    assert cluster.routers[1].router.num_requests == 0
+    assert contents(first.events, second.events)["finishes"] == ["length"]
+    assert len(contents(first.events, second.events)["answers"]) == 1
+
+
+@pytest.mark.parametrize("body", BODIES.values(), ids=BODIES.keys())
+def test_a_stream_that_has_ended_goes_on_after_any_of_its_events(body: dict[str, Any]) -> None:
+    @run
+    async def scenario() -> None:
+        cluster = cluster_of()
+        stream = await whole(cluster, body)
+        assert all(event.id for event in stream.events)
+        for number, last in enumerate(stream.events):
+            for router in (0, 1):
+                rest = await resumed(cluster, body, last, router)
+                assert contents(stream.events[: number + 1], rest.events) == contents(stream.events)
+        if "stop" not in body:
+            assert len(cluster.d.of(Admit)) == 1, "all was known: no worker was asked to compute"
+
+    scenario()
+
+
+@pytest.mark.parametrize("body", BODIES.values(), ids=BODIES.keys())
+def test_a_stream_that_breaks_anywhere_goes_on_from_there_and_from_before(body: dict[str, Any]) -> None:
+    @run
+    async def scenario() -> None:
+        undisturbed = without_name(contents((await whole(cluster_of(), body)).events))
+        cluster = cluster_of()
+        for num_tokens in range(1, len(OUTPUT)):
+            first = await begun(cluster, body, num_tokens)
+            if not first.events:
+                # There is half a character, or what may be a stop string. This client begins again.
+                continue
+            # It lost the last event too, or none.
+            for end in (len(first.events), len(first.events) // 2):
+                if end:
+                    rest = await resumed(cluster, body, first.events[end - 1])
+                    found = contents(first.events[:end], rest.events)
+                    assert without_name(found) == undisturbed and len(found["answers"]) == 1
+        assert all(router.router.num_requests == 0 for router in cluster.routers)
+
+    scenario()
+
+
+@run
+async def test_a_stream_goes_on_again_and_again() -> None:
+    cluster = cluster_of(num_routers=3)
+    body = {**BODIES["chat with usage and stop"]}
+    undisturbed = without_name(contents((await whole(cluster_of(), body)).events))
+    seen = (await begun(cluster, body, 3)).events
+    # The first time nothing comes but what may be a stop string.
+    for router, num_tokens, num_events in ((1, 5, 0), (2, 8, 2), (0, 11, 1)):
+        call = cluster.routers[router].post(body, seen[-1].id)
+        await cluster.serve(num_tokens)
+        more = (await call.leave()).events
+        assert len(more) == num_events
+        seen += more
+    assert len({event.id.partition(".")[0] for event in seen}) == 3
+    # Every id that it has ever seen still leads to the rest.
+    for end in range(1, len(seen) + 1):
+        rest = await resumed(cluster, body, seen[end - 1], 1)
+        assert without_name(contents(seen[:end], rest.events)) == undisturbed
+
+
+@run
+async def test_two_at_once_from_the_same_event() -> None:
+    """A client that asks again before it has heard of the first."""
+    cluster = cluster_of(b"Hello, you")
+    first = await begun(cluster, COMPLETION, 3)
+    calls = [cluster.routers[i].post(COMPLETION, first.events[-1].id) for i in (0, 1)]
+    await settle()
+    assert len(cluster.d.of(Admit)) == 3
+    await cluster.serve(9)
+    # One of them was served to its end; the other can take over from what that has sent, in its own name.
+    texts = [call.stream.text for call in calls]
+    assert sorted(texts) == ["", "lo, yo"]
+    for call in calls:
+        await call.leave()
+
+
+@run
+async def test_tokens_that_the_router_never_heard_of_are_not_computed_again() -> None:
+    cluster = cluster_of(b"Hello, you")
+    call = cluster.routers[0].post(COMPLETION)
+    await cluster.serve(3)
+    # It stands still, and the decode worker goes on for a while.
+    for worker in (cluster.p, cluster.d):
+        worker.leave(cluster.routers[0].router)
+    await cluster.serve(6)
+    assert call.stream.text == "Hel"
+    again = cluster.routers[1].post(COMPLETION, call.stream.events[-1].id)
+    await settle()
+    assert bytes(cluster.d.of(Admit)[-1].output_ids) == b"Hello,"
+    await settle()
+    assert again.stream.text == "lo,", "they are sent before any is computed"
+    await cluster.serve(9)
+    assert (await again.finish()).text == "lo, yo"
+    await call.leave()
+
+
+@run
+async def test_the_first_token_alone_is_kept_by_the_prefill_worker() -> None:
+    cluster = cluster_of(b"Hello, you")
+    cluster.d.records.note = lambda messages: None  # type: ignore[method-assign]
+    first = await begun(cluster, COMPLETION, 1)
+    assert first.text == "H"
+    assert (await resumed(cluster, COMPLETION, first.events[-1])).text == "ello, yo"
+
+
+def test_with_every_tokenizer(any_tokenizer: Tokenizer) -> None:
+    rng = random.Random(0)
+    few = [rng.randrange(any_tokenizer.vocab_size) for _ in range(8)]
+    ids = [rng.choice(few) if rng.random() < 0.6 else rng.randrange(any_tokenizer.vocab_size) for _ in range(24)]
+    body = {"prompt": [5, 6], "stream": True, "max_tokens": len(ids), "ignore_eos": True}
+
+    @run
+    async def scenario() -> None:
+        undisturbed = (await whole(cluster_of(ids, any_tokenizer), body)).text
+        assert undisturbed
+        cluster = cluster_of(ids, any_tokenizer)
+        for num_tokens in range(1, len(ids), 3):
+            first = await begun(cluster, body, num_tokens)
+            for end in range(1, len(first.events) + 1, 4):
+                rest = await resumed(cluster, body, first.events[end - 1])
+                assert "".join(event.text for event in first.events[:end]) + rest.text == undisturbed
+
+    scenario()
+
+
+# --- What is refused. ---
+
+
+def refusal(stream: Stream) -> tuple[int, str | None, str | None]:
+    error = stream.error
+    assert error["type"] in ("invalid_request_error", "server_error", "rate_limit_error") and error["message"]
+    return stream.status, error["code"], error["param"]
+
+
+NOT_FOUND = (404, "stream_not_found", "Last-Event-ID")
+
+
+@run
+async def test_a_stranger_s_stream_is_as_unknown_as_one_that_never_was() -> None:
+    cluster = cluster_of()
+    first = await begun(cluster, COMPLETION, 3)
+    own, made_up = first.events[-1].id, f"{secrets.token_urlsafe(16)}.1.1"
+    stranger = await cluster.routers[1].post(COMPLETION, own, key=KEYS[1]).finish()
+    unknown = await cluster.routers[1].post(COMPLETION, made_up, key=KEYS[1]).finish()
+    assert refusal(stranger) == refusal(unknown) == NOT_FOUND
+    assert stranger.body == unknown.body
+    assert len(cluster.d.of(Admit)) == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"prompt": "ho"}, {"max_tokens": 8}, {"temperature": 0.5}, {"stop": ["x"]}, {"seed": 1}, {"echo": True}],
+    ids=lambda change: next(iter(change)),
+)
+def test_another_body_is_refused(change: dict[str, Any]) -> None:
+    @run
+    async def scenario() -> None:
+        cluster = cluster_of()
+        first = await begun(cluster, COMPLETION, 3)
+        answer = await cluster.routers[1].post({**COMPLETION, **change}, first.events[-1].id).finish()
+        assert refusal(answer) == (400, None, "Last-Event-ID") and "same body" in answer.error["message"]
+        # The order of its fields means nothing.
+        again = dict(reversed(COMPLETION.items()))
+        assert (await resumed(cluster, again, first.events[-1])).status == 200
+
+    scenario()
+
+
+@pytest.mark.parametrize(
+    "change", [{"n": 2}, {"logprobs": 0}, {"stream": False}, {"prompt": ["a", "b"]}], ids=lambda change: str(change)
+)
+def test_what_cannot_be_resumed_has_no_ids_and_takes_none(change: dict[str, Any]) -> None:
+    @run
+    async def scenario() -> None:
+        cluster = cluster_of()
+        body = {**COMPLETION, **change}
+        answer = await cluster.routers[0].post(body, f"{'A' * 22}.1.1").finish()
+        assert refusal(answer) == (400, None, "Last-Event-ID") and "one output" in answer.error["message"]
+        call = cluster.routers[0].post(body)
+        await settle()
+        assert all(not admit.record_id and not admit.resume_token for admit in cluster.d.of(Admit))
+        await call.leave()
+        assert b"id: " not in call.stream.body and not len(cluster.d.records)
+
+    scenario()
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", ".1", ".0.0", ".01.1", ".1.-1", ".1.1.3", ".1.1.", ".1.1 ", ".1.٣", f".{'9' * 10}.1", "A.1.1", "A" * 10_000],
+)
+@pytest.mark.parametrize("name", ["A" * 22, "A" * 21 + "+", ""])
+def test_what_is_no_id(name: str, text: str) -> None:
+    text = name + text
+    with pytest.raises(InvalidRequestError, match="none of the ids"):
+        EventId.parse(text)
+
+
+@run
+async def test_a_record_that_does_not_reach_what_the_client_has_is_lost() -> None:
+    cluster = cluster_of(b"Hello, you")
+    first = await begun(cluster, COMPLETION, 5)
+    # The decode worker has died; the prefill worker has the first token.
+    cluster.d.records = type(cluster.d.records)(2**20)
+    answer = await cluster.routers[1].post(COMPLETION, first.events[-1].id).finish()
+    assert refusal(answer) == (410, "stream_lost", "Last-Event-ID")
+    # A client that has no more than that goes on.
+    assert (await resumed(cluster, COMPLETION, first.events[0])).text == "ello, yo"
+    cluster.p.records = type(cluster.p.records)(2**20)
+    answer = await cluster.routers[1].post(COMPLETION, first.events[0].id).finish()
+    assert refusal(answer) == NOT_FOUND
+
+
+@run
+async def test_a_worker_that_stands_still_holds_nobody_up_for_long() -> None:
+    cluster = cluster_of(b"Hello, you")
+    first = await begun(cluster, COMPLETION, 5)
+    cluster.p.is_stopped = True
+    call = cluster.routers[1].post(COMPLETION, first.events[-1].id)
+    await settle()
+    assert len(cluster.d.of(Admit)) == 1, "the one that says nothing may know more"
+    await asyncio.sleep(recalls.RECALL_TIMEOUT_S + 0.2)
+    assert len(cluster.d.of(Admit)) == 2
+    await call.leave()
+    # What the one that answers does not know the other may.
+    cluster.p.is_stopped, cluster.d.is_stopped = False, True
+    answer = await cluster.routers[1].post(COMPLETION, first.events[-1].id).finish()
+    assert refusal(answer) == (503, "unavailable", None)
+
+
+@run
+async def test_many_who_guess_are_bounded_and_leave_nothing() -> None:
+    cluster = cluster_of()
+    first = await begun(cluster, COMPLETION, 5)
+    router = cluster.routers[1]
+    for worker in (cluster.p, cluster.d):
+        worker.is_stopped = True
+    guesses = [router.post(COMPLETION, f"{secrets.token_urlsafe(16)}.1.1", KEYS[1]) for _ in range(4 * MAX_RECALLS)]
+    refusals = [refusal(await guess.finish()) for guess in guesses]
+    assert refusals.count((429, "overloaded", None)) == 3 * MAX_RECALLS
+    assert refusals.count((503, "unavailable", None)) == MAX_RECALLS
+    for worker in (cluster.p, cluster.d):
+        worker.is_stopped = False
+    guesses = [router.post(COMPLETION, f"{secrets.token_urlsafe(16)}.1.1", KEYS[1]) for _ in range(20)]
+    assert {refusal(await guess.finish()) for guess in guesses} == {NOT_FOUND}
+    assert (len(cluster.p.records), len(cluster.d.records)) == (1, 1)
+    assert (await resumed(cluster, COMPLETION, first.events[-1])).is_done
+
+
+@run
+async def test_it_passes_a_full_queue_as_it_had_a_place_there() -> None:
+    cluster = cluster_of(b"Hello, you", max_queued_requests=1)
+    first = await begun(cluster, COMPLETION, 5)
+    waiting = cluster.routers[1].post(COMPLETION)
+    await settle()
+    assert (await cluster.routers[1].post(COMPLETION).finish()).status == 429
+    assert (await resumed(cluster, COMPLETION, first.events[-1])).text == ", yo"
+    await waiting.leave()
+
+
+@run
+async def test_a_key_has_no_more_in_hand_with_it() -> None:
+    cluster = cluster_of(b"Hello, you", max_requests_per_key=1)
+    first = await begun(cluster, COMPLETION, 5)
+    other = cluster.routers[1].post(COMPLETION)
+    await settle()
+    answer = await cluster.routers[1].post(COMPLETION, first.events[-1].id).finish()
+    assert refusal(answer) == (429, "overloaded", None)
+    await other.leave()
+
+
+# --- Silence. ---
+
+
+def test_a_stream_without_events_has_comments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streaming, "KEEPALIVE_S", 0.02)
+
+    @run
+    async def scenario() -> None:
+        cluster = cluster_of()
+        call = cluster.routers[0].post(COMPLETION)
+        await cluster.serve(1)
+        await asyncio.sleep(0.3)
+        assert 3 <= call.stream.body.count(b"\n:") <= 15
+        await cluster.serve(2)
+        call.stream.events.clear()
+        await cluster.serve(9)
+        stream = await call.finish()
+        assert stream.is_done and stream.body.endswith(b"[DONE]\n\n")
+        # An empty line after a comment would be an event to some clients.
+        assert b":\n\n" not in stream.body
+
+    scenario()
