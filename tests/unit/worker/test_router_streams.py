@@ -10,6 +10,7 @@ import pytest
 
 from tandem.messages import (
     Abort,
+    Admit,
     Failed,
     FirstToken,
     Heartbeat,
@@ -17,6 +18,8 @@ from tandem.messages import (
     LinkState,
     Peer,
     Peers,
+    Recall,
+    Recalled,
     TokenEvent,
     Tokens,
     Welcome,
@@ -25,6 +28,7 @@ from tandem.request_ids import make_request_id, router_of
 from tandem.rpc.batch_writer import BatchWriter
 from tandem.rpc.channel import bind, new_server
 from tandem.rpc.codec import ROUTER_CODEC, WORKER_CODEC
+from tandem.sampling_params import SamplingParams
 from tandem.v1 import worker_pb2_grpc
 from tests.fakes.link_ends import wait_until
 from tests.fakes.scripted_worker import hello
@@ -207,6 +211,27 @@ async def test_a_router_that_speaks_of_another_s_request_is_not_obeyed(
     wrong.say(Abort(make_request_id(right.incarnation, 1), 0))
     await wait_until(lambda: RouterLost(lost) in worker.events)
     assert not any(isinstance(e, FromRouter) and isinstance(e.message, Abort) for e in worker.events)
+
+
+@scenario_of(2)
+async def test_any_router_is_told_what_was_kept_of_a_dead_one_s_request(
+    worker: WorkerEnd, running: Any, *routers: RouterPort
+) -> None:
+    gone, other = routers
+    request_id = make_request_id(gone.incarnation, 1)
+    sampling = SamplingParams(9)
+    gone.say(Admit(request_id, 0, (1,), (), sampling, 1.0, record_id="record", resume_token=b"token"))
+    await wait_until(lambda: any(isinstance(e, FromRouter) and isinstance(e.message, Admit) for e in worker.events))
+    worker.streams.send([Tokens((TokenEvent(request_id, 0, 0, (5, 6)),))])
+    lost = gone.incarnation
+    await gone.stop()
+    await wait_until(lambda: RouterLost(lost) in worker.events)
+    # Its end is on its way through the engine thread: what is said meanwhile no router hears.
+    worker.streams.send([Tokens((TokenEvent(request_id, 0, 2, (7,)),))])
+    other.say(Recall("mine", "record"), Recall("unknown", "another"))
+    await wait_until(lambda: len(other.heard) == 2)
+    assert other.heard == [Recalled("mine", 0, (5, 6, 7), b"token"), Recalled("unknown")]
+    assert not any(isinstance(e, FromRouter) and isinstance(e.message, Recall) for e in worker.events)
 
 
 @scenario_of(2)

@@ -1,0 +1,107 @@
+"""Asking workers what they have kept: whose word counts, and how long anybody is waited for."""
+
+import asyncio
+
+import pytest
+
+from router import recalls
+from router.errors import OverloadedError
+from router.recalls import MAX_RECALLS, SETTLE_S, RecallResult
+from tandem.messages import Recall, Recalled
+from tests.fakes.router_harness import RouterHarness, run, settle
+from tests.fakes.scripted_worker import ScriptedWorker
+
+
+def settled(num_prefill: int = 1, num_decode: int = 2) -> RouterHarness:
+    h = RouterHarness(num_prefill, num_decode)
+    h.clock.advance(SETTLE_S)
+    return h
+
+
+def answer(worker: ScriptedWorker, attempt: int = 0, *token_ids: int) -> Recalled:
+    """Says what it knows; without tokens: nothing."""
+    recall = worker.of(Recall)[-1]
+    said = Recalled(recall.recall_id, attempt, token_ids, b"token" if token_ids else b"")
+    worker.say(said)
+    return said
+
+
+@run
+async def test_the_highest_attempt_counts_and_then_the_longest() -> None:
+    h = settled(2, 3)
+    asking = asyncio.create_task(h.router.recalls.recall("name"))
+    await settle()
+    workers = [*h.p, *h.d]
+    assert [worker.of(Recall)[0].record_id for worker in workers] == ["name"] * 5
+    answer(workers[0], 1, 7)
+    answer(workers[1], 0, 7, 8, 9, 10)
+    expected = answer(workers[2], 1, 7, 8, 11)
+    answer(workers[3], 1, 7, 8)
+    await settle()
+    assert not asking.done(), "the last one may know more"
+    answer(workers[4])
+    assert await asking == RecallResult(expected, True)
+
+
+@run
+async def test_a_worker_that_is_lost_meanwhile_is_not_waited_for() -> None:
+    h = settled()
+    asking = asyncio.create_task(h.router.recalls.recall("name"))
+    await settle()
+    answer(h.p[0])
+    answer(h.d[0])
+    h.router.lose_worker(h.d[1].worker, "disconnected", "its process has ended")
+    assert await asking == RecallResult(None, True)
+
+
+@run
+async def test_without_workers_nothing_is_known() -> None:
+    h = settled(0, 0)
+    assert await h.router.recalls.recall("name") == RecallResult(None, True)
+
+
+def test_one_that_says_nothing_is_waited_for_so_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recalls, "RECALL_TIMEOUT_S", 0.1)
+
+    @run
+    async def scenario() -> None:
+        h = settled()
+        asking = asyncio.create_task(h.router.recalls.recall("name"))
+        await settle()
+        expected = answer(h.p[0], 0, 7)
+        answer(h.d[0])
+        assert await asking == RecallResult(expected, False)
+        # Its late word harms nobody, nor does one that was never asked for.
+        answer(h.d[1], 3, 8)
+        h.d[1].say(Recalled("made up", 3, (8,), b"token"))
+
+    scenario()
+
+
+@run
+async def test_a_router_that_has_just_started_is_not_certain() -> None:
+    h = RouterHarness()
+    asking = asyncio.create_task(h.router.recalls.recall("name"))
+    await settle()
+    for worker in (*h.p, *h.d):
+        answer(worker)
+    assert await asking == RecallResult(None, False)
+
+
+@run
+async def test_no_more_than_so_many_at_once() -> None:
+    h = settled()
+    asking = [asyncio.create_task(h.router.recalls.recall(f"name-{i}")) for i in range(MAX_RECALLS)]
+    await settle()
+    with pytest.raises(OverloadedError):
+        await h.router.recalls.recall("one more")
+    # A client that leaves makes room.
+    asking[0].cancel()
+    await settle()
+    asking.append(asyncio.create_task(h.router.recalls.recall("another")))
+    await settle()
+    for worker in (*h.p, *h.d):
+        for recall in worker.of(Recall):
+            worker.say(Recalled(recall.recall_id))
+    results = await asyncio.gather(*asking, return_exceptions=True)
+    assert results[1:] == [RecallResult(None, True)] * MAX_RECALLS
