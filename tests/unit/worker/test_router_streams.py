@@ -226,11 +226,11 @@ async def test_any_router_is_told_what_was_kept_of_a_dead_one_s_request(
     lost = gone.incarnation
     await gone.stop()
     await wait_until(lambda: RouterLost(lost) in worker.events)
-    # Its end is on its way through the engine thread: what is said meanwhile no router hears.
+    # Its end is on its way to the engine thread: what is said meanwhile is of no use to any router.
     worker.streams.send([Tokens((TokenEvent(request_id, 0, 2, (7,)),))])
     other.say(Recall("mine", "record"), Recall("unknown", "another"))
-    await wait_until(lambda: len(other.heard) == 2)
-    assert other.heard == [Recalled("mine", 0, (5, 6, 7), b"token"), Recalled("unknown")]
+    await wait_until(lambda: Recalled("unknown") in other.heard)
+    assert Recalled("mine", 0, (5, 6, 7), b"token") in other.heard
     assert not any(isinstance(e, FromRouter) and isinstance(e.message, Recall) for e in worker.events)
 
 
