@@ -16,6 +16,7 @@ import ray
 from deploy.cluster_config import ClusterConfig
 from tandem.client import TandemClient, TandemError
 from tests.cluster.conftest import VOCAB_SIZE, Clusters, Oracle, ServedCluster, wait_until
+from tests.cluster.event_client import EventClient, RefusedError
 from tests.cluster.faults import LiveStream
 
 ROUTERS = ("router-0", "router-1")
@@ -192,3 +193,51 @@ def test_streams_outlive_any_number_of_routers(
     kept_gap, other_gap = strike_again_and_again(served, clients, tiny_oracle, signum, 20)
     print(f"{signum.name}: longest gap {kept_gap:.2f} s where the router was left alone, {other_gap:.2f} s elsewhere")
     assert kept_gap < MAX_GAP_S
+
+
+def strike_event_streams(
+    served: ServedCluster,
+    clients: dict[str, TandemClient],
+    oracle: Oracle,
+    signum: signal.Signals,
+    num_repetitions: int,
+) -> None:
+    """Ends routers under streams over HTTP. Every one of them goes on to exactly its text."""
+    rng = random.Random(f"events {signum} {num_repetitions}")
+    for number in range(num_repetitions):
+        for client in clients.values():
+            wait_until(lambda client=client: is_ready(client), 30.0, "all routers are there")  # type: ignore[misc]
+        victim, other = ROUTERS if number % 2 else ROUTERS[::-1]
+        addresses = [served.cluster.routers[name].http for name in (victim, other)]
+        prompts = [random_ids(rng, rng.choice((20, 60))) for _ in range(4)]
+        body = {"max_tokens": NUM_TOKENS, "temperature": 0, "ignore_eos": True, "seed": number}
+        usage = {"stream_options": {"include_usage": True}}
+        struck = [EventClient(addresses, {**body, **usage, "prompt": prompt}) for prompt in prompts]
+        kept = EventClient(addresses[::-1], {**body, **usage, "prompt": prompts[0]})
+        assert rng.choice(struck).wait_characters(rng.randrange(1, NUM_TOKENS // 3))
+        os.kill(pid_of(served, victim), signum)
+        for stream, prompt in zip((*struck, kept), (*prompts, prompts[0]), strict=True):
+            assert stream.finish() == oracle.decode(oracle.generate(prompt, NUM_TOKENS, ignore_eos=True))
+            assert (stream.finish_reasons, len(stream.usages), len(stream.answer_ids)) == (["length"], 1, 1)
+            assert stream.usages[0]["completion_tokens"] == NUM_TOKENS
+        assert any(stream.num_breaks for stream in struck) and not kept.num_breaks
+        served.wait_clean(within_s=10.0)
+
+
+def test_streams_of_text_outlive_their_router(
+    served: ServedCluster, clients: dict[str, TandemClient], tiny_oracle: Oracle
+) -> None:
+    strike_event_streams(served, clients, tiny_oracle, signal.SIGKILL, 1)
+    addresses = [served.cluster.routers[ROUTERS[0]].http]
+    with pytest.raises(RefusedError, match="nothing is known") as refused:
+        EventClient(addresses, {"prompt": [1]}, last_event_id=f"{'A' * 22}.1.1").finish()
+    assert refused.value.status == 404
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSTOP], ids=["kill", "stop"])
+def test_streams_of_text_outlive_any_number_of_routers(
+    served: ServedCluster, clients: dict[str, TandemClient], tiny_oracle: Oracle, signum: signal.Signals
+) -> None:
+    strike_event_streams(served, clients, tiny_oracle, signum, 8)
