@@ -71,20 +71,16 @@ class RecordKeeper:
         num_tokens = 0
         for message in messages:
             if isinstance(message, Tokens):
-                # There is one for every request of a decode step: no call is made for each.
+                # There is an event for every request of a decode step: no call is made for each.
                 for event in message.events:
-                    record = find(event.request_id)
-                    if record is None or record.attempt != event.attempt:
+                    if (record := find(event.request_id)) is None or record.attempt != event.attempt:
                         continue
-                    token_ids = record.token_ids
-                    if event.index == len(token_ids):
-                        token_ids.extend(event.token_ids)
-                        num_tokens += len(event.token_ids)
-                    elif event.index < len(token_ids):
+                    known, new = record.token_ids, event.token_ids
+                    if event.index != len(known):
                         # In role `both` the first token stands here already.
-                        fresh = event.token_ids[len(token_ids) - event.index :]
-                        token_ids.extend(fresh)
-                        num_tokens += len(fresh)
+                        new = new[len(known) - event.index :] if event.index < len(known) else ()
+                    known.extend(new)
+                    num_tokens += len(new)
             elif isinstance(message, FirstToken):
                 record = find(message.request_id)
                 if record is not None and (record.attempt, len(record.token_ids)) == (message.attempt, message.index):
