@@ -7,7 +7,13 @@ import pytest
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 
-from router.errors import InvalidRequestError, OverloadedError, UnknownModelError
+from router.errors import (
+    InvalidRequestError,
+    LostStreamError,
+    OverloadedError,
+    UnknownModelError,
+    UnknownStreamError,
+)
 from router.frontends.openai.errors import error_response, invalid_body, status_response
 from router.frontends.openai.schema import ChatCompletionRequest, CompletionRequest
 
@@ -17,6 +23,8 @@ from router.frontends.openai.schema import ChatCompletionRequest, CompletionRequ
     [
         (InvalidRequestError("why", "top_p"), 400, "invalid_request_error", None, "top_p"),
         (UnknownModelError("why", "model"), 404, "invalid_request_error", "model_not_found", "model"),
+        (UnknownStreamError("why", "x"), 404, "invalid_request_error", "stream_not_found", "x"),
+        (LostStreamError("why", "x"), 410, "invalid_request_error", "stream_lost", "x"),
         (OverloadedError("why"), 429, "rate_limit_error", "overloaded", None),
     ],
 )

@@ -1,6 +1,7 @@
 """Several generations at once, and clients that leave."""
 
 import asyncio
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
@@ -8,7 +9,8 @@ import pytest
 from router.access import Access
 from router.errors import UnavailableError
 from router.frontends.generation import Generation
-from router.frontends.openai.streaming import ClientGoneError, pieces_of, unless_client_leaves
+from router.frontends.openai import streaming
+from router.frontends.openai.streaming import ClientGoneError, Event, EventStream, pieces_of, unless_client_leaves
 from router.text.output_text import OutputText
 from tandem.lifecycle import RECEIVED
 from tandem.messages import Failed, Finished
@@ -93,3 +95,75 @@ async def test_work_ends_with_its_client() -> None:
     with pytest.raises(ClientGoneError):
         await waiting
     assert ended.is_set()
+
+
+# --- Silence. ---
+
+
+class SlowClient:
+    """Takes what it is sent while `takes` is set, and stays."""
+
+    def __init__(self) -> None:
+        self.takes = asyncio.Event()
+        self.takes.set()
+        self.bodies: list[bytes] = []
+        self.num_sending = 0
+
+    async def send(self, message: Any) -> None:
+        self.num_sending += 1
+        assert self.num_sending == 1, "two parts of an answer on their way at once"
+        try:
+            await self.takes.wait()
+            self.bodies.append(message.get("body", b""))
+        finally:
+            self.num_sending -= 1
+
+    async def receive(self) -> Any:
+        await asyncio.Future()
+
+
+async def events_of(queue: "asyncio.Queue[str]") -> AsyncGenerator[Event]:
+    while text := await queue.get():
+        yield "", {"text": text}
+
+
+def test_an_event_waits_for_the_comment_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streaming, "KEEPALIVE_S", 0.05)
+
+    @run
+    async def scenario() -> None:
+        client, queue = SlowClient(), asyncio.Queue[str]()
+        answering = asyncio.create_task(
+            EventStream(events_of(queue), ("", {"text": "a"}))({}, client.receive, client.send)
+        )
+        await settle()
+        client.takes.clear()
+        await asyncio.sleep(0.12)
+        assert client.num_sending == 1, "a comment is on its way"
+        queue.put_nowait("b")
+        await asyncio.sleep(0.1)
+        client.takes.set()
+        queue.put_nowait("")
+        await answering
+        assert b"".join(client.bodies) == b'data: {"text":"a"}\n\n:\ndata: {"text":"b"}\n\ndata: [DONE]\n\n'
+
+    scenario()
+
+
+def test_a_client_that_takes_no_comment_counts_as_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streaming, "KEEPALIVE_S", 0.05)
+    monkeypatch.setattr(streaming, "READ_TIMEOUT_S", 0.2)
+
+    @run
+    async def scenario() -> None:
+        client, queue = SlowClient(), asyncio.Queue[str]()
+        answering = asyncio.create_task(
+            EventStream(events_of(queue), ("", {"text": "a"}))({}, client.receive, client.send)
+        )
+        await settle()
+        client.takes.clear()
+        await asyncio.wait_for(answering, 2.0)
+        await settle()
+        assert client.num_sending == 0 and len(asyncio.all_tasks()) == 1
+
+    scenario()
