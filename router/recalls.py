@@ -14,8 +14,10 @@ from tandem.request_ids import make_request_id
 
 # A worker that has stopped holds nobody up for longer.
 RECALL_TIMEOUT_S = 2.0
-# An answer may be as long as the model's length: no more are on their way at once.
-MAX_RECALLS = 64
+# An answer may be as long as the model's length: no more are on their way at once. Where a router has died, many ask at
+# the same time: they wait for their turn.
+MAX_RECALLS = 32
+WAIT_TIMEOUT_S = 10.0
 # Workers connect to a router that has started within a fraction of this.
 SETTLE_S = 5.0
 
@@ -51,17 +53,38 @@ class Recalls:
         self._clock = clock
         self._settled_at = clock() + SETTLE_S
         self._numbers = itertools.count()
+        self._slots = asyncio.Semaphore(MAX_RECALLS)
         self._pending: dict[str, _Pending] = {}
 
     async def recall(self, record_id: str) -> RecallResult:
-        """Asks all workers, of every role: the one with the longest record may be gone. Returns within
-        RECALL_TIMEOUT_S.
+        """Asks all workers, of every role: the one with the longest record may be gone. Returns RECALL_TIMEOUT_S after
+        its turn has come at the latest.
 
         Raises:
-            OverloadedError: too many ask already.
+            OverloadedError: its turn has not come within WAIT_TIMEOUT_S.
         """
-        if len(self._pending) >= MAX_RECALLS:
-            raise OverloadedError(f"{MAX_RECALLS} streams are being looked up already; try again")
+        try:
+            async with asyncio.timeout(WAIT_TIMEOUT_S):
+                await self._slots.acquire()
+        except TimeoutError as error:
+            raise OverloadedError("too many streams are being looked up; try again later") from error
+        try:
+            return await self._ask(record_id)
+        finally:
+            self._slots.release()
+
+    def receive(self, worker: Worker, answer: Recalled) -> None:
+        """A worker's answer, which may come when nobody waits for it any more."""
+        if (pending := self._pending.get(answer.recall_id)) is not None and worker in pending.asked:
+            pending.answers.append(answer)
+            self._strike_off(pending, worker)
+
+    def lose_worker(self, worker: Worker) -> None:
+        """Nothing comes from this one any more, and its records are gone."""
+        for pending in self._pending.values():
+            self._strike_off(pending, worker)
+
+    async def _ask(self, record_id: str) -> RecallResult:
         recall_id = make_request_id(self._incarnation, next(self._numbers))
         workers = list(self._workers)
         pending = self._pending[recall_id] = _Pending(set(workers))
@@ -77,17 +100,6 @@ class Recalls:
         found = [answer for answer in pending.answers if answer.resume_token]
         record = max(found, key=lambda answer: (answer.attempt, len(answer.token_ids)), default=None)
         return RecallResult(record, not pending.asked and self._clock() >= self._settled_at)
-
-    def receive(self, worker: Worker, answer: Recalled) -> None:
-        """A worker's answer, which may come when nobody waits for it any more."""
-        if (pending := self._pending.get(answer.recall_id)) is not None and worker in pending.asked:
-            pending.answers.append(answer)
-            self._strike_off(pending, worker)
-
-    def lose_worker(self, worker: Worker) -> None:
-        """Nothing comes from this one any more, and its records are gone."""
-        for pending in self._pending.values():
-            self._strike_off(pending, worker)
 
     def _strike_off(self, pending: _Pending, worker: Worker) -> None:
         pending.asked.discard(worker)

@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive
 
 from router.errors import InvalidRequestError
 from router.frontends.base import Frontend
@@ -58,9 +58,10 @@ class ChatAnswer(Answer):
 
 
 async def serve_chat(
-    frontend: Frontend, body: ChatCompletionRequest, key: str, receive: Receive, last_event_id: str | None
+    frontend: Frontend, body: ChatCompletionRequest, request: Request, last_event_id: str | None
 ) -> Response:
     """Raises RequestError, ClientGoneError."""
+    key = request.state.key
     with frontend.refusals_counted():
         frontend.check_model(body.model or "")
         check_num_choices(1, body.n)
@@ -75,9 +76,9 @@ async def serve_chat(
         resumable = is_resumable(body, options, 1)
         last = last_event(last_event_id, is_resumable=resumable)
         with frontend.admission(key, body.n or 1, is_resumed=last is not None):
-            recalled = await recall_stream(frontend, key, last) if last else None
+            recalled = await recall_stream(frontend, key, last, request.state.hold) if last else None
             prompt = await frontend.tokenize([{"role": m.role, "content": m.text} for m in body.messages])
         stream = make_stream(body, prompt, key, ChatAnswer.id_prefix, recalled) if resumable else None
         # Without a limit an answer may fill the model's length.
         generations = begin_all(frontend, [prompt], options, body, key, None, stream)
-    return await ChatAnswer(frontend, [prompt], generations, stream=stream).respond(body, receive)
+    return await ChatAnswer(frontend, [prompt], generations, stream=stream).respond(body, request.receive)

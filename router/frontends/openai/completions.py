@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive
 
 from router.errors import InvalidRequestError
 from router.frontends.base import Frontend, PromptInput
@@ -56,9 +56,10 @@ class CompletionAnswer(Answer):
 
 
 async def serve_completion(
-    frontend: Frontend, body: CompletionRequest, key: str, receive: Receive, last_event_id: str | None
+    frontend: Frontend, body: CompletionRequest, request: Request, last_event_id: str | None
 ) -> Response:
     """Raises RequestError, ClientGoneError."""
+    key = request.state.key
     with frontend.refusals_counted():
         frontend.check_model(body.model or "")
         inputs = _inputs(body.prompt)
@@ -69,13 +70,13 @@ async def serve_completion(
         resumable = is_resumable(body, options, len(inputs))
         last = last_event(last_event_id, is_resumable=resumable)
         with frontend.admission(key, len(inputs) * (body.n or 1), is_resumed=last is not None):
-            recalled = await recall_stream(frontend, key, last) if last else None
+            recalled = await recall_stream(frontend, key, last, request.state.hold) if last else None
             prompts = [await frontend.tokenize(prompt) for prompt in inputs]
             texts = [await frontend.prompt_text(prompt) for prompt in inputs] if body.echo else []
         stream = make_stream(body, prompts[0], key, CompletionAnswer.id_prefix, recalled) if resumable else None
         generations = begin_all(frontend, prompts, options, body, key, DEFAULT_MAX_TOKENS, stream)
     echoes = [text for text in texts for _ in range(body.n or 1)]
-    return await CompletionAnswer(frontend, prompts, generations, echoes, stream).respond(body, receive)
+    return await CompletionAnswer(frontend, prompts, generations, echoes, stream).respond(body, request.receive)
 
 
 def _inputs(prompt: str | list[Any]) -> list[PromptInput]:

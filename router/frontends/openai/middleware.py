@@ -25,7 +25,8 @@ MAX_DISCARDED_BYTES = 64 * 2**20
 
 
 class AccessMiddleware:
-    """ASGI middleware. Whose request it is stands in `scope["state"]["key"]`."""
+    """ASGI middleware. Whose request it is stands in `scope["state"]["key"]`, and in `["hold"]` a function that counts
+    what else it holds as bytes in hand; it raises OverloadedError."""
 
     def __init__(self, app: ASGIApp, frontend: Frontend) -> None:
         self._app = app
@@ -60,6 +61,7 @@ class AccessMiddleware:
             return
         with self._frontend.access.hold_bytes(key) as hold:
             body.count = partial(self._count, hold)
+            scope.setdefault("state", {})["hold"] = hold
             await self._app(scope, body.receive, body.closing(send))
 
     def _count(self, hold: Callable[[int], None], num_bytes: int) -> None:

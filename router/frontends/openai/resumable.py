@@ -14,6 +14,7 @@ import re
 import secrets
 import time
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from router.access import key_digest
@@ -24,6 +25,8 @@ from router.resumption import KeptStream, ResumeState, Resumption, prompt_digest
 
 HEADER = "Last-Event-ID"
 NAME_BYTES = 16
+# A token of a list takes so much.
+TOKEN_BYTES = 32
 _EVENT_ID = re.compile(r"([A-Za-z0-9_-]{22})\.([1-9][0-9]{0,8})\.(0|[1-9][0-9]{0,8})(?:\.([12]))?")
 # The prompt is compared as tokens.
 _PROMPT_FIELDS = {"prompt", "messages"}
@@ -113,14 +116,17 @@ def last_event(header: str | None, *, is_resumable: bool) -> EventId | None:
     return EventId.parse(header)
 
 
-async def recall_stream(frontend: Frontend, key: str, last: EventId) -> RecalledStream:
+async def recall_stream(frontend: Frontend, key: str, last: EventId, hold: Callable[[int], None]) -> RecalledStream:
     """What workers have kept of a stream.
+
+    Args:
+        hold: counts bytes as in hand.
 
     Raises:
         UnknownStreamError: nobody knows of it, or it is another key's.
         LostStreamError: less of it is left than the client has.
         UnavailableError: not all workers have answered, and the others do not know enough.
-        OverloadedError: too many streams are being looked up.
+        OverloadedError: too many streams are being looked up, or there is no room for what is known of this one.
     """
     found = await frontend.router.recalls.recall(record_id(last.name, key))
     record = found.record
@@ -130,6 +136,8 @@ async def recall_stream(frontend: Frontend, key: str, last: EventId) -> Recalled
         if record is None:
             raise UnknownStreamError("nothing is known of this stream: begin again, without the header", HEADER)
         raise LostStreamError("the end of this stream is lost: begin again, without the header", HEADER)
+    # The body that names it may be a thousand times as small.
+    hold(TOKEN_BYTES * len(record.token_ids))
     resumption = Resumption(record.resume_token, record.token_ids, last.num_characters, last.num_tokens)
     return RecalledStream(last, frontend.open_resume_token(record.resume_token, key), resumption)
 

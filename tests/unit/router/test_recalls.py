@@ -88,20 +88,29 @@ async def test_a_router_that_has_just_started_is_not_certain() -> None:
     assert await asking == RecallResult(None, False)
 
 
-@run
-async def test_no_more_than_so_many_at_once() -> None:
-    h = settled()
-    asking = [asyncio.create_task(h.router.recalls.recall(f"name-{i}")) for i in range(MAX_RECALLS)]
-    await settle()
-    with pytest.raises(OverloadedError):
-        await h.router.recalls.recall("one more")
-    # A client that leaves makes room.
-    asking[0].cancel()
-    await settle()
-    asking.append(asyncio.create_task(h.router.recalls.recall("another")))
-    await settle()
-    for worker in (*h.p, *h.d):
-        for recall in worker.of(Recall):
-            worker.say(Recalled(recall.recall_id))
-    results = await asyncio.gather(*asking, return_exceptions=True)
-    assert results[1:] == [RecallResult(None, True)] * MAX_RECALLS
+def test_no_more_than_so_many_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recalls, "WAIT_TIMEOUT_S", 0.1)
+
+    @run
+    async def scenario() -> None:
+        h = settled()
+        asking = [asyncio.create_task(h.router.recalls.recall(f"name-{i}")) for i in range(MAX_RECALLS + 3)]
+        await settle()
+        assert len(h.p[0].of(Recall)) == MAX_RECALLS
+        # A client that leaves makes room, and so does one that is answered.
+        asking[0].cancel()
+        for worker in (*h.p, *h.d):
+            worker.say(Recalled(worker.of(Recall)[1].recall_id))
+        await settle()
+        assert [recall.record_id for recall in h.p[0].of(Recall)[MAX_RECALLS:]] == [
+            f"name-{MAX_RECALLS}",
+            f"name-{MAX_RECALLS + 1}",
+        ]
+        with pytest.raises(OverloadedError):
+            await asking[-1]
+        for worker in (*h.p, *h.d):
+            for recall in worker.of(Recall)[2:]:
+                worker.say(Recalled(recall.recall_id))
+        assert await asyncio.gather(*asking[1:-1]) == [RecallResult(None, True)] * (MAX_RECALLS + 1)
+
+    scenario()

@@ -34,7 +34,8 @@ BODIES = {
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recalls, "RECALL_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(recalls, "RECALL_TIMEOUT_S", 0.4)
+    monkeypatch.setattr(recalls, "WAIT_TIMEOUT_S", 0.6)
 
 
 class ChattyTokenizer(ByteTokenizer):
@@ -225,9 +226,9 @@ def test_with_every_tokenizer(any_tokenizer: Tokenizer) -> None:
         undisturbed = (await whole(cluster_of(ids, any_tokenizer), body)).text
         assert undisturbed
         cluster = cluster_of(ids, any_tokenizer)
-        for num_tokens in range(1, len(ids), 3):
+        for num_tokens in range(1, len(ids), 5):
             first = await begun(cluster, body, num_tokens)
-            for end in range(1, len(first.events) + 1, 4):
+            for end in range(1, len(first.events) + 1, 5):
                 rest = await resumed(cluster, body, first.events[end - 1])
                 assert "".join(event.text for event in first.events[:end]) + rest.text == undisturbed
 
@@ -348,8 +349,8 @@ async def test_many_who_guess_are_bounded_and_leave_nothing() -> None:
         worker.is_stopped = True
     guesses = [router.post(COMPLETION, f"{secrets.token_urlsafe(16)}.1.1", KEYS[1]) for _ in range(4 * MAX_RECALLS)]
     refusals = [refusal(await guess.finish()) for guess in guesses]
-    assert refusals.count((429, "overloaded", None)) == 3 * MAX_RECALLS
-    assert refusals.count((503, "unavailable", None)) == MAX_RECALLS
+    assert refusals.count((429, "overloaded", None)) == 2 * MAX_RECALLS
+    assert refusals.count((503, "unavailable", None)) == 2 * MAX_RECALLS
     for worker in (cluster.p, cluster.d):
         worker.is_stopped = False
     guesses = [router.post(COMPLETION, f"{secrets.token_urlsafe(16)}.1.1", KEYS[1]) for _ in range(20)]
@@ -378,6 +379,22 @@ async def test_a_key_has_no_more_in_hand_with_it() -> None:
     answer = await cluster.routers[1].post(COMPLETION, first.events[-1].id).finish()
     assert refusal(answer) == (429, "overloaded", None)
     await other.leave()
+
+
+@run
+async def test_what_is_recalled_counts_as_in_hand() -> None:
+    """The body is small, and the record as long as the model's length allows."""
+    config = {"max_body_bytes": 4096, "max_bytes_in_hand": 16384}
+    cluster = cluster_of(bytes(range(1, 256)), **config)
+    body = {**COMPLETION, "max_tokens": 255}
+    first = await begun(cluster, body, 200)
+    going_on = cluster.routers[1].post(body, first.events[0].id)
+    await settle()
+    # This key may have half of that in hand, and has 200 tokens.
+    answer = await cluster.routers[1].post(body, first.events[0].id).finish()
+    assert refusal(answer) == (429, "overloaded", None)
+    await going_on.leave()
+    assert (await resumed(cluster, body, first.events[0])).is_done
 
 
 # --- Silence. ---
