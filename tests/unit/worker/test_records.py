@@ -87,7 +87,7 @@ def test_the_latest_attempt_counts_with_what_was_passed_on_before() -> None:
     keeper.note([Tokens((tokens(1, 0, 0, 5, 6, 7),))])
     # The router has passed on two of them.
     keeper.begin(admit(1, 1, (5, 6)))
-    keeper.note([Tokens((tokens(1, 0, 3, 8),)), first(1, 0, 2, 8)])
+    keeper.note([Tokens((tokens(1, 0, 2, 8),)), first(1, 0, 2, 8)])
     assert kept(keeper, 1) == Recalled("asked", 1, (5, 6), b"token-1")
     keeper.note([Tokens((tokens(1, 1, 2, 9),))])
     keeper.begin(admit(1))

@@ -122,6 +122,11 @@ def test_a_stream_that_has_ended_goes_on_after_any_of_its_events(body: dict[str,
             for router in (0, 1):
                 rest = await resumed(cluster, body, last, router)
                 assert contents(stream.events[: number + 1], rest.events) == contents(stream.events)
+                # What came now has ids too, though no worker was asked to compute anything under a new name.
+                for end, later in enumerate(rest.events[:2], 1):
+                    again = await resumed(cluster, body, later, router)
+                    found = contents(stream.events[: number + 1], rest.events[:end], again.events)
+                    assert found == contents(stream.events)
         if "stop" not in body:
             assert len(cluster.d.of(Admit)) == 1, "all was known: no worker was asked to compute"
 
