@@ -354,8 +354,10 @@ async def test_many_who_guess_are_bounded_and_leave_nothing() -> None:
         worker.is_stopped = True
     guesses = [router.post(COMPLETION, f"{secrets.token_urlsafe(16)}.1.1", KEYS[1]) for _ in range(4 * MAX_RECALLS)]
     refusals = [refusal(await guess.finish()) for guess in guesses]
-    assert refusals.count((429, "overloaded", None)) == 2 * MAX_RECALLS
-    assert refusals.count((503, "unavailable", None)) == 2 * MAX_RECALLS
+    # The second lot may have had its turn in time, and none after that.
+    num_asked = refusals.count((503, "unavailable", None))
+    assert MAX_RECALLS <= num_asked <= 2 * MAX_RECALLS
+    assert refusals.count((429, "overloaded", None)) == 4 * MAX_RECALLS - num_asked
     for worker in (cluster.p, cluster.d):
         worker.is_stopped = False
     guesses = [router.post(COMPLETION, f"{secrets.token_urlsafe(16)}.1.1", KEYS[1]) for _ in range(20)]
