@@ -2,18 +2,22 @@
 sees of a token each 10 ms. Before there were bounds, each of these held it for 0.4 to 3 seconds."""
 
 import json
+import secrets
 import socket
+from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import grpc
+import psutil
 import pytest
 
 from benchmarks.router_model import write_model_dir
 from tandem.v1 import inference_pb2 as pb
 from tests.fakes.paced_router import PacedRouter
-from tests.fakes.raw_http import error_of, read_all
+from tests.fakes.raw_http import HEAD, error_of, read_all
 
 pytestmark = pytest.mark.slow
 
@@ -99,3 +103,26 @@ def test_a_huge_message_stops_nobody(router: PacedRouter, request_: pb.GenerateR
         answer = generate(router.addresses.grpc, encoded)
     assert answer.startswith(f"INVALID_ARGUMENT {message}")
     assert gap.longest_s < MAX_GAP_S
+
+
+def test_many_guessed_streams_stop_nobody(router: PacedRouter) -> None:
+    """Of workers that say nothing to any of them, so that each takes as long as it may."""
+    host, _, port = router.addresses.http.rpartition(":")
+    body = json.dumps({"prompt": "hi", "stream": True}).encode()
+    memory = psutil.Process(router.pid).memory_info
+    with ExitStack() as stack, router.watched_stream() as gap:
+        connections = [
+            stack.enter_context(socket.create_connection((host, int(port)), ANSWER_TIMEOUT_S)) for _ in range(200)
+        ]
+        before = memory().rss
+        for connection in connections:
+            guess = f"last-event-id: {secrets.token_urlsafe(16)}.1.1\r\nconnection: close\r\n"
+            connection.sendall(HEAD + f"{guess}content-length: {len(body)}\r\n\r\n".encode() + body)
+        answers = Counter(error_of(read_all(connection)) for connection in connections)
+        grown = memory().rss - before
+    unsure, crowded = (503, "not all workers have said"), (429, "too many streams are being looked up")
+    kinds = dict(answers.keys())
+    assert set(kinds) == {503, 429}
+    assert all(kinds[status].startswith(message) for status, message in (unsure, crowded))
+    print(f"{dict(answers)}: longest gap {gap.longest_s * 1e3:.0f} ms, grown by {grown / 2**20:.1f} MiB")
+    assert gap.longest_s < MAX_GAP_S and grown < 32 * 2**20
