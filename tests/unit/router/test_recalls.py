@@ -89,7 +89,7 @@ async def test_a_router_that_has_just_started_is_not_certain() -> None:
 
 
 def test_no_more_than_so_many_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recalls, "WAIT_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(recalls, "WAIT_TIMEOUT_S", 0.5)
 
     @run
     async def scenario() -> None:
