@@ -27,6 +27,7 @@ from tandem import exit_codes
 from tandem.config import ROLES
 from tandem.rpc.auth import cluster_auth
 from tandem.rpc.channel import bind, new_server
+from tandem.rpc.grpc_loop import GrpcLoop
 from tandem.rpc.loop_thread import LoopThread
 from tandem.v1 import router_pb2_grpc, worker_pb2_grpc
 
@@ -47,7 +48,7 @@ class RouterProcess:
 
     def __init__(self, config: RouterConfig) -> None:
         self._config = config
-        self._loop_thread = LoopThread()
+        self._loop_thread = LoopThread(GrpcLoop)
         self._router: Router | None = None
         self._workers_server: grpc.aio.Server | None = None
         self._frontend: Frontend | None = None

@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -17,7 +17,8 @@ STOP_TIMEOUT_S = 5.0
 class LoopThread:
     """Attributes: loop: of the thread; there once `start` has returned."""
 
-    def __init__(self) -> None:
+    def __init__(self, make_loop: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop) -> None:
+        self._make_loop = make_loop
         self._started: Future[asyncio.AbstractEventLoop] = Future()
         self._thread = threading.Thread(target=self._run, name="asyncio", daemon=True)
         self.loop: asyncio.AbstractEventLoop | None = None
@@ -47,7 +48,7 @@ class LoopThread:
             self._thread.join(STOP_TIMEOUT_S)
 
     def _run(self) -> None:
-        loop = uvloop.new_event_loop()
+        loop = self._make_loop()
         asyncio.set_event_loop(loop)
         loop.call_soon(self._started.set_result, loop)
         loop.run_forever()

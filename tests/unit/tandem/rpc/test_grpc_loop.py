@@ -1,0 +1,92 @@
+"""The loop of a process that sends many messages over gRPC."""
+
+import asyncio
+import os
+import socket
+import threading
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import grpc
+
+from tandem.rpc import grpc_loop
+from tandem.rpc.channel import bind, new_server, open_channel
+from tandem.rpc.grpc_loop import GrpcLoop
+from tandem.rpc.loop_thread import LoopThread
+
+NUM_STREAMS = 64
+NUM_MESSAGES = 20
+
+
+class Streams(grpc.GenericRpcHandler):
+    """All streams get their next message at the same moment, and the next step comes when all have been taken."""
+
+    def __init__(self) -> None:
+        self._steps = asyncio.Barrier(NUM_STREAMS)
+
+    def service(self, _: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
+        return grpc.unary_stream_rpc_method_handler(self._answer)
+
+    async def _answer(self, request: bytes, _: object) -> AsyncIterator[bytes]:
+        for number in range(NUM_MESSAGES):
+            await self._steps.wait()
+            yield request + bytes([number])
+
+
+async def serve_streams() -> tuple[list[list[bytes]], set[int]]:
+    """What each client received, and how the threads are scheduled that tell the loop of gRPC's events."""
+    server = new_server()
+    server.add_generic_rpc_handlers((Streams(),))
+    address = bind(server, "127.0.0.1", 0)
+    await server.start()
+
+    async def read(call: Any) -> list[bytes]:
+        return [message async for message in call]
+
+    async with open_channel(address) as channel:
+        ask = channel.unary_stream("/any/method")
+        received = await asyncio.gather(*(read(ask(bytes([n]))) for n in range(NUM_STREAMS)))
+        # gRPC ends the thread with its last server and channel.
+        pollers = [thread for thread in threading.enumerate() if "_poll_wrapper" in thread.name]
+        policies = {os.sched_getscheduler(thread.native_id or 0) for thread in pollers}
+    await server.stop(0)
+    return received, policies
+
+
+def test_every_message_comes_in_order_and_the_poller_takes_nobody_s_processor() -> None:
+    loop_thread = LoopThread(GrpcLoop)
+    loop_thread.start()
+    try:
+        received, policies = loop_thread.call(serve_streams(), 30)
+    finally:
+        loop_thread.stop()
+    assert policies == {os.SCHED_BATCH}
+    assert received == [[bytes([n, number]) for number in range(NUM_MESSAGES)] for n in range(NUM_STREAMS)]
+
+
+def test_events_that_wait_together_are_handled_together() -> None:
+    handled: list[int] = []
+
+    class PollerCompletionQueue:
+        """As far as the loop sees it."""
+
+        def handle_events(self, _: object) -> None:
+            handled.append(1)
+
+    reader, writer = socket.socketpair()
+    reader.setblocking(False)
+
+    async def wait_twice(add: Callable[[], None]) -> None:
+        add()
+        for _ in range(2):
+            writer.send(b"1" * 100)
+            await asyncio.sleep(0.05)
+        asyncio.get_running_loop().remove_reader(reader)
+
+    loop = GrpcLoop()
+    callback = grpc_loop.partial(PollerCompletionQueue().handle_events, loop)
+    loop.run_until_complete(wait_twice(lambda: loop.add_reader(reader, callback)))
+    loop.close()
+    for end in (reader, writer):
+        end.close()
+    assert len(handled) == 2
