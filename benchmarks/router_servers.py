@@ -8,6 +8,7 @@ from typing import Any
 
 from benchmarks.children import START_TIMEOUT_S, questions
 from benchmarks.router_model import MAX_MODEL_LEN, MODEL_NAME, output_token, token_text
+from deploy.garbage import collect_young_seldom, freeze_objects
 from router.config import RouterConfig
 from router.process import RouterProcess
 from tandem import logs
@@ -22,7 +23,10 @@ def serve_router(pipe: Connection, model_dir: str, log_dir: str) -> None:
     """Runs a router as the launcher starts it, with its log; says its addresses."""
     logs.configure("router", LogConfig(directory=log_dir))
     process = RouterProcess(RouterConfig(model_dir, MODEL_NAME, MAX_MODEL_LEN, grpc_port=0, http_port=0))
-    pipe.send(process.start())
+    addresses = process.start()
+    freeze_objects()
+    collect_young_seldom()
+    pipe.send(addresses)
     for _ in questions(pipe):
         pass
     process.stop()

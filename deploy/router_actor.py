@@ -2,7 +2,7 @@
 
 import threading
 
-from deploy.garbage import freeze_objects
+from deploy.garbage import collect_young_seldom, freeze_objects
 from router.config import RouterAddresses, RouterConfig
 from router.process import RouterProcess
 from tandem import logs
@@ -20,6 +20,7 @@ class RouterActor:
         logs.configure(self._config.router_id, self._config.log)
         addresses = self._process.start()
         freeze_objects()
+        collect_young_seldom()
         return addresses
 
     def open_shared_ports(self) -> None:
