@@ -150,7 +150,8 @@ class FirstToken:
     logprobs: tuple[TokenLogprobs, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+# There is one for each token, and a frozen one would take three times as long to make.
+@dataclass(slots=True)
 class TokenEvent:
     """One request's part of Tokens. The first one of an attempt begins with the token that FirstToken brings too,
     because either may be heard first."""

@@ -7,6 +7,7 @@ class without a protobuf twin fails when this module is imported, not when it is
 
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
 from operator import attrgetter
 from types import NoneType, UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
@@ -98,6 +99,40 @@ def _message_class(field: Any) -> type[Message]:
     return GetMessageClass(field.message_type)
 
 
+class TokensCodec:
+    """Translates m.Tokens, of which there is one for each step: each field of its events is a list of protobuf's."""
+
+    def encode(self, tokens: m.Tokens) -> worker_pb2.Tokens:
+        events = tokens.events
+        logprobs = [LOGPROBS_CODEC.encode(entry) for event in events for entry in event.logprobs]
+        return worker_pb2.Tokens(
+            request_ids=[event.request_id for event in events],
+            attempts=[event.attempt for event in events],
+            indices=[event.index for event in events],
+            num_tokens=[len(event.token_ids) for event in events],
+            token_ids=[token_id for event in events for token_id in event.token_ids],
+            num_logprobs=[len(event.logprobs) for event in events] if logprobs else None,
+            logprobs=logprobs,
+        )
+
+    def decode(self, proto: worker_pb2.Tokens) -> m.Tokens:
+        """Raises ValueError if the lists do not belong together."""
+        token_ids = _cut(tuple(proto.token_ids[:]), proto.num_tokens)
+        fields = (proto.request_ids[:], proto.attempts[:], proto.indices[:], token_ids)
+        if proto.num_logprobs:
+            logprobs = _cut(tuple([LOGPROBS_CODEC.decode(entry) for entry in proto.logprobs]), proto.num_logprobs)
+            return m.Tokens(tuple([m.TokenEvent(*event) for event in zip(*fields, logprobs, strict=True)]))
+        return m.Tokens(tuple([m.TokenEvent(*event) for event in zip(*fields, strict=True)]))
+
+
+def _cut(values: tuple[T, ...], lengths: Sequence[int]) -> list[tuple[T, ...]]:
+    """Pieces of these lengths."""
+    ends = list(accumulate(lengths))
+    if (ends[-1] if ends else 0) != len(values):
+        raise ValueError(f"{len(values)} values, and lengths that do not add up to it")
+    return [values[start:end] for start, end in zip((0, *ends), ends, strict=False)]
+
+
 class BatchCodec:
     """Translates lists of messages to one protobuf batch and back."""
 
@@ -105,11 +140,11 @@ class BatchCodec:
         self._batch_cls = batch_cls
         self._envelope_cls = _message_class(batch_cls.DESCRIPTOR.fields_by_name["messages"])
         by_class = {_message_class(f).__name__: f for f in self._envelope_cls.DESCRIPTOR.oneofs[0].fields}
-        self._encoders: dict[type, tuple[str, StructCodec]] = {}
-        self._decoders: dict[str, StructCodec] = {}
+        self._encoders: dict[type, tuple[str, StructCodec | TokensCodec]] = {}
+        self._decoders: dict[str, StructCodec | TokensCodec] = {}
         for cls in get_args(union):
             f = by_class.pop(cls.__name__)
-            codec = StructCodec(cls, _message_class(f))
+            codec = TokensCodec() if cls is m.Tokens else StructCodec(cls, _message_class(f))
             self._encoders[cls] = (f.name, codec)
             self._decoders[f.name] = codec
         if by_class:
@@ -133,9 +168,9 @@ class BatchCodec:
         return decoded
 
 
+LOGPROBS_CODEC = StructCodec(TokenLogprobs, inference_pb2.TokenLogprobs)
 WORKER_CODEC = BatchCodec(m.WorkerMessage, worker_pb2.WorkerBatch)
 ROUTER_CODEC = BatchCodec(m.RouterMessage, worker_pb2.RouterBatch)
 SENDER_CODEC = BatchCodec(m.SenderMessage, kv_link_pb2.SenderBatch)
 RECEIVER_CODEC = BatchCodec(m.ReceiverMessage, kv_link_pb2.ReceiverBatch)
 STATS_CODEC = StructCodec(m.WorkerStats, inference_pb2.WorkerStats)
-LOGPROBS_CODEC = StructCodec(TokenLogprobs, inference_pb2.TokenLogprobs)

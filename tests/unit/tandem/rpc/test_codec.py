@@ -69,6 +69,28 @@ def test_a_message_of_an_unknown_kind_is_refused() -> None:
         WORKER_CODEC.decode(worker_pb2.WorkerBatch(messages=[worker_pb2.WorkerMessage()]))
 
 
+@pytest.mark.parametrize(
+    "lists",
+    [
+        {"token_ids": [1]},
+        {"token_ids": [1, 2, 3]},
+        {"attempts": [0, 0]},
+        {"request_ids": []},
+        {"num_logprobs": [1]},
+        {"num_logprobs": [0, 0]},
+    ],
+)
+def test_tokens_whose_lists_do_not_belong_together_are_refused(lists: dict[str, Any]) -> None:
+    whole = {"request_ids": ["a"], "attempts": [0], "indices": [7], "num_tokens": [2], "token_ids": [1, 2]}
+
+    def decode(tokens: worker_pb2.Tokens) -> list[object]:
+        return WORKER_CODEC.decode(worker_pb2.WorkerBatch(messages=[worker_pb2.WorkerMessage(tokens=tokens)]))
+
+    assert decode(worker_pb2.Tokens(**whole)) == [m.Tokens((m.TokenEvent("a", 0, 7, (1, 2)),))]
+    with pytest.raises(ValueError):
+        decode(worker_pb2.Tokens(**{**whole, **lists}))
+
+
 def test_a_writer_joins_what_has_come_together_and_ends_after_close() -> None:
     async def scenario() -> list[list[object]]:
         writer = BatchWriter(ROUTER_CODEC)
