@@ -17,7 +17,7 @@ from router.frontends.generation import Generation, Piece
 from router.frontends.openai.errors import json_response
 from router.frontends.openai.request import Body
 from router.frontends.openai.resumable import ResumableStream
-from router.frontends.openai.streaming import Event, EventStream, pieces_of, unless_client_leaves
+from router.frontends.openai.streaming import Event, EventStream, pieces_of, to_json, unless_client_leaves
 from router.text.detokenizer import IncrementalDetokenizer
 from tandem.sampling_params import TokenLogprobs
 
@@ -126,6 +126,8 @@ class Answer(ABC):
         head = self._head(self.chunk_object_name)
         if include_usage:
             head["usage"] = None
+        # What all chunks begin with is encoded once.
+        beginning = to_json(head).removesuffix("}")
         last = self._stream.last if self._stream else None
         num_characters = last.num_characters if last else 0
         num_closing = last.num_closing if last else 0
@@ -138,15 +140,15 @@ class Answer(ABC):
                 if index not in opened:
                     opened.add(index)
                     if (opening := self.opening(index, buffer)) is not None:
-                        yield self._event_id(0), {**head, "choices": [opening]}
+                        yield self._event_id(0), f'{beginning},"choices":[{to_json(opening)}]}}'
                 if buffer.text or buffer.logprobs or buffer.finish_reason:
                     num_characters += len(buffer.text)
                     if buffer.finish_reason and num_closing:
                         continue
                     event_id = self._event_id(num_characters, 1 if buffer.finish_reason else 0)
-                    yield event_id, {**head, "choices": [self.delta(index, buffer)]}
+                    yield event_id, f'{beginning},"choices":[{to_json(self.delta(index, buffer))}]}}'
         if include_usage and num_closing < 2:
-            yield self._event_id(num_characters, 2), {**head, "choices": [], "usage": self._usage()}
+            yield self._event_id(num_characters, 2), to_json({**head, "choices": [], "usage": self._usage()})
 
     def _event_id(self, num_characters: int, num_closing: int = 0) -> str:
         """Of the event that is made now. Args: as in EventId."""

@@ -26,7 +26,8 @@ MAX_DISCARDED_BYTES = 64 * 2**20
 
 class AccessMiddleware:
     """ASGI middleware. Whose request it is stands in `scope["state"]["key"]`, and in `["hold"]` a function that counts
-    what else it holds as bytes in hand; it raises OverloadedError."""
+    what else it holds as bytes in hand; it raises OverloadedError. `["send"]` sends the server what follows
+    the start of an answer, past the framework's layers, each of which only looks at the start."""
 
     def __init__(self, app: ASGIApp, frontend: Frontend) -> None:
         self._app = app
@@ -42,11 +43,13 @@ class AccessMiddleware:
         num_announced = int(headers.get(b"content-length", 0))
         is_empty = not num_announced and b"transfer-encoding" not in headers
         body = _Body(receive, self._max_body_bytes, is_empty=is_empty)
+        state = scope.setdefault("state", {})
+        state["send"] = send
         key = ""
         refusal: Response | None = None
         if scope["path"] not in OPEN_PATHS:
             try:
-                key = scope.setdefault("state", {})["key"] = self._frontend.identify(headers.get(b"authorization"))
+                key = state["key"] = self._frontend.identify(headers.get(b"authorization"))
             except UnauthenticatedError as error:
                 refusal = error_response(error)
                 refusal.headers["www-authenticate"] = "Bearer"
@@ -61,7 +64,7 @@ class AccessMiddleware:
             return
         with self._frontend.access.hold_bytes(key) as hold:
             body.count = partial(self._count, hold)
-            scope.setdefault("state", {})["hold"] = hold
+            state["hold"] = hold
             await self._app(scope, body.receive, body.closing(send))
 
     def _count(self, hold: Callable[[int], None], num_bytes: int) -> None:

@@ -28,8 +28,11 @@ KEEPALIVE_S = 10.0
 # It is no event: an empty line after it would be one to some clients.
 COMMENT = b":\n"
 
-# An event's id, or "" if it has none, and what it says.
-Event = tuple[str, dict[str, Any]]
+# It is made once: `json.dumps` makes one for each call that does not ask for its spaces.
+to_json = json.JSONEncoder(separators=(",", ":")).encode
+
+# An event's id, or "" if it has none, and what it says, as JSON.
+Event = tuple[str, str]
 
 
 class ClientGoneError(Exception):
@@ -123,7 +126,8 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with aclosing(self._events):
             try:
-                await unless_client_leaves(self._or_stalled(receive, send), self._send(send))
+                send_direct = scope["state"]["send"]
+                await unless_client_leaves(self._or_stalled(receive, send_direct), self._send(send, send_direct))
             except ClientGoneError:
                 return
             finally:
@@ -149,20 +153,21 @@ class EventStream(Response):
 
         return receive_or_stalled
 
-    async def _send(self, send: Send) -> None:
+    async def _send(self, send: Send, send_direct: Send) -> None:
+        """Args: send_direct: what AccessMiddleware was given, for all but the start of the answer."""
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         if self._first is not None:
-            await self._send_body(send, _encode(*self._first))
+            await self._send_body(send_direct, _encode(*self._first))
         try:
             async for event in self._events:
                 if self._comment is not None:
                     await self._comment
                     self._comment = None
-                await self._send_body(send, _encode(*event))
+                await self._send_body(send_direct, _encode(*event))
         except RequestError as error:
-            await self._send_last(send, _encode("", error_object(error)))
+            await self._send_last(send_direct, _encode("", to_json(error_object(error))))
             return
-        await self._send_last(send, DONE)
+        await self._send_last(send_direct, DONE)
 
     async def _send_last(self, send: Send, body: bytes) -> None:
         if self._comment is not None:
@@ -175,6 +180,6 @@ class EventStream(Response):
         self._sending_since = math.inf
 
 
-def _encode(event_id: str, content: dict[str, Any]) -> bytes:
+def _encode(event_id: str, content: str) -> bytes:
     line = f"id: {event_id}\n" if event_id else ""
-    return f"{line}data: {json.dumps(content, separators=(',', ':'))}\n\n".encode()
+    return f"{line}data: {content}\n\n".encode()
