@@ -126,7 +126,7 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with aclosing(self._events):
             try:
-                send_direct = scope["state"]["send"]
+                send_direct = scope.get("state", {}).get("send", send)
                 await unless_client_leaves(self._or_stalled(receive, send_direct), self._send(send, send_direct))
             except ClientGoneError:
                 return

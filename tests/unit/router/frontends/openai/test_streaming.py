@@ -124,7 +124,7 @@ class SlowClient:
 
 async def events_of(queue: "asyncio.Queue[str]") -> AsyncGenerator[Event]:
     while text := await queue.get():
-        yield "", {"text": text}
+        yield "", f'{{"text":"{text}"}}'
 
 
 def test_an_event_waits_for_the_comment_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,7 +134,7 @@ def test_an_event_waits_for_the_comment_before_it(monkeypatch: pytest.MonkeyPatc
     async def scenario() -> None:
         client, queue = SlowClient(), asyncio.Queue[str]()
         answering = asyncio.create_task(
-            EventStream(events_of(queue), ("", {"text": "a"}))({}, client.receive, client.send)
+            EventStream(events_of(queue), ("", '{"text":"a"}'))({}, client.receive, client.send)
         )
         await settle()
         client.takes.clear()
@@ -158,7 +158,7 @@ def test_a_client_that_takes_no_comment_counts_as_gone(monkeypatch: pytest.Monke
     async def scenario() -> None:
         client, queue = SlowClient(), asyncio.Queue[str]()
         answering = asyncio.create_task(
-            EventStream(events_of(queue), ("", {"text": "a"}))({}, client.receive, client.send)
+            EventStream(events_of(queue), ("", '{"text":"a"}'))({}, client.receive, client.send)
         )
         await settle()
         client.takes.clear()
