@@ -87,8 +87,8 @@ class ControlClient:
 
     async def _run_once(self) -> None:
         """One stream from its start to its end."""
-        writer = self._writer = BatchWriter(WORKER_CODEC)
-        writer.send([self._hello])
+        writer = BatchWriter(WORKER_CODEC)
+        self._begin_stream(writer)
         beats: asyncio.Task[None] | None = None
         try:
             async with open_channel(self.address) as channel:
@@ -112,10 +112,19 @@ class ControlClient:
             writer.close()
             if beats is not None:
                 beats.cancel()
-            router, self.router = self.router, ""
-            if router:
-                self._post(RouterLost(router))
-                self._on_lost(self.address)
+            self._end_stream()
+
+    def _begin_stream(self, writer: BatchWriter) -> None:
+        """Says what comes first on every stream."""
+        self._writer = writer
+        writer.send([self._hello])
+
+    def _end_stream(self) -> None:
+        """The one place where a stream is over, however it has ended: what the router had here is over with it."""
+        router, self.router = self.router, ""
+        if router:
+            self._post(RouterLost(router))
+            self._on_lost(self.address)
 
     def _receive(self, messages: Sequence[object]) -> None:
         for message in messages:

@@ -39,6 +39,7 @@ class RouterStreams:
         post: Callable[[Event], None],
         set_peers: Callable[[Sequence[Peer]], None],
         on_connected: Callable[[], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """
         Args:
@@ -53,7 +54,7 @@ class RouterStreams:
         self._connect_timeout_s = connect_timeout_s
         self._set_peers = set_peers
         self._records = records
-        self._peers = PeerUnion(time.monotonic)
+        self._peers = PeerUnion(clock)
         self._clients = [
             ControlClient(
                 address,
@@ -109,10 +110,14 @@ class RouterStreams:
             elif now - last_connected > self._connect_timeout_s:
                 addresses = ", ".join(client.address for client in self._clients)
                 raise ConnectionError(f"no router at {addresses} for {self._connect_timeout_s:.0f} s")
-            self._set_peers(self._peers.peers())
+            self._keep_links()
 
     def _name_peers(self, address: str, message: Peers) -> None:
         self._peers.set_named(address, message.decode_workers)
+        self._keep_links()
+
+    def _keep_links(self) -> None:
+        """What the routers name changes by their word, and by the passing of time."""
         self._set_peers(self._peers.peers())
 
     def _lose_router(self, address: str) -> None:
