@@ -7,7 +7,7 @@ never written gives another token than `expected_tokens` says.
 
 import itertools
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -75,7 +75,7 @@ class FakeForwardOutput(ForwardOutput):
             self._engine.write(row.page_ids, row.cached_len, token_ids)
             if row.needs_logits:
                 position = row.device_len
-                sampled.append(next_token(self._engine.read(row.page_ids, position)))
+                sampled.append(self._engine.sample(self._engine.read(row.page_ids, position), row.sampling))
                 self._engine.draws.append((row.sampling.seed, position))
                 asked = row.sampling.num_logprobs is not None
                 self._logprobs.append(TokenLogprobs(-float(position)) if asked else None)
@@ -107,16 +107,26 @@ class FakeEngine(EngineBase):
             them; a log probability that is asked for is minus the position.
     """
 
-    def __init__(self, num_pages: int, page_size: int, *, asynchronous: bool = False, step_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        num_pages: int,
+        page_size: int,
+        *,
+        asynchronous: bool = False,
+        step_s: float = 0.0,
+        sample: Callable[[Sequence[int], SamplingParams], int] = lambda token_ids, _: next_token(token_ids),
+    ) -> None:
         """
         Args:
             asynchronous: forwards wait until `run_next` runs them or somebody asks for their tokens.
             step_s: how long the device says that each took.
+            sample: the token that comes after all those that the pages hold.
         """
         # A page holds two 32-bit numbers of each token.
         super().__init__(CpuKvPool(OpaqueLayout(page_size, 8 * page_size), num_pages, f"fake-{next(_pool_numbers)}"))
         self.page_size = page_size
         self.step_s = step_s
+        self.sample = sample
         self._asynchronous = asynchronous
         self._queue: deque[FakeForwardOutput] = deque()
         # (num_pages, 2, page_size): token ids, and positions counted from 1 so that an unwritten slot fits none.

@@ -125,12 +125,18 @@ class CheckedPolicy(RoutingPolicy):
     Attributes:
         violations: what was wrong, in the order in which it came; the router would only log what a hook raises.
         open_requests: for each request that is not finished: the pair that serves it, None if its attempt has failed.
+        starts: request and number of each attempt, in the order in which they began.
+        failures: how many attempts have failed, of each kind.
+        losses: why workers were lost.
     """
 
     def __init__(self, policy: RoutingPolicy) -> None:
         self._policy = policy
         self.violations: list[str] = []
         self.open_requests: dict[str, Pair | None] = {}
+        self.starts: list[tuple[str, int]] = []
+        self.failures: Counter[AttemptFailure] = Counter()
+        self.losses: list[str] = []
         self._chosen: tuple[Pair, RoutingRequest] | None = None
         self._attempts: dict[str, int] = {}
         self._finished: set[str] = set()
@@ -150,12 +156,14 @@ class CheckedPolicy(RoutingPolicy):
         self._check(request.request_id not in self._finished, "an attempt after the end")
         self.open_requests[request.request_id] = pair
         self._attempts[request.request_id] = request.attempt
+        self.starts.append((request.request_id, request.attempt))
         self._policy.attempt_started(pair, request)
 
     def attempt_failed(self, pair: Pair, request: RoutingRequest, kind: AttemptFailure, reason: str) -> None:
         self._check(self.open_requests.get(request.request_id) is pair, "an attempt fails that is not under way")
         self._check(request.attempt == self._attempts.get(request.request_id), "another attempt fails")
         self.open_requests[request.request_id] = None
+        self.failures[kind] += 1
         self._policy.attempt_failed(pair, request, kind, reason)
 
     def request_finished(self, pair: Pair | None, request: RoutingRequest, end: RequestEnd) -> None:
@@ -167,6 +175,7 @@ class CheckedPolicy(RoutingPolicy):
     def worker_lost(self, worker: Worker, reason: str) -> None:
         self._check(worker in self._workers, "a worker is lost that had not joined")
         self._workers.discard(worker)
+        self.losses.append(reason)
         self._policy.worker_lost(worker, reason)
 
     def worker_joined(self, worker: Worker) -> None:

@@ -1,12 +1,12 @@
 """All decode workers die at once and come back one by one: what waits meanwhile is spread over them, oldest first, and
-every client gets its tokens."""
+every client gets its tokens, however many routers there are."""
 
 from collections import Counter
 
 import pytest
 
 from router.waiting_room import MAX_STARTING
-from tests.fakes.simulation import Simulation
+from tests.fakes.simulation.cluster import Simulation
 
 NUM_BEFORE, NUM_AFTER = 12, 90
 # So many turns of everything lie between two workers' returns: a few steps of those that are back.
@@ -15,43 +15,59 @@ NUM_TURNS = 12
 
 def turn(simulation: Simulation, count: int) -> None:
     for _ in range(count):
-        for action in simulation.progress_actions():
-            action()
-        simulation.read_clients()
-        for worker in simulation.router.workers:
-            # One that takes from the waiting room is never given more than it gets going.
-            assert worker.num_starting <= MAX_STARTING
+        simulation.go_on()
+        for router in simulation.routers.values():
+            for worker in router.router.workers:
+                # One that takes from the waiting room is never given more than it gets going.
+                assert worker.num_starting <= MAX_STARTING
 
 
 def submit(simulation: Simulation, count: int) -> None:
     for number in range(count):
-        simulation.submit([1 + number % 7, 2, 3], max_tokens=6)
+        simulation.submit([1 + number % 7, 2, 3], max_tokens=6, router=number)
 
 
+def kill_all_decode_workers(simulation: Simulation) -> None:
+    """The routers notice at once."""
+    for worker in [worker for worker in simulation.workers.values() if worker.role == "decode"]:
+        streams = list(worker.streams.values())
+        simulation.kill(worker)
+        for stream in streams:
+            while stream.to_router:
+                stream.deliver_to_router()
+
+
+@pytest.mark.parametrize("num_routers", [1, 2])
 @pytest.mark.parametrize("routing", ["round_robin", "least_loaded", "power_of_two", "cache_aware"])
-def test_workers_that_come_back_one_by_one_share_what_waits(routing: str) -> None:
-    simulation = Simulation(2, 3, num_pages=10, prefill_policy="fcfs", routing=routing, two_sided=False)
+def test_workers_that_come_back_one_by_one_share_what_waits(routing: str, num_routers: int) -> None:
+    simulation = Simulation(
+        2, 3, num_pages=10, prefill_policy="fcfs", routing=routing, two_sided=False, num_routers=num_routers
+    )
+    routers = [router.router for router in simulation.routers.values()]
     submit(simulation, NUM_BEFORE)
     turn(simulation, 10)
-    assert simulation.router.num_requests > NUM_BEFORE // 2, "too many have finished for this test"
-    for worker_id in ("decode0", "decode1", "decode2"):
-        simulation.kill(simulation.workers[worker_id])
-    assert simulation.router.not_ready_reason() == "no decode worker is connected"
+    assert sum(router.num_requests for router in routers) > NUM_BEFORE // 2, "too many have finished for this test"
+    kill_all_decode_workers(simulation)
+    assert [router.not_ready_reason() for router in routers] == ["no decode worker is connected"] * num_routers
     submit(simulation, NUM_AFTER)
-    num_waiting = [simulation.router.num_waiting]
-    assert num_waiting[0] == simulation.router.num_requests
+    num_waiting = [sum(router.num_waiting for router in routers)]
+    assert num_waiting[0] == sum(router.num_requests for router in routers)
     for worker in list(simulation.dead):
         simulation.revive(worker)
         turn(simulation, NUM_TURNS)
-        num_waiting.append(simulation.router.num_waiting)
+        num_waiting.append(sum(router.num_waiting for router in routers))
     # The first one back did not take all, nor did the first two.
     assert num_waiting == sorted(num_waiting, reverse=True) and num_waiting[2] > MAX_STARTING
     simulation.drain()
     simulation.check_end()
     late = simulation.clients[NUM_BEFORE:]
-    served_by = Counter(client.request.tracker.decode_worker_id for client in late)
+    served_by = Counter(client.last.handover.decode_worker for client in late if client.last is not None)
+    assert served_by.total() == NUM_AFTER
     assert len(served_by) == 3 and min(served_by.values()) >= NUM_AFTER // 6, served_by
-    assert [client.request.num_failures for client in simulation.clients] == [0] * (NUM_BEFORE + NUM_AFTER)
-    # No number grows with every attempt: none of the late ones was started twice for want of a worker.
-    begun = [client.request.tracker.moments["assigned"] for client in late if client.request.tracker.attempt == 0]
-    assert begun == sorted(begun) and len(begun) > NUM_AFTER // 2
+    for router in simulation.routers.values():
+        # None of these counts as a failed attempt.
+        assert router.policy.failures.keys() <= {"worker_lost", "given_back", "deferred"}
+        # The numbers of requests grow with their age; those of the late ones follow those that were there before.
+        begun = [int(request_id.rpartition("-")[2]) for request_id, attempt in router.policy.starts if attempt == 0]
+        begun = [number for number in begun if number >= NUM_BEFORE // num_routers]
+        assert begun == sorted(begun) and len(begun) == NUM_AFTER // num_routers

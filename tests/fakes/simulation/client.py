@@ -1,0 +1,161 @@
+"""A client of a simulated cluster, with the real client's way to go on with a stream that has broken."""
+
+import codecs
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import grpc
+
+from tandem.client.progress import GO_ON_WITHIN_S, StreamProgress
+from tandem.client.requests import make_request
+from tandem.v1 import inference_pb2 as pb
+from tests.fakes.simulation.calls import CallError, SimCall
+from tests.fakes.simulation.router import SimRouter
+from tests.fakes.tokenizer import ByteTokenizer
+
+if TYPE_CHECKING:
+    from tests.fakes.simulation.cluster import Simulation
+
+# A router that says nothing for so long, because it is stopped, is left for another.
+PATIENCE_S = 5.0
+
+
+class SimClient:
+    """
+    Attributes:
+        router, call: where it is served now; None while it has to find a router.
+        num_resumed: how often it has gone on with what it had.
+        failure: why it has no whole output, in the words of a router, or "".
+        last: the last response, which says what was done for it.
+    """
+
+    def __init__(
+        self, simulation: "Simulation", prompt_ids: Sequence[int], max_tokens: int, priority: int, num_stop_ids: int
+    ) -> None:
+        self._simulation = simulation
+        self._prompt_ids = tuple(prompt_ids)
+        self._max_tokens = max_tokens
+        self._stop_ids = range(num_stop_ids)
+        request = make_request(
+            list(prompt_ids),
+            priority=priority,
+            max_tokens=max_tokens,
+            stop_token_ids=self._stop_ids,
+            ignore_eos=True,
+        )
+        self._progress = StreamProgress(request, None, simulation.clock)
+        self._broken_since: float | None = None
+        self.tokens: list[int] = []
+        self._text = ""
+        self.router: SimRouter | None = None
+        self.call: SimCall | None = None
+        self.num_resumed = 0
+        self.ended = self.cancelled = False
+        self.failure = ""
+        self.last: pb.GenerateResponse | None = None
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether it has to find a router."""
+        return not self.ended and self.call is None
+
+    @property
+    def has_waited_enough(self) -> bool:
+        stopped_at = self.router.stopped_at if self.router is not None else None
+        return self.call is not None and stopped_at is not None and self._simulation.clock.now - stopped_at > PATIENCE_S
+
+    @property
+    def seeds(self) -> set[int]:
+        """Of the requests whose output it may have."""
+        return self._simulation.samples.seeds_of(self._prompt_ids, self.tokens)
+
+    def send(self, router: SimRouter) -> None:
+        """Sends its request, with what it has of the output."""
+        if not self.is_lost or not router.alive:
+            return
+        self.num_resumed += bool(self.tokens)
+        self.router = router
+        self.call = router.call(self._progress.next_request())
+
+    def read(self) -> None:
+        """Reads what has come, a response at most."""
+        if self.call is None or self.router is None:
+            return
+        if not self.router.alive:
+            self.break_off()
+            return
+        if not self.router.runs:
+            return
+        try:
+            response = self.call.poll()
+        except CallError as error:
+            self.call = None
+            if not self._progress.goes_on_after(error):
+                self.ended, self.failure = True, str(error)
+            return
+        if response is not None:
+            self._take(response)
+
+    def leave(self) -> None:
+        self._hang_up()
+        self.ended = self.cancelled = True
+
+    def break_off(self, num_tokens: int | None = None) -> None:
+        """Its stream breaks, whatever the router is doing.
+
+        Args:
+            num_tokens: of those that it has it keeps so many; None: all.
+        """
+        if self.ended or self.call is None:
+            return
+        self._hang_up()
+        if num_tokens is not None and num_tokens < len(self.tokens):
+            self.tokens = self.tokens[:num_tokens]
+            self._text = self._text_of(self.tokens)
+            self._progress._token_ids = list(self.tokens)
+            self._progress._num_characters = len(self._text)
+        now = self._simulation.clock.now
+        if self._broken_since is None:
+            self._broken_since = now
+        if not self._progress.goes_on_after(CallError(grpc.StatusCode.UNAVAILABLE, "the stream broke")):
+            assert now - self._broken_since >= GO_ON_WITHIN_S, "a client gives up that could go on"
+            self.ended, self.failure = True, "nothing came for too long"
+
+    def _hang_up(self) -> None:
+        if self.call is not None and self.router is not None and self.router.alive:
+            self.router.departed.append(self.call)
+        self.call = None
+
+    def _take(self, response: pb.GenerateResponse) -> None:
+        assert response.index == len(self.tokens), "a token is lost or repeated"
+        self._broken_since = None
+        self.tokens += response.token_ids
+        self._text += response.text
+        self._progress.add(response)
+        if response.token_ids:
+            assert self.seeds, "a token is not what was sampled after those before it"
+            assert self._text == self._text_of(self.tokens), "the text is not that of the tokens"
+        if response.finish_reason:
+            self._finish(response)
+
+    def _finish(self, response: pb.GenerateResponse) -> None:
+        self.ended, self.last = True, response
+        assert response.usage.completion_tokens == len(self.tokens)
+        has_stopped = self.tokens[-1] in self._stop_ids
+        assert has_stopped or len(self.tokens) == self._max_tokens, "the output ends early"
+        assert not any(token in self._stop_ids for token in self.tokens[:-1]), "the output goes on after its end"
+        assert response.finish_reason == (pb.FINISH_REASON_STOP if has_stopped else pb.FINISH_REASON_LENGTH)
+        assert self._text == self._text_of(self.tokens, is_whole=True), "the text is not that of the tokens"
+        assert self.call is not None
+        try:
+            self.call.poll()
+        except StopAsyncIteration:
+            self.call = None
+        else:
+            raise AssertionError("a response after the last")
+
+    def _text_of(self, token_ids: Sequence[int], is_whole: bool = False) -> str:
+        """What they give. A character whose bytes are not all there waits, unless it is the whole output."""
+        tokenizer = ByteTokenizer()
+        data = b"".join(tokenizer.token_bytes(token) for token in token_ids if token not in self._stop_ids)
+        return codecs.getincrementaldecoder("utf-8")(errors="replace").decode(data, is_whole)

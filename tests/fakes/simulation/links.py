@@ -1,0 +1,196 @@
+"""Links between the workers of a simulated cluster: their streams, and what moves pages on them."""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from engine.kvcache.base import Completion
+from kvtransfer.events import FromLink, ReceiverLinkClosed, SenderLinkClosed
+from kvtransfer.transports.base import COMPLETED, ReceiverTransport, SenderTransport
+from tests.fakes.simulation.streams import END
+from tests.fakes.transport import ManualCompletion
+
+if TYPE_CHECKING:
+    from tests.fakes.simulation.worker import SimWorker
+
+
+class SimTransport(SenderTransport):
+    """Copies that happen one page at a time, in any order, whenever the simulation runs them: also after the receiver
+    has noticed that the link is gone, and after the sender's death until that can be seen."""
+
+    two_sided = False
+
+    def __init__(self, source: "SimWorker", destination: "SimWorker") -> None:
+        self.source, self.destination = source, destination
+        # They are taken now, because a mapping outlives its process.
+        self._from, self._to = source.engine.pool.memory, destination.engine.pool.memory
+        self.pending: list[tuple[int, int, ManualCompletion]] = []
+
+    @property
+    def failure(self) -> str:
+        return ""
+
+    def copy_pages(self, link_seq: int, src_pages: Sequence[int], dst_pages: Sequence[int]) -> Completion:
+        self.source.check_is_computed(src_pages)
+        parts = [ManualCompletion() for _ in src_pages]
+        self.pending += zip(src_pages, dst_pages, parts, strict=True)
+        return _AllOf(parts)
+
+    def abort(self) -> Completion:
+        return _AllOf([part for _, _, part in self.pending])
+
+    def run(self, index: int) -> None:
+        src, dst, part = self.pending.pop(index)
+        if self.destination.alive:
+            self.destination.check_may_be_written(dst)
+        self._to[dst].copy_(self._from[src])
+        part.is_done = True
+
+
+class SimChannel:
+    """A two-sided connection of one epoch: the push and the expect of one number meet, one number after the other, and
+    move their pages when the simulation says so."""
+
+    def __init__(self, source: "SimWorker", destination: "SimWorker") -> None:
+        self.source, self.destination = source, destination
+        self.pushes: dict[int, tuple[list[int], ManualCompletion]] = {}
+        self.expects: dict[int, tuple[list[int] | None, int, ManualCompletion]] = {}
+        self.next_seq = 0
+        self.sender_aborted = self.receiver_aborted = False
+        self.receiver_stopped = ManualCompletion()
+
+    @property
+    def can_run(self) -> bool:
+        # An aborted receiver may be in the middle of a transfer still.
+        return (
+            self.next_seq in self.pushes
+            and self.next_seq in self.expects
+            and not self.sender_aborted
+            and not self.receiver_stopped.is_done
+            and self.source.alive
+        )
+
+    def run(self) -> None:
+        if not self.can_run:
+            return
+        src_pages, sent = self.pushes.pop(self.next_seq)
+        dst_pages, num_pages, received = self.expects.pop(self.next_seq)
+        assert num_pages == len(src_pages)
+        for src, dst in zip(src_pages, dst_pages or (), strict=dst_pages is not None):
+            if self.destination.alive:
+                self.destination.check_may_be_written(dst)
+            self.destination.engine.pool.memory[dst].copy_(self.source.engine.pool.memory[src])
+        sent.is_done = received.is_done = True
+        self.next_seq += 1
+
+    def stop_receiver(self) -> None:
+        self.receiver_stopped.is_done = True
+
+
+class SimTwoSidedSender(SenderTransport):
+    two_sided = True
+
+    def __init__(self, channel: SimChannel) -> None:
+        self._channel = channel
+
+    @property
+    def failure(self) -> str:
+        return ""
+
+    def copy_pages(self, link_seq: int, src_pages: Sequence[int], dst_pages: Sequence[int]) -> Completion:
+        self._channel.source.check_is_computed(src_pages)
+        sent = ManualCompletion()
+        self._channel.pushes[link_seq] = (list(src_pages), sent)
+        return sent
+
+    def abort(self) -> Completion:
+        self._channel.sender_aborted = True
+        for _, sent in self._channel.pushes.values():
+            sent.is_done = True
+        return COMPLETED
+
+
+class SimTwoSidedReceiver(ReceiverTransport):
+    two_sided = True
+
+    def __init__(self, channel: SimChannel) -> None:
+        self._channel = channel
+
+    @property
+    def failure(self) -> str:
+        return ""
+
+    def endpoint(self) -> bytes:
+        return b""
+
+    def receive_pages(self, link_seq: int, dst_pages: Sequence[int] | None, num_pages: int) -> Completion:
+        received = ManualCompletion()
+        self._channel.expects[link_seq] = (None if dst_pages is None else list(dst_pages), num_pages, received)
+        return received
+
+    def abort(self) -> Completion:
+        self._channel.receiver_aborted = True
+        return self._channel.receiver_stopped
+
+
+class _AllOf:
+    def __init__(self, parts: list[ManualCompletion]) -> None:
+        self._parts = parts
+
+    def done(self) -> bool:
+        return all(part.is_done for part in self._parts)
+
+
+@dataclass(eq=False)
+class SimLink:
+    """One epoch. Each end notices its end when the END on its queue is delivered.
+
+    Attributes:
+        opening: the sender opens its end of the transport, and its engine thread knows of no epoch yet.
+        sender_quiet: the sender's dialer may open the next epoch.
+    """
+
+    epoch: str
+    sender: "SimWorker"
+    receiver: "SimWorker"
+    to_sender: deque[Any] = field(default_factory=deque)
+    to_receiver: deque[Any] = field(default_factory=deque)
+    opening: bool = True
+    sender_open: bool = False
+    receiver_open: bool = True
+    sender_quiet: bool = False
+
+    def other(self, worker: "SimWorker") -> "SimWorker":
+        return self.receiver if worker is self.sender else self.sender
+
+    def queue_to(self, worker: "SimWorker") -> deque[Any]:
+        return self.to_sender if worker is self.sender else self.to_receiver
+
+    def cut(self) -> None:
+        """The stream breaks; what was under way on it is lost."""
+        is_open_at_sender = self.opening or self.sender_open
+        for queue, is_open in ((self.to_sender, is_open_at_sender), (self.to_receiver, self.receiver_open)):
+            queue.clear()
+            if is_open:
+                queue.append(END)
+
+    def deliver(self, worker: "SimWorker") -> None:
+        if not self.queue_to(worker) or (self.opening and worker is self.sender):
+            return
+        message = self.queue_to(worker).popleft()
+        if message is not END:
+            if self.is_open_at(worker):
+                worker.take(FromLink(self.epoch, message))
+        elif worker is self.sender and self.sender_open:
+            self.sender_open = False
+            worker.take(SenderLinkClosed(self.epoch, "cut", self._set_quiet))
+        elif worker is self.receiver and self.receiver_open:
+            self.receiver_open = False
+            worker.take(ReceiverLinkClosed(self.epoch))
+
+    def is_open_at(self, worker: "SimWorker") -> bool:
+        return self.sender_open if worker is self.sender else self.receiver_open
+
+    def _set_quiet(self) -> None:
+        self.sender_quiet = True

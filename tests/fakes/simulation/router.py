@@ -1,0 +1,115 @@
+"""A router of a simulated cluster: the real one with its real frontend, without sockets."""
+
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from router.config import RouterConfig
+from router.frontends.base import Frontend, PromptInput, TokenizedPrompt
+from router.frontends.grpc import InferenceService
+from router.policies.table import ROUTING_POLICIES
+from router.router import Router
+from tandem.lifecycle import RECEIVED
+from tandem.messages import Heartbeat
+from tests.fakes.routing import CheckedPolicy
+from tests.fakes.simulation.calls import SimCall
+from tests.fakes.tokenizer import ByteTokenizer
+
+if TYPE_CHECKING:
+    from tests.fakes.simulation.cluster import Simulation
+
+
+class SimRouter:
+    """One life of a router process.
+
+    Attributes:
+        address: that of its port for workers, which all its lives have.
+        stopped_at: on the simulation's clock, since when it is stopped; None: it is not.
+        was_stopped: whether it ever was.
+        stood_still_s: how long it was stopped since it last looked at its deadlines.
+        departed: calls whose clients have gone, which it has yet to notice.
+    """
+
+    def __init__(self, simulation: "Simulation", address: str, routing: str) -> None:
+        self._simulation = simulation
+        self.address = address
+        self.alive = True
+        self.stopped_at: float | None = None
+        self.was_stopped = False
+        self.stood_still_s = 0.0
+        self.departed: deque[SimCall] = deque()
+        config = RouterConfig(
+            "nowhere",
+            "fake",
+            1000,
+            router_id=address,
+            cluster_token="secret",
+            heartbeat_timeout_s=1.0,
+            stall_timeout_s=1e9,
+            max_attempts=10_000,
+        )
+        made: Any = ROUTING_POLICIES.load(routing)
+        self.policy = CheckedPolicy(made() if routing == "round_robin" else made(seed=0))
+        self.router = Router(config, self.policy, simulation.clock)
+        self.router.incarnation = f"{address}life{next(simulation.numbers)}"
+        self.frontend = _SimFrontend(self.router, simulation, config)
+        self._service = InferenceService(self.frontend)
+
+    @property
+    def runs(self) -> bool:
+        return self.alive and self.stopped_at is None
+
+    def call(self, request: Any) -> SimCall:
+        return SimCall(self._service, request)
+
+    def stop(self) -> None:
+        """SIGSTOP."""
+        self.stopped_at = self._simulation.clock.now
+        self.was_stopped = True
+
+    def go_on(self) -> None:
+        """SIGCONT."""
+        if self.stopped_at is not None:
+            self.stood_still_s += self._simulation.clock.now - self.stopped_at
+            self.stopped_at = None
+
+    def notice_departed(self) -> None:
+        if self.departed:
+            self.departed.popleft().cancel()
+
+    def hear_heartbeats(self) -> None:
+        """Of workers that run, and of those whose last words have not been read yet."""
+        for stream in self._simulation.streams:
+            is_heard = (stream.is_open_at_worker and stream.worker.runs) or stream.to_router
+            if stream.router is self and is_heard and stream.registered is not None:
+                self.router.workers.record_heard(stream.registered)
+                self.router.workers.record_heartbeat(stream.registered, Heartbeat(stream.worker.num_steps))
+
+    def check_deadlines(self) -> None:
+        stood_still_s, self.stood_still_s = self.stood_still_s, 0.0
+        self.router.check_deadlines(stood_still_s)
+
+    def tell_counts(self) -> None:
+        """The other routers learn what this one has in hand."""
+        for other in self._simulation.routers.values():
+            if other is not self and other.runs:
+                other.router.elsewhere.record(self.address, self.frontend.counts())
+                other.router.update_loads()
+
+    def die(self) -> None:
+        self.alive = False
+        self.departed.clear()
+        for other in self._simulation.routers.values():
+            if other is not self:
+                other.router.elsewhere.forget(self.address)
+                other.router.update_loads()
+
+
+class _SimFrontend(Frontend):
+    def __init__(self, router: Router, simulation: "Simulation", config: RouterConfig) -> None:
+        super().__init__(router, ByteTokenizer(), config)  # type: ignore[arg-type]
+        self._simulation = simulation
+
+    async def tokenize(self, prompt: PromptInput) -> TokenizedPrompt:
+        """Requests have the simulation's age."""
+        tokenized = await super().tokenize(prompt)
+        return TokenizedPrompt(tokenized.token_ids, {RECEIVED: self._simulation.now_ns()})

@@ -1,0 +1,121 @@
+"""Control streams between the workers and the routers of a simulated cluster."""
+
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from router.worker import Worker
+from tandem.messages import Hello, Peer, Peers
+from worker.control_client import ControlClient
+
+if TYPE_CHECKING:
+    from tests.fakes.simulation.router import SimRouter
+    from tests.fakes.simulation.worker import SimWorker
+
+# This stands on a stream's queue where it ends.
+END = object()
+
+
+class SimStream:
+    """One stream, from the worker's Hello to where both ends have noticed its end. It stands where the worker's
+    ControlClient has the writer of a real one, and each end reads when the simulation says so.
+
+    Attributes:
+        registered: what the router knows the worker as, once it has read Hello.
+        named: whom the router has named, as far as the worker has read it.
+    """
+
+    def __init__(self, worker: "SimWorker", client: ControlClient, router: "SimRouter") -> None:
+        self.worker, self.router = worker, router
+        self._client = client
+        self.to_router: deque[Any] = deque()
+        self.to_worker: deque[Any] = deque()
+        self.registered: Worker | None = None
+        self.named: tuple[Peer, ...] = ()
+        self.is_open_at_worker = self.is_open_at_router = True
+        self.opened_at = worker.simulation.clock.now
+        worker.streams[client.address] = self
+        client._begin_stream(self)  # type: ignore[arg-type]
+
+    @property
+    def is_welcomed(self) -> bool:
+        return self.is_open_at_worker and bool(self._client.router)
+
+    @property
+    def is_over(self) -> bool:
+        return not (self.is_open_at_worker or self.is_open_at_router)
+
+    def send(self, messages: Sequence[Any]) -> None:
+        """The worker writes."""
+        if self.is_open_at_worker and self.is_open_at_router:
+            self.to_router.extend(messages)
+
+    def _say(self, messages: Sequence[Any]) -> None:
+        """The router writes."""
+        if self.is_open_at_worker and self.is_open_at_router:
+            self.to_worker.extend(messages)
+
+    def end_at_router(self, _: str = "") -> None:
+        """The router is done with it; what it has written still arrives."""
+        if self.is_open_at_router:
+            self.is_open_at_router = False
+            self.to_router.clear()
+            self._end(self.to_worker, self.is_open_at_worker, is_lost=False)
+
+    def end_at_worker(self) -> None:
+        """The worker is done with it; what it has written still arrives."""
+        if self.is_open_at_worker:
+            self.is_open_at_worker = False
+            self.to_worker.clear()
+            del self.worker.streams[self._client.address]
+            self._client._end_stream()
+            self._end(self.to_router, self.is_open_at_router, is_lost=False)
+
+    def worker_dies(self, is_lost: bool) -> None:
+        """Args: is_lost: what it has written does not arrive."""
+        self.is_open_at_worker = False
+        self.to_worker.clear()
+        self._end(self.to_router, self.is_open_at_router, is_lost)
+
+    def router_dies(self, is_lost: bool) -> None:
+        """Args: is_lost: what it has written does not arrive."""
+        self.is_open_at_router = False
+        self.to_router.clear()
+        self._end(self.to_worker, self.is_open_at_worker, is_lost)
+
+    def cut(self) -> None:
+        """It breaks; what was under way is lost."""
+        self._end(self.to_router, self.is_open_at_router, is_lost=True)
+        self._end(self.to_worker, self.is_open_at_worker, is_lost=True)
+
+    def _end(self, queue: deque[Any], is_open: bool, is_lost: bool) -> None:
+        if is_lost:
+            queue.clear()
+        if is_open and END not in queue:
+            queue.append(END)
+
+    def deliver_to_worker(self) -> None:
+        if not self.to_worker or not self.worker.runs:
+            return
+        message = self.to_worker.popleft()
+        self.worker.note_named()
+        if message is END:
+            self.end_at_worker()
+            return
+        if isinstance(message, Peers):
+            self.named = message.decode_workers
+        self._client._receive([message])
+
+    def deliver_to_router(self) -> None:
+        if not self.to_router or not self.router.runs:
+            return
+        message = self.to_router.popleft()
+        router = self.router.router
+        if message is END:
+            self.is_open_at_router = False
+            if self.registered is not None:
+                router.lose_worker(self.registered, "disconnected", "its stream ended")
+        elif isinstance(message, Hello):
+            self.registered = router.connect_worker(message, self._say, self.end_at_router)
+        elif self.registered is not None and router.workers.get(self.worker.worker_id) is self.registered:
+            router.receive(self.registered, message)

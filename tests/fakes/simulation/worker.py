@@ -1,0 +1,250 @@
+"""A worker of a simulated cluster: real scheduler, cache and streams; a fake engine."""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from decode_worker.config import DecodeConfig
+from decode_worker.scheduler import DecodeScheduler
+from engine.kvcache.cache_manager import CacheManager
+from prefill_worker.config import PrefillConfig
+from prefill_worker.handover import LinkHandover
+from prefill_worker.scheduler import PrefillScheduler
+from tandem.messages import PROTOCOL_VERSION, Abort, Granted, Heartbeat, Hello, PageFormat, Peer
+from tandem.request_ids import router_of
+from tests.fakes.engine import FakeEngine
+from tests.fakes.simulation.streams import SimStream
+from worker.base import Outbox, Scheduler
+from worker.control_client import ControlClient
+from worker.events import Event, FromRouter, RouterLost
+from worker.peer_union import KEEP_S
+from worker.records import RecordKeeper
+from worker.router_streams import RouterStreams
+
+if TYPE_CHECKING:
+    from tests.fakes.simulation.cluster import Simulation
+
+PAGE_SIZE = 2
+# It is small, so that a schedule reaches it.
+MAX_OVERTAKEN = 1
+PAGE_FORMAT = PageFormat("fake", 1, "fake")
+
+AttemptKey = tuple[str, int]
+
+
+class SimOutbox(Outbox):
+    def __init__(self, worker: "SimWorker") -> None:
+        self._worker = worker
+
+    def to_router(self, message: Any) -> None:
+        self._worker.routers.send([message])
+
+    def to_link(self, epoch: str, message: Any) -> None:
+        if isinstance(message, Granted):
+            self._worker.check_overtakes(message.lease_id)
+        link = self._worker.simulation.links.get(epoch)
+        if link is not None:
+            link.queue_to(link.other(self._worker)).append(message)
+
+    def close_link(self, epoch: str, reason: str) -> None:
+        link = self._worker.simulation.links.get(epoch)
+        if link is not None:
+            link.cut()
+
+
+class SimWorker:
+    """One life of a worker process.
+
+    Attributes:
+        inbox: what routers have said and its engine thread has not taken yet.
+        streams: to routers, by their addresses, as long as they are open at this end.
+        peers: whom it keeps links to.
+    """
+
+    def __init__(self, simulation: "Simulation", worker_id: str, role: str, num_pages: int) -> None:
+        self.simulation = simulation
+        self.worker_id, self.role = worker_id, role
+        self.incarnation = f"{worker_id}-life{next(simulation.numbers)}"
+        self.engine = FakeEngine(
+            num_pages,
+            PAGE_SIZE,
+            asynchronous=simulation.asynchronous,
+            step_s=simulation.step_s,
+            sample=simulation.samples.sample,
+        )
+        self.cache = CacheManager(num_pages, PAGE_SIZE)
+        self.alive = True
+        self.paused = False
+        # It says of a dead worker whether its end can be seen by others.
+        self.seen_gone = False
+        self.inbox: deque[Event] = deque()
+        self.streams: dict[str, SimStream] = {}
+        self.peers: Sequence[Peer] = ()
+        self._last_named: dict[Peer, float] = {}
+        self.num_steps = 0
+        outbox = SimOutbox(self)
+        self.scheduler: Scheduler
+        if role == "prefill":
+            config = PrefillConfig(
+                3, simulation.prefill_policy, min_shared_tokens=simulation.min_shared_tokens, grant_timeout_s=30.0
+            )
+            handover = LinkHandover(self.engine.pool.layout, outbox, simulation.clock, max_pages_in_flight=3)
+            self.scheduler = PrefillScheduler(self.engine, self.cache, handover, outbox, config, simulation.clock)
+        else:
+            config = DecodeConfig(
+                max_batch_size=3,
+                lease_duration_s=simulation.lease_duration_s,
+                admit_grace_s=simulation.admit_grace_s,
+                max_overtaken=MAX_OVERTAKEN,
+                max_waiting=simulation.max_waiting,
+            )
+            self.scheduler = DecodeScheduler(self.engine, self.cache, outbox, config, simulation.clock)
+        hello = Hello(
+            PROTOCOL_VERSION,
+            worker_id,
+            self.incarnation,
+            role,
+            "cpu",
+            "nowhere:1",
+            1,
+            PAGE_FORMAT,
+            num_pages,
+            PAGE_SIZE,
+        )
+        self.routers = RouterStreams(
+            simulation.routers,
+            hello,
+            cluster_token="",
+            heartbeat=lambda: Heartbeat(self.num_steps),
+            heartbeat_interval_s=1.0,
+            connect_timeout_s=1e9,
+            records=RecordKeeper(2**20),
+            post=self.inbox.append,
+            set_peers=self._set_peers,
+            on_connected=lambda: None,
+            clock=simulation.clock,
+        )
+
+    @property
+    def runs(self) -> bool:
+        return self.alive and not self.paused
+
+    def step(self) -> bool:
+        self.num_steps += 1
+        while self.inbox:
+            self._take_from_router(self.inbox.popleft())
+        worked = self.scheduler.step()
+        self.check()
+        return worked
+
+    def run_device(self) -> None:
+        if self.engine.num_launched:
+            self.engine.run_next()
+
+    def check(self) -> None:
+        violation = self.scheduler.check_integrity()
+        assert violation == "", f"{self.incarnation}: {violation}"
+        given_away = set(self.cache._allocator.free_pages())
+        for handle in self.cache._handles.values():
+            given_away.update(handle.page_ids[handle.num_shared :] if handle.leased else ())
+        in_use = self.engine.pages_in_use
+        assert not in_use & given_away, f"{self.incarnation}: a forward in flight has pages of somebody else"
+
+    def check_may_be_written(self, page_id: int) -> None:
+        """A page that another worker writes must be leased, or wait to be freed until such writes have ended."""
+        leased = [h for h in self.cache._handles.values() if h.leased and page_id in h.page_ids[h.num_shared :]]
+        deferred = [free for free in self.cache._deferred if page_id in free.page_ids]
+        assert leased or deferred, f"{self.incarnation}: page {page_id} was written by a sender that has no lease on it"
+
+    def check_is_computed(self, page_ids: Sequence[int]) -> None:
+        """Pages may be read by a copy once everything that writes them has completed."""
+        unwritten = self.engine.pages_to_write.intersection(page_ids)
+        assert not unwritten, f"{self.incarnation}: pages {unwritten} are shipped before they are computed"
+
+    def check_overtakes(self, lease_id: str) -> None:
+        """A lease is granted before all who stand before it in line; nobody's are more than so many in its life."""
+        assert isinstance(self.scheduler, DecodeScheduler)
+        book = self.scheduler._leases
+        for waiting in book._waiting._line:
+            if waiting.lease_id == lease_id:
+                break
+            if waiting.lease_id in book._granted:
+                continue
+            request_id = waiting.request.request_id
+            self.simulation.num_overtaken[request_id] += 1
+            num_overtaken = self.simulation.num_overtaken[request_id]
+            assert num_overtaken <= MAX_OVERTAKEN, f"{request_id} is overtaken for the {num_overtaken}th time"
+
+    # --- control streams ---
+
+    @property
+    def unconnected(self) -> list[ControlClient]:
+        return [client for client in self.routers._clients if client.address not in self.streams]
+
+    def connect(self, client: ControlClient) -> None:
+        """Opens a control stream."""
+        router = self.simulation.routers[client.address]
+        if router.alive and client.address not in self.streams:
+            self.simulation.streams.append(SimStream(self, client, router))
+
+    def note_named(self) -> None:
+        """What the routers name may be about to change."""
+        for stream in self.streams.values():
+            self._last_named.update(dict.fromkeys(stream.named, self.simulation.clock.now))
+
+    def look_at_time(self) -> None:
+        """What its asyncio thread does by itself every half a second."""
+        self.note_named()
+        self.routers._keep_links()
+
+    def _set_peers(self, peers: Sequence[Peer]) -> None:
+        self.peers = tuple(peers)
+        kept = {peer.incarnation for peer in peers}
+        for link in list(self.simulation.links.values()):
+            if link.sender is self and link.receiver.incarnation not in kept:
+                self._check_may_be_dropped(link.receiver)
+                link.cut()
+
+    def _check_may_be_dropped(self, receiver: "SimWorker") -> None:
+        """Nobody may name it, now or a little while ago, unless it has been started again."""
+        named = {peer for stream in self.streams.values() for peer in stream.named}
+        assert receiver.incarnation not in {peer.incarnation for peer in named}, "a link that a router names is dropped"
+        if receiver.worker_id not in {peer.worker_id for peer in named}:
+            last = max(
+                (t for peer, t in self._last_named.items() if peer.incarnation == receiver.incarnation), default=0
+            )
+            assert self.simulation.clock.now - last >= KEEP_S, "a link is dropped at once"
+            self.simulation.num_forgotten_links += receiver.alive
+
+    # --- attempts ---
+
+    def attempts(self) -> set[AttemptKey]:
+        """All that it would still do something for."""
+        if isinstance(self.scheduler, PrefillScheduler):
+            waiting = {queued.key for queued in self.scheduler._waiting._requests}
+            return waiting | {job.key for job in self.scheduler._jobs()}
+        assert isinstance(self.scheduler, DecodeScheduler)
+        book = self.scheduler._leases
+        leases = [lease for lease in (*book._granted.values(), *book._arriving) if not lease.abandoned]
+        running = {(job.request_id, job.attempt) for job in self.scheduler._running}
+        before_grant = {*book._admissions.attempts(), *book._waiting.attempts()}
+        return running | before_grant | {lease.key for lease in leases}
+
+    def take(self, event: Event) -> None:
+        """Takes what a link says: it may come before what a router has said earlier."""
+        self.scheduler.receive(event)
+        self.check()
+
+    def _take_from_router(self, event: Event) -> None:
+        """Takes an event; one that ends attempts ends exactly those that it names."""
+        ends: Callable[[AttemptKey], bool] | None = None
+        if isinstance(event, RouterLost):
+            lost = event.router
+            ends = lambda key: router_of(key[0]) == lost  # noqa: E731
+        elif isinstance(event, FromRouter) and isinstance(event.message, Abort):
+            ended = event.message.request_id, event.message.attempt
+            ends = lambda key: key == ended  # noqa: E731
+        left = {key for key in self.attempts() if not ends(key)} if ends is not None else set()
+        self.scheduler.receive(event)
+        if ends is not None:
+            assert self.attempts() == left, f"{self.incarnation}: {event} has ended {left ^ self.attempts()} wrongly"

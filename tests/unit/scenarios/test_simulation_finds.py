@@ -1,0 +1,256 @@
+"""The simulation can fail: each of these mistakes breaks a promise in one of its schedules."""
+
+import random
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from decode_worker.job import DecodeJob
+from decode_worker.lease_records import WaitingLease
+from decode_worker.leases import LeaseBook
+from decode_worker.scheduler import DecodeScheduler
+from decode_worker.waiting_leases import WaitingLeases
+from engine.kvcache.cache_manager import CacheManager, PageHandle
+from kvtransfer.sender_link import SenderLease, SenderLink
+from prefill_worker.job import PrefillJob
+from prefill_worker.queued_request import QueuedRequest
+from prefill_worker.scheduler import PrefillScheduler
+from router.resumption import Sealer
+from router.text.output_text import OutputText
+from router.tracker import RequestState, RequestTracker
+from router.worker import Worker
+from router.worker_registry import WorkerRegistry
+from tandem.messages import Admit, LinkState, Peer
+from tests.fakes.simulation.schedule import run_schedule
+from worker import router_streams
+from worker.control_client import ControlClient
+from worker.peer_union import PeerUnion
+
+# What a tape begins with where only routers fail, and where everything may and one thing happens after the other.
+ONLY_ROUTERS_FAIL = b"\0\0"
+ALL_MAY_FAIL = b"\1\1"
+NUM_SCHEDULES = 3000
+
+
+def find_violation(beginning: bytes = b"", asynchronous: bool = False, first: int = 0) -> str:
+    """Runs random schedules until one breaks a promise; returns what it said.
+
+    Args:
+        beginning: what every tape begins with.
+        first: number of the first schedule, for what few of them lead to.
+    """
+    for number in range(first, first + NUM_SCHEDULES):
+        data = random.Random(number).randbytes(400)
+        try:
+            run_schedule(beginning + data[len(beginning) :], asynchronous)
+        except (AssertionError, RuntimeError, ValueError) as error:
+            return str(error) or repr(error)
+    return ""
+
+
+def test_a_page_freed_one_step_early_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bug that deferred freeing is there for: pages go back while copies launched with their numbers still run."""
+    original = CacheManager.release_pages
+    monkeypatch.setattr(CacheManager, "release_pages", lambda self, handle, after=(): original(self, handle))
+    assert find_violation()
+
+
+def test_a_dropped_release_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def release(self: SenderLink, lease: SenderLease, *, reported: bool = True) -> None:
+        self._leases.pop(lease.lease_id, None)
+
+    monkeypatch.setattr(SenderLink, "release_lease", release)
+    assert "no progress" in find_violation()
+
+
+def test_a_commit_before_its_copies_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = SenderLink._settle_if_copied
+
+    def settle(self: SenderLink, lease: SenderLease) -> None:
+        lease.copies = []
+        original(self, lease)
+
+    monkeypatch.setattr(SenderLink, "_settle_if_copied", settle)
+    assert find_violation()
+
+
+def test_pages_freed_while_a_step_in_flight_has_them_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = DecodeScheduler._end_job
+
+    def end(self: DecodeScheduler, job: DecodeJob) -> None:
+        in_flight, self._in_flight = self._in_flight, None
+        original(self, job)
+        self._in_flight = in_flight
+
+    monkeypatch.setattr(DecodeScheduler, "_end_job", end)
+    assert "in flight" in find_violation(asynchronous=True)
+
+
+def test_pages_freed_while_a_prefill_in_flight_has_them_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = PrefillScheduler._free_job
+
+    def forget(self: PrefillScheduler, job: PrefillJob) -> None:
+        launched, self._launched = self._launched, deque()
+        original(self, job)
+        self._launched = launched
+
+    monkeypatch.setattr(PrefillScheduler, "_free_job", forget)
+    assert "in flight" in find_violation(asynchronous=True)
+
+
+def test_pages_shipped_while_a_prefill_in_flight_writes_them_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that a request finds in the tree are not computed yet, though they are no work of its own."""
+    original = PrefillScheduler._start
+
+    def start(self: PrefillScheduler, queued: QueuedRequest, handle: PageHandle) -> int:
+        num_tokens = original(self, queued, handle)
+        self._computing[-1].computed_len = handle.cached_len
+        return num_tokens
+
+    monkeypatch.setattr(PrefillScheduler, "_start", start)
+    assert "before they are computed" in find_violation(ALL_MAY_FAIL, asynchronous=True, first=890)
+
+
+def test_duplicates_freed_while_a_prefill_in_flight_writes_them_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = CacheManager.cache_pages
+    monkeypatch.setattr(CacheManager, "cache_pages", lambda self, *args, after=(): original(self, *args))
+    assert "in flight" in find_violation(asynchronous=True)
+
+
+def test_an_overtake_too_many_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Were they counted for each attempt afresh, who is started again and again would wait for ever."""
+    original = WaitingLeases.line_up
+
+    def line_up(self: WaitingLeases, waiting: WaitingLease, admit: Admit) -> WaitingLease | None:
+        last = original(self, waiting, admit)
+        waiting.num_overtaken = 0
+        return last
+
+    monkeypatch.setattr(WaitingLeases, "line_up", line_up)
+    assert "overtaken" in find_violation(ALL_MAY_FAIL)
+
+
+def test_a_stream_s_end_that_ends_other_routers_attempts_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it was when there was one router."""
+    monkeypatch.setattr("decode_worker.scheduler.router_of", OfAnyRouter)
+    assert "wrongly" in find_violation(ONLY_ROUTERS_FAIL)
+
+
+class OfAnyRouter(str):
+    def __new__(cls, request_id: str) -> "OfAnyRouter":
+        return super().__new__(cls, request_id)
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    __hash__ = str.__hash__
+
+
+def test_a_stream_s_end_that_ends_nothing_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LeaseBook, "abort_all_attempts_of", lambda self, router: None)
+    assert "wrongly" in find_violation()
+
+
+def test_a_stream_s_end_that_nobody_is_told_of_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ControlClient, "_end_stream", lambda self: setattr(self, "router", ""))
+    assert find_violation()
+
+
+def test_an_abort_that_hits_another_router_s_request_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each router counts its requests from nought: a number alone says nothing."""
+
+    def abort(self: DecodeScheduler, request_id: str, attempt: int) -> None:
+        for job in list(self._running):
+            if (number_of(job.request_id), job.attempt) == (number_of(request_id), attempt):
+                self._end_job(job)
+        self._leases.abort_attempt(request_id, attempt)
+
+    def number_of(request_id: str) -> str:
+        return request_id.rpartition("-")[2]
+
+    monkeypatch.setattr(DecodeScheduler, "_abort", abort)
+    assert "wrongly" in find_violation(ONLY_ROUTERS_FAIL)
+
+
+def test_links_that_the_last_router_alone_decides_on_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def set_named(self: PeerUnion, router: str, peers: Sequence[Peer]) -> None:
+        self._named = {router: tuple(peers)}
+
+    monkeypatch.setattr(PeerUnion, "set_named", set_named)
+    assert "dropped" in find_violation(ONLY_ROUTERS_FAIL)
+
+
+def test_links_that_end_with_a_router_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("worker.peer_union.KEEP_S", 0.0)
+    assert find_violation(ONLY_ROUTERS_FAIL) == "a link is dropped at once"
+
+
+def test_links_that_a_dead_router_keeps_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PeerUnion, "forget_router", lambda self, router: None)
+    assert find_violation()
+
+
+def test_a_link_that_only_one_router_is_told_of_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = router_streams._by_router
+
+    def by_router(messages: Sequence[Any], routers: Sequence[str]) -> Any:
+        told = dict(original(messages, routers))
+        for other in routers[1:]:
+            told[other] = [message for message in told[other] if not isinstance(message, LinkState)]
+        return told
+
+    monkeypatch.setattr(router_streams, "_by_router", by_router)
+    assert "without links" in find_violation()
+
+
+def test_tokens_that_go_to_the_wrong_router_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(router_streams, "router_of", lambda request_id: "")
+    assert "no progress" in find_violation()
+
+
+def test_a_resumed_output_that_goes_on_too_early_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its client has a token that the next one was not sampled after."""
+    original = RequestTracker.begin_attempt
+
+    def begin(self: RequestTracker, *args: Any) -> Any:
+        admit, prefill = original(self, *args)
+        if not self.attempt and self.output_ids:
+            admit, prefill = (replace(m, output_ids=(*m.output_ids[:-1], 1)) for m in (admit, prefill))
+        return admit, prefill
+
+    monkeypatch.setattr(RequestTracker, "begin_attempt", begin)
+    assert "sampled after" in find_violation()
+
+
+def test_a_resumed_output_with_another_seed_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = Sealer.open
+    monkeypatch.setattr(Sealer, "open", lambda self, *args: replace(original(self, *args), seed=7))
+    assert "sampled after" in find_violation()
+
+
+def test_text_that_is_sent_again_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = OutputText.replay
+    monkeypatch.setattr(OutputText, "replay", lambda self, token_ids, num_characters: original(self, token_ids, 0))
+    assert "text" in find_violation()
+
+
+def test_tokens_of_an_attempt_that_has_ended_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RequestTracker, "is_current", lambda self, attempt: self.state is RequestState.RUNNING)
+    assert find_violation()
+
+
+def test_load_that_a_dead_router_leaves_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        Worker,
+        "set_load_elsewhere",
+        lambda self, load: setattr(self, "num_assigned", self.num_assigned + load.num_requests),
+    )
+    assert "counts" in find_violation()
+
+
+def test_workers_that_a_stopped_router_blames_for_its_own_silence_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(WorkerRegistry, "excuse_silence", lambda self, seconds: None)
+    assert "silent" in find_violation(ONLY_ROUTERS_FAIL)
