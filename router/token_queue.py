@@ -1,6 +1,7 @@
 """Tokens on their way from the workers' messages to a client."""
 
 import asyncio
+from collections.abc import Callable
 
 
 class TokenQueue:
@@ -8,12 +9,12 @@ class TokenQueue:
     as workers send them, and a Generation takes them out. What comes while the client is not reading goes out together.
     """
 
-    __slots__ = ("_is_ended", "_token_ids", "_waiter")
+    __slots__ = ("_call", "_is_ended", "_token_ids")
 
     def __init__(self) -> None:
         self._token_ids: list[int] = []
         self._is_ended = False
-        self._waiter: asyncio.Future[None] | None = None
+        self._call: Callable[[], None] | None = None
 
     def put_tokens(self, token_ids: list[int]) -> None:
         self._token_ids += token_ids
@@ -24,12 +25,16 @@ class TokenQueue:
         self._is_ended = True
         self._wake()
 
-    async def next_tokens(self) -> list[int] | None:
-        """All tokens that have come since the last call, at least one; None once there will be no more."""
-        while not self._token_ids and not self._is_ended:
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
-        return self.take_tokens() or None
+    def call_at_news(self, call: Callable[[], None]) -> None:
+        """Has the running loop call this, once, after the next tokens or the end have come. Who asks last is called."""
+        self._call = call
+
+    async def news(self) -> None:
+        """Returns when tokens or the end have come since this was called."""
+        come = asyncio.get_running_loop().create_future()
+        # One whose reader has left is cancelled.
+        self.call_at_news(lambda: None if come.done() else come.set_result(None))
+        await come
 
     def take_tokens(self) -> list[int]:
         """All tokens that have come since the last call, perhaps none."""
@@ -42,7 +47,7 @@ class TokenQueue:
         return self._is_ended and not self._token_ids
 
     def _wake(self) -> None:
-        if self._waiter is not None:
-            if not self._waiter.done():
-                self._waiter.set_result(None)
-            self._waiter = None
+        if self._call is not None:
+            # Whoever puts tokens in for many requests must not pay for what one of them does with its own.
+            asyncio.get_running_loop().call_soon(self._call)
+            self._call = None

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from types import TracebackType
@@ -24,7 +24,8 @@ request_logger = logging.getLogger("router.requests")
 MAX_OWED_TOKENS = 256
 
 
-@dataclass(frozen=True, slots=True)
+# There is one for each token, and a frozen one would take three times as long to make.
+@dataclass(slots=True)
 class Piece:
     """What a client is sent at once.
 
@@ -104,6 +105,7 @@ class Generation:
             except BaseException:
                 self._held.close()
                 raise
+        self._tokens = self._request.tokens
         # A client that does not read what is ready for it keeps nothing but its connection.
         self._request.on_overdue = self._end
         return self
@@ -131,35 +133,48 @@ class Generation:
             self._report()
 
     async def next_piece(self) -> Piece | None:
-        """The next piece, or None once the last one has been given.
+        """The next piece, or None once the last one has been given. Raises as take_piece."""
+        if self._finish_reason:
+            return None
+        if self._owed_ids:
+            # Nothing is waited for: others have their turn between two pieces all the same.
+            await asyncio.sleep(0)
+        while (piece := self.take_piece()) is None:
+            await self._tokens.news()
+        return piece
+
+    def call_at_news(self, call: Callable[[], None]) -> None:
+        """Has the loop call this, once, as soon as `take_piece` may give something again."""
+        self._tokens.call_at_news(call)
+
+    def take_piece(self) -> Piece | None:
+        """What there is now for the client, or None; not to be called after the last piece.
 
         Raises:
             UnavailableError: no workers, or none that finished it within max_attempts.
             RequestTimeoutError: it took longer than request_timeout_s.
             InternalError: the routing policy failed.
         """
-        assert self._request is not None
-        if self._finish_reason:
-            return None
-        if self._owed_ids and not self._output.stopped:
-            return await self._owed_piece()
-        token_ids = None if self._output.stopped else await self._request.tokens.next_tokens()
-        if token_ids is None:
-            return self._last_piece()
+        output = self._output
+        if self._owed_ids and not output.stopped:
+            return self._owed_piece()
+        token_ids = [] if output.stopped else self._tokens.take_tokens()
+        if not token_ids:
+            return self._last_piece() if output.stopped or self._tokens.is_exhausted else None
         if FIRST_TOKEN_SENT not in self.tracker.moments:
             self.tracker.moments[FIRST_TOKEN_SENT] = now_ns()
-        text, num_tokens = self._output.append_tokens(token_ids)
+        text, num_tokens = output.append_tokens(token_ids)
         if self._owed_text:
             text, self._owed_text = self._owed_text + text, ""
-        start, self._index = self._index, self._index + num_tokens
+        start = self._index
+        self._index = end = start + num_tokens
         logprobs = self.tracker.output_logprobs
-        return Piece(start, token_ids[:num_tokens], text, logprobs[start : self._index] if logprobs else [])
+        # Tokens after the one that completes a stop string are not part of the output.
+        return Piece(start, token_ids[:num_tokens], text, logprobs[start:end] if logprobs else [])
 
-    async def _owed_piece(self) -> Piece:
+    def _owed_piece(self) -> Piece:
         """Some tokens of a resumed request's beginning. There may be as many as the model's length allows."""
         token_ids, self._owed_ids = self._owed_ids[:MAX_OWED_TOKENS], self._owed_ids[MAX_OWED_TOKENS:]
-        # Nothing is waited for: others have their turn between two pieces all the same.
-        await asyncio.sleep(0)
         text, num_tokens = self._output.append_tokens(token_ids)
         text, self._owed_text = self._owed_text + text, ""
         start, self._index = self._index, self._index + num_tokens

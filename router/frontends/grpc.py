@@ -1,6 +1,5 @@
 """The gRPC frontend: tandem.v1.Inference."""
 
-from collections.abc import AsyncIterator
 from contextlib import ExitStack
 from typing import Any
 
@@ -18,6 +17,7 @@ from router.errors import (
 from router.frontends.base import PLAIN_FIELDS, Frontend, PromptInput, SamplingOptions
 from router.frontends.generation import Generation, Piece
 from router.frontends.malformed import Malformed
+from router.frontends.piece_writer import PieceWriter
 from router.resumption import Resumption
 from tandem import __version__
 from tandem.rpc.auth import AuthInterceptor
@@ -52,28 +52,15 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     def __init__(self, frontend: Frontend) -> None:
         self._frontend = frontend
 
-    async def Generate(
-        self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext
-    ) -> AsyncIterator[pb.GenerateResponse]:
+    async def Generate(self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext) -> None:
         try:
             with ExitStack() as held:
                 generation, key = await self._begin(request, context, held)
                 held.enter_context(generation)
                 # It goes with the first tokens: what is broken off before them can be sent again.
                 resume_token = self._frontend.resume_token(generation, key)
-                while (piece := await generation.next_piece()) is not None:
-                    if piece.finish_reason:
-                        yield _last_response(request.request_id, piece, generation)
-                        return
-                    yield pb.GenerateResponse(
-                        request_id=request.request_id,
-                        index=piece.index,
-                        token_ids=piece.token_ids,
-                        text=piece.text,
-                        logprobs=map(LOGPROBS_CODEC.encode, piece.logprobs) if piece.logprobs else None,
-                        resume_token=resume_token,
-                    )
-                    resume_token = b""
+                responses = _Responses(request.request_id, generation, resume_token)
+                await PieceWriter(generation, lambda piece: context.write(responses.next(piece))).run()
             return
         except RequestError as error:
             refusal = status_code(error), str(error)
@@ -198,6 +185,28 @@ def _options(params: pb.SamplingParams) -> SamplingOptions:
         num_logprobs=params.logprobs if params.HasField("logprobs") else None,
         plain={name: getattr(params, name) for name in PLAIN_FIELDS if params.HasField(name)},
     )
+
+
+class _Responses:
+    """What is sent of one generation."""
+
+    def __init__(self, request_id: str, generation: Generation, resume_token: bytes) -> None:
+        self._request_id = request_id
+        self._generation = generation
+        self._resume_token = resume_token
+
+    def next(self, piece: Piece) -> pb.GenerateResponse:
+        if piece.finish_reason:
+            return _last_response(self._request_id, piece, self._generation)
+        resume_token, self._resume_token = self._resume_token, b""
+        return pb.GenerateResponse(
+            request_id=self._request_id,
+            index=piece.index,
+            token_ids=piece.token_ids,
+            text=piece.text,
+            logprobs=map(LOGPROBS_CODEC.encode, piece.logprobs) if piece.logprobs else None,
+            resume_token=resume_token,
+        )
 
 
 def _last_response(request_id: str, piece: Piece, generation: Generation) -> pb.GenerateResponse:

@@ -25,10 +25,14 @@ class Refused(Exception):
 
 
 class Context:
-    """Of a call; aborting it raises, as gRPC's does."""
+    """Of a call; aborting it raises, as gRPC's does. Attributes: responses: that were written."""
 
-    def __init__(self, authorization: str = "") -> None:
+    def __init__(self, authorization: str = "", responses: list[pb.GenerateResponse] | None = None) -> None:
         self._authorization = authorization
+        self.responses = [] if responses is None else responses
+
+    async def write(self, response: pb.GenerateResponse) -> None:
+        self.responses.append(response)
 
     def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
         return (("authorization", self._authorization),) if self._authorization else ()
@@ -55,8 +59,7 @@ class GrpcHarness:
         await self.send(pb.GenerateRequest(text="hi", sampling=pb.SamplingParams(**sampling)))
 
     async def send(self, request: pb.GenerateRequest) -> None:
-        async for response in self.service.Generate(request, Context()):  # type: ignore[arg-type]
-            self.responses.append(response)
+        await self.service.Generate(request, Context(responses=self.responses))  # type: ignore[arg-type]
 
     async def start(self, **sampling: Any) -> tuple["asyncio.Task[None]", Admit]:
         call = asyncio.create_task(self.call(**sampling))
@@ -244,8 +247,7 @@ def test_what_can_never_fit_is_refused_before_it_is_tokenized() -> None:
             ),
         ):
             with pytest.raises(Refused) as refused:
-                async for _ in h.service.Generate(request, Context()):  # type: ignore[arg-type]
-                    pass
+                await h.service.Generate(request, Context())  # type: ignore[arg-type]
             assert refused.value.args[0] == "INVALID_ARGUMENT"
             assert message in refused.value.args[1]
 
@@ -286,8 +288,7 @@ def test_where_there_are_no_keys_all_clients_share_one_limit() -> None:
         call, admit = await h.start()
         for authorization in ("", "Bearer a", "Bearer b"):
             with pytest.raises(Refused, match="1 requests of this key are in hand") as refused:
-                async for _ in h.service.Generate(pb.GenerateRequest(text="hi"), Context(authorization)):  # type: ignore[arg-type]
-                    pass
+                await h.service.Generate(pb.GenerateRequest(text="hi"), Context(authorization))  # type: ignore[arg-type]
             assert refused.value.args[0] == "RESOURCE_EXHAUSTED"
         h.p.say(first(admit.request_id, 0, 0, ord("a")))
         h.d.say(Finished(admit.request_id, 0, "length", 1, 0, 1))

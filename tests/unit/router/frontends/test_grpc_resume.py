@@ -35,7 +35,7 @@ class Replica:
         self.responses: list[pb.GenerateResponse] = []
 
     async def start(self, request: pb.GenerateRequest, key: str = KEYS[0]) -> "asyncio.Task[None]":
-        call = asyncio.create_task(self._call(request, Context(f"Bearer {key}")))
+        call = asyncio.create_task(self._call(request, Context(f"Bearer {key}", self.responses)))
         for _ in range(5):
             await asyncio.sleep(0)
         return call
@@ -48,8 +48,7 @@ class Replica:
         return [i for r in self.responses for i in r.token_ids], "".join(r.text for r in self.responses)
 
     async def _call(self, request: pb.GenerateRequest, context: Context) -> None:
-        async for response in self.service.Generate(request, context):  # type: ignore[arg-type]
-            self.responses.append(response)
+        await self.service.Generate(request, context)  # type: ignore[arg-type]
 
 
 def request(**sampling: Any) -> pb.GenerateRequest:
