@@ -9,12 +9,14 @@ class TokenQueue:
     as workers send them, and a Generation takes them out. What comes while the client is not reading goes out together.
     """
 
-    __slots__ = ("_call", "_is_ended", "_token_ids")
+    __slots__ = ("_call", "_is_ended", "_loop", "_token_ids")
 
     def __init__(self) -> None:
         self._token_ids: list[int] = []
         self._is_ended = False
         self._call: Callable[[], None] | None = None
+        # On which it is called.
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     def put_tokens(self, token_ids: list[int]) -> None:
         self._token_ids += token_ids
@@ -27,7 +29,7 @@ class TokenQueue:
 
     def call_at_news(self, call: Callable[[], None]) -> None:
         """Has the running loop call this, once, after the next tokens or the end have come. Who asks last is called."""
-        self._call = call
+        self._call, self._loop = call, asyncio.get_running_loop()
 
     async def news(self) -> None:
         """Returns when tokens or the end have come since this was called."""
@@ -48,6 +50,7 @@ class TokenQueue:
 
     def _wake(self) -> None:
         if self._call is not None:
+            assert self._loop is not None
             # Whoever puts tokens in for many requests must not pay for what one of them does with its own.
-            asyncio.get_running_loop().call_soon(self._call)
+            self._loop.call_soon(self._call)
             self._call = None

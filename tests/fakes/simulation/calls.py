@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine
+from collections import deque
+from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 
 import grpc
@@ -25,16 +27,11 @@ class CallError(Exception):
         return self._trailers
 
 
-class _Context:
-    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
-        return ()
-
-    async def abort(self, code: grpc.StatusCode, details: str, trailers: Any = ()) -> None:
-        raise CallError(code, details, trailers)
-
-
 class _Loop:
-    """What asyncio asks of a loop where a coroutine waits for a future. Whoever runs the coroutine looks at that."""
+    """What asyncio asks of a loop where a coroutine waits for a future, and where somebody is to be called soon."""
+
+    def __init__(self) -> None:
+        self._soon: deque[Callable[[], object]] = deque()
 
     def create_future(self) -> "asyncio.Future[Any]":
         return asyncio.Future(loop=self)  # type: ignore[arg-type]
@@ -42,15 +39,43 @@ class _Loop:
     def get_debug(self) -> bool:
         return False
 
+    def call_soon(self, callback: Callable[..., object], *args: Any, context: Any = None) -> None:
+        self._soon.append(partial(callback, *args))
+
+    def run_ready(self) -> None:
+        while self._soon:
+            self._soon.popleft()()
+
+
+class _Context:
+    """Of one call. Attributes: written: responses that the client has not taken, each with the write that waits."""
+
+    def __init__(self, loop: _Loop) -> None:
+        self.written: deque[tuple[pb.GenerateResponse, asyncio.Future[None]]] = deque()
+        self._loop = loop
+
+    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
+        return ()
+
+    async def write(self, response: pb.GenerateResponse) -> None:
+        self.written.append((response, self._loop.create_future()))
+        await self.written[-1][1]
+
+    async def abort(self, code: grpc.StatusCode, details: str, trailers: Any = ()) -> None:
+        raise CallError(code, details, trailers)
+
 
 class SimCall:
     """One Generate call, whose handler runs when the simulation says so."""
 
     def __init__(self, service: InferenceService, request: pb.GenerateRequest) -> None:
-        self._responses: Any = service.Generate(request, _Context())  # type: ignore[arg-type]
-        self._next: Coroutine[Any, Any, pb.GenerateResponse] | None = None
+        self._loop = _Loop()
+        self._context = _Context(self._loop)
+        self._handle = partial(service.Generate, request, self._context)
+        # Made when it is begun: a router may be gone before it has looked at a call.
+        self._handler: Coroutine[Any, Any, None] | None = None
         self._waits_for: asyncio.Future[Any] | None = None
-        self._loop: Any = _Loop()
+        self._end: BaseException | None = None
 
     def poll(self) -> pb.GenerateResponse | None:
         """The next response, if there is one now.
@@ -59,29 +84,39 @@ class SimCall:
             StopAsyncIteration: the last one was given.
             CallError: the router has ended the call.
         """
-        if self._waits_for is not None and not self._waits_for.done():
-            return None
-        if self._next is None:
-            self._next = self._responses.__anext__()
-        try:
-            self._waits_for = self._run(self._next.send, None)
-        except StopIteration as result:
-            self._next = self._waits_for = None
-            return result.value
+        self._go_on()
+        if self._context.written:
+            response, is_taken = self._context.written.popleft()
+            is_taken.set_result(None)
+            return response
+        if self._end is not None:
+            raise self._end
         return None
 
     def cancel(self) -> None:
         """Its client is gone, as the router sees it."""
-        if self._next is not None:
-            with contextlib.suppress(asyncio.CancelledError, StopAsyncIteration):
-                self._run(self._next.throw, asyncio.CancelledError())
-        else:
-            with contextlib.suppress(StopIteration):
-                self._run(self._responses.aclose().send, None)
+        if self._handler is not None and self._end is None:
+            with contextlib.suppress(asyncio.CancelledError, StopIteration):
+                self._run(self._handler.throw, asyncio.CancelledError())
 
-    def _run(self, step: Any, value: Any) -> Any:
-        asyncio._set_running_loop(self._loop)
+    def _go_on(self) -> None:
+        if self._end is not None:
+            return
+        if self._handler is None:
+            self._handler = self._handle()  # type: ignore[arg-type]
+        self._run(self._loop.run_ready)
+        while self._end is None and (self._waits_for is None or self._waits_for.done()):
+            try:
+                self._waits_for = self._run(self._handler.send, None)
+            except StopIteration:
+                self._end = StopAsyncIteration()
+            except CallError as error:
+                self._end = error
+            self._run(self._loop.run_ready)
+
+    def _run(self, step: Any, *args: Any) -> Any:
+        asyncio._set_running_loop(self._loop)  # type: ignore[arg-type]
         try:
-            return step(value)
+            return step(*args)
         finally:
             asyncio._set_running_loop(None)
