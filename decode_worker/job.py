@@ -52,8 +52,21 @@ class DecodeJob:
 
     @property
     def needs_step(self) -> bool:
-        """Whether there is more to come when the steps launched so far are done; only a stop token can change that."""
+        """Whether there is more to come when the steps launched so far are done, and may be chosen; only a stop token
+        can change the first."""
+        if self.is_compiling:
+            return False
         return self.num_outputs + self.sequence.num_pending < self.sequence.sampling.max_tokens
+
+    @property
+    def is_compiling(self) -> bool:
+        """Whether its next token cannot be chosen because its grammar is not compiled yet."""
+        return self.sequence.constraint is not None and not self.sequence.constraint.is_ready
+
+    @property
+    def grammar_error(self) -> str:
+        """Why its output cannot be kept to its grammar, or ""."""
+        return self.sequence.constraint.error if self.sequence.constraint is not None else ""
 
     def finish_reason(self) -> str:
         """Returns "stop", "length" or "", by the tokens that are known."""

@@ -29,6 +29,7 @@ from tandem.messages import (
     Moment,
     TokenEvent,
     Tokens,
+    Unservable,
     WorkerStats,
 )
 from tandem.request_ids import router_of
@@ -37,6 +38,9 @@ from worker.base import ForwardScheduler, Outbox
 from worker.events import Event, FromRouter, RouterLost
 
 logger = logging.getLogger(__name__)
+
+# Grammars that are being compiled are looked at again so soon.
+POLL_S = 0.001
 
 
 class DecodeScheduler(ForwardScheduler):
@@ -59,6 +63,7 @@ class DecodeScheduler(ForwardScheduler):
         self._outbox = outbox
         self._config = config
         self._overlaps = config.overlap and engine.is_asynchronous
+        self._clock = clock
         self._pace = StepPace(clock)
         self._in_flight: LaunchedStep | None = None
         self._running: list[DecodeJob] = []
@@ -72,6 +77,8 @@ class DecodeScheduler(ForwardScheduler):
     def receive(self, event: Event) -> None:
         if isinstance(event, FromRouter):
             if isinstance(event.message, Admit):
+                # A grammar that is new here is compiled while the prompt is computed.
+                self._engine.constraint(event.message.sampling.grammar)
                 self._leases.admit_request(event.message)
             elif isinstance(event.message, Abort):
                 self._abort(event.message.request_id, event.message.attempt)
@@ -98,6 +105,9 @@ class DecodeScheduler(ForwardScheduler):
             unknown, self._in_flight = self._in_flight, self._launch(jobs, self._in_flight)
             if unknown is not None:
                 self._collect(unknown)
+            # What may come next by a grammar follows from the tokens that have just been collected. The forward is
+            # running meanwhile.
+            self._in_flight.sample()
         if not jobs or not self._overlaps:
             self.collect_launched()
         return previous is not None or bool(jobs)
@@ -110,6 +120,8 @@ class DecodeScheduler(ForwardScheduler):
     def next_deadline(self) -> float | None:
         deadline = self._leases.next_deadline()
         if self._in_flight is None:
+            if any(job.is_compiling for job in self._running):
+                return self._clock() + POLL_S
             return deadline
         return self._pace.due if deadline is None else min(deadline, self._pace.due)
 
@@ -157,6 +169,7 @@ class DecodeScheduler(ForwardScheduler):
                 handle.page_ids,
                 cached_len=num_computed,
                 sampling=admit.sampling,
+                constraint=self._engine.constraint(admit.sampling.grammar),
             ),
             handle,
             num_prior_outputs=len(admit.output_ids),
@@ -245,9 +258,14 @@ class DecodeScheduler(ForwardScheduler):
         self._outbox.flush()
         if self._overlaps:
             self._pace.ended(step.output.duration_s())
-        jobs = step.collect()
+        jobs = []
         finished: list[tuple[DecodeJob, str]] = []
-        for job in jobs:
+        for job in step.collect():
+            if error := job.grammar_error:
+                self._outbox.to_router(Unservable(job.request_id, job.attempt, error))
+                self._end_job(job)
+                continue
+            jobs.append(job)
             if job.num_outputs == job.num_prior_outputs + 2:
                 job.stamp(SECOND_TOKEN)
             if reason := job.finish_reason():

@@ -12,7 +12,7 @@ class LaunchedStep:
     """A step that the device is running, or will run behind the one before.
 
     From the launch on, sequences are as they will be when it is done: whatever is launched later finds its KV in the
-    pages. Only the tokens are pending.
+    pages. Only the tokens are pending, from `sample` on.
 
     Attributes:
         jobs: in the order of the batch; also those that have ended since.
@@ -20,7 +20,8 @@ class LaunchedStep:
     """
 
     def __init__(self, engine: EngineBase, jobs: Sequence[DecodeJob], previous: "LaunchedStep | None") -> None:
-        """Launches it.
+        """Launches it. Then `sample` is to be called, once the tokens of the step before are known and before the next
+        launch.
 
         Args:
             jobs: with pages for one more token each.
@@ -30,9 +31,21 @@ class LaunchedStep:
         for job in jobs:
             job.sequence.extend(1)
         feed = previous.feed(jobs) if previous else None
-        self.output = engine.forward(Batch("decode", [job.sequence for job in jobs], feed))
+        batch = Batch("decode", [job.sequence for job in jobs], feed)
+        self.output = engine.forward(batch)
         for job in jobs:
             job.sequence.complete_extend()
+        self._is_sampled = False
+        if not batch.waits_for_tokens:
+            self.sample()
+
+    def sample(self) -> None:
+        """Has the tokens chosen, if they are not."""
+        if self._is_sampled:
+            return
+        self._is_sampled = True
+        self.output.sample()
+        for job in self.jobs:
             job.sequence.num_pending += 1
 
     def feed(self, jobs: Sequence[DecodeJob]) -> Feed | None:

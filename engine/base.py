@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 from engine.batch import Batch
+from engine.grammars import Constraint, Grammars, no_constraint
 from engine.kvcache.pool import KvPool
 from engine.output import ForwardOutput
 
@@ -28,12 +29,22 @@ class EngineBase(ABC):
         pool: the memory of the pages that sequences' page tables name.
         model_fingerprint: equal exactly where engines compute with equal weights; empty for one whose pages go nowhere.
         counters: what `forward` has computed since the start.
+        grammars: what outputs may keep to; None: to none.
     """
 
-    def __init__(self, pool: KvPool, model_fingerprint: str = "") -> None:
+    def __init__(self, pool: KvPool, model_fingerprint: str = "", grammars: Grammars | None = None) -> None:
         self.pool = pool
+        self.grammars = grammars
         self.model_fingerprint = model_fingerprint
         self.counters = EngineCounters()
+
+    def constraint(self, grammar: str) -> Constraint | None:
+        """What keeps an output to a grammar; None for "". It has an error where there is no such grammar."""
+        if not grammar:
+            return None
+        if self.grammars is None:
+            return no_constraint("this model keeps to no grammar: its tokenizer does not say which bytes tokens are")
+        return self.grammars.constraint(grammar)
 
     @property
     def is_asynchronous(self) -> bool:

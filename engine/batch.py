@@ -36,6 +36,12 @@ class Batch:
         assert all(s.num_pending == (row >= 0) for s, row in zip(self.sequences, rows, strict=True))
 
     @property
+    def waits_for_tokens(self) -> bool:
+        """Whether the next tokens can be chosen only when the host knows all tokens before them: what may come next by
+        a grammar is found out there. The forward itself goes on meanwhile; ForwardOutput.sample chooses."""
+        return any(s.constraint is not None and s.num_pending for s in self.sequences)
+
+    @property
     def num_tokens(self) -> int:
         return sum(s.extend_len for s in self.sequences)
 

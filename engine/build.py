@@ -12,6 +12,7 @@ from engine.attention.choice import choose_backend
 from engine.config import EngineConfig
 from engine.dry_run import free_bytes, measure_memory
 from engine.engine import Engine
+from engine.grammars import Grammars
 from engine.graph_runner import DecodeGraphs
 from engine.kvcache.base import PageLayout
 from engine.kvcache.pool import CpuKvPool
@@ -63,7 +64,9 @@ def build_engine(config: EngineConfig, pool_name: str, on_progress: Callable[[st
         model, fingerprint, backend = _load_model(config, model_config, layout, device, tell)
         tell("allocating pages")
         pool = CpuKvPool(layout, config.num_pages, pool_name)
-        engine = Engine(model, pool, backend(pool, model_config.num_q_heads), model_fingerprint=fingerprint)
+        engine = Engine(
+            model, pool, backend(pool, model_config.num_q_heads), None, fingerprint, _grammars(config, model_config)
+        )
     else:
         free_at_start = free_bytes()
         try:
@@ -142,7 +145,11 @@ def _cuda_engine(
         num_table_pages = layout.num_pages_for(min(longest, num_pages * layout.page_size))
         graphs = DecodeGraphs(model, attention, device, config.cuda_graph_max_bs, num_table_pages, on_progress)
     _log_memory(config, memory, num_pages, layout, free_at_start)
-    return Engine(model, pool, attention, graphs, fingerprint)
+    return Engine(model, pool, attention, graphs, fingerprint, _grammars(config, model_config))
+
+
+def _grammars(config: EngineConfig, model_config: ModelConfig) -> Grammars | None:
+    return Grammars.of_model(Path(config.model_dir), model_config.vocab_size)
 
 
 def _measure(

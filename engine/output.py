@@ -10,6 +10,11 @@ from tandem.sampling_params import TokenLogprobs
 class ForwardOutput(ABC):
     """The outcome of a forward that may still be running."""
 
+    def sample(self) -> None:
+        """Chooses the tokens of a batch that `waits_for_tokens`, once those of the step before are in its sequences;
+        of any other they are being chosen already."""
+        return
+
     @abstractmethod
     def done(self) -> bool:
         """Whether the forward has completed, so that nothing touches its pages any more."""

@@ -3,6 +3,7 @@
 In this order, which is that of vLLM and, for what it has, of OpenAI's API; x are a row's logits, and tokens are of its
 sequence:
 
+0. grammar:     x[i] = -inf for what the sequence's grammar does not let follow
 1. bias:        x[i] += logit_bias[i]
 2. repetition:  x[i] = x[i] / r if x[i] > 0 else x[i] * r, for i in prompt and output (Keskar et al., "CTRL", 2019)
 3. frequency:   x[i] -= f * (how often i is in the output)
@@ -27,6 +28,7 @@ import numpy as np
 import torch
 
 from engine.draws import Draws, draw
+from engine.grammars import Constraint, Grammars
 from engine.logprobs import SampledLogprobs, gather_logprobs
 from engine.rows import replace_rows, select_rows
 from engine.token_sequence import TokenSequence
@@ -46,7 +48,10 @@ class SamplerOutput:
 
 
 def sample(
-    logits: torch.Tensor, sequences: Sequence[TokenSequence], input_ids: torch.Tensor | None = None
+    logits: torch.Tensor,
+    sequences: Sequence[TokenSequence],
+    input_ids: torch.Tensor | None = None,
+    grammars: Grammars | None = None,
 ) -> SamplerOutput:
     """Chooses the next token of each row. The host does not wait for the device.
 
@@ -55,10 +60,11 @@ def sample(
         sequences: one for each row.
         input_ids: (num_rows,) int64 on the device of the logits, the newest token of each row; needed if a token is
             pending, which is one that only the device knows.
+        grammars: needed if a sequence has a constraint; then none of its tokens is pending.
     """
     if all(sequence.sampling.needs_argmax_only for sequence in sequences):
         return SamplerOutput(torch.argmax(logits, dim=-1))
-    processed = process_logits(logits, sequences, input_ids)
+    processed = process_logits(_allow(logits, sequences, grammars), sequences, input_ids)
     are_greedy = [sequence.sampling.is_greedy for sequence in sequences]
     if all(are_greedy):
         token_ids = torch.argmax(processed, dim=-1)
@@ -75,6 +81,25 @@ def process_logits(
 ) -> torch.Tensor:
     """Steps 1 to 3, which hold for greedy rows too: a copy where anything changes. Args: as of `sample`."""
     return _penalize(_add_bias(logits, sequences), sequences, input_ids)
+
+
+def _allow(logits: torch.Tensor, sequences: Sequence[TokenSequence], grammars: Grammars | None) -> torch.Tensor:
+    """Step 0, on a copy if there is anything to forbid."""
+    rows = [row for row, sequence in enumerate(sequences) if sequence.constraint is not None]
+    if not rows:
+        return logits
+    assert grammars is not None
+    constraints: list[tuple[Constraint, Sequence[int]]] = []
+    for row in rows:
+        sequence = sequences[row]
+        assert sequence.constraint is not None and not sequence.num_pending
+        sequence.constraint.follow(sequence.token_ids, sequence.prompt_len)
+        constraints.append((sequence.constraint, sequence.sampling.stop_token_ids))
+    on_device, masks = Packed(np.array(rows), grammars.masks(constraints).ravel()).to(logits.device)
+    # As bytes, the bits of all rows take no more memory than a quarter of the logits.
+    bits = masks.view(torch.uint8).view(len(rows), -1, 1) >> torch.arange(8, dtype=torch.uint8, device=logits.device)
+    is_forbidden = (bits & 1).view(len(rows), -1)[:, : logits.shape[1]] == 0
+    return replace_rows(logits, on_device, select_rows(logits, on_device).masked_fill(is_forbidden, -torch.inf))
 
 
 def _add_bias(logits: torch.Tensor, sequences: Sequence[TokenSequence]) -> torch.Tensor:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from engine.grammars import Constraint
 from tandem.sampling_params import SamplingParams
 
 _GREEDY = SamplingParams(max_tokens=1)
@@ -52,6 +53,7 @@ class TokenSequence:
         num_pending: tokens that forwards have sampled, or will have, and that are not in token_ids yet.
         bias: the logit bias of `sampling`, None if it has none.
         stop_token_ids: those of `sampling`.
+        constraint: what keeps the output to the grammar of `sampling`, None if it has none.
     """
 
     token_ids: list[int]
@@ -61,6 +63,7 @@ class TokenSequence:
     sampling: SamplingParams = _GREEDY
     device_len: int = field(default=0)
     num_pending: int = 0
+    constraint: Constraint | None = None
     bias: "LogitBias | None" = field(default=None, init=False, repr=False)
     stop_token_ids: frozenset[int] = field(default=frozenset(), init=False, repr=False)
     _mirror: "array[int]" = field(default_factory=lambda: array("q"), init=False, repr=False)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from engine.grammars import Constraint
 from tandem.messages import Prefill
 from tandem.priority import virtual_arrival_ns
 
@@ -15,6 +16,7 @@ class QueuedRequest:
         number: position in arrival at this worker.
         token_ids: prompt, and output of earlier attempts.
         prefix_ids: for each full page of the tokens an identity of everything up to its end: equal where prefixes are.
+        constraint: what keeps its output to its grammar, None if it has none.
         num_overtaken: how often a request that came later was started first.
     """
 
@@ -22,11 +24,17 @@ class QueuedRequest:
     number: int
     token_ids: list[int]
     prefix_ids: list[int]
+    constraint: Constraint | None = None
     num_overtaken: int = 0
 
     @property
     def key(self) -> tuple[str, int]:
         return self.request.request_id, self.request.attempt
+
+    @property
+    def is_compiling(self) -> bool:
+        """Whether it cannot start because its grammar is not compiled yet."""
+        return self.constraint is not None and not self.constraint.is_ready
 
     @property
     def queue_key(self) -> tuple[int, int]:

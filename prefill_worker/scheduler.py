@@ -17,7 +17,7 @@ from prefill_worker.policies.table import PREFILL_POLICIES
 from prefill_worker.queued_request import PagesInWork, QueuedRequest
 from prefill_worker.waiting import WaitingRequests
 from tandem.lifecycle import FIRST_TOKEN, PREFILL_STARTED, now_ns
-from tandem.messages import Abort, Failed, FirstToken, Moment, Prefill, PrefillDeferred, WorkerStats
+from tandem.messages import Abort, Failed, FirstToken, Moment, Prefill, PrefillDeferred, Unservable, WorkerStats
 from tandem.request_ids import router_of
 from worker.base import ForwardScheduler, Outbox
 from worker.events import Event, FromRouter, RouterLost
@@ -74,7 +74,7 @@ class PrefillScheduler(ForwardScheduler):
     def receive(self, event: Event) -> None:
         if isinstance(event, FromRouter):
             if isinstance(event.message, Prefill):
-                self._waiting.enqueue(event.message)
+                self._waiting.enqueue(event.message, self._engine.constraint(event.message.sampling.grammar))
             elif isinstance(event.message, Abort):
                 self._abort(event.message.request_id, event.message.attempt)
         elif isinstance(event, RouterLost):
@@ -106,7 +106,7 @@ class PrefillScheduler(ForwardScheduler):
             self._collect(self._launched.popleft())
 
     def next_deadline(self) -> float | None:
-        if self._launched or self._handover.is_copying:
+        if self._launched or self._handover.is_copying or self._waiting.is_compiling:
             return self._clock() + POLL_S
         return min((deadline for _, deadline in self._handing_over.values()), default=None)
 
@@ -155,7 +155,11 @@ class PrefillScheduler(ForwardScheduler):
                 self._waiting.drop(queued)
                 self._outbox.to_router(Failed(*queued.key, refusal))
                 continue
-            if self._must_wait_for_prefix(queued):
+            if queued.constraint is not None and queued.constraint.error:
+                self._waiting.drop(queued)
+                self._outbox.to_router(Unservable(*queued.key, queued.constraint.error))
+                continue
+            if queued.is_compiling or self._must_wait_for_prefix(queued):
                 continue
             # At least one token is computed, to have logits.
             handle = self._cache.acquire_pages(
@@ -187,6 +191,7 @@ class PrefillScheduler(ForwardScheduler):
             handle.page_ids,
             cached_len=handle.cached_len,
             sampling=request.sampling,
+            constraint=queued.constraint,
         )
         pages_to_compute = queued.prefix_ids[handle.num_shared :]
         job = PrefillJob(request, sequence, handle, started_ns=now_ns(), pages_to_compute=pages_to_compute)
@@ -239,6 +244,11 @@ class PrefillScheduler(ForwardScheduler):
         """Waits for a forward and passes on what it gave."""
         self._outbox.flush()
         for job in launched.collect():
+            constraint = job.sequence.constraint
+            if constraint is not None and constraint.error:
+                self._outbox.to_router(Unservable(*job.key, constraint.error))
+                self._end_job(job, reported=True)
+                continue
             if job.first_token is not None:
                 self._finish_prefill(job, job.first_token)
             self._handover.advance(job)

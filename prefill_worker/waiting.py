@@ -3,6 +3,7 @@
 import bisect
 import itertools
 
+from engine.grammars import Constraint
 from engine.kvcache.cache_manager import CacheManager
 from prefill_worker.policies.base import PrefillPolicy
 from prefill_worker.queued_request import QueuedRequest
@@ -29,12 +30,21 @@ class WaitingRequests:
     def __len__(self) -> int:
         return len(self._requests)
 
-    def enqueue(self, request: Prefill) -> None:
-        """Puts a request where its age and its priority belong, which it has kept over its attempts."""
+    @property
+    def is_compiling(self) -> bool:
+        """Whether one of them will be able to start soon, without a message to say so."""
+        return any(queued.is_compiling for queued in self._requests)
+
+    def enqueue(self, request: Prefill, constraint: Constraint | None = None) -> None:
+        """Puts a request where its age and its priority belong, which it has kept over its attempts.
+
+        Args:
+            constraint: what keeps its output to its grammar.
+        """
         token_ids = [*request.prompt_ids, *request.output_ids]
         prefix_ids = prefix_identities(token_ids, self._cache.page_size, request.cache_namespace)
         num_overtaken = MAX_OVERTAKEN if request.attempt else 0
-        queued = QueuedRequest(request, next(self._numbers), token_ids, prefix_ids, num_overtaken)
+        queued = QueuedRequest(request, next(self._numbers), token_ids, prefix_ids, constraint, num_overtaken)
         bisect.insort(self._requests, queued, key=lambda q: q.queue_key)
 
     def start_order(self) -> list[QueuedRequest]:

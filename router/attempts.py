@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable
 from router.active_request import ActiveRequest
 from router.candidates import Candidates
 from router.config import RouterConfig
-from router.errors import InternalError, RequestError, RequestTooLargeError, UnavailableError
+from router.errors import InternalError, InvalidRequestError, RequestError, RequestTooLargeError, UnavailableError
 from router.metrics import RouterMetrics
 from router.policies.base import AttemptFailure, RequestEnd, RoutingRequest
 from router.policies.guard import GuardedPolicy
@@ -29,12 +29,21 @@ from router.waiting_room import WaitingRoom
 from router.worker import Worker
 from router.worker_registry import WorkerRegistry
 from tandem.lifecycle import ASSIGNED, now_ns
-from tandem.messages import Failed, Finished, FirstToken, GaveBack, LeaseLost, PrefillDeferred, TokenEvent
+from tandem.messages import (
+    Failed,
+    Finished,
+    FirstToken,
+    GaveBack,
+    LeaseLost,
+    PrefillDeferred,
+    TokenEvent,
+    Unservable,
+)
 
 logger = logging.getLogger(__name__)
 
 # A worker says these about one attempt; the tokens of a step come for all requests at once.
-AttemptMessage = FirstToken | Finished | Failed | GaveBack | LeaseLost | PrefillDeferred
+AttemptMessage = FirstToken | Finished | Failed | GaveBack | LeaseLost | PrefillDeferred | Unservable
 
 
 class Attempts:
@@ -122,6 +131,9 @@ class Attempts:
                 self._pass_on(request, [])
             case Failed():
                 self._retry(request, message.attempt, "prefill_failed", message.reason)
+            case Unservable():
+                if request.tracker.is_current(message.attempt):
+                    self.fail_request(request, message.reason, InvalidRequestError)
             case GaveBack():
                 # This is no failure: the oldest request is never given back, so it ends.
                 self._retry(request, message.attempt, "given_back", "the decode worker ran out of pages", failed=False)

@@ -36,6 +36,7 @@ from tandem.messages import (
     Recalled,
     RouterMessage,
     Tokens,
+    Unservable,
     Welcome,
     WorkerMessage,
 )
@@ -253,7 +254,7 @@ class Router:
                 for event in message.events:
                     if (request := self._requests.get(event.request_id)) is not None:
                         self._attempts.on_tokens(request, event)
-            case FirstToken() | Finished() | Failed() | GaveBack() | LeaseLost() | PrefillDeferred():
+            case FirstToken() | Finished() | Failed() | GaveBack() | LeaseLost() | PrefillDeferred() | Unservable():
                 if (request := self._requests.get(message.request_id)) is not None:
                     self._attempts.on_message(request, message)
             case Recalled():

@@ -199,6 +199,15 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
+class Unservable:
+    """A worker ends an attempt because nobody can serve its request: no other attempt would go any better."""
+
+    request_id: str
+    attempt: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class PrefillDeferred:
     """A prefill worker has computed a prompt, but the decode worker had no pages for it in time. The router ends the
     attempt, as nobody's failure; what was computed stays cached."""
@@ -465,6 +474,7 @@ WorkerMessage = (
     | Tokens
     | Finished
     | Failed
+    | Unservable
     | PrefillDeferred
     | GaveBack
     | LeaseLost

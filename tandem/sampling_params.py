@@ -12,6 +12,8 @@ MAX_LOGIT_BIAS = 100.0
 # and every step looks at them.
 MAX_NUM_BIASED = 300
 MAX_NUM_STOP_TOKENS = 300
+# Of a grammar's text, in UTF-8. It too travels with every attempt.
+MAX_GRAMMAR_BYTES = 2**16
 # A message between processes can carry no larger values.
 MAX_TEMPERATURE = 3.4e38
 MAX_TOP_K = 2**31 - 1
@@ -42,6 +44,8 @@ class SamplingParams:
         stop_token_ids: tokens that end the output, the model's end-of-sequence ids among them unless the client
             asked to ignore those.
         num_logprobs: None, or how many of the most likely tokens to report with each token, 0 to MAX_LOGPROBS.
+        grammar: what the output keeps to, in llguidance's form; "": to nothing. Such an output can end in one of the
+            stop_token_ids only where it is whole.
 
     Raises:
         ValueError: a value is out of range, not a number, or infinite; the message names the field.
@@ -59,6 +63,7 @@ class SamplingParams:
     seed: int = 0
     stop_token_ids: tuple[int, ...] = ()
     num_logprobs: int | None = None
+    grammar: str = ""
 
     def __post_init__(self) -> None:
         _check("max_tokens", self.max_tokens, 1, MAX_UINT32)
@@ -79,6 +84,10 @@ class SamplingParams:
             _check("stop_token_ids", max(self.stop_token_ids), 0, MAX_UINT32)
         if self.num_logprobs is not None:
             _check("num_logprobs", self.num_logprobs, 0, MAX_LOGPROBS)
+        if self.grammar and len(self.grammar.encode()) > MAX_GRAMMAR_BYTES:
+            raise ValueError(f"a grammar may have {MAX_GRAMMAR_BYTES} bytes, its own form included")
+        if self.grammar and not self.stop_token_ids:
+            raise ValueError("an output that keeps to a grammar needs a token to end with")
 
     @property
     def is_greedy(self) -> bool:
@@ -90,7 +99,13 @@ class SamplingParams:
 
     @property
     def needs_argmax_only(self) -> bool:
-        return self.is_greedy and not self.logit_bias and not self.has_penalties and self.num_logprobs is None
+        return (
+            self.is_greedy
+            and not self.logit_bias
+            and not self.has_penalties
+            and self.num_logprobs is None
+            and not self.grammar
+        )
 
     def with_seed(self, seed: int) -> "SamplingParams":
         """The same with another seed, of 64 bits. What has been checked is not checked again: a request may have a

@@ -21,6 +21,7 @@ from router.peer_counts import RouterCounts
 from router.resumption import PARAM as RESUME_PARAM
 from router.resumption import KeptStream, ResumeState, Resumption, Sealer, prompt_digest
 from router.router import Router
+from router.structured_output import GrammarChecker, StructuredOutput
 from router.text.output_text import OutputText
 from router.text.prompt_encoder import PromptEncoder
 from router.text.stop_strings import check_stop_strings
@@ -37,7 +38,7 @@ SEED_BITS = 64
 MAX_RESUMED_AGE_NS = 10 * 10**9
 # These fields of SamplingParams are made of what clients set in other forms. All others clients set under the same
 # names, and where one is left out, the class has a default.
-MADE_FIELDS = ("max_tokens", "logit_bias", "seed", "stop_token_ids", "num_logprobs")
+MADE_FIELDS = ("max_tokens", "logit_bias", "seed", "stop_token_ids", "num_logprobs", "grammar")
 PLAIN_FIELDS = tuple(f.name for f in fields(SamplingParams) if f.name not in MADE_FIELDS)
 
 # A prompt is a text, token ids, or the messages of a chat, each with `role` and `content`.
@@ -49,6 +50,7 @@ class SamplingOptions:
     """What a client asks for. None, and what `plain` does not name, has a default.
 
     Attributes:
+        grammar: what `Frontend.grammar` has made of what the output is to keep to; "": to nothing.
         plain: those of PLAIN_FIELDS that are given, taken as they are.
     """
 
@@ -59,6 +61,7 @@ class SamplingOptions:
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
     num_logprobs: int | None = None
+    grammar: str = ""
     plain: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -91,6 +94,7 @@ class Frontend:
             config.max_bytes_in_hand,
         )
         self._prompts = PromptEncoder(tokenizer, config.max_model_len)
+        self._grammars = GrammarChecker()
         # A router without a cluster can only resume what it began itself.
         self._sealer = Sealer(config.cluster_token or secrets.token_hex(16))
 
@@ -160,6 +164,16 @@ class Frontend:
         moments[TOKENIZED] = now_ns()
         return TokenizedPrompt(token_ids, moments)
 
+    async def grammar(self, wanted: StructuredOutput | None) -> str:
+        """What an output is to keep to, in the form that workers follow; "" for None. Raises RequestError."""
+        if wanted is None:
+            return ""
+        try:
+            with _invalid(wanted.param):
+                return await self._grammars.grammar(wanted)
+        except TimeoutError as error:
+            raise OverloadedError("too many grammars wait to be looked at; try again later") from error
+
     async def prompt_text(self, prompt: PromptInput) -> str:
         """A prompt that has been tokenized, a text or token ids, as a text. Raises OverloadedError."""
         if isinstance(prompt, str):
@@ -172,6 +186,7 @@ class Frontend:
     def close(self) -> None:
         """Nothing more is tokenized."""
         self._prompts.close()
+        self._grammars.close()
 
     def begin(
         self,
@@ -318,6 +333,10 @@ class Frontend:
                     raise ValueError(f"{name} may name at most {limit} tokens, not {len(ids)}")
                 if ids:
                     self._check_vocabulary(f"{name}: ", ids)
+        if options.grammar and options.ignore_eos:
+            raise InvalidRequestError(
+                "ignore_eos cannot be had with structured output, which ends when it is whole", "ignore_eos"
+            )
         stop_token_ids = [*options.stop_token_ids, *(() if options.ignore_eos else self.tokenizer.eos_token_ids)]
         with _invalid("stop"):
             check_stop_strings(options.stop)
@@ -328,6 +347,7 @@ class Frontend:
                 logit_bias=tuple(sorted(options.logit_bias.items())),
                 stop_token_ids=tuple(dict.fromkeys(stop_token_ids)),
                 num_logprobs=options.num_logprobs,
+                grammar=options.grammar,
                 **options.plain,
             )
 

@@ -19,6 +19,7 @@ from router.frontends.generation import Generation, Piece
 from router.frontends.malformed import Malformed
 from router.frontends.piece_writer import PieceWriter
 from router.resumption import Resumption
+from router.structured_output import StructuredOutput, choices
 from tandem import __version__
 from tandem.rpc.auth import AuthInterceptor
 from tandem.rpc.codec import LOGPROBS_CODEC, STATS_CODEC
@@ -120,9 +121,10 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             frontend.check_model(request.model)
             with frontend.admission(key, is_resumed=request.HasField("resume")):
                 prompt = await frontend.tokenize(_prompt(request, frontend))
+                grammar = await frontend.grammar(_structured_output(request))
             [generation] = frontend.begin(
                 prompt,
-                _options(request.sampling),
+                _options(request.sampling, grammar),
                 key=key,
                 default_max_tokens=DEFAULT_MAX_TOKENS,
                 priority=request.priority,
@@ -174,7 +176,21 @@ def _resumption(resume: pb.Resume) -> Resumption:
     return Resumption(resume.token, tuple(resume.token_ids), resume.num_characters)
 
 
-def _options(params: pb.SamplingParams) -> SamplingOptions:
+def _structured_output(request: pb.GenerateRequest) -> StructuredOutput | None:
+    """Raises InvalidRequestError."""
+    kind = request.structured_output.WhichOneof("kind")
+    if kind is None:
+        return None
+    param = f"structured_output.{kind}"
+    if kind != "choices":
+        return StructuredOutput(kind, getattr(request.structured_output, kind), param)
+    try:
+        return choices(request.structured_output.choices.texts, param)
+    except ValueError as error:
+        raise InvalidRequestError(f"{param} {error}", param) from error
+
+
+def _options(params: pb.SamplingParams, grammar: str) -> SamplingOptions:
     return SamplingOptions(
         max_tokens=params.max_tokens if params.HasField("max_tokens") else None,
         seed=params.seed if params.HasField("seed") else None,
@@ -183,6 +199,7 @@ def _options(params: pb.SamplingParams) -> SamplingOptions:
         stop_token_ids=params.stop_token_ids,
         ignore_eos=params.ignore_eos,
         num_logprobs=params.logprobs if params.HasField("logprobs") else None,
+        grammar=grammar,
         plain={name: getattr(params, name) for name in PLAIN_FIELDS if params.HasField(name)},
     )
 

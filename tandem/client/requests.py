@@ -1,5 +1,6 @@
 """Requests as plain Python values, and what a client needs besides."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,11 +56,14 @@ def make_request(
     priority: int = 0,
     cache_namespace: str = "",
     session_id: str = "",
+    structured_output: Mapping[str, Any] | None = None,
     **sampling: Any,
 ) -> pb.GenerateRequest:
     """Builds a request from a text, token ids or a chat; what is left out has the server's defaults.
 
     Args:
+        structured_output: what the output keeps to, one of {"json_schema": dict or str}, {"regex": str},
+            {"choices": list of str}, {"grammar": str}.
         sampling: fields of SamplingParams, such as max_tokens, temperature, seed, stop.
 
     Raises:
@@ -75,6 +79,11 @@ def make_request(
         session_id=session_id,
         sampling=pb.SamplingParams(**sampling),
     )
+    for kind, value in (structured_output or {}).items():
+        if kind == "choices":
+            request.structured_output.choices.texts.extend(value)
+        else:
+            setattr(request.structured_output, kind, value if isinstance(value, str) else json.dumps(value))
     if isinstance(prompt, str):
         request.text = prompt
     elif prompt is not None:

@@ -1,5 +1,6 @@
 """POST /v1/chat/completions."""
 
+from dataclasses import replace
 from typing import Any
 
 from starlette.requests import Request
@@ -8,7 +9,7 @@ from starlette.responses import Response
 from router.errors import InvalidRequestError
 from router.frontends.base import Frontend
 from router.frontends.openai.answers import Answer, ChoiceBuffer, token_text
-from router.frontends.openai.request import begin_all, check_num_choices, sampling_options
+from router.frontends.openai.request import begin_all, check_num_choices, sampling_options, structured_output
 from router.frontends.openai.resumable import is_resumable, last_event, make_stream, recall_stream
 from router.frontends.openai.schema import ChatCompletionRequest
 from tandem.sampling_params import TokenLogprobs
@@ -72,11 +73,13 @@ async def serve_chat(
         max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
         num_logprobs = (body.top_logprobs or 0) if body.logprobs else None
         options = sampling_options(body, max_tokens, num_logprobs)
+        wanted = structured_output(body)
         frontend.check_num_messages(len(body.messages))
         resumable = is_resumable(body, options, 1)
         last = last_event(last_event_id, is_resumable=resumable)
         with frontend.admission(key, body.n or 1, is_resumed=last is not None):
             recalled = await recall_stream(frontend, key, last, request.state.hold) if last else None
+            options = replace(options, grammar=await frontend.grammar(wanted))
             prompt = await frontend.tokenize([{"role": m.role, "content": m.text} for m in body.messages])
         stream = make_stream(body, prompt, key, ChatAnswer.id_prefix, recalled) if resumable else None
         # Without a limit an answer may fill the model's length.

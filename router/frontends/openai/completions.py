@@ -1,5 +1,6 @@
 """POST /v1/completions."""
 
+from dataclasses import replace
 from typing import Any
 
 from starlette.requests import Request
@@ -8,7 +9,7 @@ from starlette.responses import Response
 from router.errors import InvalidRequestError
 from router.frontends.base import Frontend, PromptInput
 from router.frontends.openai.answers import Answer, ChoiceBuffer
-from router.frontends.openai.request import begin_all, check_num_choices, sampling_options
+from router.frontends.openai.request import begin_all, check_num_choices, sampling_options, structured_output
 from router.frontends.openai.resumable import is_resumable, last_event, make_stream, recall_stream
 from router.frontends.openai.schema import CompletionRequest
 from tandem.sampling_params import TokenLogprobs
@@ -67,10 +68,12 @@ async def serve_completion(
         if body.echo and body.logprobs is not None:
             raise InvalidRequestError("logprobs of the prompt are not supported: leave out echo or logprobs", "echo")
         options = sampling_options(body, body.max_tokens, body.logprobs)
+        wanted = structured_output(body)
         resumable = is_resumable(body, options, len(inputs))
         last = last_event(last_event_id, is_resumable=resumable)
         with frontend.admission(key, len(inputs) * (body.n or 1), is_resumed=last is not None):
             recalled = await recall_stream(frontend, key, last, request.state.hold) if last else None
+            options = replace(options, grammar=await frontend.grammar(wanted))
             prompts = [await frontend.tokenize(prompt) for prompt in inputs]
             texts = [await frontend.prompt_text(prompt) for prompt in inputs] if body.echo else []
         stream = make_stream(body, prompts[0], key, CompletionAnswer.id_prefix, recalled) if resumable else None

@@ -1,12 +1,15 @@
 """What completions and chat completions do alike with a request."""
 
+import json
 from collections.abc import Sequence
+from typing import Any
 
 from router.errors import InvalidRequestError
 from router.frontends.base import PLAIN_FIELDS, SEED_BITS, Frontend, SamplingOptions, TokenizedPrompt
 from router.frontends.generation import Generation
 from router.frontends.openai.resumable import ResumableStream
 from router.frontends.openai.schema import MAX_CHOICES, ChatCompletionRequest, CompletionRequest
+from router.structured_output import JSON_OBJECT, StructuredOutput, choices
 
 # This is OpenAI's own default; the gRPC contract's is 0.
 DEFAULT_TEMPERATURE = 1.0
@@ -28,8 +31,49 @@ def max_prompt_tokens(frontend: Frontend) -> int:
     return max(MAX_PROMPT_TOKENS, frontend.config.max_model_len)
 
 
+def structured_output(body: Body) -> StructuredOutput | None:
+    """What the output is to keep to. Raises InvalidRequestError."""
+    given: list[StructuredOutput] = []
+    response_format, outputs = body.response_format, body.structured_outputs
+    if response_format is not None and response_format.type == "json_object":
+        given.append(StructuredOutput("json_schema", JSON_OBJECT, "response_format"))
+    elif response_format is not None and response_format.type == "json_schema":
+        if response_format.json_schema is None or response_format.json_schema.schema_ is None:
+            raise InvalidRequestError(
+                "response_format of type json_schema needs a json_schema with a schema", "response_format"
+            )
+        given.append(_json_schema(response_format.json_schema.schema_, "response_format"))
+    named: list[tuple[str, Any, str | None, list[str] | None, str | None]] = [
+        ("guided_", body.guided_json, body.guided_regex, body.guided_choice, body.guided_grammar)
+    ]
+    if outputs is not None:
+        named.append(("structured_outputs.", outputs.json_, outputs.regex, outputs.choice, outputs.grammar))
+        if outputs.json_object:
+            given.append(StructuredOutput("json_schema", JSON_OBJECT, "structured_outputs.json_object"))
+    for prefix, schema, regex, options, grammar in named:
+        if schema is not None:
+            given.append(_json_schema(schema, f"{prefix}json"))
+        if regex is not None:
+            given.append(StructuredOutput("regex", regex, f"{prefix}regex"))
+        if options is not None:
+            try:
+                given.append(choices(options, f"{prefix}choice"))
+            except ValueError as error:
+                raise InvalidRequestError(f"{prefix}choice {error}", f"{prefix}choice") from error
+        if grammar is not None:
+            given.append(StructuredOutput("grammar", grammar, f"{prefix}grammar"))
+    if len(given) > 1:
+        names = " and ".join(wanted.param for wanted in given)
+        raise InvalidRequestError(f"an output keeps to one thing, not to {names}", given[1].param)
+    return given[0] if given else None
+
+
+def _json_schema(schema: dict[str, Any] | str, param: str) -> StructuredOutput:
+    return StructuredOutput("json_schema", schema if isinstance(schema, str) else json.dumps(schema), param)
+
+
 def sampling_options(body: Body, max_tokens: int | None, num_logprobs: int | None) -> SamplingOptions:
-    """Raises InvalidRequestError."""
+    """But for what `structured_output` says. Raises InvalidRequestError."""
     if body.stream_options is not None and not body.stream:
         raise InvalidRequestError("stream_options needs stream: true", "stream_options")
     given = {name: value for name in PLAIN_FIELDS if (value := getattr(body, name)) is not None}

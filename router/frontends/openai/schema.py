@@ -6,6 +6,7 @@ Checking ends with the first thing that is wrong, in lists and objects too: ever
 body can hold millions.
 """
 
+import functools
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
@@ -86,9 +87,37 @@ class _Body(BaseModel):
     def _nothing_unknown(cls, data: Any) -> Any:
         if isinstance(data, dict):
             for name in data:
-                if name not in cls.model_fields:
+                if name not in cls._names():
                     raise PydanticCustomError("unknown_field", "unknown field: {name}", {"name": name})
         return data
+
+    @classmethod
+    @functools.cache
+    def _names(cls) -> frozenset[str]:
+        """As they are sent."""
+        return frozenset(field.alias or name for name, field in cls.model_fields.items())
+
+
+class JsonSchema(_Body):
+    name: str = ""
+    description: str | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(_Body):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+class StructuredOutputs(_Body):
+    """As vLLM calls them; one of them is given."""
+
+    json_: dict[str, Any] | str | None = Field(None, alias="json")
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
 
 
 class StreamOptions(_Body):
@@ -118,6 +147,12 @@ class _Request(_Body):
     priority: int | None = Field(None, ge=-(2**31), lt=2**31)
     cache_namespace: str | None = None
     session_id: str | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
     # These two are for the caller's own books: accepted, and without effect.
     user: str | None = None
     metadata: Metadata | None = None
@@ -166,16 +201,11 @@ class ChatMessage(_Body):
         return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
 
 
-class ResponseFormat(_Body):
-    type: Literal["text"]
-
-
 class ChatCompletionRequest(_Request):
     messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
-    response_format: ResponseFormat | None = None
     modalities: Annotated[list[Literal["text"]], _FAIL_FAST] | None = None
     # To Literal[False] 0 would be the same.
     store: Annotated[bool, Field(json_schema_extra={"const": False})] | None = None
@@ -199,13 +229,6 @@ class ChatCompletionRequest(_Request):
     def _no_tools(cls, value: Any) -> Any:
         if isinstance(value, list) and value:
             raise ValueError("tools are not supported by this server")
-        return value
-
-    @field_validator("response_format", mode="before")
-    @classmethod
-    def _text_only(cls, value: Any) -> Any:
-        if isinstance(value, dict) and value.get("type") in ("json_object", "json_schema"):
-            raise ValueError("only response_format {'type': 'text'} is supported by this server")
         return value
 
 

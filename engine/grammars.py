@@ -1,0 +1,168 @@
+"""Grammars that outputs keep to: which tokens may come next of each, as bits.
+
+A grammar is a text in llguidance's own form (https://github.com/guidance-ai/llguidance), which has JSON schemas,
+regular expressions and context-free grammars. What may come next follows from the grammar and the output so far alone,
+so it is the same on every worker and in every attempt.
+"""
+
+import json
+import logging
+from collections import OrderedDict
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from llguidance import LLExecutor, LLMatcher, LLTokenizer
+
+logger = logging.getLogger(__name__)
+
+# Grammars that are kept, the last ones used. A megabyte of text has about as many as that of memory behind it.
+MAX_NUM_KEPT = 256
+MAX_BYTES_KEPT = 2**22
+# One that takes long, a tenth of a second, keeps others waiting no longer than that.
+NUM_COMPILERS = 2
+# Masks of a step are made side by side; one takes some hundredths of a millisecond.
+NUM_MASK_THREADS = 4
+WORD_BITS = 32
+
+
+class Constraint:
+    """One output and the grammar that it keeps to."""
+
+    def __init__(self, compiled: "Future[LLMatcher]") -> None:
+        """Args: compiled: the grammar's own, of which this takes a copy; it may be under way."""
+        self._compiled = compiled
+        self._own: LLMatcher | None = None
+        self._num_followed = 0
+        self._error = ""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the grammar has been compiled, or found to be none."""
+        return self._compiled.done()
+
+    @property
+    def error(self) -> str:
+        """Why what may come next cannot be said, by the last look: the grammar is none, or takes too much to follow; ""
+        if it can."""
+        if not self._error and self.is_ready and (error := self._compiled.exception()) is not None:
+            self._error = str(error)
+        return self._error
+
+    def follow(self, token_ids: Sequence[int], prompt_len: int) -> None:
+        """Args: token_ids: prompt and output, whose end may be new."""
+        new = token_ids[prompt_len + self._num_followed :]
+        self._num_followed += len(new)
+        if new and not self.error and not self.matcher.consume_tokens(list(new)):
+            self._error = self.matcher.get_error() or "the output has left the grammar"
+
+    def finish_mask(
+        self, bits: "np.ndarray[Any, np.dtype[np.uint8]]", eos_ids: Sequence[int], end_ids: Sequence[int]
+    ) -> None:
+        """Changes what the grammar says of the tokens that end texts into what the request says of its end.
+
+        Args:
+            bits: which tokens may come next.
+            eos_ids: those that the grammar knows.
+            end_ids: those that end this output.
+        """
+        if self.matcher.is_error():
+            self._error = self.matcher.get_error()
+            return
+        for token_id in eos_ids:
+            bits[token_id // 8] &= ~np.uint8(1 << token_id % 8)
+        if self.matcher.is_accepting():
+            for token_id in end_ids:
+                bits[token_id // 8] |= np.uint8(1 << token_id % 8)
+        if not bits.any():
+            self._error = "nothing may follow"
+
+    @property
+    def matcher(self) -> LLMatcher:
+        if self._own is None:
+            self._own = self._compiled.result().deep_copy()
+        return self._own
+
+
+class Grammars:
+    """Those of one engine. Compiling happens on threads of its own, with the interpreter's lock released."""
+
+    def __init__(self, tokenizer: LLTokenizer, vocab_size: int) -> None:
+        """Args: vocab_size: columns of the logits."""
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._executor = LLExecutor(NUM_MASK_THREADS)
+        self._compilers = ThreadPoolExecutor(NUM_COMPILERS, "grammars")
+        self._kept: OrderedDict[str, Future[LLMatcher]] = OrderedDict()
+
+    @classmethod
+    def of_model(cls, model_dir: Path, vocab_size: int) -> "Grammars | None":
+        """None: there is no tokenizer, or none whose tokens are bytes of text."""
+        try:
+            # The interpreter stands still while the tokens are sorted, half a second for 50,000 of them.
+            tokenizer = LLTokenizer(
+                (model_dir / "tokenizer.json").read_text(), n_vocab=vocab_size, eos_token=_eos_token_ids(model_dir)
+            )
+        except (OSError, ValueError) as error:
+            logger.info("no grammars can be followed: %s", error)
+            return None
+        return cls(tokenizer, vocab_size)
+
+    def constraint(self, grammar: str) -> Constraint:
+        """For an output, which has no tokens yet."""
+        compiled = self._kept.get(grammar)
+        if compiled is None:
+            compiled = self._kept[grammar] = self._compilers.submit(self._compile, grammar)
+            while len(self._kept) > 1 and (
+                len(self._kept) > MAX_NUM_KEPT or sum(map(len, self._kept)) > MAX_BYTES_KEPT
+            ):
+                self._kept.popitem(last=False)
+        self._kept.move_to_end(grammar)
+        return Constraint(compiled)
+
+    def masks(self, constraints: Sequence[tuple[Constraint, Sequence[int]]]) -> "np.ndarray[Any, np.dtype[np.int32]]":
+        """The tokens that may come next, as bits, the lowest first: (len(constraints), words) int32.
+
+        Args:
+            constraints: all of them ready, each with the tokens that may come where its output may end. Where a mask
+                cannot be made, its `error` says why and the row allows all.
+        """
+        num_words = -(-self._vocab_size // WORD_BITS)
+        masks = np.zeros((len(constraints), num_words), dtype=np.int32)
+        alive = [(constraint.matcher, row) for row, (constraint, _) in enumerate(constraints) if not constraint.error]
+        if alive:
+            self._executor.unsafe_compute_mask_ptr(alive, masks.ctypes.data, 4 * num_words, len(masks))
+        for row, (constraint, end_ids) in enumerate(constraints):
+            if not constraint.error:
+                constraint.finish_mask(masks[row].view(np.uint8), self._tokenizer.eos_tokens, end_ids)
+            if constraint.error:
+                masks[row] = -1
+        return masks
+
+    def close(self) -> None:
+        self._compilers.shutdown(wait=False, cancel_futures=True)
+
+    def _compile(self, grammar: str) -> LLMatcher:
+        matcher = LLMatcher(self._tokenizer, grammar, log_level=0)
+        if matcher.is_error():
+            raise ValueError(matcher.get_error())
+        return matcher
+
+
+def no_constraint(reason: str) -> Constraint:
+    """One that nobody can follow."""
+    failed: Future[LLMatcher] = Future()
+    failed.set_exception(ValueError(reason))
+    return Constraint(failed)
+
+
+def _eos_token_ids(model_dir: Path) -> list[int] | None:
+    """The tokens that end texts of this model; they are no text in any grammar. None: llguidance looks by itself."""
+    for name in ("generation_config.json", "config.json"):
+        path = model_dir / name
+        ids = json.loads(path.read_text()).get("eos_token_id") if path.exists() else None
+        if ids is not None:
+            return ids if isinstance(ids, list) else [ids]
+    return None
