@@ -39,16 +39,18 @@ class Loop:
         self._rng = random.Random(0)
         self._num_requests = 0
 
-    def run(self, requests: Sequence[tuple[int, int]]) -> float:
+    def run(self, requests: Sequence[tuple[int, int]], grammars: Sequence[str] = ()) -> float:
         """Serves requests that come all at once; returns the seconds until the last has ended.
 
         Args:
             requests: tokens of each one's prompt, and of its output.
+            grammars: what the outputs of the first ones keep to.
         """
         prompts = [self._rng.choices(range(self._vocab_size), k=prompt_len) for prompt_len, _ in requests]
         started = time.perf_counter()
-        for prompt, (_, max_tokens) in zip(prompts, requests, strict=True):
-            self._submit(prompt, max_tokens)
+        of_each = [*grammars, *[""] * (len(requests) - len(grammars))]
+        for prompt, (_, max_tokens), grammar in zip(prompts, requests, of_each, strict=True):
+            self._submit(prompt, max_tokens, grammar)
         self.finish()
         return time.perf_counter() - started
 
@@ -67,9 +69,11 @@ class Loop:
         """Goes on until all requests have ended."""
         self._worker.run_until(lambda: self.counts.num_ended == self._num_requests, RUN_TIMEOUT_S)
 
-    def _submit(self, prompt: Sequence[int], max_tokens: int) -> None:
+    def _submit(self, prompt: Sequence[int], max_tokens: int, grammar: str = "") -> None:
         self._num_requests += 1
-        self._worker.submit(f"r{self._num_requests}", prompt, SamplingParams(max_tokens))
+        # A grammar asks for a token to end with, which is none that these outputs come to.
+        sampling = SamplingParams(max_tokens, grammar=grammar, stop_token_ids=(0,) if grammar else ())
+        self._worker.submit(f"r{self._num_requests}", prompt, sampling)
 
 
 def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
