@@ -58,26 +58,9 @@ class Constraint:
         if new and not self.error and not self.matcher.consume_tokens(list(new)):
             self._error = self.matcher.get_error() or "the output has left the grammar"
 
-    def finish_mask(
-        self, bits: "np.ndarray[Any, np.dtype[np.uint8]]", eos_ids: Sequence[int], end_ids: Sequence[int]
-    ) -> None:
-        """Changes what the grammar says of the tokens that end texts into what the request says of its end.
-
-        Args:
-            bits: which tokens may come next.
-            eos_ids: those that the grammar knows.
-            end_ids: those that end this output.
-        """
-        if self.matcher.is_error():
-            self._error = self.matcher.get_error()
-            return
-        for token_id in eos_ids:
-            bits[token_id // 8] &= ~np.uint8(1 << token_id % 8)
-        if self.matcher.is_accepting():
-            for token_id in end_ids:
-                bits[token_id // 8] |= np.uint8(1 << token_id % 8)
-        if not bits.any():
-            self._error = "nothing may follow"
+    def fail(self, why: str) -> None:
+        """Nothing can be said of what may come next."""
+        self._error = self._error or why
 
     @property
     def matcher(self) -> LLMatcher:
@@ -131,12 +114,24 @@ class Grammars:
         """
         num_words = -(-self._vocab_size // WORD_BITS)
         masks = np.zeros((len(constraints), num_words), dtype=np.int32)
-        alive = [(constraint.matcher, row) for row, (constraint, _) in enumerate(constraints) if not constraint.error]
+        alive = [(row, *pair) for row, pair in enumerate(constraints) if not pair[0].error]
         if alive:
-            self._executor.unsafe_compute_mask_ptr(alive, masks.ctypes.data, 4 * num_words, len(masks))
-        for row, (constraint, end_ids) in enumerate(constraints):
-            if not constraint.error:
-                constraint.finish_mask(masks[row].view(np.uint8), self._tokenizer.eos_tokens, end_ids)
+            matchers = [(constraint.matcher, row) for row, constraint, _ in alive]
+            self._executor.unsafe_compute_mask_ptr(matchers, masks.ctypes.data, 4 * num_words, len(masks))
+        # Of the tokens that end texts the request says itself which end its output.
+        bits = masks.view(np.uint8)
+        for token_id in self._tokenizer.eos_tokens:
+            bits[:, token_id // 8] &= np.uint8(~(1 << token_id % 8) & 0xFF)
+        for row, constraint, end_ids in alive:
+            if constraint.matcher.is_error():
+                constraint.fail(constraint.matcher.get_error())
+            elif constraint.matcher.is_accepting():
+                for token_id in end_ids:
+                    bits[row, token_id // 8] |= np.uint8(1 << token_id % 8)
+        num_allowed = np.count_nonzero(masks, axis=1)
+        for row, (constraint, _) in enumerate(constraints):
+            if not num_allowed[row]:
+                constraint.fail("nothing may follow")
             if constraint.error:
                 masks[row] = -1
         return masks

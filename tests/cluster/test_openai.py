@@ -226,7 +226,7 @@ def test_bad_input_is_the_clients_own_error(client: openai.OpenAI, options: dict
     [
         {"tools": [{"type": "function", "function": {"name": "f"}}]},
         {"tool_choice": "required"},
-        {"response_format": {"type": "json_object"}},
+        {"response_format": {"type": "yaml"}},
         {"functions": [{"name": "f"}]},
         {"modalities": ["audio"]},
         {"top_logprobs": 2},

@@ -1,0 +1,201 @@
+"""Outputs that keep to a grammar: valid, and token for token those of a masked loop over transformers' logits, whatever
+becomes of the workers meanwhile."""
+
+import json
+import random
+import threading
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openai
+import pytest
+from llguidance import LLMatcher, LLTokenizer, grammar_from
+
+from router.structured_output import WHITESPACE
+from tandem.client import TandemClient, make_request
+from tandem.v1 import inference_pb2 as pb
+from tests.cluster.conftest import EOS_TOKEN_IDS, VOCAB_SIZE, Answer, Oracle, ServedCluster, random_ids
+
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+        "tags": {"type": "array", "items": {"enum": ["red", "green"]}, "maxItems": 3},
+    },
+    "required": ["name", "age", "tags"],
+    "additionalProperties": False,
+}
+MAX_TOKENS = 200
+# A schema, what a regular expression takes, a list to choose from, and a context-free grammar.
+WANTED: list[dict[str, Any]] = [
+    {"json_schema": PERSON},
+    {"regex": "[a-f]{3,20}(-[0-9]{2}){1,3}"},
+    {"choices": ["north", "north-east", "south"]},
+    {"grammar": 'start: "(" start ")" | WORD\nWORD: /[a-z]{1,4}/'},
+]
+
+
+class MaskedLoop:
+    """Greedy decoding in which a step's best token is the best that may follow."""
+
+    def __init__(self, model_dir: Path, oracle: Oracle) -> None:
+        self._oracle = oracle
+        text = (model_dir / "tokenizer.json").read_text()
+        self._tokenizer = LLTokenizer(text, n_vocab=VOCAB_SIZE, eos_token=EOS_TOKEN_IDS)
+
+    def generate(self, prompt_ids: list[int], wanted: Mapping[str, Any], max_tokens: int) -> list[int]:
+        matcher = LLMatcher(self._tokenizer, grammar_of(wanted))
+        output: list[int] = []
+        while len(output) < max_tokens:
+            logits = self._oracle.logits([*prompt_ids, *output])[-1].numpy()
+            bits = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little")[:VOCAB_SIZE]
+            may_end = matcher.is_accepting()
+            bits[EOS_TOKEN_IDS] = may_end
+            output.append(int(np.where(bits, logits, -np.inf).argmax()))
+            if output[-1] in EOS_TOKEN_IDS:
+                break
+            assert matcher.consume_token(output[-1])
+        return output
+
+
+def grammar_of(wanted: Mapping[str, Any]) -> str:
+    [(kind, value)] = wanted.items()
+    if kind == "json_schema":
+        return LLMatcher.grammar_from_json_schema(value, overrides={"whitespace_pattern": WHITESPACE})
+    formats: dict[str, Any] = {"regex": "regex", "choices": "choice", "grammar": "lark"}
+    return grammar_from(formats[kind], json.dumps(value) if kind == "choices" else value)
+
+
+@pytest.fixture(scope="module")
+def loop(tiny_model_dir: Path, tiny_oracle: Oracle) -> MaskedLoop:
+    return MaskedLoop(tiny_model_dir, tiny_oracle)
+
+
+def complete(client: TandemClient, prompt_ids: list[int], wanted: Mapping[str, Any], **sampling: Any) -> Answer:
+    answer = Answer()
+    request = make_request(prompt_ids, structured_output=wanted, **{"max_tokens": MAX_TOKENS, **sampling})
+    for response in client.generate(request, timeout_s=60.0):
+        answer.add(response)
+    return answer
+
+
+def test_greedy_is_what_a_masked_loop_gives(tiny_pd: ServedCluster, loop: MaskedLoop) -> None:
+    rng = random.Random(3)
+    # More than a decode step apart, so that some outputs are free, and some keep to something, in the same steps.
+    cases = [(random_ids(rng, rng.randint(1, 60)), WANTED[i % len(WANTED)]) for i in range(12)]
+    expected = [loop.generate(prompt, wanted, MAX_TOKENS) for prompt, wanted in cases]
+    free = [random_ids(rng, 20) for _ in range(4)]
+    with ThreadPoolExecutor(16) as pool:
+        others = [pool.submit(tiny_pd.complete, prompt, max_tokens=40) for prompt in free]
+        answers = list(pool.map(lambda case: complete(tiny_pd.client, *case), cases))
+    for (_, wanted), answer, output_ids in zip(cases, answers, expected, strict=True):
+        assert answer.token_ids == output_ids
+        ended = output_ids[-1] in EOS_TOKEN_IDS
+        assert answer.last.finish_reason == (pb.FINISH_REASON_STOP if ended else pb.FINISH_REASON_LENGTH)
+        if ended and "json_schema" in wanted:
+            assert set(json.loads(answer.text)) == set(PERSON["required"])
+    for prompt, other in zip(free, others, strict=True):
+        assert other.result().token_ids == loop._oracle.generate(prompt, 40)
+
+
+def check_sampled(served: ServedCluster, num_requests: int) -> None:
+    rng = random.Random(4)
+    prompts = [random_ids(rng, rng.randint(1, 40)) for _ in range(num_requests)]
+    with ThreadPoolExecutor(16) as pool:
+        answers = pool.map(
+            lambda case: complete(served.client, case[1], {"json_schema": PERSON}, temperature=1.0, seed=case[0]),
+            enumerate(prompts),
+        )
+        for answer in answers:
+            assert answer.last.finish_reason == pb.FINISH_REASON_STOP
+            person = json.loads(answer.text)
+            assert len(person["name"]) <= 12 and 0 <= person["age"] <= 150 and set(person["tags"]) <= {"red", "green"}
+
+
+def test_sampled_outputs_are_valid(tiny_pd: ServedCluster) -> None:
+    check_sampled(tiny_pd, 40)
+
+
+@pytest.mark.slow
+def test_a_thousand_sampled_outputs_are_valid(tiny_pd: ServedCluster) -> None:
+    check_sampled(tiny_pd, 1000)
+
+
+def check_kills(served: ServedCluster, loop: MaskedLoop, worker_id: str, num_kills: int) -> None:
+    rng = random.Random(worker_id)
+    for _ in range(num_kills):
+        served.wait_ready()
+        prompts = [random_ids(rng, rng.randint(20, 60)) for _ in range(6)]
+        expected = [loop.generate(prompt, {"json_schema": PERSON}, MAX_TOKENS) for prompt in prompts]
+        has_begun = threading.Event()
+
+        def stream(prompt: list[int], has_begun: threading.Event = has_begun) -> list[int]:
+            token_ids: list[int] = []
+            for response in served.client.generate(
+                make_request(prompt, structured_output={"json_schema": PERSON}, max_tokens=MAX_TOKENS), timeout_s=90.0
+            ):
+                token_ids += response.token_ids
+                if len(token_ids) > 5:
+                    has_begun.set()
+            return token_ids
+
+        with ThreadPoolExecutor(6) as pool:
+            outputs = [pool.submit(stream, prompt) for prompt in prompts]
+            assert has_begun.wait(30.0)
+            served.kill(worker_id)
+            assert [output.result() for output in outputs] == expected
+    served.wait_ready()
+
+
+def test_a_worker_s_death_in_the_middle_changes_nothing(tiny_pd: ServedCluster, loop: MaskedLoop) -> None:
+    check_kills(tiny_pd, loop, "decode-0", 1)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("worker_id", ["prefill-0", "decode-0"])
+def test_twenty_deaths_change_nothing(tiny_pd: ServedCluster, loop: MaskedLoop, worker_id: str) -> None:
+    check_kills(tiny_pd, loop, worker_id, 20)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON}}},
+        {"extra_body": {"guided_json": PERSON}},
+        {"extra_body": {"guided_json": json.dumps(PERSON)}},
+        {"extra_body": {"structured_outputs": {"json": PERSON}}},
+    ],
+)
+def test_openai_clients_name_it_as_they_do_elsewhere(tiny_pd: ServedCluster, options: dict[str, Any]) -> None:
+    address = tiny_pd.cluster.addresses.http
+    client = openai.OpenAI(base_url=f"http://{address}/v1", api_key="none", max_retries=0)
+    [model] = client.models.list().data
+    answer = client.chat.completions.create(
+        model=model.id, messages=[{"role": "user", "content": "who?"}], max_tokens=MAX_TOKENS, **options
+    )
+    assert set(json.loads(answer.choices[0].message.content or "")) == set(PERSON["required"])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"response_format": {"type": "json_schema"}}, "needs a json_schema"),
+        ({"extra_body": {"guided_regex": "(a"}}, "unclosed group"),
+        ({"extra_body": {"guided_json": {"type": "strin"}}}, "Invalid type"),
+        ({"extra_body": {"guided_choice": []}}, "at least one choice"),
+        ({"extra_body": {"guided_regex": "a", "guided_choice": ["a"]}}, "keeps to one thing"),
+        ({"extra_body": {"guided_regex": "a", "ignore_eos": True}}, "ignore_eos"),
+    ],
+)
+def test_what_cannot_be_kept_to_is_the_client_s_mistake(
+    tiny_pd: ServedCluster, options: dict[str, Any], message: str
+) -> None:
+    client = openai.OpenAI(base_url=f"http://{tiny_pd.cluster.addresses.http}/v1", api_key="none", max_retries=0)
+    [model] = client.models.list().data
+    with pytest.raises(openai.BadRequestError, match=message):
+        client.chat.completions.create(model=model.id, messages=[{"role": "user", "content": "who?"}], **options)

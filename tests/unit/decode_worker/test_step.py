@@ -1,0 +1,86 @@
+"""When the tokens of a decode step are chosen: at its launch, or once those before them are known."""
+
+from concurrent.futures import Future
+from typing import Any
+
+from decode_worker.job import DecodeJob
+from decode_worker.step import LaunchedStep
+from engine.batch import Batch
+from engine.engine import EngineBase
+from engine.grammars import Constraint
+from engine.kvcache.pool import CpuKvPool
+from engine.output import ForwardOutput
+from engine.token_sequence import TokenSequence
+from tandem.sampling_params import SamplingParams, TokenLogprobs
+from tests.fakes.page_layout import OpaqueLayout
+
+
+class Output(ForwardOutput):
+    """Chooses for each sequence how many tokens of it are known when it is asked to."""
+
+    def __init__(self, batch: Batch) -> None:
+        self._batch = batch
+        self._tokens: list[int] = []
+        if not batch.waits_for_tokens:
+            self.sample()
+
+    def sample(self) -> None:
+        if not self._tokens:
+            self._tokens = [len(sequence.token_ids) for sequence in self._batch.sequences]
+
+    def done(self) -> bool:
+        return bool(self._tokens)
+
+    def token_ids(self) -> list[int]:
+        assert self._tokens
+        return self._tokens
+
+    def logprobs(self) -> list[TokenLogprobs | None]:
+        return [None] * len(self._tokens)
+
+
+class Engine(EngineBase):
+    def __init__(self) -> None:
+        super().__init__(CpuKvPool(OpaqueLayout(4, 32), 4, "step"))
+
+    def forward(self, batch: Batch) -> ForwardOutput:
+        return Output(batch)
+
+
+def job(constraint: Constraint | None = None) -> DecodeJob:
+    handle: Any = None
+    sequence = TokenSequence([1, 2, 3], 2, [0], cached_len=2, sampling=SamplingParams(9), constraint=constraint)
+    return DecodeJob("r", 0, 0, 0, sequence, handle, 0, [], [], 0, 0)
+
+
+def constraint() -> Constraint:
+    compiled: Future[Any] = Future()
+    compiled.set_result(None)
+    return Constraint(compiled)
+
+
+def test_tokens_are_chosen_at_the_launch() -> None:
+    engine, free = Engine(), job()
+    first = LaunchedStep(engine, [free], None)
+    second = LaunchedStep(engine, [free], first)
+    assert free.sequence.num_pending == 2
+    assert [first.collect(), second.collect()] == [[free], [free]]
+    assert free.sequence.token_ids == [1, 2, 3, 3, 3]
+
+
+def test_with_a_grammar_among_them_they_are_chosen_once_those_before_are_known() -> None:
+    engine, free, kept = Engine(), job(), job(constraint())
+    jobs = [free, kept]
+    first = LaunchedStep(engine, jobs, None)
+    second = LaunchedStep(engine, jobs, first)
+    assert not second.output.done()
+    assert [one.sequence.num_pending for one in jobs] == [1, 1]
+    first.collect()
+    second.sample()
+    second.sample()
+    assert [one.sequence.num_pending for one in jobs] == [1, 1]
+    # Lengths are as if nothing had waited.
+    assert [one.sequence.length for one in jobs] == [5, 5]
+    second.collect()
+    assert [one.sequence.token_ids for one in jobs] == [[1, 2, 3, 3, 4]] * 2
+    assert [one.sequence.num_pending for one in jobs] == [0, 0]

@@ -1,0 +1,144 @@
+"""Which tokens a grammar lets follow, against looking at every token."""
+
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from llguidance import LLMatcher, grammar_from
+
+from engine import grammars as module
+from engine.grammars import Constraint, Grammars
+from tests.fakes.tokenizer_files import byte_level, save
+
+# More columns than tokens, as models have.
+VOCAB_SIZE = 270
+END, OTHER_END = 257, 256
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save(tmp_path_factory.mktemp("model"), byte_level(), {"eos_token_id": [END]})
+
+
+@pytest.fixture(scope="module")
+def grammars(model_dir: Path) -> Grammars:
+    made = Grammars.of_model(model_dir, VOCAB_SIZE)
+    assert made is not None
+    return made
+
+
+def ready(constraint: Constraint) -> Constraint:
+    deadline = time.monotonic() + 10.0
+    while not constraint.is_ready:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    return constraint
+
+
+def allowed(grammars: Grammars, *constraints: Constraint, end_ids: Sequence[int] = (END, OTHER_END)) -> list[set[int]]:
+    masks = grammars.masks([(constraint, end_ids) for constraint in constraints])
+    assert masks.shape == (len(constraints), -(-VOCAB_SIZE // 32)) and masks.dtype == np.int32
+    bits = np.unpackbits(masks.view(np.uint8), axis=1, bitorder="little")
+    return [set(np.flatnonzero(row).tolist()) for row in bits]
+
+
+def token_texts() -> dict[int, str]:
+    """Of those that are text."""
+    tokenizer = byte_level()
+    return {i: tokenizer.decode([i]) for i in range(260) if i not in (END, OTHER_END)}
+
+
+TEXTS = token_texts()
+IDS = {text: token_id for token_id, text in TEXTS.items()}
+
+
+def output_of(text: str) -> list[int]:
+    return [IDS[letter] for letter in text]
+
+
+@given(options=st.lists(st.text("ab c", min_size=1, max_size=5), min_size=1, max_size=5), data=st.data())
+@settings(max_examples=150, deadline=None)
+def test_what_may_follow_is_what_some_choice_goes_on_with(
+    grammars: Grammars, options: list[str], data: st.DataObject
+) -> None:
+    chosen = data.draw(st.sampled_from(options))
+    begun = chosen[: data.draw(st.integers(0, len(chosen)))]
+    constraint = ready(grammars.constraint(grammar_from("choice", json.dumps(options))))
+    prompt = [1, 2, 3]
+    constraint.follow([*prompt, *output_of(begun)], len(prompt))
+    expected = {i for i, text in TEXTS.items() if any(option.startswith(begun + text) for option in options)}
+    if begun in options:
+        expected |= {END, OTHER_END}
+    assert allowed(grammars, constraint) == [expected]
+    assert not constraint.error
+
+
+def test_it_makes_no_difference_in_how_many_pieces_an_output_came(grammars: Grammars) -> None:
+    grammar = LLMatcher.grammar_from_json_schema({"type": "array", "items": {"type": "integer"}})
+    output = output_of("[12, 3")
+    at_once, piece_by_piece = (ready(grammars.constraint(grammar)) for _ in range(2))
+    at_once.follow(output, 0)
+    for length in range(len(output) + 1):
+        piece_by_piece.follow(output[:length], 0)
+        allowed(grammars, piece_by_piece)
+    assert allowed(grammars, at_once) == allowed(grammars, piece_by_piece) != [set()]
+    # Those of one grammar have nothing to do with each other.
+    at_once.follow([*output, *output_of("]")], 0)
+    first, second = allowed(grammars, at_once, piece_by_piece)
+    assert END in first and END not in second
+
+
+def test_an_output_ends_only_in_what_ends_it(grammars: Grammars) -> None:
+    constraint = ready(grammars.constraint(grammar_from("regex", "a+")))
+    constraint.follow(output_of("a"), 0)
+    assert allowed(grammars, constraint, end_ids=(OTHER_END, IDS["b"])) == [{IDS["a"], OTHER_END, IDS["b"]}]
+
+
+def test_what_is_no_grammar_is_an_error_and_forbids_nothing(grammars: Grammars) -> None:
+    bad, good = (ready(grammars.constraint(grammar_from("regex", regex))) for regex in ("(a", "a"))
+    assert "unclosed group" in bad.error and not good.error
+    everything, one = allowed(grammars, bad, good)
+    assert one == {IDS["a"]} and everything >= set(range(VOCAB_SIZE))
+
+
+def test_a_grammar_that_takes_too_much_to_follow_is_an_error(grammars: Grammars) -> None:
+    properties = {f"p{number}": {"type": "string", "maxLength": 100} for number in range(600)}
+    grammar = LLMatcher.grammar_from_json_schema({"type": "object", "properties": properties})
+    constraint = ready(grammars.constraint(grammar))
+    for text in ("", "{", '{"'):
+        constraint.follow(output_of(text), 0)
+        everything = allowed(grammars, constraint)
+    assert "items" in constraint.error
+    assert everything[0] >= set(range(VOCAB_SIZE))
+
+
+def test_an_output_that_is_none_of_the_grammar_s_is_an_error(grammars: Grammars) -> None:
+    constraint = ready(grammars.constraint(grammar_from("regex", "a")))
+    constraint.follow(output_of("b"), 0)
+    assert constraint.error
+
+
+def test_grammars_are_compiled_once_and_the_last_ones_kept(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_NUM_KEPT", 3)
+    grammars = Grammars.of_model(model_dir, VOCAB_SIZE)
+    assert grammars is not None
+    compiled: list[str] = []
+    compile_one = grammars._compile
+    monkeypatch.setattr(grammars, "_compile", lambda grammar: (compiled.append(grammar), compile_one(grammar))[1])
+    texts = [grammar_from("regex", f"a{{{number}}}") for number in range(1, 6)]
+    for text in (*texts[:3], texts[0], texts[3], texts[0], texts[1]):
+        ready(grammars.constraint(text))
+    # The second was the least recently used when the fourth came.
+    assert compiled == [*texts[:4], texts[1]]
+    grammars.close()
+
+
+def test_a_model_without_a_tokenizer_of_text_keeps_to_no_grammar(tmp_path: Path) -> None:
+    assert Grammars.of_model(tmp_path, VOCAB_SIZE) is None
+    (tmp_path / "tokenizer.json").write_text("{}")
+    assert Grammars.of_model(tmp_path, VOCAB_SIZE) is None
