@@ -69,7 +69,10 @@ def structured_output(body: Body) -> StructuredOutput | None:
 
 
 def _json_schema(schema: dict[str, Any] | str, param: str) -> StructuredOutput:
-    return StructuredOutput("json_schema", schema if isinstance(schema, str) else json.dumps(schema), param)
+    try:
+        return StructuredOutput("json_schema", schema if isinstance(schema, str) else json.dumps(schema), param)
+    except RecursionError as error:
+        raise InvalidRequestError("the schema is nested too deeply", param) from error
 
 
 def sampling_options(body: Body, max_tokens: int | None, num_logprobs: int | None) -> SamplingOptions:
