@@ -2,11 +2,13 @@
 
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from llguidance import grammar_from
 
 from both_worker.local_worker import LocalWorker
 from both_worker.scheduler import BothScheduler
@@ -24,10 +26,19 @@ from tests.cluster.conftest import VOCAB_SIZE
 TIMEOUT_S = 60.0
 # After each number of decode steps this many requests come; their prompts and outputs are of many lengths.
 ARRIVALS = {0: 3, 1: 1, 5: 2, 17: 1, 18: 3, 40: 1}
-SAMPLINGS = {
-    "greedy": {},
-    "penalties": {"repetition_penalty": 1.3, "frequency_penalty": 0.5, "presence_penalty": 0.2},
-    "sampled": {"temperature": 0.9, "top_p": 0.95, "seed": 7, "repetition_penalty": 1.2, "num_logprobs": 2},
+# These outputs are never whole, so they end by their lengths.
+GRAMMAR: dict[str, Any] = {
+    "grammar": grammar_from("regex", "([a-z ]{1,8}[0-9]{2}[,;]){1000}"),
+    "stop_token_ids": (256,),
+}
+SAMPLED = {"temperature": 0.9, "top_p": 0.95, "seed": 7, "repetition_penalty": 1.2, "num_logprobs": 2}
+# Requests take these in turn.
+SAMPLINGS: dict[str, list[dict[str, Any]]] = {
+    "greedy": [{}],
+    "penalties": [{"repetition_penalty": 1.3, "frequency_penalty": 0.5, "presence_penalty": 0.2}],
+    "sampled": [SAMPLED],
+    "grammar": [GRAMMAR],
+    "grammar here and there": [{}, GRAMMAR | SAMPLED, SAMPLED],
 }
 
 
@@ -110,14 +121,16 @@ class Served:
             self.num_ended += 1
 
 
-def serve_arrivals(served: Served, sampling: dict[str, object]) -> None:
+def serve_arrivals(served: Served, samplings: Sequence[dict[str, Any]]) -> None:
     """Requests that come while others run, each before the same step whatever time steps take."""
     rng = random.Random(0)
     for num_steps, num_requests in ARRIVALS.items():
         served.turn_until(lambda num_steps=num_steps: len(served.batches) >= num_steps)  # type: ignore[misc]
         for _ in range(num_requests):
             prompt = rng.choices(range(VOCAB_SIZE), k=rng.randint(1, 90))
-            served.submit(f"r{len(served.tokens)}", prompt, SamplingParams(rng.randint(30, 80), **sampling))  # type: ignore[arg-type]
+            number = len(served.tokens)
+            sampling = SamplingParams(rng.randint(30, 80), **samplings[number % len(samplings)])
+            served.submit(f"r{number}", prompt, sampling)
     served.turn_until(lambda: served.num_ended == len(served.tokens))
     # A step in flight is taken back in too.
     served.turn_until(lambda: served.worker.scheduler.stats().num_locked_pages == 0)
@@ -171,8 +184,9 @@ def refuse_to_wait() -> Iterator[Callable[[], None]]:
     torch.cuda.set_sync_debug_mode("default")
 
 
+@pytest.mark.parametrize("sampling", [{}, GRAMMAR], ids=["free", "grammar"])
 def test_steady_decode_waits_for_nothing_but_its_tokens(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch, refuse_to_wait: Callable[[], None]
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, refuse_to_wait: Callable[[], None], sampling: dict[str, Any]
 ) -> None:
     if engine.model.dtype is torch.float32:
         pytest.skip("the reference backend copies from the host and waits")
@@ -180,7 +194,7 @@ def test_steady_decode_waits_for_nothing_but_its_tokens(
     with monkeypatch.context() as patch:
         served = Served(engine, patch, overlap=True)
         for i in range(4):
-            served.submit(f"r{i}", rng.choices(range(VOCAB_SIZE), k=20), SamplingParams(120))
+            served.submit(f"r{i}", rng.choices(range(VOCAB_SIZE), k=20), SamplingParams(120, **sampling))
         served.turn_until(lambda: len(served.batches) == 20)
         refuse_to_wait()
         served.turn_until(lambda: len(served.batches) == 100)
