@@ -48,6 +48,7 @@ class ActiveRequest:
         is_given: whether the client's side has asked for all that came.
         num_failures: attempts that failed; those given back for want of pages did not, nor those that ended with a
             worker.
+        num_links_lost: attempts that ended with their link, though both workers may live.
         is_queued: whether it waits for its first token.
         waiting_since: on the router's clock, since when it waits for a worker; None while it does not.
         waiting_bytes: what it holds meanwhile.
@@ -69,6 +70,7 @@ class ActiveRequest:
     final_since: float | None = None
     is_given: bool = False
     num_failures: int = 0
+    num_links_lost: int = 0
     is_queued: bool = False
     waiting_since: float | None = None
     waiting_bytes: int = 0

@@ -4,7 +4,8 @@ A request may be what ends its workers, and then it must not end one after the o
 The rules:
 
 - A worker that is lost counts as no failed attempt (`max_attempts`) of those that it served. For each of them it is a
-  loss, until the request gets past the place where it was then (`cleared_len`).
+  loss, until the request gets past the place where it was then (`cleared_len`). A link may tell of a decode worker's
+  end before its own stream does: an attempt that fails without its link counts as none either, so many times.
 - After SUSPECT_AFTER losses a request is a suspect. A worker has one suspect at a time, until that is cleared or ends;
   it gets one that it has not been lost with, if any is free (router/waiting_room.py).
 - A worker that is lost with a suspect has been ended by it: the suspect fails, and for the others it is no loss.
@@ -130,7 +131,8 @@ class Attempts:
                 request.tracker.record_finished(message)
                 self._pass_on(request, [])
             case Failed():
-                self._retry(request, message.attempt, "prefill_failed", message.reason)
+                failed = self._has_failed(request, message.attempt)
+                self._retry(request, message.attempt, "prefill_failed", message.reason, failed=failed)
             case Unservable():
                 if request.tracker.is_current(message.attempt):
                     self.fail_request(request, message.reason, InvalidRequestError)
@@ -196,6 +198,16 @@ class Attempts:
         """Ends a request whose client has left."""
         if request.tracker.mark_aborted():
             self._end_request(request, "aborted")
+
+    def _has_failed(self, request: ActiveRequest, attempt: int) -> bool:
+        """Whether an attempt that a prefill worker has given up counts as failed."""
+        pair = request.pair
+        if pair is None or not request.tracker.is_current(attempt):
+            return False
+        if pair.prefill.decode_workers.get(pair.decode.worker_id) is pair.decode:
+            return True
+        request.num_links_lost += 1
+        return request.num_links_lost > self._config.max_attempts
 
     def _retry(
         self,

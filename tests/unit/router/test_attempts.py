@@ -3,7 +3,7 @@
 import pytest
 
 from router.errors import UnavailableError
-from tandem.messages import Abort, Failed, Finished, GaveBack, Heartbeat, LeaseLost, Prefill
+from tandem.messages import Abort, Failed, Finished, GaveBack, Heartbeat, LeaseLost, LinkState, Prefill
 from tests.fakes.router_harness import RouterHarness, first_token, run, settle, step_tokens
 
 
@@ -65,6 +65,23 @@ async def test_attempts_are_bounded() -> None:
     await settle()
     for attempt in range(3):
         h.p[0].say(Failed(client.tracker.request_id, attempt, "no luck"))
+    with pytest.raises(UnavailableError, match="given up after 3 failed attempts"):
+        await client.task
+
+
+@run
+async def test_a_link_that_tells_of_its_worker_s_end_is_no_failure_but_breaking_every_link_is() -> None:
+    h = RouterHarness()
+    client = h.request()
+    await settle()
+    d = h.d[0].worker
+    for attempt in range(6):
+        h.p[0].say(LinkState(d.worker_id, d.incarnation, up=False))
+        h.p[0].say(Failed(client.tracker.request_id, attempt, "the link to the decode worker was lost"))
+        assert len(h.p[0].of(Prefill)) == attempt + 1 and not client.task.done()
+        h.p[0].link_to_life(d.worker_id, d.incarnation)
+        h.router.check_deadlines()
+    # Three broke their links and counted as none, as many again as failures.
     with pytest.raises(UnavailableError, match="given up after 3 failed attempts"):
         await client.task
 
