@@ -221,6 +221,7 @@ SHARING = (
     "test_grpc_contract",
     "test_metrics",
     "test_sampling",
+    "test_structured",
     "test_openai",
     "test_fuzz",
 )
