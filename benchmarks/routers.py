@@ -14,6 +14,7 @@ import asyncio
 import statistics
 import sys
 import tempfile
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from multiprocessing.connection import Connection
@@ -48,13 +49,18 @@ BEGIN_STEP_INTERVAL_S = 0.5
 
 
 def serve_replica(pipe: Connection, config: RouterConfig, log_dir: str) -> None:
-    """Runs one router; says when its own ports are open, and after a question when the shared ones are."""
+    """Runs one router; says when its own ports are open, after a None when the shared ones are, and after any other
+    question how many requests it has in hand and how many CPU seconds it has used."""
     logs.configure(config.router_id, LogConfig(directory=log_dir))
     process = RouterProcess(config)
     pipe.send(process.start())
-    for _ in questions(pipe):
-        process.open_shared_ports()
-        pipe.send(None)
+    for question in questions(pipe):
+        if question is None:
+            process.open_shared_ports()
+            pipe.send(None)
+        else:
+            assert process._router is not None
+            pipe.send((process._router.num_requests, time.process_time()))
     process.stop()
 
 
@@ -148,26 +154,37 @@ def measure(num_routers: int, args: Any, model_dir: str, log_dir: str) -> list[R
         loads = [stack.enter_context(Child(serve_load, ports.shared.grpc)) for _ in range(args.clients)]
         for num_streams in NUM_STREAMS:
             for way, num_shared_by in (("connections", NUM_CONNECTIONS), ("clients", NUM_CLIENTS)):
-                rate = _rate(pairs, loads, way, num_streams, num_shared_by, args.seconds)
+                rate, shares = _rate(routers, pairs, loads, way, num_streams, num_shared_by, args.seconds)
                 name = f"{num_routers} routers, {num_streams} streams, {num_shared_by} {way}"
-                print(f"{name}: {rate:,.0f} tokens/s", flush=True)
+                print(f"{name}: {rate:,.0f} tokens/s; each router's streams and cores: {shares}", flush=True)
                 rows.append(Row(name, rate, "tokens/s", MIN_TOKENS_OF_4 if num_routers == 4 else None))
     return rows
 
 
 def _rate(
-    pairs: Sequence[Child], loads: Sequence[Child], way: str, num_streams: int, num_shared_by: int, seconds: float
-) -> float:
-    """Tokens in a second over all clients, while all of them run."""
+    routers: Sequence[Child],
+    pairs: Sequence[Child],
+    loads: Sequence[Child],
+    way: str,
+    num_streams: int,
+    num_shared_by: int,
+    seconds: float,
+) -> tuple[float, str]:
+    """Tokens in a second over all clients, while all of them run, and what each router had to do."""
     num_streams_each, num_shared_each = num_streams // len(loads), max(1, num_shared_by // len(loads))
     # While streams begin, those that run leave the routers time for them.
     _ask_all(pairs, BEGIN_STEP_INTERVAL_S)
     _ask_all(loads, ("begin", way, num_streams_each, num_shared_each))
     _ask_all(pairs, 0.0)
+    began, before = time.monotonic(), _ask_all(routers, "load")
     num_tokens = sum(_ask_all(loads, seconds))
+    after, took = _ask_all(routers, "load"), time.monotonic() - began
     _ask_all(pairs, BEGIN_STEP_INTERVAL_S)
     _ask_all(loads, None)
-    return num_tokens / seconds
+    shares = [
+        f"{count} {(cpu - cpu_before) / took:.2f}" for (count, cpu), (_, cpu_before) in zip(after, before, strict=True)
+    ]
+    return num_tokens / seconds, ", ".join(shares)
 
 
 def _ask_all(children: Sequence[Child], question: Any) -> list[Any]:
