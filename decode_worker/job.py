@@ -63,11 +63,6 @@ class DecodeJob:
         """Whether its next token cannot be chosen because its grammar is not compiled yet."""
         return self.sequence.constraint is not None and not self.sequence.constraint.is_ready
 
-    @property
-    def grammar_error(self) -> str:
-        """Why its output cannot be kept to its grammar, or ""."""
-        return self.sequence.constraint.error if self.sequence.constraint is not None else ""
-
     def finish_reason(self) -> str:
         """Returns "stop", "length" or "", by the tokens that are known."""
         sequence = self.sequence

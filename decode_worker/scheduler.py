@@ -29,13 +29,13 @@ from tandem.messages import (
     Moment,
     TokenEvent,
     Tokens,
-    Unservable,
     WorkerStats,
 )
 from tandem.request_ids import router_of
 from tandem.sampling_params import TokenLogprobs
 from worker.base import ForwardScheduler, Outbox
 from worker.events import Event, FromRouter, RouterLost
+from worker.grammar_failure import grammar_failure
 
 logger = logging.getLogger(__name__)
 
@@ -261,8 +261,9 @@ class DecodeScheduler(ForwardScheduler):
         jobs = []
         finished: list[tuple[DecodeJob, str]] = []
         for job in step.collect():
-            if error := job.grammar_error:
-                self._outbox.to_router(Unservable(job.request_id, job.attempt, error))
+            constraint = job.sequence.constraint
+            if constraint is not None and constraint.error:
+                self._outbox.to_router(grammar_failure(job.request_id, job.attempt, constraint))
                 self._end_job(job)
                 continue
             jobs.append(job)

@@ -10,30 +10,43 @@ import logging
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from llguidance import LLExecutor, LLMatcher, LLTokenizer
 
+from tandem.grammar_limits import LIMITS, one_line
+
 logger = logging.getLogger(__name__)
 
-# Grammars that are kept, the last ones used. A megabyte of text has about as many as that of memory behind it.
-MAX_NUM_KEPT = 256
-MAX_BYTES_KEPT = 2**22
-# One that takes long, a tenth of a second, keeps others waiting no longer than that.
+# Grammars that are kept, the last ones used. Most take some hundred kilobytes; a router takes none that needs more than
+# 128 MiB or a second to compile.
+MAX_NUM_KEPT = 64
+MAX_BYTES_KEPT = 2**21
 NUM_COMPILERS = 2
 # Masks of a step are made side by side; one takes some hundredths of a millisecond.
 NUM_MASK_THREADS = 4
 WORD_BITS = 32
 
 
+@dataclass(eq=False, slots=True)
+class CompiledGrammar:
+    """Attributes: matcher: for all outputs to take copies of; num_users: outputs that have."""
+
+    text: str
+    matcher: "Future[LLMatcher]"
+    num_users: int = 0
+
+
 class Constraint:
     """One output and the grammar that it keeps to."""
 
-    def __init__(self, compiled: "Future[LLMatcher]") -> None:
-        """Args: compiled: the grammar's own, of which this takes a copy; it may be under way."""
-        self._compiled = compiled
+    def __init__(self, compiled: CompiledGrammar) -> None:
+        """Args: compiled: it may be under way."""
+        self.compiled = compiled
+        compiled.num_users += 1
         self._own: LLMatcher | None = None
         self._num_followed = 0
         self._error = ""
@@ -41,22 +54,28 @@ class Constraint:
     @property
     def is_ready(self) -> bool:
         """Whether the grammar has been compiled, or found to be none."""
-        return self._compiled.done()
+        return self.compiled.matcher.done()
 
     @property
     def error(self) -> str:
         """Why what may come next cannot be said, by the last look: the grammar is none, or takes too much to follow; ""
         if it can."""
-        if not self._error and self.is_ready and (error := self._compiled.exception()) is not None:
+        if not self._error and self.is_ready and (error := self.compiled.matcher.exception()) is not None:
             self._error = str(error)
         return self._error
+
+    @property
+    def may_do_better(self) -> bool:
+        """Whether another attempt may go well where this one has an error: what llguidance finds out about a grammar is
+        common to all outputs that keep to it, and so are the limits on that."""
+        return self.compiled.num_users > 1
 
     def follow(self, token_ids: Sequence[int], prompt_len: int) -> None:
         """Args: token_ids: prompt and output, whose end may be new."""
         new = token_ids[prompt_len + self._num_followed :]
         self._num_followed += len(new)
         if new and not self.error and not self.matcher.consume_tokens(list(new)):
-            self._error = self.matcher.get_error() or "the output has left the grammar"
+            self._error = one_line(self.matcher.get_error()) or "the output has left the grammar"
 
     def fail(self, why: str) -> None:
         """Nothing can be said of what may come next."""
@@ -65,7 +84,7 @@ class Constraint:
     @property
     def matcher(self) -> LLMatcher:
         if self._own is None:
-            self._own = self._compiled.result().deep_copy()
+            self._own = self.compiled.matcher.result().deep_copy()
         return self._own
 
 
@@ -78,7 +97,7 @@ class Grammars:
         self._vocab_size = vocab_size
         self._executor = LLExecutor(NUM_MASK_THREADS)
         self._compilers = ThreadPoolExecutor(NUM_COMPILERS, "grammars")
-        self._kept: OrderedDict[str, Future[LLMatcher]] = OrderedDict()
+        self._kept: OrderedDict[str, CompiledGrammar] = OrderedDict()
 
     @classmethod
     def of_model(cls, model_dir: Path, vocab_size: int) -> "Grammars | None":
@@ -97,7 +116,8 @@ class Grammars:
         """For an output, which has no tokens yet."""
         compiled = self._kept.get(grammar)
         if compiled is None:
-            compiled = self._kept[grammar] = self._compilers.submit(self._compile, grammar)
+            compiled = CompiledGrammar(grammar, self._compilers.submit(self._compile, grammar))
+            self._kept[grammar] = compiled
             while len(self._kept) > 1 and (
                 len(self._kept) > MAX_NUM_KEPT or sum(map(len, self._kept)) > MAX_BYTES_KEPT
             ):
@@ -124,7 +144,7 @@ class Grammars:
             bits[:, token_id // 8] &= np.uint8(~(1 << token_id % 8) & 0xFF)
         for row, constraint, end_ids in alive:
             if constraint.matcher.is_error():
-                constraint.fail(constraint.matcher.get_error())
+                constraint.fail(one_line(constraint.matcher.get_error()))
             elif constraint.matcher.is_accepting():
                 for token_id in end_ids:
                     bits[row, token_id // 8] |= np.uint8(1 << token_id % 8)
@@ -134,15 +154,18 @@ class Grammars:
                 constraint.fail("nothing may follow")
             if constraint.error:
                 masks[row] = -1
+                # The next output compiles it anew.
+                if self._kept.get(constraint.compiled.text) is constraint.compiled:
+                    del self._kept[constraint.compiled.text]
         return masks
 
     def close(self) -> None:
         self._compilers.shutdown(wait=False, cancel_futures=True)
 
     def _compile(self, grammar: str) -> LLMatcher:
-        matcher = LLMatcher(self._tokenizer, grammar, log_level=0)
+        matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=LIMITS)
         if matcher.is_error():
-            raise ValueError(matcher.get_error())
+            raise ValueError(one_line(matcher.get_error()))
         return matcher
 
 
@@ -150,7 +173,7 @@ def no_constraint(reason: str) -> Constraint:
     """One that nobody can follow."""
     failed: Future[LLMatcher] = Future()
     failed.set_exception(ValueError(reason))
-    return Constraint(failed)
+    return Constraint(CompiledGrammar("", failed))
 
 
 def _eos_token_ids(model_dir: Path) -> list[int] | None:

@@ -17,10 +17,11 @@ from prefill_worker.policies.table import PREFILL_POLICIES
 from prefill_worker.queued_request import PagesInWork, QueuedRequest
 from prefill_worker.waiting import WaitingRequests
 from tandem.lifecycle import FIRST_TOKEN, PREFILL_STARTED, now_ns
-from tandem.messages import Abort, Failed, FirstToken, Moment, Prefill, PrefillDeferred, Unservable, WorkerStats
+from tandem.messages import Abort, Failed, FirstToken, Moment, Prefill, PrefillDeferred, WorkerStats
 from tandem.request_ids import router_of
 from worker.base import ForwardScheduler, Outbox
 from worker.events import Event, FromRouter, RouterLost
+from worker.grammar_failure import grammar_failure
 
 logger = logging.getLogger(__name__)
 
@@ -157,9 +158,9 @@ class PrefillScheduler(ForwardScheduler):
                 continue
             if queued.constraint is not None and queued.constraint.error:
                 self._waiting.drop(queued)
-                self._outbox.to_router(Unservable(*queued.key, queued.constraint.error))
+                self._outbox.to_router(grammar_failure(*queued.key, queued.constraint))
                 continue
-            if queued.is_compiling or self._must_wait_for_prefix(queued):
+            if self._must_wait_for_prefix(queued):
                 continue
             # At least one token is computed, to have logits.
             handle = self._cache.acquire_pages(
@@ -246,7 +247,7 @@ class PrefillScheduler(ForwardScheduler):
         for job in launched.collect():
             constraint = job.sequence.constraint
             if constraint is not None and constraint.error:
-                self._outbox.to_router(Unservable(*job.key, constraint.error))
+                self._outbox.to_router(grammar_failure(*job.key, constraint))
                 self._end_job(job, reported=True)
                 continue
             if job.first_token is not None:

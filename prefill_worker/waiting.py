@@ -25,15 +25,17 @@ class WaitingRequests:
         self._cache = cache
         self._policy = policy
         self._requests: list[QueuedRequest] = []
+        # These do not stand among the others: a policy would look at nobody else.
+        self._compiling: list[QueuedRequest] = []
         self._numbers = itertools.count()
 
     def __len__(self) -> int:
-        return len(self._requests)
+        return len(self._requests) + len(self._compiling)
 
     @property
     def is_compiling(self) -> bool:
         """Whether one of them will be able to start soon, without a message to say so."""
-        return any(queued.is_compiling for queued in self._requests)
+        return bool(self._compiling)
 
     def enqueue(self, request: Prefill, constraint: Constraint | None = None) -> None:
         """Puts a request where its age and its priority belong, which it has kept over its attempts.
@@ -45,11 +47,23 @@ class WaitingRequests:
         prefix_ids = prefix_identities(token_ids, self._cache.page_size, request.cache_namespace)
         num_overtaken = MAX_OVERTAKEN if request.attempt else 0
         queued = QueuedRequest(request, next(self._numbers), token_ids, prefix_ids, constraint, num_overtaken)
-        bisect.insort(self._requests, queued, key=lambda q: q.queue_key)
+        if queued.is_compiling:
+            self._compiling.append(queued)
+        else:
+            bisect.insort(self._requests, queued, key=lambda q: q.queue_key)
+
+    def _admit_compiled(self) -> None:
+        """Those whose grammars have been compiled stand where they belong."""
+        ready = [queued for queued in self._compiling if not queued.is_compiling]
+        if ready:
+            self._compiling = [queued for queued in self._compiling if queued.is_compiling]
+            for queued in ready:
+                bisect.insort(self._requests, queued, key=lambda q: q.queue_key)
 
     def start_order(self) -> list[QueuedRequest]:
         """The larger priority first; of one priority those overtaken too often, then as the policy says. Before all
         goes who has waited for longer than the head start of every larger priority that waits."""
+        self._admit_compiled()
         window = self._requests[:POLICY_WINDOW]
         highest = max((q.request.priority for q in window), default=0)
         # They stand before all others, so they stand before every larger priority.
@@ -73,11 +87,12 @@ class WaitingRequests:
 
     def drop(self, queued: QueuedRequest) -> None:
         """It will not start here; nobody is overtaken."""
-        self._requests.remove(queued)
+        (self._compiling if queued in self._compiling else self._requests).remove(queued)
 
     def drop_attempt(self, request_id: str, attempt: int) -> bool:
         """Drops the one that is this attempt; returns whether it was waiting."""
-        found = next((q for q in self._requests if q.key == (request_id, attempt)), None)
+        waiting = itertools.chain(self._requests, self._compiling)
+        found = next((q for q in waiting if q.key == (request_id, attempt)), None)
         if found is not None:
             self.drop(found)
         return found is not None
@@ -85,3 +100,4 @@ class WaitingRequests:
     def drop_all_of(self, router: str) -> None:
         """Drops every request of a router that is gone."""
         self._requests = [q for q in self._requests if router_of(q.request.request_id) != router]
+        self._compiling = [q for q in self._compiling if router_of(q.request.request_id) != router]

@@ -5,20 +5,18 @@ import json
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
-from llguidance import LLMatcher, grammar_from
-
+from router import grammar_check
 from tandem.sampling_params import MAX_GRAMMAR_BYTES
 
 Kind = Literal["json_schema", "regex", "choice", "grammar"]
 
 JSON_OBJECT = json.dumps({"type": "object"})
-# Between two parts of JSON: on one line, or on lines of their own. A model that could go on with blanks for ever would.
-WHITESPACE = r"[ ]|\n[ ]{0,24}"
-# Compiling takes a tenth of a second at most, by llguidance's own limits; so long a grammar waits for its turn.
-TIMEOUT_S = 10.0
-NUM_THREADS = 2
+# So long a grammar waits for its turn and for the answer.
+TIMEOUT_S = 20.0
+# So many are looked at side by side.
+NUM_THREADS = 4
 # Those that have been found good.
 MAX_NUM_KEPT = 256
 
@@ -37,7 +35,7 @@ class StructuredOutput(NamedTuple):
 
 
 class GrammarChecker:
-    """Tells good grammars from others, on threads of its own, with the interpreter's lock released."""
+    """Tells good grammars from others, in processes of their own (router/grammar_check.py)."""
 
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(NUM_THREADS, "grammar")
@@ -55,7 +53,11 @@ class GrammarChecker:
             if len(wanted.content.encode()) > MAX_GRAMMAR_BYTES:
                 raise ValueError(f"at most {MAX_GRAMMAR_BYTES} bytes are taken")
             async with asyncio.timeout(TIMEOUT_S):
-                grammar = await asyncio.get_running_loop().run_in_executor(self._threads, _checked, wanted)
+                grammar = await asyncio.get_running_loop().run_in_executor(
+                    self._threads, grammar_check.check, wanted.kind, wanted.content
+                )
+                if len(grammar.encode()) > MAX_GRAMMAR_BYTES:
+                    raise ValueError(f"at most {MAX_GRAMMAR_BYTES} bytes are taken")
             self._good[wanted] = grammar
             if len(self._good) > MAX_NUM_KEPT:
                 self._good.popitem(last=False)
@@ -71,41 +73,3 @@ def choices(outputs: Sequence[str], param: str) -> StructuredOutput:
     if not outputs or not all(outputs):
         raise ValueError("needs at least one choice, and none may be empty")
     return StructuredOutput("choice", json.dumps(list(outputs), ensure_ascii=False), param)
-
-
-def _checked(wanted: StructuredOutput) -> str:
-    grammar = _translated(wanted)
-    if len(grammar.encode()) > MAX_GRAMMAR_BYTES:
-        raise ValueError(f"at most {MAX_GRAMMAR_BYTES} bytes are taken")
-    is_error, messages = LLMatcher.validate_grammar_with_warnings(grammar)
-    if is_error:
-        raise ValueError(messages[0])
-    return grammar
-
-
-def _translated(wanted: StructuredOutput) -> str:
-    match wanted.kind:
-        case "json_schema":
-            return LLMatcher.grammar_from_json_schema(
-                _schema(wanted.content), overrides={"whitespace_pattern": WHITESPACE}
-            )
-        case "grammar":
-            return grammar_from("ebnf", wanted.content)
-        case _:
-            return grammar_from(wanted.kind, wanted.content)
-
-
-def _schema(text: str) -> dict[str, Any]:
-    try:
-        schema = json.loads(text)
-    except ValueError as error:
-        raise ValueError(f"the schema is not JSON: {error}") from error
-    except RecursionError as error:
-        raise ValueError("the schema is nested too deeply") from error
-    if schema is True:
-        return {}
-    if not isinstance(schema, dict):
-        raise ValueError("the schema is not a JSON object")
-    # This is a switch of llguidance's own, for which there is no use here.
-    schema.pop("x-guidance", None)
-    return schema

@@ -191,7 +191,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A prefill worker cannot compute an attempt, or cannot hand it over, and ends it; another attempt may go well."""
+    """A worker cannot compute an attempt, or cannot hand it over, and ends it; another attempt may go well."""
 
     request_id: str
     attempt: int

@@ -44,8 +44,8 @@ class SamplingParams:
         stop_token_ids: tokens that end the output, the model's end-of-sequence ids among them unless the client
             asked to ignore those.
         num_logprobs: None, or how many of the most likely tokens to report with each token, 0 to MAX_LOGPROBS.
-        grammar: what the output keeps to, in llguidance's form; "": to nothing. Such an output can end in one of the
-            stop_token_ids only where it is whole.
+        grammar: what the output keeps to, in llguidance's form; "": to nothing. Where it is whole it may end in one of
+            the stop_token_ids; one of these that is text may end it before.
 
     Raises:
         ValueError: a value is out of range, not a number, or infinite; the message names the field.

@@ -180,6 +180,8 @@ def _structured_output(request: pb.GenerateRequest) -> StructuredOutput | None:
     """Raises InvalidRequestError."""
     kind = request.structured_output.WhichOneof("kind")
     if kind is None:
+        if request.HasField("structured_output"):
+            raise InvalidRequestError("structured_output names nothing to keep to", "structured_output")
         return None
     param = f"structured_output.{kind}"
     if kind != "choices":

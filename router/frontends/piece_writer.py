@@ -37,7 +37,7 @@ class PieceWriter:
 
     def _go_on(self, _: object = None) -> None:
         """To be called when there may be more to write, and when gRPC or HTTP may have taken what was written."""
-        if self._over is None:
+        if self._over is None or self._over.done():
             return
         try:
             while self._is_written():

@@ -47,6 +47,9 @@ class ClientTls:
         return grpc.ssl_channel_credentials(root_certificates=ca, private_key=key, certificate_chain=cert)
 
 
+STRUCTURED_OUTPUTS = ("json_schema", "regex", "choices", "grammar")
+
+
 def make_request(
     prompt: str | Sequence[int] | None = None,
     *,
@@ -67,7 +70,8 @@ def make_request(
         sampling: fields of SamplingParams, such as max_tokens, temperature, seed, stop.
 
     Raises:
-        ValueError: neither or both of `prompt` and `messages` are given, or a sampling field does not exist.
+        ValueError: neither or both of `prompt` and `messages` are given, structured_output names none of these or
+            several, or a sampling field does not exist.
     """
     if (prompt is None) == (messages is None):
         raise ValueError("exactly one of prompt and messages is needed")
@@ -79,6 +83,10 @@ def make_request(
         session_id=session_id,
         sampling=pb.SamplingParams(**sampling),
     )
+    if structured_output is not None:
+        kinds = list(structured_output)
+        if len(kinds) != 1 or kinds[0] not in STRUCTURED_OUTPUTS:
+            raise ValueError(f"structured_output is one of {', '.join(STRUCTURED_OUTPUTS)}, not {kinds}")
     for kind, value in (structured_output or {}).items():
         if kind == "choices":
             request.structured_output.choices.texts.extend(value)

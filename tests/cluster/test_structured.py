@@ -14,7 +14,7 @@ import openai
 import pytest
 from llguidance import LLMatcher, LLTokenizer, grammar_from
 
-from router.structured_output import WHITESPACE
+from router.grammar_check import WHITESPACE
 from tandem.client import TandemClient, make_request
 from tandem.v1 import inference_pb2 as pb
 from tests.cluster.conftest import EOS_TOKEN_IDS, VOCAB_SIZE, Answer, Oracle, ServedCluster, random_ids

@@ -25,6 +25,7 @@ VOCABULARY = (
     "tandem.choices",
     "tandem.config",
     "tandem.exit_codes",
+    "tandem.grammar_limits",
     "tandem.messages",
     "tandem.processes",
     "tandem.request_ids",

@@ -48,6 +48,8 @@ def structured_output(body: Body) -> StructuredOutput | None:
     ]
     if outputs is not None:
         named.append(("structured_outputs.", outputs.json_, outputs.regex, outputs.choice, outputs.grammar))
+        if not (outputs.model_fields_set and any(outputs.model_dump().values())):
+            raise InvalidRequestError("structured_outputs names nothing to keep to", "structured_outputs")
         if outputs.json_object:
             given.append(StructuredOutput("json_schema", JSON_OBJECT, "structured_outputs.json_object"))
     for prefix, schema, regex, options, grammar in named:

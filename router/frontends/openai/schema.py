@@ -98,6 +98,9 @@ class _Body(BaseModel):
         return frozenset(field.alias or name for name, field in cls.model_fields.items())
 
 
+Choices = Annotated[list[str], _FAIL_FAST]
+
+
 class JsonSchema(_Body):
     name: str = ""
     description: str | None = None
@@ -115,7 +118,7 @@ class StructuredOutputs(_Body):
 
     json_: dict[str, Any] | str | None = Field(None, alias="json")
     regex: str | None = None
-    choice: list[str] | None = None
+    choice: Choices | None = None
     grammar: str | None = None
     json_object: bool | None = None
 
@@ -151,7 +154,7 @@ class _Request(_Body):
     structured_outputs: StructuredOutputs | None = None
     guided_json: dict[str, Any] | str | None = None
     guided_regex: str | None = None
-    guided_choice: list[str] | None = None
+    guided_choice: Choices | None = None
     guided_grammar: str | None = None
     # These two are for the caller's own books: accepted, and without effect.
     user: str | None = None

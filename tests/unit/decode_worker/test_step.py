@@ -7,7 +7,7 @@ from decode_worker.job import DecodeJob
 from decode_worker.step import LaunchedStep
 from engine.batch import Batch
 from engine.engine import EngineBase
-from engine.grammars import Constraint
+from engine.grammars import CompiledGrammar, Constraint
 from engine.kvcache.pool import CpuKvPool
 from engine.output import ForwardOutput
 from engine.token_sequence import TokenSequence
@@ -54,9 +54,9 @@ def job(constraint: Constraint | None = None) -> DecodeJob:
 
 
 def constraint() -> Constraint:
-    compiled: Future[Any] = Future()
-    compiled.set_result(None)
-    return Constraint(compiled)
+    matcher: Future[Any] = Future()
+    matcher.set_result(None)
+    return Constraint(CompiledGrammar("", matcher))
 
 
 def test_tokens_are_chosen_at_the_launch() -> None:

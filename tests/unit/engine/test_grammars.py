@@ -1,6 +1,7 @@
 """Which tokens a grammar lets follow, against looking at every token."""
 
 import json
+import random
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,11 +14,13 @@ from llguidance import LLMatcher, grammar_from
 
 from engine import grammars as module
 from engine.grammars import Constraint, Grammars
+from router.grammar_check import translate
 from tests.fakes.tokenizer_files import byte_level, save
 
 # More columns than tokens, as models have.
 VOCAB_SIZE = 270
 END, OTHER_END = 257, 256
+SMOLLM2_SIZE = 49152
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +71,7 @@ def test_what_may_follow_is_what_some_choice_goes_on_with(
 ) -> None:
     chosen = data.draw(st.sampled_from(options))
     begun = chosen[: data.draw(st.integers(0, len(chosen)))]
-    constraint = ready(grammars.constraint(grammar_from("choice", json.dumps(options))))
+    constraint = ready(grammars.constraint(translate("choice", json.dumps(options))))
     prompt = [1, 2, 3]
     constraint.follow([*prompt, *output_of(begun)], len(prompt))
     expected = {i for i, text in TEXTS.items() if any(option.startswith(begun + text) for option in options)}
@@ -115,6 +118,46 @@ def test_a_grammar_that_takes_too_much_to_follow_is_an_error(grammars: Grammars)
         everything = allowed(grammars, constraint)
     assert "items" in constraint.error
     assert everything[0] >= set(range(VOCAB_SIZE))
+
+
+@pytest.fixture(scope="module")
+def many_tokens(smollm2_dir: Path) -> Grammars:
+    made = Grammars.of_model(smollm2_dir, SMOLLM2_SIZE)
+    assert made is not None
+    return made
+
+
+def test_limits_that_others_have_used_up_are_no_end_of_it(many_tokens: Grammars) -> None:
+    """llguidance counts the states that it has found for all outputs of a grammar together."""
+    grammar = grammar_from("regex", "(?s).*a.{200}b")
+    rng = random.Random(0)
+
+    def serve(constraint: Constraint) -> int:
+        output: list[int] = []
+        while len(output) < 400:
+            constraint.follow(output, 0)
+            bits = many_tokens.masks([(constraint, ())]).view(np.uint8)
+            if constraint.error:
+                break
+            output.append(rng.choice(np.flatnonzero(np.unpackbits(bits, bitorder="little")).tolist()))
+        return len(output)
+
+    together = [ready(many_tokens.constraint(grammar)) for _ in range(2)]
+    lengths = [serve(constraint) for constraint in together]
+    assert lengths[1] < lengths[0], "for this test the first must use up what both have"
+    assert together[1].error and together[1].may_do_better
+    # A further attempt begins anew, and alone.
+    again = ready(many_tokens.constraint(grammar))
+    assert serve(again) > lengths[1] and not again.may_do_better
+
+
+def test_no_mask_takes_long(many_tokens: Grammars) -> None:
+    ambiguous = ready(many_tokens.constraint(grammar_from("lark", 'start: e\ne: e e | e e e | "a" | "b" | " "')))
+    began = time.perf_counter()
+    many_tokens.masks([(ambiguous, ())])
+    # With llguidance's own limits it takes 0.3 s before it is given up.
+    assert time.perf_counter() - began < 0.1
+    assert "items" in ambiguous.error and len(ambiguous.error) <= 300
 
 
 def test_an_output_that_is_none_of_the_grammar_s_is_an_error(grammars: Grammars) -> None:

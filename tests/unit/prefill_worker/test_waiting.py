@@ -4,11 +4,9 @@ from collections.abc import Sequence
 
 from engine.kvcache.cache_manager import CacheManager
 from prefill_worker.policies.base import PrefillPolicy
-from prefill_worker.policies.simple import FirstComeFirstServed
 from prefill_worker.queued_request import QueuedRequest
 from prefill_worker.waiting import MAX_OVERTAKEN, POLICY_WINDOW, WaitingRequests
 from tandem.messages import Prefill
-from tandem.priority import HEAD_START_S
 from tandem.sampling_params import SamplingParams
 
 
@@ -92,42 +90,3 @@ def test_an_attempt_is_dropped_by_its_number() -> None:
     assert requests.drop_attempt("r", 1)
     assert not requests.drop_attempt("r", 1) and len(requests) == 0
     requests.enqueue(prefill("a", 0))
-    requests.drop_all_of("")
-    assert order(requests) == []
-
-
-# --- Priority and age. ---
-
-
-def test_who_has_waited_for_longer_than_a_head_start_goes_before_a_larger_priority() -> None:
-    head_start_ns = int(HEAD_START_S * 1e9)
-    requests = waiting(FirstComeFirstServed())
-    for name, arrival_ns, priority in (("low", 0, 0), ("high", head_start_ns - 1, 1), ("late", head_start_ns + 1, 1)):
-        requests.enqueue(prefill(name, arrival_ns, priority))
-    high, *_ = requests.start_order()
-    assert high.request.request_id == "high"
-    requests.dequeue(high)
-    assert order(requests) == ["low", "late"]
-
-
-def test_a_low_priority_does_not_wait_for_ever_behind_high_ones() -> None:
-    """Two of high priority come for each one that starts; the queue, and what a policy sees of it, is full of them."""
-    requests = waiting()
-    requests.enqueue(prefill("low", 0))
-    num_before = 0
-    for i in range(1000):
-        for j in range(2):
-            requests.enqueue(prefill(f"high{i}.{j}", i * 10**9, priority=1))
-        first, *_ = requests.start_order()
-        requests.dequeue(first)
-        if first.request.request_id == "low":
-            break
-        num_before += 1
-    assert HEAD_START_S <= num_before <= 2 * (HEAD_START_S + 1) + MAX_OVERTAKEN
-
-
-def test_a_restarted_request_is_not_overtaken_again() -> None:
-    requests = waiting()
-    requests.enqueue(prefill("restarted", 1, attempt=1))
-    requests.enqueue(prefill("young", 2))
-    assert order(requests) == ["restarted", "young"]
