@@ -25,6 +25,8 @@ MESSAGE = {"role": "user", "content": "hi"}
         {"prompt": "hi", "stop_token_ids": MANY},
         {"prompt": "hi", "logit_bias": {f"x{i}": {} for i in range(NUM_ITEMS)}},
         {"prompt": "hi", **{f"x{i}": 1 for i in range(NUM_ITEMS)}},
+        {"prompt": "hi", "guided_choice": MANY},
+        {"prompt": "hi", "structured_outputs": {"choice": MANY}},
         {"messages": MANY},
         {"messages": [MESSAGE, {f"x{i}": 1 for i in range(NUM_ITEMS)}]},
         {"messages": [MESSAGE, {"role": "user", "content": MANY}]},
