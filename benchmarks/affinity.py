@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+from benchmarks.routing import PAGE_SIZE, worker_hello
 from benchmarks.rows import Row, argument_parser, report
 from engine.kvcache.cache_manager import CacheManager
 from router.candidates import Candidates
@@ -28,9 +29,7 @@ from router.policies.base import RoutingPolicy, RoutingRequest
 from router.policies.cache_aware import CacheAware
 from router.policies.least_loaded import LeastLoaded
 from router.worker import Pair, Worker
-from tandem.messages import PROTOCOL_VERSION, Hello, PageFormat
 
-PAGE_SIZE = 16
 NUM_WORKERS = 4
 # About an 8B model on an H200: what a prefill worker computes in a second, and a decode worker's step.
 PREFILL_TOKENS_PER_S = 25_000.0
@@ -188,11 +187,7 @@ class Cluster:
 def _workers(names: Sequence[str], num_pages: int) -> dict[str, Worker]:
     workers = {}
     for name in names:
-        role = name.partition("-")[0]
-        page_format = PageFormat("fake", 32, "fake")
-        hello = Hello(
-            PROTOCOL_VERSION, name, f"{name}-life", role, "cpu", "nowhere:1", 1, page_format, num_pages, PAGE_SIZE
-        )
+        hello = worker_hello(name, name.partition("-")[0], num_pages)
         workers[name] = Worker(hello, lambda _: None, lambda _: None, 0.0, 0.0)
     decode_workers = {name: worker for name, worker in workers.items() if worker.role == "decode"}
     for worker in workers.values():

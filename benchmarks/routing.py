@@ -33,6 +33,22 @@ MAX_CHOICE_MS = 1.0
 MAX_LOOK_MS = 1.0
 
 
+def worker_hello(worker_id: str, role: str, num_pages: int) -> Hello:
+    """Of a worker that is nothing but a name."""
+    return Hello(
+        PROTOCOL_VERSION,
+        worker_id,
+        f"{worker_id}-life",
+        role,
+        "cpu",
+        "nowhere:1",
+        1,
+        PageFormat("fake", 32, "fake"),
+        num_pages,
+        PAGE_SIZE,
+    )
+
+
 class Requests:
     """A router with so many prefill and as many decode workers, all linked, and requests to it."""
 
@@ -59,18 +75,7 @@ class Requests:
         self.router.shut_down()
 
     def _connect(self, worker_id: str, role: str, num_decode: int) -> None:
-        hello = Hello(
-            PROTOCOL_VERSION,
-            worker_id,
-            f"{worker_id}-life",
-            role,
-            "cpu",
-            "nowhere:1",
-            1,
-            PageFormat("fake", 32, "fake"),
-            NUM_PAGES,
-            PAGE_SIZE,
-        )
+        hello = worker_hello(worker_id, role, NUM_PAGES)
         worker = self.router.connect_worker(hello, lambda _: None, lambda _: None)
         if role == "prefill":
             for number in range(num_decode):

@@ -261,9 +261,8 @@ class DecodeScheduler(ForwardScheduler):
         jobs = []
         finished: list[tuple[DecodeJob, str]] = []
         for job in step.collect():
-            constraint = job.sequence.constraint
-            if constraint is not None and constraint.error:
-                self._outbox.to_router(grammar_failure(job.request_id, job.attempt, constraint))
+            if failure := grammar_failure(job.request_id, job.attempt, job.sequence.constraint):
+                self._outbox.to_router(failure)
                 self._end_job(job)
                 continue
             jobs.append(job)

@@ -26,7 +26,7 @@ class _EngineOutput(ForwardOutput):
 
     def __init__(self, choose: Callable[[], SamplerOutput]) -> None:
         """Args: choose: samples from the forward's logits, whose memory holds until the next forward is launched."""
-        self._choose = choose
+        self._choose: Callable[[], SamplerOutput] | None = choose
         self._sampled: SamplerOutput | None = None
 
     @property
@@ -42,8 +42,13 @@ class _EngineOutput(ForwardOutput):
 
     @torch.inference_mode()
     def sample(self) -> None:
-        if self._sampled is None:
-            self._sampled = self._choose()
+        # With it the logits go, whose memory the forwards behind this one need.
+        choose, self._choose = self._choose, None
+        if choose is not None:
+            self._take(choose())
+
+    def _take(self, sampled: SamplerOutput) -> None:
+        self._sampled = sampled
 
     def logprobs(self) -> list[TokenLogprobs | None]:
         num_rows = len(self.token_ids())
@@ -70,12 +75,10 @@ class _CudaForwardOutput(_EngineOutput):
         self._began = began
         self._ended = torch.cuda.Event(enable_timing=True)
 
-    @torch.inference_mode()
-    def sample(self) -> None:
-        if self._sampled is None:
-            super().sample()
-            self._token_ids = self._chosen.token_ids.to("cpu", non_blocking=True)
-            self._ended.record()
+    def _take(self, sampled: SamplerOutput) -> None:
+        super()._take(sampled)
+        self._token_ids = sampled.token_ids.to("cpu", non_blocking=True)
+        self._ended.record()
 
     def done(self) -> bool:
         return self._sampled is not None and self._ended.query()

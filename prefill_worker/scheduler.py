@@ -156,9 +156,9 @@ class PrefillScheduler(ForwardScheduler):
                 self._waiting.drop(queued)
                 self._outbox.to_router(Failed(*queued.key, refusal))
                 continue
-            if queued.constraint is not None and queued.constraint.error:
+            if failure := grammar_failure(*queued.key, queued.constraint):
                 self._waiting.drop(queued)
-                self._outbox.to_router(grammar_failure(*queued.key, queued.constraint))
+                self._outbox.to_router(failure)
                 continue
             if self._must_wait_for_prefix(queued):
                 continue
@@ -245,9 +245,8 @@ class PrefillScheduler(ForwardScheduler):
         """Waits for a forward and passes on what it gave."""
         self._outbox.flush()
         for job in launched.collect():
-            constraint = job.sequence.constraint
-            if constraint is not None and constraint.error:
-                self._outbox.to_router(grammar_failure(*job.key, constraint))
+            if failure := grammar_failure(*job.key, job.sequence.constraint):
+                self._outbox.to_router(failure)
                 self._end_job(job, reported=True)
                 continue
             if job.first_token is not None:

@@ -200,7 +200,7 @@ class Attempts:
             self._end_request(request, "aborted")
 
     def _has_failed(self, request: ActiveRequest, attempt: int) -> bool:
-        """Whether an attempt that a prefill worker has given up counts as failed."""
+        """Whether an attempt that a worker has given up counts as failed."""
         pair = request.pair
         if pair is None or not request.tracker.is_current(attempt):
             return False

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Literal, NamedTuple
 
 from router import grammar_check
+from router.errors import InvalidRequestError
 from tandem.sampling_params import MAX_GRAMMAR_BYTES
 
 Kind = Literal["json_schema", "regex", "choice", "grammar"]
@@ -39,7 +40,8 @@ class GrammarChecker:
 
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(NUM_THREADS, "grammar")
-        self._good: OrderedDict[StructuredOutput, str] = OrderedDict()
+        # By kind and content.
+        self._good: OrderedDict[tuple[Kind, str], str] = OrderedDict()
 
     async def grammar(self, wanted: StructuredOutput) -> str:
         """For SamplingParams.grammar.
@@ -48,28 +50,31 @@ class GrammarChecker:
             ValueError: it is none, or cannot be kept to; the message says why.
             TimeoutError: too many wait.
         """
-        grammar = self._good.get(wanted)
+        key = wanted.kind, wanted.content
+        grammar = self._good.get(key)
         if grammar is None:
-            if len(wanted.content.encode()) > MAX_GRAMMAR_BYTES:
-                raise ValueError(f"at most {MAX_GRAMMAR_BYTES} bytes are taken")
+            _check_size(wanted.content)
             async with asyncio.timeout(TIMEOUT_S):
-                grammar = await asyncio.get_running_loop().run_in_executor(
-                    self._threads, grammar_check.check, wanted.kind, wanted.content
-                )
-                if len(grammar.encode()) > MAX_GRAMMAR_BYTES:
-                    raise ValueError(f"at most {MAX_GRAMMAR_BYTES} bytes are taken")
-            self._good[wanted] = grammar
+                grammar = await asyncio.get_running_loop().run_in_executor(self._threads, grammar_check.check, *key)
+            _check_size(grammar)
+            self._good[key] = grammar
             if len(self._good) > MAX_NUM_KEPT:
                 self._good.popitem(last=False)
-        self._good.move_to_end(wanted)
+        self._good.move_to_end(key)
         return grammar
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
+def _check_size(text: str) -> None:
+    """Raises ValueError."""
+    if len(text.encode()) > MAX_GRAMMAR_BYTES:
+        raise ValueError(f"at most {MAX_GRAMMAR_BYTES} bytes are taken")
+
+
 def choices(outputs: Sequence[str], param: str) -> StructuredOutput:
-    """One of these texts. Raises ValueError."""
+    """One of these texts. Raises InvalidRequestError."""
     if not outputs or not all(outputs):
-        raise ValueError("needs at least one choice, and none may be empty")
+        raise InvalidRequestError(f"{param} needs at least one choice, and none may be empty", param)
     return StructuredOutput("choice", json.dumps(list(outputs), ensure_ascii=False), param)

@@ -184,12 +184,9 @@ def _structured_output(request: pb.GenerateRequest) -> StructuredOutput | None:
             raise InvalidRequestError("structured_output names nothing to keep to", "structured_output")
         return None
     param = f"structured_output.{kind}"
-    if kind != "choices":
-        return StructuredOutput(kind, getattr(request.structured_output, kind), param)
-    try:
+    if kind == "choices":
         return choices(request.structured_output.choices.texts, param)
-    except ValueError as error:
-        raise InvalidRequestError(f"{param} {error}", param) from error
+    return StructuredOutput(kind, getattr(request.structured_output, kind), param)
 
 
 def _options(params: pb.SamplingParams, grammar: str) -> SamplingOptions:

@@ -112,10 +112,10 @@ class RoutingPolicy(ABC):
         """An attempt has ended before its request was finished. This is for a policy that avoids whoever fails often.
 
         Args:
-            kind: "prefill_failed": the prefill worker says that it cannot; "lease_lost": the decode worker has lost the
-                request's pages; "worker_lost": one of the two is gone, and `worker_lost` has said which. Two kinds are
-                nobody's fault, and no number of them fails a request: "given_back": the decode worker ran out of pages
-                while it decoded; "deferred": it had none to begin with.
+            kind: "prefill_failed": a worker says that it cannot, mostly the prefill worker; "lease_lost": the decode
+                worker has lost the request's pages; "worker_lost": one of the two is gone, and `worker_lost` has said
+                which. Two kinds are nobody's fault, and no number of them fails a request: "given_back": the decode
+                worker ran out of pages while it decoded; "deferred": it had none to begin with.
             reason: the same in words, for a log.
         """
         return

@@ -87,7 +87,7 @@ def make_request(
         kinds = list(structured_output)
         if len(kinds) != 1 or kinds[0] not in STRUCTURED_OUTPUTS:
             raise ValueError(f"structured_output is one of {', '.join(STRUCTURED_OUTPUTS)}, not {kinds}")
-    for kind, value in (structured_output or {}).items():
+        [(kind, value)] = structured_output.items()
         if kind == "choices":
             request.structured_output.choices.texts.extend(value)
         else:

@@ -48,7 +48,7 @@ def structured_output(body: Body) -> StructuredOutput | None:
     ]
     if outputs is not None:
         named.append(("structured_outputs.", outputs.json_, outputs.regex, outputs.choice, outputs.grammar))
-        if not (outputs.model_fields_set and any(outputs.model_dump().values())):
+        if not any(outputs.model_dump().values()):
             raise InvalidRequestError("structured_outputs names nothing to keep to", "structured_outputs")
         if outputs.json_object:
             given.append(StructuredOutput("json_schema", JSON_OBJECT, "structured_outputs.json_object"))
@@ -58,10 +58,7 @@ def structured_output(body: Body) -> StructuredOutput | None:
         if regex is not None:
             given.append(StructuredOutput("regex", regex, f"{prefix}regex"))
         if options is not None:
-            try:
-                given.append(choices(options, f"{prefix}choice"))
-            except ValueError as error:
-                raise InvalidRequestError(f"{prefix}choice {error}", f"{prefix}choice") from error
+            given.append(choices(options, f"{prefix}choice"))
         if grammar is not None:
             given.append(StructuredOutput("grammar", grammar, f"{prefix}grammar"))
     if len(given) > 1:

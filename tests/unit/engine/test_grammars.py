@@ -28,11 +28,15 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save(tmp_path_factory.mktemp("model"), byte_level(), {"eos_token_id": [END]})
 
 
-@pytest.fixture(scope="module")
-def grammars(model_dir: Path) -> Grammars:
-    made = Grammars.of_model(model_dir, VOCAB_SIZE)
+def grammars_of(model_dir: Path, vocab_size: int = VOCAB_SIZE) -> Grammars:
+    made = Grammars.of_model(model_dir, vocab_size)
     assert made is not None
     return made
+
+
+@pytest.fixture(scope="module")
+def grammars(model_dir: Path) -> Grammars:
+    return grammars_of(model_dir)
 
 
 def ready(constraint: Constraint) -> Constraint:
@@ -122,9 +126,7 @@ def test_a_grammar_that_takes_too_much_to_follow_is_an_error(grammars: Grammars)
 
 @pytest.fixture(scope="module")
 def many_tokens(smollm2_dir: Path) -> Grammars:
-    made = Grammars.of_model(smollm2_dir, SMOLLM2_SIZE)
-    assert made is not None
-    return made
+    return grammars_of(smollm2_dir, SMOLLM2_SIZE)
 
 
 def test_limits_that_others_have_used_up_are_no_end_of_it(many_tokens: Grammars) -> None:
@@ -168,8 +170,7 @@ def test_an_output_that_is_none_of_the_grammar_s_is_an_error(grammars: Grammars)
 
 def test_grammars_are_compiled_once_and_the_last_ones_kept(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_NUM_KEPT", 3)
-    grammars = Grammars.of_model(model_dir, VOCAB_SIZE)
-    assert grammars is not None
+    grammars = grammars_of(model_dir)
     compiled: list[str] = []
     compile_one = grammars._compile
     monkeypatch.setattr(grammars, "_compile", lambda grammar: (compiled.append(grammar), compile_one(grammar))[1])

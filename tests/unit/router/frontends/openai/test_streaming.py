@@ -127,17 +127,23 @@ async def events_of(queue: "asyncio.Queue[str]") -> AsyncGenerator[Event]:
         yield "", f'{{"text":"{text}"}}'
 
 
+async def begin(client: SlowClient, queue: "asyncio.Queue[str]") -> "asyncio.Task[None]":
+    """A stream whose client takes the first event, and then no more."""
+    answering = asyncio.create_task(
+        EventStream(events_of(queue), ("", '{"text":"a"}'))({}, client.receive, client.send)
+    )
+    await settle()
+    client.takes.clear()
+    return answering
+
+
 def test_an_event_waits_for_the_comment_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streaming, "KEEPALIVE_S", 0.05)
 
     @run
     async def scenario() -> None:
         client, queue = SlowClient(), asyncio.Queue[str]()
-        answering = asyncio.create_task(
-            EventStream(events_of(queue), ("", '{"text":"a"}'))({}, client.receive, client.send)
-        )
-        await settle()
-        client.takes.clear()
+        answering = await begin(client, queue)
         await asyncio.sleep(0.12)
         assert client.num_sending == 1, "a comment is on its way"
         queue.put_nowait("b")
@@ -157,11 +163,7 @@ def test_a_client_that_takes_no_comment_counts_as_gone(monkeypatch: pytest.Monke
     @run
     async def scenario() -> None:
         client, queue = SlowClient(), asyncio.Queue[str]()
-        answering = asyncio.create_task(
-            EventStream(events_of(queue), ("", '{"text":"a"}'))({}, client.receive, client.send)
-        )
-        await settle()
-        client.takes.clear()
+        answering = await begin(client, queue)
         await asyncio.wait_for(answering, 2.0)
         await settle()
         assert client.num_sending == 0 and len(asyncio.all_tasks()) == 1
