@@ -33,7 +33,7 @@ WORD_BITS = 32
 
 @dataclass(eq=False, slots=True)
 class CompiledGrammar:
-    """Attributes: matcher: for all outputs to take copies of; num_users: outputs that have."""
+    """Attributes: matcher: for all outputs to take copies of; num_users: copies that have been taken."""
 
     text: str
     matcher: "Future[LLMatcher]"
@@ -46,7 +46,6 @@ class Constraint:
     def __init__(self, compiled: CompiledGrammar) -> None:
         """Args: compiled: it may be under way."""
         self.compiled = compiled
-        compiled.num_users += 1
         self._own: LLMatcher | None = None
         self._num_followed = 0
         self._error = ""
@@ -85,6 +84,7 @@ class Constraint:
     def matcher(self) -> LLMatcher:
         if self._own is None:
             self._own = self.compiled.matcher.result().deep_copy()
+            self.compiled.num_users += 1
         return self._own
 
 

@@ -153,6 +153,17 @@ def test_limits_that_others_have_used_up_are_no_end_of_it(many_tokens: Grammars)
     assert serve(again) > lengths[1] and not again.may_do_better
 
 
+def test_who_has_only_been_announced_uses_nothing_up(grammars: Grammars) -> None:
+    properties = {f"q{number}": {"type": "string", "maxLength": 100} for number in range(600)}
+    grammar = LLMatcher.grammar_from_json_schema({"type": "object", "properties": properties})
+    # A decode worker asks for a grammar when its request is announced, and again when it is there.
+    ready(grammars.constraint(grammar))
+    constraint = ready(grammars.constraint(grammar))
+    constraint.follow(output_of('{"'), 0)
+    allowed(grammars, constraint)
+    assert constraint.error and not constraint.may_do_better
+
+
 def test_no_mask_takes_long(many_tokens: Grammars) -> None:
     ambiguous = ready(many_tokens.constraint(grammar_from("lark", 'start: e\ne: e e | e e e | "a" | "b" | " "')))
     began = time.perf_counter()
