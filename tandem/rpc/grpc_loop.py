@@ -39,9 +39,17 @@ def _is_grpcs(callback: Callable[..., Any]) -> bool:
 def _handle_together(events: socket.socket, handle: Callable[..., Any]) -> None:
     # An event waits before its byte is written, so none is missed whose byte is taken here. gRPC takes one itself, and
     # does not mind that there is none left.
+    num_bytes = 1
     with contextlib.suppress(BlockingIOError):
-        events.recv(MAX_WAITING_BYTES)
-    handle()
+        num_bytes = len(events.recv(MAX_WAITING_BYTES))
+    for _ in range(num_bytes):
+        try:
+            handle()
+            return
+        except RuntimeError:
+            # gRPC has one queue for all loops of a process. It has taken out an event of a loop that is closed by now,
+            # for which nobody waits, and has left those behind it, whose bytes are taken.
+            continue
 
 
 def _calm_poller() -> None:

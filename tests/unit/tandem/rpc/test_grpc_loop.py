@@ -4,7 +4,7 @@ import asyncio
 import os
 import socket
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
@@ -64,29 +64,51 @@ def test_every_message_comes_in_order_and_the_poller_takes_nobody_s_processor() 
     assert received == [[bytes([n, number]) for number in range(NUM_MESSAGES)] for n in range(NUM_STREAMS)]
 
 
-def test_events_that_wait_together_are_handled_together() -> None:
-    handled: list[int] = []
+class PollerCompletionQueue:
+    """As far as the loop sees gRPC's own. Events are the loops that they belong to."""
 
-    class PollerCompletionQueue:
-        """As far as the loop sees it."""
+    def __init__(self) -> None:
+        self.events: list[str] = []
+        self.handled: list[str] = []
+        self.num_calls = 0
 
-        def handle_events(self, _: object) -> None:
-            handled.append(1)
+    def handle_events(self, _: object) -> None:
+        self.num_calls += 1
+        while self.events:
+            event = self.events.pop(0)
+            if event == "closed":
+                raise RuntimeError("Event loop is closed")
+            self.handled.append(event)
 
+
+def handle_batches(queue: PollerCompletionQueue, batches: list[list[str]]) -> None:
     reader, writer = socket.socketpair()
     reader.setblocking(False)
-
-    async def wait_twice(add: Callable[[], None]) -> None:
-        add()
-        for _ in range(2):
-            writer.send(b"1" * 100)
-            await asyncio.sleep(0.05)
-        asyncio.get_running_loop().remove_reader(reader)
-
     loop = GrpcLoop()
-    callback = grpc_loop.partial(PollerCompletionQueue().handle_events, loop)
-    loop.run_until_complete(wait_twice(lambda: loop.add_reader(reader, callback)))
+
+    async def wait() -> None:
+        loop.add_reader(reader, grpc_loop.partial(queue.handle_events, loop))
+        for events in batches:
+            queue.events += events
+            writer.send(b"1" * len(events))
+            await asyncio.sleep(0.05)
+        loop.remove_reader(reader)
+
+    loop.run_until_complete(wait())
     loop.close()
     for end in (reader, writer):
         end.close()
-    assert len(handled) == 2
+
+
+def test_events_that_wait_together_are_handled_together() -> None:
+    queue = PollerCompletionQueue()
+    handle_batches(queue, [["open"] * 100] * 2)
+    assert len(queue.handled) == 200
+    assert queue.num_calls == 2
+
+
+def test_an_event_of_a_loop_that_is_closed_holds_up_none_behind_it() -> None:
+    queue = PollerCompletionQueue()
+    handle_batches(queue, [["open", "closed", "closed", "open"], ["closed"], ["open"]])
+    assert queue.handled == ["open"] * 3
+    assert not queue.events
