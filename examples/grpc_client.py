@@ -3,7 +3,7 @@
     make serve                     # in another terminal
     .venv/bin/python examples/grpc_client.py
 
-Clients in other languages generate their stubs from proto/tandem/v1/inference.proto.
+Clients in other languages generate their stubs from tandem/v1/inference.proto.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """Every message between router and workers and between linked workers, as plain values.
 
 The schedulers and the tracker know these and never protobuf; tandem.rpc.codec translates. Field names and meanings
-are those of proto/tandem/v1/worker.proto and kv_link.proto. Messages of one request carry (request_id, attempt).
+are those of tandem/v1/worker.proto and kv_link.proto. Messages of one request carry (request_id, attempt).
 """
 
 from dataclasses import dataclass, field

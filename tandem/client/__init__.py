@@ -4,7 +4,7 @@
         for response in client.chat("What is the capital of France?", max_tokens=32):
             print(response.text, end="", flush=True)
 
-Requests and responses are the messages of `proto/tandem/v1/inference.proto`; `make_request` builds one from plain
+Requests and responses are the messages of `tandem/v1/inference.proto`; `make_request` builds one from plain
 Python values. A client spreads its calls over all routers of a cluster, whichever of them it was given; and a stream
 whose router dies goes on at another, with the very next token.
 """

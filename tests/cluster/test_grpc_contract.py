@@ -12,7 +12,7 @@ from tandem.client import TandemError
 from tandem.v1 import inference_pb2 as pb
 from tests.cluster.conftest import Oracle, ServedCluster
 
-PROTO_DIR = Path(__file__).parents[2] / "proto/tandem/v1"
+PROTO_DIR = Path(__file__).parents[2] / "tandem/v1"
 PROMPT = "The old lighthouse"
 OUTSIDER = """
 import json
