@@ -1,6 +1,7 @@
 """The `tandem` command."""
 
 import argparse
+import importlib.util
 import json
 import os
 import sys
@@ -8,18 +9,20 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from cli.parser import SuggestingParser
-from cli.serve_config import cluster_config
 from cli.serve_options import API_KEY_VARIABLE, EPILOG, add_serve_options
-from deploy.cluster_config import ClusterConfig
 from tandem import __version__, exit_codes
 
 if TYPE_CHECKING:
+    from deploy.cluster_config import ClusterConfig
     from tandem.client import TandemClient
 
-ClusterCommand = Callable[[ClusterConfig], int]
+ClusterCommand = Callable[["ClusterConfig"], int]
 ClientCommand = Callable[[argparse.Namespace, "TandemClient"], int]
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"
+ADDRESS_VARIABLE = "TANDEM_ADDRESS"
+# Where the server's packages are, all of these are: the extra `serve` has them, and a client's install has none.
+SERVER_PACKAGES = ("yaml", "ray", "torch")
 EXAMPLES = """\
 examples:
   tandem serve --model smollm2-135m-instruct
@@ -44,6 +47,14 @@ directory needs no more than its config.json. docs/gpu.md has a recipe for conta
 examples:
   tandem compile --model org/name --device cuda
   tandem compile --config cluster.yaml
+"""
+CACHE_EXAMPLES = """\
+They are made again when they are needed. $TANDEM_CACHE says where they are kept (default: $XDG_CACHE_HOME/tandem,
+else ~/.cache/tandem). What a running cluster uses is not removed.
+
+examples:
+  tandem cache
+  tandem cache clear
 """
 STATUS_EXAMPLES = """\
 The exit status is 0 if a request would be served now, else 1.
@@ -116,6 +127,14 @@ def _parser() -> argparse.ArgumentParser:
     chat.add_argument("--system", default="", metavar="TEXT", help="a system message to begin with")
     _add_answer_arguments(chat)
     _add_connection_arguments(chat, _chat)
+    cache = add(
+        "cache",
+        "list or clear converted models",
+        "List the models that were converted from GGUF files, print where they are, or remove those not in use.",
+        CACHE_EXAMPLES,
+    )
+    cache.add_argument("action", nargs="?", choices=("list", "clear", "path"), default="list", help="(default: list)")
+    cache.set_defaults(run=_cache, name=cache.prog)
     status = add("status", "show workers and pages", "Show a cluster's workers, requests and pages.", STATUS_EXAMPLES)
     status.add_argument("--json", action="store_true", help="print JSON")
     _add_connection_arguments(status, _status)
@@ -127,7 +146,9 @@ def _add_connection_arguments(parser: argparse.ArgumentParser, command: ClientCo
     group = parser.add_argument_group("connection")
     add = group.add_argument
     add(
-        "--address", default=DEFAULT_ADDRESS, metavar="HOST:PORT", help="the cluster's gRPC port (default: %(default)s)"
+        "--address",
+        metavar="HOST:PORT",
+        help=f"the cluster's gRPC port (default: ${ADDRESS_VARIABLE}, else {DEFAULT_ADDRESS})",
     )
     add(
         "--api-key",
@@ -188,6 +209,15 @@ def _seed(text: str) -> int:
 
 
 def _run_configured(arguments: argparse.Namespace) -> int:
+    if missing := [name for name in SERVER_PACKAGES if importlib.util.find_spec(name) is None]:
+        print(
+            f"{arguments.name}: this install is a client's, without {', '.join(missing)}: "
+            "pip install 'tandem-llm[serve]'",
+            file=sys.stderr,
+        )
+        return exit_codes.USAGE
+    from cli.serve_config import cluster_config
+
     try:
         config = cluster_config(arguments, os.environ)
     except ValueError as error:
@@ -197,13 +227,13 @@ def _run_configured(arguments: argparse.Namespace) -> int:
     return command(config)
 
 
-def _serve(config: ClusterConfig) -> int:
+def _serve(config: "ClusterConfig") -> int:
     from deploy.serve import serve
 
     return serve(config)
 
 
-def _compile(config: ClusterConfig) -> int:
+def _compile(config: "ClusterConfig") -> int:
     from deploy.compile import compile_kernels
 
     return compile_kernels(config)
@@ -212,6 +242,11 @@ def _compile(config: ClusterConfig) -> int:
 def _run_client(arguments: argparse.Namespace) -> int:
     from cli.terminal import open_client
 
+    arguments.address_from = "" if arguments.address is None else "--address"
+    # A variable that is set to nothing is as good as none.
+    if not arguments.address_from and (address := os.environ.get(ADDRESS_VARIABLE)):
+        arguments.address, arguments.address_from = address, f"${ADDRESS_VARIABLE}"
+    arguments.address = arguments.address if arguments.address_from else DEFAULT_ADDRESS
     try:
         client = open_client(arguments)
     except ValueError as error:
@@ -236,17 +271,22 @@ def _chat(arguments: argparse.Namespace, client: "TandemClient") -> int:
     return chat(arguments, client)
 
 
+def _cache(arguments: argparse.Namespace) -> int:
+    from cli.cache import run_cache
+
+    return run_cache(arguments.action)
+
+
 def _status(arguments: argparse.Namespace, client: "TandemClient") -> int:
     from google.protobuf.json_format import MessageToDict
 
-    from cli.terminal import print_status
+    from cli.terminal import print_failure, print_status
     from tandem.client import TandemError
 
     try:
         info = client.server_info()
     except TandemError as error:
-        print(f"tandem status: {error}", file=sys.stderr)
-        return exit_codes.FAILED
+        return print_failure(arguments, error)
     if arguments.json:
         print(json.dumps(MessageToDict(info, preserving_proto_field_name=True), indent=2))
     else:

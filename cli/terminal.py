@@ -1,6 +1,7 @@
 """What the client commands show in a terminal."""
 
 import argparse
+import re
 import signal
 import sys
 
@@ -14,6 +15,7 @@ from tandem.rpc.tls import check_tls_files
 from tandem.v1 import inference_pb2 as pb
 
 BAR_WIDTH = 40
+_HOST_AND_PORT = re.compile(r"[^\s/]+:\d{1,5}")
 
 
 class Conversation:
@@ -37,12 +39,26 @@ def open_client(arguments: argparse.Namespace) -> TandemClient:
     files = (arguments.tls_ca, arguments.tls_cert, arguments.tls_key)
     if bool(arguments.tls_cert) != bool(arguments.tls_key):
         raise ValueError("--tls-cert and --tls-key belong together: give both, or neither")
+    if not _HOST_AND_PORT.fullmatch(arguments.address):
+        raise ValueError(
+            f"{arguments.address_from} must be HOST:PORT, of the cluster's gRPC port, not {arguments.address!r}"
+        )
     check_tls_files(arguments.tls_cert, arguments.tls_key, arguments.tls_ca)
     if arguments.api_key:
         require_api_key(arguments.api_key)
     return TandemClient(
         arguments.address, arguments.api_key, ClientTls(*files) if arguments.tls or any(files) else None
     )
+
+
+def print_failure(arguments: argparse.Namespace, error: TandemError) -> int:
+    """Says why a call has failed; returns the exit status."""
+    where = ""
+    if arguments.address_from.startswith("$") and error.code in ("UNAVAILABLE", "DEADLINE_EXCEEDED"):
+        # Who set it may have forgotten so.
+        where = f" ({arguments.address} is what {arguments.address_from} says)"
+    print(f"{arguments.name}: {error}{where}", file=sys.stderr)
+    return exit_codes.FAILED
 
 
 def sampling_params(arguments: argparse.Namespace, max_tokens: int | None) -> pb.SamplingParams:
@@ -80,8 +96,7 @@ def print_answer(
     try:
         _, last = stream_answer(client, request)
     except TandemError as error:
-        print(f"tandem generate: {error}", file=sys.stderr)
-        return exit_codes.FAILED
+        return print_failure(arguments, error)
     except KeyboardInterrupt:
         print()
         return exit_codes.SIGNALLED + signal.SIGINT
@@ -108,10 +123,9 @@ def chat(arguments: argparse.Namespace, client: TandemClient) -> int:
         try:
             text, last = stream_answer(client, request)
         except TandemError as error:
-            print(f"tandem chat: {error}", file=sys.stderr)
+            status = print_failure(arguments, error)
             # The conversation goes on without this question, when the cluster can.
             conversation.messages.pop()
-            status = exit_codes.FAILED
             continue
         except KeyboardInterrupt:
             # The answer is given up, and its question with it.

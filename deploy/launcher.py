@@ -56,6 +56,8 @@ class Cluster:
         self._router_configs: dict[str, RouterConfig] = {}
         self._worker_plans: dict[str, WorkerPlan] = {}
         self._ports = ReservedPorts()
+        # What the cluster's processes read, which nobody may clear away meanwhile.
+        self._held = contextlib.ExitStack()
         # The token is made anew for each life of the cluster: who has it may speak to the cluster's processes.
         self.cluster_token = secrets.token_hex(16)
         self.addresses = ClientAddresses("", "")
@@ -94,7 +96,11 @@ class Cluster:
         with _refusals():
             self._on_progress("model", "resolving")
             model_dir = resolve_model(
-                config.model, config.load_format, on_progress=lambda what, _: self._on_progress("model", what)
+                config.model,
+                config.load_format,
+                on_progress=lambda what, _: self._on_progress("model", what),
+                # A worker that is started again reads it once more.
+                held=self._held,
             )
             router_configs, worker_plans = plan(config, model_dir, self.cluster_token, ports)
         self.model_name = router_configs[0].model_name
@@ -162,6 +168,7 @@ class Cluster:
                     ray.wait(refs, num_returns=len(refs), timeout=STOP_TIMEOUT_S / 2)
             self._actors = {}
         self._ray.stop()
+        self._held.close()
 
     def _init_ray(self) -> None:
         self._on_progress("ray", "starting")

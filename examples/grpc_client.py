@@ -3,19 +3,22 @@
     make serve                     # in another terminal
     .venv/bin/python examples/grpc_client.py
 
+TANDEM_ADDRESS (HOST:PORT) and TANDEM_API_KEY say where and as whom, if not at 127.0.0.1:50051 and without a key.
+
 Clients in other languages generate their stubs from tandem/v1/inference.proto.
 """
 
 import asyncio
 import os
 
-from tandem.client import AsyncTandemClient, TandemClient
+from tandem.client import DEFAULT_ADDRESS, AsyncTandemClient, TandemClient
 
+ADDRESS = os.environ.get("TANDEM_ADDRESS", DEFAULT_ADDRESS)
 API_KEY = os.environ.get("TANDEM_API_KEY", "")
 
 
 def ask_once() -> None:
-    with TandemClient("127.0.0.1:50051", api_key=API_KEY) as client:
+    with TandemClient(ADDRESS, api_key=API_KEY) as client:
         for response in client.chat("What is the capital of France?", max_tokens=32):
             print(response.text, end="", flush=True)
         print(f"\n{response.usage.completion_tokens} tokens, phases:")
@@ -24,7 +27,7 @@ def ask_once() -> None:
 
 
 async def ask_many() -> None:
-    async with AsyncTandemClient("127.0.0.1:50051", api_key=API_KEY) as client:
+    async with AsyncTandemClient(ADDRESS, api_key=API_KEY) as client:
 
         async def complete(prompt: str) -> str:
             text = ""

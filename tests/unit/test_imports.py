@@ -54,7 +54,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "decode_worker",
         "both_worker",
     ),
-    "cli": ("tandem", "deploy"),
+    "cli": ("tandem", "deploy", "engine.weights.conversions"),
 }
 # Only the command line speaks to a cluster as its clients do.
 FOR_CLI_ALONE = ("tandem.client",)

