@@ -228,6 +228,8 @@ def _run_configured(arguments: argparse.Namespace) -> int:
 
 
 def _serve(config: "ClusterConfig") -> int:
+    # What is imported next takes half a second.
+    print(f"tandem {__version__}: starting with the model {config.model}", flush=True)
     from deploy.serve import serve
 
     return serve(config)

@@ -94,11 +94,11 @@ class Cluster:
             self._init_ray()
             self._check_num_gpus()
         with _refusals():
-            self._on_progress("model", "resolving")
+            self._on_progress("model", "looking at it")
             model_dir = resolve_model(
                 config.model,
                 config.load_format,
-                on_progress=lambda what, _: self._on_progress("model", what),
+                on_progress=self._on_model_progress,
                 # A worker that is started again reads it once more.
                 held=self._held,
             )
@@ -175,6 +175,10 @@ class Cluster:
         with _refusals():
             self._ray.start(self._config.num_workers + self._config.num_routers_started)
         self._on_progress("ray", "ready")
+
+    def _on_model_progress(self, stage: str, fraction: float) -> None:
+        done = f" ({100 * fraction:.0f} of 100 %)" if 0 < fraction < 1 else ""
+        self._on_progress("model", f"{stage}{done}")
 
     def _check_num_gpus(self) -> None:
         """Raises ConfigurationError if there are fewer GPUs than workers take."""

@@ -1,7 +1,9 @@
 """Shows a person what each part of a starting cluster is doing."""
 
 import re
+import threading
 import time
+from collections.abc import Callable
 from types import TracebackType
 
 from rich.console import Console, RenderableType
@@ -12,31 +14,46 @@ from rich.table import Table
 
 DONE = ("ready",)
 BAR_WIDTH = 24
-# Where there is no terminal, at least this time lies between two lines about the same stage.
-LINE_INTERVAL_S = 5.0
+# Where there is no terminal and nothing new to say for so long, what goes on is said again: who waits sees that it does.
+SILENCE_S = 2.0
+_LOOK_INTERVAL_S = 0.2
 # A stage may say behind its name how much of it is done: "(3 of 35)" or "(1.2 of 16.1 GB)".
 _AMOUNT = re.compile(r"(?P<stage>.+) \((?P<amount>(?P<done>[\d.]+) of (?P<total>[\d.]+)[^()]*)\)")
 
 
 class StartProgress:
     """A live table on a terminal, with a bar where a stage says how much of it is done; lines elsewhere, one for each
-    stage and one now and then while it goes on. It is used as a context manager and called with the name of a part and
+    stage and one whenever SILENCE_S have passed. It is used as a context manager and called with the name of a part and
     what that part is doing."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(
+        self, console: Console, started_s_ago: float = 0.0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Args: started_s_ago: when what is shown began."""
         self._console = console
-        self._started = time.monotonic()
+        self._clock = clock
+        self._started = clock() - started_s_ago
         # Each part is here with what it is doing, and with the seconds from its beginning until it began that: for one
         # that is ready, these are what it took.
         self._parts: dict[str, tuple[str, float]] = {}
         self._began: dict[str, float] = {}
-        # Each part is here with the stage that its last line was about, and with when that was written.
-        self._printed: dict[str, tuple[str, float]] = {}
+        self._printed_at = clock()
         self._live = Live(console=console, refresh_per_second=8, transient=False)
+        # The thread that breaks the silence prints too.
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._break_silences, name="start-progress", daemon=True)
+
+    @property
+    def seconds(self) -> float:
+        """Since what is shown began."""
+        return self._clock() - self._started
 
     def __enter__(self) -> "StartProgress":
         if self._console.is_terminal:
             self._live.start()
+        else:
+            self._thread.start()
         return self
 
     def __exit__(
@@ -44,21 +61,37 @@ class StartProgress:
     ) -> None:
         if self._console.is_terminal:
             self._live.stop()
+        else:
+            self._ended.set()
+            self._thread.join()
 
     def __call__(self, part: str, doing: str) -> None:
-        now = time.monotonic()
+        now = self._clock()
         self._began.setdefault(part, now)
-        if self._parts.get(part, ("", 0.0))[0] == doing:
+        before = self._parts.get(part, ("", 0.0))[0]
+        if before == doing:
             return
-        self._parts[part] = (doing, now - self._began[part])
-        if self._console.is_terminal:
-            self._live.update(self._table())
-            return
-        stage = doing.partition(" (")[0]
-        printed, printed_at = self._printed.get(part, ("", 0.0))
-        if stage != printed or now - printed_at >= LINE_INTERVAL_S:
-            self._printed[part] = (stage, now)
-            self._console.print(f"{now - self._started:6.1f} s  {part}: {doing}", highlight=False)
+        with self._lock:
+            self._parts[part] = (doing, now - self._began[part])
+            if self._console.is_terminal:
+                self._live.update(self._table())
+            elif _name(doing) != _name(before):
+                self._print(f"{part}: {doing}")
+
+    def break_silence(self) -> None:
+        """Says what goes on, if nothing was said for too long."""
+        with self._lock:
+            going_on = [f"{part}: {doing}" for part, (doing, _) in self._parts.items() if doing not in DONE]
+            if going_on and self._clock() - self._printed_at >= SILENCE_S:
+                self._print(", ".join(going_on))
+
+    def _break_silences(self) -> None:
+        while not self._ended.wait(_LOOK_INTERVAL_S):
+            self.break_silence()
+
+    def _print(self, text: str) -> None:
+        self._printed_at = self._clock()
+        self._console.print(f"{self.seconds:6.1f} s  {text}", highlight=False, soft_wrap=True)
 
     def _table(self) -> Table:
         table = Table.grid(padding=(0, 2))
@@ -68,6 +101,11 @@ class StartProgress:
             else:
                 table.add_row(Spinner("dots"), part, *_stage(doing))
         return table
+
+
+def _name(doing: str) -> str:
+    """A stage without how much of it is done."""
+    return doing.partition(" (")[0]
 
 
 def _stage(doing: str) -> tuple[RenderableType, ...]:

@@ -67,7 +67,7 @@ def _run(config: ClusterConfig, use: Callable[[Cluster, threading.Event], int]) 
         console.print(f"Ended {len(left)} processes that a killed cluster had left behind.")
     owner = RunOwner.of_launcher()
     stop = threading.Event()
-    progress = StartProgress(console)
+    progress = StartProgress(console, started_s_ago=owner.guard.age_s())
 
     def on_progress(part: str, doing: str) -> None:
         if (part, doing) == ("ray", "ready"):
@@ -89,6 +89,7 @@ def _run(config: ClusterConfig, use: Callable[[Cluster, threading.Event], int]) 
         signal.signal(signal.SIGTERM, _stop_starting)
         with progress:
             cluster.start()
+        console.print(f"Ready after {progress.seconds:.1f} s", highlight=False)
         signal.signal(signal.SIGTERM, on_stop)
         write_record(directory, owner, descendants())
         status = use(cluster, stop)

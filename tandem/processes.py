@@ -1,5 +1,7 @@
 """Processes of this host, as /proc tells of them (Linux)."""
 
+import os
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +30,10 @@ class ProcessId:
         if stat is None:
             raise ProcessLookupError(f"no process has pid {pid}")
         return ProcessId(pid, stat.start_time)
+
+    def age_s(self) -> float:
+        """Seconds since its start."""
+        return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - self.start_time / os.sysconf("SC_CLK_TCK"))
 
     def is_alive(self) -> bool:
         """Whether it still runs; a zombie does not."""

@@ -151,7 +151,8 @@ class ConversionCache:
             for left in self.directory.glob(f".*-{digest}.*/"):
                 shutil.rmtree(left, ignore_errors=True)
             path = self.directory / f"{gguf.stem}-{digest}"
-            convert_gguf(gguf, path, on_progress)
+            report = on_progress or (lambda stage, fraction: None)
+            convert_gguf(gguf, path, lambda stage, fraction: report(f"converting, {stage}", fraction))
             return path
 
     def _digest(self, gguf: Path, on_progress: Progress | None) -> str:
