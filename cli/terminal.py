@@ -170,13 +170,14 @@ def print_status(info: pb.ServerInfo) -> None:
     console = Console(highlight=False)
     state = "[green]ready[/]" if info.ready else f"[red]not ready[/]: {info.not_ready_reason}"
     console.print(f"{info.model} (length {info.max_model_len}), {state}, {info.num_requests} requests in hand")
-    if len(info.routers) > 1:
+    if info.routers:
         routers = Table(box=None, padding=(0, 1), pad_edge=False, header_style="dim")
-        for column in ("router", "gRPC at", "HTTP at", "requests"):
+        for column in ("router", "pid", "gRPC at", "HTTP at", "requests"):
             routers.add_column(column, justify="right" if column == "requests" else "left")
         for router in info.routers:
             state = str(router.num_requests) if router.alive else "[red]does not answer[/]"
-            routers.add_row(router.router_id, router.grpc_address, router.http_address, state)
+            pid = str(router.pid) if router.pid else ""
+            routers.add_row(router.router_id, pid, router.grpc_address, router.http_address, state)
         console.print(routers)
     # Two tables, because one would not fit a terminal of 80 columns.
     workers, counts = (Table(box=None, padding=(0, 1), pad_edge=False, header_style="dim") for _ in range(2))

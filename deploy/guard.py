@@ -29,6 +29,8 @@ _ORPHAN_GRACE_S = 5.0
 # Wrappers such as `uv run` pass on a Ctrl-C that the terminal already sent to everyone: that is one stop, not two.
 _SAME_STOP_S = 0.5
 _KILL_WAIT_S = 5.0
+# It is the si_code of signals that the terminal's keys make (SI_KERNEL).
+_SENT_BY_KERNEL = 0x80
 _IDLE_WAIT_S = 60.0
 
 
@@ -53,7 +55,10 @@ def run_guarded(main: Callable[[], int], *, stop_grace_s: float = 20.0) -> int:
     ignored = {s for s in _STOP_SIGNALS if signal.getsignal(s) is signal.SIG_IGN}
     stop_signals = set(_STOP_SIGNALS) - ignored | {signal.SIGTERM}
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    waited_for = stop_signals | {signal.SIGCHLD}
+    # A shell has a script's background jobs ignore SIGINT for the sake of the terminal's Ctrl-C, which is meant for
+    # the foreground; whoever sends one by `kill -INT` means this very process. The kernel keeps even an ignored signal
+    # for a process that blocks it.
+    waited_for = stop_signals | {signal.SIGCHLD, signal.SIGINT}
     # Blocked signals queue up until waited for, so none can slip in between a check and a wait.
     previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, waited_for)
     try:
@@ -67,7 +72,7 @@ def run_guarded(main: Callable[[], int], *, stop_grace_s: float = 20.0) -> int:
         if launcher_pid == 0:
             _launch(main, guard_pid, guard_fd, stop_fd, stop_signals, min(stop_grace_s, _ORPHAN_GRACE_S))
         os.close(guard_fd)
-        status = _watch(launcher_pid, stop_fd, waited_for, stop_grace_s)
+        status = _watch(launcher_pid, stop_fd, waited_for, signal.SIGINT in ignored, stop_grace_s)
         os.close(stop_fd)
         end_descendants(_SWEEP_GRACE_S)
         _reap()
@@ -79,8 +84,14 @@ def run_guarded(main: Callable[[], int], *, stop_grace_s: float = 20.0) -> int:
         signal.pthread_sigmask(signal.SIG_SETMASK, previous_mask)
 
 
-def _watch(launcher_pid: int, stop_fd: int, waited_for: set[signal.Signals], stop_grace_s: float) -> int:
-    """The guard's part: passes on stop signals, through `stop_fd`, until the launcher has ended; returns its status."""
+def _watch(
+    launcher_pid: int, stop_fd: int, waited_for: set[signal.Signals], in_background: bool, stop_grace_s: float
+) -> int:
+    """The guard's part: passes on stop signals, through `stop_fd`, until the launcher has ended; returns its status.
+
+    Args:
+        in_background: a Ctrl-C of the terminal is meant for others.
+    """
     asked_at: float | None = None
     killed = False
     deadline = float("inf")
@@ -99,6 +110,8 @@ def _watch(launcher_pid: int, stop_fd: int, waited_for: set[signal.Signals], sto
             deadline = now + _KILL_WAIT_S
         received = signal.sigtimedwait(waited_for, min(_IDLE_WAIT_S, max(0.0, deadline - now)))
         if received is None or received.si_signo == signal.SIGCHLD or killed:
+            continue
+        if in_background and received.si_signo == signal.SIGINT and received.si_code == _SENT_BY_KERNEL:
             continue
         now = time.monotonic()
         if received.si_signo == signal.SIGQUIT or (asked_at is not None and now - asked_at > _SAME_STOP_S):
@@ -185,7 +198,7 @@ def _set_handlers(stop_signals: set[signal.Signals]) -> None:
     signal.signal(signal.SIGTERM, stop)
     for signum in stop_signals & {signal.SIGINT, signal.SIGHUP}:
         signal.signal(signum, nothing)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, stop_signals | {signal.SIGCHLD})
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, stop_signals | {signal.SIGCHLD, signal.SIGINT})
 
 
 def _obey_and_outlive(guard_fd: int, stop_fd: int, grace_s: float) -> None:

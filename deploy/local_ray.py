@@ -10,8 +10,9 @@ import ipaddress
 import logging
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any, TextIO
 
 import grpc
 
@@ -34,6 +35,8 @@ os.environ.setdefault("RAY_worker_niceness", "0")
 import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
+logger = logging.getLogger(__name__)
+
 __all__ = ["LocalRay", "RayActorError", "RayError", "RayTaskError", "ray"]
 
 FIRST_VERSION = "2.52"
@@ -41,6 +44,8 @@ FIRST_VERSION = "2.52"
 OBJECT_STORE_BYTES = 80 * 2**20
 _PROBE = "/ray.rpc.NodeInfoGcsService/CheckAlive"
 _PROBE_TIMEOUT_S = 10.0
+# Ray begins so when one of its processes has died, and goes on for a paragraph.
+_DEATH = "A worker died or was killed"
 
 
 class LocalRay:
@@ -53,6 +58,8 @@ class LocalRay:
         # Each of Ray's processes reads the token's file when it starts, in weeks too: what tidies up in /tmp leaves a
         # directory alone that somebody holds a lock on (tmpfiles.d(5)).
         self._held: int | None = None
+        # It stays open, and locked, for as long as the token is needed.
+        self._token_file: TextIO | None = None
 
     @property
     def log_directory(self) -> str:
@@ -72,12 +79,16 @@ class LocalRay:
         self._held = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         fcntl.flock(self._held, fcntl.LOCK_SH)
         self._token_path.unlink(missing_ok=True)
-        with open(self._token_path, "x", opener=_private) as file:
-            file.write(token)
+        self._token_file = open(self._token_path, "x", opener=_private)  # noqa: SIM115
+        # Other starts, in other containers too, tell by the lock that it is needed; they leave an empty file alone.
+        fcntl.flock(self._token_file, fcntl.LOCK_SH)
+        self._token_file.write(token)
+        self._token_file.flush()
         # The token itself in the environment would go before the file, and be another cluster's.
         os.environ.pop("RAY_AUTH_TOKEN", None)
         os.environ["RAY_AUTH_TOKEN_PATH"] = str(self._token_path)
         forget_token()
+        rephrase_errors()
         ray.init(
             address="local",
             num_cpus=num_cpus,
@@ -98,6 +109,9 @@ class LocalRay:
         # What cannot be removed could not be made either, and that has been said.
         with contextlib.suppress(OSError):
             self._token_path.unlink()
+        if self._token_file is not None:
+            self._token_file.close()
+            self._token_file = None
         if self._held is not None:
             os.close(self._held)
             self._held = None
@@ -105,6 +119,19 @@ class LocalRay:
     def _temp_directory(self) -> str:
         own = os.environ.get("RAY_TMPDIR")
         return f"{own}/ray" if own else f"{self._directory}/ray"
+
+
+def rephrase_errors() -> None:
+    """Has what Ray says of its own accord come as one line among ours. That a process has died we say ourselves."""
+    from ray._private import worker
+
+    def say(data: Mapping[str, Any], ignore_prefix: bool = False) -> None:
+        for message in data["lines"]:
+            if not message.startswith(_DEATH):
+                logger.warning("Ray: %s", " ".join(message.split()))
+
+    # There is no option for it; what Ray's processes print goes another way.
+    worker.print_to_stdstream = say
 
 
 def check_closed(address: str) -> None:

@@ -14,7 +14,7 @@ from rich.table import Table
 
 DONE = ("ready",)
 BAR_WIDTH = 24
-# Where there is no terminal and nothing new to say for so long, what goes on is said again: who waits sees that it does.
+# Where there is no terminal, and nothing was new for so long, what goes on is said again: who waits sees that it does.
 SILENCE_S = 2.0
 _LOOK_INTERVAL_S = 0.2
 # A stage may say behind its name how much of it is done: "(3 of 35)" or "(1.2 of 16.1 GB)".

@@ -5,6 +5,7 @@ moment do processes stay. Their record tells a later start which ones.
 """
 
 import contextlib
+import fcntl
 import json
 import os
 import stat
@@ -60,7 +61,7 @@ def remove_record(directory: Path, owner: RunOwner) -> None:
 
 
 def end_leftovers(directory: Path) -> list[ProcessId]:
-    """Ends what runs without a living guard and launcher left behind, and removes their records.
+    """Ends what runs without a living guard and launcher left behind, and removes their records and tokens.
 
     Returns the processes it found alive and set out to end. A record is kept while one of them lives on.
     """
@@ -72,6 +73,9 @@ def end_leftovers(directory: Path) -> list[ProcessId]:
         # Another start may be at the same work and have removed it.
         with contextlib.suppress(FileNotFoundError):
             found += _end_run(path)
+    for path in directory.glob("*.token"):
+        with contextlib.suppress(OSError):
+            _remove_if_stale(path)
     return found
 
 
@@ -115,6 +119,25 @@ def _end_run(path: Path) -> list[ProcessId]:
     if not end_processes(left, _END_GRACE_S):
         _remove(path)
     return sorted(left)
+
+
+def _remove_if_stale(token: Path) -> None:
+    """Removes a token without a record, if the process that it is named for does not run any more: of a cluster that
+    something else than a guarded command had started, such as a test."""
+    pid, _, start_time = token.stem.partition("-")
+    if not (pid.isdigit() and start_time.isdigit()) or token.with_suffix(".json").exists():
+        return
+    if ProcessId(int(pid), int(start_time)).is_alive():
+        return
+    with token.open() as file:
+        # The process may be another container's: there pids mean other processes, but a lock is seen from everywhere.
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return
+        # Whoever has just made it has yet to lock it.
+        if os.fstat(file.fileno()).st_size:
+            token.unlink()
 
 
 def _record_path(directory: Path, owner: RunOwner) -> Path:

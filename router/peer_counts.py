@@ -27,12 +27,14 @@ class RouterCounts:
         num_queued: of its requests, those that wait for their first token.
         num_requests_by_key: by a digest of the API key; empty where keys have no limits.
         assigned: by the worker's id.
+        pid: of the router's process.
     """
 
     num_requests: int
     num_queued: int
     num_requests_by_key: Mapping[str, int] = field(default_factory=dict)
     assigned: Mapping[str, AssignedLoad] = field(default_factory=dict)
+    pid: int = 0
 
 
 class PeerCounts:

@@ -95,6 +95,7 @@ class PeerExchange(router_pb2_grpc.RouterPeerServicer):
                     )
                     for worker_id, load in counts.assigned.items()
                 },
+                pid=counts.pid,
             )
             await asyncio.sleep(INTERVAL_S)
 
@@ -108,4 +109,5 @@ def _decode(message: Any) -> RouterCounts:
             worker_id: AssignedLoad(load.num_requests, load.num_pending_tokens)
             for worker_id, load in message.assigned.items()
         },
+        message.pid,
     )

@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import logging
+import os
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -215,7 +216,7 @@ class Router:
     def counts(self) -> RouterCounts:
         """What this router tells others that it has in hand, but for keys, of which it knows nothing."""
         assigned = {w.worker_id: w.assigned_here for w in self.workers if w.assigned_here != NOTHING}
-        return RouterCounts(self.num_requests, self.num_queued, assigned=assigned)
+        return RouterCounts(self.num_requests, self.num_queued, assigned=assigned, pid=os.getpid())
 
     # --- workers ---
 

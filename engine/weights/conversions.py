@@ -97,8 +97,8 @@ class ConversionCache:
         return sorted(found, key=lambda conversion: -conversion.used_at)
 
     def clear(self) -> list[Conversion]:
-        """Removes all models but those in use, and what killed processes left half written; returns what is gone. Raises
-        OSError if something cannot be removed."""
+        """Removes all models but those in use, and what killed processes left half written; returns the models that are
+        gone. Raises OSError if something cannot be removed."""
         gone = []
         for conversion in self.conversions():
             path = conversion.path

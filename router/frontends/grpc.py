@@ -150,6 +150,7 @@ def _router_statuses(frontend: Frontend) -> list[pb.RouterStatus]:
                 http_address=addresses.http,
                 alive=counts is not None,
                 num_requests=counts.num_requests if counts is not None else 0,
+                pid=counts.pid if counts is not None else 0,
             )
         )
     return statuses

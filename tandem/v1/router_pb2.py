@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16tandem/v1/router.proto\x12\ttandem.v1\"\xd3\x02\n\x0cRouterCounts\x12\x11\n\trouter_id\x18\x01 \x01(\t\x12\x14\n\x0cnum_requests\x18\x02 \x01(\r\x12\x12\n\nnum_queued\x18\x03 \x01(\r\x12J\n\x13num_requests_by_key\x18\x04 \x03(\x0b\x32-.tandem.v1.RouterCounts.NumRequestsByKeyEntry\x12\x37\n\x08\x61ssigned\x18\x05 \x03(\x0b\x32%.tandem.v1.RouterCounts.AssignedEntry\x1a\x37\n\x15NumRequestsByKeyEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\x1aH\n\rAssignedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12&\n\x05value\x18\x02 \x01(\x0b\x32\x17.tandem.v1.AssignedLoad:\x02\x38\x01\"@\n\x0c\x41ssignedLoad\x12\x14\n\x0cnum_requests\x18\x01 \x01(\r\x12\x1a\n\x12num_pending_tokens\x18\x02 \x01(\x04\"\x10\n\x0eShareCountsEnd2Q\n\nRouterPeer\x12\x43\n\x0bShareCounts\x12\x17.tandem.v1.RouterCounts\x1a\x19.tandem.v1.ShareCountsEnd(\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16tandem/v1/router.proto\x12\ttandem.v1\"\xe0\x02\n\x0cRouterCounts\x12\x11\n\trouter_id\x18\x01 \x01(\t\x12\x14\n\x0cnum_requests\x18\x02 \x01(\r\x12\x12\n\nnum_queued\x18\x03 \x01(\r\x12J\n\x13num_requests_by_key\x18\x04 \x03(\x0b\x32-.tandem.v1.RouterCounts.NumRequestsByKeyEntry\x12\x37\n\x08\x61ssigned\x18\x05 \x03(\x0b\x32%.tandem.v1.RouterCounts.AssignedEntry\x12\x0b\n\x03pid\x18\x06 \x01(\r\x1a\x37\n\x15NumRequestsByKeyEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\x1aH\n\rAssignedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12&\n\x05value\x18\x02 \x01(\x0b\x32\x17.tandem.v1.AssignedLoad:\x02\x38\x01\"@\n\x0c\x41ssignedLoad\x12\x14\n\x0cnum_requests\x18\x01 \x01(\r\x12\x1a\n\x12num_pending_tokens\x18\x02 \x01(\x04\"\x10\n\x0eShareCountsEnd2Q\n\nRouterPeer\x12\x43\n\x0bShareCounts\x12\x17.tandem.v1.RouterCounts\x1a\x19.tandem.v1.ShareCountsEnd(\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,15 +36,15 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ROUTERCOUNTS_ASSIGNEDENTRY']._loaded_options = None
   _globals['_ROUTERCOUNTS_ASSIGNEDENTRY']._serialized_options = b'8\001'
   _globals['_ROUTERCOUNTS']._serialized_start=38
-  _globals['_ROUTERCOUNTS']._serialized_end=377
-  _globals['_ROUTERCOUNTS_NUMREQUESTSBYKEYENTRY']._serialized_start=248
-  _globals['_ROUTERCOUNTS_NUMREQUESTSBYKEYENTRY']._serialized_end=303
-  _globals['_ROUTERCOUNTS_ASSIGNEDENTRY']._serialized_start=305
-  _globals['_ROUTERCOUNTS_ASSIGNEDENTRY']._serialized_end=377
-  _globals['_ASSIGNEDLOAD']._serialized_start=379
-  _globals['_ASSIGNEDLOAD']._serialized_end=443
-  _globals['_SHARECOUNTSEND']._serialized_start=445
-  _globals['_SHARECOUNTSEND']._serialized_end=461
-  _globals['_ROUTERPEER']._serialized_start=463
-  _globals['_ROUTERPEER']._serialized_end=544
+  _globals['_ROUTERCOUNTS']._serialized_end=390
+  _globals['_ROUTERCOUNTS_NUMREQUESTSBYKEYENTRY']._serialized_start=261
+  _globals['_ROUTERCOUNTS_NUMREQUESTSBYKEYENTRY']._serialized_end=316
+  _globals['_ROUTERCOUNTS_ASSIGNEDENTRY']._serialized_start=318
+  _globals['_ROUTERCOUNTS_ASSIGNEDENTRY']._serialized_end=390
+  _globals['_ASSIGNEDLOAD']._serialized_start=392
+  _globals['_ASSIGNEDLOAD']._serialized_end=456
+  _globals['_SHARECOUNTSEND']._serialized_start=458
+  _globals['_SHARECOUNTSEND']._serialized_end=474
+  _globals['_ROUTERPEER']._serialized_start=476
+  _globals['_ROUTERPEER']._serialized_end=557
 # @@protoc_insertion_point(module_scope)

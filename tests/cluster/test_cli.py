@@ -129,6 +129,9 @@ def test_status(server: Server) -> None:
     # Whole, though nobody said that the output is wider than 80 columns.
     for worker in server_info(server).workers:
         assert status.stdout.count(worker.worker_id) >= 2 and str(worker.pid) in status.stdout
+    [router] = server_info(server).routers
+    assert router.pid in {process.pid for process in server.tree}
+    assert str(router.pid) in status.stdout and router.grpc_address == server.address
 
     info = json.loads(tandem("status", "--json", "--address", server.address).stdout)
     assert info["ready"] is True

@@ -246,6 +246,22 @@ def test_stop_goes_to_the_main_thread(start: Start) -> None:
     assert command.finish() == (signal.SIGTERM, "")
 
 
+def test_in_the_background_of_a_script_only_the_terminals_ctrl_c_is_ignored(start: Start) -> None:
+    ignored = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)"
+    # The script's own handler would be the default one, which the shell's `&` leaves out.
+    script = plain("input(); time.sleep(60)").replace(
+        "signal.signal(signal.SIGINT, signal.default_int_handler)", ignored
+    )
+    command = start(script.replace('print("ready ", flush', 'print("ready hello", flush'), terminal=True)
+    assert command.terminal is not None
+    os.write(command.terminal, b"\x03")
+    time.sleep(0.5)
+    assert command.launcher.is_alive()
+    os.kill(command.guard.pid, signal.SIGINT)
+    command.wait_until_gone(5.0)
+    assert command.finish() == (128 + signal.SIGTERM, "")
+
+
 def test_ignored_hangup_stays_ignored(start: Start) -> None:
     command = start("import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)" + plain("time.sleep(60)"))
     os.killpg(command.guard.pid, signal.SIGHUP)

@@ -2,6 +2,7 @@
 
 import os
 import stat
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -142,6 +143,69 @@ def test_a_killed_run_s_token_goes_with_its_record(tmp_path: Path) -> None:
     assert ray_token_path(tmp_path, alive.launcher).exists()
     remove_record(tmp_path, alive)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_token_without_a_record_goes_once_nobody_needs_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    FakeRay(monkeypatch)
+    local = LocalRay(tmp_path)
+    local.start(1)
+    [own] = tmp_path.iterdir()
+    # In another container the process is a stranger's, and its lock is all there is to see of it.
+    elsewhere = own.rename(tmp_path / f"{2**22 - 1}-1.token")
+    stale, unwritten, running, other = (
+        tmp_path / name
+        for name in (
+            f"{2**22 - 1}-2.token",
+            f"{2**22 - 1}-3.token",
+            f"{os.getppid()}-{ProcessId.of(os.getppid()).start_time}.token",
+            "notes.token",
+        )
+    )
+    for path in (stale, running, other):
+        path.write_text("secret")
+    unwritten.touch()
+    assert end_leftovers(tmp_path) == []
+    assert set(tmp_path.iterdir()) == {elsewhere, unwritten, running, other}
+    local.stop()
+    end_leftovers(tmp_path)
+    assert not elsewhere.exists()
+
+
+def test_of_a_death_ray_says_nothing_and_of_other_things_a_line(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from ray._private import worker
+
+    class Words:
+        """Stands for Ray's connection to its own processes."""
+
+        def __init__(self) -> None:
+            self.left = [
+                "A worker died or was killed while executing a task by\nan error.",
+                "1 Workers killed,\nby OOM",
+            ]
+
+        current_job_id = worker.JobID.nil()
+
+        @property
+        def gcs_error_subscriber(self) -> "Words":
+            return self
+
+        def subscribe(self) -> None:
+            pass
+
+        def poll(self) -> tuple[None, dict[str, Any]]:
+            if len(self.left) == 1:
+                stop.set()
+            return None, {"job_id": None, "error_message": self.left.pop(0)}
+
+    stop = threading.Event()
+    monkeypatch.setattr(worker, "print_to_stdstream", worker.print_to_stdstream)
+    local_ray.rephrase_errors()
+    # This is the thread that would write to the terminal.
+    worker.listen_error_messages(Words(), stop)
+    assert [record.getMessage() for record in caplog.records] == ["Ray: 1 Workers killed, by OOM"]
+    assert capsys.readouterr() == ("", "")
 
 
 def test_the_environment_is_set_whatever_it_was() -> None:

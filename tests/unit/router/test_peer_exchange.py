@@ -59,7 +59,7 @@ def test_each_knows_what_all_others_have() -> None:
                 stack.push_async_callback(end.stop)
             for end in ends:
                 await end.join(*(other for other in ends if other is not end))
-            ends[0].own = RouterCounts(4, 2, {"digest": 3}, {"p": AssignedLoad(4, 10**9)})
+            ends[0].own = RouterCounts(4, 2, {"digest": 3}, {"p": AssignedLoad(4, 10**9)}, pid=17)
             ends[1].own = RouterCounts(1, 1)
             changed = time.monotonic()
             await wait_until(lambda: ends[2].counts.num_requests == 5)
