@@ -121,6 +121,14 @@ def test_what_runs_without_torch_does_not_import_it(module: str) -> None:
     assert done.stdout.split() == []
 
 
+@pytest.mark.parametrize("module", ["tandem.client", "cli.main", "cli.terminal", "cli.cache"])
+def test_a_client_needs_little(module: str) -> None:
+    heavy = {"torch", "transformers", "ray", "fastapi", "uvicorn", "numpy", "tokenizers", "yaml", "jinja2"}
+    script = f"import sys, {module}; print(*({heavy} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.split() == []
+
+
 @pytest.mark.parametrize("package", PACKAGES)
 def test_only_deploy_knows_ray(package: str) -> None:
     for module, path in modules():
