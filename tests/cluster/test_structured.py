@@ -9,15 +9,27 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import numpy as np
 import openai
 import pytest
 from llguidance import LLMatcher, LLTokenizer, grammar_from
 
+from deploy.cluster_config import ClusterConfig
 from router.grammar_check import WHITESPACE
 from tandem.client import TandemClient, make_request
 from tandem.v1 import inference_pb2 as pb
-from tests.cluster.conftest import EOS_TOKEN_IDS, VOCAB_SIZE, Answer, Oracle, ServedCluster, random_ids
+from tests.cluster.conftest import (
+    EOS_TOKEN_IDS,
+    MAX_MODEL_LEN,
+    VOCAB_SIZE,
+    Answer,
+    Clusters,
+    Oracle,
+    ServedCluster,
+    random_ids,
+)
+from tests.cluster.random_schemas import random_schema
 
 PERSON = {
     "type": "object",
@@ -30,6 +42,7 @@ PERSON = {
     "additionalProperties": False,
 }
 MAX_TOKENS = 200
+FORMATS = jsonschema.Draft202012Validator.FORMAT_CHECKER
 # A schema, what a regular expression takes, a list to choose from, and a context-free grammar.
 WANTED: list[dict[str, Any]] = [
     {"json_schema": PERSON},
@@ -102,18 +115,21 @@ def test_greedy_is_what_a_masked_loop_gives(tiny_pd: ServedCluster, loop: Masked
         assert other.result().token_ids == loop._oracle.generate(prompt, 40)
 
 
-def check_sampled(served: ServedCluster, num_requests: int) -> None:
+def check_sampled(served: ServedCluster, num_requests: int, num_at_once: int = 16) -> None:
+    """A schema for each request, most of them objects of values of all kinds."""
     rng = random.Random(4)
-    prompts = [random_ids(rng, rng.randint(1, 40)) for _ in range(num_requests)]
-    with ThreadPoolExecutor(16) as pool:
-        answers = pool.map(
-            lambda case: complete(served.client, case[1], {"json_schema": PERSON}, temperature=1.0, seed=case[0]),
-            enumerate(prompts),
-        )
-        for answer in answers:
-            assert answer.last.finish_reason == pb.FINISH_REASON_STOP
-            person = json.loads(answer.text)
-            assert len(person["name"]) <= 12 and 0 <= person["age"] <= 150 and set(person["tags"]) <= {"red", "green"}
+    schemas = [PERSON if i % 4 == 0 else random_schema(rng) for i in range(num_requests)]
+    prompts = [random_ids(rng, rng.randint(1, 40)) for _ in schemas]
+
+    def ask(seed: int) -> Answer:
+        sampling = {"temperature": 1.0, "seed": seed, "max_tokens": MAX_MODEL_LEN - len(prompts[seed])}
+        return complete(served.client, prompts[seed], {"json_schema": schemas[seed]}, **sampling)
+
+    with ThreadPoolExecutor(num_at_once) as pool:
+        for schema, answer in zip(schemas, pool.map(ask, range(num_requests)), strict=True):
+            assert answer.last.finish_reason == pb.FINISH_REASON_STOP, (schema, answer.text)
+            validator = jsonschema.Draft202012Validator(schema, format_checker=FORMATS)
+            assert not list(validator.iter_errors(json.loads(answer.text))), (schema, answer.text)
 
 
 def test_sampled_outputs_are_valid(tiny_pd: ServedCluster) -> None:
@@ -121,8 +137,17 @@ def test_sampled_outputs_are_valid(tiny_pd: ServedCluster) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_a_thousand_sampled_outputs_are_valid(tiny_pd: ServedCluster) -> None:
     check_sampled(tiny_pd, 1000)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_a_thousand_sampled_outputs_of_a_real_model_are_valid(clusters: Clusters, smollm2_dir: Path) -> None:
+    served = clusters.get(ClusterConfig(str(smollm2_dir), num_pages=4096, grpc_port=0, http_port=0))
+    check_sampled(served, 1000, num_at_once=64)
+    served.wait_clean()
 
 
 def check_kills(served: ServedCluster, loop: MaskedLoop, worker_id: str, num_kills: int) -> None:
