@@ -88,10 +88,12 @@ def loop(tiny_model_dir: Path, tiny_oracle: Oracle) -> MaskedLoop:
     return MaskedLoop(tiny_model_dir, tiny_oracle)
 
 
-def complete(client: TandemClient, prompt_ids: list[int], wanted: Mapping[str, Any], **sampling: Any) -> Answer:
+def complete(
+    client: TandemClient, prompt_ids: list[int], wanted: Mapping[str, Any], timeout_s: float = 60.0, **sampling: Any
+) -> Answer:
     answer = Answer()
     request = make_request(prompt_ids, structured_output=wanted, **{"max_tokens": MAX_TOKENS, **sampling})
-    for response in client.generate(request, timeout_s=60.0):
+    for response in client.generate(request, timeout_s=timeout_s):
         answer.add(response)
     return answer
 
@@ -115,7 +117,7 @@ def test_greedy_is_what_a_masked_loop_gives(tiny_pd: ServedCluster, loop: Masked
         assert other.result().token_ids == loop._oracle.generate(prompt, 40)
 
 
-def check_sampled(served: ServedCluster, num_requests: int, num_at_once: int = 16) -> None:
+def check_sampled(served: ServedCluster, num_requests: int, num_at_once: int = 16, timeout_s: float = 60.0) -> None:
     """A schema for each request, most of them objects of values of all kinds."""
     rng = random.Random(4)
     schemas = [PERSON if i % 4 == 0 else random_schema(rng) for i in range(num_requests)]
@@ -123,7 +125,7 @@ def check_sampled(served: ServedCluster, num_requests: int, num_at_once: int = 1
 
     def ask(seed: int) -> Answer:
         sampling = {"temperature": 1.0, "seed": seed, "max_tokens": MAX_MODEL_LEN - len(prompts[seed])}
-        return complete(served.client, prompts[seed], {"json_schema": schemas[seed]}, **sampling)
+        return complete(served.client, prompts[seed], {"json_schema": schemas[seed]}, timeout_s, **sampling)
 
     with ThreadPoolExecutor(num_at_once) as pool:
         for schema, answer in zip(schemas, pool.map(ask, range(num_requests)), strict=True):
@@ -146,7 +148,7 @@ def test_a_thousand_sampled_outputs_are_valid(tiny_pd: ServedCluster) -> None:
 @pytest.mark.timeout(1800)
 def test_a_thousand_sampled_outputs_of_a_real_model_are_valid(clusters: Clusters, smollm2_dir: Path) -> None:
     served = clusters.get(ClusterConfig(str(smollm2_dir), num_pages=4096, grpc_port=0, http_port=0))
-    check_sampled(served, 1000, num_at_once=64)
+    check_sampled(served, 1000, num_at_once=64, timeout_s=600.0)
     served.wait_clean()
 
 

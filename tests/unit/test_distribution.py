@@ -122,7 +122,9 @@ def test_a_client_talks_with_a_cluster(client_install: Install, address: str) ->
     assert (called.stdout, called.stderr) == ("5\n", "")
     status = client_install.run("tandem", "status", "--json", TANDEM_ADDRESS=address)
     assert status.returncode == 0 and json.loads(status.stdout)["ready"]
-    generated = client_install.run("tandem", "generate", "--raw", "hi", "--max-tokens", "3", "--timings", TANDEM_ADDRESS=address)
+    generated = client_install.run(
+        "tandem", "generate", "--raw", "hi", "--max-tokens", "3", "--timings", TANDEM_ADDRESS=address
+    )
     assert generated.returncode == 0 and "3 output tokens" in generated.stdout
     for command in (("tandem", "--help"), ("tandem", "serve", "--help"), ("tandem", "cache")):
         assert client_install.run(*command, HOME=str(client_install.bin)).returncode == 0
