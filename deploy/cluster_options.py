@@ -14,7 +14,7 @@ from engine.kvcache.eviction.table import EVICTION_POLICIES
 from kvtransfer.transports import table as transports
 from prefill_worker.config import PrefillConfig
 from prefill_worker.policies.table import PREFILL_POLICIES
-from router.config import RouterConfig
+from router.config import GENERATION_CONFIGS, RouterConfig
 from router.policies.table import ROUTING_POLICIES
 from tandem.config import DEVICES, LOG_LEVELS, LogConfig, TlsConfig, default_of
 
@@ -87,6 +87,13 @@ class ClusterOptions:
         MODEL,
         "prompt and output tokens of a request together; 0: as many as model and --num-pages allow",
         metavar="N",
+    )
+    generation_config: str = option(
+        default_of(RouterConfig, "generation_config"),
+        MODEL,
+        "defaults of sampling over OpenAI's API; auto: those of the model's generation_config.json; none: OpenAI's own",
+        choices=GENERATION_CONFIGS,
+        detail=" ([api.md](api.md#defaults-of-sampling))",
     )
     # --- workers ---
     num_prefill: int = option(1, WORKERS, "prefill workers", name="prefill", metavar="N", shown="1, or 0 with --both")
@@ -204,6 +211,19 @@ class ClusterOptions:
     http_port: int = option(
         default_of(RouterConfig, "http_port"), PORTS, "port of the HTTP API; 0 picks a free one", metavar="PORT"
     )
+    allowed_origins: tuple[str, ...] = option(
+        default_of(RouterConfig, "allowed_origins"),
+        PORTS,
+        "an origin such as https://example.org whose pages in browsers may use the HTTP API, repeatable; *: every one",
+        metavar="ORIGIN",
+        shown="none",
+    )
+    root_path: str = option(
+        default_of(RouterConfig, "root_path"),
+        PORTS,
+        "path such as /tandem under which a proxy shows the HTTP port, and which it leaves out of what it passes on",
+        metavar="PATH",
+    )
     max_body_bytes: int = option(
         default_of(RouterConfig, "max_body_bytes"), PORTS, "size of a request; a larger one is refused", metavar="N"
     )
@@ -296,6 +316,11 @@ class ClusterOptions:
         OPERATION,
         "how much each process writes about itself; debug adds a line for every batch",
         choices=LOG_LEVELS,
+    )
+    log_requests: bool = option(
+        False,
+        OPERATION,
+        "show a line in this terminal when a request begins and one when it ends, without prompts, outputs and keys",
     )
     log_dir: str = option(
         default_of(LogConfig, "directory"),

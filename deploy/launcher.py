@@ -6,12 +6,14 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from deploy.cluster_config import DEVICES_PER_WORKER, ClusterConfig, WorkerPlan
 from deploy.local_ray import LocalRay, RayActorError, RayError, RayTaskError, ray
 from deploy.plan import check_own_classes, plan
 from deploy.ports import ClientAddresses, ReservedPorts
+from deploy.request_lines import RequestLineServer
 from deploy.run_record import default_directory
 from deploy.supervisor import ProcessKind, Supervisor
 from engine.weights.resolve import resolve_model
@@ -47,9 +49,14 @@ class Cluster:
         router_ready_s: seconds from the creation of the routers' processes until their ports were open.
     """
 
-    def __init__(self, config: ClusterConfig, on_progress: OnProgress) -> None:
+    def __init__(
+        self, config: ClusterConfig, on_progress: OnProgress, on_request_line: Callable[[str], None] = print
+    ) -> None:
+        """Args: on_request_line: with log_requests, called with each line about a request, from a thread of its own."""
         self._config = config
         self._on_progress = on_progress
+        self._on_request_line = on_request_line
+        self._request_lines: RequestLineServer | None = None
         self._ray = LocalRay(default_directory())
         # Actors by name; a process that is started again replaces its actor.
         self._actors: dict[str, Any] = {}
@@ -106,6 +113,9 @@ class Cluster:
         self.model_name = router_configs[0].model_name
         self.addresses, self.routers = ports.shared, ports.routers
         self._on_progress("model", "ready")
+        if config.log_requests:
+            self._request_lines = RequestLineServer(self._on_request_line)
+            router_configs = [replace(c, request_lines_socket=self._request_lines.name) for c in router_configs]
         self._router_configs = {c.router_id: c for c in router_configs}
         self._worker_plans = {p.worker.worker_id: p for p in worker_plans}
         if config.device != "cuda":
@@ -167,6 +177,9 @@ class Cluster:
                 if refs:
                     ray.wait(refs, num_returns=len(refs), timeout=STOP_TIMEOUT_S / 2)
             self._actors = {}
+        if self._request_lines is not None:
+            self._request_lines.close()
+            self._request_lines = None
         self._ray.stop()
         self._held.close()
 

@@ -84,7 +84,10 @@ def _run(config: ClusterConfig, use: Callable[[Cluster, threading.Event], int]) 
         signal.signal(signum, signal.SIG_IGN)
         stop.set()
 
-    cluster = Cluster(config, on_progress)
+    def on_request_line(line: str) -> None:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    cluster = Cluster(config, on_progress, on_request_line)
     try:
         signal.signal(signal.SIGTERM, _stop_starting)
         with progress:

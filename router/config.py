@@ -1,11 +1,17 @@
 """What a router can be told."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from router.policies.table import ROUTING_POLICIES
-from tandem.config import LogConfig, TlsConfig, parse_api_key, require, require_positive
+from tandem.config import LogConfig, TlsConfig, parse_api_key, require, require_one_of, require_positive
+
+AUTO = "auto"
+GENERATION_CONFIGS = (AUTO, "none")
+_ORIGIN = re.compile(r"\*|https?://[a-z0-9.-]+(:[0-9]+)?|https?://\[[0-9a-f:.]+\](:[0-9]+)?")
+_ROOT_PATH = re.compile(r"(/[A-Za-z0-9._~-]+)*")
 
 
 class RouterAddresses(NamedTuple):
@@ -30,6 +36,8 @@ class RouterConfig:
         router_id: its name in the cluster; a router that is started again keeps it.
         model_dir: where tokenizer, chat template and limits are read from.
         model_name: what clients call the model.
+        generation_config: AUTO: what OpenAI's API leaves to the server is as the model's generation_config.json says;
+            "none": as OpenAI does.
         host: the address of the clients' ports.
         grpc_port, http_port: its own two ports for clients; 0 picks a free one.
         routers: all routers of the cluster by their names, this one among them; empty: it is alone.
@@ -44,6 +52,8 @@ class RouterConfig:
         max_bytes_in_hand: of all requests together, from when they are read until they have ended; where there are
             several keys, one may have half of it.
         max_connections: of each of the clients' ports.
+        allowed_origins: of which pages in browsers may read answers over HTTP, each "https://host" or "*".
+        root_path: under which a proxy shows the HTTP port, and which it leaves out of what it passes on, or "".
         tls: on the clients' ports; None: plain.
         cluster_token: what the processes of this cluster know each other by.
         cluster_port: the workers' port; 0 picks a free one.
@@ -60,12 +70,15 @@ class RouterConfig:
         max_waiting_bytes: what requests that wait for workers may hold; new ones beyond it are refused.
         max_attempts: failed attempts after which a request fails for good.
         admit_duration_s: how long a decode worker remembers a request that has no lease yet.
+        log: what it writes about itself.
+        request_lines_socket: takes a line for each request's beginning and end (router/request_lines.py); "": none.
     """
 
     model_dir: str
     model_name: str
     max_model_len: int
     router_id: str = "router-0"
+    generation_config: str = AUTO
     host: str = "127.0.0.1"
     grpc_port: int = 50051
     http_port: int = 8000
@@ -80,6 +93,8 @@ class RouterConfig:
     max_body_bytes: int = 8 * 2**20
     max_bytes_in_hand: int = 2**30
     max_connections: int = 4096
+    allowed_origins: tuple[str, ...] = ()
+    root_path: str = ""
     tls: TlsConfig | None = None
     cluster_token: str = field(default="", repr=False)
     cluster_port: int = 0
@@ -95,12 +110,24 @@ class RouterConfig:
     max_attempts: int = 8
     admit_duration_s: float = 600.0
     log: LogConfig = field(default_factory=LogConfig)
+    request_lines_socket: str = ""
 
     def __post_init__(self) -> None:
         for name in ("grpc_port", "http_port", "shared_grpc_port", "shared_http_port", "cluster_port"):
             port = getattr(self, name)
             require(0 <= port < 65536, f"{name} must be between 0 and 65535, not {port}")
         ROUTING_POLICIES.check("routing", self.routing)
+        require_one_of(self, "generation_config", GENERATION_CONFIGS)
+        for origin in self.allowed_origins:
+            require(
+                _ORIGIN.fullmatch(origin) is not None,
+                f"allowed_origins must be * or like https://example.org or http://localhost:3000, without a path, not "
+                f"{origin!r}",
+            )
+        require(
+            _ROOT_PATH.fullmatch(self.root_path) is not None,
+            f"root_path must begin with a slash and not end with one, like /tandem, not {self.root_path!r}",
+        )
         keys = [parse_api_key(text).key for text in self.api_keys]
         require(len(keys) == len(set(keys)), "an API key is there twice, with different priorities")
         require(self.max_requests_per_key >= 0, "max_requests_per_key must not be negative")

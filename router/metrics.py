@@ -65,6 +65,7 @@ class RouterMetrics(Collector):
         self._outcomes: Counter[str] = Counter()
         self._restarts: Counter[str] = Counter()
         self._faults: Counter[str] = Counter()
+        self._num_unknown_fields = 0
         self._num_prompt_tokens = 0
         self._num_generated_tokens = 0
         self._num_cached_tokens = 0
@@ -77,6 +78,10 @@ class RouterMetrics(Collector):
     def request_refused(self, outcome: str) -> None:
         """A request was turned away before anything was done for it."""
         self._outcomes[outcome] += 1
+
+    def unknown_fields(self, num_fields: int) -> None:
+        """A body had so many fields that nobody here knows."""
+        self._num_unknown_fields += num_fields
 
     def request_ended(
         self,
@@ -108,6 +113,11 @@ class RouterMetrics(Collector):
 
     def collect(self) -> Iterable[Metric]:
         yield _counter("tandem_requests", "Requests by how they ended", ("outcome",), self._outcomes)
+        yield CounterMetricFamily(
+            "tandem_unknown_fields",
+            "Fields of requests over HTTP that were taken and are not known",
+            value=self._num_unknown_fields,
+        )
         yield CounterMetricFamily(
             "tandem_prompt_tokens", "Prompt tokens of the requests that ended", value=self._num_prompt_tokens
         )

@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 
 from router.client_servers import SERVICE, STOP_GRACE_S, ClientServers
-from router.config import RouterAddresses, RouterConfig
+from router.config import AUTO, RouterAddresses, RouterConfig
 from router.control_server import ControlServer
 from router.frontends.base import Frontend
 from router.frontends.health import HealthService
@@ -22,6 +22,7 @@ from router.peer_exchange import PeerExchange
 from router.policies.base import RoutingPolicy
 from router.policies.table import ROUTING_POLICIES
 from router.router import Router
+from router.text.generation_config import FILE, SamplingDefaults, read_sampling_defaults
 from router.text.tokenizer import Tokenizer
 from tandem import exit_codes
 from tandem.config import ROLES
@@ -94,7 +95,12 @@ class RouterProcess:
         _allow_files(num_ports * config.max_connections + NUM_OTHER_FILES)
         tokenizer = Tokenizer(Path(config.model_dir))
         router = self._router = Router(config, make_policy(config.routing))
-        frontend = self._frontend = Frontend(router, tokenizer, config)
+        defaults = SamplingDefaults()
+        if config.generation_config == AUTO:
+            defaults = read_sampling_defaults(Path(config.model_dir))
+            if described := str(defaults):
+                logger.info("defaults of OpenAI's API, from the model's %s: %s", FILE, described)
+        frontend = self._frontend = Frontend(router, tokenizer, config, defaults)
         peers = {name: other.cluster for name, other in config.routers.items() if name != config.router_id}
         exchange = PeerExchange(
             config.router_id, peers, router.elsewhere, frontend.counts, router.update_loads, config.cluster_token
@@ -152,6 +158,8 @@ class RouterProcess:
             await self._workers_server.stop(STOP_GRACE_S)
         if self._frontend is not None:
             self._frontend.close()
+        if self._router is not None and self._router.request_lines is not None:
+            self._router.request_lines.close()
 
 
 def _allow_files(num_files: int) -> None:

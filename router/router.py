@@ -17,6 +17,7 @@ from router.peer_counts import NOTHING, PeerCounts, RouterCounts
 from router.policies.base import RoutingPolicy
 from router.policies.guard import GuardedPolicy
 from router.recalls import Recalls
+from router.request_lines import RequestLines
 from router.requests_in_hand import RequestsInHand
 from router.tracker import RequestTracker
 from router.waiting_room import WaitingRoom
@@ -60,6 +61,7 @@ class Router:
         elsewhere: what other routers of the cluster have in hand.
         recalls: what workers remember of requests, this router's and others'.
         idle: set while no request is in hand.
+        request_lines: is told of each request's beginning and end; None: nobody is.
     """
 
     def __init__(
@@ -72,6 +74,9 @@ class Router:
         self._arrivals = itertools.count()
         self._requests = RequestsInHand()
         self._draining = False
+        self.request_lines = (
+            RequestLines(config.router_id, config.request_lines_socket) if config.request_lines_socket else None
+        )
         self.idle = asyncio.Event()
         self.idle.set()
         self.elsewhere = PeerCounts(clock)

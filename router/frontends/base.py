@@ -22,6 +22,7 @@ from router.resumption import PARAM as RESUME_PARAM
 from router.resumption import KeptStream, ResumeState, Resumption, Sealer, prompt_digest
 from router.router import Router
 from router.structured_output import GrammarChecker, StructuredOutput
+from router.text.generation_config import SamplingDefaults
 from router.text.output_text import OutputText
 from router.text.prompt_encoder import PromptEncoder
 from router.text.stop_strings import check_stop_strings
@@ -80,8 +81,16 @@ class TokenizedPrompt:
 class Frontend:
     """What the frontends share: who may enter, and how a request becomes a Generation."""
 
-    def __init__(self, router: Router, tokenizer: Tokenizer, config: RouterConfig) -> None:
+    def __init__(
+        self,
+        router: Router,
+        tokenizer: Tokenizer,
+        config: RouterConfig,
+        sampling_defaults: SamplingDefaults | None = None,
+    ) -> None:
+        """Args: sampling_defaults: for frontends whose own contract leaves them to the model."""
         self.router = router
+        self.sampling_defaults = sampling_defaults or SamplingDefaults()
         self.tokenizer = tokenizer
         self.config = config
         self.started_at = time.time()
@@ -99,14 +108,18 @@ class Frontend:
         self._sealer = Sealer(config.cluster_token or secrets.token_hex(16))
 
     @contextmanager
-    def refusals_counted(self) -> Iterator[None]:
-        """Counts and logs a RequestError that is raised within; for what a frontend itself refuses."""
-        with refusals_counted(self.router):
+    def refusals_counted(self, request_id: str = "") -> Iterator[None]:
+        """Counts and logs a RequestError that is raised within; for what a frontend itself refuses.
+
+        Args:
+            request_id: what the client knows the request by, as far as that is known.
+        """
+        with refusals_counted(self.router, request_id):
             yield
 
-    def identify(self, authorization: str | None) -> str:
+    def identify(self, authorization: str | None, request_id: str = "") -> str:
         """Whose request this is; see Access.identify."""
-        with self.refusals_counted():
+        with self.refusals_counted(request_id):
             return self.access.identify(authorization)
 
     def counts(self) -> RouterCounts:
@@ -211,6 +224,7 @@ class Frontend:
             cache_namespace: among the key's own requests, unless keys share the caches.
             num_choices: outputs; each has a seed of its own.
             session_id: names the conversation that the request belongs to, for the routing policy.
+            client_request_id: what the client knows the request by.
             resumption: where to go on, for a request that another router has begun; of one output.
             kept: what workers are to keep of it, for a client that will go on with its text alone; of one output.
 

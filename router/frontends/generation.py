@@ -98,13 +98,15 @@ class Generation:
         Raises:
             RequestTooLargeError, OverloadedError, UnavailableError: as Router.submit_request.
         """
-        with refusals_counted(self._router):
+        with refusals_counted(self._router, self.tracker.client_request_id):
             self._held.enter_context(self._access.hold(self._key))
             try:
                 self._request = self._router.submit_request(self.tracker)
             except BaseException:
                 self._held.close()
                 raise
+        if self._router.request_lines is not None:
+            self._router.request_lines.begun(self.tracker)
         self._tokens = self._request.tokens
         # A client that does not read what is ready for it keeps nothing but its connection.
         self._request.on_overdue = self._end
@@ -217,6 +219,14 @@ class Generation:
             num_output_tokens=max(0, self._index - self._num_resumed),
             timings=self.timings,
         )
+        if self._router.request_lines is not None:
+            self._router.request_lines.ended(
+                tracker,
+                outcome,
+                num_cached_tokens=num_cached_tokens,
+                num_output_tokens=self._index,
+                timings=self.timings,
+            )
         if request_logger.isEnabledFor(logging.INFO):
             line = {
                 "request_id": tracker.request_id,
@@ -235,13 +245,21 @@ class Generation:
 
 
 @contextmanager
-def refusals_counted(router: Router) -> Iterator[None]:
-    """Counts and logs a RequestError that is raised within."""
+def refusals_counted(router: Router, request_id: str = "") -> Iterator[None]:
+    """Counts and logs a RequestError that is raised within. Args: request_id: the client's."""
     try:
         yield
     except RequestError as error:
-        router.metrics.request_refused(error.outcome)
-        # Strangers must not be able to fill the log.
-        level = logging.DEBUG if isinstance(error, UnauthenticatedError) else logging.INFO
-        request_logger.log(level, json.dumps({"outcome": error.outcome, "error": str(error)}))
+        count_refusal(router, error, request_id)
         raise
+
+
+def count_refusal(router: Router, error: RequestError, request_id: str) -> None:
+    """Counts and logs one. Args: request_id: the client's."""
+    router.metrics.request_refused(error.outcome)
+    if router.request_lines is not None:
+        router.request_lines.refused(request_id, error.outcome, str(error))
+    # Strangers must not be able to fill the log.
+    level = logging.DEBUG if isinstance(error, UnauthenticatedError) else logging.INFO
+    line = {"client_request_id": request_id, "outcome": error.outcome, "error": str(error)}
+    request_logger.log(level, json.dumps({k: v for k, v in line.items() if v != ""}))

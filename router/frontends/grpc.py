@@ -18,6 +18,7 @@ from router.frontends.base import PLAIN_FIELDS, Frontend, PromptInput, SamplingO
 from router.frontends.generation import Generation, Piece
 from router.frontends.malformed import Malformed
 from router.frontends.piece_writer import PieceWriter
+from router.frontends.request_id import REQUEST_ID_HEADER, is_request_id, request_id_of
 from router.resumption import Resumption
 from router.structured_output import StructuredOutput, choices
 from tandem import __version__
@@ -54,9 +55,12 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         self._frontend = frontend
 
     async def Generate(self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext) -> None:
+        request_id = _request_id(request, context)
+        trailer = _request_id_trailer(request_id)
+        context.set_trailing_metadata(trailer)
         try:
             with ExitStack() as held:
-                generation, key = await self._begin(request, context, held)
+                generation, key = await self._begin(request, request_id, context, held)
                 held.enter_context(generation)
                 # It goes with the first tokens: what is broken off before them can be sent again.
                 resume_token = self._frontend.resume_token(generation, key)
@@ -68,7 +72,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         # What a call is aborted in stays until the garbage collector's next full collection, with all that is seen from
         # there: the request must not be, nor an error that was raised where it was.
         del request
-        await context.abort(*refusal, router_trailer(self._frontend))
+        await context.abort(*refusal, (*router_trailer(self._frontend), *trailer))
 
     async def GetServerInfo(self, request: Any, context: grpc.aio.ServicerContext) -> pb.ServerInfo:
         if isinstance(request, Malformed):
@@ -101,22 +105,23 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         )
 
     async def _begin(
-        self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext, held: ExitStack
+        self, request: pb.GenerateRequest, request_id: str, context: grpc.aio.ServicerContext, held: ExitStack
     ) -> tuple[Generation, str]:
         """The generation, and the key that it belongs to.
 
         Args:
+            request_id: what the client knows the request by.
             held: the request's bytes count as in hand until it is closed.
 
         Raises:
             RequestError: it is refused.
         """
         frontend = self._frontend
-        with frontend.refusals_counted():
+        with frontend.refusals_counted(request_id):
             if isinstance(request, Malformed):
                 raise InvalidRequestError(request.message)
             # The AuthInterceptor has let it in already, and kept no note of whom.
-            key = frontend.access.identify(_authorization(context))
+            key = frontend.access.identify(_metadata(context, "authorization"))
             held.enter_context(frontend.access.hold_bytes(key))(request.ByteSize())
             frontend.check_model(request.model)
             with frontend.admission(key, is_resumed=request.HasField("resume")):
@@ -130,7 +135,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
                 priority=request.priority,
                 cache_namespace=request.cache_namespace,
                 session_id=request.session_id,
-                client_request_id=request.request_id,
+                client_request_id=request_id,
                 resumption=_resumption(request.resume) if request.HasField("resume") else None,
             )
             return generation, key
@@ -156,9 +161,20 @@ def _router_statuses(frontend: Frontend) -> list[pb.RouterStatus]:
     return statuses
 
 
-def _authorization(context: grpc.aio.ServicerContext) -> str | None:
+def _metadata(context: grpc.aio.ServicerContext, name: str) -> Any:
     metadata: dict[str, Any] = dict(context.invocation_metadata() or ())
-    return metadata.get("authorization")
+    return metadata.get(name)
+
+
+def _request_id(request: pb.GenerateRequest | Malformed, context: grpc.aio.ServicerContext) -> str:
+    """What the client calls its request, in the message or in the metadata, or else an id of our own."""
+    named = "" if isinstance(request, Malformed) else request.request_id
+    return named or request_id_of(_metadata(context, REQUEST_ID_HEADER))
+
+
+def _request_id_trailer(request_id: str) -> tuple[tuple[str, str], ...]:
+    """A message may name what metadata cannot hold."""
+    return ((REQUEST_ID_HEADER, request_id),) if is_request_id(request_id) else ()
 
 
 def _prompt(request: pb.GenerateRequest, frontend: Frontend) -> PromptInput:

@@ -1,8 +1,8 @@
 """From generations to the JSON of an answer, whole or in chunks. Both are made of the same pieces, so their texts are
 the same."""
 
+import secrets
 import time
-import uuid
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
@@ -17,9 +17,13 @@ from router.frontends.generation import Generation, Piece
 from router.frontends.openai.errors import json_response
 from router.frontends.openai.request import Body
 from router.frontends.openai.resumable import ResumableStream
+from router.frontends.openai.schema import StreamOptions
 from router.frontends.openai.streaming import Event, EventStream, pieces_of, to_json, unless_client_leaves
 from router.text.detokenizer import IncrementalDetokenizer
 from tandem.sampling_params import TokenLogprobs
+
+# Characters of JSON. Events with the texts of most tokens have the same length with it.
+OBFUSCATED_LENGTH = 64
 
 
 @dataclass(eq=False, slots=True)
@@ -67,12 +71,14 @@ class Answer(ABC):
         frontend: Frontend,
         prompts: Sequence[TokenizedPrompt],
         generations: Sequence[Generation],
+        request_id: str,
         echoes: Sequence[str] = (),
         stream: ResumableStream | None = None,
     ) -> None:
         """
         Args:
             generations: as many for each prompt, one prompt after the other.
+            request_id: what the client knows the request by.
             echoes: one for each, or none.
             stream: for one output whose events have ids.
         """
@@ -83,8 +89,13 @@ class Answer(ABC):
         # Whoever has seen an event has the prompt's text, which is with the first.
         texts = [""] * len(generations) if not echoes or (stream and stream.last) else echoes
         self._buffers = [ChoiceBuffer(IncrementalDetokenizer(frontend.tokenizer), text) for text in texts]
-        self._id = stream.kept.answer_id if stream else f"{self.id_prefix}-{uuid.uuid4().hex}"
+        self._id = stream.kept.answer_id if stream else self.answer_id(request_id)
         self._created = stream.kept.created if stream else int(time.time())
+
+    @classmethod
+    def answer_id(cls, request_id: str) -> str:
+        """What the answer to a request is called. One that goes on with a stream keeps the name that it began with."""
+        return f"{cls.id_prefix}-{request_id}"
 
     @abstractmethod
     def choice(self, index: int, buffer: ChoiceBuffer) -> dict[str, Any]:
@@ -106,7 +117,7 @@ class Answer(ABC):
         """
         if not body.stream:
             return json_response(await unless_client_leaves(receive, self._collect()))
-        events = self._events(body.stream_options is not None and body.stream_options.include_usage)
+        events = self._events(body.stream_options or StreamOptions())
         try:
             # One that goes on after its last event has nothing left but its end.
             first = await unless_client_leaves(receive, anext(events, None))
@@ -122,12 +133,19 @@ class Answer(ABC):
         choices = [self.choice(i, buffer) for i, buffer in enumerate(self._buffers)]
         return {**self._head(self.object_name), "choices": choices, "usage": self._usage()}
 
-    async def _events(self, include_usage: bool) -> AsyncGenerator[Event]:
+    async def _events(self, options: StreamOptions) -> AsyncGenerator[Event]:
         head = self._head(self.chunk_object_name)
-        if include_usage:
+        continuous = options.include_usage and options.continuous_usage_stats
+        if options.include_usage and not continuous:
             head["usage"] = None
         # What all chunks begin with is encoded once.
         beginning = to_json(head).removesuffix("}")
+
+        def chunk(choice: dict[str, Any]) -> str:
+            ending = f',"usage":{to_json(self._usage())}' if continuous else ""
+            content = f'{beginning},"choices":[{to_json(choice)}]{ending}}}'
+            return obfuscated(content) if options.include_obfuscation else content
+
         last = self._stream.last if self._stream else None
         num_characters = last.num_characters if last else 0
         num_closing = last.num_closing if last else 0
@@ -140,14 +158,14 @@ class Answer(ABC):
                 if index not in opened:
                     opened.add(index)
                     if (opening := self.opening(index, buffer)) is not None:
-                        yield self._event_id(0), f'{beginning},"choices":[{to_json(opening)}]}}'
+                        yield self._event_id(0), chunk(opening)
                 if buffer.text or buffer.logprobs or buffer.finish_reason:
                     num_characters += len(buffer.text)
                     if buffer.finish_reason and num_closing:
                         continue
                     event_id = self._event_id(num_characters, 1 if buffer.finish_reason else 0)
-                    yield event_id, f'{beginning},"choices":[{to_json(self.delta(index, buffer))}]}}'
-        if include_usage and num_closing < 2:
+                    yield event_id, chunk(self.delta(index, buffer))
+        if options.include_usage and num_closing < 2:
             yield self._event_id(num_characters, 2), to_json({**head, "choices": [], "usage": self._usage()})
 
     def _event_id(self, num_characters: int, num_closing: int = 0) -> str:
@@ -179,6 +197,14 @@ class Answer(ABC):
 
     def token_text(self, token_id: int) -> str:
         return token_text(self._frontend.tokenizer.token_piece(token_id))
+
+
+def obfuscated(content: str) -> str:
+    """An event's object with one field more, which makes its length a multiple of OBFUSCATED_LENGTH: whoever sees only
+    how long encrypted events are is told less of the text."""
+    num_missing = -(len(content) + len(',"obfuscation":""')) % OBFUSCATED_LENGTH
+    noise = secrets.token_urlsafe(OBFUSCATED_LENGTH)[:num_missing]
+    return f'{content[:-1]},"obfuscation":"{noise}"}}'
 
 
 def token_text(piece: bytes) -> str:

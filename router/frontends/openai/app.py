@@ -15,9 +15,11 @@ from starlette.types import ASGIApp
 from router.config import port_of
 from router.errors import RequestError, UnknownModelError
 from router.frontends.base import Frontend
+from router.frontends.generation import count_refusal
 from router.frontends.openai.body import MAX_OTHER_ITEMS, FieldRefusal, JsonRoute
 from router.frontends.openai.chat import serve_chat
 from router.frontends.openai.completions import serve_completion
+from router.frontends.openai.envelope import EnvelopeMiddleware, with_cors
 from router.frontends.openai.errors import error_response, invalid_body, json_response, status_response
 from router.frontends.openai.middleware import AccessMiddleware
 from router.frontends.openai.request import max_prompt_tokens
@@ -56,7 +58,7 @@ LastEventId = Annotated[str | None, Header(description="The id of the last event
 
 
 def make_app(frontend: Frontend) -> ASGIApp:
-    """The ASGI application, wrapped in the middleware that looks at keys and bodies."""
+    """The ASGI application, wrapped in the middleware that looks at keys and bodies, and in what all answers have."""
     app = FastAPI(
         title="Tandem",
         version=__version__,
@@ -65,6 +67,7 @@ def make_app(frontend: Frontend) -> ASGIApp:
         responses=_ERRORS,
         # A redirect would name the address as uvicorn knows it, which a proxy may have changed.
         redirect_slashes=False,
+        root_path=frontend.config.root_path,
     )
     app.router.route_class = JsonRoute
     # Large bodies are read one at a time: threads that want the interpreter's lock each delay the loop.
@@ -74,7 +77,8 @@ def make_app(frontend: Frontend) -> ASGIApp:
     _add_operation(app, frontend)
     _add_error_handlers(app, frontend)
     app.openapi = partial(_description, app.openapi)  # type: ignore[method-assign]
-    return AccessMiddleware(app, frontend)
+    config = frontend.config
+    return EnvelopeMiddleware(with_cors(AccessMiddleware(app, frontend), config.allowed_origins))
 
 
 def _description(describe: Callable[[], dict[str, Any]]) -> dict[str, Any]:
@@ -100,9 +104,9 @@ def _add_inference(app: FastAPI, frontend: Frontend) -> None:
         return ModelList(data=[model()])
 
     @app.get("/v1/models/{model_id:path}")
-    async def get_model(model_id: str) -> Model:
+    async def get_model(model_id: str, request: Request) -> Model:
         """The served model by its name."""
-        with frontend.refusals_counted():
+        with frontend.refusals_counted(request.state.request_id):
             if not model_id:
                 raise UnknownModelError("a model's name is needed", "model")
             frontend.check_model(model_id)
@@ -146,10 +150,10 @@ def _add_operation(app: FastAPI, frontend: Frontend) -> None:
         if len(frontend.config.routers) > 1:
             host = request.url.netloc.rpartition(":")[0] if request.url.port else request.url.netloc
             found_at = {name: f"{host}:{port_of(own.http)}" for name, own in frontend.config.routers.items()}
-        targets = [
-            {"targets": [address], "labels": {"__scheme__": request.url.scheme, "process": name}}
-            for name, address in found_at.items()
-        ]
+        labels = {"__scheme__": request.url.scheme}
+        if root_path := frontend.config.root_path:
+            labels["__metrics_path__"] = f"{root_path}/metrics"
+        targets = [{"targets": [address], "labels": {**labels, "process": name}} for name, address in found_at.items()]
         for worker in frontend.router.workers:
             targets.append({"targets": [worker.hello.metrics_address], "labels": {"process": worker.worker_id}})
         return json_response(targets)
@@ -163,7 +167,7 @@ def _add_error_handlers(app: FastAPI, frontend: Frontend) -> None:
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
         refusal = invalid_body(error)
-        frontend.router.metrics.request_refused(refusal.outcome)
+        count_refusal(frontend.router, refusal, request.state.request_id)
         return error_response(refusal)
 
     @app.exception_handler(HTTPException)

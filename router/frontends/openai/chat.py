@@ -9,7 +9,13 @@ from starlette.responses import Response
 from router.errors import InvalidRequestError
 from router.frontends.base import Frontend
 from router.frontends.openai.answers import Answer, ChoiceBuffer, token_text
-from router.frontends.openai.request import begin_all, check_num_choices, sampling_options, structured_output
+from router.frontends.openai.request import (
+    begin_all,
+    check_num_choices,
+    count_unknown_fields,
+    sampling_options,
+    structured_output,
+)
 from router.frontends.openai.resumable import is_resumable, last_event, make_stream, recall_stream
 from router.frontends.openai.schema import ChatCompletionRequest
 from tandem.sampling_params import TokenLogprobs
@@ -62,17 +68,18 @@ async def serve_chat(
     frontend: Frontend, body: ChatCompletionRequest, request: Request, last_event_id: str | None
 ) -> Response:
     """Raises RequestError, ClientGoneError."""
-    key = request.state.key
-    with frontend.refusals_counted():
+    key, request_id = request.state.key, request.state.request_id
+    count_unknown_fields(frontend, body)
+    with frontend.refusals_counted(request_id):
         frontend.check_model(body.model or "")
         check_num_choices(1, body.n)
-        if body.top_logprobs is not None and not body.logprobs:
+        if body.top_logprobs and not body.logprobs:
             raise InvalidRequestError("top_logprobs needs logprobs: true", "top_logprobs")
         if None not in (body.max_tokens, body.max_completion_tokens) and body.max_tokens != body.max_completion_tokens:
             raise InvalidRequestError("max_tokens and max_completion_tokens differ: send one of them", "max_tokens")
         max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
         num_logprobs = (body.top_logprobs or 0) if body.logprobs else None
-        options = sampling_options(body, max_tokens, num_logprobs)
+        options = sampling_options(frontend, body, max_tokens, num_logprobs)
         wanted = structured_output(body)
         frontend.check_num_messages(len(body.messages))
         resumable = is_resumable(body, options, 1)
@@ -81,7 +88,9 @@ async def serve_chat(
             recalled = await recall_stream(frontend, key, last, request.state.hold) if last else None
             options = replace(options, grammar=await frontend.grammar(wanted))
             prompt = await frontend.tokenize([{"role": m.role, "content": m.text} for m in body.messages])
-        stream = make_stream(body, prompt, key, ChatAnswer.id_prefix, recalled) if resumable else None
-        # Without a limit an answer may fill the model's length.
-        generations = begin_all(frontend, [prompt], options, body, key, None, stream)
-    return await ChatAnswer(frontend, [prompt], generations, stream=stream).respond(body, request.receive)
+        stream = make_stream(body, prompt, key, ChatAnswer.answer_id(request_id), recalled) if resumable else None
+        # Where neither client nor model names a limit, an answer may fill the model's length.
+        generations = begin_all(
+            frontend, [prompt], options, body, key, frontend.sampling_defaults.max_tokens, stream, request_id
+        )
+    return await ChatAnswer(frontend, [prompt], generations, request_id, stream=stream).respond(body, request.receive)

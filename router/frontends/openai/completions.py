@@ -9,7 +9,13 @@ from starlette.responses import Response
 from router.errors import InvalidRequestError
 from router.frontends.base import Frontend, PromptInput
 from router.frontends.openai.answers import Answer, ChoiceBuffer
-from router.frontends.openai.request import begin_all, check_num_choices, sampling_options, structured_output
+from router.frontends.openai.request import (
+    begin_all,
+    check_num_choices,
+    count_unknown_fields,
+    sampling_options,
+    structured_output,
+)
 from router.frontends.openai.resumable import is_resumable, last_event, make_stream, recall_stream
 from router.frontends.openai.schema import CompletionRequest
 from tandem.sampling_params import TokenLogprobs
@@ -60,14 +66,15 @@ async def serve_completion(
     frontend: Frontend, body: CompletionRequest, request: Request, last_event_id: str | None
 ) -> Response:
     """Raises RequestError, ClientGoneError."""
-    key = request.state.key
-    with frontend.refusals_counted():
+    key, request_id = request.state.key, request.state.request_id
+    count_unknown_fields(frontend, body)
+    with frontend.refusals_counted(request_id):
         frontend.check_model(body.model or "")
         inputs = _inputs(body.prompt)
         check_num_choices(len(inputs), body.n)
         if body.echo and body.logprobs is not None:
             raise InvalidRequestError("logprobs of the prompt are not supported: leave out echo or logprobs", "echo")
-        options = sampling_options(body, body.max_tokens, body.logprobs)
+        options = sampling_options(frontend, body, body.max_tokens, body.logprobs)
         wanted = structured_output(body)
         resumable = is_resumable(body, options, len(inputs))
         last = last_event(last_event_id, is_resumable=resumable)
@@ -76,10 +83,14 @@ async def serve_completion(
             options = replace(options, grammar=await frontend.grammar(wanted))
             prompts = [await frontend.tokenize(prompt) for prompt in inputs]
             texts = [await frontend.prompt_text(prompt) for prompt in inputs] if body.echo else []
-        stream = make_stream(body, prompts[0], key, CompletionAnswer.id_prefix, recalled) if resumable else None
-        generations = begin_all(frontend, prompts, options, body, key, DEFAULT_MAX_TOKENS, stream)
+        stream = (
+            make_stream(body, prompts[0], key, CompletionAnswer.answer_id(request_id), recalled) if resumable else None
+        )
+        generations = begin_all(frontend, prompts, options, body, key, DEFAULT_MAX_TOKENS, stream, request_id)
     echoes = [text for text in texts for _ in range(body.n or 1)]
-    return await CompletionAnswer(frontend, prompts, generations, echoes, stream).respond(body, request.receive)
+    return await CompletionAnswer(frontend, prompts, generations, request_id, echoes, stream).respond(
+        body, request.receive
+    )
 
 
 def _inputs(prompt: str | list[Any]) -> list[PromptInput]:

@@ -21,6 +21,7 @@ from router.errors import (
     UnknownStreamError,
     shortened,
 )
+from router.frontends.openai.lenient import UNSERVED
 from router.frontends.openai.schema import TAG_MARK
 
 
@@ -45,9 +46,17 @@ HTTP_ERRORS: tuple[tuple[type[RequestError], HttpError], ...] = (
 )
 
 
+# How many seconds a client may wait before it tries again, by status: what is too much now passes within a request's
+# time, a worker is started again within a few seconds, and of several routers another may answer at once.
+RETRY_AFTER_S = {429: "1", 503: "2"}
+
+
 def json_response(content: Any, status: int = 200) -> Response:
     """A response with JSON in ASCII."""
-    return Response(json.dumps(content, separators=(",", ":")), status, media_type="application/json")
+    response = Response(json.dumps(content, separators=(",", ":")), status, media_type="application/json")
+    if status in RETRY_AFTER_S:
+        response.headers["retry-after"] = RETRY_AFTER_S[status]
+    return response
 
 
 def error_object(error: RequestError) -> dict[str, Any]:
@@ -77,9 +86,8 @@ def invalid_body(error: RequestValidationError) -> InvalidRequestError:
     # The first part of the path says that it is the body.
     names = [str(part) for part in first["loc"][1:] if not str(part).startswith(TAG_MARK)]
     message = str(first["msg"]).removeprefix("Value error, ")
-    if first["type"] == "unknown_field":
+    if first["type"] == UNSERVED:
         names.append(first["ctx"]["name"])
-        return InvalidRequestError(f"unknown field: {'.'.join(names)}", names[0])
     if not names:
         return InvalidRequestError("the body must be a JSON object, sent as application/json")
     return InvalidRequestError(f"{'.'.join(names)}: {message}", names[0])

@@ -26,8 +26,7 @@ MAX_DISCARDED_BYTES = 64 * 2**20
 
 class AccessMiddleware:
     """ASGI middleware. Whose request it is stands in `scope["state"]["key"]`, and in `["hold"]` a function that counts
-    what else it holds as bytes in hand; it raises OverloadedError. `["send"]` sends the server what follows
-    the start of an answer, past the framework's layers, each of which only looks at the start."""
+    what else it holds as bytes in hand; it raises OverloadedError."""
 
     def __init__(self, app: ASGIApp, frontend: Frontend) -> None:
         self._app = app
@@ -44,12 +43,11 @@ class AccessMiddleware:
         is_empty = not num_announced and b"transfer-encoding" not in headers
         body = _Body(receive, self._max_body_bytes, is_empty=is_empty)
         state = scope.setdefault("state", {})
-        state["send"] = send
         key = ""
         refusal: Response | None = None
         if scope["path"] not in OPEN_PATHS:
             try:
-                key = state["key"] = self._frontend.identify(headers.get(b"authorization"))
+                key = state["key"] = self._frontend.identify(headers.get(b"authorization"), state["request_id"])
             except UnauthenticatedError as error:
                 refusal = error_response(error)
                 refusal.headers["www-authenticate"] = "Bearer"
@@ -63,14 +61,14 @@ class AccessMiddleware:
             await refusal(scope, receive, body.closing(send))
             return
         with self._frontend.access.hold_bytes(key) as hold:
-            body.count = partial(self._count, hold)
+            body.count = partial(self._count, hold, state["request_id"])
             state["hold"] = hold
             await self._app(scope, body.receive, body.closing(send))
 
-    def _count(self, hold: Callable[[int], None], num_bytes: int) -> None:
+    def _count(self, hold: Callable[[int], None], request_id: str, num_bytes: int) -> None:
         """Raises HTTPException: there is no room for so many bytes more."""
         try:
-            with self._frontend.refusals_counted():
+            with self._frontend.refusals_counted(request_id):
                 hold(num_bytes)
         except OverloadedError as error:
             raise HTTPException(STATUS_OVERLOADED) from error

@@ -1,15 +1,19 @@
 """What completions and chat completions do alike with a request."""
 
 import json
+import logging
 from collections.abc import Sequence
 from typing import Any
 
 from router.errors import InvalidRequestError
 from router.frontends.base import PLAIN_FIELDS, SEED_BITS, Frontend, SamplingOptions, TokenizedPrompt
 from router.frontends.generation import Generation
+from router.frontends.openai.lenient import unknown_fields
 from router.frontends.openai.resumable import ResumableStream
 from router.frontends.openai.schema import MAX_CHOICES, ChatCompletionRequest, CompletionRequest
 from router.structured_output import JSON_OBJECT, StructuredOutput, choices
+
+logger = logging.getLogger(__name__)
 
 # This is OpenAI's own default; the gRPC contract's is 0.
 DEFAULT_TEMPERATURE = 1.0
@@ -17,6 +21,14 @@ DEFAULT_TEMPERATURE = 1.0
 MAX_PROMPT_TOKENS = 2**18
 
 Body = CompletionRequest | ChatCompletionRequest
+
+
+def count_unknown_fields(frontend: Frontend, body: Body) -> None:
+    """Fields that nobody here knows are taken: they are counted, and a few named in the log."""
+    unknown = unknown_fields(body)
+    if unknown.num_fields:
+        frontend.router.metrics.unknown_fields(unknown.num_fields)
+        logger.debug("%d unknown fields, such as %s", unknown.num_fields, json.dumps(unknown.names))
 
 
 def check_num_choices(num_prompts: int, n: int | None) -> None:
@@ -74,10 +86,10 @@ def _json_schema(schema: dict[str, Any] | str, param: str) -> StructuredOutput:
         raise InvalidRequestError("the schema is nested too deeply", param) from error
 
 
-def sampling_options(body: Body, max_tokens: int | None, num_logprobs: int | None) -> SamplingOptions:
-    """But for what `structured_output` says. Raises InvalidRequestError."""
-    if body.stream_options is not None and not body.stream:
-        raise InvalidRequestError("stream_options needs stream: true", "stream_options")
+def sampling_options(
+    frontend: Frontend, body: Body, max_tokens: int | None, num_logprobs: int | None
+) -> SamplingOptions:
+    """But for what `structured_output` says."""
     given = {name: value for name in PLAIN_FIELDS if (value := getattr(body, name)) is not None}
     return SamplingOptions(
         max_tokens=max_tokens,
@@ -88,7 +100,7 @@ def sampling_options(body: Body, max_tokens: int | None, num_logprobs: int | Non
         stop_token_ids=body.stop_token_ids or (),
         ignore_eos=bool(body.ignore_eos),
         num_logprobs=num_logprobs,
-        plain={"temperature": DEFAULT_TEMPERATURE, **given},
+        plain={"temperature": DEFAULT_TEMPERATURE, **frontend.sampling_defaults.plain, **given},
     )
 
 
@@ -100,6 +112,7 @@ def begin_all(
     key: str,
     default_max_tokens: int | None,
     stream: ResumableStream | None = None,
+    request_id: str = "",
 ) -> list[Generation]:
     """`n` generations of each prompt. Raises InvalidRequestError."""
     num_tokens = sum(len(prompt.token_ids) for prompt in prompts) * (body.n or 1)
@@ -117,8 +130,9 @@ def begin_all(
             default_max_tokens=default_max_tokens,
             num_choices=body.n or 1,
             priority=body.priority or 0,
-            cache_namespace=body.cache_namespace or "",
+            cache_namespace=body.cache_namespace or body.cache_salt or "",
             session_id=body.session_id or "",
+            client_request_id=request_id,
             resumption=stream.recalled.resumption if stream and stream.recalled else None,
             kept=stream.kept if stream else None,
         )

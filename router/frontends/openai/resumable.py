@@ -13,7 +13,6 @@ import hashlib
 import re
 import secrets
 import time
-import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -146,18 +145,18 @@ def make_stream(
     body: CompletionRequest | ChatCompletionRequest,
     prompt: TokenizedPrompt,
     key: str,
-    id_prefix: str,
+    answer_id: str,
     recalled: RecalledStream | None,
 ) -> ResumableStream:
     """
     Args:
-        id_prefix: of the answer's id.
+        answer_id: of an answer that is new.
 
     Raises:
         InvalidRequestError: this is not the request that was recalled.
     """
     digest = hashlib.blake2b(body.model_dump_json(exclude=_PROMPT_FIELDS).encode(), digest_size=16).hexdigest()
-    answer_id, created = f"{id_prefix}-{uuid.uuid4().hex}", int(time.time())
+    created = int(time.time())
     if recalled is not None:
         state = recalled.state
         if (state.prompt_digest, state.body_digest) != (prompt_digest(prompt.token_ids), digest):

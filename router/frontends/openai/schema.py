@@ -1,17 +1,16 @@
-"""The bodies of OpenAI's completions and chat completions, as far as they are served here.
-
-Nothing is ignored: a field that is not named here is refused, and so is a named one that asks for what is not served.
+"""The bodies of OpenAI's completions and chat completions, as far as they are served here; what becomes of all other
+fields is said in lenient.py and unserved.py.
 
 Checking ends with the first thing that is wrong, in lists and objects too: every report costs memory and time, and a
 body can hold millions.
 """
 
-import functools
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import BaseModel, Discriminator, Field, Tag, field_validator, model_validator
 
+from router.frontends.openai import unserved as others
+from router.frontends.openai.lenient import LenientBody, refusal_of
 from router.text.prompt_encoder import MAX_MESSAGES
 from tandem.sampling_params import MAX_NUM_BIASED, MAX_NUM_STOP_TOKENS
 
@@ -72,49 +71,26 @@ StopField = Annotated[
 ]
 
 
-# The limits are OpenAI's own.
-Metadata = Annotated[
-    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
-]
-
-
-class _Body(BaseModel):
-    # In strict mode the string "1" is no number, and true is not 1.
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _nothing_unknown(cls, data: Any) -> Any:
-        if isinstance(data, dict):
-            for name in data:
-                if name not in cls._names():
-                    raise PydanticCustomError("unknown_field", "unknown field: {name}", {"name": name})
-        return data
-
-    @classmethod
-    @functools.cache
-    def _names(cls) -> frozenset[str]:
-        """As they are sent."""
-        return frozenset(field.alias or name for name, field in cls.model_fields.items())
-
-
 Choices = Annotated[list[str], _FAIL_FAST]
 
 
-class JsonSchema(_Body):
-    name: str = ""
+class JsonSchema(LenientBody):
+    name: str | None = None
     description: str | None = None
     schema_: dict[str, Any] | None = Field(None, alias="schema")
     strict: bool | None = None
 
 
-class ResponseFormat(_Body):
+class ResponseFormat(LenientBody):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
 
 
-class StructuredOutputs(_Body):
+class StructuredOutputs(LenientBody):
     """As vLLM calls them; one of them is given."""
+
+    unserved = others.STRUCTURED_OUTPUTS
+    hints = others.STRUCTURED_OUTPUTS_HINTS
 
     json_: dict[str, Any] | str | None = Field(None, alias="json")
     regex: str | None = None
@@ -123,12 +99,18 @@ class StructuredOutputs(_Body):
     json_object: bool | None = None
 
 
-class StreamOptions(_Body):
-    include_usage: bool = False
+class StreamOptions(LenientBody):
+    include_usage: bool | None = None
+    # As vLLM calls it: usage is then with every event.
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None
 
 
-class _Request(_Body):
+class _Request(LenientBody):
     """What both kinds of request share. Fields from `top_k` on are this server's own."""
+
+    unserved = others.REQUEST
+    hints = others.REQUEST_HINTS
 
     model: str | None = None
     max_tokens: int | None = Field(None, ge=1)
@@ -149,6 +131,8 @@ class _Request(_Body):
     ignore_eos: bool | None = None
     priority: int | None = Field(None, ge=-(2**31), lt=2**31)
     cache_namespace: str | None = None
+    # This is vLLM's name for it.
+    cache_salt: str | None = None
     session_id: str | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
@@ -156,76 +140,88 @@ class _Request(_Body):
     guided_regex: str | None = None
     guided_choice: Choices | None = None
     guided_grammar: str | None = None
-    # These two are for the caller's own books: accepted, and without effect.
-    user: str | None = None
-    metadata: Metadata | None = None
 
     @property
     def stop_strings(self) -> list[str]:
         return [self.stop] if isinstance(self.stop, str) else self.stop or []
 
+    @model_validator(mode="after")
+    def _one_namespace(self) -> Self:
+        if self.cache_salt is not None and self.cache_namespace is not None:
+            raise refusal_of("cache_salt", "it is another name of cache_namespace: send one of them")
+        return self
+
 
 class CompletionRequest(_Request):
+    unserved = others.REQUEST | others.COMPLETION
+
     prompt: PromptField
     echo: bool | None = None
     logprobs: int | None = Field(None, ge=0, le=20)
-    best_of: int | None = Field(None, ge=1, le=1)
-    # It is not served.
-    suffix: None = None
 
-    @field_validator("suffix", mode="before")
+
+class TextPart(LenientBody):
+    hints = others.PART_HINTS
+
+    # Conversations that began with OpenAI's other API name the first of these by its direction.
+    type: Literal["text", "input_text", "output_text"]
+    text: str
+
+    @field_validator("type", mode="before")
     @classmethod
-    def _no_suffix(cls, value: Any) -> Any:
-        if value is not None:
-            raise ValueError("suffix is not supported by this server")
+    def _text_alone(cls, value: Any) -> Any:
+        if isinstance(value, str) and value in others.PARTS:
+            raise ValueError(others.PARTS[value])
         return value
 
 
-class TextPart(_Body):
-    type: Literal["text"]
-    text: str
-
-
-class ChatMessage(_Body):
+class ChatMessage(LenientBody):
     """Of a text conversation: no tools, no images, no audio."""
 
+    unserved = others.MESSAGE
+    hints = others.MESSAGE_HINTS
+
     role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[
-        Annotated[str, Tag("#text")] | Annotated[list[TextPart], _FAIL_FAST, Tag("#list")],
-        Discriminator(
-            _text_or_list,
-            custom_error_type="content_type",
-            custom_error_message="Input should be a string or a list of text parts",
-        ),
-    ]
+    content: (
+        Annotated[
+            Annotated[str, Tag("#text")] | Annotated[list[TextPart], _FAIL_FAST, Tag("#list")],
+            Discriminator(
+                _text_or_list,
+                custom_error_type="content_type",
+                custom_error_message="Input should be a string or a list of text parts",
+            ),
+        ]
+        | None
+    ) = None
 
     @property
     def text(self) -> str:
+        if self.content is None:
+            return ""
         return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+
+    @model_validator(mode="after")
+    def _has_content(self) -> Self:
+        # An assistant's message of which something else was the answer comes back without.
+        if self.content is None and self.role != "assistant":
+            raise refusal_of("content", f"a message of role {self.role} needs one")
+        return self
 
 
 class ChatCompletionRequest(_Request):
+    unserved = others.REQUEST | others.CHAT
+
     messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
     modalities: Annotated[list[Literal["text"]], _FAIL_FAST] | None = None
-    # To Literal[False] 0 would be the same.
-    store: Annotated[bool, Field(json_schema_extra={"const": False})] | None = None
-    service_tier: Literal["auto", "default"] | None = None
     parallel_tool_calls: bool | None = None
     # Tools are not served; what means "none" is taken.
     tools: list[Any] | None = Field(None, max_length=0)
     tool_choice: Literal["none", "auto"] | None = None
     functions: list[Any] | None = Field(None, max_length=0)
     function_call: Literal["none", "auto"] | None = None
-
-    @field_validator("store")
-    @classmethod
-    def _not_stored(cls, value: bool | None) -> bool | None:
-        if value:
-            raise ValueError("answers are not stored by this server")
-        return value
 
     @field_validator("tools", "functions", mode="before")
     @classmethod

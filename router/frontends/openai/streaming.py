@@ -154,7 +154,7 @@ class EventStream(Response):
         return receive_or_stalled
 
     async def _send(self, send: Send, send_direct: Send) -> None:
-        """Args: send_direct: what AccessMiddleware was given, for all but the start of the answer."""
+        """Args: send_direct: what EnvelopeMiddleware was given, for all but the start of the answer."""
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         if self._first is not None:
             await self._send_body(send_direct, _encode(*self._first))

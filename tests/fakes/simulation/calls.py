@@ -57,6 +57,9 @@ class _Context:
     def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
         return ()
 
+    def set_trailing_metadata(self, trailing_metadata: Any) -> None:
+        pass
+
     async def write(self, response: pb.GenerateResponse) -> None:
         self.written.append((response, self._loop.create_future()))
         await self.written[-1][1]

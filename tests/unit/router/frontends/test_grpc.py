@@ -25,19 +25,31 @@ class Refused(Exception):
 
 
 class Context:
-    """Of a call; aborting it raises, as gRPC's does. Attributes: responses: that were written."""
+    """Of a call; aborting it raises, as gRPC's does.
 
-    def __init__(self, authorization: str = "", responses: list[pb.GenerateResponse] | None = None) -> None:
-        self._authorization = authorization
+    Attributes:
+        responses: that were written.
+        trailers: as they went out at the end.
+    """
+
+    def __init__(self, responses: list[pb.GenerateResponse] | None = None, **metadata: str) -> None:
+        self._metadata = tuple((name.replace("_", "-"), value) for name, value in metadata.items())
         self.responses = [] if responses is None else responses
+        self.trailers: dict[str, str] = {}
 
     async def write(self, response: pb.GenerateResponse) -> None:
         self.responses.append(response)
 
     def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
-        return (("authorization", self._authorization),) if self._authorization else ()
+        return self._metadata
 
-    async def abort(self, code: grpc.StatusCode, details: str, trailing_metadata: object = ()) -> None:
+    def set_trailing_metadata(self, trailing_metadata: tuple[tuple[str, str], ...]) -> None:
+        self.trailers = dict(trailing_metadata)
+
+    async def abort(
+        self, code: grpc.StatusCode, details: str, trailing_metadata: tuple[tuple[str, str], ...] = ()
+    ) -> None:
+        self.trailers = dict(trailing_metadata)
         raise Refused(code.name, details)
 
 
@@ -288,7 +300,7 @@ def test_where_there_are_no_keys_all_clients_share_one_limit() -> None:
         call, admit = await h.start()
         for authorization in ("", "Bearer a", "Bearer b"):
             with pytest.raises(Refused, match="1 requests of this key are in hand") as refused:
-                await h.service.Generate(pb.GenerateRequest(text="hi"), Context(authorization))  # type: ignore[arg-type]
+                await h.service.Generate(pb.GenerateRequest(text="hi"), Context(authorization=authorization))  # type: ignore[arg-type]
             assert refused.value.args[0] == "RESOURCE_EXHAUSTED"
         h.p.say(first(admit.request_id, 0, 0, ord("a")))
         h.d.say(Finished(admit.request_id, 0, "length", 1, 0, 1))

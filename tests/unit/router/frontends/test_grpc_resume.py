@@ -35,7 +35,7 @@ class Replica:
         self.responses: list[pb.GenerateResponse] = []
 
     async def start(self, request: pb.GenerateRequest, key: str = KEYS[0]) -> "asyncio.Task[None]":
-        call = asyncio.create_task(self._call(request, Context(f"Bearer {key}", self.responses)))
+        call = asyncio.create_task(self._call(request, Context(self.responses, authorization=f"Bearer {key}")))
         for _ in range(5):
             await asyncio.sleep(0)
         return call

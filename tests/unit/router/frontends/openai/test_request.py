@@ -32,18 +32,19 @@ def test_outputs_are_counted_over_all_prompts() -> None:
 
 
 def test_options_are_openai_s() -> None:
-    options = sampling_options(body(seed=-1, stop="x", logit_bias={"7": 2}), 5, None)
+    frontend = new_frontend()
+    options = sampling_options(frontend, body(seed=-1, stop="x", logit_bias={"7": 2}), 5, None)
     assert (options.seed, options.stop, options.logit_bias) == (2**64 - 1, ["x"], {7: 2.0})
     assert options.plain == {"temperature": 1.0}
-    assert sampling_options(body(temperature=0, top_k=3), 5, None).plain == {"temperature": 0, "top_k": 3}
-    with pytest.raises(InvalidRequestError, match="stream_options needs stream: true"):
-        sampling_options(body(stream_options={"include_usage": True}), 5, None)
+    assert sampling_options(frontend, body(temperature=0, top_k=3), 5, None).plain == {"temperature": 0, "top_k": 3}
+    # Usage is in every answer that is no stream.
+    sampling_options(frontend, body(stream_options={"include_usage": True}), 5, None)
 
 
 def test_each_output_is_a_request_of_its_own_in_the_same_session() -> None:
     frontend, prompts = new_frontend(), [TokenizedPrompt([i], {RECEIVED: 1}) for i in (1, 2)]
     fields = body(n=2, seed=7, priority=4, cache_namespace="tenant", session_id="talk")
-    generations = begin_all(frontend, prompts, sampling_options(fields, 5, None), fields, "", None)
+    generations = begin_all(frontend, prompts, sampling_options(frontend, fields, 5, None), fields, "", None)
     trackers = [generation.tracker for generation in generations]
     assert [(tracker.prompt_ids, tracker.sampling.seed) for tracker in trackers] == [
         ((1,), 7),
@@ -56,7 +57,7 @@ def test_each_output_is_a_request_of_its_own_in_the_same_session() -> None:
 
 
 def test_the_prompts_of_all_outputs_together_are_limited() -> None:
-    fields = body(n=128)
+    frontend, fields = new_frontend(), body(n=128)
     prompts = [TokenizedPrompt([1] * (MAX_PROMPT_TOKENS // 128 + 1), {RECEIVED: 1})]
     with pytest.raises(InvalidRequestError, match=f"one request may have {MAX_PROMPT_TOKENS}"):
-        begin_all(new_frontend(), prompts, sampling_options(fields, 5, None), fields, "", None)
+        begin_all(frontend, prompts, sampling_options(frontend, fields, 5, None), fields, "", None)

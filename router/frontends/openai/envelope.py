@@ -1,0 +1,58 @@
+"""What every answer over HTTP has around it, refusals included: the request's id, and what browsers need."""
+
+from collections.abc import Sequence
+
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from router.frontends.request_id import REQUEST_ID_HEADER, request_id_of
+
+_HEADER = REQUEST_ID_HEADER.encode()
+
+
+def with_cors(app: ASGIApp, allowed_origins: Sequence[str]) -> ASGIApp:
+    """Lets pages of these origins read answers; "*": of all. Preflights are answered here, before keys are asked for: a
+    browser sends none with them."""
+    if not allowed_origins:
+        return app
+    return CORSMiddleware(
+        app,
+        allow_origins=allowed_origins,
+        allow_methods=("GET", "HEAD", "POST"),
+        allow_headers=("*",),
+        # Keys travel in a header that pages set themselves: they are no credentials in the sense of CORS.
+        allow_credentials=False,
+        expose_headers=("X-Request-Id", "Retry-After"),
+    )
+
+
+class EnvelopeMiddleware:
+    """ASGI middleware, outermost. A request's id stands in `scope["state"]["request_id"]`, and in `["send"]` what sends
+    the server what follows the start of an answer, past all layers, each of which only looks at the start."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
+        state = scope.setdefault("state", {})
+        request_id = state["request_id"] = request_id_of(headers.get(_HEADER))
+        state["send"] = send
+        added = [(_HEADER, request_id.encode())]
+        method = scope["method"]
+        if method == "OPTIONS" and (b"content-length" in headers or b"transfer-encoding" in headers):
+            # Nobody reads the body of a preflight: it would go on without limit, and without a key.
+            added.append((b"connection", b"close"))
+        if method == "HEAD":
+            # The server leaves the body out by the method that it knows.
+            scope = {**scope, "method": "GET"}
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), *added]
+            await send(message)
+
+        await self._app(scope, receive, send_with_headers)

@@ -1,0 +1,174 @@
+"""The fields of OpenAI's, vLLM's, SGLang's and other servers' bodies that have no meaning here, for each object: those
+of which only the values are taken that change nothing, and those that change nothing whatever they say.
+
+A field that comes to be served goes from here to its class in schema.py.
+"""
+
+from router.frontends.openai.lenient import Unserved
+
+
+def _not_supported(what: str, *taken: object) -> Unserved:
+    return Unserved(f"{what} not supported by this server", taken)
+
+
+def _called(name: str, *taken: object) -> Unserved:
+    """What is served under another name."""
+    return Unserved(f"this field is called {name} here", taken)
+
+
+_PENALTY = _not_supported("beam search, which this is for, is", 1)
+_BEAMS = _not_supported("beam search is", False)
+_OTHER_SAMPLERS = {
+    # What samplers of llama.cpp and text-generation-webui do where they are off.
+    "typical_p": _not_supported("typical sampling is", 1),
+    "tfs_z": _not_supported("tail-free sampling is", 1),
+    "top_a": _not_supported("top-a sampling is", 0),
+    "mirostat": _not_supported("mirostat is", 0),
+    "mirostat_mode": _not_supported("mirostat is", 0),
+    "xtc_probability": _not_supported("XTC sampling is", 0),
+    "dry_multiplier": _not_supported("DRY sampling is", 0),
+    "dynatemp_range": _not_supported("a temperature that changes is", 0),
+    "repeat_penalty": _called("repetition_penalty", 1),
+    "guidance_scale": _not_supported("classifier-free guidance is", 1),
+}
+
+REQUEST = {
+    "best_of": Unserved("best_of other than 1 is not supported by this server: ask for n outputs and choose", (1,)),
+    "use_beam_search": _BEAMS,
+    "length_penalty": _PENALTY,
+    "early_stopping": _BEAMS,
+    "num_beams": _not_supported("beam search is", 1),
+    "max_new_tokens": _called("max_tokens"),
+    "n_predict": _called("max_tokens"),
+    "stop_sequences": _called("stop", []),
+    "min_tokens": _not_supported("a least number of output tokens is", 0),
+    "include_stop_str_in_output": Unserved("a stop string is never part of the text here", (False,)),
+    "no_stop_trim": Unserved("a stop string is never part of the text here", (False,)),
+    "stop_regex": _not_supported("stopping at a regular expression is", []),
+    "skip_special_tokens": Unserved("special tokens are never part of the text here", (True,)),
+    "truncate_prompt_tokens": Unserved("prompts are never cut here: send what is to be read"),
+    "prompt_logprobs": _not_supported("log probabilities of the prompt are"),
+    "allowed_token_ids": _not_supported("restricting the vocabulary is"),
+    "bad_words": _not_supported("forbidding words is", []),
+    "logits_processors": _not_supported("logits processors are", []),
+    "logits_processors_args": _not_supported("logits processors are", {}),
+    "custom_logit_processor": _not_supported("logits processors are", ""),
+    "repetition_detection": _not_supported("repetition detection is", False),
+    "thinking_token_budget": _not_supported("a limit on reasoning is"),
+    "return_token_ids": _not_supported("token ids in answers are", False),
+    "return_tokens_as_token_ids": _not_supported("token ids in answers are", False),
+    "return_hidden_states": _not_supported("hidden states in answers are", False),
+    "prompt_embeds": _not_supported("embeddings as prompts are"),
+    "input_embeds": _not_supported("embeddings as prompts are"),
+    "input_ids": Unserved("token ids are taken as the prompt of /v1/completions"),
+    "kv_transfer_params": _not_supported("handing over caches from elsewhere is", {}),
+    "lora_path": _not_supported("LoRA adapters are", []),
+    "session_params": _not_supported("going on with a session is", {}),
+    "structural_tag": _not_supported("structural tags are"),
+    "guided_json_object": _called("structured_outputs.json_object", False),
+    "guided_whitespace_pattern": _not_supported("a pattern for white space is"),
+    "regex": _called("structured_outputs.regex"),
+    "ebnf": _called("structured_outputs.grammar"),
+    "json_schema": _called("structured_outputs.json"),
+    "grammar": _called("structured_outputs.grammar"),
+    **_OTHER_SAMPLERS,
+}
+REQUEST_HINTS = frozenset(
+    {
+        # For the caller's own books.
+        "user",
+        "metadata",
+        "safety_identifier",
+        "request_id",
+        "rid",
+        # Of how fast, where or at what price; and of OpenAI's own models.
+        "service_tier",
+        "store",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "prompt_cache_options",
+        "cache_prompt",
+        "id_slot",
+        "data_parallel_rank",
+        "bootstrap_host",
+        "bootstrap_port",
+        "bootstrap_room",
+        "guided_decoding_backend",
+        "prediction",
+        "reasoning_effort",
+        "verbosity",
+        "custom_params",
+        "vllm_xargs",
+        # Texts have no special tokens between which there could be spaces, and nothing is told apart as reasoning.
+        "spaces_between_special_tokens",
+        "include_reasoning",
+        "separate_reasoning",
+        "stream_reasoning",
+        # Images and sounds are refused where they stand.
+        "mm_processor_kwargs",
+        "media_io_kwargs",
+    }
+)
+
+COMPLETION = {
+    "suffix": _not_supported("suffix is", ""),
+    "messages": Unserved("messages are for /v1/chat/completions"),
+    "top_logprobs": Unserved("of completions the number of alternatives is called logprobs", (0,)),
+    "max_completion_tokens": _called("max_tokens"),
+    "add_special_tokens": _not_supported("leaving out the tokens that a prompt begins with is", True),
+}
+
+CHAT = {
+    "prompt": Unserved("prompt is for /v1/completions"),
+    "suffix": _not_supported("suffix is", ""),
+    "echo": _not_supported("echo of a chat is", False),
+    "audio": _not_supported("audio is"),
+    "web_search_options": _not_supported("searching the web is"),
+    "documents": _not_supported("documents beside the messages are", []),
+    "chat_template": _not_supported("a chat template of the request's own is"),
+    "chat_template_kwargs": _not_supported("chat_template_kwargs are", {}),
+    "add_generation_prompt": _not_supported("a chat that no answer is asked for is", True),
+    "continue_final_message": _not_supported("going on with the last message is", False),
+    "add_special_tokens": _not_supported("special tokens besides those of the chat template are", False),
+}
+
+STRUCTURED_OUTPUTS = {
+    "structural_tag": _not_supported("structural tags are"),
+    "whitespace_pattern": _not_supported("a pattern for white space is"),
+    "disable_any_whitespace": _not_supported("JSON without any white space is", False),
+    "disable_additional_properties": Unserved("say additionalProperties: false in the schema", (False,)),
+}
+STRUCTURED_OUTPUTS_HINTS = frozenset({"backend", "disable_fallback"})
+
+MESSAGE = {
+    "tool_calls": _not_supported("tools are", []),
+    "function_call": _not_supported("tools are"),
+    "tool_call_id": _not_supported("tools are", ""),
+    "audio": _not_supported("audio is"),
+    "images": _not_supported("images are", []),
+    "prefix": _not_supported("going on with the last message is", False),
+}
+MESSAGE_HINTS = frozenset(
+    {
+        "name",
+        "refusal",
+        "annotations",
+        "reasoning",
+        "reasoning_content",
+        "reasoning_details",
+        "provider_specific_fields",
+        "cache_control",
+        "id",
+    }
+)
+PART_HINTS = frozenset({"cache_control", "annotations", "id", "provider_specific_fields"})
+_IMAGES, _AUDIO, _VIDEOS, _FILES = (
+    f"{what} not supported by this server" for what in ("images are", "audio is", "videos are", "files are")
+)
+# Parts of a message's content that are no text, by their type.
+PARTS = {
+    **dict.fromkeys(("image_url", "input_image", "image", "image_embeds", "image_pil"), _IMAGES),
+    **dict.fromkeys(("input_audio", "audio_url", "audio"), _AUDIO),
+    **dict.fromkeys(("video_url", "input_video", "video"), _VIDEOS),
+    **dict.fromkeys(("file", "input_file", "document"), _FILES),
+}

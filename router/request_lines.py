@@ -1,0 +1,86 @@
+"""A line for each request's beginning and one for its end, for the terminal of whoever started the cluster.
+
+Their way there is a socket and not the log: what an actor writes to its standard error stays in Ray's files. Nothing is
+waited for: lines that do not get away are lost, and counted.
+"""
+
+import contextlib
+import socket
+import time
+
+from router.tracker import RequestTracker
+from tandem.lifecycle import PhaseTiming
+
+# Of one line, in bytes.
+MAX_LINE_BYTES = 2048
+
+
+class RequestLines:
+    """Belongs to one loop. Prompts, outputs and keys are in no line."""
+
+    def __init__(self, router_id: str, socket_name: str) -> None:
+        """
+        Args:
+            router_id: stands in each line.
+            socket_name: of the socket that takes them, in Linux' abstract namespace.
+        """
+        self._router_id = router_id
+        self._address = f"\0{socket_name}"
+        self._socket: socket.socket | None = None
+        self._num_lost = 0
+
+    def begun(self, tracker: RequestTracker) -> None:
+        sampling = tracker.sampling
+        self._send(
+            f"> {_name(tracker)} prompt_tokens={len(tracker.prompt_ids)} max_tokens={sampling.max_tokens} "
+            f"temperature={sampling.temperature:g}"
+        )
+
+    def ended(
+        self,
+        tracker: RequestTracker,
+        outcome: str,
+        *,
+        num_cached_tokens: int,
+        num_output_tokens: int,
+        timings: list[PhaseTiming],
+    ) -> None:
+        took = "".join(f" {t.name}_ms={t.duration_ms:.0f}" for t in timings if t.name in ("ttft", "e2e"))
+        why = f": {tracker.failure}" if tracker.failure else ""
+        self._send(
+            f"< {_name(tracker)} {outcome} prompt_tokens={len(tracker.prompt_ids)} cached_tokens={num_cached_tokens} "
+            f"output_tokens={num_output_tokens}{took}{why}"
+        )
+
+    def refused(self, request_id: str, outcome: str, error: str) -> None:
+        self._send(f"! {request_id or '-'} {outcome}: {error}")
+
+    def close(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    def _send(self, text: str) -> None:
+        now = time.time()
+        lost = f" ({self._num_lost} lines lost)" if self._num_lost else ""
+        moment = f"{time.strftime('%H:%M:%S', time.localtime(now))}.{int(now * 1000) % 1000:03d}"
+        line = f"{moment} {self._router_id}{lost} {text}".encode(errors="replace")[:MAX_LINE_BYTES]
+        try:
+            if self._socket is None:
+                self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+                self._socket.connect(self._address)
+            self._socket.send(line)
+        except BlockingIOError:
+            # The terminal is slower than the requests.
+            self._num_lost += 1
+        except OSError:
+            self._num_lost += 1
+            with contextlib.suppress(OSError):
+                self.close()
+        else:
+            self._num_lost = 0
+
+
+def _name(tracker: RequestTracker) -> str:
+    """Its own id, behind the one that its client knows."""
+    return f"{tracker.client_request_id} {tracker.request_id}" if tracker.client_request_id else tracker.request_id
