@@ -24,7 +24,11 @@ def cluster_config(arguments: argparse.Namespace, environment: Mapping[str, str]
     if arguments.config is not None:
         values |= read_file(Path(arguments.config))
     flags = {option.field: getattr(arguments, option.field) for option in SERVE_OPTIONS}
-    values |= {target: value for target, value in flags.items() if value is not None}
+    values |= {
+        target: tuple(value) if isinstance(value, list) else value
+        for target, value in flags.items()
+        if value is not None
+    }
     if "model" not in values:
         raise ValueError("which model? give --model, or a line `model: ...` in the file of --config")
     for name in ("num_prefill", "num_decode"):

@@ -67,7 +67,6 @@ def make_app(frontend: Frontend) -> ASGIApp:
         responses=_ERRORS,
         # A redirect would name the address as uvicorn knows it, which a proxy may have changed.
         redirect_slashes=False,
-        root_path=frontend.config.root_path,
     )
     app.router.route_class = JsonRoute
     # Large bodies are read one at a time: threads that want the interpreter's lock each delay the loop.
@@ -78,7 +77,7 @@ def make_app(frontend: Frontend) -> ASGIApp:
     _add_error_handlers(app, frontend)
     app.openapi = partial(_description, app.openapi)  # type: ignore[method-assign]
     config = frontend.config
-    return EnvelopeMiddleware(with_cors(AccessMiddleware(app, frontend), config.allowed_origins))
+    return EnvelopeMiddleware(with_cors(AccessMiddleware(app, frontend), config.allowed_origins), config.root_path)
 
 
 def _description(describe: Callable[[], dict[str, Any]]) -> dict[str, Any]:

@@ -30,8 +30,10 @@ class EnvelopeMiddleware:
     """ASGI middleware, outermost. A request's id stands in `scope["state"]["request_id"]`, and in `["send"]` what sends
     the server what follows the start of an answer, past all layers, each of which only looks at the start."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, root_path: str) -> None:
+        """Args: root_path: under which a proxy shows all this."""
         self._app = app
+        self._root_path = root_path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -46,9 +48,8 @@ class EnvelopeMiddleware:
         if method == "OPTIONS" and (b"content-length" in headers or b"transfer-encoding" in headers):
             # Nobody reads the body of a preflight: it would go on without limit, and without a key.
             added.append((b"connection", b"close"))
-        if method == "HEAD":
-            # The server leaves the body out by the method that it knows.
-            scope = {**scope, "method": "GET"}
+        # The server goes by its own copy: it leaves out the body by the method there.
+        scope = {**scope, "root_path": self._root_path, "method": "GET" if method == "HEAD" else method}
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":

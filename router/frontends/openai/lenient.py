@@ -80,7 +80,7 @@ class LenientBody(BaseModel):
         if not isinstance(data, dict):
             return handler(data)
         # Both are small but for what a client makes large: what it sends is not gone through name by name.
-        for name in cls.unserved.keys() & data.keys():
+        for name in sorted(cls.unserved.keys() & data.keys()):
             if not cls.unserved[name].takes(data[name]):
                 raise refusal_of(name, cls.unserved[name].refusal)
         body = handler(data)

@@ -29,6 +29,8 @@ OTHER_VALUES = {
     "tls_key": "key.pem",
     "tls_client_ca": "ca.pem",
     "api_keys": ("first", "second"),
+    "allowed_origins": ("https://one.example", "http://localhost:3000"),
+    "root_path": "/tandem",
     "log_dir": "logs",
     "request_timeout_s": 1.5,
     "worker_wait_timeout_s": 3.5,

@@ -11,6 +11,7 @@ from router.frontends.openai.request import MAX_PROMPT_TOKENS, begin_all, check_
 from router.frontends.openai.schema import CompletionRequest
 from router.policies.least_loaded import LeastLoaded
 from router.router import Router
+from router.text.generation_config import SamplingDefaults
 from tandem.lifecycle import RECEIVED
 from tests.fakes.tokenizer import ByteTokenizer
 
@@ -19,9 +20,9 @@ def body(**fields: Any) -> CompletionRequest:
     return CompletionRequest(prompt="hi", **fields)
 
 
-def new_frontend() -> Frontend:
+def new_frontend(defaults: SamplingDefaults | None = None) -> Frontend:
     config = RouterConfig("nowhere", "fake", 400)
-    return Frontend(Router(config, LeastLoaded()), ByteTokenizer(), config)  # type: ignore[arg-type]
+    return Frontend(Router(config, LeastLoaded()), ByteTokenizer(), config, defaults)  # type: ignore[arg-type]
 
 
 def test_outputs_are_counted_over_all_prompts() -> None:
@@ -41,10 +42,19 @@ def test_options_are_openai_s() -> None:
     sampling_options(frontend, body(stream_options={"include_usage": True}), 5, None)
 
 
+def test_what_a_request_leaves_out_is_the_model_s() -> None:
+    frontend = new_frontend(SamplingDefaults({"temperature": 0.6, "top_k": 20}))
+    assert sampling_options(frontend, body(), 5, None).plain == {"temperature": 0.6, "top_k": 20}
+    said = sampling_options(frontend, body(temperature=1, top_k=0, top_p=None), 5, None)
+    assert said.plain == {"temperature": 1, "top_k": 0}
+
+
 def test_each_output_is_a_request_of_its_own_in_the_same_session() -> None:
     frontend, prompts = new_frontend(), [TokenizedPrompt([i], {RECEIVED: 1}) for i in (1, 2)]
     fields = body(n=2, seed=7, priority=4, cache_namespace="tenant", session_id="talk")
-    generations = begin_all(frontend, prompts, sampling_options(frontend, fields, 5, None), fields, "", None)
+    generations = begin_all(
+        frontend, prompts, sampling_options(frontend, fields, 5, None), fields, "", None, None, "mine"
+    )
     trackers = [generation.tracker for generation in generations]
     assert [(tracker.prompt_ids, tracker.sampling.seed) for tracker in trackers] == [
         ((1,), 7),
@@ -53,7 +63,17 @@ def test_each_output_is_a_request_of_its_own_in_the_same_session() -> None:
         ((2,), 8),
     ]
     assert {(t.priority, t.cache_namespace, t.session_id) for t in trackers} == {(4, "tenant", "talk")}
+    assert {tracker.client_request_id for tracker in trackers} == {"mine"}
     assert len({tracker.request_id for tracker in trackers}) == 4
+
+
+def test_vllm_s_name_of_a_namespace_is_taken() -> None:
+    frontend, prompts = new_frontend(), [TokenizedPrompt([1], {RECEIVED: 1})]
+    namespaces = []
+    for fields in (body(cache_salt="tenant"), body(cache_namespace="tenant"), body()):
+        [generation] = begin_all(frontend, prompts, sampling_options(frontend, fields, 5, None), fields, "", None)
+        namespaces.append(generation.tracker.cache_namespace)
+    assert namespaces[0] == namespaces[1] != namespaces[2]
 
 
 def test_the_prompts_of_all_outputs_together_are_limited() -> None:

@@ -1,0 +1,130 @@
+"""What clients of other servers send: taken where it changes nothing, and refused where it would."""
+
+import time
+from typing import Any
+
+import pytest
+from fastapi.exceptions import RequestValidationError
+from pydantic import ValidationError
+
+from router.frontends.openai.errors import invalid_body
+from router.frontends.openai.lenient import MAX_NAME_CHARACTERS, MAX_NAMED, UnknownFields, unknown_fields
+from router.frontends.openai.schema import ChatCompletionRequest, CompletionRequest
+
+USER = {"role": "user", "content": "hi"}
+
+
+def read(**fields: Any) -> CompletionRequest | ChatCompletionRequest:
+    """A body, of a chat if it has messages."""
+    kind = ChatCompletionRequest if "messages" in fields else CompletionRequest
+    return kind.model_validate(fields if "messages" in fields else {"prompt": "hi", **fields})
+
+
+def refusal(**fields: Any) -> str:
+    with pytest.raises(ValidationError) as invalid:
+        read(**fields)
+    errors = [{**error, "loc": ("body", *error["loc"])} for error in invalid.value.errors()]
+    return str(invalid_body(RequestValidationError(errors)))
+
+
+def chat(*more: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    return {"messages": [USER, *more], **fields}
+
+
+@pytest.mark.parametrize("kind", [CompletionRequest, ChatCompletionRequest])
+def test_null_is_absent_for_every_optional_field(kind: type[CompletionRequest | ChatCompletionRequest]) -> None:
+    required: dict[str, Any] = {"prompt": "hi"} if kind is CompletionRequest else {"messages": [USER]}
+    optional = {field.alias or name for name, field in kind.model_fields.items() if not field.is_required()}
+    nulls = dict.fromkeys(optional | kind.unserved.keys() | kind.hints)
+    body = kind.model_validate({**nulls, **required})
+    assert body == kind.model_validate(required)
+    assert unknown_fields(body) == UnknownFields()
+    for inner in ({"stream_options": {"include_usage": None}}, {"structured_outputs": {"json": None, "backend": None}}):
+        assert unknown_fields(kind.model_validate({**required, **inner})) == UnknownFields()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"length_penalty": 1.0, "use_beam_search": False, "best_of": 1, "suffix": "", "min_tokens": 0},
+        {"skip_special_tokens": True, "spaces_between_special_tokens": False, "include_stop_str_in_output": False},
+        {"logits_processors": [], "bad_words": [], "add_special_tokens": True, "return_token_ids": False},
+        {"user": {"any": "thing"}, "metadata": {"n": 1}, "request_id": "r-1", "rid": ["r"], "repeat_penalty": 1},
+        {"stream_options": {"include_usage": True}},
+        {"structured_outputs": {"regex": "a", "backend": "xgrammar", "disable_any_whitespace": False}},
+        chat(reasoning_effort="low", verbosity="high", prompt_cache_key="k", prompt_cache_retention="24h"),
+        chat(safety_identifier="s", store=True, service_tier="flex", prediction={"type": "content", "content": "x"}),
+        chat(tools=[], tool_choice="none", functions=[], parallel_tool_calls=True, documents=[], echo=False),
+        chat(add_generation_prompt=True, continue_final_message=False, chat_template_kwargs={}, logprobs=False),
+        chat({"role": "assistant", "content": None, "refusal": None, "audio": None, "annotations": []}),
+        chat({"role": "assistant", "content": "yes", "tool_calls": [], "function_call": None, "name": "Al"}),
+        chat({"role": "assistant", "reasoning_content": "so", "provider_specific_fields": {"x": 1}}),
+        chat({"role": "user", "content": [{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}]}),
+        chat({"role": "user", "content": [{"type": "input_text", "text": "a"}]}),
+    ],
+    ids=lambda fields: next(reversed(fields)),
+)
+def test_what_changes_nothing_is_taken_as_if_it_were_not_there(fields: dict[str, Any]) -> None:
+    assert unknown_fields(read(**fields)) == UnknownFields()
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"use_beam_search": True}, "use_beam_search: beam search is not supported by this server"),
+        ({"use_beam_search": 0}, "use_beam_search: beam search is not supported by this server"),
+        ({"length_penalty": True}, "length_penalty: beam search, which this is for, is not supported by this server"),
+        ({"best_of": 3}, "best_of: best_of other than 1 is not supported"),
+        ({"max_completion_tokens": 5}, "max_completion_tokens: this field is called max_tokens here"),
+        ({"skip_special_tokens": False}, "skip_special_tokens: special tokens are never part of the text here"),
+        ({"truncate_prompt_tokens": 5}, "truncate_prompt_tokens: prompts are never cut here"),
+        ({"suffix": "x"}, "suffix: suffix is not supported by this server"),
+        ({"cache_salt": "a", "cache_namespace": "b"}, "cache_salt: it is another name of cache_namespace"),
+        ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs.structural_tag: structural tags are not"),
+        (chat(web_search_options={}), "web_search_options: searching the web is not supported by this server"),
+        (chat(audio={"voice": "x"}), "audio: audio is not supported by this server"),
+        (chat(chat_template_kwargs={"enable_thinking": False}), "chat_template_kwargs: chat_template_kwargs are not"),
+        (chat({"role": "assistant", "tool_calls": [{}]}), "messages.1.tool_calls: tools are not supported"),
+        (chat({"role": "user", "content": None}), "messages.1.content: a message of role user needs one"),
+        (chat({"role": "system"}), "messages.1.content: a message of role system needs one"),
+        (
+            chat({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}),
+            "messages.1.content.0.type: images are not supported by this server",
+        ),
+        (
+            chat({"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}),
+            "messages.1.content.0.type: audio is not supported by this server",
+        ),
+        ({"top_p": "1"}, "top_p: Input should be a valid number"),
+        ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage: Input should be a valid boolean"),
+    ],
+)
+def test_what_would_change_the_answer_is_refused_in_words_that_help(fields: dict[str, Any], message: str) -> None:
+    assert refusal(**fields).startswith(message)
+
+
+def test_what_nobody_knows_is_counted_wherever_it_stands() -> None:
+    part = {"type": "text", "text": "a", "x": 1}
+    body = read(**chat({"role": "user", "content": [part, part], "y": 1}, z=1, stream_options={"w": 1}))
+    assert unknown_fields(body).num_fields == 5
+    assert set(unknown_fields(body).names) == {"x", "y", "z", "w"}
+
+
+def test_a_million_unknown_fields_cost_no_more_than_a_few() -> None:
+    many = {"n" * 1000 + str(i): 1 for i in range(1_000_000)} | {"prompt": "hi"}
+    began = time.perf_counter()
+    unknown = unknown_fields(CompletionRequest.model_validate(many))
+    # It is ten microseconds; going through the names would be a tenth of a second.
+    assert time.perf_counter() - began < 0.02
+    assert unknown.num_fields == 1_000_000
+    assert unknown.names == ("n" * MAX_NAME_CHARACTERS,) * MAX_NAMED
+
+
+@pytest.mark.parametrize("kind", [CompletionRequest, ChatCompletionRequest])
+def test_the_description_has_what_is_taken_of_unserved_fields(
+    kind: type[CompletionRequest | ChatCompletionRequest],
+) -> None:
+    description = kind.model_json_schema()
+    assert "additionalProperties" not in description
+    for name, field in kind.unserved.items():
+        assert description["properties"][name]["enum"] == [*field.taken, None]

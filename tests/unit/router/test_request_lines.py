@@ -1,0 +1,81 @@
+"""Lines about requests, on their way to whoever takes them."""
+
+import secrets
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from router.request_lines import MAX_LINE_BYTES, RequestLines
+from router.tracker import RequestTracker
+from tandem.lifecycle import PhaseTiming
+from tandem.sampling_params import SamplingParams
+
+
+class Taker:
+    def __init__(self) -> None:
+        self.name = f"tandem-test-{secrets.token_hex(8)}"
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._listener.bind(f"\0{self.name}")
+        self._listener.listen()
+        self._connection: socket.socket | None = None
+
+    def take(self) -> str:
+        """The next line, without its time."""
+        if self._connection is None:
+            self._connection, _ = self._listener.accept()
+            self._connection.settimeout(5.0)
+        return self._connection.recv(2 * MAX_LINE_BYTES).decode().partition(" ")[2]
+
+    def close(self) -> None:
+        self._listener.close()
+        if self._connection is not None:
+            self._connection.close()
+
+
+@pytest.fixture
+def taker() -> Iterator[Taker]:
+    taker = Taker()
+    yield taker
+    taker.close()
+
+
+def test_a_request_s_beginning_end_and_refusal(taker: Taker) -> None:
+    lines = RequestLines("router-0", taker.name)
+    tracker = RequestTracker(
+        "ab-1", (1, 2, 3), SamplingParams(7, temperature=0.5), client_request_id="mine", failure="no worker"
+    )
+    lines.begun(tracker)
+    assert taker.take() == "router-0 > mine ab-1 prompt_tokens=3 max_tokens=7 temperature=0.5"
+    timings = [PhaseTiming("ttft", 0.0, 31.4), PhaseTiming("decode", 31.4, 10.0), PhaseTiming("e2e", 0.0, 41.4)]
+    lines.ended(tracker, "unavailable", num_cached_tokens=2, num_output_tokens=5, timings=timings)
+    assert taker.take() == (
+        "router-0 < mine ab-1 unavailable prompt_tokens=3 cached_tokens=2 output_tokens=5 ttft_ms=31 e2e_ms=41: "
+        "no worker"
+    )
+    lines.refused("", "unauthenticated", "the API key is wrong")
+    assert taker.take() == "router-0 ! - unauthenticated: the API key is wrong"
+    lines.refused("r", "invalid", "x" * 10_000)
+    assert len(taker.take()) < MAX_LINE_BYTES
+    lines.close()
+
+
+def test_nobody_waits_for_a_terminal_that_does_not_read(taker: Taker) -> None:
+    lines = RequestLines("router-0", taker.name)
+    for number in range(5_000):
+        lines.refused("r", "invalid", f"{number} " + "x" * 500)
+    num_taken = 0
+    # What was lost is said with the next line that gets away.
+    while "lost" not in (line := taker.take()):
+        num_taken += 1
+        lines.refused("r", "invalid", "one more")
+    assert 0 < num_taken < 5_000
+    num_lost = int(line.partition("(")[2].partition(" ")[0])
+    assert 1_000 < num_lost <= 5_000
+    lines.close()
+
+
+def test_a_line_is_lost_where_nobody_takes_it() -> None:
+    lines = RequestLines("router-0", "tandem-test-nobody")
+    lines.refused("r", "invalid", "why")
+    lines.close()
