@@ -10,7 +10,8 @@ from tandem.config import LogConfig, TlsConfig, parse_api_key, require, require_
 
 AUTO = "auto"
 GENERATION_CONFIGS = (AUTO, "none")
-_ORIGIN = re.compile(r"\*|https?://[a-z0-9.-]+(:[0-9]+)?|https?://\[[0-9a-f:.]+\](:[0-9]+)?")
+# Pages of browsers' extensions and of programs made of pages have schemes of their own.
+_ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://([A-Za-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]+)?")
 _ROOT_PATH = re.compile(r"(/[A-Za-z0-9._~-]+)*")
 
 

@@ -21,12 +21,24 @@ from router.config import RouterConfig
         ("max_requests_per_key", -1, "max_requests_per_key must not be negative"),
         ("max_attempts", 0, "max_attempts must be above 0, not 0"),
         ("request_timeout_s", 0.0, "request_timeout_s must be above 0"),
+        ("generation_config", "vllm", "generation_config must be one of auto, none, not 'vllm'"),
+        ("allowed_origins", ("https://one.example/",), "without a path, not 'https://one.example/'"),
+        ("allowed_origins", ("one.example",), "allowed_origins must be"),
+        ("root_path", "tandem", "root_path must begin with a slash and not end with one"),
+        ("root_path", "/tandem/", "root_path must begin with a slash and not end with one"),
         ("max_body_bytes", -5, "max_body_bytes must be above 0, not -5"),
     ],
 )
 def test_a_value_that_means_nothing_is_refused(field: str, value: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         RouterConfig("nowhere", "fake", 400, **{field: value})
+
+
+@pytest.mark.parametrize(
+    "origin", ["*", "https://one.example", "http://localhost:3000", "http://[::1]:80", "chrome-extension://abc"]
+)
+def test_origins_are_as_browsers_send_them(origin: str) -> None:
+    assert RouterConfig("nowhere", "fake", 400, allowed_origins=(origin,), root_path="/a/b-c").allowed_origins
 
 
 def test_a_class_is_looked_for_only_when_it_is_needed() -> None:

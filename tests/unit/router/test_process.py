@@ -1,5 +1,6 @@
 """The router's process: what it cannot start with, and how it stops."""
 
+import shutil
 import socket
 import time
 from pathlib import Path
@@ -12,6 +13,7 @@ from router.config import RouterConfig
 from router.policies.least_loaded import LeastLoaded
 from router.process import RouterProcess, make_policy
 from tandem.rpc import channel
+from tandem.v1 import inference_pb2, inference_pb2_grpc
 from tests.fakes import raw_http2
 from tests.fakes.raw_http import error_of, read_all
 from tests.fakes.routing import RecordingPolicy
@@ -37,6 +39,41 @@ def test_a_policy_that_cannot_be_made_is_an_error_at_the_start(router_model_dir:
     try:
         with pytest.raises(ValueError, match=message):
             process.start()
+    finally:
+        process.stop()
+
+
+@pytest.mark.parametrize("generation_config", ["auto", "none"])
+def test_what_the_model_says_of_sampling_is_read_where_it_counts(
+    router_model_dir: Path, tmp_path: Path, generation_config: str
+) -> None:
+    shutil.copytree(router_model_dir, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "generation_config.json").write_text('{"temperature": -1}')
+    process = RouterProcess(
+        RouterConfig(str(tmp_path), "fake", 64, grpc_port=0, http_port=0, generation_config=generation_config)
+    )
+    try:
+        if generation_config == "none":
+            assert process.start().http
+        else:
+            with pytest.raises(ValueError, match="temperature must be a number of at least 0, not -1"):
+                process.start()
+    finally:
+        process.stop()
+
+
+def test_a_call_s_id_comes_back_in_its_metadata(router_model_dir: Path) -> None:
+    config = RouterConfig(str(router_model_dir), "fake", 64, grpc_port=0, http_port=0, worker_wait_timeout_s=0)
+    process = RouterProcess(config)
+    try:
+        with grpc.insecure_channel(process.start().grpc) as connection:
+            stub = inference_pb2_grpc.InferenceStub(connection)
+            request = inference_pb2.GenerateRequest(text="a")
+            call = stub.Generate(request, metadata=(("x-request-id", "mine"),), timeout=5.0)
+            with pytest.raises(grpc.RpcError) as refused:
+                list(call)
+            assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+            assert dict(call.trailing_metadata()) == {"tandem-router": "router-0", "x-request-id": "mine"}
     finally:
         process.stop()
 

@@ -12,6 +12,7 @@ from router.config import RouterConfig
 from router.frontends.base import Frontend
 from router.frontends.grpc import InferenceService
 from router.router import Router
+from router.text.generation_config import SamplingDefaults
 from tandem.messages import Abort, Admit, Finished, FirstToken, LeaseLost, TokenEvent, Tokens
 from tandem.sampling_params import SamplingParams, TokenLogprobs, TopLogprob
 from tandem.v1 import inference_pb2 as pb
@@ -63,7 +64,8 @@ class GrpcHarness:
         self.p = ScriptedWorker(router, "p", "prefill")
         self.d = ScriptedWorker(router, "d", "decode")
         self.p.link_to("d")
-        self.service = InferenceService(Frontend(router, ByteTokenizer(), config))  # type: ignore[arg-type]
+        self.frontend = Frontend(router, ByteTokenizer(), config)  # type: ignore[arg-type]
+        self.service = InferenceService(self.frontend)
         self.router = router
         self.responses: list[pb.GenerateResponse] = []
 
@@ -284,6 +286,59 @@ def test_what_a_request_says_of_itself_reaches_the_policy() -> None:
     chosen_for = next(call[2] for call in asyncio.run(scenario()).policy.calls if call[0] == "choose")
     assert (chosen_for.prompt_ids, chosen_for.max_new_tokens) == (tuple(b"hi"), 7)
     assert (chosen_for.priority, chosen_for.cache_namespace, chosen_for.session_id) == (-3, "tenant", "s" * 256)
+
+
+@pytest.mark.parametrize(
+    ("named", "metadata", "known", "told"),
+    [
+        ("", {}, None, None),
+        ("", {"x_request_id": "proxy's-1"}, "proxy's-1", "proxy's-1"),
+        ("mine", {"x_request_id": "proxy's-1"}, "mine", "mine"),
+        ("", {"x_request_id": "x" * 129}, None, None),
+        # The message may name what metadata cannot hold.
+        ("mein Größtes", {}, "mein Größtes", ""),
+    ],
+)
+def test_a_call_has_the_id_of_its_request(
+    named: str, metadata: dict[str, str], known: str | None, told: str | None
+) -> None:
+    async def scenario() -> None:
+        for refused in (False, True):
+            h = GrpcHarness()
+            context = Context(h.responses, **metadata)
+            request = pb.GenerateRequest(
+                text="hi", request_id=named, sampling=pb.SamplingParams(max_tokens=1000 if refused else 1)
+            )
+            call = asyncio.create_task(h.service.Generate(request, context))  # type: ignore[arg-type]
+            await h.settle()
+            if refused:
+                with pytest.raises(Refused):
+                    await call
+                assert context.trailers["tandem-router"] == "router-0"
+            else:
+                [tracker] = [request.tracker for request in h.router._requests]
+                [admit] = h.d.of(Admit)
+                h.p.say(first(admit.request_id, 0, 0, ord("a")))
+                h.d.say(Finished(admit.request_id, 0, "length", 1, 0, 1))
+                await call
+                assert {response.request_id for response in h.responses} == {named}
+                if known is not None:
+                    assert tracker.client_request_id == known
+            trailer = context.trailers.get("x-request-id", "")
+            assert trailer == told if told is not None else len(trailer) == 32
+
+    asyncio.run(scenario())
+
+
+def test_the_model_s_own_defaults_are_not_this_contract_s() -> None:
+    async def scenario() -> None:
+        h = GrpcHarness()
+        h.frontend.sampling_defaults = SamplingDefaults({"temperature": 0.6, "top_k": 20}, max_tokens=5)
+        call, admit = await h.start()
+        assert (admit.sampling.temperature, admit.sampling.top_k, admit.sampling.max_tokens) == (0.0, 0, 128)
+        call.cancel()
+
+    asyncio.run(scenario())
 
 
 def test_a_policy_that_fails_is_the_server_s_mistake() -> None:
