@@ -11,6 +11,7 @@ from pydantic import BaseModel, Discriminator, Field, Tag, field_validator, mode
 
 from router.frontends.openai import unserved as others
 from router.frontends.openai.lenient import LenientBody, refusal_of
+from router.frontends.openai.structured_schema import Choices, ResponseFormat, StructuredOutputs
 from router.text.prompt_encoder import MAX_MESSAGES
 from tandem.sampling_params import MAX_NUM_BIASED, MAX_NUM_STOP_TOKENS
 
@@ -69,34 +70,6 @@ StopField = Annotated[
         custom_error_message="Input should be a string or a list of strings",
     ),
 ]
-
-
-Choices = Annotated[list[str], _FAIL_FAST]
-
-
-class JsonSchema(LenientBody):
-    name: str | None = None
-    description: str | None = None
-    schema_: dict[str, Any] | None = Field(None, alias="schema")
-    strict: bool | None = None
-
-
-class ResponseFormat(LenientBody):
-    type: Literal["text", "json_object", "json_schema"]
-    json_schema: JsonSchema | None = None
-
-
-class StructuredOutputs(LenientBody):
-    """As vLLM calls them; one of them is given."""
-
-    unserved = others.STRUCTURED_OUTPUTS
-    hints = others.STRUCTURED_OUTPUTS_HINTS
-
-    json_: dict[str, Any] | str | None = Field(None, alias="json")
-    regex: str | None = None
-    choice: Choices | None = None
-    grammar: str | None = None
-    json_object: bool | None = None
 
 
 class StreamOptions(LenientBody):

@@ -5,7 +5,8 @@ from itertools import combinations
 import pytest
 
 from router.frontends.openai import unserved
-from router.frontends.openai.schema import ChatCompletionRequest, ChatMessage, CompletionRequest, StructuredOutputs
+from router.frontends.openai.schema import ChatCompletionRequest, ChatMessage, CompletionRequest
+from router.frontends.openai.structured_schema import StructuredOutputs
 
 
 @pytest.mark.parametrize("kind", [CompletionRequest, ChatCompletionRequest, ChatMessage, StructuredOutputs])

@@ -1,0 +1,35 @@
+"""How a body says what its output is to keep to: as OpenAI's clients say it, and as vLLM's."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from router.frontends.openai import unserved as others
+from router.frontends.openai.lenient import LenientBody
+
+Choices = Annotated[list[str], Field(fail_fast=True)]
+
+
+class JsonSchema(LenientBody):
+    name: str | None = None
+    description: str | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(LenientBody):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+class StructuredOutputs(LenientBody):
+    """As vLLM calls them; one of them is given."""
+
+    unserved = others.STRUCTURED_OUTPUTS
+    hints = others.STRUCTURED_OUTPUTS_HINTS
+
+    json_: dict[str, Any] | str | None = Field(None, alias="json")
+    regex: str | None = None
+    choice: Choices | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
