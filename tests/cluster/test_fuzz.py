@@ -112,7 +112,7 @@ def shorten(body: Any) -> None:
 
 def tame(body: dict[str, Any]) -> None:
     """Makes a body that is right by the description one that is right for the model too."""
-    names = ("model", "stop", "logit_bias", "stop_token_ids", "cache_namespace", "session_id")
+    names = ("model", "stop", "logit_bias", "stop_token_ids", "cache_namespace", "cache_salt", "session_id")
     for name in (*names, "top_logprobs", "stream_options"):
         body.pop(name, None)
     if body.get("echo"):
@@ -128,6 +128,10 @@ def tame(body: dict[str, Any]) -> None:
         ]
     if "messages" in body:
         body.pop("prompt")
+        for message in body["messages"]:
+            # An assistant's message may be without, which the description cannot say of it alone.
+            if message.get("content") is None:
+                message["content"] = "hi"
 
 
 @amount(50, 1000)
