@@ -23,6 +23,7 @@ from router.errors import (
 )
 from router.frontends.openai.lenient import UNSERVED
 from router.frontends.openai.schema import TAG_MARK
+from router.frontends.openai.unserved import PARTS
 
 
 class HttpError(NamedTuple):
@@ -86,6 +87,9 @@ def invalid_body(error: RequestValidationError) -> InvalidRequestError:
     # The first part of the path says that it is the body.
     names = [str(part) for part in first["loc"][1:] if not str(part).startswith(TAG_MARK)]
     message = str(first["msg"]).removeprefix("Value error, ")
+    if names[-1:] == ["type"] and isinstance(first.get("input"), str):
+        # A part of a message that is no text.
+        message = PARTS.get(first["input"], message)
     if first["type"] == UNSERVED:
         names.append(first["ctx"]["name"])
     if not names:

@@ -5,9 +5,10 @@ does not is `unserved`: it may say what is done anyway, and anything else is ref
 `hints` change no answer. All others nobody here knows: they are taken, counted, and a few of them named in the log.
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from itertools import chain, islice
+from collections.abc import Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, ModelWrapValidatorHandler, PrivateAttr, model_validator
@@ -39,19 +40,23 @@ class Unserved:
         return any(value == known and isinstance(value, bool) == isinstance(known, bool) for known in self.taken)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class UnknownFields:
     """Attributes: names: of the first MAX_NAMED, cut short."""
 
     num_fields: int = 0
-    names: tuple[str, ...] = ()
+    names: list[str] = field(default_factory=list)
+
+
+# Of the body that is being read, which happens without a break.
+_noted: ContextVar[UnknownFields | None] = ContextVar("unknown fields", default=None)
 
 
 def _describe(schema: dict[str, Any], model: type["LenientBody"]) -> None:
     """The unserved fields are part of a body's description."""
     properties = schema.setdefault("properties", {})
-    for name, field in model.unserved.items():
-        properties[name] = {"enum": [*field.taken, None], "description": f"Anything else is refused: {field.refusal}"}
+    for name, known in model.unserved.items():
+        properties[name] = {"enum": [*known.taken, None], "description": f"Anything else is refused: {known.refusal}"}
 
 
 class LenientBody(BaseModel):
@@ -62,52 +67,63 @@ class LenientBody(BaseModel):
 
     unserved: ClassVar[Mapping[str, Unserved]] = {}
     hints: ClassVar[frozenset[str]] = frozenset()
+    _declared: ClassVar[frozenset[str]] = frozenset()
     _known: ClassVar[frozenset[str]] = frozenset()
-    _unknown: UnknownFields | None = PrivateAttr(None)
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
         super().__pydantic_init_subclass__(**kwargs)
         # As they are sent.
-        declared = {field.alias or name for name, field in cls.model_fields.items()}
-        cls._known = frozenset(declared) | cls.unserved.keys() | cls.hints
-        if both := declared & (cls.unserved.keys() | cls.hints):
-            raise TypeError(f"{cls.__name__} serves {', '.join(both)}, and does not")
+        cls._declared = frozenset(declared.alias or name for name, declared in cls.model_fields.items())
+        cls._known = cls._declared | cls.unserved.keys() | cls.hints
 
     @model_validator(mode="wrap")
     @classmethod
     def _read(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
-        if not isinstance(data, dict):
+        # A body may have thousands of objects, and an object tens of thousands of names: most have none but these, and
+        # no object is gone through name by name.
+        if not isinstance(data, dict) or data.keys() <= cls._declared:
             return handler(data)
-        # Both are small but for what a client makes large: what it sends is not gone through name by name.
         for name in sorted(cls.unserved.keys() & data.keys()):
             if not cls.unserved[name].takes(data[name]):
                 raise refusal_of(name, cls.unserved[name].refusal)
-        body = handler(data)
-        num_unknown = len(data) - len(cls._known & data.keys())
-        if num_unknown:
-            names = islice((name for name in data if name not in cls._known), MAX_NAMED)
-            body._unknown = UnknownFields(num_unknown, tuple(name[:MAX_NAME_CHARACTERS] for name in names))
+        note_unknown(data, cls._known)
+        return handler(data)
+
+
+class LenientRequest(LenientBody):
+    """A whole body. Attributes: unknown_fields: in all its objects."""
+
+    _unknown: UnknownFields = PrivateAttr(default_factory=UnknownFields)
+
+    @property
+    def unknown_fields(self) -> UnknownFields:
+        return self._unknown
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _read_whole(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        noted = UnknownFields()
+        token = _noted.set(noted)
+        try:
+            body = handler(data)
+        finally:
+            _noted.reset(token)
+        body._unknown = noted
         return body
+
+
+def note_unknown(data: dict[str, Any], known: frozenset[str]) -> None:
+    """Counts the names of an object of the body that is being read, but for these."""
+    num_unknown = len(data) - len(known & data.keys())
+    noted = _noted.get()
+    if num_unknown and noted is not None:
+        noted.num_fields += num_unknown
+        if (num_missing := MAX_NAMED - len(noted.names)) > 0:
+            names = (name[:MAX_NAME_CHARACTERS] for name in data if name not in known)
+            noted.names += islice(names, num_missing)
 
 
 def refusal_of(name: str, message: str) -> PydanticCustomError:
     """The error of a field of an object, for what the object as a whole shows to be wrong."""
     return PydanticCustomError(UNSERVED, "{refusal}", {"name": name, "refusal": message})
-
-
-def unknown_fields(body: LenientBody) -> UnknownFields:
-    """Those of a body and of all objects in it that have a class here."""
-    found = [unknown for part in _parts(body) if (unknown := part._unknown) is not None]
-    names = islice(chain.from_iterable(unknown.names for unknown in found), MAX_NAMED)
-    return UnknownFields(sum(unknown.num_fields for unknown in found), tuple(names))
-
-
-def _parts(body: LenientBody) -> Iterator[LenientBody]:
-    yield body
-    for value in vars(body).values():
-        if isinstance(value, LenientBody):
-            yield from _parts(value)
-        elif isinstance(value, list) and value and isinstance(value[0], LenientBody):
-            for item in value:
-                yield from _parts(item)

@@ -8,7 +8,6 @@ from typing import Any
 from router.errors import InvalidRequestError
 from router.frontends.base import PLAIN_FIELDS, SEED_BITS, Frontend, SamplingOptions, TokenizedPrompt
 from router.frontends.generation import Generation
-from router.frontends.openai.lenient import unknown_fields
 from router.frontends.openai.resumable import ResumableStream
 from router.frontends.openai.schema import MAX_CHOICES, ChatCompletionRequest, CompletionRequest
 from router.structured_output import JSON_OBJECT, StructuredOutput, choices
@@ -25,7 +24,7 @@ Body = CompletionRequest | ChatCompletionRequest
 
 def count_unknown_fields(frontend: Frontend, body: Body) -> None:
     """Fields that nobody here knows are taken: they are counted, and a few named in the log."""
-    unknown = unknown_fields(body)
+    unknown = body.unknown_fields
     if unknown.num_fields:
         frontend.router.metrics.unknown_fields(unknown.num_fields)
         logger.debug("%d unknown fields, such as %s", unknown.num_fields, json.dumps(unknown.names))

@@ -7,10 +7,10 @@ body can hold millions.
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
 
 from router.frontends.openai import unserved as others
-from router.frontends.openai.lenient import LenientBody, refusal_of
+from router.frontends.openai.lenient import LenientBody, LenientRequest, note_unknown, refusal_of
 from router.frontends.openai.structured_schema import Choices, ResponseFormat, StructuredOutputs
 from router.text.prompt_encoder import MAX_MESSAGES
 from tandem.sampling_params import MAX_NUM_BIASED, MAX_NUM_STOP_TOKENS
@@ -79,7 +79,7 @@ class StreamOptions(LenientBody):
     include_obfuscation: bool | None = None
 
 
-class _Request(LenientBody):
+class _Request(LenientRequest):
     """What both kinds of request share. Fields from `top_k` on are this server's own."""
 
     unserved = others.REQUEST
@@ -133,19 +133,16 @@ class CompletionRequest(_Request):
     logprobs: int | None = Field(None, ge=0, le=20)
 
 
-class TextPart(LenientBody):
-    hints = others.PART_HINTS
+class TextPart(BaseModel):
+    # There may be sixteen thousand, so nothing here is Python: the message they stand in looks at their names.
+    model_config = ConfigDict(extra="ignore", strict=True)
 
     # Conversations that began with OpenAI's other API name the first of these by its direction.
     type: Literal["text", "input_text", "output_text"]
     text: str
 
-    @field_validator("type", mode="before")
-    @classmethod
-    def _text_alone(cls, value: Any) -> Any:
-        if isinstance(value, str) and value in others.PARTS:
-            raise ValueError(others.PARTS[value])
-        return value
+
+_NAMES_OF_PARTS = others.PART_HINTS | TextPart.model_fields.keys()
 
 
 class ChatMessage(LenientBody):
@@ -172,6 +169,15 @@ class ChatMessage(LenientBody):
         if self.content is None:
             return ""
         return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+
+    @field_validator("content", mode="before")
+    @classmethod
+    def _note_unknown_of_parts(cls, value: Any) -> Any:
+        if isinstance(value, list):
+            for part in value:
+                if isinstance(part, dict) and not part.keys() <= _NAMES_OF_PARTS:
+                    note_unknown(part, _NAMES_OF_PARTS)
+        return value
 
     @model_validator(mode="after")
     def _has_content(self) -> Self:
