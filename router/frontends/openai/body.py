@@ -107,8 +107,8 @@ def _culprit(body: bytes, max_items: int) -> HTTPException | None:
         ("messages", b"]", b'"role"', MAX_MESSAGES),
         ("prompt", b"]", b",", max_items),
     ):
-        value = body.partition(f'"{field}"'.encode())[2].partition(end)[0]
-        if value.count(item) > limit:
+        value = body.partition(f'"{field}"'.encode())[2].lstrip(b": \t\r\n")
+        if value.startswith((b"[", b"{")) and value.partition(end)[0].count(item) > limit:
             return FieldRefusal(f"{field}: at most {limit} items are taken", field)
     return None
 

@@ -33,6 +33,8 @@ LOOKS_BACK = (
 )
 BIAS = dict.fromkeys(range(170_000), 1.0)
 TEXT = "def " * 650_000
+# As many, and as long, as a body may have.
+UNKNOWN = {f"{i:0240}": 1 for i in range(32_000)}
 MESSAGE = {"role": "user", "content": "hello"}
 PART = {"type": "text", "text": ""}
 
@@ -77,8 +79,26 @@ def generate(address: str, request: bytes) -> str:
         ("chat/completions", {"messages": [MESSAGE] * 8000}, "messages: List should have at most 2048 items"),
         ("chat/completions", {"messages": [MESSAGE] * 150_000}, "messages: at most 2048 items are taken"),
         ("chat/completions", {"messages": [{**MESSAGE, "content": [PART] * 200_000}]}, "the body has more than"),
+        ("completions", {**UNKNOWN, "prompt": "hi", "top_p": "x"}, "top_p: Input should be a valid number"),
+        (
+            "chat/completions",
+            {"messages": [{**MESSAGE, "content": [{**PART, 1: 1}] * 6_500}], "top_p": "x"},
+            "top_p: Input should be a valid number",
+        ),
+        ("completions", {"prompt": "hi", **dict.fromkeys(range(500_000))}, "the body has more than 32768 strings"),
     ],
-    ids=["logit_bias", "stop_token_ids", "token ids", "text", "messages", "more messages", "parts"],
+    ids=[
+        "logit_bias",
+        "stop_token_ids",
+        "token ids",
+        "text",
+        "messages",
+        "more messages",
+        "parts",
+        "unknown fields",
+        "unknown fields of parts",
+        "more unknown fields",
+    ],
 )
 def test_a_huge_body_stops_nobody(router: PacedRouter, path: str, body: dict[str, Any], message: str) -> None:
     encoded = json.dumps(body).encode()
