@@ -257,9 +257,10 @@ def refusals_counted(router: Router, request_id: str = "") -> Iterator[None]:
 def count_refusal(router: Router, error: RequestError, request_id: str) -> None:
     """Counts and logs one. Args: request_id: the client's."""
     router.metrics.request_refused(error.outcome)
-    if router.request_lines is not None:
+    # Strangers must not be able to fill the log, or a terminal.
+    is_stranger = isinstance(error, UnauthenticatedError)
+    if router.request_lines is not None and not is_stranger:
         router.request_lines.refused(request_id, error.outcome, str(error))
-    # Strangers must not be able to fill the log.
-    level = logging.DEBUG if isinstance(error, UnauthenticatedError) else logging.INFO
+    level = logging.DEBUG if is_stranger else logging.INFO
     line = {"client_request_id": request_id, "outcome": error.outcome, "error": str(error)}
     request_logger.log(level, json.dumps({k: v for k, v in line.items() if v != ""}))

@@ -52,12 +52,12 @@ def test_a_router_s_lines_are_shown_without_prompt_and_key(router_model_dir: Pat
         assert post("secret-key", "first", prompt="aaaa", max_tokens=3) == 503
         assert terminal.wait("> first").endswith("prompt_tokens=4 max_tokens=3 temperature=1")
         assert "unavailable" in terminal.wait("< first")
+        # Strangers cannot fill a terminal.
         assert post("wrong-key", "second", prompt="a") == 401
-        assert "unauthenticated: the API key is wrong" in terminal.wait("! second")
         # What a client says comes back in errors: no terminal may obey it.
         assert post("secret-key", "third", prompt="a", logit_bias={"\x1b[2Jx": 1}) == 400
         assert "?[2Jx" in terminal.wait("! third")
-        assert not [line for line in terminal.lines if "aaaa" in line or "-key" in line or not line.isprintable()]
+        assert not [line for line in terminal.lines if "aaaa" in line or "-key" in line or "second" in line]
     finally:
         process.stop()
         server.close()

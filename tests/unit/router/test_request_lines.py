@@ -53,8 +53,8 @@ def test_a_request_s_beginning_end_and_refusal(taker: Taker) -> None:
         "router-0 < mine ab-1 unavailable prompt_tokens=3 cached_tokens=2 output_tokens=5 ttft_ms=31 e2e_ms=41: "
         "no worker"
     )
-    lines.refused("", "unauthenticated", "the API key is wrong")
-    assert taker.take() == "router-0 ! - unauthenticated: the API key is wrong"
+    lines.refused("", "overloaded", "the queue is full")
+    assert taker.take() == "router-0 ! - overloaded: the queue is full"
     lines.refused("r", "invalid", "x" * 10_000)
     assert len(taker.take()) < MAX_LINE_BYTES
     lines.close()
