@@ -115,8 +115,8 @@ def metadata(api_key: str) -> tuple[tuple[str, str], ...]:
 def translate(error: Any, address: str) -> TandemError:
     """Of an error that gRPC has raised."""
     code, details = error.code(), error.details() or ""
-    # These are gRPC's own words, for a port where nobody answers, or a name that no host has; a router that lacks a worker
-    # says so in other words.
+    # These are gRPC's own words, for a port where nobody answers, or a name that no host has; a router that lacks a
+    # worker says so in other words.
     if code is grpc.StatusCode.UNAVAILABLE and details.startswith(("failed to connect", "errors resolving")):
         details = f"no cluster answers at {address}; start one with `tandem serve`, or see to TLS if it asks for it"
     elif code is grpc.StatusCode.DEADLINE_EXCEEDED and details == "Deadline Exceeded":
