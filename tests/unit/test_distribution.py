@@ -72,7 +72,7 @@ def required(requirements: list[str]) -> Iterator[importlib.metadata.Distributio
 
 @pytest.fixture(scope="module")
 def client_install(tmp_path_factory: pytest.TempPathFactory) -> Install:
-    """A client's install in an environment of its own. Nothing is fetched: what it requires is what is installed here."""
+    """A client's install in an environment of its own. Nothing is fetched: it requires what is installed here."""
     directory = tmp_path_factory.mktemp("install")
     source = directory / "source"
     for package in PACKAGES:
