@@ -61,8 +61,8 @@ def environment(client: Client) -> Path:
 def run(client: Client, served: Served) -> str:
     """What the client's script has printed."""
     given = ["--url", served.url, "--model", MODEL, "--model-dir", str(served.model_dir)]
-    # A client that looks for its makers' servers would wait for them.
-    own = {"HF_HUB_OFFLINE": "1", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+    # It would look for its makers' server first, and wait for that.
+    own = {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}
     # Its environment is its own: nothing of this one's is imported there.
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "OPENAI", "HF_"))}
     python = environment(client)
