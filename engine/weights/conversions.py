@@ -114,7 +114,7 @@ class ConversionCache:
             for path in self.directory.iterdir():
                 unfinished = _UNFINISHED.fullmatch(path.name)
                 if unfinished and path.is_dir():
-                    with self._exclusive(unfinished["digest"], wait=False) as is_alone:
+                    with self._exclusive(unfinished["digest"]) as is_alone:
                         if is_alone:
                             shutil.rmtree(path, ignore_errors=True)
             shutil.rmtree(self._digests, ignore_errors=True)
@@ -143,7 +143,8 @@ class ConversionCache:
         # It imports numpy and gguf, which are needed here alone.
         from engine.weights.gguf import convert_gguf
 
-        with self._exclusive(digest):
+        report = on_progress or (lambda stage, fraction: None)
+        with self._exclusive(digest, on_wait=lambda: report("waiting for another process that converts it", 0.0)):
             # Another process may have been at it.
             if path := self._find(digest):
                 return path
@@ -151,7 +152,6 @@ class ConversionCache:
             for left in self.directory.glob(f".*-{digest}.*/"):
                 shutil.rmtree(left, ignore_errors=True)
             path = self.directory / f"{gguf.stem}-{digest}"
-            report = on_progress or (lambda stage, fraction: None)
             convert_gguf(gguf, path, lambda stage, fraction: report(f"converting, {stage}", fraction))
             return path
 
@@ -179,17 +179,24 @@ class ConversionCache:
         return digest
 
     @contextmanager
-    def _exclusive(self, digest: str, wait: bool = True) -> Iterator[bool]:
-        """Lets one process in at a time; yields whether this one is in, which is only in question without `wait`."""
+    def _exclusive(self, digest: str, on_wait: Callable[[], None] | None = None) -> Iterator[bool]:
+        """Lets one process in at a time; yields whether this one is in.
+
+        Args:
+            on_wait: called before another process is waited for; None: none is waited for.
+        """
         self.directory.mkdir(parents=True, exist_ok=True)
         lock = self.directory / f".{digest}.lock"
         while True:
             with lock.open("w") as file:
                 try:
-                    fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
-                    yield False
-                    return
+                    if on_wait is None:
+                        yield False
+                        return
+                    on_wait()
+                    fcntl.flock(file, fcntl.LOCK_EX)
                 if not _is_at(lock, file.fileno()):
                     # Who had it before has removed it.
                     continue
