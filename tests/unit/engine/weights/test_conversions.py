@@ -40,9 +40,8 @@ def convert(source, out, on_progress):
 root, source = map(Path, sys.argv[1:])
 gguf.convert_gguf = convert
 held = ExitStack()
-said = []
-path = ConversionCache(root / "cache").get(source, lambda stage, fraction: said.append(stage), held)
-print(path, *said, sep="|", flush=True)
+path = ConversionCache(root / "cache").get(source, lambda stage, fraction: (root / stage).touch(), held)
+print(path, flush=True)
 sys.stdin.read()
 """
 Processes = Callable[[Path], "subprocess.Popen[str]"]
@@ -88,11 +87,9 @@ def gguf_file(path: Path, content: bytes = b"GGUF") -> Path:
     return path
 
 
-def answer(process: "subprocess.Popen[str]") -> tuple[Path, list[str]]:
-    """What it was given, and what it said meanwhile."""
+def answer(process: "subprocess.Popen[str]") -> Path:
     assert process.stdout is not None
-    path, *said = process.stdout.readline().strip().split("|")
-    return Path(path), said
+    return Path(process.stdout.readline().strip())
 
 
 def wait_for(path: Path) -> None:
@@ -151,13 +148,11 @@ def test_of_two_processes_one_converts_and_the_other_waits(tmp_path: Path, proce
     first = process(gguf_file(tmp_path / "one.gguf"))
     wait_for(tmp_path / "began")
     second = process(gguf_file(tmp_path / "two.gguf"))
-    time.sleep(0.3)
+    # Stages are marked by files of their names.
+    wait_for(tmp_path / "waiting for another process that converts it")
     (tmp_path / "go").touch()
-    (given, said), (given_later, said_later) = answer(first), answer(second)
-    assert given == given_later
+    assert answer(first) == answer(second)
     assert (tmp_path / "conversions").read_text() == "one\n"
-    waiting = "waiting for another process that converts it"
-    assert waiting in said_later and waiting not in said
 
 
 def test_what_a_killed_process_left_half_written_is_neither_used_nor_kept(
@@ -187,7 +182,7 @@ def test_what_a_running_process_holds_is_not_cleared(
     cache = ConversionCache(tmp_path / "cache")
     (tmp_path / "go").touch()
     holder = process(gguf_file(tmp_path / "used.gguf"))
-    used, _ = answer(holder)
+    used = answer(holder)
     idle = cache.get(gguf_file(tmp_path / "idle.gguf", b"GGUF, another"))
     assert {c.path: c.is_held for c in cache.conversions()} == {used: True, idle: False}
     assert [gone.path for gone in cache.clear()] == [idle]
