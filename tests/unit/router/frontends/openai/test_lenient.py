@@ -110,13 +110,16 @@ def test_what_nobody_knows_is_counted_wherever_it_stands() -> None:
     assert set(body.unknown_fields.names) == {"x", "y", "z", "w"}
 
 
-def test_a_million_unknown_fields_cost_no_more_than_a_few() -> None:
-    many = {"n" * 1000 + str(i): 1 for i in range(1_000_000)} | {"prompt": "hi"}
-    began = time.perf_counter()
-    unknown = CompletionRequest.model_validate(many).unknown_fields
-    # It is ten microseconds; going through the names would be a tenth of a second.
-    assert time.perf_counter() - began < 0.02
-    assert unknown.num_fields == 1_000_000
+def test_many_unknown_fields_cost_no_more_than_a_few() -> None:
+    many = {f"{'n' * 100}{i}": 1 for i in range(300_000)} | {"prompt": "hi"}
+    took_s = []
+    for _ in range(5):
+        began = time.perf_counter()
+        unknown = CompletionRequest.model_validate(many).unknown_fields
+        took_s.append(time.perf_counter() - began)
+    # It is ten microseconds; going through the names would be ten milliseconds and more.
+    assert min(took_s) < 0.002
+    assert unknown.num_fields == 300_000
     assert unknown.names == ["n" * MAX_NAME_CHARACTERS] * MAX_NAMED
 
 
