@@ -27,6 +27,7 @@ from tandem.messages import (
     Prefill,
     Tokens,
 )
+from tandem.prompt_logprobs import PackedLogprobs
 from tandem.sampling_params import SamplingParams, TokenLogprobs
 from worker.base import Scheduler
 from worker.engine_thread import Outgoing, StepOutbox
@@ -37,8 +38,9 @@ MAX_STEPS = 100_000
 
 
 class InstantOutput(ForwardOutput):
-    def __init__(self, num_rows: int) -> None:
+    def __init__(self, num_rows: int, num_sequences: int) -> None:
         self._num_rows = num_rows
+        self._num_sequences = num_sequences
 
     def done(self) -> bool:
         return True
@@ -48,6 +50,9 @@ class InstantOutput(ForwardOutput):
 
     def logprobs(self) -> list[TokenLogprobs | None]:
         return [None] * self._num_rows
+
+    def prompt_logprobs(self) -> list[PackedLogprobs | None]:
+        return [None] * self._num_sequences
 
 
 class InstantEngine(EngineBase):
@@ -63,7 +68,9 @@ class InstantEngine(EngineBase):
 
     def forward(self, batch: Batch) -> ForwardOutput:
         self.latest = batch.sequences
-        return InstantOutput(len(batch.sequences) if batch.mode == "decode" else len(batch.sampled_sequences()))
+        num_sequences = len(batch.sequences)
+        num_rows = num_sequences if batch.mode == "decode" else len(batch.sampled_sequences())
+        return InstantOutput(num_rows, num_sequences)
 
 
 class NoSender(SenderTransport):

@@ -20,9 +20,15 @@ TRIAL_BATCH_SIZE = 24
 SMALL_PREFILLS = (1, 8, 16, 64)
 
 _GREEDY = SamplingParams(max_tokens=1)
-# These parameters ask for everything that takes memory when a token is chosen.
+# These parameters ask for everything that takes memory when a token is chosen, or a prompt's are looked at.
 _SAMPLED = SamplingParams(
-    max_tokens=1, temperature=1.0, top_p=0.9, min_p=0.01, repetition_penalty=1.1, num_logprobs=MAX_LOGPROBS
+    max_tokens=1,
+    temperature=1.0,
+    top_p=0.9,
+    min_p=0.01,
+    repetition_penalty=1.1,
+    num_logprobs=MAX_LOGPROBS,
+    num_prompt_logprobs=MAX_LOGPROBS,
 )
 
 

@@ -1,7 +1,7 @@
 """One model on one device: runs batches through weights, pool, attention and sampler."""
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -12,21 +12,36 @@ from engine.grammars import Grammars
 from engine.kvcache.pool import KvPool
 from engine.models.base import Model
 from engine.output import ForwardOutput
+from engine.prompt_logprobs import ScoredPrompts, score_prompts
 from engine.sampler import SamplerOutput, sample
 from engine.token_sequence import TokenSequence
 from engine.upload import to_device
+from tandem.prompt_logprobs import PackedLogprobs
 from tandem.sampling_params import TokenLogprobs
 
 if TYPE_CHECKING:
     from engine.graph_runner import DecodeGraphs
 
 
+class _Launched(NamedTuple):
+    """What a forward gives when it has been launched.
+
+    Attributes:
+        choose: samples from the forward's logits, whose memory holds until the next forward is launched.
+        scored: the log probabilities of prompts' tokens, if any are asked for.
+    """
+
+    choose: Callable[[], SamplerOutput]
+    scored: ScoredPrompts | None = None
+
+
 class _EngineOutput(ForwardOutput):
     """A forward that has been launched, and the choice of tokens behind it, which may wait."""
 
-    def __init__(self, choose: Callable[[], SamplerOutput]) -> None:
-        """Args: choose: samples from the forward's logits, whose memory holds until the next forward is launched."""
-        self._choose: Callable[[], SamplerOutput] | None = choose
+    def __init__(self, batch: Batch, launched: _Launched) -> None:
+        self._choose: Callable[[], SamplerOutput] | None = launched.choose
+        self._scored = launched.scored
+        self._num_sequences = len(batch.sequences)
         self._sampled: SamplerOutput | None = None
 
     @property
@@ -55,6 +70,13 @@ class _EngineOutput(ForwardOutput):
         logprobs = self._chosen.logprobs
         return logprobs.to_rows(num_rows) if logprobs else [None] * num_rows
 
+    def prompt_logprobs(self) -> list[PackedLogprobs | None]:
+        if self._scored is None:
+            return [None] * self._num_sequences
+        # All that the forward does ends with the choice of its tokens.
+        self.token_ids()
+        return self._scored.to_sequences(self._num_sequences)
+
 
 class _CpuForwardOutput(_EngineOutput):
     """A forward on the CPU has completed when it returns."""
@@ -69,9 +91,9 @@ class _CpuForwardOutput(_EngineOutput):
 class _CudaForwardOutput(_EngineOutput):
     """A forward whose tokens are on their way to pinned memory; the last event is after all that the forward does."""
 
-    def __init__(self, choose: Callable[[], SamplerOutput], began: torch.cuda.Event) -> None:
+    def __init__(self, batch: Batch, launched: _Launched, began: torch.cuda.Event) -> None:
         """Args: began: recorded before anything that the forward does."""
-        super().__init__(choose)
+        super().__init__(batch, launched)
         self._began = began
         self._ended = torch.cuda.Event(enable_timing=True)
 
@@ -123,34 +145,37 @@ class Engine(EngineBase):
             fed_ids = batch.feed.output.device_token_ids
         output: _EngineOutput
         if self.device.type == "cpu":
-            output = _CpuForwardOutput(self._run(batch, fed_ids))
+            output = _CpuForwardOutput(batch, self._run(batch, fed_ids))
         else:
             began = torch.cuda.Event(enable_timing=True)
             began.record()
-            output = _CudaForwardOutput(self._run_graph(batch, fed_ids) or self._run(batch, fed_ids), began)
+            output = _CudaForwardOutput(batch, self._run_graph(batch, fed_ids) or self._run(batch, fed_ids), began)
         if not batch.waits_for_tokens:
             output.sample()
         self.counters.count(batch)
         return output
 
-    def _run(self, batch: Batch, fed_ids: torch.Tensor | None) -> Callable[[], SamplerOutput]:
-        """Launches the forward; what it returns chooses the tokens."""
+    def _run(self, batch: Batch, fed_ids: torch.Tensor | None) -> _Launched:
+        """Launches the forward."""
         self._attention.plan(batch)
         rows = to_device(batch.logits_rows(), self.device)
         input_ids = batch.input_ids(self.device, fed_ids)
-        logits = self.model.forward(input_ids, batch.positions(self.device), self._attention, rows)
-        return self._choice(logits, batch.sampled_sequences(), None if fed_ids is None else input_ids)
+        hidden = self.model.hidden_states(input_ids, batch.positions(self.device), self._attention)
+        scored = score_prompts(self.model, hidden, batch) if batch.mode == "prefill" else None
+        logits = self.model.logits(hidden[rows])
+        choose = self._choice(logits, batch.sampled_sequences(), None if fed_ids is None else input_ids)
+        return _Launched(choose, scored)
 
-    def _run_graph(self, batch: Batch, fed_ids: torch.Tensor | None) -> Callable[[], SamplerOutput] | None:
-        """A decode step in one launch, if there is a graph for it; what it returns chooses the tokens."""
+    def _run_graph(self, batch: Batch, fed_ids: torch.Tensor | None) -> _Launched | None:
+        """A decode step in one launch, if there is a graph for it."""
         if self._graphs is None or batch.mode != "decode":
             return None
         output = self._graphs.run(batch, fed_ids)
         if output is None:
             return None
-        if all(s.sampling.needs_argmax_only for s in batch.sequences):
-            return lambda: SamplerOutput(output.most_likely)
-        return self._choice(output.logits, batch.sequences, None if fed_ids is None else output.input_ids)
+        if all(s.needs_argmax_only for s in batch.sequences):
+            return _Launched(lambda: SamplerOutput(output.most_likely))
+        return _Launched(self._choice(output.logits, batch.sequences, None if fed_ids is None else output.input_ids))
 
     def _choice(
         self, logits: torch.Tensor, sequences: Sequence[TokenSequence], input_ids: torch.Tensor | None

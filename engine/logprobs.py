@@ -60,14 +60,14 @@ def gather_logprobs(
     logprobs = torch.log_softmax(asked, dim=-1)
     chosen = logprobs.gather(1, select_rows(token_ids, on_device).unsqueeze(1)).squeeze(1)
     # They are chosen by the logits: what a device rounds to the same log probability may have been different before.
-    top_ids = _most_likely(asked, min(max(num_top), logits.shape[1]))
+    top_ids = most_likely(asked, min(max(num_top), logits.shape[1]))
     top = logprobs.gather(1, top_ids)
     # They go to pinned memory, which torch takes for copies to the host that nobody waits for.
     chosen, top_ids, top = (found.to("cpu", non_blocking=True) for found in (chosen, top_ids, top))
     return SampledLogprobs(rows, num_top, chosen, top_ids, top)
 
 
-def _most_likely(logits: torch.Tensor, k: int) -> torch.Tensor:
+def most_likely(logits: torch.Tensor, k: int) -> torch.Tensor:
     """(num_rows, k) int64 token ids, the most likely first, the lower id among equals.
 
     Which of equal values topk gives may depend on k and on how many rows there are, and no row may depend on another:

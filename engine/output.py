@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tandem.prompt_logprobs import PackedLogprobs
 from tandem.sampling_params import TokenLogprobs
 
 
@@ -26,6 +27,11 @@ class ForwardOutput(ABC):
     @abstractmethod
     def logprobs(self) -> list[TokenLogprobs | None]:
         """Waits, then returns the log probabilities of each of these tokens, None where they are not asked for."""
+
+    @abstractmethod
+    def prompt_logprobs(self) -> list[PackedLogprobs | None]:
+        """Waits, then returns for each sequence of the batch, in batch order, the log probabilities of those tokens of
+        its prompt that follow a computed one. None where they are not asked for, or there are none."""
 
     def duration_s(self) -> float:
         """Waits, then returns how many seconds the device took; to be asked of asynchronous engines alone."""

@@ -4,6 +4,7 @@ In this order, which is that of vLLM and, for what it has, of OpenAI's API; x ar
 sequence:
 
 0. grammar:     x[i] = -inf for what the sequence's grammar does not let follow
+   min_tokens:  x[i] = -inf for the stop tokens as long as the output has fewer tokens, unless nothing else may follow
 1. bias:        x[i] += logit_bias[i]
 2. repetition:  x[i] = x[i] / r if x[i] > 0 else x[i] * r, for i in prompt and output (Keskar et al., "CTRL", 2019)
 3. frequency:   x[i] -= f * (how often i is in the output)
@@ -62,9 +63,9 @@ def sample(
             pending, which is one that only the device knows.
         grammars: needed if a sequence has a constraint; then none of its tokens is pending.
     """
-    if all(sequence.sampling.needs_argmax_only for sequence in sequences):
+    if all(sequence.needs_argmax_only for sequence in sequences):
         return SamplerOutput(torch.argmax(logits, dim=-1))
-    processed = process_logits(_allow(logits, sequences, grammars), sequences, input_ids)
+    processed = process_logits(_go_on(_allow(logits, sequences, grammars), sequences), sequences, input_ids)
     are_greedy = [sequence.sampling.is_greedy for sequence in sequences]
     if all(are_greedy):
         token_ids = torch.argmax(processed, dim=-1)
@@ -100,6 +101,22 @@ def _allow(logits: torch.Tensor, sequences: Sequence[TokenSequence], grammars: G
     bits = masks.view(torch.uint8).view(len(rows), -1, 1) >> torch.arange(8, dtype=torch.uint8, device=logits.device)
     is_forbidden = (bits & 1).view(len(rows), -1)[:, : logits.shape[1]] == 0
     return replace_rows(logits, on_device, select_rows(logits, on_device).masked_fill(is_forbidden, -torch.inf))
+
+
+def _go_on(logits: torch.Tensor, sequences: Sequence[TokenSequence]) -> torch.Tensor:
+    """The rest of step 0, on a copy if there is anything to forbid."""
+    rows = [row for row, sequence in enumerate(sequences) if sequence.must_go_on]
+    if not rows:
+        return logits
+    vocab_size = logits.shape[1]
+    # A model may name more tokens as ends than it has.
+    ends = [np.array([i for i in sequences[row].stop_token_ids if i < vocab_size], dtype=np.int64) for row in rows]
+    on_device, at = Packed(np.array(rows), _places(ends, vocab_size)).to(logits.device)
+    x = select_rows(logits, on_device)
+    without_ends = x.reshape(-1).index_fill(0, at, -torch.inf).view_as(x)
+    # Where a grammar lets nothing follow but an end, it ends.
+    may_go_on = without_ends.amax(dim=-1, keepdim=True) > -torch.inf
+    return replace_rows(logits, on_device, torch.where(may_go_on, without_ends, x))
 
 
 def _add_bias(logits: torch.Tensor, sequences: Sequence[TokenSequence]) -> torch.Tensor:

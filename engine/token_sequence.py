@@ -86,6 +86,18 @@ class TokenSequence:
         return len(self.token_ids) + self.num_pending
 
     @property
+    def must_go_on(self) -> bool:
+        """Whether the next token may not be one that ends the output, because that has too few tokens."""
+        # Prompts are not counted for the many that ask for nothing.
+        min_tokens = self.sampling.min_tokens
+        return min_tokens > 0 and self.length - self.prompt_len < min_tokens and bool(self.stop_token_ids)
+
+    @property
+    def needs_argmax_only(self) -> bool:
+        """Whether the next token is the most likely one, and nothing else is asked about it."""
+        return self.sampling.needs_argmax_only and not self.must_go_on
+
+    @property
     def extend_len(self) -> int:
         """Tokens that the next forward must compute."""
         return self.device_len - self.cached_len

@@ -37,11 +37,14 @@ class LaunchedForward:
         """Waits for the forward and tells each job what is computed of it; returns the jobs that have not ended."""
         going_on: list[PrefillJob] = []
         sampled = zip(self.output.token_ids(), self.output.logprobs(), strict=True)
-        for job, (computed_len, needs_logits) in zip(self.jobs, self._ends, strict=True):
+        for job, (computed_len, needs_logits), scored in zip(
+            self.jobs, self._ends, self.output.prompt_logprobs(), strict=True
+        ):
             first = next(sampled) if needs_logits else None
             if job.handle is None:
                 continue
             job.computed_len = computed_len
+            job.prompt_logprobs = scored
             if first is not None:
                 job.take_first(*first)
             going_on.append(job)

@@ -7,6 +7,7 @@ from engine.kvcache.cache_manager import PageHandle
 from engine.token_sequence import TokenSequence
 from tandem.lifecycle import now_ns
 from tandem.messages import Prefill
+from tandem.prompt_logprobs import PackedLogprobs
 from tandem.sampling_params import TokenLogprobs
 
 
@@ -20,6 +21,7 @@ class PrefillJob:
         pages_to_compute: identities of the full pages that no forward has been launched for yet, in order.
         computed_len: tokens whose KV is known to be in the pages, and may be shipped; `sequence` is ahead of that while
             a forward is in flight.
+        prompt_logprobs: of the last chunk that is computed, if asked for.
         first_token: sampled, once prefill is done, at `first_token_time_ns`; with its `finish_reason`, and its
             `logprobs` if asked for.
     """
@@ -31,6 +33,7 @@ class PrefillJob:
     copies: list[Completion] = field(default_factory=list)
     pages_to_compute: list[int] = field(default_factory=list)
     computed_len: int = field(init=False)
+    prompt_logprobs: PackedLogprobs | None = None
     first_token: int | None = None
     logprobs: tuple[TokenLogprobs, ...] = ()
     first_token_time_ns: int = 0

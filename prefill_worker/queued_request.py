@@ -32,6 +32,11 @@ class QueuedRequest:
         return self.request.request_id, self.request.attempt
 
     @property
+    def computes_all(self) -> bool:
+        """Whether nothing that is cached, or that others compute, saves it from computing its whole prompt."""
+        return self.request.sampling.num_prompt_logprobs is not None
+
+    @property
     def is_compiling(self) -> bool:
         """Whether it cannot start because its grammar is not compiled yet."""
         return self.constraint is not None and not self.constraint.is_ready

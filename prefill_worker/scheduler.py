@@ -17,7 +17,7 @@ from prefill_worker.policies.table import PREFILL_POLICIES
 from prefill_worker.queued_request import PagesInWork, QueuedRequest
 from prefill_worker.waiting import WaitingRequests
 from tandem.lifecycle import FIRST_TOKEN, PREFILL_STARTED, now_ns
-from tandem.messages import Abort, Failed, FirstToken, Moment, Prefill, PrefillDeferred, WorkerStats
+from tandem.messages import Abort, Failed, FirstToken, Moment, Prefill, PrefillDeferred, PromptScored, WorkerStats
 from tandem.request_ids import router_of
 from worker.base import ForwardScheduler, Outbox
 from worker.events import Event, FromRouter, RouterLost
@@ -162,11 +162,11 @@ class PrefillScheduler(ForwardScheduler):
                 continue
             if self._must_wait_for_prefix(queued):
                 continue
-            # At least one token is computed, to have logits.
+            # At least one token is computed, to have logits, and all of them where theirs are asked for.
             handle = self._cache.acquire_pages(
                 queued.token_ids,
                 len(queued.token_ids),
-                max_cached_len=len(queued.token_ids) - 1,
+                max_cached_len=0 if queued.computes_all else len(queued.token_ids) - 1,
                 namespace=request.cache_namespace,
                 priority=request.priority,
             )
@@ -178,6 +178,8 @@ class PrefillScheduler(ForwardScheduler):
     def _must_wait_for_prefix(self, queued: QueuedRequest) -> bool:
         """Whether a job is computing pages that this request needs next: it holds nothing until those are in the cache
         or the job has ended, and then computes only its own."""
+        if queued.computes_all:
+            return False
         num_cached_pages = len(self._cache.peek(queued.token_ids, queued.request.cache_namespace))
         num_shared = self._in_work.num_next_in_work(queued.prefix_ids, num_cached_pages)
         return num_shared * self._cache.page_size >= self._config.min_shared_tokens
@@ -249,6 +251,8 @@ class PrefillScheduler(ForwardScheduler):
                 self._outbox.to_router(failure)
                 self._end_job(job, reported=True)
                 continue
+            if job.prompt_logprobs is not None:
+                self._outbox.to_router(PromptScored(*job.key, job.prompt_logprobs))
             if job.first_token is not None:
                 self._finish_prefill(job, job.first_token)
             self._handover.advance(job)

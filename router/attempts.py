@@ -37,6 +37,7 @@ from tandem.messages import (
     GaveBack,
     LeaseLost,
     PrefillDeferred,
+    PromptScored,
     TokenEvent,
     Unservable,
 )
@@ -44,7 +45,7 @@ from tandem.messages import (
 logger = logging.getLogger(__name__)
 
 # A worker says these about one attempt; the tokens of a step come for all requests at once.
-AttemptMessage = FirstToken | Finished | Failed | GaveBack | LeaseLost | PrefillDeferred | Unservable
+AttemptMessage = PromptScored | FirstToken | Finished | Failed | GaveBack | LeaseLost | PrefillDeferred | Unservable
 
 
 class Attempts:
@@ -125,6 +126,8 @@ class Attempts:
     def on_message(self, request: ActiveRequest, message: AttemptMessage) -> None:
         """What a worker says about an attempt; of any but the current one it has no effect."""
         match message:
+            case PromptScored():
+                self._pass_on(request, request.tracker.record_prompt_logprobs(message))
             case FirstToken():
                 self._pass_on(request, request.tracker.record_first_token(message))
             case Finished():
@@ -263,7 +266,7 @@ class Attempts:
         if request.prefill_has_part:
             if tracker.has_first_token:
                 request.prefill_is_computed()
-            if tracker.decode_has_spoken:
+            if tracker.decode_has_spoken and not tracker.lacks_prompt_logprobs:
                 request.prefill_is_over()
                 self._room.is_due = True
         if tracker.state is RequestState.FINISHED and request.pair is not None:

@@ -35,6 +35,7 @@ from tandem.messages import (
     LinkState,
     Peers,
     PrefillDeferred,
+    PromptScored,
     Recalled,
     RouterMessage,
     Tokens,
@@ -260,7 +261,16 @@ class Router:
                 for event in message.events:
                     if (request := self._requests.get(event.request_id)) is not None:
                         self._attempts.on_tokens(request, event)
-            case FirstToken() | Finished() | Failed() | GaveBack() | LeaseLost() | PrefillDeferred() | Unservable():
+            case (
+                PromptScored()
+                | FirstToken()
+                | Finished()
+                | Failed()
+                | GaveBack()
+                | LeaseLost()
+                | PrefillDeferred()
+                | Unservable()
+            ):
                 if (request := self._requests.get(message.request_id)) is not None:
                     self._attempts.on_message(request, message)
             case Recalled():

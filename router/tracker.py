@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from router.errors import RequestError, UnavailableError
+from router.prompt_logprobs import PromptLogprobs
 from tandem.lifecycle import RECEIVED
-from tandem.messages import Admit, Finished, FirstToken, Moment, Prefill, TokenEvent
+from tandem.messages import Admit, Finished, FirstToken, Moment, Prefill, PromptScored, TokenEvent
 from tandem.sampling_params import SamplingParams, TokenLogprobs
 
 
@@ -48,6 +49,7 @@ class RequestTracker:
         attempt: number of the current attempt; messages of any other have no effect.
         output_ids: tokens passed on so far; each index exactly once, in order.
         output_logprobs: their log probabilities, one for each; empty if not asked for.
+        prompt_logprobs: those of the prompt, if asked for; complete before any token is passed on.
         finish_reason: "stop" or "length" once it is finished.
         failure, failure_class: once it has failed, why, and what is raised for the client.
         has_first_token: whether the attempt's prefill worker has sent its token.
@@ -75,6 +77,7 @@ class RequestTracker:
     decode_worker_id: str = ""
     output_ids: list[int] = field(default_factory=list)
     output_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: PromptLogprobs | None = None
     finish_reason: str = ""
     failure: str = ""
     failure_class: type[RequestError] = UnavailableError
@@ -90,6 +93,17 @@ class RequestTracker:
     _early: dict[int, tuple[int, Sequence[TokenLogprobs]]] = field(default_factory=dict)
     # A worker has said how many output tokens there are when the attempt ends, and why it ends.
     _announced_end: tuple[int, str] | None = None
+
+    def __post_init__(self) -> None:
+        # Who goes on with a request has them already.
+        if self.sampling.num_prompt_logprobs is not None and not self.output_ids:
+            self.prompt_logprobs = PromptLogprobs(len(self.prompt_ids))
+
+    @property
+    def lacks_prompt_logprobs(self) -> bool:
+        """Whether they are asked for and have not all come: until then the prefill worker has a part in the attempt,
+        and no token is passed on."""
+        return self.prompt_logprobs is not None and not self.prompt_logprobs.is_complete
 
     @property
     def is_final(self) -> bool:
@@ -108,6 +122,10 @@ class RequestTracker:
         self.num_pages_computed = self.num_pages_shipped = 0
         self.has_first_token = self.decode_has_spoken = False
         output_ids = tuple(self.output_ids)
+        without = self.sampling.without_prompt_logprobs()
+        if self.lacks_prompt_logprobs:
+            # Those of a chunk come once, so all come anew.
+            self.prompt_logprobs = PromptLogprobs(len(self.prompt_ids))
         arrival_ns = self.arrival_ns or self.moments.get(RECEIVED, 0)
         return (
             Admit(
@@ -115,7 +133,7 @@ class RequestTracker:
                 self.attempt,
                 self.prompt_ids,
                 output_ids,
-                self.sampling,
+                without,
                 admit_duration_s,
                 arrival_ns,
                 self.priority,
@@ -128,7 +146,7 @@ class RequestTracker:
                 self.attempt,
                 self.prompt_ids,
                 output_ids,
-                self.sampling,
+                self.sampling if self.lacks_prompt_logprobs else without,
                 decode_worker_id,
                 arrival_ns,
                 self.priority,
@@ -186,10 +204,24 @@ class RequestTracker:
     def is_current(self, attempt: int) -> bool:
         return self.state is RequestState.RUNNING and attempt == self.attempt
 
+    def record_prompt_logprobs(self, message: PromptScored) -> list[int]:
+        """Returns the tokens to pass on now, which have waited for these. Raises ValueError if they are none of this
+        prompt."""
+        if not self.is_current(message.attempt):
+            return []
+        if self.prompt_logprobs is None:
+            raise ValueError(f"log probabilities of the prompt of {self.request_id}, which nobody asked for")
+        self.prompt_logprobs.append(message.logprobs)
+        passed_on = self._put_in_order(0, (), ())
+        self._finish_if_complete()
+        return passed_on
+
     def record_first_token(self, message: FirstToken) -> list[int]:
         """Returns the tokens to pass on now. Raises ValueError if the worker left out log probabilities."""
         if not self.is_current(message.attempt):
             return []
+        if self.lacks_prompt_logprobs:
+            raise ValueError(f"the first token of {self.request_id} before the log probabilities of its prompt")
         self._stamp(message.moments)
         self.has_first_token = True
         self.prefill_cached_len = message.cached_len
@@ -219,7 +251,7 @@ class RequestTracker:
     def _accept(self, index: int, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> list[int]:
         if len(logprobs) != (0 if self.sampling.num_logprobs is None else len(token_ids)):
             raise ValueError(f"{len(logprobs)} log probabilities for {len(token_ids)} tokens of {self.request_id}")
-        if index == len(self.output_ids) and not self._early:
+        if index == len(self.output_ids) and not self._early and not self.lacks_prompt_logprobs:
             # This is so nearly always: every token of every request comes this way.
             passed_on = list(token_ids)
             self.output_ids += passed_on
@@ -235,7 +267,7 @@ class RequestTracker:
             if index + i >= len(self.output_ids):
                 self._early.setdefault(index + i, (token_id, logprobs[i : i + 1]))
         passed_on: list[int] = []
-        while len(self.output_ids) in self._early:
+        while not self.lacks_prompt_logprobs and len(self.output_ids) in self._early:
             token_id, its_logprobs = self._early.pop(len(self.output_ids))
             passed_on.append(token_id)
             self.output_ids.append(token_id)

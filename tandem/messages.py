@@ -6,9 +6,10 @@ are those of tandem/v1/worker.proto and kv_link.proto. Messages of one request c
 
 from dataclasses import dataclass, field
 
+from tandem.prompt_logprobs import PackedLogprobs
 from tandem.sampling_params import SamplingParams, TokenLogprobs
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +149,16 @@ class FirstToken:
     num_pages_computed: int
     moments: tuple[Moment, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PromptScored:
+    """A prefill worker has computed a chunk of a prompt whose log probabilities are asked for. All of them come, in
+    order, before the attempt's FirstToken."""
+
+    request_id: str
+    attempt: int
+    logprobs: PackedLogprobs
 
 
 # There is one for each token, and a frozen one would take three times as long to make.
@@ -470,6 +481,7 @@ WorkerMessage = (
     Hello
     | Heartbeat
     | LinkState
+    | PromptScored
     | FirstToken
     | Tokens
     | Finished

@@ -31,6 +31,8 @@ class SamplingParams:
 
     Attributes:
         max_tokens: output tokens at most, at least 1; counted over all attempts.
+        min_tokens: output tokens before which none of the stop_token_ids is chosen, unless a grammar lets nothing else
+            follow; at most max_tokens, and counted alike.
         temperature: 0 to MAX_TEMPERATURE; 0 (below GREEDY_BELOW_TEMPERATURE) is greedy: the most likely token.
         top_k: only the k most likely tokens; 0 or -1: all.
         top_p: only the most likely tokens that together have this probability, 0 to 1; always at least one.
@@ -44,6 +46,8 @@ class SamplingParams:
         stop_token_ids: tokens that end the output, the model's end-of-sequence ids among them unless the client
             asked to ignore those.
         num_logprobs: None, or how many of the most likely tokens to report with each token, 0 to MAX_LOGPROBS.
+        num_prompt_logprobs: None, or how many of the most likely tokens to report with each token of the prompt, 0 to
+            MAX_LOGPROBS.
         grammar: what the output keeps to, in llguidance's form; "": to nothing. Where it is whole it may end in one of
             the stop_token_ids; one of these that is text may end it before.
 
@@ -64,9 +68,13 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     num_logprobs: int | None = None
     grammar: str = ""
+    min_tokens: int = 0
+    num_prompt_logprobs: int | None = None
 
     def __post_init__(self) -> None:
         _check("max_tokens", self.max_tokens, 1, MAX_UINT32)
+        if self.min_tokens:
+            _check("min_tokens", self.min_tokens, 0, self.max_tokens)
         if not 0 <= self.temperature <= MAX_TEMPERATURE:
             raise ValueError(f"temperature must be a number of at least 0, not {self.temperature:g}")
         _check("top_k", self.top_k, -1, MAX_TOP_K)
@@ -84,6 +92,8 @@ class SamplingParams:
             _check("stop_token_ids", max(self.stop_token_ids), 0, MAX_UINT32)
         if self.num_logprobs is not None:
             _check("num_logprobs", self.num_logprobs, 0, MAX_LOGPROBS)
+        if self.num_prompt_logprobs is not None:
+            _check("num_prompt_logprobs", self.num_prompt_logprobs, 0, MAX_LOGPROBS)
         if self.grammar and len(self.grammar.encode()) > MAX_GRAMMAR_BYTES:
             raise ValueError(f"a grammar may have {MAX_GRAMMAR_BYTES} bytes, its own form included")
         if self.grammar and not self.stop_token_ids:
@@ -113,6 +123,14 @@ class SamplingParams:
         assert 0 <= seed <= MAX_SEED
         copied: Any = copy(self)
         object.__setattr__(copied, "seed", seed)
+        return copied
+
+    def without_prompt_logprobs(self) -> "SamplingParams":
+        """The same for who has those of the prompt already."""
+        if self.num_prompt_logprobs is None:
+            return self
+        copied: Any = copy(self)
+        object.__setattr__(copied, "num_prompt_logprobs", None)
         return copied
 
     def finish_reason(

@@ -39,6 +39,28 @@ class Model(ABC):
         """
 
     @abstractmethod
+    def hidden_states(self, input_ids: torch.Tensor, positions: torch.Tensor, attention: Attention) -> torch.Tensor:
+        """What the last layer gives for each token.
+
+        Args:
+            input_ids, positions: (num_tokens,) int64.
+            attention: planned for the same batch.
+
+        Returns:
+            (num_tokens, hidden_size) of the model's dtype.
+        """
+
+    @abstractmethod
+    def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """
+        Args:
+            hidden: (num_rows, hidden_size), of the tokens whose successors are wanted; left as it is.
+            out: (num_rows, vocab_size) of the model's dtype, where the logits are to go; None: new memory.
+
+        Returns:
+            (num_rows, vocab_size) of the model's dtype.
+        """
+
     def forward(
         self,
         input_ids: torch.Tensor,
@@ -47,14 +69,11 @@ class Model(ABC):
         logits_rows: torch.Tensor | None,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Computes logits for the tokens whose successors are wanted.
+        """Both in one: logits for the tokens whose successors are wanted.
 
         Args:
-            input_ids, positions: (num_tokens,) int64.
-            attention: planned for the same batch.
             logits_rows: (num_rows,) int64, rows of the token dimension; None: all.
-            out: (num_rows, vocab_size) of the model's dtype, where the logits are to go; None: new memory.
-
-        Returns:
-            (num_rows, vocab_size) of the model's dtype.
+            input_ids, positions, attention, out: as above.
         """
+        hidden = self.hidden_states(input_ids, positions, attention)
+        return self.logits(hidden if logits_rows is None else hidden[logits_rows], out)

@@ -78,24 +78,19 @@ class DecoderModel(Model):
             self._lm_head.weight.copy_(self._embedding)
 
     @torch.inference_mode()
-    def forward(
-        self,
-        input_ids: torch.Tensor,
-        positions: torch.Tensor,
-        attention: Attention,
-        logits_rows: torch.Tensor | None,
-        out: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    def hidden_states(self, input_ids: torch.Tensor, positions: torch.Tensor, attention: Attention) -> torch.Tensor:
         x = F.embedding(input_ids, self._embedding)  # (num_tokens, hidden_size)
         rotation = Rotation(self._rotary, positions, x.dtype)
         for index, layer in enumerate(self._layers):
             x = layer.forward(x, rotation, attention, index, self._ops)
-        if logits_rows is not None:
-            x = x[logits_rows]  # (num_rows, hidden_size)
-        if not len(x):
+        return x
+
+    @torch.inference_mode()
+    def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        if not len(hidden):
             # All chunks end before their prompts do, and a kernel over no rows would be an error.
-            return x.new_empty(0, self.config.vocab_size)
-        return self._ops.norm_linear(x, self._norm, self._lm_head, out)
+            return hidden.new_empty(0, self.config.vocab_size)
+        return self._ops.norm_linear(hidden, self._norm, self._lm_head, out)
 
 
 class _Layer:

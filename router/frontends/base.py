@@ -7,7 +7,7 @@ codes of its own protocol.
 import random
 import secrets
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -35,11 +35,23 @@ from tandem.sampling_params import MAX_NUM_BIASED, MAX_NUM_STOP_TOKENS, Sampling
 # response.
 MAX_NAME_LEN = 256
 SEED_BITS = 64
+# So many entries may be asked for of all prompts of one request: each prompt token is one, and so is each of the most
+# likely tokens beside it. As JSON one takes so much, many times what it takes elsewhere.
+MAX_PROMPT_LOGPROBS = 2**18
+PROMPT_LOGPROB_BYTES = 100
 # Of the age of a request that is resumed so much counts.
 MAX_RESUMED_AGE_NS = 10 * 10**9
 # These fields of SamplingParams are made of what clients set in other forms. All others clients set under the same
 # names, and where one is left out, the class has a default.
-MADE_FIELDS = ("max_tokens", "logit_bias", "seed", "stop_token_ids", "num_logprobs", "grammar")
+MADE_FIELDS = (
+    "max_tokens",
+    "logit_bias",
+    "seed",
+    "stop_token_ids",
+    "num_logprobs",
+    "num_prompt_logprobs",
+    "grammar",
+)
 PLAIN_FIELDS = tuple(f.name for f in fields(SamplingParams) if f.name not in MADE_FIELDS)
 
 # A prompt is a text, token ids, or the messages of a chat, each with `role` and `content`.
@@ -62,6 +74,7 @@ class SamplingOptions:
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
     num_logprobs: int | None = None
+    num_prompt_logprobs: int | None = None
     grammar: str = ""
     plain: Mapping[str, Any] = field(default_factory=dict)
 
@@ -156,6 +169,28 @@ class Frontend:
         """Of a chat, before anything is done for each of them. Raises InvalidRequestError."""
         with _invalid("messages"):
             self._prompts.check_num_messages(num_messages)
+
+    def check_prompt_logprobs(self, num_tokens: int, num_top: int | None, hold: Callable[[int], None]) -> None:
+        """
+        Args:
+            num_tokens: of all prompts of a request together.
+            num_top: of the most likely tokens, with each of the prompts' tokens; None: nothing is asked for.
+            hold: counts bytes as in hand.
+
+        Raises:
+            InvalidRequestError: so many are not given.
+            OverloadedError: there is no room for them now.
+        """
+        if num_top is None:
+            return
+        num_entries = num_tokens * (num_top + 1)
+        if num_entries > MAX_PROMPT_LOGPROBS:
+            raise InvalidRequestError(
+                f"{num_tokens} prompt tokens with {num_top} of the most likely ones each are {num_entries} log "
+                f"probabilities; one request may ask for {MAX_PROMPT_LOGPROBS} of its prompts",
+                "prompt_logprobs",
+            )
+        hold(PROMPT_LOGPROB_BYTES * num_entries)
 
     async def tokenize(self, prompt: PromptInput) -> TokenizedPrompt:
         """Raises InvalidRequestError, with a message for the client."""
@@ -252,7 +287,10 @@ class Frontend:
             arrival_ns = max(state.arrival_ns, now_ns() - MAX_RESUMED_AGE_NS)
         generations = []
         for choice in range(num_choices):
-            sampling = first.with_seed((first.seed + choice) % 2**SEED_BITS) if choice else first
+            sampling = first
+            if choice:
+                # What is known of the prompt is known by the first.
+                sampling = first.with_seed((first.seed + choice) % 2**SEED_BITS).without_prompt_logprobs()
             tracker = self.router.make_tracker(
                 prompt.token_ids,
                 sampling,
@@ -270,7 +308,7 @@ class Frontend:
                 tracker.resume_token = self._sealer.seal(
                     replace(state, body_digest=kept.body_digest, answer_id=kept.answer_id, created=kept.created)
                 )
-            output = OutputText(self.tokenizer, sampling.stop_token_ids, options.stop)
+            output = OutputText(self.tokenizer, sampling.stop_token_ids, options.stop, sampling.min_tokens)
             generation = Generation(
                 self.router,
                 self.access,
@@ -361,6 +399,7 @@ class Frontend:
                 logit_bias=tuple(sorted(options.logit_bias.items())),
                 stop_token_ids=tuple(dict.fromkeys(stop_token_ids)),
                 num_logprobs=options.num_logprobs,
+                num_prompt_logprobs=options.num_prompt_logprobs,
                 grammar=options.grammar,
                 **options.plain,
             )

@@ -19,6 +19,7 @@ from router.frontends.generation import Generation, Piece
 from router.frontends.malformed import Malformed
 from router.frontends.piece_writer import PieceWriter
 from router.frontends.request_id import REQUEST_ID_HEADER, is_request_id, request_id_of
+from router.prompt_logprobs import PromptLogprobs
 from router.resumption import Resumption
 from router.structured_output import StructuredOutput, choices
 from tandem import __version__
@@ -122,14 +123,17 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
                 raise InvalidRequestError(request.message)
             # The AuthInterceptor has let it in already, and kept no note of whom.
             key = frontend.access.identify(_metadata(context, "authorization"))
-            held.enter_context(frontend.access.hold_bytes(key))(request.ByteSize())
+            hold = held.enter_context(frontend.access.hold_bytes(key))
+            hold(request.ByteSize())
             frontend.check_model(request.model)
             with frontend.admission(key, is_resumed=request.HasField("resume")):
                 prompt = await frontend.tokenize(_prompt(request, frontend))
                 grammar = await frontend.grammar(_structured_output(request))
+            options = _options(request.sampling, grammar)
+            frontend.check_prompt_logprobs(len(prompt.token_ids), options.num_prompt_logprobs, hold)
             [generation] = frontend.begin(
                 prompt,
-                _options(request.sampling, grammar),
+                options,
                 key=key,
                 default_max_tokens=DEFAULT_MAX_TOKENS,
                 priority=request.priority,
@@ -215,6 +219,7 @@ def _options(params: pb.SamplingParams, grammar: str) -> SamplingOptions:
         stop_token_ids=params.stop_token_ids,
         ignore_eos=params.ignore_eos,
         num_logprobs=params.logprobs if params.HasField("logprobs") else None,
+        num_prompt_logprobs=params.prompt_logprobs if params.HasField("prompt_logprobs") else None,
         grammar=grammar,
         plain={name: getattr(params, name) for name in PLAIN_FIELDS if params.HasField(name)},
     )
@@ -232,6 +237,8 @@ class _Responses:
         if piece.finish_reason:
             return _last_response(self._request_id, piece, self._generation)
         resume_token, self._resume_token = self._resume_token, b""
+        # They go with the first tokens, as that does.
+        scored = self._generation.tracker.prompt_logprobs if resume_token else None
         return pb.GenerateResponse(
             request_id=self._request_id,
             index=piece.index,
@@ -239,7 +246,18 @@ class _Responses:
             text=piece.text,
             logprobs=map(LOGPROBS_CODEC.encode, piece.logprobs) if piece.logprobs else None,
             resume_token=resume_token,
+            prompt_logprobs=None if scored is None else _prompt_logprobs(scored),
         )
+
+
+def _prompt_logprobs(scored: PromptLogprobs) -> pb.PromptLogprobs:
+    return pb.PromptLogprobs(
+        logprobs=scored.logprobs,
+        ranks=scored.ranks,
+        num_top=scored.num_top,
+        top_token_ids=scored.top_ids,
+        top_logprobs=scored.top_logprobs,
+    )
 
 
 def _last_response(request_id: str, piece: Piece, generation: Generation) -> pb.GenerateResponse:

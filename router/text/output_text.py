@@ -14,11 +14,20 @@ class OutputText:
         stopped: whether a stop string has ended the output. No token may follow then.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stop_token_ids: Sequence[int], stop_strings: Sequence[str]) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        stop_token_ids: Sequence[int],
+        stop_strings: Sequence[str],
+        min_tokens: int = 0,
+    ) -> None:
+        """Args: min_tokens: stop strings are looked for in the text that comes after so many."""
         self._detokenizer = IncrementalDetokenizer(tokenizer)
         # Stop tokens are counted and listed, but are no text.
         self._stop_token_ids = frozenset(stop_token_ids)
         self._matcher = StopStringMatcher(stop_strings) if stop_strings else None
+        # Of so many tokens to come the text is not searched.
+        self._num_free = min_tokens if stop_strings else 0
         # The client has so many characters of what is still to come.
         self._num_to_skip = 0
 
@@ -34,9 +43,12 @@ class OutputText:
                 because its tokens came in other groups, the rest is left out of what follows.
         """
         self._num_to_skip = num_characters
-        text = self._detokenizer.decode_next([i for i in token_ids if i not in self._stop_token_ids])
+        num_free = min(self._num_free, len(token_ids))
+        self._num_free -= num_free
+        text = self._detokenizer.decode_next([i for i in token_ids[:num_free] if i not in self._stop_token_ids])
+        rest = self._detokenizer.decode_next([i for i in token_ids[num_free:] if i not in self._stop_token_ids])
         # There may be as many as the model's length allows, so they are searched for stop strings all at once.
-        return self._skip(text if self._matcher is None else self._matcher.scan_next(text))
+        return self._skip(text + (rest if self._matcher is None else self._matcher.scan_next(rest)))
 
     def append_tokens(self, token_ids: Sequence[int]) -> tuple[str, int]:
         """Takes the output's next tokens. Returns the text to pass on, and how many of these tokens belong to the
@@ -57,8 +69,11 @@ class OutputText:
             return self._detokenizer.decode_next(kept_ids), len(token_ids)
         text = ""
         for num_tokens, token_id in enumerate(token_ids, 1):
+            is_free = self._num_free > 0
+            self._num_free -= is_free
             if token_id not in self._stop_token_ids:
-                text += self._matcher.scan_next(self._detokenizer.decode_next((token_id,)))
+                decoded = self._detokenizer.decode_next((token_id,))
+                text += decoded if is_free else self._matcher.scan_next(decoded)
             if self._matcher.matched:
                 return text, num_tokens
         return text, len(token_ids)

@@ -6,6 +6,7 @@ never written gives another token than `expected_tokens` says.
 """
 
 import itertools
+from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from engine.base import EngineBase
 from engine.batch import Batch
 from engine.kvcache.pool import CpuKvPool
 from engine.output import Feed, ForwardOutput
+from tandem.prompt_logprobs import PackedLogprobs
 from tandem.sampling_params import SamplingParams, TokenLogprobs
 from tests.fakes.page_layout import OpaqueLayout
 
@@ -52,7 +54,21 @@ class _Row:
     device_len: int
     token_ids: list[int] | None
     needs_logits: bool
+    prompt_len: int
     sampling: SamplingParams
+
+
+def _scored(row: _Row) -> PackedLogprobs | None:
+    """What is asked for of a prompt's tokens: the log probability of each is minus its position, its rank too, and the
+    most likely token is itself."""
+    num_tokens = min(row.device_len, row.prompt_len - 1) - row.cached_len
+    if row.sampling.num_prompt_logprobs is None or num_tokens <= 0:
+        return None
+    start = row.cached_len + 1
+    positions = range(start, start + num_tokens)
+    num_top = min(row.sampling.num_prompt_logprobs, 1)
+    logprobs, numbers = array("f", [-p for p in positions]).tobytes(), array("I", positions).tobytes()
+    return PackedLogprobs(start, num_top, logprobs, numbers, numbers if num_top else b"", logprobs if num_top else b"")
 
 
 class FakeForwardOutput(ForwardOutput):
@@ -93,6 +109,10 @@ class FakeForwardOutput(ForwardOutput):
         self._engine.run_until(self)
         return self._logprobs
 
+    def prompt_logprobs(self) -> list[PackedLogprobs | None]:
+        self._engine.run_until(self)
+        return [_scored(row) for row in self.rows]
+
     def duration_s(self) -> float:
         assert self._engine.is_asynchronous
         self._engine.run_until(self)
@@ -104,7 +124,7 @@ class FakeEngine(EngineBase):
     Attributes:
         batches: for each forward its mode and the tokens each sequence computed.
         draws: for each token chosen the seed and the position that a draw would depend on. Tokens do not depend on
-            them; a log probability that is asked for is minus the position.
+            them; a log probability that is asked for is minus the position, of a prompt's tokens too.
     """
 
     def __init__(
@@ -162,6 +182,7 @@ class FakeEngine(EngineBase):
                 s.device_len,
                 None if s.num_pending else s.token_ids[s.cached_len : s.device_len],
                 s.needs_logits,
+                s.prompt_len,
                 s.sampling,
             )
             for s in batch.sequences

@@ -23,4 +23,6 @@ def any_sampling_params(vocab_size: int = 1000) -> st.SearchStrategy[SamplingPar
         seed=st.integers(0, 2**64 - 1),
         stop_token_ids=st.lists(token_ids, max_size=3).map(tuple),
         num_logprobs=st.none() | st.integers(0, MAX_LOGPROBS),
+        min_tokens=st.integers(0, 1),
+        num_prompt_logprobs=st.none() | st.integers(0, MAX_LOGPROBS),
     )

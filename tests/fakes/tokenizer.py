@@ -1,5 +1,6 @@
 """A tokenizer whose tokens are bytes."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -21,6 +22,15 @@ class ByteTokenizer:
 
     def tokenize(self, text: str, add_special_tokens: bool) -> "Encoding":
         return Encoding(list(text.encode()))
+
+    def render_chat(self, messages: Sequence[dict[str, str]]) -> str:
+        return "".join(message["content"] for message in messages)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return b"".join(map(self.token_bytes, token_ids)).decode(errors="replace")
+
+    def token_piece(self, token_id: int) -> bytes:
+        return bytes((token_id,))
 
     def token_bytes(self, token_id: int) -> bytes:
         return bytes((token_id,)) if token_id else b""

@@ -153,10 +153,17 @@ class WorkerPair:
         stop_token_ids: tuple[int, ...] = (),
         seed: int = 0,
         num_logprobs: int | None = None,
+        num_prompt_logprobs: int | None = None,
         **kwargs: Any,
     ) -> None:
         """Further arguments are those that Admit and Prefill share: arrival_ns, priority, cache_namespace."""
-        sampling = SamplingParams(max_tokens, seed=seed, stop_token_ids=stop_token_ids, num_logprobs=num_logprobs)
+        sampling = SamplingParams(
+            max_tokens,
+            seed=seed,
+            stop_token_ids=stop_token_ids,
+            num_logprobs=num_logprobs,
+            num_prompt_logprobs=num_prompt_logprobs,
+        )
         prompt = tuple(prompt_ids)
         admit = Admit(request_id, attempt, prompt, output_ids, sampling, 60.0, **kwargs)
         self.d.scheduler.receive(FromRouter(admit))

@@ -28,6 +28,7 @@ VOCABULARY = (
     "tandem.grammar_limits",
     "tandem.messages",
     "tandem.processes",
+    "tandem.prompt_logprobs",
     "tandem.request_ids",
     "tandem.sampling_params",
 )

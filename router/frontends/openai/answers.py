@@ -14,11 +14,13 @@ from starlette.types import Receive
 
 from router.frontends.base import Frontend, TokenizedPrompt
 from router.frontends.generation import Generation, Piece
-from router.frontends.openai.errors import json_response
+from router.frontends.openai.errors import json_text_response
+from router.frontends.openai.prompt_logprobs import PromptTexts, WantedLogprobs, object_text
 from router.frontends.openai.request import Body
 from router.frontends.openai.resumable import ResumableStream
 from router.frontends.openai.schema import StreamOptions
 from router.frontends.openai.streaming import Event, EventStream, pieces_of, to_json, unless_client_leaves
+from router.prompt_logprobs import PromptLogprobs
 from router.text.detokenizer import IncrementalDetokenizer
 from tandem.sampling_params import TokenLogprobs
 
@@ -36,6 +38,7 @@ class ChoiceBuffer:
         text, token_ids, logprobs: what has come since `take_unsent` was last called.
         num_characters: how long the text of the listed tokens and the echo is.
         finish_reason: "" before the last piece.
+        is_begun: whether something of the choice is in the answer.
     """
 
     detokenizer: IncrementalDetokenizer
@@ -45,6 +48,7 @@ class ChoiceBuffer:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     num_characters: int = 0
     finish_reason: str = ""
+    is_begun: bool = False
 
     def append_piece(self, piece: Piece) -> None:
         self.finish_reason = piece.finish_reason
@@ -74,6 +78,7 @@ class Answer(ABC):
         request_id: str,
         echoes: Sequence[str] = (),
         stream: ResumableStream | None = None,
+        wanted: WantedLogprobs | None = None,
     ) -> None:
         """
         Args:
@@ -81,11 +86,17 @@ class Answer(ABC):
             request_id: what the client knows the request by.
             echoes: one for each, or none.
             stream: for one output whose events have ids.
+            wanted: what is asked for of the prompts' log probabilities.
         """
         self._frontend = frontend
         self._prompts = prompts
         self._generations = generations
         self._stream = stream
+        self._num_choices = len(generations) // len(prompts)
+        self.wanted = wanted or WantedLogprobs(None, None)
+        self._prompt_texts = [
+            PromptTexts(frontend.tokenizer, self.token_text, prompt, self.wanted) for prompt in prompts
+        ]
         # Whoever has seen an event has the prompt's text, which is with the first.
         texts = [""] * len(generations) if not echoes or (stream and stream.last) else echoes
         self._buffers = [ChoiceBuffer(IncrementalDetokenizer(frontend.tokenizer), text) for text in texts]
@@ -105,6 +116,18 @@ class Answer(ABC):
     def delta(self, index: int, buffer: ChoiceBuffer) -> dict[str, Any]:
         """A choice of a chunk, from what has come since the last one."""
 
+    async def choice_text(self, index: int, buffer: ChoiceBuffer) -> str:
+        """A whole choice as JSON."""
+        return to_json(self.choice(index, buffer))
+
+    async def delta_text(self, index: int, buffer: ChoiceBuffer) -> str:
+        """A choice of a chunk as JSON."""
+        return to_json(self.delta(index, buffer))
+
+    async def own_fields(self) -> dict[str, str]:
+        """What an answer in one piece has beside what all have: values as JSON."""
+        return {}
+
     def opening(self, index: int, buffer: ChoiceBuffer) -> dict[str, Any] | None:
         """What goes out before a choice's first tokens, if anything."""
         return None
@@ -116,7 +139,7 @@ class Answer(ABC):
             RequestError, ClientGoneError: before anything is sent.
         """
         if not body.stream:
-            return json_response(await unless_client_leaves(receive, self._collect()))
+            return json_text_response(await unless_client_leaves(receive, self._collect()))
         events = self._events(body.stream_options or StreamOptions())
         try:
             # One that goes on after its last event has nothing left but its end.
@@ -126,12 +149,25 @@ class Answer(ABC):
             raise
         return EventStream(events, first)
 
-    async def _collect(self) -> dict[str, Any]:
+    async def _collect(self) -> str:
         async with aclosing(pieces_of(self._generations)) as pieces:
             async for index, piece in pieces:
-                self._buffers[index].append_piece(piece)
-        choices = [self.choice(i, buffer) for i, buffer in enumerate(self._buffers)]
-        return {**self._head(self.object_name), "choices": choices, "usage": self._usage()}
+                self._buffers[index].append_piece(self.shown(piece))
+        choices = [await self.choice_text(i, buffer) for i, buffer in enumerate(self._buffers)]
+        fields = {**self._head(self.object_name), "choices": None, "usage": self._usage()}
+        return object_text(fields, {"choices": f"[{','.join(choices)}]", **await self.own_fields()})
+
+    def shown(self, piece: Piece) -> Piece:
+        """What the client is to see of a piece."""
+        return piece
+
+    def prompt_texts(self, index: int) -> tuple[PromptTexts, PromptLogprobs]:
+        """What there is of the prompt of a choice; only if it is asked for, and once the choice has a piece. The first
+        output of each prompt has them."""
+        number = index // self._num_choices
+        logprobs = self._generations[number * self._num_choices].tracker.prompt_logprobs
+        assert logprobs is not None
+        return self._prompt_texts[number], logprobs
 
     async def _events(self, options: StreamOptions) -> AsyncGenerator[Event]:
         head = self._head(self.chunk_object_name)
@@ -141,9 +177,9 @@ class Answer(ABC):
         # What all chunks begin with is encoded once.
         beginning = to_json(head).removesuffix("}")
 
-        def chunk(choice: dict[str, Any]) -> str:
+        def chunk(choice: str) -> str:
             ending = f',"usage":{to_json(self._usage())}' if continuous else ""
-            content = f'{beginning},"choices":[{to_json(choice)}]{ending}}}'
+            content = f'{beginning},"choices":[{choice}]{ending}}}'
             return obfuscated(content) if options.include_obfuscation else content
 
         last = self._stream.last if self._stream else None
@@ -154,17 +190,17 @@ class Answer(ABC):
         async with aclosing(pieces_of(self._generations)) as pieces:
             async for index, piece in pieces:
                 buffer = self._buffers[index]
-                buffer.append_piece(piece)
+                buffer.append_piece(self.shown(piece))
                 if index not in opened:
                     opened.add(index)
                     if (opening := self.opening(index, buffer)) is not None:
-                        yield self._event_id(0), chunk(opening)
+                        yield self._event_id(0), chunk(to_json(opening))
                 if buffer.text or buffer.logprobs or buffer.finish_reason:
                     num_characters += len(buffer.text)
                     if buffer.finish_reason and num_closing:
                         continue
                     event_id = self._event_id(num_characters, 1 if buffer.finish_reason else 0)
-                    yield event_id, chunk(self.delta(index, buffer))
+                    yield event_id, chunk(await self.delta_text(index, buffer))
         if options.include_usage and num_closing < 2:
             yield self._event_id(num_characters, 2), to_json({**head, "choices": [], "usage": self._usage()})
 
@@ -184,16 +220,19 @@ class Answer(ABC):
 
     def _usage(self) -> dict[str, Any]:
         """Each prompt counts once, however many outputs it has: what its first one found cached was not computed."""
-        num_choices = len(self._generations) // len(self._prompts)
         num_prompt_tokens = sum(len(prompt.token_ids) for prompt in self._prompts)
-        num_output_tokens = sum(g.num_output_tokens for g in self._generations)
-        cached = sum(g.tracker.prompt_cached_len or 0 for g in self._generations[::num_choices])
+        num_output_tokens = self.num_output_tokens()
+        cached = sum(g.tracker.prompt_cached_len or 0 for g in self._generations[:: self._num_choices])
         return {
             "prompt_tokens": num_prompt_tokens,
             "completion_tokens": num_output_tokens,
             "total_tokens": num_prompt_tokens + num_output_tokens,
             "prompt_tokens_details": {"cached_tokens": cached},
         }
+
+    def num_output_tokens(self) -> int:
+        """Of all outputs, as far as the client sees them."""
+        return sum(generation.num_output_tokens for generation in self._generations)
 
     def token_text(self, token_id: int) -> str:
         return token_text(self._frontend.tokenizer.token_piece(token_id))

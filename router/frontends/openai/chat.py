@@ -9,6 +9,7 @@ from starlette.responses import Response
 from router.errors import InvalidRequestError
 from router.frontends.base import Frontend
 from router.frontends.openai.answers import Answer, ChoiceBuffer, token_text
+from router.frontends.openai.prompt_logprobs import WantedLogprobs
 from router.frontends.openai.request import (
     begin_all,
     check_num_choices,
@@ -37,6 +38,12 @@ class ChatAnswer(Answer):
     def delta(self, index: int, buffer: ChoiceBuffer) -> dict[str, Any]:
         text, token_ids, logprobs = buffer.take_unsent()
         return self._choice(index, buffer, "delta", {"content": text} if text else {}, token_ids, logprobs)
+
+    async def own_fields(self) -> dict[str, str]:
+        if self.wanted.listed is None:
+            return {}
+        texts, logprobs = self.prompt_texts(0)
+        return {"prompt_logprobs": await texts.listed(logprobs)}
 
     def _choice(
         self,
@@ -79,7 +86,8 @@ async def serve_chat(
             raise InvalidRequestError("max_tokens and max_completion_tokens differ: send one of them", "max_tokens")
         max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
         num_logprobs = (body.top_logprobs or 0) if body.logprobs else None
-        options = sampling_options(frontend, body, max_tokens, num_logprobs)
+        wanted_logprobs = WantedLogprobs.of(body)
+        options = sampling_options(frontend, body, max_tokens, num_logprobs, wanted_logprobs.num_top)
         wanted = structured_output(body)
         frontend.check_num_messages(len(body.messages))
         resumable = is_resumable(body, options, 1)
@@ -88,9 +96,11 @@ async def serve_chat(
             recalled = await recall_stream(frontend, key, last, request.state.hold) if last else None
             options = replace(options, grammar=await frontend.grammar(wanted))
             prompt = await frontend.tokenize([{"role": m.role, "content": m.text} for m in body.messages])
+        frontend.check_prompt_logprobs(len(prompt.token_ids), wanted_logprobs.num_top, request.state.hold)
         stream = make_stream(body, prompt, key, ChatAnswer.answer_id(request_id), recalled) if resumable else None
         # Where neither client nor model names a limit, an answer may fill the model's length.
         generations = begin_all(
             frontend, [prompt], options, body, key, frontend.sampling_defaults.max_tokens, stream, request_id
         )
-    return await ChatAnswer(frontend, [prompt], generations, request_id, stream=stream).respond(body, request.receive)
+    answer = ChatAnswer(frontend, [prompt], generations, request_id, stream=stream, wanted=wanted_logprobs)
+    return await answer.respond(body, request.receive)

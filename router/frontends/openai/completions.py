@@ -6,9 +6,10 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from router.errors import InvalidRequestError
 from router.frontends.base import Frontend, PromptInput
+from router.frontends.generation import Piece
 from router.frontends.openai.answers import Answer, ChoiceBuffer
+from router.frontends.openai.prompt_logprobs import WantedLogprobs, object_text
 from router.frontends.openai.request import (
     begin_all,
     check_num_choices,
@@ -24,8 +25,35 @@ DEFAULT_MAX_TOKENS = 16
 
 
 class CompletionAnswer(Answer):
+    """Attributes: has_output: whether the client asks for an output, and not for its prompts alone."""
+
     id_prefix = "cmpl"
     object_name = chunk_object_name = "text_completion"
+    has_output = True
+
+    def shown(self, piece: Piece) -> Piece:
+        if self.has_output:
+            return piece
+        # A token is sampled all the same: the limit, which is 0, has ended the output before it.
+        return Piece(0, [], "", [], "length" if piece.finish_reason else "")
+
+    def num_output_tokens(self) -> int:
+        return super().num_output_tokens() if self.has_output else 0
+
+    async def choice_text(self, index: int, buffer: ChoiceBuffer) -> str:
+        return await self.delta_text(index, buffer)
+
+    async def delta_text(self, index: int, buffer: ChoiceBuffer) -> str:
+        choice = self.delta(index, buffer)
+        is_first, buffer.is_begun = not buffer.is_begun, True
+        made: dict[str, str] = {}
+        if is_first and self.wanted.num_top is not None:
+            texts, logprobs = self.prompt_texts(index)
+            if self.wanted.echoed is not None:
+                made["logprobs"] = (await texts.echoed(logprobs)).before(choice["logprobs"])
+            if self.wanted.listed is not None:
+                made["prompt_logprobs"] = await texts.listed(logprobs)
+        return object_text(choice, made)
 
     def choice(self, index: int, buffer: ChoiceBuffer) -> dict[str, Any]:
         return self.delta(index, buffer)
@@ -72,9 +100,11 @@ async def serve_completion(
         frontend.check_model(body.model or "")
         inputs = _inputs(body.prompt)
         check_num_choices(len(inputs), body.n)
-        if body.echo and body.logprobs is not None:
-            raise InvalidRequestError("logprobs of the prompt are not supported: leave out echo or logprobs", "echo")
-        options = sampling_options(frontend, body, body.max_tokens, body.logprobs)
+        wanted_logprobs = WantedLogprobs.of(body)
+        # Without an output there is the prompt to be looked at; a worker samples a token when it has computed that.
+        has_output = body.max_tokens != 0 or not body.echo
+        max_tokens = body.max_tokens if has_output else 1
+        options = sampling_options(frontend, body, max_tokens, body.logprobs, wanted_logprobs.num_top)
         wanted = structured_output(body)
         resumable = is_resumable(body, options, len(inputs))
         last = last_event(last_event_id, is_resumable=resumable)
@@ -83,14 +113,16 @@ async def serve_completion(
             options = replace(options, grammar=await frontend.grammar(wanted))
             prompts = [await frontend.tokenize(prompt) for prompt in inputs]
             texts = [await frontend.prompt_text(prompt) for prompt in inputs] if body.echo else []
+        num_tokens = sum(len(prompt.token_ids) for prompt in prompts)
+        frontend.check_prompt_logprobs(num_tokens, wanted_logprobs.num_top, request.state.hold)
         stream = (
             make_stream(body, prompts[0], key, CompletionAnswer.answer_id(request_id), recalled) if resumable else None
         )
         generations = begin_all(frontend, prompts, options, body, key, DEFAULT_MAX_TOKENS, stream, request_id)
     echoes = [text for text in texts for _ in range(body.n or 1)]
-    return await CompletionAnswer(frontend, prompts, generations, request_id, echoes, stream).respond(
-        body, request.receive
-    )
+    answer = CompletionAnswer(frontend, prompts, generations, request_id, echoes, stream, wanted_logprobs)
+    answer.has_output = has_output
+    return await answer.respond(body, request.receive)
 
 
 def _inputs(prompt: str | list[Any]) -> list[PromptInput]:

@@ -60,6 +60,11 @@ def json_response(content: Any, status: int = 200) -> Response:
     return response
 
 
+def json_text_response(text: str) -> Response:
+    """A response with what is JSON in ASCII already."""
+    return Response(text, media_type="application/json")
+
+
 def error_object(error: RequestError) -> dict[str, Any]:
     http = _http_error(error)
     param = getattr(error, "param", "") or None

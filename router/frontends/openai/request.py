@@ -86,7 +86,11 @@ def _json_schema(schema: dict[str, Any] | str, param: str) -> StructuredOutput:
 
 
 def sampling_options(
-    frontend: Frontend, body: Body, max_tokens: int | None, num_logprobs: int | None
+    frontend: Frontend,
+    body: Body,
+    max_tokens: int | None,
+    num_logprobs: int | None,
+    num_prompt_logprobs: int | None = None,
 ) -> SamplingOptions:
     """But for what `structured_output` says."""
     given = {name: value for name in PLAIN_FIELDS if (value := getattr(body, name)) is not None}
@@ -99,6 +103,7 @@ def sampling_options(
         stop_token_ids=body.stop_token_ids or (),
         ignore_eos=bool(body.ignore_eos),
         num_logprobs=num_logprobs,
+        num_prompt_logprobs=num_prompt_logprobs,
         plain={"temperature": DEFAULT_TEMPERATURE, **frontend.sampling_defaults.plain, **given},
     )
 

@@ -96,7 +96,8 @@ class ResumableStream:
 
 def is_resumable(body: CompletionRequest | ChatCompletionRequest, options: SamplingOptions, num_prompts: int) -> bool:
     """Whether the events of the answer have ids."""
-    return bool(body.stream) and num_prompts * (body.n or 1) == 1 and options.num_logprobs is None
+    has_logprobs = options.num_logprobs is not None or options.num_prompt_logprobs is not None
+    return bool(body.stream) and num_prompts * (body.n or 1) == 1 and not has_logprobs
 
 
 def last_event(header: str | None, *, is_resumable: bool) -> EventId | None:

@@ -86,7 +86,9 @@ class _Request(LenientRequest):
     hints = others.REQUEST_HINTS
 
     model: str | None = None
-    max_tokens: int | None = Field(None, ge=1)
+    max_tokens: int | None = Field(None, ge=0)
+    min_tokens: int | None = Field(None, ge=0, lt=2**32)
+    prompt_logprobs: int | None = Field(None, ge=0, le=20)
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, ge=0, le=1)
     n: int | None = Field(None, ge=1, le=MAX_CHOICES)
@@ -224,10 +226,20 @@ class Usage(BaseModel):
     prompt_tokens_details: PromptTokensDetails
 
 
+class PromptLogprob(BaseModel):
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+# By token ids; nothing is known of the first token.
+PromptLogprobsList = list[dict[str, PromptLogprob] | None]
+
+
 class CompletionLogprobs(BaseModel):
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
 
 
@@ -236,6 +248,7 @@ class CompletionChoice(BaseModel):
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: Literal["stop", "length"]
+    prompt_logprobs: PromptLogprobsList | None = None
 
 
 class Completion(BaseModel):
@@ -280,6 +293,7 @@ class ChatCompletion(BaseModel):
     model: str
     choices: list[ChatChoice]
     usage: Usage
+    prompt_logprobs: PromptLogprobsList | None = None
 
 
 class Model(BaseModel):

@@ -33,7 +33,9 @@ wild_integers = st.integers(-(2**70), 2**70) | st.sampled_from(
 )
 wild_values: dict[str, st.SearchStrategy[Any]] = {
     **dict.fromkeys(FLOATS, wild_floats),
-    **dict.fromkeys(("max_tokens", "top_k", "seed", "num_logprobs"), wild_integers),
+    **dict.fromkeys(
+        ("max_tokens", "min_tokens", "top_k", "seed", "num_logprobs", "num_prompt_logprobs"), wild_integers
+    ),
     "logit_bias": st.dictionaries(wild_integers, wild_floats | st.floats(-100, 100), min_size=1, max_size=3).map(
         lambda bias: tuple(sorted(bias.items()))
     ),

@@ -86,7 +86,10 @@ class RecordingModel(Model):
         for name, weight in weights:
             self.weights[name] = weight.clone()
 
-    def forward(self, *_: Any, **__: Any) -> torch.Tensor:
+    def hidden_states(self, *_: Any, **__: Any) -> torch.Tensor:
+        raise NotImplementedError
+
+    def logits(self, *_: Any, **__: Any) -> torch.Tensor:
         raise NotImplementedError
 
 

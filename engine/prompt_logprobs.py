@@ -1,0 +1,122 @@
+"""Log probabilities of the tokens of prompts, for the requests that ask. They are computed with the prompt, because what
+is cached of one is its KV and no logits."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from engine.batch import Batch
+from engine.config import MAX_PREFILL_BATCH_SIZE
+from engine.logprobs import most_likely
+from engine.models.base import Model
+from engine.upload import Packed
+from tandem.prompt_logprobs import PackedLogprobs
+
+# Logits exist for so many tokens at a time, however large the forward is: no more than are there when the first tokens
+# of as many prompts are chosen.
+MAX_SLICE_ROWS = MAX_PREFILL_BATCH_SIZE
+
+
+class _Span(NamedTuple):
+    """The tokens of one sequence whose log probabilities a forward gives.
+
+    Attributes:
+        number: of the sequence in the batch.
+        start: position of the first of these tokens.
+    """
+
+    number: int
+    start: int
+    num_tokens: int
+    num_top: int
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredPrompts:
+    """The log probabilities of one forward, on their way to the host, as SampledLogprobs are.
+
+    Attributes:
+        spans: whose tokens they are, one after the other.
+        chosen: (num_tokens,) float32, of the prompts' own tokens.
+        ranks: (num_tokens,) int32.
+        top_ids: (num_tokens, k) int32, k at least every num_top, the most likely first.
+        top: (num_tokens, k) float32, of these. All four in pinned memory if they come from a GPU.
+    """
+
+    spans: Sequence[_Span]
+    chosen: torch.Tensor
+    ranks: torch.Tensor
+    top_ids: torch.Tensor
+    top: torch.Tensor
+
+    def to_sequences(self, num_sequences: int) -> list[PackedLogprobs | None]:
+        """For each of the batch's sequences what it asked for, None where there is nothing. Waits for nothing: it is
+        the caller who knows that they have come."""
+        found: list[PackedLogprobs | None] = [None] * num_sequences
+        columns = [t.numpy() for t in (self.chosen, self.ranks, self.top_ids, self.top)]
+        begin = 0
+        for span in self.spans:
+            chosen, ranks, top_ids, top = (column[begin : begin + span.num_tokens] for column in columns)
+            begin += span.num_tokens
+            num_top = min(span.num_top, top.shape[1])
+            found[span.number] = PackedLogprobs(
+                span.start,
+                num_top,
+                chosen.tobytes(),
+                ranks.tobytes(),
+                top_ids[:, :num_top].tobytes(),
+                top[:, :num_top].tobytes(),
+            )
+        return found
+
+
+def score_prompts(model: Model, hidden: torch.Tensor, batch: Batch) -> ScoredPrompts | None:
+    """Log softmax of the model's own logits for the tokens of prompts that follow a computed one; None if no sequence
+    asks.
+
+    Args:
+        hidden: (batch.num_tokens, hidden_size), what the last layer gives.
+    """
+    spans: list[_Span] = []
+    rows: list[np.ndarray] = []
+    targets: list[int] = []
+    end = 0
+    for number, sequence in enumerate(batch.sequences):
+        first_row, end = end, end + sequence.extend_len
+        num_top = sequence.sampling.num_prompt_logprobs
+        # What comes after the prompt's last token is sampled.
+        num_tokens = min(sequence.device_len, sequence.prompt_len - 1) - sequence.cached_len
+        if num_top is None or num_tokens <= 0:
+            continue
+        start = sequence.cached_len + 1
+        spans.append(_Span(number, start, num_tokens, num_top))
+        rows.append(np.arange(first_row, first_row + num_tokens))
+        targets += sequence.token_ids[start : start + num_tokens]
+    if not spans:
+        return None
+    k = min(max(span.num_top for span in spans), model.config.vocab_size)
+    all_rows, all_targets = Packed(np.concatenate(rows), np.array(targets, np.int64)).to(hidden.device)
+    slices = [
+        _score(model.logits(hidden[some_rows]).float(), some_targets, k)
+        for some_rows, some_targets in zip(
+            all_rows.split(MAX_SLICE_ROWS), all_targets.split(MAX_SLICE_ROWS), strict=True
+        )
+    ]
+    # They go to pinned memory, which torch takes for copies to the host that nobody waits for.
+    found = [torch.cat(column).to("cpu", non_blocking=True) for column in zip(*slices, strict=True)]
+    return ScoredPrompts(spans, *found)
+
+
+def _score(
+    logits: torch.Tensor, targets: torch.Tensor, k: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The columns of ScoredPrompts for some rows, still on the device. Args: logits: (num_rows, vocab_size) float32."""
+    own = targets.unsqueeze(1)
+    # They are ranked by the logits, as in engine.logprobs.
+    ranks = (logits > logits.gather(1, own)).sum(dim=-1, dtype=torch.int32) + 1
+    top_ids = most_likely(logits, k)
+    logprobs = torch.log_softmax(logits, dim=-1)
+    return logprobs.gather(1, own).squeeze(1), ranks, top_ids.to(torch.int32), logprobs.gather(1, top_ids)

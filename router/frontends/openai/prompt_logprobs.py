@@ -1,0 +1,154 @@
+"""The log probabilities of a prompt as JSON, in the two forms that clients know.
+
+There may be hundreds of thousands of numbers, so the JSON is made piece by piece, and others have their turn between
+two pieces.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from router.errors import InvalidRequestError
+from router.frontends.base import TokenizedPrompt
+from router.frontends.openai.schema import ChatCompletionRequest, CompletionRequest
+from router.frontends.openai.streaming import to_json
+from router.prompt_logprobs import PromptLogprobs
+from router.text.detokenizer import IncrementalDetokenizer
+from router.text.tokenizer import Tokenizer
+
+# Tokens, with all that is listed beside them, whose JSON is made at once: a millisecond.
+PIECE_ENTRIES = 512
+# What completions say of tokens.
+ECHO_LISTS = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+
+
+@dataclass(frozen=True, slots=True)
+class WantedLogprobs:
+    """What a body asks for, of the prompt.
+
+    Attributes:
+        listed: as `prompt_logprobs`, with so many of the most likely tokens; None: not so.
+        echoed: in front of the output's, with so many; None: not so.
+    """
+
+    listed: int | None
+    echoed: int | None
+
+    @classmethod
+    def of(cls, body: CompletionRequest | ChatCompletionRequest) -> "WantedLogprobs":
+        """Raises InvalidRequestError: a stream cannot have them."""
+        if body.stream and body.prompt_logprobs is not None:
+            raise InvalidRequestError("a stream has no prompt_logprobs: leave out one of them", "prompt_logprobs")
+        echoed = body.logprobs if isinstance(body, CompletionRequest) and body.echo else None
+        if echoed is not None and body.stream and (body.n or 1) > 1:
+            # They are computed for one output of each prompt.
+            raise InvalidRequestError("a stream of several outputs has no log probabilities of the prompt", "n")
+        return cls(body.prompt_logprobs, echoed)
+
+    @property
+    def num_top(self) -> int | None:
+        """How many of the most likely tokens workers are asked for; None: nothing is asked for."""
+        asked = [number for number in (self.listed, self.echoed) if number is not None]
+        return max(asked, default=None)
+
+
+@dataclass(slots=True)
+class EchoTexts:
+    """The prompt's part of OpenAI's lists: for each its items as JSON, none of them empty."""
+
+    tokens: list[str] = field(default_factory=list)
+    token_logprobs: list[str] = field(default_factory=list)
+    top_logprobs: list[str] = field(default_factory=list)
+    text_offset: list[str] = field(default_factory=list)
+
+    def before(self, output: Mapping[str, list[Any]] | None) -> str:
+        """The lists of prompt and output together, as JSON. Args: output: by the names of these lists."""
+        lists = {
+            name: [*getattr(self, name), *([to_json(output[name])[1:-1]] if output and output["tokens"] else [])]
+            for name in ECHO_LISTS
+        }
+        return object_text({}, {name: f"[{','.join(items)}]" for name, items in lists.items()})
+
+
+class PromptTexts:
+    """One prompt's log probabilities as JSON. An Answer owns one for each prompt that has such; each text is made once,
+    however many outputs show it."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, name: Callable[[int], str], prompt: TokenizedPrompt, wanted: WantedLogprobs
+    ) -> None:
+        """Args: name: what a token is called where only its text can stand."""
+        self._tokenizer = tokenizer
+        self._name = name
+        self._token_ids = prompt.token_ids
+        self._wanted = wanted
+        self._listed: str | None = None
+        self._echoed: EchoTexts | None = None
+
+    async def listed(self, logprobs: PromptLogprobs) -> str:
+        """vLLM's form: for each token what is known by token ids, null for the first."""
+        if self._listed is None:
+            num_top = self._wanted.listed or 0
+            pieces = ["null"]
+            async for start, end in self._pieces(num_top):
+                entries = [self._listed_entry(logprobs, position, num_top) for position in range(start, end)]
+                pieces.append(to_json(entries)[1:-1])
+            self._listed = f"[{','.join(pieces)}]"
+        return self._listed
+
+    async def echoed(self, logprobs: PromptLogprobs) -> EchoTexts:
+        """OpenAI's form, null for the first."""
+        if self._echoed is None:
+            num_top = self._wanted.echoed or 0
+            first = self._token_ids[0]
+            detokenizer = IncrementalDetokenizer(self._tokenizer)
+            num_characters = len(detokenizer.decode_next((first,)))
+            texts = EchoTexts([to_json(self._name(first))], ["null"], ["null"], ["0"])
+            async for start, end in self._pieces(num_top):
+                token_ids = self._token_ids[start:end]
+                tokens = [self._name(token_id) for token_id in token_ids]
+                values = logprobs.logprobs[start - 1 : end - 1].tolist()
+                offsets = []
+                for token_id in token_ids:
+                    offsets.append(num_characters)
+                    num_characters += len(detokenizer.decode_next((token_id,)))
+                top = [
+                    # A prompt's own token is always among them.
+                    {token: value} | {self._name(t.token_id): t.logprob for t in logprobs.top(position)[:num_top]}
+                    for position, token, value in zip(range(start, end), tokens, values, strict=True)
+                ]
+                texts.tokens.append(to_json(tokens)[1:-1])
+                texts.token_logprobs.append(to_json(values)[1:-1])
+                texts.top_logprobs.append(to_json(top)[1:-1])
+                texts.text_offset.append(to_json(offsets)[1:-1])
+            self._echoed = texts
+        return self._echoed
+
+    async def _pieces(self, num_top: int) -> AsyncIterator[tuple[int, int]]:
+        """Ranges of positions, from the second token on. Others have their turn after each."""
+        step = max(1, PIECE_ENTRIES // (num_top + 1))
+        for start in range(1, len(self._token_ids), step):
+            yield start, min(start + step, len(self._token_ids))
+            await asyncio.sleep(0)
+
+    def _listed_entry(self, logprobs: PromptLogprobs, position: int, num_top: int) -> dict[int, dict[str, Any]]:
+        token_id = self._token_ids[position]
+        own = self._entry(token_id, logprobs.logprobs[position - 1], logprobs.ranks[position - 1])
+        top = enumerate(logprobs.top(position)[:num_top], 1)
+        others = {t.token_id: self._entry(t.token_id, t.logprob, rank) for rank, t in top}
+        # The prompt's own token stands first.
+        return {token_id: own} | {other: entry for other, entry in others.items() if other != token_id}
+
+    def _entry(self, token_id: int, logprob: float, rank: int) -> dict[str, Any]:
+        return {"logprob": logprob, "rank": rank, "decoded_token": self._name(token_id)}
+
+
+def object_text(fields: Mapping[str, Any], made: Mapping[str, str]) -> str:
+    """JSON of an object, some of whose values are JSON already; a field that is in both stands where it is in `fields`.
+
+    Args:
+        made: values as JSON, by name.
+    """
+    values = {name: made.get(name) or to_json(value) for name, value in fields.items()} | dict(made)
+    return "{" + ",".join(f"{to_json(name)}:{value}" for name, value in values.items()) + "}"

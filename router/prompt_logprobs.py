@@ -1,0 +1,47 @@
+"""The log probabilities of one prompt's tokens, as they come from the worker that computes it."""
+
+from array import array
+
+from tandem.prompt_logprobs import PackedLogprobs
+from tandem.sampling_params import TopLogprob
+
+
+class PromptLogprobs:
+    """Positions are those of the prompt's tokens. Of the first one nothing is known: nothing stands before it.
+
+    Attributes:
+        num_top: how many of the most likely tokens there are for each.
+        logprobs, ranks: of the tokens from position 1 on; rank 1 is the most likely.
+        top_ids, top_logprobs: num_top for each, the most likely first.
+    """
+
+    def __init__(self, prompt_len: int) -> None:
+        self._prompt_len = prompt_len
+        self.num_top = 0
+        self.logprobs, self.top_logprobs = array("f"), array("f")
+        self.ranks, self.top_ids = array("I"), array("I")
+
+    @property
+    def is_complete(self) -> bool:
+        return len(self.logprobs) == self._prompt_len - 1
+
+    def append(self, part: PackedLogprobs) -> None:
+        """Takes the next ones. Raises ValueError: they are none of these."""
+        if part.start != len(self.logprobs) + 1 or (self.logprobs and part.num_top != self.num_top):
+            raise ValueError(f"log probabilities of a prompt from {part.start} on, after {len(self.logprobs)} of them")
+        self.num_top = part.num_top
+        self.logprobs.frombytes(part.logprobs)
+        self.ranks.frombytes(part.ranks)
+        self.top_ids.frombytes(part.top_ids)
+        self.top_logprobs.frombytes(part.top_logprobs)
+        num_tokens = len(self.logprobs)
+        num_top = num_tokens * self.num_top
+        sizes = (num_tokens, num_top, num_top)
+        if (len(self.ranks), len(self.top_ids), len(self.top_logprobs)) != sizes or num_tokens >= self._prompt_len:
+            raise ValueError("log probabilities of a prompt that do not belong together")
+
+    def top(self, position: int) -> list[TopLogprob]:
+        """The most likely tokens there, the most likely first."""
+        start = (position - 1) * self.num_top
+        end = start + self.num_top
+        return list(map(TopLogprob, self.top_ids[start:end], self.top_logprobs[start:end]))
