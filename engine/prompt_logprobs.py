@@ -1,5 +1,5 @@
-"""Log probabilities of the tokens of prompts, for the requests that ask. They are computed with the prompt, because what
-is cached of one is its KV and no logits."""
+"""Log probabilities of the tokens of prompts, for the requests that ask. They are computed with the prompt, because
+what is cached of one is its KV and no logits."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -11,6 +11,7 @@ from engine.grammars import CompiledGrammar, Constraint
 from engine.kvcache.pool import CpuKvPool
 from engine.output import ForwardOutput
 from engine.token_sequence import TokenSequence
+from tandem.prompt_logprobs import PackedLogprobs
 from tandem.sampling_params import SamplingParams, TokenLogprobs
 from tests.fakes.page_layout import OpaqueLayout
 
@@ -36,6 +37,9 @@ class Output(ForwardOutput):
         return self._tokens
 
     def logprobs(self) -> list[TokenLogprobs | None]:
+        return [None] * len(self._tokens)
+
+    def prompt_logprobs(self) -> list[PackedLogprobs | None]:
         return [None] * len(self._tokens)
 
 

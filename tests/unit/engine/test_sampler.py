@@ -362,3 +362,51 @@ def test_draws_follow_the_distribution(vary: str) -> None:
     assert kept.sum() == 12 and counts[~kept].sum() == 0
     # 11 degrees of freedom: more than 35 once in 4,000.
     assert chi_square(counts[kept], probabilities[kept] * len(rows)) < 35
+
+
+# --- outputs of at least so many tokens --------------------------------------------------------------------------
+
+
+def ending(min_tokens: int, **more: object) -> SamplingParams:
+    """Token 5 is the most likely one by far, and ends the output, as does 7."""
+    return SamplingParams(9, min_tokens=min_tokens, stop_token_ids=(7, 5), **more)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("more", [{}, {"temperature": 1.0, "seed": 3}, {"logit_bias": ((5, 100.0),)}])
+@pytest.mark.parametrize("penalties", [{}, {"repetition_penalty": 0.1, "presence_penalty": -2.0}])
+def test_nothing_ends_an_output_before_it_has_its_tokens(more: dict, penalties: dict) -> None:
+    logits = random_logits(1, 5)
+    logits[:, 5], logits[:, 7], logits[:, 9] = 100, 90, 60
+    rows = [sequence(ending(3, **more, **penalties), output_ids=(5,) * n) for n in range(5)]
+    assert chosen(logits, rows) == [9, 9, 9, 5, 5]
+    # Log probabilities are the model's own.
+    asked = [sequence(replace(row.sampling, num_logprobs=1), output_ids=tuple(row.token_ids[3:])) for row in rows]
+    for logprobs in rows_of(sample(logits, asked).logprobs, 5):
+        assert logprobs is not None and logprobs.top[0].token_id == 5
+
+
+def test_a_pending_token_is_one_of_them() -> None:
+    logits = random_logits(2, 2)
+    logits[:, 5], logits[:, 9] = 100, 50
+    rows = [sequence(ending(2), output_ids=(1,)), sequence(ending(2))]
+    for row in rows:
+        row.num_pending = 1
+    assert sample(logits, rows, torch.tensor([1, 1])).token_ids.tolist() == [5, 9]
+
+
+def test_rows_that_have_their_tokens_take_the_short_path_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [sequence(ending(1), output_ids=(1,)), sequence(replace(ending(1), stop_token_ids=()))]
+    monkeypatch.setattr("engine.sampler.process_logits", None)
+    assert chosen(random_logits(3, 2), rows) == random_logits(3, 2).argmax(-1).tolist()
+
+
+def test_where_nothing_but_an_end_may_follow_it_ends() -> None:
+    logits = torch.full((1, VOCAB_SIZE), -torch.inf)
+    logits[0, 7] = 1.0
+    assert chosen(logits, [sequence(ending(3))]) == [7]
+
+
+def test_ends_that_the_model_does_not_have_are_no_other_row_s_tokens() -> None:
+    logits = random_logits(4, 2)
+    params = replace(ending(3), stop_token_ids=(VOCAB_SIZE + 3, 2**31))
+    assert chosen(logits, [sequence(params), sequence(params)]) == logits.argmax(-1).tolist()

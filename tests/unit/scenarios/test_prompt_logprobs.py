@@ -1,5 +1,5 @@
-"""Log probabilities of prompts over real schedulers and caches: a cached prefix does not save computing them, and leaves
-no page behind that nobody needs."""
+"""Log probabilities of prompts over real schedulers and caches: a cached prefix does not save computing them, and
+leaves no page behind that nobody needs."""
 
 from array import array
 from collections.abc import Iterator
@@ -58,9 +58,8 @@ class Both:
         self.worker.run_until(lambda: any(isinstance(m, FirstToken) for m in self.messages), TIMEOUT_S)
         kinds = [type(message) for message in self.messages if isinstance(message, PromptScored | FirstToken)]
         assert kinds == [PromptScored] * (len(kinds) - 1) + [FirstToken]
-        return [
-            value for m in self.messages if isinstance(m, PromptScored) for value in array("f", m.logprobs.logprobs)
-        ]
+        parts = [message.logprobs for message in self.messages if isinstance(message, PromptScored)]
+        return [value for part in parts for value in array("f", part.logprobs)]
 
     @property
     def cached_len(self) -> int:

@@ -24,6 +24,7 @@ from tests.fakes.sampling_params import any_sampling_params
 from tests.fakes.tokenizer import ByteTokenizer
 
 FLOATS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+INTEGERS = ("max_tokens", "min_tokens", "top_k", "seed", "num_logprobs", "num_prompt_logprobs")
 MAX_MODEL_LEN = 400
 NUM_EXAMPLES = 500
 
@@ -33,9 +34,7 @@ wild_integers = st.integers(-(2**70), 2**70) | st.sampled_from(
 )
 wild_values: dict[str, st.SearchStrategy[Any]] = {
     **dict.fromkeys(FLOATS, wild_floats),
-    **dict.fromkeys(
-        ("max_tokens", "min_tokens", "top_k", "seed", "num_logprobs", "num_prompt_logprobs"), wild_integers
-    ),
+    **dict.fromkeys(INTEGERS, wild_integers),
     "logit_bias": st.dictionaries(wild_integers, wild_floats | st.floats(-100, 100), min_size=1, max_size=3).map(
         lambda bias: tuple(sorted(bias.items()))
     ),

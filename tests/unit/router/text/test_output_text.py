@@ -10,8 +10,8 @@ from router.text.tokenizer import Tokenizer
 from tests.fakes.tokenizer import ByteTokenizer
 
 
-def output(*stop_strings: str, stop_token_ids: tuple[int, ...] = (0,)) -> OutputText:
-    return OutputText(ByteTokenizer(), stop_token_ids, stop_strings)  # type: ignore[arg-type]
+def output(*stop_strings: str, stop_token_ids: tuple[int, ...] = (0,), min_tokens: int = 0) -> OutputText:
+    return OutputText(ByteTokenizer(), stop_token_ids, stop_strings, min_tokens)  # type: ignore[arg-type]
 
 
 def test_without_stop_strings_text_passes_at_once() -> None:
@@ -34,6 +34,22 @@ def test_text_held_back_comes_at_the_end() -> None:
     assert text.append_tokens(b"go STO") == ("go ", 6)
     assert text.append_tokens([0]) == ("", 1)
     assert (text.finish_text(), text.stopped) == ("STO", False)
+
+
+def test_stop_strings_are_looked_for_after_the_tokens_that_there_must_be() -> None:
+    text = output("ab", min_tokens=5)
+    assert text.append_tokens(b"ab") == ("ab", 2)
+    # One that begins among these tokens is none.
+    assert text.append_tokens(b"a-abab.") == ("a-ab", 6)
+    assert text.stopped
+
+
+def test_a_text_that_goes_on_has_its_tokens_counted() -> None:
+    for num_known in range(8):
+        text = output("ab", min_tokens=5)
+        known, rest = b"abababab"[:num_known], b"abababab"[num_known:]
+        fresh = text.replay(known, 0)
+        assert fresh + text.append_tokens(rest)[0] + text.finish_text() == "ababab", num_known
 
 
 def test_half_a_character_may_complete_a_stop_string_at_the_end() -> None:

@@ -1,5 +1,5 @@
-"""Log probabilities of prompts over HTTP, over scripted workers: the log probability of the token at a position is minus
-that, and so is that of the most likely ones."""
+"""Log probabilities of prompts over HTTP, over scripted workers: the log probability of the token at a position is
+minus that, and so is that of the most likely ones."""
 
 import asyncio
 import json
