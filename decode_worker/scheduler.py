@@ -27,6 +27,7 @@ from tandem.messages import (
     Finished,
     GaveBack,
     Moment,
+    ResetCache,
     TokenEvent,
     Tokens,
     WorkerStats,
@@ -82,6 +83,8 @@ class DecodeScheduler(ForwardScheduler):
                 self._leases.admit_request(event.message)
             elif isinstance(event.message, Abort):
                 self._abort(event.message.request_id, event.message.attempt)
+            elif isinstance(event.message, ResetCache):
+                self._cache.drop_cached_pages()
         elif isinstance(event, RouterLost):
             self._leases.abort_all_attempts_of(event.router)
             for job in list(self._running):

@@ -16,6 +16,8 @@ from router.config import RouterConfig
 from tandem.config import DEVICES, LogConfig, Role, TlsConfig, default_of, require, require_one_of
 from worker.config import WorkerConfig
 
+# A name comes back with every answer.
+MAX_MODEL_NAME_LEN = 256
 # Without tensor parallelism a model runs on one device.
 DEVICES_PER_WORKER: int = default_of(EngineConfig, "num_devices")
 
@@ -42,6 +44,12 @@ class ClusterConfig(ClusterOptions):
         counts = ("num_prefill", "num_decode", "num_both", "num_routers", "num_pages", "chunk_size", "max_batch_size")
         for name in (*counts, "max_model_len", "num_threads", "drain_timeout_s"):
             require(getattr(self, name) >= 0, f"{name} must not be negative, but is {getattr(self, name)}")
+        names = self.served_model_name
+        require(
+            all(0 < len(name) <= MAX_MODEL_NAME_LEN and name.isprintable() for name in names),
+            f"served_model_name must be 1 to {MAX_MODEL_NAME_LEN} printable characters",
+        )
+        require(len(names) == len(set(names)), "served_model_name must not be the same name twice")
         require_one_of(self, "device", DEVICES)
         require_one_of(self, "dtype", ("auto", *DTYPES))
         transports.TRANSPORTS.check("transport", self.transport, device=self.device, besides=(transports.AUTO,))
@@ -94,12 +102,14 @@ class ClusterConfig(ClusterOptions):
         )
 
     def router(self, model_dir: str, model_name: str, max_model_len: int, cluster_token: str = "") -> RouterConfig:
-        """What every router is told."""
+        """What every router is told. Args: model_name: where no other is configured."""
+        first, *others = self.served_model_name or (model_name,)
         return RouterConfig(
             **_passed_on(self, RouterConfig)
             | {
                 "model_dir": model_dir,
-                "model_name": model_name,
+                "model_name": first,
+                "other_model_names": tuple(others),
                 "max_model_len": max_model_len,
                 "tls": TlsConfig(self.tls_cert, self.tls_key, self.tls_client_ca) if self.tls_cert else None,
                 "cluster_token": cluster_token,

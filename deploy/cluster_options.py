@@ -70,6 +70,13 @@ class ClusterOptions:
         metavar="MODEL",
         detail="; the one option that is needed",
     )
+    served_model_name: tuple[str, ...] = option(
+        (),
+        MODEL,
+        "a name that clients may call the model by, repeatable; the first stands in answers",
+        metavar="NAME",
+        shown="the model's own",
+    )
     load_format: str = option(
         default_of(EngineConfig, "load_format"),
         MODEL,
@@ -260,6 +267,12 @@ class ClusterOptions:
         "once",
         name="worker-wait-timeout",
         metavar="SECONDS",
+    )
+    allow_cache_reset: bool = option(
+        default_of(RouterConfig, "allow_cache_reset"),
+        PORTS,
+        "clients may have workers forget the prefixes that they have cached (POST /reset_prefix_cache); for "
+        "measurements",
     )
     # --- security ---
     api_keys: tuple[str, ...] = option(

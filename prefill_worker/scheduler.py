@@ -17,7 +17,17 @@ from prefill_worker.policies.table import PREFILL_POLICIES
 from prefill_worker.queued_request import PagesInWork, QueuedRequest
 from prefill_worker.waiting import WaitingRequests
 from tandem.lifecycle import FIRST_TOKEN, PREFILL_STARTED, now_ns
-from tandem.messages import Abort, Failed, FirstToken, Moment, Prefill, PrefillDeferred, PromptScored, WorkerStats
+from tandem.messages import (
+    Abort,
+    Failed,
+    FirstToken,
+    Moment,
+    Prefill,
+    PrefillDeferred,
+    PromptScored,
+    ResetCache,
+    WorkerStats,
+)
 from tandem.request_ids import router_of
 from worker.base import ForwardScheduler, Outbox
 from worker.events import Event, FromRouter, RouterLost
@@ -78,6 +88,8 @@ class PrefillScheduler(ForwardScheduler):
                 self._waiting.enqueue(event.message, self._engine.constraint(event.message.sampling.grammar))
             elif isinstance(event.message, Abort):
                 self._abort(event.message.request_id, event.message.attempt)
+            elif isinstance(event.message, ResetCache):
+                self._cache.drop_cached_pages()
         elif isinstance(event, RouterLost):
             self._waiting.drop_all_of(event.router)
             for job in self._jobs():

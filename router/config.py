@@ -36,7 +36,8 @@ class RouterConfig:
     Attributes:
         router_id: its name in the cluster; a router that is started again keeps it.
         model_dir: where tokenizer, chat template and limits are read from.
-        model_name: what clients call the model.
+        model_name: what clients call the model, and answers.
+        other_model_names: what clients may call it as well.
         generation_config: AUTO: what OpenAI's API leaves to the server is as the model's generation_config.json says;
             "none": as OpenAI does.
         host: the address of the clients' ports.
@@ -48,6 +49,7 @@ class RouterConfig:
         max_requests_per_key: requests in hand for each key at most, for all clients together without keys; 0: any
             number.
         share_cache_between_keys: whether a request may find in a cache what one of another key left there.
+        allow_cache_reset: whether clients may have workers forget what they have cached.
         max_priority: that a client may ask for, unless its key says otherwise.
         max_body_bytes: of a request, over either port.
         max_bytes_in_hand: of all requests together, from when they are read until they have ended; where there are
@@ -78,6 +80,7 @@ class RouterConfig:
     model_dir: str
     model_name: str
     max_model_len: int
+    other_model_names: tuple[str, ...] = ()
     router_id: str = "router-0"
     generation_config: str = AUTO
     host: str = "127.0.0.1"
@@ -90,6 +93,7 @@ class RouterConfig:
     api_keys: tuple[str, ...] = field(default=(), repr=False)
     max_requests_per_key: int = 0
     share_cache_between_keys: bool = False
+    allow_cache_reset: bool = False
     max_priority: int = 2**31 - 1
     max_body_bytes: int = 8 * 2**20
     max_bytes_in_hand: int = 2**30
@@ -151,3 +155,8 @@ class RouterConfig:
             f"max_bytes_in_hand must be at least twice max_body_bytes, {2 * self.max_body_bytes}, not "
             f"{self.max_bytes_in_hand}",
         )
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """All that clients may call the model by, the first one first."""
+        return self.model_name, *self.other_model_names

@@ -37,6 +37,7 @@ from tandem.messages import (
     PrefillDeferred,
     PromptScored,
     Recalled,
+    ResetCache,
     RouterMessage,
     Tokens,
     Unservable,
@@ -218,6 +219,14 @@ class Router:
         """The other routers have said what they have assigned to whom."""
         for worker in self.workers:
             worker.set_load_elsewhere(self.elsewhere.assigned_to(worker.worker_id))
+
+    def reset_caches(self) -> int:
+        """Has all workers forget the prefixes that they have cached. Requests that are sent later on find none of what
+        was there. Returns how many workers there are."""
+        workers = list(self.workers)
+        for worker in workers:
+            worker.send([ResetCache()])
+        return len(workers)
 
     def counts(self) -> RouterCounts:
         """What this router tells others that it has in hand, but for keys, of which it knows nothing."""

@@ -347,6 +347,11 @@ class Recall:
     record_id: str
 
 
+@dataclass(frozen=True, slots=True)
+class ResetCache:
+    """A router has a worker forget the prefixes that it has cached, but for pages that are in use."""
+
+
 # --- prefill worker to decode worker, on their link ------------------------------------------------------------
 
 
@@ -492,6 +497,6 @@ WorkerMessage = (
     | LeaseLost
     | Recalled
 )
-RouterMessage = Welcome | Peers | Admit | Prefill | Abort | Recall
+RouterMessage = Welcome | Peers | Admit | Prefill | Abort | Recall | ResetCache
 SenderMessage = LinkHello | LeaseRequest | Pushing | Renewed | Committed | Released
 ReceiverMessage = LinkWelcome | LinkRefused | Granted | Refused | Revoke

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import grpc
 
-from tandem.messages import Abort, Admit, Heartbeat, Hello, Peers, Prefill, Recall, Welcome, WorkerMessage
+from tandem.messages import Abort, Admit, Heartbeat, Hello, Peers, Prefill, Recall, ResetCache, Welcome, WorkerMessage
 from tandem.request_ids import router_of
 from tandem.rpc.auth import cluster_metadata
 from tandem.rpc.batch_writer import BatchWriter
@@ -139,6 +139,8 @@ class ControlClient:
                     self._records.begin(message)
                     self._post(FromRouter(message))
                 case Abort() if router_of(message.request_id) == self.router:
+                    self._post(FromRouter(message))
+                case ResetCache():
                     self._post(FromRouter(message))
                 case Recall():
                     self.send([self._records.recall(message)])

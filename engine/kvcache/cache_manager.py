@@ -216,6 +216,10 @@ class CacheManager:
             for deferred in waiting:
                 self._free_when_done(deferred)
 
+    def drop_cached_pages(self) -> None:
+        """Frees every page of the tree that is under no lock: what comes later is computed anew."""
+        self._allocator.free(self._tree.evict(self.num_cached_pages))
+
     def check_integrity(self) -> str:
         """Counts every page's owners afresh; returns a description of the first violation, or ""."""
         owners: dict[int, str] = {}

@@ -162,7 +162,7 @@ class Frontend:
 
     def check_model(self, model: str) -> None:
         """Raises UnknownModelError."""
-        if model and model != self.config.model_name:
+        if model and model not in self.config.model_names:
             raise UnknownModelError(f"model {model!r} is not served here; {self.config.model_name!r} is", "model")
 
     def check_num_messages(self, num_messages: int) -> None:
@@ -197,7 +197,7 @@ class Frontend:
         moments = {RECEIVED: now_ns()}
         is_chat = not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], dict)
         with _invalid("messages" if is_chat else "prompt"):
-            try:
+            with _tokenizing():
                 if isinstance(prompt, str):
                     token_ids = await self._prompts.encode(prompt)
                 elif is_chat:
@@ -205,12 +205,24 @@ class Frontend:
                     token_ids = await self._prompts.encode_chat(messages)
                 else:
                     token_ids = self._checked_ids(prompt)
-            except TimeoutError as error:
-                raise OverloadedError("too many long prompts wait to be tokenized; try again later") from error
             if not token_ids:
                 raise ValueError("the prompt is empty")
         moments[TOKENIZED] = now_ns()
         return TokenizedPrompt(token_ids, moments)
+
+    async def token_ids(self, prompt: str | list[dict[str, str]], *, add_special_tokens: bool) -> list[int]:
+        """The tokens of a text or a chat that fits the model's length, for a client that asks for nothing else. Raises
+        InvalidRequestError, OverloadedError."""
+        with _invalid("prompt" if isinstance(prompt, str) else "messages"), _tokenizing():
+            if isinstance(prompt, str):
+                return await self._prompts.encode(prompt, add_special_tokens=add_special_tokens)
+            return await self._prompts.encode_chat(prompt, add_special_tokens=add_special_tokens)
+
+    async def text_of(self, token_ids: Sequence[int]) -> str:
+        """The text of tokens that fit the model's length, special ones included. Raises InvalidRequestError,
+        OverloadedError."""
+        with _invalid("tokens"), _tokenizing():
+            return await self._prompts.decode(self._checked_ids(token_ids), skip_special_tokens=False)
 
     async def grammar(self, wanted: StructuredOutput | None) -> str:
         """What an output is to keep to, in the form that workers follow; "" for None. Raises RequestError."""
@@ -226,10 +238,8 @@ class Frontend:
         """A prompt that has been tokenized, a text or token ids, as a text. Raises OverloadedError."""
         if isinstance(prompt, str):
             return prompt
-        try:
+        with _tokenizing():
             return await self._prompts.decode(prompt)  # type: ignore[arg-type]
-        except TimeoutError as error:
-            raise OverloadedError("too many long prompts wait; try again later") from error
 
     def close(self) -> None:
         """Nothing more is tokenized."""
@@ -403,6 +413,15 @@ class Frontend:
                 grammar=options.grammar,
                 **options.plain,
             )
+
+
+@contextmanager
+def _tokenizing() -> Iterator[None]:
+    """Tokenizing may take too long."""
+    try:
+        yield
+    except TimeoutError as error:
+        raise OverloadedError("too many long prompts wait to be tokenized; try again later") from error
 
 
 @contextmanager

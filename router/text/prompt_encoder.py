@@ -48,15 +48,16 @@ class PromptEncoder:
         self._encoding = ThreadPoolExecutor(num_threads, "encode")
         self._rendering = ThreadPoolExecutor(1, "render")
 
-    async def encode(self, text: str) -> list[int]:
-        """The token ids of a text, with BOS where the model wants one."""
-        return await self._encode(text, add_special_tokens=True)
+    async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """The token ids of a text. Args: add_special_tokens: with BOS where the model wants one."""
+        return await self._encode(text, add_special_tokens=add_special_tokens)
 
-    async def encode_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
+    async def encode_chat(self, messages: Sequence[dict[str, str]], *, add_special_tokens: bool = False) -> list[int]:
         """The token ids of a conversation up to where the assistant's answer begins.
 
         Args:
             messages: each with ``role`` and ``content``.
+            add_special_tokens: besides those that the template writes, BOS among them.
         """
         self.check_num_messages(len(messages))
         # The template writes something for an empty one too.
@@ -66,14 +67,13 @@ class PromptEncoder:
             text = self._tokenizer.render_chat(messages)
         else:
             text = await self._beside(self._rendering, self._tokenizer.render_chat, messages)
-        # The template has written BOS itself.
-        return await self._encode(text, add_special_tokens=False)
+        return await self._encode(text, add_special_tokens=add_special_tokens)
 
-    async def decode(self, token_ids: Sequence[int]) -> str:
+    async def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of a prompt that was sent as token ids."""
         if len(token_ids) <= MAX_INLINE_CHARACTERS:
-            return self._tokenizer.decode(token_ids)
-        return await self._beside(self._encoding, self._tokenizer.decode_prompt, token_ids)
+            return self._tokenizer.decode(token_ids, skip_special_tokens)
+        return await self._beside(self._encoding, self._tokenizer.decode_prompt, token_ids, skip_special_tokens)
 
     def check_num_messages(self, num_messages: int) -> None:
         """Of a chat, before anything is done for each of them."""

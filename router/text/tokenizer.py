@@ -97,13 +97,17 @@ class Tokenizer:
         """More bytes of text than any one token stands for."""
         return 4 * max(len(token) for token in self._tokenizer.get_vocab())
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of ``token_ids`` without special tokens; U+FFFD for bytes that form no character."""
-        return self._tokenizer.decode(token_ids, skip_special_tokens=True)
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """The text of ``token_ids``, by default without special tokens; U+FFFD for bytes that form no character."""
+        return self._tokenizer.decode(token_ids, skip_special_tokens)
 
-    def decode_prompt(self, token_ids: Sequence[int]) -> str:
+    def decode_prompt(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """As `decode`, of many tokens: the interpreter's lock is not held meanwhile."""
-        return self._tokenizer.decode_batch([token_ids], skip_special_tokens=True)[0]
+        return self._tokenizer.decode_batch([token_ids], skip_special_tokens=skip_special_tokens)[0]
+
+    def spelling(self, token_id: int) -> str:
+        """A token as the vocabulary spells it, special ones too; "" for an id that is no token."""
+        return self._tokenizer.id_to_token(token_id) or ""
 
     @cached_property
     def byte_level(self) -> bool:

@@ -26,8 +26,14 @@ class ByteTokenizer:
     def render_chat(self, messages: Sequence[dict[str, str]]) -> str:
         return "".join(message["content"] for message in messages)
 
-    def decode(self, token_ids: Sequence[int]) -> str:
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         return b"".join(map(self.token_bytes, token_ids)).decode(errors="replace")
+
+    def decode_prompt(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        return self.decode(token_ids)
+
+    def spelling(self, token_id: int) -> str:
+        return f"<{token_id}>"
 
     def token_piece(self, token_id: int) -> bytes:
         return bytes((token_id,))

@@ -22,6 +22,7 @@ from router.frontends.openai.completions import serve_completion
 from router.frontends.openai.envelope import EnvelopeMiddleware, with_cors
 from router.frontends.openai.errors import error_response, invalid_body, json_response, status_response
 from router.frontends.openai.middleware import AccessMiddleware
+from router.frontends.openai.operation import add_operation
 from router.frontends.openai.request import max_prompt_tokens
 from router.frontends.openai.schema import (
     ChatCompletion,
@@ -32,7 +33,9 @@ from router.frontends.openai.schema import (
     Model,
     ModelList,
 )
+from router.frontends.openai.sglang import add_sglang
 from router.frontends.openai.streaming import ClientGoneError
+from router.frontends.openai.tokenizing import add_tokenizing
 from tandem import __version__
 
 STATUS_CLIENT_GONE = 499
@@ -73,6 +76,9 @@ def make_app(frontend: Frontend) -> ASGIApp:
     app.state.parsing = ThreadPoolExecutor(1, "parse")
     app.state.max_items = max_prompt_tokens(frontend) + MAX_OTHER_ITEMS
     _add_inference(app, frontend)
+    add_tokenizing(app, frontend)
+    add_sglang(app, frontend)
+    add_operation(app, frontend)
     _add_operation(app, frontend)
     _add_error_handlers(app, frontend)
     app.openapi = partial(_description, app.openapi)  # type: ignore[method-assign]
@@ -94,13 +100,14 @@ def _description(describe: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 def _add_inference(app: FastAPI, frontend: Frontend) -> None:
     created = int(frontend.started_at)
 
-    def model() -> Model:
-        return Model(id=frontend.config.model_name, created=created, max_model_len=frontend.config.max_model_len)
+    def model(name: str) -> Model:
+        config = frontend.config
+        return Model(id=name, created=created, root=config.model_name, max_model_len=config.max_model_len)
 
     @app.get("/v1/models")
     async def list_models() -> ModelList:
-        """The one model that is served."""
-        return ModelList(data=[model()])
+        """The one model that is served, by each of its names."""
+        return ModelList(data=[model(name) for name in frontend.config.model_names])
 
     @app.get("/v1/models/{model_id:path}")
     async def get_model(model_id: str, request: Request) -> Model:
@@ -109,7 +116,7 @@ def _add_inference(app: FastAPI, frontend: Frontend) -> None:
             if not model_id:
                 raise UnknownModelError("a model's name is needed", "model")
             frontend.check_model(model_id)
-        return model()
+        return model(model_id)
 
     @app.post("/v1/completions", response_model=Completion, responses={200: {"content": _STREAMED}})
     async def completions(body: CompletionRequest, request: Request, last_event_id: LastEventId = None) -> Response:

@@ -14,7 +14,7 @@ from router.frontends.base import Frontend
 from router.frontends.openai.errors import error_response, status_response
 
 # These are answered to everybody: what watches over the process has no key.
-OPEN_PATHS = ("/health", "/ready")
+OPEN_PATHS = ("/health", "/ready", "/ping")
 STATUS_OVERLOADED = 429
 # So long is waited between two parts of a body, and for all of it.
 BODY_TIMEOUT_S = 30.0

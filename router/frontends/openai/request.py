@@ -8,6 +8,7 @@ from typing import Any
 from router.errors import InvalidRequestError
 from router.frontends.base import PLAIN_FIELDS, SEED_BITS, Frontend, SamplingOptions, TokenizedPrompt
 from router.frontends.generation import Generation
+from router.frontends.openai.lenient import LenientRequest
 from router.frontends.openai.resumable import ResumableStream
 from router.frontends.openai.schema import MAX_CHOICES, ChatCompletionRequest, CompletionRequest
 from router.structured_output import JSON_OBJECT, StructuredOutput, choices
@@ -22,7 +23,7 @@ MAX_PROMPT_TOKENS = 2**18
 Body = CompletionRequest | ChatCompletionRequest
 
 
-def count_unknown_fields(frontend: Frontend, body: Body) -> None:
+def count_unknown_fields(frontend: Frontend, body: LenientRequest) -> None:
     """Fields that nobody here knows are taken: they are counted, and a few named in the log."""
     unknown = body.unknown_fields
     if unknown.num_fields:

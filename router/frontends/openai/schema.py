@@ -301,6 +301,9 @@ class Model(BaseModel):
     object: Literal["model"] = "model"
     created: int
     owned_by: str = "tandem"
+    # The first of the model's names, whichever of them this is; nothing here is derived from another model.
+    root: str
+    parent: None = None
     max_model_len: int
 
 

@@ -93,6 +93,7 @@ def test_every_option_is_followed_by_somebody() -> None:
     """What no process has under the same name is turned into something else, or acted on, by who starts the cluster."""
     decided_here = {
         "model",
+        "served_model_name",
         "num_prefill",
         "num_decode",
         "num_both",

@@ -95,6 +95,23 @@ def test_pages_wait_for_what_was_launched_with_them_before_they_are_freed() -> N
     assert cache.num_free_pages == 4
 
 
+def test_what_is_cached_can_be_dropped_and_what_is_in_use_stays() -> None:
+    cache = CacheManager(8, 2)
+    old, used = [1, 2, 3, 4], [1, 2, 7, 8]
+    for tokens in (old, used):
+        handle = hold(cache, tokens)
+        cache.cache_pages(handle, tokens, 4)
+        cache.release_pages(handle)
+    handle = hold(cache, used)
+    cache.drop_cached_pages()
+    assert (cache.num_cached_pages, cache.num_locked_pages, cache.num_free_pages) == (0, 2, 6)
+    assert len(cache.peek(old)) == 1 and len(cache.peek(used)) == 2
+    cache.release_pages(handle)
+    cache.drop_cached_pages()
+    assert cache.num_free_pages == 8 and cache.num_namespaces == 0
+    assert cache.check_integrity() == ""
+
+
 def test_namespaces_share_nothing() -> None:
     cache = CacheManager(8, 2)
     for namespace in ("", "tenant"):

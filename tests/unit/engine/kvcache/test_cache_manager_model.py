@@ -119,6 +119,12 @@ class CacheMachine(RuleBasedStateMachine):
             self.deferred.pop(index)
         self.cache.free_deferred_pages()
 
+    @rule()
+    def drop(self) -> None:
+        num_locked = self.cache.num_locked_pages
+        self.cache.drop_cached_pages()
+        assert (self.cache.num_cached_pages, self.cache.num_locked_pages) == (0, num_locked)
+
     @rule(tokens=TOKENS, namespace=NAMESPACES)
     def touch(self, tokens: list[int], namespace: str) -> None:
         self.cache.touch(tokens, namespace)

@@ -43,9 +43,9 @@ class SpyTokenizer(Tokenizer):
         self.threads.append(threading.current_thread().name)
         return super().render_chat(messages)
 
-    def decode_prompt(self, token_ids: Sequence[int]) -> str:
+    def decode_prompt(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         self.threads.append(threading.current_thread().name)
-        return super().decode_prompt(token_ids)
+        return super().decode_prompt(token_ids, skip_special_tokens)
 
 
 @pytest.fixture(params=[byte_level, sentencepiece], ids=["bytes", "sentencepiece"])

@@ -1,0 +1,101 @@
+"""What operators and measuring programs ask of a cluster over HTTP, in the forms of vLLM and SGLang."""
+
+from dataclasses import asdict
+from typing import Any
+
+from fastapi import FastAPI
+from pydantic import BaseModel
+from starlette.responses import Response
+
+from router.frontends.base import Frontend
+from router.frontends.openai.errors import json_response
+from tandem import __version__
+
+# What a router is told that is nobody's secret; keys, tokens, files and addresses are not among it.
+SHOWN = (
+    "router_id",
+    "max_requests_per_key",
+    "share_cache_between_keys",
+    "allow_cache_reset",
+    "max_priority",
+    "max_body_bytes",
+    "max_bytes_in_hand",
+    "max_connections",
+    "routing",
+    "max_queued_requests",
+    "request_timeout_s",
+    "worker_wait_timeout_s",
+    "max_attempts",
+)
+
+
+class Version(BaseModel):
+    version: str
+
+
+class Load(BaseModel):
+    server_load: int
+
+
+class Reset(BaseModel):
+    num_workers: int
+
+
+def add_operation(app: FastAPI, frontend: Frontend) -> None:
+    router = frontend.router
+
+    @app.api_route("/ping", methods=["GET", "POST"], include_in_schema=False)
+    async def ping() -> Response:
+        """200 as long as this process answers, as /health."""
+        return json_response({"status": "ok"})
+
+    @app.get("/version")
+    async def version() -> Version:
+        """This server's."""
+        return Version(version=__version__)
+
+    @app.get("/load")
+    async def load() -> Load:
+        """Requests in hand at all routers, as far as they have told each other."""
+        return Load(server_load=router.num_requests + router.elsewhere.num_requests)
+
+    @app.get("/server_info")
+    async def server_info() -> dict[str, Any]:
+        """How the cluster is configured and what its workers do."""
+        return _server_info(frontend)
+
+    if frontend.config.allow_cache_reset:
+
+        @app.post("/reset_prefix_cache")
+        async def reset_prefix_cache() -> Reset:
+            """Has all workers forget the prefixes that they have cached; pages in use stay."""
+            return Reset(num_workers=router.reset_caches())
+
+
+def _server_info(frontend: Frontend) -> dict[str, Any]:
+    config, router = frontend.config, frontend.router
+    reason = router.not_ready_reason()
+    return {
+        "version": __version__,
+        "model": config.model_name,
+        "served_model_names": list(config.model_names),
+        "max_model_len": config.max_model_len,
+        "ready": not reason,
+        "not_ready_reason": reason,
+        "num_requests": router.num_requests + router.elsewhere.num_requests,
+        "config": {name: getattr(config, name) for name in SHOWN},
+        "routers": list(config.routers) or [config.router_id],
+        "workers": [
+            {
+                "worker_id": worker.worker_id,
+                "role": worker.role,
+                "device": worker.hello.device,
+                "num_pages": worker.hello.num_pages,
+                "page_size": worker.page_size,
+                "stats": asdict(worker.stats),
+            }
+            for worker in router.workers
+        ],
+        # SGLang's benchmark looks here for what speculative decoding gains.
+        "internal_states": [{}],
+    }

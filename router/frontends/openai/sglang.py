@@ -1,0 +1,175 @@
+"""POST /generate, SGLang's own form, as its benchmark asks for it."""
+
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from typing import Annotated, Any, ClassVar
+
+from fastapi import FastAPI, Request
+from pydantic import Field
+from starlette.responses import Response
+
+from router.errors import InvalidRequestError
+from router.frontends.base import PLAIN_FIELDS, Frontend, SamplingOptions
+from router.frontends.generation import Generation
+from router.frontends.openai.errors import json_response
+from router.frontends.openai.lenient import LenientBody, LenientRequest, Unserved
+from router.frontends.openai.request import DEFAULT_TEMPERATURE, count_unknown_fields
+from router.frontends.openai.schema import StopField, StopTokenIds, TokenIds
+from router.frontends.openai.streaming import Event, EventStream, pieces_of, to_json, unless_client_leaves
+from router.frontends.openai.unserved import REQUEST
+from router.text.generation_config import SamplingDefaults
+
+DEFAULT_MAX_NEW_TOKENS = 128
+
+
+class GenerateSampling(LenientBody):
+    unserved: ClassVar[Mapping[str, Unserved]] = {
+        name: REQUEST[name]
+        for name in (
+            "regex",
+            "json_schema",
+            "ebnf",
+            "structural_tag",
+            "stop_regex",
+            "skip_special_tokens",
+            "no_stop_trim",
+        )
+    } | {"n": Unserved("one output is served here: /v1/completions has n", (1,))}
+
+    max_new_tokens: int | None = Field(None, ge=1)
+    min_new_tokens: int | None = Field(None, ge=0, lt=2**32)
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = Field(None, ge=0, le=1)
+    top_k: int | None = Field(None, ge=-1, lt=2**31)
+    min_p: float | None = Field(None, ge=0, le=1)
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    repetition_penalty: float | None = Field(None, ge=0.01, le=100)
+    sampling_seed: int | None = Field(None, ge=0, lt=2**64)
+    stop: StopField | None = None
+    stop_token_ids: StopTokenIds | None = None
+    ignore_eos: bool | None = None
+
+    def options(self, defaults: SamplingDefaults) -> SamplingOptions:
+        """Args: defaults: those of the model."""
+        given = {name: value for name in PLAIN_FIELDS if (value := getattr(self, name, None)) is not None}
+        if self.min_new_tokens is not None:
+            given["min_tokens"] = self.min_new_tokens
+        return SamplingOptions(
+            max_tokens=self.max_new_tokens,
+            seed=self.sampling_seed,
+            stop=[self.stop] if isinstance(self.stop, str) else self.stop or (),
+            stop_token_ids=self.stop_token_ids or (),
+            ignore_eos=bool(self.ignore_eos),
+            plain={"temperature": DEFAULT_TEMPERATURE, **defaults.plain, **given},
+        )
+
+
+class GenerateRequest(LenientRequest):
+    """One text, or the token ids of one."""
+
+    unserved: ClassVar[Mapping[str, Unserved]] = {
+        "return_logprob": Unserved("log probabilities are not served here: /v1/completions has logprobs", (False,)),
+        "return_hidden_states": REQUEST["return_hidden_states"],
+        "input_embeds": REQUEST["input_embeds"],
+        "lora_path": Unserved("LoRA adapters are not supported by this server", ("", [])),
+        "session_params": REQUEST["session_params"],
+        "image_data": Unserved("images are not supported by this server", ([],)),
+        "video_data": Unserved("videos are not supported by this server", ([],)),
+        "audio_data": Unserved("audio is not supported by this server", ([],)),
+    }
+    # These say more of what is not served.
+    hints: ClassVar[frozenset[str]] = frozenset({"logprob_start_len", "top_logprobs_num", "return_text_in_logprobs"})
+
+    text: str | None = None
+    input_ids: TokenIds | None = None
+    sampling_params: GenerateSampling | None = None
+    stream: bool | None = None
+    rid: Annotated[str, Field(max_length=256)] | None = None
+
+
+class _Output:
+    """What has come of an output, as it is told."""
+
+    def __init__(self, generation: Generation, request_id: str) -> None:
+        self._generation = generation
+        self._id = request_id
+        self._text: list[str] = []
+        self.finish_reason = ""
+
+    def add(self, text: str, finish_reason: str) -> None:
+        self._text.append(text)
+        self.finish_reason = finish_reason
+
+    def content(self) -> dict[str, Any]:
+        """All of the text so far: so its clients expect it of every event."""
+        num_tokens, tracker = self._generation.num_output_tokens, self._generation.tracker
+        reason: dict[str, Any] | None = None
+        if self.finish_reason == "length":
+            reason = {"type": "length", "length": num_tokens}
+        elif self.finish_reason:
+            reason = {"type": self.finish_reason}
+        text = "".join(self._text)
+        self._text = [text]
+        return {
+            "text": text,
+            "meta_info": {
+                "id": self._id,
+                "finish_reason": reason,
+                "prompt_tokens": len(tracker.prompt_ids),
+                "completion_tokens": num_tokens,
+                "cached_tokens": tracker.prompt_cached_len or 0,
+            },
+        }
+
+
+def add_sglang(app: FastAPI, frontend: Frontend) -> None:
+    @app.post("/generate", responses={200: {"content": {"text/event-stream": {}}}})
+    async def generate(body: GenerateRequest, request: Request) -> Response:
+        """Continues a text or token ids."""
+        request_id = body.rid or request.state.request_id
+        generation = await _begin(frontend, body, request.state.key, request_id)
+        output = _Output(generation, request_id)
+        if not body.stream:
+            return json_response(await unless_client_leaves(request.receive, _whole(generation, output)))
+        events = _events(generation, output)
+        try:
+            first = await unless_client_leaves(request.receive, anext(events, None))
+        except BaseException:
+            await events.aclose()
+            raise
+        return EventStream(events, first)
+
+
+async def _begin(frontend: Frontend, body: GenerateRequest, key: str, request_id: str) -> Generation:
+    """Raises RequestError."""
+    count_unknown_fields(frontend, body)
+    with frontend.refusals_counted(request_id):
+        prompt = body.text if body.input_ids is None else body.input_ids
+        if prompt is None or (body.text is not None and body.input_ids is not None):
+            raise InvalidRequestError("one of text and input_ids is needed", "text")
+        options = (body.sampling_params or GenerateSampling.model_validate({})).options(frontend.sampling_defaults)
+        with frontend.admission(key):
+            tokenized = await frontend.tokenize(prompt)
+        [generation] = frontend.begin(
+            tokenized,
+            options,
+            key=key,
+            default_max_tokens=DEFAULT_MAX_NEW_TOKENS,
+            client_request_id=request_id,
+        )
+        return generation
+
+
+async def _whole(generation: Generation, output: _Output) -> dict[str, Any]:
+    async with aclosing(pieces_of([generation])) as pieces:
+        async for _, piece in pieces:
+            output.add(piece.text, piece.finish_reason)
+    return output.content()
+
+
+async def _events(generation: Generation, output: _Output) -> AsyncGenerator[Event]:
+    async with aclosing(pieces_of([generation])) as pieces:
+        async for _, piece in pieces:
+            output.add(piece.text, piece.finish_reason)
+            yield "", to_json(output.content())

@@ -1,0 +1,101 @@
+"""POST /tokenize and /detokenize, in vLLM's forms."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, ClassVar, TypeVar
+
+from fastapi import FastAPI, Request
+from pydantic import BaseModel, Field
+from starlette.responses import Response
+
+from router.errors import InvalidRequestError
+from router.frontends.base import Frontend
+from router.frontends.openai.errors import json_text_response
+from router.frontends.openai.lenient import LenientRequest, Unserved
+from router.frontends.openai.prompt_logprobs import object_text
+from router.frontends.openai.request import count_unknown_fields
+from router.frontends.openai.schema import ChatMessage, TokenIds
+from router.frontends.openai.streaming import to_json
+from router.frontends.openai.unserved import CHAT
+from router.text.prompt_encoder import MAX_MESSAGES
+
+T = TypeVar("T")
+
+# So many tokens become JSON at once: a millisecond.
+PIECE_TOKENS = 2048
+
+
+class TokenizeRequest(LenientRequest):
+    """A text or a conversation, one of the two."""
+
+    unserved: ClassVar[Mapping[str, Unserved]] = {
+        name: CHAT[name]
+        for name in ("add_generation_prompt", "continue_final_message", "chat_template", "chat_template_kwargs")
+    }
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)] | None = None
+    # By default a text begins with BOS where the model wants it; a conversation has what its template writes.
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class TokenizeAnswer(BaseModel):
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class DetokenizeRequest(LenientRequest):
+    model: str | None = None
+    tokens: TokenIds
+
+
+class DetokenizeAnswer(BaseModel):
+    prompt: str
+
+
+def add_tokenizing(app: FastAPI, frontend: Frontend) -> None:
+    @app.post("/tokenize", response_model=TokenizeAnswer)
+    async def tokenize(body: TokenizeRequest, request: Request) -> Response:
+        """The tokens of a text or a conversation."""
+        count_unknown_fields(frontend, body)
+        with frontend.refusals_counted(request.state.request_id):
+            frontend.check_model(body.model or "")
+            if (body.prompt is None) == (body.messages is None):
+                raise InvalidRequestError("one of prompt and messages is needed", "prompt")
+            with frontend.admission(request.state.key):
+                token_ids = await _tokens(frontend, body)
+                fields = {"count": len(token_ids), "max_model_len": frontend.config.max_model_len}
+                made = {"tokens": await _list_text(token_ids, int)}
+                spelled = body.return_token_strs
+                made["token_strs"] = await _list_text(token_ids, frontend.tokenizer.spelling) if spelled else "null"
+        return json_text_response(object_text(fields, made))
+
+    @app.post("/detokenize", response_model=DetokenizeAnswer)
+    async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
+        """The text of tokens, special ones included."""
+        count_unknown_fields(frontend, body)
+        with frontend.refusals_counted(request.state.request_id):
+            frontend.check_model(body.model or "")
+            with frontend.admission(request.state.key):
+                text = await frontend.text_of(body.tokens)
+        return json_text_response(to_json({"prompt": text}))
+
+
+async def _tokens(frontend: Frontend, body: TokenizeRequest) -> list[int]:
+    if body.prompt is not None:
+        return await frontend.token_ids(body.prompt, add_special_tokens=body.add_special_tokens is not False)
+    messages = [{"role": message.role, "content": message.text} for message in body.messages or ()]
+    return await frontend.token_ids(messages, add_special_tokens=bool(body.add_special_tokens))
+
+
+async def _list_text(token_ids: Sequence[int], of: Callable[[int], T]) -> str:
+    """JSON of a list with something for each token. Others have their turn between its pieces."""
+    pieces = []
+    for start in range(0, len(token_ids), PIECE_TOKENS):
+        pieces.append(to_json([of(token_id) for token_id in token_ids[start : start + PIECE_TOKENS]])[1:-1])
+        await asyncio.sleep(0)
+    return f"[{','.join(pieces)}]"
