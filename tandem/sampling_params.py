@@ -93,7 +93,7 @@ class SamplingParams:
         if self.num_logprobs is not None:
             _check("num_logprobs", self.num_logprobs, 0, MAX_LOGPROBS)
         if self.num_prompt_logprobs is not None:
-            _check("num_prompt_logprobs", self.num_prompt_logprobs, 0, MAX_LOGPROBS)
+            _check("prompt_logprobs", self.num_prompt_logprobs, 0, MAX_LOGPROBS)
         if self.grammar and len(self.grammar.encode()) > MAX_GRAMMAR_BYTES:
             raise ValueError(f"a grammar may have {MAX_GRAMMAR_BYTES} bytes, its own form included")
         if self.grammar and not self.stop_token_ids:

@@ -1,5 +1,6 @@
 """The stock OpenAI client against a cluster."""
 
+import json
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -8,6 +9,7 @@ import openai
 import pytest
 
 from tests.cluster.conftest import VOCAB_SIZE, Oracle, ServedCluster, wait_until
+from tests.cluster.wire import http
 
 MODEL = "tiny-llama"
 PROMPT = "The old lighthouse stood"
@@ -281,3 +283,40 @@ def test_a_client_that_leaves_frees_both_workers(
     wait_until(lambda: not tiny_pd.client.server_info().num_requests, 2.0, "the request is forgotten")
     tiny_pd.wait_clean()
     assert tiny_pd.integrity()["decode-0"].stats.output_tokens_computed - before < 480 * n
+
+
+def test_prompts_are_scored_as_evaluation_harnesses_ask(client: openai.OpenAI, tiny_oracle: Oracle) -> None:
+    rng = random.Random(31)
+    prompts = [[rng.randrange(VOCAB_SIZE) for _ in range(n)] for n in (70, 9)]
+    for max_tokens, n in ((1, 1), (0, 1), (1, 2)):
+        answer = complete(client, prompts, max_tokens=max_tokens, n=n, echo=True, logprobs=1)
+        assert len(answer.choices) == 2 * n
+        for choice in answer.choices:
+            prompt_ids = prompts[choice.index // n]
+            rows = tiny_oracle.logits(prompt_ids).log_softmax(-1)
+            first, *logprobs = choice.logprobs.token_logprobs
+            assert first is None and len(logprobs) == len(prompt_ids) - 1 + max_tokens
+            for i in range(1, len(prompt_ids)):
+                row, own = rows[i - 1], float(rows[i - 1, prompt_ids[i]])
+                assert logprobs[i - 1] == pytest.approx(own, abs=1e-4)
+                # Whether a continuation is the greedy one is told by whether its token is the most likely one.
+                is_greedy = logprobs[i - 1] == max(choice.logprobs.top_logprobs[i].values())
+                assert is_greedy == (int(row.argmax()) == prompt_ids[i])
+        assert answer.usage.completion_tokens == 2 * n * max_tokens
+
+
+def test_texts_become_tokens_and_are_generated_from(tiny_pd: ServedCluster, tiny_oracle: Oracle) -> None:
+    def post(path: str, body: dict[str, Any]) -> Any:
+        answer = http(tiny_pd, "POST", path, json.dumps(body).encode(), {"content-type": "application/json"})
+        assert answer.status == 200, answer.body
+        return answer.json
+
+    tokens = post("/tokenize", {"prompt": PROMPT})["tokens"]
+    assert tokens == tiny_oracle.tokenizer.encode(PROMPT).ids
+    assert post("/detokenize", {"tokens": tokens}) == {"prompt": PROMPT}
+    sampling = {"temperature": 0, "max_new_tokens": 12, "ignore_eos": True}
+    for prompt in ({"text": PROMPT}, {"input_ids": tokens}):
+        answer = post("/generate", {**prompt, "sampling_params": sampling})
+        assert answer["text"] == greedy_text(tiny_oracle, PROMPT, 12)
+        assert answer["meta_info"]["completion_tokens"] == 12
+    assert http(tiny_pd, "POST", "/reset_prefix_cache").status == 404

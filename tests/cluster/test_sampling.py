@@ -84,3 +84,31 @@ def test_a_stop_string_ends_the_output(tiny_pd: ServedCluster) -> None:
     num_tokens = len(answer.token_ids)
     assert num_tokens < 200 and answer.token_ids == whole.token_ids[:num_tokens]
     assert answer.last.usage.completion_tokens == num_tokens
+
+
+def test_prompt_logprobs_are_those_of_the_model(tiny_pd: ServedCluster, tiny_oracle: Oracle) -> None:
+    # The prompt takes several chunks. It is asked for first without any, so that it is cached.
+    prompt_ids = random_ids(30, 130)
+    rows = tiny_oracle.logits(prompt_ids).log_softmax(-1)
+    expected = [float(rows[i - 1, prompt_ids[i]]) for i in range(1, len(prompt_ids))]
+    for sampling in ({"prompt_logprobs": 2}, {}, {"prompt_logprobs": 2}):
+        request = tiny_pd.request(prompt_ids, max_tokens=3, ignore_eos=True, **sampling)
+        first, *others = tiny_pd.client.generate(request, timeout_s=30.0)
+        scored = first.prompt_logprobs
+        assert not any(response.HasField("prompt_logprobs") for response in others)
+        if sampling:
+            assert list(scored.logprobs) == pytest.approx(expected, abs=1e-4)
+            top = rows[:-1].topk(2)
+            assert list(scored.top_token_ids) == top.indices.flatten().tolist()
+            assert list(scored.top_logprobs) == pytest.approx(top.values.flatten().tolist(), abs=1e-4)
+            assert others[-1].handover.prefill_cached_tokens == 0
+        else:
+            assert not first.HasField("prompt_logprobs") and others[-1].handover.prefill_cached_tokens == 128
+    tiny_pd.wait_clean()
+
+
+def test_an_output_has_at_least_so_many_tokens(tiny_pd: ServedCluster) -> None:
+    bias = {256: 100.0}
+    assert tiny_pd.complete([1, 2, 3], max_tokens=9, logit_bias=bias).token_ids == [256]
+    answer = tiny_pd.complete([1, 2, 3], max_tokens=9, min_tokens=5, logit_bias=bias)
+    assert 256 not in answer.token_ids[:5] and answer.token_ids[5:] == [256]

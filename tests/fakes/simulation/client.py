@@ -36,8 +36,11 @@ class SimClient:
         self._prompt_ids = tuple(prompt_ids)
         self._max_tokens = max_tokens
         self._stop_ids = range(num_stop_ids)
+        # Some ask what the model thinks of their prompts.
+        self._asks = sum(prompt_ids) % 3 == 0
         request = make_request(
             list(prompt_ids),
+            **({"prompt_logprobs": 1} if self._asks else {}),
             priority=priority,
             max_tokens=max_tokens,
             stop_token_ids=self._stop_ids,
@@ -129,6 +132,9 @@ class SimClient:
     def _take(self, response: pb.GenerateResponse) -> None:
         assert response.index == len(self.tokens), "a token is lost or repeated"
         self._broken_since = None
+        is_first = bool(response.token_ids) and not self.tokens
+        expected = range(1, len(self._prompt_ids)) if self._asks and is_first else ()
+        assert list(response.prompt_logprobs.logprobs) == [-p for p in expected], "they come once, whole, with a token"
         self.tokens += response.token_ids
         self._text += response.text
         self._progress.add(response)

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+from array import array
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +14,8 @@ from router.frontends.base import Frontend
 from router.frontends.grpc import InferenceService
 from router.router import Router
 from router.text.generation_config import SamplingDefaults
-from tandem.messages import Abort, Admit, Finished, FirstToken, LeaseLost, TokenEvent, Tokens
+from tandem.messages import Abort, Admit, Finished, FirstToken, LeaseLost, Prefill, PromptScored, TokenEvent, Tokens
+from tandem.prompt_logprobs import PackedLogprobs
 from tandem.sampling_params import SamplingParams, TokenLogprobs, TopLogprob
 from tandem.v1 import inference_pb2 as pb
 from tests.fakes.routing import RecordingPolicy
@@ -171,6 +173,8 @@ def test_defaults_are_greedy_and_draw_a_seed() -> None:
         ({"logit_bias": {256: 1.0}}, "logit_bias: token id 256 is outside the vocabulary of 256"),
         ({"logit_bias": {7: 101.0}}, "logit_bias of token 7 must be between -100 and 100, not 101"),
         ({"logprobs": 21}, "logprobs must be between 0 and 20, not 21"),
+        ({"prompt_logprobs": 21}, "prompt_logprobs must be between 0 and 20, not 21"),
+        ({"min_tokens": 4, "max_tokens": 3}, "min_tokens must be between 0 and 3, not 4"),
         ({"stop": [""]}, "stop strings must have 1 to 1024 characters, not 0"),
         ({"stop": ["a"] * 17}, "stop must be at most 16 strings, not 17"),
         ({"max_tokens": 0}, "max_tokens must be between 1 and 398"),
@@ -247,6 +251,35 @@ def test_logprobs_come_with_their_tokens() -> None:
         assert [p.logprob for p in response.logprobs] == [-float(i) for i in response.token_ids]
         for token_id, logprobs in zip(response.token_ids, response.logprobs, strict=True):
             assert [(t.token_id, t.logprob) for t in logprobs.top] == [(token_id, -token_id), (9, -99.5)]
+
+
+def test_a_prompt_s_logprobs_come_once_with_the_first_tokens() -> None:
+    async def scenario() -> GrpcHarness:
+        h = GrpcHarness()
+        call, admit = await h.start(prompt_logprobs=1, min_tokens=2)
+        (prefill,) = h.p.of(Prefill)
+        assert (prefill.sampling.num_prompt_logprobs, prefill.sampling.min_tokens) == (1, 2)
+        request_id, num_tokens = admit.request_id, len(admit.prompt_ids) - 1
+        # Tokens that overtake them wait.
+        h.d.say(tokens(request_id, 0, 0, b"ab"))
+        await h.settle()
+        assert not h.responses
+        numbers = array("I", range(num_tokens)).tobytes()
+        logprobs = array("f", [-0.5] * num_tokens).tobytes()
+        h.p.say(PromptScored(request_id, 0, PackedLogprobs(1, 1, logprobs, numbers, numbers, logprobs)))
+        h.p.say(first(request_id, 0, 0, 97))
+        await h.settle()
+        h.d.say(tokens(request_id, 0, 2, b"c"))
+        h.d.say(Finished(request_id, 0, "length", 3, 0, 1))
+        await call
+        scored = h.responses[0].prompt_logprobs
+        assert list(scored.logprobs) == list(scored.top_logprobs) == [-0.5] * num_tokens
+        assert list(scored.ranks) == list(scored.top_token_ids) == list(range(num_tokens)) and scored.num_top == 1
+        return h
+
+    h = asyncio.run(scenario())
+    assert h.text == "abc"
+    assert [r.HasField("prompt_logprobs") for r in h.responses] == [True] + [False] * (len(h.responses) - 1)
 
 
 def test_what_can_never_fit_is_refused_before_it_is_tokenized() -> None:

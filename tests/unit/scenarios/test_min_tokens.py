@@ -1,0 +1,82 @@
+"""Outputs of at least so many tokens, over real schedulers and a real engine."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from both_worker.local_worker import LocalWorker
+from decode_worker.config import DecodeConfig
+from engine.build import build_engine
+from engine.config import EngineConfig
+from engine.engine import Engine
+from prefill_worker.config import PrefillConfig
+from router.grammar_check import translate
+from tandem.messages import Finished, FirstToken, Tokens
+from tandem.sampling_params import SamplingParams
+from tests.cluster.conftest import EOS_TOKEN_IDS, save_tiny_model
+
+TIMEOUT_S = 30.0
+END = EOS_TOKEN_IDS[0]
+# So that an output ends as soon as it may.
+EAGER_TO_END = ((END, 100.0),)
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    path: Path = tmp_path_factory.mktemp("model") / "tiny"
+    save_tiny_model(path)
+    engine = build_engine(EngineConfig(str(path), num_pages=64, num_threads=1), "min-tokens", lambda doing: None)
+    yield engine
+    engine.pool.close()
+
+
+def generate(engine: Engine, output_ids: tuple[int, ...] = (), **sampling: Any) -> list[int]:
+    """The whole output. Args: output_ids: of earlier attempts."""
+    messages: list[Any] = []
+    worker = LocalWorker(engine, PrefillConfig(), DecodeConfig(), messages.append)
+    params = SamplingParams(**{"max_tokens": 12, "logit_bias": EAGER_TO_END, "stop_token_ids": (END,), **sampling})
+    worker.submit("r", [1, 2, 3], params, output_ids=output_ids)
+
+    def has_ended() -> bool:
+        return any(isinstance(m, Finished) or (isinstance(m, FirstToken) and m.finish_reason) for m in messages)
+
+    worker.run_until(has_ended, TIMEOUT_S)
+    found = {m.index: m.token_id for m in messages if isinstance(m, FirstToken)}
+    for message in messages:
+        if isinstance(message, Tokens):
+            for event in message.events:
+                found.update(enumerate(event.token_ids, event.index))
+    return [*output_ids, *(found[index] for index in sorted(found))]
+
+
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 1.0, "seed": 5}])
+def test_an_output_ends_as_soon_as_it_may_and_is_the_same_over_attempts(engine: Engine, sampling: Any) -> None:
+    assert generate(engine, **sampling) == [END]
+    for min_tokens in (1, 2, 7, 12):
+        output = generate(engine, min_tokens=min_tokens, **sampling)
+        assert END not in output[:min_tokens]
+        assert len(output) == min(min_tokens + 1, 12) and (output[-1] == END) == (min_tokens < 12)
+        for num_known in range(1, len(output)):
+            again = generate(engine, tuple(output[:num_known]), min_tokens=min_tokens, **sampling)
+            assert again == output, num_known
+
+
+def test_a_grammar_that_is_at_its_end_wins(engine: Engine) -> None:
+    text = "ab"
+    grammar = translate("regex", text)
+    # It has to be compiled.
+    deadline = time.monotonic() + TIMEOUT_S
+    while not (constraint := engine.constraint(grammar)).is_ready:  # type: ignore[union-attr]
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert not constraint.error
+    output = generate(engine, min_tokens=10, grammar=grammar)
+    assert len(output) == 3 and output[-1] == END
+
+
+def test_a_grammar_that_may_go_on_does(engine: Engine) -> None:
+    output = generate(engine, min_tokens=10, grammar=translate("regex", "a*"))
+    assert END not in output[:10] and len(set(output[:10])) == 1 and output[10:] == [END]
