@@ -385,6 +385,10 @@ class Frontend:
                 f"not {max_tokens}",
                 "max_tokens",
             )
+        if (min_tokens := options.plain.get("min_tokens", 0)) > max_tokens:
+            raise InvalidRequestError(
+                f"min_tokens must be at most max_tokens, {max_tokens}, not {min_tokens}", "min_tokens"
+            )
         named: tuple[tuple[str, Collection[int], int], ...] = (
             ("logit_bias", options.logit_bias, MAX_NUM_BIASED),
             ("stop_token_ids", options.stop_token_ids, MAX_NUM_STOP_TOKENS),

@@ -9,6 +9,7 @@ from typing import Any
 from tandem.v1 import inference_pb2 as pb
 
 COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
+TOKENIZE, DETOKENIZE, SGLANG = "/tokenize", "/detokenize", "/generate"
 JSON = "application/json"
 # The default of --max-body-bytes.
 MAX_BODY_BYTES = 8 * 2**20
@@ -217,7 +218,6 @@ SAMPLING = [
         "max_tokens must be between 1 and 510 for a prompt of 2 tokens, not 0",
         sampled(max_tokens=0),
         {"prompt": "hi", "max_tokens": 0},
-        "max_tokens: Input should be greater than or equal to 1",
         param="max_tokens",
     ),
     both(
@@ -320,6 +320,38 @@ SAMPLING = [
         21,
         "num_logprobs must be between 0 and 20, not 21",
         "logprobs: Input should be less than or equal to 20",
+    ),
+    Row(
+        "min_tokens above max_tokens",
+        "min_tokens must be at most max_tokens, 3, not 4",
+        sampled(min_tokens=4, max_tokens=3),
+        {"prompt": "hi", "min_tokens": 4, "max_tokens": 3},
+        param="min_tokens",
+    ),
+    both(
+        "prompt_logprobs above 20",
+        21,
+        "prompt_logprobs must be between 0 and 20, not 21",
+        "prompt_logprobs: Input should be less than or equal to 20",
+    ),
+    http_only(
+        "prompt_logprobs in a stream",
+        "a stream has no prompt_logprobs: leave out one of them",
+        {"prompt_logprobs": 1, "stream": True},
+        "prompt_logprobs",
+    ),
+    http_only(
+        "log probabilities of a prompt in a stream of several outputs",
+        "a stream of several outputs has no log probabilities of the prompt",
+        {"echo": True, "logprobs": 1, "stream": True, "n": 2},
+        "n",
+    ),
+    http_only(
+        "log probabilities of more prompt tokens than are told at once",
+        "63488 prompt tokens with 4 of the most likely ones each are 317440 log probabilities; one request may ask for "
+        "262144 of its prompts",
+        {"prompt": [[1] * 496] * 128, "prompt_logprobs": 4},
+        "prompt_logprobs",
     ),
     http_only("seed beyond 64 bits", "seed: Input should be less than 18446744073709551616", {"seed": 2**64}, "seed"),
     http_only("n of 0", "n: Input should be greater than or equal to 1", {"n": 0}, "n"),
@@ -440,6 +472,38 @@ SAMPLING = [
     ),
 ]
 
+OTHER_PATHS = [
+    Row("nothing to tokenize", "one of prompt and messages is needed", http={}, param="prompt", path=TOKENIZE),
+    Row(
+        "more to tokenize than could be served",
+        "the prompt has 600 tokens; the model's length is 512, the output's first token included",
+        http={"prompt": "x" * 600},
+        param="prompt",
+        path=TOKENIZE,
+    ),
+    Row(
+        "token ids outside the vocabulary, as text",
+        "token id 300 is outside the vocabulary of 300",
+        http={"tokens": [1, 300]},
+        param="tokens",
+        path=DETOKENIZE,
+    ),
+    Row(
+        "text and token ids at once, in SGLang's form",
+        "one of text and input_ids is needed",
+        http={"text": "hi", "input_ids": [1]},
+        param="text",
+        path=SGLANG,
+    ),
+    Row(
+        "log probabilities in SGLang's form",
+        "return_logprob is not served: /v1/completions has logprobs",
+        http={"text": "hi", "return_logprob": True},
+        param="return_logprob",
+        path=SGLANG,
+    ),
+]
+
 WIRE = [
     Row("no protobuf message", MALFORMED, b"\xff" * 16),
     Row("truncated protobuf message", MALFORMED, ids(*range(50)).SerializeToString()[:-5]),
@@ -496,7 +560,7 @@ WIRE = [
     ),
 ]
 
-ROWS = [*PROMPTS, *SAMPLING, *WIRE]
+ROWS = [*PROMPTS, *SAMPLING, *OTHER_PATHS, *WIRE]
 
 # What takes more than one request to show, or another cluster: each has a test of its own.
 LARGE_BODY = f"the body has more than {MAX_BODY_BYTES} bytes"

@@ -22,7 +22,7 @@ from schemathesis.checks import CHECKS, load_all_checks
 from schemathesis.generation import GenerationMode
 
 from tests.cluster import fuzz
-from tests.cluster.bad_input import CHATS, COMPLETIONS, JSON
+from tests.cluster.bad_input import CHATS, COMPLETIONS, DETOKENIZE, JSON, SGLANG, TOKENIZE
 from tests.cluster.conftest import VOCAB_SIZE, ServedCluster
 from tests.cluster.wire import RawGrpc, http
 
@@ -96,9 +96,15 @@ def assert_serves(served: ServedCluster) -> None:
 MAX_N = 128
 
 
-def shorten(body: Any) -> None:
+def shorten(path: str, body: Any) -> None:
     """Limits what a body asks for, if it may be served as it stands: a tiny model is slow enough."""
     if not isinstance(body, dict):
+        return
+    if path == SGLANG and isinstance(sampling := body.get("sampling_params"), dict):
+        if isinstance(sampling.get("max_new_tokens"), int) and sampling["max_new_tokens"] > 3:
+            sampling["max_new_tokens"] = 3
+        sampling.setdefault("max_new_tokens", 3)
+    if path not in (COMPLETIONS, CHATS):
         return
     for name in ("max_tokens", "max_completion_tokens"):
         if isinstance(body.get(name), int) and body[name] > 3:
@@ -115,8 +121,11 @@ def tame(body: dict[str, Any]) -> None:
     names = ("model", "stop", "logit_bias", "stop_token_ids", "cache_namespace", "cache_salt", "session_id")
     for name in (*names, "top_logprobs", "stream_options"):
         body.pop(name, None)
-    if body.get("echo"):
-        body.pop("logprobs", None)
+    if body.get("stream"):
+        for name in ("prompt_logprobs", "echo"):
+            body.pop(name, None)
+    if isinstance(body.get("min_tokens"), int):
+        body["min_tokens"] %= 2
     if "max_completion_tokens" in body:
         body.pop("max_tokens", None)
     prompt = body.get("prompt")
@@ -149,7 +158,7 @@ def test_http_keeps_to_its_description(unharmed: ServedCluster, num_examples: in
             @fuzzing(num_examples)
             @given(case=operation.as_strategy(generation_mode=mode))
             def check(case: Any) -> None:
-                shorten(case.body)
+                shorten(operation.path, case.body)
                 if tamed:
                     tame(case.body)
                 response = case.call(session=session, timeout=30.0)
@@ -163,6 +172,7 @@ def test_http_keeps_to_its_description(unharmed: ServedCluster, num_examples: in
             check_operation(operation, GenerationMode.POSITIVE, tamed=False)
             if operation.path in (COMPLETIONS, CHATS):
                 check_operation(operation, GenerationMode.POSITIVE, tamed=True)
+            if operation.path in (COMPLETIONS, CHATS, TOKENIZE, DETOKENIZE, SGLANG):
                 check_operation(operation, GenerationMode.NEGATIVE, tamed=False)
     print(dict(statuses))
     assert set(statuses) <= {200, 400, 404}

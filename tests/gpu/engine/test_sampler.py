@@ -16,7 +16,9 @@ from tandem.sampling_params import SamplingParams
 def any_params(rng: random.Random, vocab_size: int) -> SamplingParams:
     biased = sorted(rng.sample(range(vocab_size), rng.choice([0, 0, 3])))
     return SamplingParams(
-        max_tokens=1,
+        max_tokens=60,
+        min_tokens=rng.choice([0, 0, 30]),
+        stop_token_ids=tuple(rng.sample(range(vocab_size), 2)),
         temperature=rng.choice([0.0, 0.3, 1.0, 2.0]),
         top_k=rng.choice([0, 0, 1, 20, 1024, 1500]),
         top_p=rng.choice([1.0, 0.95, 0.5]),

@@ -174,7 +174,7 @@ def test_defaults_are_greedy_and_draw_a_seed() -> None:
         ({"logit_bias": {7: 101.0}}, "logit_bias of token 7 must be between -100 and 100, not 101"),
         ({"logprobs": 21}, "logprobs must be between 0 and 20, not 21"),
         ({"prompt_logprobs": 21}, "prompt_logprobs must be between 0 and 20, not 21"),
-        ({"min_tokens": 4, "max_tokens": 3}, "min_tokens must be between 0 and 3, not 4"),
+        ({"min_tokens": 4, "max_tokens": 3}, "min_tokens must be at most max_tokens, 3, not 4"),
         ({"stop": [""]}, "stop strings must have 1 to 1024 characters, not 0"),
         ({"stop": ["a"] * 17}, "stop must be at most 16 strings, not 17"),
         ({"max_tokens": 0}, "max_tokens must be between 1 and 398"),
