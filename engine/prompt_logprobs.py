@@ -99,24 +99,36 @@ def score_prompts(model: Model, hidden: torch.Tensor, batch: Batch) -> ScoredPro
         return None
     k = min(max(span.num_top for span in spans), model.config.vocab_size)
     all_rows, all_targets = Packed(np.concatenate(rows), np.array(targets, np.int64)).to(hidden.device)
-    slices = [
-        _score(model.logits(hidden[some_rows]).float(), some_targets, k)
-        for some_rows, some_targets in zip(
-            all_rows.split(MAX_SLICE_ROWS), all_targets.split(MAX_SLICE_ROWS), strict=True
-        )
-    ]
+    num_tokens = len(targets)
+    # What stays is made before what does not: otherwise it would lie between the slices' large pieces of memory, which
+    # could not be taken again for the next ones.
+    columns = (
+        torch.empty(num_tokens, device=hidden.device),
+        torch.empty(num_tokens, dtype=torch.int32, device=hidden.device),
+        torch.empty(num_tokens, k, dtype=torch.int32, device=hidden.device),
+        torch.empty(num_tokens, k, device=hidden.device),
+    )
+    for start in range(0, num_tokens, MAX_SLICE_ROWS):
+        part = slice(start, start + MAX_SLICE_ROWS)
+        _score(model.logits(hidden[all_rows[part]]).float(), all_targets[part], [column[part] for column in columns])
     # They go to pinned memory, which torch takes for copies to the host that nobody waits for.
-    found = [torch.cat(column).to("cpu", non_blocking=True) for column in zip(*slices, strict=True)]
-    return ScoredPrompts(spans, *found)
+    return ScoredPrompts(spans, *(column.to("cpu", non_blocking=True) for column in columns))
 
 
-def _score(
-    logits: torch.Tensor, targets: torch.Tensor, k: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The columns of ScoredPrompts for some rows, still on the device. Args: logits: (num_rows, vocab_size) float32."""
+def _score(logits: torch.Tensor, targets: torch.Tensor, columns: Sequence[torch.Tensor]) -> None:
+    """Writes what is said of some rows.
+
+    Args:
+        logits: (num_rows, vocab_size) float32.
+        columns: those of ScoredPrompts, of these rows and still on the device.
+    """
+    chosen, ranks, top_ids, top = columns
     own = targets.unsqueeze(1)
-    # They are ranked by the logits, as in engine.logprobs.
-    ranks = (logits > logits.gather(1, own)).sum(dim=-1, dtype=torch.int32) + 1
-    top_ids = most_likely(logits, k)
     logprobs = torch.log_softmax(logits, dim=-1)
-    return logprobs.gather(1, own).squeeze(1), ranks, top_ids.to(torch.int32), logprobs.gather(1, top_ids)
+    chosen.copy_(logprobs.gather(1, own).squeeze(1))
+    # They are ranked by the logits, as in engine.logprobs.
+    ranks.copy_((logits > logits.gather(1, own)).sum(dim=-1) + 1)
+    if top.shape[1]:
+        found = most_likely(logits, top.shape[1])
+        top_ids.copy_(found)
+        top.copy_(logprobs.gather(1, found))

@@ -1,4 +1,4 @@
-"""Log probabilities of prompts on a GPU: against the reference backend in float32, in chunks or whole, and no waiting."""
+"""Log probabilities of prompts on a GPU: against the reference backend in float32, in chunks or whole. Nobody waits."""
 
 import random
 from array import array
