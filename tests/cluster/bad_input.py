@@ -497,7 +497,7 @@ OTHER_PATHS = [
     ),
     Row(
         "log probabilities in SGLang's form",
-        "return_logprob is not served: /v1/completions has logprobs",
+        "return_logprob: log probabilities are not served here: /v1/completions has logprobs",
         http={"text": "hi", "return_logprob": True},
         param="return_logprob",
         path=SGLANG,
