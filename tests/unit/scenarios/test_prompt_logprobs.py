@@ -128,6 +128,7 @@ def test_others_wait_for_the_pages_of_one_that_asks_and_it_waits_for_nobody() ->
     pair.submit("waits", [*prefix, 3])
     pair.run()
     assert pair.p.engine.counters.prompt_tokens_computed == 41 + 41 + 1
+    assert [lens for _, lens in pair.p.engine.batches][:3] == [[16], [16], [9, 7]], "it takes what is left of a forward"
     assert scored(pair, "asks") == [-float(position) for position in range(1, 41)]
     pair.check_idle()
 
