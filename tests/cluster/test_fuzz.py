@@ -135,7 +135,8 @@ def tame(body: dict[str, Any]) -> None:
         body["prompt"] = [
             [i % VOCAB_SIZE for i in item] if isinstance(item, list) else item % VOCAB_SIZE for item in prompt
         ]
-    if "messages" in body:
+    # Of a completion they may be there as null.
+    if body.get("messages"):
         body.pop("prompt")
         for message in body["messages"]:
             # An assistant's message may be without, which the description cannot say of it alone.
