@@ -4,9 +4,10 @@ import pytest
 
 from prefill_worker.config import PrefillConfig
 from prefill_worker.waiting import MAX_OVERTAKEN
-from tandem.messages import FirstToken
+from tandem.messages import FirstToken, ResetCache
 from tests.fakes.engine import expected_tokens
 from tests.fakes.workers import WorkerPair
+from worker.events import FromRouter
 
 
 def first_tokens(pair: WorkerPair) -> list[str]:
@@ -136,4 +137,26 @@ def test_who_finds_no_pages_is_not_overtaken() -> None:
     pair.submit("small", list(range(200, 204)), max_tokens=2)
     pair.run()
     assert first_tokens(pair) == ["a", "large", "small"]
+    pair.check_idle()
+
+
+def test_what_is_cached_is_forgotten_when_a_router_says_so() -> None:
+    pair = make_pair(chunk_size=8)
+    prompt = list(range(24))
+    pair.submit("a", prompt)
+    pair.run()
+    pair.submit("b", prompt)
+    pair.turn()
+    for side in (pair.p, pair.d):
+        side.scheduler.receive(FromRouter(ResetCache()))
+    pair.run()
+    # What b had begun with is in use, and goes on.
+    assert pair.output("b") == expected_tokens(prompt, 5)
+    for side in (pair.p, pair.d):
+        side.scheduler.receive(FromRouter(ResetCache()))
+        assert side.scheduler.stats().num_free_pages == side.scheduler.stats().num_total_pages
+    pair.submit("c", prompt)
+    pair.run()
+    assert pair.output("c") == expected_tokens(prompt, 5)
+    assert [m.cached_len for m in pair.p.outbox.of(FirstToken)] == [0, 20, 0]
     pair.check_idle()

@@ -20,6 +20,7 @@ from tandem.messages import (
     Peers,
     Recall,
     Recalled,
+    ResetCache,
     TokenEvent,
     Tokens,
     Welcome,
@@ -211,6 +212,12 @@ async def test_a_router_that_speaks_of_another_s_request_is_not_obeyed(
     wrong.say(Abort(make_request_id(right.incarnation, 1), 0))
     await wait_until(lambda: RouterLost(lost) in worker.events)
     assert not any(isinstance(e, FromRouter) and isinstance(e.message, Abort) for e in worker.events)
+
+
+@scenario_of(2)
+async def test_any_router_may_have_caches_forgotten(worker: WorkerEnd, running: Any, *routers: RouterPort) -> None:
+    routers[1].say(ResetCache())
+    await wait_until(lambda: FromRouter(ResetCache()) in worker.events)
 
 
 @scenario_of(2)
