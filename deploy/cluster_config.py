@@ -4,6 +4,7 @@ Nothing here imports torch: the command line reads this too.
 """
 
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Any
 
 from decode_worker.config import DecodeConfig
@@ -113,6 +114,8 @@ class ClusterConfig(ClusterOptions):
                 "max_model_len": max_model_len,
                 "tls": TlsConfig(self.tls_cert, self.tls_key, self.tls_client_ca) if self.tls_cert else None,
                 "cluster_token": cluster_token,
+                # A router's working directory may be another.
+                "chat_template": str(Path(self.chat_template).absolute()) if self.chat_template else "",
                 "log": LogConfig(self.log_level, self.log_dir),
             }
         )

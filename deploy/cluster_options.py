@@ -16,6 +16,8 @@ from prefill_worker.config import PrefillConfig
 from prefill_worker.policies.table import PREFILL_POLICIES
 from router.config import GENERATION_CONFIGS, RouterConfig
 from router.policies.table import ROUTING_POLICIES
+from router.text.reasoning import REASONING_STYLES
+from router.text.tool_parsers.table import TOOL_PARSERS
 from tandem.config import DEVICES, LOG_LEVELS, LogConfig, TlsConfig, default_of
 
 MODEL, WORKERS, SCHEDULING, PORTS, SECURITY, OPERATION = GROUPS = (
@@ -101,6 +103,28 @@ class ClusterOptions:
         "defaults of sampling over OpenAI's API; auto: those of the model's generation_config.json; none: OpenAI's own",
         choices=GENERATION_CONFIGS,
         detail=" ([api.md](api.md#defaults-of-sampling))",
+    )
+    chat_template: str = option(
+        default_of(RouterConfig, "chat_template"),
+        MODEL,
+        "file with a Jinja chat template",
+        metavar="FILE",
+        shown="the model's own",
+    )
+    tool_parser: str = option(
+        default_of(RouterConfig, "tool_parser"),
+        MODEL,
+        "how calls of tools are read from outputs; auto: as fits the chat template",
+        choices=("auto", "none", *TOOL_PARSERS.names),
+        takes_path=True,
+        detail=" ([api.md](api.md#tools))",
+    )
+    reasoning_parser: str = option(
+        default_of(RouterConfig, "reasoning_parser"),
+        MODEL,
+        "how reasoning is told from answers; auto: as fits the chat template",
+        choices=("auto", "none", *REASONING_STYLES),
+        detail=" ([api.md](api.md#reasoning))",
     )
     # --- workers ---
     num_prefill: int = option(1, WORKERS, "prefill workers", name="prefill", metavar="N", shown="1, or 0 with --both")

@@ -18,7 +18,9 @@ from kvtransfer.transports.table import TRANSPORTS
 from prefill_worker.policies.table import PREFILL_POLICIES
 from router.config import RouterConfig
 from router.policies.table import ROUTING_POLICIES
+from router.text.chat_template import read_chat_template
 from router.text.tokenizer import tokenizer_file
+from router.text.tool_parsers.table import TOOL_PARSERS
 from tandem.choices import Choices, is_path
 from tandem.config import Role
 
@@ -35,6 +37,7 @@ def check_own_classes(config: ClusterConfig) -> None:
         (PREFILL_POLICIES, config.schedule),
         (EVICTION_POLICIES, config.eviction),
         (ROUTING_POLICIES, config.routing),
+        (TOOL_PARSERS, config.tool_parser),
     )
     for table, name in tables:
         if is_path(name):
@@ -50,10 +53,13 @@ def plan(
         ports: reserved for its routers.
 
     Raises:
-        ValueError: it does not fit the model or the memory, or the model is incomplete.
+        ValueError: it does not fit the model or the memory, or the model is incomplete, or the
+            chat template cannot be used.
     """
     model_config = ModelConfig.from_dir(model_dir)
     tokenizer_file(model_dir)
+    if config.chat_template:
+        read_chat_template(Path(config.chat_template))
     # Cores are shared out among the workers, because two that share cores wait for each other at every barrier.
     num_threads = max(1, len(os.sched_getaffinity(0)) // config.num_workers)
     engine = config.engine(str(model_dir), num_threads)

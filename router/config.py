@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from router.policies.table import ROUTING_POLICIES
+from router.text.reasoning import REASONING_STYLES
+from router.text.tool_parsers.table import TOOL_PARSERS
 from tandem.config import LogConfig, TlsConfig, parse_api_key, require, require_one_of, require_positive
 
 AUTO = "auto"
@@ -75,6 +77,11 @@ class RouterConfig:
         admit_duration_s: how long a decode worker remembers a request that has no lease yet.
         log: what it writes about itself.
         request_lines_socket: takes a line for each request's beginning and end (router/request_lines.py); "": none.
+        chat_template: a file with a chat template to be used instead of the model's own; empty: there is none.
+        tool_parser: what finds calls of tools in outputs: a name of router/text/tool_parsers/table.py, or the import
+            path of a ToolParser; "auto": what fits the chat template; "none": nothing.
+        reasoning_parser: how the model reasons before it answers: a name of REASONING_STYLES; "auto": as the chat
+            template tells; "none": its outputs are answers.
     """
 
     model_dir: str
@@ -114,6 +121,9 @@ class RouterConfig:
     max_waiting_bytes: int = 256 * 2**20
     max_attempts: int = 8
     admit_duration_s: float = 600.0
+    chat_template: str = ""
+    tool_parser: str = "auto"
+    reasoning_parser: str = "auto"
     log: LogConfig = field(default_factory=LogConfig)
     request_lines_socket: str = ""
 
@@ -133,6 +143,8 @@ class RouterConfig:
             _ROOT_PATH.fullmatch(self.root_path) is not None,
             f"root_path must begin with a slash and not end with one, like /tandem, not {self.root_path!r}",
         )
+        TOOL_PARSERS.check("tool_parser", self.tool_parser, besides=("auto", "none"))
+        require_one_of(self, "reasoning_parser", ("auto", "none", *REASONING_STYLES))
         keys = [parse_api_key(text).key for text in self.api_keys]
         require(len(keys) == len(set(keys)), "an API key is there twice, with different priorities")
         require(self.max_requests_per_key >= 0, "max_requests_per_key must not be negative")

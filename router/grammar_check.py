@@ -13,6 +13,7 @@ from typing import Any
 
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper, grammar_from
 
+from router.tool_grammar import after_reasoning, calls, either
 from tandem.grammar_limits import LIMITS, one_line
 
 # So much a grammar may take to compile: here, and then again at each worker that is given it.
@@ -59,8 +60,32 @@ def translate(kind: str, content: str) -> str:
             # One word of the grammar: as many rules as choices would be too many for its parser.
             words = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in json.loads(content))
             return grammar_from("lark", f"start: CHOICE\nCHOICE: {words}")
+        case "tool_calls":
+            wanted = json.loads(content)
+            functions = [(name, _schema(schema)) for name, schema in wanted["functions"]]
+            lark = calls(wanted["parser"], functions, may_be_several=wanted["may_be_several"], whitespace=WHITESPACE)
+            return grammar_from("lark", lark)
+        case "after_reasoning":
+            is_open, inner_kind, inner_content = json.loads(content)
+            return after_reasoning(translate(inner_kind, inner_content), is_open=is_open)
+        case "either":
+            return either(*(translate(*inner) for inner in json.loads(content)))
         case _:
             return grammar_from("regex", content)
+
+
+def culprit(kind: str, content: str) -> str:
+    """Which function's schema is wrong with a grammar that is, and why; "" if it is not that of a function."""
+    match kind:
+        case "after_reasoning":
+            return culprit(*json.loads(content)[1:])
+        case "either":
+            return next((why for inner in json.loads(content) if (why := culprit(*inner))), "")
+        case "tool_calls":
+            for name, schema in json.loads(content)["functions"]:
+                if error := _matcher(translate("json_schema", schema)).get_error():
+                    return f"the parameters of {name}: {error}"
+    return ""
 
 
 def _schema(text: str) -> dict[str, Any]:
@@ -91,6 +116,10 @@ class _Bytes:
         return list(text.encode())
 
 
+def _matcher(grammar: str) -> LLMatcher:
+    return LLMatcher(LLTokenizer(TokenizerWrapper(_Bytes())), grammar, log_level=0, limits=LIMITS)
+
+
 def main() -> None:
     kind, content = json.loads(sys.stdin.buffer.read())
     num_own = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
@@ -103,9 +132,12 @@ def main() -> None:
     try:
         grammar = translate(kind, content)
         # Whether it is right is not all: what a worker does with it has to come to an end here too.
-        matcher = LLMatcher(LLTokenizer(TokenizerWrapper(_Bytes())), grammar, log_level=0, limits=LIMITS)
+        matcher = _matcher(grammar)
         matcher.compute_bitmask()
-        answer = {"error": one_line(matcher.get_error())} if matcher.is_error() else {"grammar": grammar}
+        if matcher.is_error():
+            answer = {"error": one_line(culprit(kind, content) or matcher.get_error())}
+        else:
+            answer = {"grammar": grammar}
     except ValueError as error:
         answer = {"error": one_line(str(error))}
     print(json.dumps(answer))

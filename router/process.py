@@ -61,8 +61,8 @@ class RouterProcess:
         """Opens its ports.
 
         Raises:
-            ValueError: a port is taken, the model directory has no usable tokenizer, the routing policy cannot be made,
-                or a TLS file is unusable.
+            ValueError: a port is taken, the model directory has no usable tokenizer, the chat template or a TLS file is
+                unusable, or the routing policy or tool parser cannot be made.
         """
         self._loop_thread.start()
         return self._loop_thread.call(self._serve(), START_TIMEOUT_S)
@@ -93,7 +93,7 @@ class RouterProcess:
         config = self._config
         num_ports = 4 if config.shared_grpc_port else 2
         _allow_files(num_ports * config.max_connections + NUM_OTHER_FILES)
-        tokenizer = Tokenizer(Path(config.model_dir))
+        tokenizer = Tokenizer(Path(config.model_dir), Path(config.chat_template) if config.chat_template else None)
         router = self._router = Router(config, make_policy(config.routing))
         defaults = SamplingDefaults()
         if config.generation_config == AUTO:
@@ -101,6 +101,7 @@ class RouterProcess:
             if described := str(defaults):
                 logger.info("defaults of OpenAI's API, from the model's %s: %s", FILE, described)
         frontend = self._frontend = Frontend(router, tokenizer, config, defaults)
+        frontend.output_format.find()
         peers = {name: other.cluster for name, other in config.routers.items() if name != config.router_id}
         exchange = PeerExchange(
             config.router_id, peers, router.elsewhere, frontend.counts, router.update_loads, config.cluster_token

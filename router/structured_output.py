@@ -11,7 +11,7 @@ from router import grammar_check
 from router.errors import InvalidRequestError
 from tandem.sampling_params import MAX_GRAMMAR_BYTES
 
-Kind = Literal["json_schema", "regex", "choice", "grammar"]
+Kind = Literal["json_schema", "regex", "choice", "grammar", "tool_calls", "either", "after_reasoning"]
 
 JSON_OBJECT = json.dumps({"type": "object"})
 # So long a grammar waits for its turn and for the answer.
@@ -26,7 +26,8 @@ class StructuredOutput(NamedTuple):
     """
     Attributes:
         content: a JSON schema; a regular expression, in the syntax of Rust's regex; the outputs to choose from, as a
-            JSON list of strings; or a context-free grammar, in Lark's syntax or GBNF.
+            JSON list of strings; a context-free grammar, in Lark's syntax or GBNF; or what `tool_calls`,
+            `either` and `after_reasoning` make.
         param: the client's own field, for errors.
     """
 
@@ -78,3 +79,23 @@ def choices(outputs: Sequence[str], param: str) -> StructuredOutput:
     if not outputs or not all(outputs):
         raise InvalidRequestError(f"{param} needs at least one choice, and none may be empty", param)
     return StructuredOutput("choice", json.dumps(list(outputs), ensure_ascii=False), param)
+
+
+def tool_calls(
+    parser: str, functions: Sequence[tuple[str, str]], *, may_be_several: bool, param: str
+) -> StructuredOutput:
+    """Calls of functions, one at least. Args: parser: one of router.tool_grammar.CALL_STYLES; functions: names, and the
+    schemas of their arguments as JSON."""
+    content = {"parser": parser, "functions": functions, "may_be_several": may_be_several}
+    return StructuredOutput("tool_calls", json.dumps(content), param)
+
+
+def either(calls: StructuredOutput, answer: StructuredOutput) -> StructuredOutput:
+    """Calls, or else an answer that keeps to something."""
+    content = [[wanted.kind, wanted.content] for wanted in (calls, answer)]
+    return StructuredOutput("either", json.dumps(content), answer.param)
+
+
+def after_reasoning(wanted: StructuredOutput, *, is_open: bool) -> StructuredOutput:
+    """The same behind a model's reasoning. Args: is_open: the reasoning has not begun, and need not."""
+    return StructuredOutput("after_reasoning", json.dumps([is_open, wanted.kind, wanted.content]), wanted.param)

@@ -22,7 +22,9 @@ from router.resumption import PARAM as RESUME_PARAM
 from router.resumption import KeptStream, ResumeState, Resumption, Sealer, prompt_digest
 from router.router import Router
 from router.structured_output import GrammarChecker, StructuredOutput
+from router.text.chat import Chat
 from router.text.generation_config import SamplingDefaults
+from router.text.output_format import OutputFormat
 from router.text.output_text import OutputText
 from router.text.prompt_encoder import PromptEncoder
 from router.text.stop_strings import check_stop_strings
@@ -54,8 +56,8 @@ MADE_FIELDS = (
 )
 PLAIN_FIELDS = tuple(f.name for f in fields(SamplingParams) if f.name not in MADE_FIELDS)
 
-# A prompt is a text, token ids, or the messages of a chat, each with `role` and `content`.
-PromptInput = str | Sequence[int] | list[dict[str, str]]
+# A prompt is a text, token ids, or a chat, or the messages of one, each with `role` and `content`.
+PromptInput = str | Sequence[int] | list[dict[str, str]] | Chat
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +87,12 @@ class TokenizedPrompt:
 
     Attributes:
         moments: when the request was received and tokenized, in nanoseconds.
+        ending: the last few characters of a chat's text.
     """
 
     token_ids: list[int]
     moments: dict[str, int]
+    ending: str = ""
 
 
 class Frontend:
@@ -117,6 +121,7 @@ class Frontend:
         )
         self._prompts = PromptEncoder(tokenizer, config.max_model_len)
         self._grammars = GrammarChecker()
+        self.output_format = OutputFormat(tokenizer, config.tool_parser, config.reasoning_parser)
         # A router without a cluster can only resume what it began itself.
         self._sealer = Sealer(config.cluster_token or secrets.token_hex(16))
 
@@ -195,20 +200,24 @@ class Frontend:
     async def tokenize(self, prompt: PromptInput) -> TokenizedPrompt:
         """Raises InvalidRequestError, with a message for the client."""
         moments = {RECEIVED: now_ns()}
-        is_chat = not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], dict)
+        ending = ""
+        is_chat = isinstance(prompt, Chat) or (
+            not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], dict)
+        )
         with _invalid("messages" if is_chat else "prompt"):
             with _tokenizing():
                 if isinstance(prompt, str):
                     token_ids = await self._prompts.encode(prompt)
                 elif is_chat:
-                    messages: Any = prompt
-                    token_ids = await self._prompts.encode_chat(messages)
+                    chat: Any = prompt
+                    token_ids, ending = await self._prompts.render_and_encode(chat)
                 else:
-                    token_ids = self._checked_ids(prompt)
+                    ids: Any = prompt
+                    token_ids = self._checked_ids(ids)
             if not token_ids:
                 raise ValueError("the prompt is empty")
         moments[TOKENIZED] = now_ns()
-        return TokenizedPrompt(token_ids, moments)
+        return TokenizedPrompt(token_ids, moments, ending)
 
     async def token_ids(self, prompt: str | list[dict[str, str]], *, add_special_tokens: bool) -> list[int]:
         """The tokens of a text or a chat that fits the model's length, for a client that asks for nothing else. Raises
@@ -260,6 +269,7 @@ class Frontend:
         client_request_id: str = "",
         resumption: Resumption | None = None,
         kept: KeptStream | None = None,
+        marks: Mapping[int, str] | None = None,
     ) -> list[Generation]:
         """Makes a Generation for each output; one is served once it is entered.
 
@@ -272,6 +282,7 @@ class Frontend:
             client_request_id: what the client knows the request by.
             resumption: where to go on, for a request that another router has begun; of one output.
             kept: what workers are to keep of it, for a client that will go on with its text alone; of one output.
+            marks: special tokens that are text all the same, by id.
 
         Raises:
             InvalidRequestError: with a message for the client.
@@ -318,7 +329,7 @@ class Frontend:
                 tracker.resume_token = self._sealer.seal(
                     replace(state, body_digest=kept.body_digest, answer_id=kept.answer_id, created=kept.created)
                 )
-            output = OutputText(self.tokenizer, sampling.stop_token_ids, options.stop, sampling.min_tokens)
+            output = OutputText(self.tokenizer, sampling.stop_token_ids, options.stop, sampling.min_tokens, marks)
             generation = Generation(
                 self.router,
                 self.access,

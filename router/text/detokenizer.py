@@ -1,7 +1,7 @@
 """Token ids to text, as they come."""
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from router.text.tokenizer import Tokenizer, is_byte_token
 
@@ -16,12 +16,24 @@ class IncrementalDetokenizer:
     its bytes are incomplete it waits for the next token. The work per token does not grow with the text so far.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, marks: Mapping[int, str] | None = None) -> None:
+        """Args: marks: special tokens that are text all the same, by id. What comes behind one is decoded as a text of
+        its own."""
         self._detokenizer = _ByteDetokenizer(tokenizer) if tokenizer.byte_level else _WindowDetokenizer(tokenizer)
+        self._marks = marks
 
     def decode_next(self, token_ids: Sequence[int]) -> str:
         """The text that these ids complete; possibly empty."""
-        return self._detokenizer.decode_next(token_ids)
+        if not self._marks or self._marks.keys().isdisjoint(token_ids):
+            return self._detokenizer.decode_next(token_ids)
+        texts: list[str] = []
+        start = 0
+        for place, token_id in enumerate(token_ids):
+            if token_id in self._marks:
+                texts += self._detokenizer.decode_next(token_ids[start:place]), self._detokenizer.decode_rest()
+                texts.append(self._marks[token_id])
+                start = place + 1
+        return "".join((*texts, self._detokenizer.decode_next(token_ids[start:])))
 
     def decode_rest(self) -> str:
         """The rest of the text, U+FFFD for an incomplete character; the ids that come after it begin a new text."""

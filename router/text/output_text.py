@@ -1,6 +1,6 @@
 """The text of one request's output, up to the first stop string."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from router.text.detokenizer import IncrementalDetokenizer
 from router.text.stop_strings import StopStringMatcher
@@ -20,9 +20,14 @@ class OutputText:
         stop_token_ids: Sequence[int],
         stop_strings: Sequence[str],
         min_tokens: int = 0,
+        marks: Mapping[int, str] | None = None,
     ) -> None:
-        """Args: min_tokens: stop strings are looked for in the text that comes after so many."""
-        self._detokenizer = IncrementalDetokenizer(tokenizer)
+        """
+        Args:
+            min_tokens: stop strings are looked for in the text that comes after so many.
+            marks: special tokens that are text all the same, by id.
+        """
+        self._detokenizer = IncrementalDetokenizer(tokenizer, marks)
         # Stop tokens are counted and listed, but are no text.
         self._stop_token_ids = frozenset(stop_token_ids)
         self._matcher = StopStringMatcher(stop_strings) if stop_strings else None

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
+from router.text.chat import Chat, Message
 from router.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
@@ -25,6 +26,8 @@ PIECE_CHARACTERS = 2**16
 MAX_TOKENS_OF_CUTS = 64
 # Tokenizing releases the interpreter's lock, so each of these takes a core from whoever else wants it.
 MAX_ENCODING_THREADS = 4
+# Of a chat's text, what tells whether a model begins with its reasoning.
+MAX_ENDING_CHARACTERS = 64
 # So long a prompt waits for its turn and for its tokens.
 TIMEOUT_S = 60.0
 
@@ -52,22 +55,30 @@ class PromptEncoder:
         """The token ids of a text. Args: add_special_tokens: with BOS where the model wants one."""
         return await self._encode(text, add_special_tokens=add_special_tokens)
 
-    async def encode_chat(self, messages: Sequence[dict[str, str]], *, add_special_tokens: bool = False) -> list[int]:
-        """The token ids of a conversation up to where the assistant's answer begins.
+    async def encode_chat(self, chat: Chat | Sequence[Message], *, add_special_tokens: bool = False) -> list[int]:
+        """The token ids of a conversation up to where the output begins.
 
         Args:
-            messages: each with ``role`` and ``content``.
+            chat: or its messages alone, each with ``role`` and ``content``.
             add_special_tokens: besides those that the template writes, BOS among them.
         """
+        return (await self.render_and_encode(chat, add_special_tokens=add_special_tokens))[0]
+
+    async def render_and_encode(
+        self, chat: Chat | Sequence[Message], *, add_special_tokens: bool = False
+    ) -> tuple[list[int], str]:
+        """As `encode_chat`, with the last few characters of the text."""
+        messages = chat.messages if isinstance(chat, Chat) else chat
         self.check_num_messages(len(messages))
         # The template writes something for an empty one too.
-        num_characters = sum(1 + len(text) for message in messages for text in message.values())
+        num_characters = chat.num_characters if isinstance(chat, Chat) else Chat(chat).num_characters
         self._check_characters(num_characters)
         if num_characters <= MAX_INLINE_CHARACTERS and len(messages) <= MAX_INLINE_MESSAGES:
-            text = self._tokenizer.render_chat(messages)
+            text = self._tokenizer.render_chat(chat)
         else:
-            text = await self._beside(self._rendering, self._tokenizer.render_chat, messages)
-        return await self._encode(text, add_special_tokens=add_special_tokens)
+            text = await self._beside(self._rendering, self._tokenizer.render_chat, chat)
+        token_ids = await self._encode(text, add_special_tokens=add_special_tokens)
+        return token_ids, text[-MAX_ENDING_CHARACTERS:]
 
     async def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of a prompt that was sent as token ids."""

@@ -2,14 +2,16 @@
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 
-from router.text.chat_template import ChatTemplate, find_chat_template
+from router.text.chat import Chat, Message
+from router.text.chat_format import ChatFormat, find_format, fitted
+from router.text.chat_template import ChatTemplate, find_chat_template, read_chat_template
 
 # SentencePiece's vocabularies spell a space so.
 _WORD_START = "\u2581"
@@ -22,6 +24,7 @@ class Tokenizer:
     Args:
         model_dir: holds tokenizer.json and config.json; tokenizer_config.json, generation_config.json and
             chat_template.jinja are used where present.
+        chat_template: a file with a chat template to be used instead of the model's own.
 
     Attributes:
         vocab_size: rows of the model's embedding; not every id below it need be a token.
@@ -32,8 +35,9 @@ class Tokenizer:
         ValueError: a file is missing or malformed, or lacks something needed.
     """
 
-    def __init__(self, model_dir: Path) -> None:
+    def __init__(self, model_dir: Path, chat_template: Path | None = None) -> None:
         self._model_dir = model_dir
+        self._own_template = read_chat_template(chat_template) if chat_template else None
         path = tokenizer_file(model_dir)
         try:
             self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
@@ -72,25 +76,56 @@ class Tokenizer:
         except TypeError as error:  # JSON may carry what UTF-8 cannot, and the tokenizer takes UTF-8.
             raise ValueError("the text holds a lone surrogate, which is half a character") from error
 
-    def encode_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
-        """The token ids of a conversation up to where the assistant's answer begins.
+    def encode_chat(self, chat: Chat | Sequence[Message]) -> list[int]:
+        """The token ids of a conversation up to where the output begins.
 
         Raises:
             ValueError: as `render_chat` and `tokenize`.
         """
         # The template has written BOS itself.
-        return self.tokenize(self.render_chat(messages), add_special_tokens=False).ids
+        return self.tokenize(self.render_chat(chat), add_special_tokens=False).ids
 
-    def render_chat(self, messages: Sequence[dict[str, str]]) -> str:
-        """The text of a conversation up to where the assistant's answer begins. This is Python, lock and all.
+    def render_chat(self, chat: Chat | Sequence[Message]) -> str:
+        """The text of a conversation up to where the output begins. This is Python, lock and all.
 
         Args:
-            messages: each with ``role`` and ``content``.
+            chat: or its messages alone, each with ``role`` and ``content``.
 
         Raises:
-            ValueError: the model has no chat template, or its template rejects these messages.
+            ValueError: the model has no chat template, or its template rejects this chat.
         """
-        return self._chat_template.render(messages, self._special_tokens())
+        chat = chat if isinstance(chat, Chat) else Chat(chat)
+        return self._chat_template.render(fitted(chat, self.chat_format), self._special_tokens())
+
+    @cached_property
+    def chat_format(self) -> ChatFormat:
+        """What the chat template knows. Looking takes some milliseconds, once."""
+        try:
+            template = self._chat_template
+        except ValueError:
+            # Chats are refused when they come, with words.
+            return ChatFormat()
+        special_tokens = self._special_tokens()
+        return find_format(template.source, lambda chat: template.render(chat, special_tokens))
+
+    @property
+    def knows_documents(self) -> bool:
+        """Whether the chat template may show documents."""
+        return "documents" in self._chat_template.source
+
+    @property
+    def special_token_names(self) -> frozenset[str]:
+        """What a chat template calls the special tokens."""
+        return frozenset(self._special_tokens())
+
+    def special_ids(self, texts: Collection[str]) -> dict[int, str]:
+        """Those of these texts that are special tokens, by id."""
+        found = {self._tokenizer.token_to_id(text): text for text in texts}
+        return {index: text for index, text in found.items() if index in self._special_ids}
+
+    def token_id(self, text: str) -> int | None:
+        """Of a text that is one token of the vocabulary as it is spelled, special or not."""
+        return self._tokenizer.token_to_id(text)
 
     @cached_property
     def max_token_bytes(self) -> int:
@@ -146,7 +181,7 @@ class Tokenizer:
 
     @cached_property
     def _chat_template(self) -> ChatTemplate:
-        return find_chat_template(self._model_dir, self._settings)
+        return self._own_template or find_chat_template(self._model_dir, self._settings)
 
     def _special_tokens(self) -> dict[str, str]:
         """The special tokens a template may name: bos_token, eos_token and so on."""

@@ -16,6 +16,19 @@ MAX_BODY_BYTES = 8 * 2**20
 NUM_LARGE_BYTES = 50 * 2**20
 
 
+CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
+TOOL = {"type": "function", "function": {"name": "f"}}
+CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+
+def nested(depth: int) -> dict[str, Any]:
+    """A schema of lists within lists."""
+    schema: dict[str, Any] = {"type": "integer"}
+    for _ in range(depth):
+        schema = {"items": schema}
+    return schema
+
+
 @dataclass(frozen=True)
 class Row:
     """
@@ -465,10 +478,122 @@ SAMPLING = [
     ),
     http_only(
         "what is not served",
-        "tools: tools are not supported by this server",
-        {"messages": [{"role": "user", "content": "hi"}], "tools": [{"type": "function", "function": {"name": "f"}}]},
-        "tools",
+        "functions: the API of before tools is not supported by this server: use tools, tool_choice, tool_calls",
+        {**CHAT, "functions": [{"name": "f"}]},
+        "functions",
         path=CHATS,
+    ),
+    *(
+        http_only(name, message, {**CHAT, **fields}, message.partition(":")[0] if param is None else param, path=CHATS)
+        for name, message, fields, param in (
+            (
+                "more than 128 tools",
+                "tools: List should have at most 128 items after validation, not 129",
+                {"tools": [TOOL] * 129},
+                None,
+            ),
+            ("tool that is there twice", "tools: the function 'f' is there twice", {"tools": [TOOL] * 2}, None),
+            (
+                "tool of another type",
+                "tools.0.type: Input should be 'function'",
+                {"tools": [{**TOOL, "type": "custom"}]},
+                "tools",
+            ),
+            (
+                "tool with a name that is none",
+                "tools.0.function.name: String should match pattern '^[A-Za-z0-9_-]{1,64}$'",
+                {"tools": [{"type": "function", "function": {"name": "a b"}}]},
+                "tools",
+            ),
+            (
+                "tools of three hundred thousand characters",
+                "tools: at most 262144 characters are taken",
+                {"tools": [{"type": "function", "function": {"name": "f", "description": "x" * 300_000}}]},
+                None,
+            ),
+            (
+                "tool with a deeply nested schema",
+                "tools.0.function.parameters: nested more than 32 deep",
+                {"tools": [{"type": "function", "function": {"name": "f", "parameters": nested(100)}}]},
+                "tools",
+            ),
+            (
+                "tool_choice of a function that there is not",
+                "there is no tool 'g' among the tools",
+                {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}},
+                "tool_choice",
+            ),
+            (
+                "tool_choice without tools",
+                "tool_choice asks for a call, and there are no tools",
+                {"tool_choice": "required"},
+                "tool_choice",
+            ),
+            (
+                "tool_choice of allowed tools",
+                "tool_choice: allowed_tools is not supported by this server: send those that are allowed as tools",
+                {"tools": [TOOL], "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto"}}},
+                None,
+            ),
+            (
+                "tool_choice that asks for a call, and a response_format",
+                "response_format cannot be had with a tool_choice that asks for a call",
+                {"tools": [TOOL], "tool_choice": "required", "response_format": {"type": "json_object"}},
+                "response_format",
+            ),
+            (
+                "tool_choice that asks for a call whose schema cannot be kept to",
+                'the parameters of f: Unimplemented keys: ["not"]',
+                {
+                    "tools": [{"type": "function", "function": {"name": "f", "parameters": {"not": {}}}}],
+                    "tool_choice": "required",
+                },
+                "tools",
+            ),
+            (
+                "message of a tool without the call's id",
+                "messages.0.tool_call_id: a message of role tool needs the id of the call that it answers",
+                {"messages": [{"role": "tool", "content": "x"}]},
+                "messages",
+            ),
+            (
+                "message of a user with calls",
+                "messages.0.tool_calls: a message of role user has none",
+                {"messages": [{**CHAT["messages"][0], "tool_calls": [CALL]}]},
+                "messages",
+            ),
+            (
+                "arguments of a past call with a hundred thousand items",
+                "the arguments of past calls: the body has more than 49152 items; one request may not have so many",
+                {
+                    "messages": [
+                        {
+                            "role": "assistant",
+                            "tool_calls": [{**CALL, "function": {"name": "f", "arguments": "[" + "1," * 100_000}}],
+                        }
+                    ]
+                },
+                "messages",
+            ),
+            (
+                "variable of the chat template that is the server's",
+                "chat_template_kwargs: messages cannot be set here",
+                {"chat_template_kwargs": {"messages": []}},
+                None,
+            ),
+            (
+                "variables of the chat template of twenty thousand characters",
+                "chat_template_kwargs: at most 16384 characters are taken",
+                {"chat_template_kwargs": {"x": "x" * 20_000}},
+                None,
+            ),
+            (
+                "last message that is gone on with, and an answer",
+                "continue_final_message and add_generation_prompt exclude each other: send one of them",
+                {"continue_final_message": True, "add_generation_prompt": True},
+                "continue_final_message",
+            ),
+        )
     ),
 ]
 

@@ -248,7 +248,7 @@ def test_bad_input_is_the_clients_own_error(client: openai.OpenAI, options: dict
 @pytest.mark.parametrize(
     "options",
     [
-        {"tools": [{"type": "function", "function": {"name": "f"}}]},
+        {"tools": [{"type": "custom", "custom": {"name": "f"}}]},
         {"tool_choice": "required"},
         {"response_format": {"type": "yaml"}},
         {"functions": [{"name": "f"}]},

@@ -226,3 +226,21 @@ def test_what_cannot_be_kept_to_is_the_client_s_mistake(
     [model] = client.models.list().data
     with pytest.raises(openai.BadRequestError, match=message):
         client.chat.completions.create(model=model.id, messages=[{"role": "user", "content": "who?"}], **options)
+
+
+def test_a_function_that_is_asked_for_is_called_with_valid_arguments(tiny_pd: ServedCluster) -> None:
+    """By a model of random weights, whose template knows no tools."""
+    client = openai.OpenAI(base_url=f"http://{tiny_pd.cluster.addresses.http}/v1", api_key="none", max_retries=0)
+    schema = {"properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False}
+    tool: Any = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", **schema}}}
+    choice: Any = {"type": "function", "function": {"name": "f"}}
+    for seed in range(4):
+        asked: Any = {"model": client.models.list().data[0].id, "messages": [{"role": "user", "content": "x"}]}
+        asked |= {"tools": [tool], "tool_choice": choice, "seed": seed}
+        [answered] = client.chat.completions.create(**asked).choices
+        [call] = answered.message.tool_calls or []
+        assert (answered.message.content, answered.finish_reason, call.function.name) == (None, "stop", "f")
+        assert json.loads(call.function.arguments)["a"] in (1, 2)
+        with client.chat.completions.stream(**asked) as stream:
+            [streamed] = stream.get_final_completion().choices[0].message.tool_calls or []
+        assert streamed.function.arguments == call.function.arguments

@@ -25,8 +25,8 @@ PROMPT = "hi"
 class HttpRouter:
     """One router's application."""
 
-    def __init__(self, tokenizer: Any, **config: Any) -> None:
-        settings = RouterConfig("nowhere", "fake", 400, cluster_token="secret", api_keys=KEYS, **config)
+    def __init__(self, tokenizer: Any, max_model_len: int = 400, **config: Any) -> None:
+        settings = RouterConfig("nowhere", "fake", max_model_len, cluster_token="secret", api_keys=KEYS, **config)
         self.clock = FakeClock()
         self.router = Router(settings, FirstLeastLoaded(), self.clock)
         self.app = make_app(Frontend(self.router, tokenizer, settings))
@@ -43,10 +43,20 @@ class HttpCluster:
         output: what the model says, whatever it is asked, token by token.
     """
 
-    def __init__(self, output: Sequence[int], num_routers: int = 2, tokenizer: Any = None, **config: Any) -> None:
+    def __init__(
+        self,
+        output: Sequence[int],
+        num_routers: int = 2,
+        tokenizer: Any = None,
+        max_model_len: int = 400,
+        **config: Any,
+    ) -> None:
         self.output = output
-        self.p, self.d = KeepingWorker("p", "prefill"), KeepingWorker("d", "decode")
-        self.routers = [HttpRouter(tokenizer or ByteTokenizer(), **config) for _ in range(num_routers)]
+        # Pages of the scripted workers hold 4 tokens.
+        num_pages = -(-max_model_len // 4)
+        self.p = KeepingWorker("p", "prefill", num_pages=num_pages)
+        self.d = KeepingWorker("d", "decode", num_pages=num_pages)
+        self.routers = [HttpRouter(tokenizer or ByteTokenizer(), max_model_len, **config) for _ in range(num_routers)]
         for router in self.routers:
             for worker in (self.p, self.d):
                 worker.join(router.router)

@@ -19,11 +19,11 @@ class KeepingWorker:
         is_stopped: whether it stands still: it hears and says nothing.
     """
 
-    def __init__(self, worker_id: str, role: str, max_record_bytes: int = 2**20) -> None:
+    def __init__(self, worker_id: str, role: str, max_record_bytes: int = 2**20, *, num_pages: int = 100) -> None:
         self.records = RecordKeeper(max_record_bytes)
         self.sent: list[Any] = []
         self.is_stopped = False
-        self._hello = hello(worker_id, role)
+        self._hello = hello(worker_id, role, num_pages=num_pages)
         self._streams: dict[str, tuple[Router, Worker]] = {}
 
     def join(self, router: Router) -> None:

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from router.text.chat_format import ChatFormat
+
 
 @dataclass
 class Encoding:
@@ -19,6 +21,7 @@ class ByteTokenizer:
     vocab_size = 256
     max_token_bytes = 4
     eos_token_ids = (0,)
+    chat_format = ChatFormat()
 
     def tokenize(self, text: str, add_special_tokens: bool) -> "Encoding":
         return Encoding(list(text.encode()))

@@ -69,6 +69,8 @@ class Answer(ABC):
     id_prefix: str
     object_name: str
     chunk_object_name: str
+    # Whether the text of an output that is gone on with comes from its beginning, and is told apart here.
+    _starts_over = False
 
     def __init__(
         self,
@@ -123,6 +125,14 @@ class Answer(ABC):
     async def delta_text(self, index: int, buffer: ChoiceBuffer) -> str:
         """A choice of a chunk as JSON."""
         return to_json(self.delta(index, buffer))
+
+    async def delta_texts(self, index: int, buffer: ChoiceBuffer, num_characters: int) -> list[tuple[str, int]]:
+        """The choices of the next chunks as JSON, each with how much of the output's text the client has with it.
+
+        Args:
+            num_characters: of the text so far.
+        """
+        return [(await self.delta_text(index, buffer), num_characters)]
 
     async def own_fields(self) -> dict[str, str]:
         """What an answer in one piece has beside what all have: values as JSON."""
@@ -183,7 +193,7 @@ class Answer(ABC):
             return obfuscated(content) if options.include_obfuscation else content
 
         last = self._stream.last if self._stream else None
-        num_characters = last.num_characters if last else 0
+        num_characters = last.num_characters if last and not self._starts_over else 0
         num_closing = last.num_closing if last else 0
         # A client that has any event has the opening.
         opened = {0} if last else set()
@@ -199,8 +209,10 @@ class Answer(ABC):
                     num_characters += len(buffer.text)
                     if buffer.finish_reason and num_closing:
                         continue
-                    event_id = self._event_id(num_characters, 1 if buffer.finish_reason else 0)
-                    yield event_id, chunk(await self.delta_text(index, buffer))
+                    texts = await self.delta_texts(index, buffer, num_characters)
+                    for place, (text, end) in enumerate(texts, 1):
+                        is_closing = bool(buffer.finish_reason) and place == len(texts)
+                        yield self._event_id(end, 1 if is_closing else 0), chunk(text)
         if options.include_usage and num_closing < 2:
             yield self._event_id(num_characters, 2), to_json({**head, "choices": [], "usage": self._usage()})
 

@@ -26,7 +26,6 @@ from router.frontends.openai.operation import add_operation
 from router.frontends.openai.request import max_prompt_tokens
 from router.frontends.openai.schema import (
     ChatCompletion,
-    ChatCompletionRequest,
     Completion,
     CompletionRequest,
     ErrorBody,
@@ -36,6 +35,7 @@ from router.frontends.openai.schema import (
 from router.frontends.openai.sglang import add_sglang
 from router.frontends.openai.streaming import ClientGoneError
 from router.frontends.openai.tokenizing import add_tokenizing
+from router.frontends.openai.tools_schema import ChatRequest
 from tandem import __version__
 
 STATUS_CLIENT_GONE = 499
@@ -124,9 +124,7 @@ def _add_inference(app: FastAPI, frontend: Frontend) -> None:
         return await serve_completion(frontend, body, request, last_event_id)
 
     @app.post("/v1/chat/completions", response_model=ChatCompletion, responses={200: {"content": _STREAMED}})
-    async def chat_completions(
-        body: ChatCompletionRequest, request: Request, last_event_id: LastEventId = None
-    ) -> Response:
+    async def chat_completions(body: ChatRequest, request: Request, last_event_id: LastEventId = None) -> Response:
         """Answers a conversation."""
         return await serve_chat(frontend, body, request, last_event_id)
 

@@ -1,5 +1,7 @@
 """POST /v1/chat/completions."""
 
+import hashlib
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -7,19 +9,20 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from router.errors import InvalidRequestError
-from router.frontends.base import Frontend
+from router.frontends.base import Frontend, TokenizedPrompt
+from router.frontends.generation import Generation
 from router.frontends.openai.answers import Answer, ChoiceBuffer, token_text
+from router.frontends.openai.chat_plan import Reading, bound_output, check_arguments, plan_chat, read_from
 from router.frontends.openai.prompt_logprobs import WantedLogprobs
-from router.frontends.openai.request import (
-    begin_all,
-    check_num_choices,
-    count_unknown_fields,
-    sampling_options,
-    structured_output,
-)
-from router.frontends.openai.resumable import is_resumable, last_event, make_stream, recall_stream
-from router.frontends.openai.schema import ChatCompletionRequest
+from router.frontends.openai.request import begin_all, check_num_choices, count_unknown_fields, sampling_options
+from router.frontends.openai.resumable import ResumableStream, is_resumable, last_event, make_stream, recall_stream
+from router.frontends.openai.streaming import to_json
+from router.frontends.openai.tools_schema import ChatRequest
+from router.text.chat_format import SHORT_ID_LENGTH
+from router.text.output_parts import Part
 from tandem.sampling_params import TokenLogprobs
+
+CALL_ID_CHARACTERS = 24
 
 
 class ChatAnswer(Answer):
@@ -27,13 +30,35 @@ class ChatAnswer(Answer):
     object_name = "chat.completion"
     chunk_object_name = "chat.completion.chunk"
 
+    def __init__(
+        self,
+        frontend: Frontend,
+        prompts: Sequence[TokenizedPrompt],
+        generations: Sequence[Generation],
+        request_id: str,
+        stream: ResumableStream | None,
+        reading: Reading | None,
+        wanted: WantedLogprobs,
+    ) -> None:
+        """Args: reading: of outputs that have more than content; the others as for Answer."""
+        super().__init__(frontend, prompts, generations, request_id, stream=stream, wanted=wanted)
+        self._reading = reading
+        num_seen = stream.last.num_characters if stream and stream.last else 0
+        self._parsers = [reading.parser(num_seen) for _ in generations] if reading else []
+        self._starts_over = reading is not None
+        # How many tokens an output's reasoning had, once it is over.
+        self._reasoning_ends: dict[int, int] = {}
+
     def opening(self, index: int, buffer: ChoiceBuffer) -> dict[str, Any]:
         delta = {"role": "assistant", "content": ""}
         return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
 
     def choice(self, index: int, buffer: ChoiceBuffer) -> dict[str, Any]:
         text, token_ids, logprobs = buffer.take_unsent()
-        return self._choice(index, buffer, "message", {"role": "assistant", "content": text}, token_ids, logprobs)
+        message: dict[str, Any] = {"role": "assistant", "content": text}
+        if self._parsers:
+            message |= self._message(index, self._parsers[index].feed(text, is_last=True))
+        return self._choice(index, buffer, "message", message, token_ids, logprobs)
 
     def delta(self, index: int, buffer: ChoiceBuffer) -> dict[str, Any]:
         text, token_ids, logprobs = buffer.take_unsent()
@@ -45,12 +70,106 @@ class ChatAnswer(Answer):
         texts, logprobs = self.prompt_texts(0)
         return {"prompt_logprobs": await texts.listed(logprobs)}
 
+    async def delta_texts(self, index: int, buffer: ChoiceBuffer, num_characters: int) -> list[tuple[str, int]]:
+        if not self._parsers:
+            return await super().delta_texts(index, buffer, num_characters)
+        text, token_ids, logprobs = buffer.take_unsent()
+        parts = self._parsers[index].feed(text, is_last=bool(buffer.finish_reason))
+        # What follows from the same text goes out at once: an event says how much of the text its client has.
+        chunks: list[tuple[dict[str, Any], int]] = []
+        for part in parts:
+            if chunks and chunks[-1][1] == part.end:
+                self._add(chunks[-1][0], index, part)
+            else:
+                chunks.append((self._add({}, index, part), part.end))
+        if not chunks and (logprobs or buffer.finish_reason):
+            chunks.append(({}, num_characters))
+        choices = []
+        for place, (delta, end) in enumerate(chunks, 1):
+            is_last = place == len(chunks)
+            choice = self._choice(index, buffer, "delta", delta, token_ids, logprobs)
+            if not is_last:
+                choice["finish_reason"] = None
+            choices.append((to_json(choice), end if not is_last else max(end, num_characters)))
+            token_ids, logprobs = [], []
+        return choices
+
+    def _add(self, delta: dict[str, Any], index: int, part: Part) -> dict[str, Any]:
+        if part.kind == "reasoning":
+            delta["reasoning_content"] = delta.get("reasoning_content", "") + part.text
+        elif part.kind == "content":
+            delta["content"] = delta.get("content", "") + part.text
+        elif part.kind == "call":
+            call = {"index": part.call, "id": self._call_id(index, part.call), "type": "function"}
+            delta.setdefault("tool_calls", []).append({**call, "function": {"name": part.text, "arguments": ""}})
+        else:
+            piece = {"index": part.call, "function": {"arguments": part.text}}
+            delta.setdefault("tool_calls", []).append(piece)
+        return delta
+
+    def _message(self, index: int, parts: Sequence[Part]) -> dict[str, Any]:
+        """What an output's parts are in a message."""
+        texts = {"reasoning": "", "content": ""}
+        calls: list[dict[str, Any]] = []
+        for part in parts:
+            if part.kind == "call":
+                function = {"name": part.text, "arguments": ""}
+                calls.append({"id": self._call_id(index, part.call), "type": "function", "function": function})
+            elif part.kind == "arguments":
+                calls[-1]["function"]["arguments"] += part.text
+            else:
+                texts[part.kind] += part.text
+        message: dict[str, Any] = {"content": texts["content"] or None}
+        if texts["reasoning"]:
+            message["reasoning_content"] = texts["reasoning"]
+        if calls:
+            message["tool_calls"] = calls
+        return message
+
+    def _call_id(self, index: int, call: int) -> str:
+        """The same whichever router says it."""
+        # A client may give several requests one id.
+        seed = self._generations[index].tracker.sampling.seed
+        digest = hashlib.blake2b(f"{self._id} {self._created} {seed} {call}".encode(), digest_size=16).hexdigest()
+        if self._frontend.tokenizer.chat_format.wants_short_ids:
+            return digest[:SHORT_ID_LENGTH]
+        return f"call_{digest[:CALL_ID_CHARACTERS]}"
+
+    def _finish_reason(self, index: int, buffer: ChoiceBuffer) -> str | None:
+        if buffer.finish_reason == "stop" and self._reading and self._parsers[index].num_calls:
+            # It is OpenAI's way to say so only where the model had a choice.
+            return "stop" if self._reading.plan.is_named else "tool_calls"
+        return buffer.finish_reason or None
+
+    def _usage(self) -> dict[str, Any]:
+        usage = super()._usage()
+        if self._reading and self._frontend.output_format.closing_id is not None:
+            num_tokens = sum(self._num_reasoning_tokens(index) for index in range(len(self._generations)))
+            usage["completion_tokens_details"] = {"reasoning_tokens": num_tokens}
+        return usage
+
+    def _num_reasoning_tokens(self, index: int) -> int:
+        """Of one output so far, with what opens and ends its reasoning. It may be asked with every event."""
+        parser, generation = self._parsers[index], self._generations[index]
+        if not parser.has_reasoned:
+            return 0
+        if parser.is_reasoning:
+            return generation.num_output_tokens
+        if index not in self._reasoning_ends:
+            token_ids, closing_id = generation.tracker.output_ids, self._frontend.output_format.closing_id
+            num_tokens = generation.num_output_tokens
+            # Other tokens may have spelled the mark: then it is where that was seen.
+            if closing_id is not None and closing_id in token_ids:
+                num_tokens = token_ids.index(closing_id) + 1
+            self._reasoning_ends[index] = num_tokens
+        return self._reasoning_ends[index]
+
     def _choice(
         self,
         index: int,
         buffer: ChoiceBuffer,
         name: str,
-        message: dict[str, str],
+        message: dict[str, Any],
         token_ids: list[int],
         logprobs: list[TokenLogprobs],
     ) -> dict[str, Any]:
@@ -59,7 +178,7 @@ class ChatAnswer(Answer):
             "index": index,
             name: message,
             "logprobs": {"content": content} if content else None,
-            "finish_reason": buffer.finish_reason or None,
+            "finish_reason": self._finish_reason(index, buffer),
         }
 
     def _token_logprob(self, token_id: int, entry: TokenLogprobs) -> dict[str, Any]:
@@ -71,9 +190,7 @@ class ChatAnswer(Answer):
         return {"token": token_text(piece), "logprob": logprob, "bytes": list(piece)}
 
 
-async def serve_chat(
-    frontend: Frontend, body: ChatCompletionRequest, request: Request, last_event_id: str | None
-) -> Response:
+async def serve_chat(frontend: Frontend, body: ChatRequest, request: Request, last_event_id: str | None) -> Response:
     """Raises RequestError, ClientGoneError."""
     key, request_id = request.state.key, request.state.request_id
     count_unknown_fields(frontend, body)
@@ -88,19 +205,31 @@ async def serve_chat(
         num_logprobs = (body.top_logprobs or 0) if body.logprobs else None
         wanted_logprobs = WantedLogprobs.of(body)
         options = sampling_options(frontend, body, max_tokens, num_logprobs, wanted_logprobs.num_top)
-        wanted = structured_output(body)
+        await check_arguments(body, request.app.state.parsing)
+        plan = plan_chat(frontend, body)
         frontend.check_num_messages(len(body.messages))
         resumable = is_resumable(body, options, 1)
         last = last_event(last_event_id, is_resumable=resumable)
         with frontend.admission(key, body.n or 1, is_resumed=last is not None):
             recalled = await recall_stream(frontend, key, last, request.state.hold) if last else None
-            options = replace(options, grammar=await frontend.grammar(wanted))
-            prompt = await frontend.tokenize([{"role": m.role, "content": m.text} for m in body.messages])
+            prompt = await frontend.tokenize(plan.prompt)
+            reading = read_from(frontend, plan, prompt)
+            options = replace(options, grammar=await frontend.grammar(bound_output(frontend, plan, reading)))
         frontend.check_prompt_logprobs(len(prompt.token_ids), wanted_logprobs.num_top, request.state.hold)
         stream = make_stream(body, prompt, key, ChatAnswer.answer_id(request_id), recalled) if resumable else None
-        # Where neither client nor model names a limit, an answer may fill the model's length.
         generations = begin_all(
-            frontend, [prompt], options, body, key, frontend.sampling_defaults.max_tokens, stream, request_id
+            frontend,
+            [prompt],
+            options,
+            body,
+            key,
+            # Where neither client nor model names a limit, an answer may fill the model's length.
+            frontend.sampling_defaults.max_tokens,
+            stream,
+            request_id,
+            # What tells the output's parts apart has to see its text from the beginning.
+            has_parts=reading is not None,
+            marks=reading.marks if reading else None,
         )
-    answer = ChatAnswer(frontend, [prompt], generations, request_id, stream=stream, wanted=wanted_logprobs)
+    answer = ChatAnswer(frontend, [prompt], generations, request_id, stream, reading, wanted_logprobs)
     return await answer.respond(body, request.receive)

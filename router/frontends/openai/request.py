@@ -2,7 +2,8 @@
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from router.errors import InvalidRequestError
@@ -118,8 +119,22 @@ def begin_all(
     default_max_tokens: int | None,
     stream: ResumableStream | None = None,
     request_id: str = "",
+    *,
+    has_parts: bool = False,
+    marks: Mapping[int, str] | None = None,
 ) -> list[Generation]:
-    """`n` generations of each prompt. Raises InvalidRequestError."""
+    """`n` generations of each prompt.
+
+    Args:
+        has_parts: of an output that is gone on with, all the text is wanted and not only what the client lacks.
+        marks: as for Frontend.begin.
+
+    Raises:
+        InvalidRequestError: with a message for the client.
+    """
+    resumption = stream.recalled.resumption if stream and stream.recalled else None
+    if resumption is not None and has_parts:
+        resumption = replace(resumption, num_characters=0)
     num_tokens = sum(len(prompt.token_ids) for prompt in prompts) * (body.n or 1)
     limit = max_prompt_tokens(frontend)
     if num_tokens > limit:
@@ -138,7 +153,8 @@ def begin_all(
             cache_namespace=body.cache_namespace or body.cache_salt or "",
             session_id=body.session_id or "",
             client_request_id=request_id,
-            resumption=stream.recalled.resumption if stream and stream.recalled else None,
+            resumption=resumption,
             kept=stream.kept if stream else None,
+            marks=marks,
         )
     ]

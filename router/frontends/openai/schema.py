@@ -146,25 +146,24 @@ class TextPart(BaseModel):
 
 _NAMES_OF_PARTS = others.PART_HINTS | TextPart.model_fields.keys()
 
+MessageContent = Annotated[
+    Annotated[str, Tag("#text")] | Annotated[list[TextPart], _FAIL_FAST, Tag("#list")],
+    Discriminator(
+        _text_or_list,
+        custom_error_type="content_type",
+        custom_error_message="Input should be a string or a list of text parts",
+    ),
+]
+
 
 class ChatMessage(LenientBody):
-    """Of a text conversation: no tools, no images, no audio."""
+    """Of a text conversation: no images, no audio. tools_schema.py has what tools add."""
 
     unserved = others.MESSAGE
     hints = others.MESSAGE_HINTS
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: (
-        Annotated[
-            Annotated[str, Tag("#text")] | Annotated[list[TextPart], _FAIL_FAST, Tag("#list")],
-            Discriminator(
-                _text_or_list,
-                custom_error_type="content_type",
-                custom_error_message="Input should be a string or a list of text parts",
-            ),
-        ]
-        | None
-    ) = None
+    content: MessageContent | None = None
 
     @property
     def text(self) -> str:
@@ -197,19 +196,6 @@ class ChatCompletionRequest(_Request):
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
     modalities: Annotated[list[Literal["text"]], _FAIL_FAST] | None = None
-    parallel_tool_calls: bool | None = None
-    # Tools are not served; what means "none" is taken.
-    tools: list[Any] | None = Field(None, max_length=0)
-    tool_choice: Literal["none", "auto"] | None = None
-    functions: list[Any] | None = Field(None, max_length=0)
-    function_call: Literal["none", "auto"] | None = None
-
-    @field_validator("tools", "functions", mode="before")
-    @classmethod
-    def _no_tools(cls, value: Any) -> Any:
-        if isinstance(value, list) and value:
-            raise ValueError("tools are not supported by this server")
-        return value
 
 
 # --- what is answered --------------------------------------------------------------------------------------------
@@ -219,11 +205,16 @@ class PromptTokensDetails(BaseModel):
     cached_tokens: int
 
 
+class CompletionTokensDetails(BaseModel):
+    reasoning_tokens: int
+
+
 class Usage(BaseModel):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails | None = None
 
 
 class PromptLogprob(BaseModel):
@@ -274,16 +265,29 @@ class ChatLogprobs(BaseModel):
     content: list[ChatTokenLogprob]
 
 
+class CalledFunction(BaseModel):
+    name: str
+    arguments: str
+
+
+class ToolCall(BaseModel):
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
 class AssistantMessage(BaseModel):
     role: Literal["assistant"]
-    content: str
+    content: str | None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCall] | None = None
 
 
 class ChatChoice(BaseModel):
     index: int
     message: AssistantMessage
     logprobs: ChatLogprobs | None
-    finish_reason: Literal["stop", "length"]
+    finish_reason: Literal["stop", "length", "tool_calls"]
 
 
 class ChatCompletion(BaseModel):

@@ -16,7 +16,7 @@ from router.frontends.openai.prompt_logprobs import object_text
 from router.frontends.openai.request import count_unknown_fields
 from router.frontends.openai.schema import ChatMessage, TokenIds
 from router.frontends.openai.streaming import to_json
-from router.frontends.openai.unserved import CHAT
+from router.frontends.openai.unserved import TOKENIZE
 from router.text.prompt_encoder import MAX_MESSAGES
 
 T = TypeVar("T")
@@ -28,10 +28,7 @@ PIECE_TOKENS = 2048
 class TokenizeRequest(LenientRequest):
     """A text or a conversation, one of the two."""
 
-    unserved: ClassVar[Mapping[str, Unserved]] = {
-        name: CHAT[name]
-        for name in ("add_generation_prompt", "continue_final_message", "chat_template", "chat_template_kwargs")
-    }
+    unserved: ClassVar[Mapping[str, Unserved]] = TOKENIZE
 
     model: str | None = None
     prompt: str | None = None

@@ -1,8 +1,10 @@
 """The fields of OpenAI's, vLLM's, SGLang's and other servers' bodies that have no meaning here, for each object: those
 of which only the values are taken that change nothing, and those that change nothing whatever they say.
 
-A field that comes to be served goes from here to its class in schema.py.
+A field that comes to be served goes from here to its class in schema.py or tools_schema.py.
 """
+
+from dataclasses import replace
 
 from router.frontends.openai.lenient import Unserved
 
@@ -97,11 +99,8 @@ REQUEST_HINTS = frozenset(
         "verbosity",
         "custom_params",
         "vllm_xargs",
-        # Texts have no special tokens between which there could be spaces, and nothing is told apart as reasoning.
+        # Texts have no special tokens between which there could be spaces.
         "spaces_between_special_tokens",
-        "include_reasoning",
-        "separate_reasoning",
-        "stream_reasoning",
         # Images and sounds are refused where they stand.
         "mm_processor_kwargs",
         "media_io_kwargs",
@@ -116,18 +115,30 @@ COMPLETION = {
     "add_special_tokens": _not_supported("leaving out the tokens that a prompt begins with is", True),
 }
 
+_BEFORE_TOOLS = Unserved("the API of before tools is not supported by this server: use tools, tool_choice, tool_calls")
+_WITHOUT_REASONING = "leaving a model's reasoning out of answers, or among their content, is"
 CHAT = {
+    "functions": replace(_BEFORE_TOOLS, taken=([],)),
+    "function_call": replace(_BEFORE_TOOLS, taken=("none", "auto")),
+    "include_reasoning": _not_supported(_WITHOUT_REASONING, True),
+    "separate_reasoning": _not_supported(_WITHOUT_REASONING, True),
+    "stream_reasoning": _not_supported("reasoning that comes only when it is whole is", True),
     "prompt": Unserved("prompt is for /v1/completions"),
     "suffix": _not_supported("suffix is", ""),
     "echo": _not_supported("echo of a chat is", False),
     "audio": _not_supported("audio is"),
     "web_search_options": _not_supported("searching the web is"),
-    "documents": _not_supported("documents beside the messages are", []),
     "chat_template": _not_supported("a chat template of the request's own is"),
-    "chat_template_kwargs": _not_supported("chat_template_kwargs are", {}),
+    "add_special_tokens": _not_supported("special tokens besides those of the chat template are", False),
+}
+
+# Of what a chat has, where only its tokens are asked for.
+TOKENIZE = {
     "add_generation_prompt": _not_supported("a chat that no answer is asked for is", True),
     "continue_final_message": _not_supported("going on with the last message is", False),
-    "add_special_tokens": _not_supported("special tokens besides those of the chat template are", False),
+    "chat_template": CHAT["chat_template"],
+    "chat_template_kwargs": _not_supported("chat_template_kwargs are", {}),
+    "tools": _not_supported("tools are", []),
 }
 
 STRUCTURED_OUTPUTS = {
@@ -138,13 +149,16 @@ STRUCTURED_OUTPUTS = {
 }
 STRUCTURED_OUTPUTS_HINTS = frozenset({"backend", "disable_fallback"})
 
-MESSAGE = {
-    "tool_calls": _not_supported("tools are", []),
-    "function_call": _not_supported("tools are"),
-    "tool_call_id": _not_supported("tools are", ""),
+TOOL_MESSAGE = {
+    "function_call": _BEFORE_TOOLS,
     "audio": _not_supported("audio is"),
     "images": _not_supported("images are", []),
     "prefix": _not_supported("going on with the last message is", False),
+}
+MESSAGE = {
+    **TOOL_MESSAGE,
+    "tool_calls": _not_supported("tools are", []),
+    "tool_call_id": _not_supported("tools are", ""),
 }
 MESSAGE_HINTS = frozenset(
     {
@@ -152,7 +166,6 @@ MESSAGE_HINTS = frozenset(
         "refusal",
         "annotations",
         "reasoning",
-        "reasoning_content",
         "reasoning_details",
         "provider_specific_fields",
         "cache_control",

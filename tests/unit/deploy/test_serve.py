@@ -87,6 +87,17 @@ def test_a_model_without_config_weights_or_tokenizer(
     assert f"{model_dir} has no tokenizer.json" in error
 
 
+def test_a_chat_template_that_cannot_be_used(
+    model_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = ("--model", str(model_dir), "--load-format", "dummy", *PORTS)
+    error = refusal(capsys, *model, "--chat-template", str(tmp_path / "none.jinja"))
+    assert f"cannot read the chat template {tmp_path}/none.jinja: No such file or directory" in error
+    (tmp_path / "bad.jinja").write_text("{% if %}")
+    error = refusal(capsys, *model, "--chat-template", str(tmp_path / "bad.jinja"))
+    assert f"the chat template {tmp_path}/bad.jinja cannot be used" in error
+
+
 @pytest.mark.parametrize(("flag", "other"), [("--grpc-port", "--http-port"), ("--http-port", "--grpc-port")])
 def test_a_port_in_use(flag: str, other: str, taken_port: int, capsys: pytest.CaptureFixture[str]) -> None:
     error = refusal(capsys, "--model", "never-looked-for", flag, str(taken_port), other, "0")

@@ -10,11 +10,19 @@ from llguidance import LLMatcher
 from router.grammar_check import TIMEOUT_S, TOO_MUCH, check
 from router.structured_output import JSON_OBJECT, Kind
 
+
+def calls_of(parser: str, schema: str) -> str:
+    return json.dumps({"parser": parser, "functions": [["f", schema]], "may_be_several": True})
+
+
 GOOD: dict[Kind, list[str]] = {
     "json_schema": [JSON_OBJECT, "true", "{}", '{"$ref": "#/$defs/a", "$defs": {"a": {"type": "integer"}}}'],
     "regex": ["[a-z]+", "a|b"],
     "choice": ['["a", "\\u00e9\\n\\"b\\""]'],
     "grammar": ['start: "a" | "b"', 'root ::= "a" | "b"'],
+    "tool_calls": [calls_of("hermes", "{}"), calls_of("json", '{"type": "object"}')],
+    "either": [json.dumps([["tool_calls", calls_of("hermes", "{}")], ["regex", "a"]])],
+    "after_reasoning": [json.dumps([False, "regex", "a"]), json.dumps([True, "json_schema", "{}"])],
 }
 BAD: dict[Kind, list[tuple[str, str]]] = {
     "json_schema": [
@@ -27,6 +35,17 @@ BAD: dict[Kind, list[tuple[str, str]]] = {
     ],
     "regex": [("(a", "unclosed group")],
     "grammar": [("start: x", "unknown name"), ("", "No .root. rule")],
+    "tool_calls": [
+        (calls_of("hermes", '{"type": "strin"}'), "the parameters of f: Invalid type"),
+        (calls_of("hermes", "{"), "not JSON"),
+    ],
+    "after_reasoning": [
+        (json.dumps([True, "regex", "(a"]), "unclosed group"),
+        (
+            json.dumps([False, "either", json.dumps([["tool_calls", calls_of("json", '{"not": 1}')], ["regex", "a"]])]),
+            "the parameters of f: Unimplemented keys",
+        ),
+    ],
 }
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from router.text.chat import Chat
 from router.text.tokenizer import Tokenizer
 from tests.fakes.tokenizer_files import CHATML, byte_level, save
 
@@ -71,3 +72,44 @@ def test_template_refusals(tmp_path: Path, template: Any, message: str) -> None:
 def test_the_clock_of_templates_is_this_machines(tmp_path: Path) -> None:
     tokenizer = Tokenizer(save(tmp_path, byte_level(), chat_template="{{ strftime_now('%Y') }}"))
     assert tokenizer.decode(tokenizer.encode_chat(TALK)) == str(datetime.now().year)
+
+
+def test_a_template_of_the_operators_own(tmp_path: Path) -> None:
+    save(tmp_path, byte_level(), chat_template="the model's")
+    (tmp_path / "own.jinja").write_text("own")
+    assert Tokenizer(tmp_path, tmp_path / "own.jinja").render_chat(TALK) == "own"
+    with pytest.raises(ValueError, match=r"cannot read the chat template .*none.jinja: No such file"):
+        Tokenizer(tmp_path, tmp_path / "none.jinja")
+    (tmp_path / "bad.jinja").write_text("{% if %}")
+    with pytest.raises(ValueError, match=r"the chat template .*bad.jinja cannot be used: .*malformed"):
+        Tokenizer(tmp_path, tmp_path / "bad.jinja")
+    (tmp_path / "bytes.jinja").write_bytes(b"\xff")
+    with pytest.raises(ValueError, match="cannot be used"):
+        Tokenizer(tmp_path, tmp_path / "bytes.jinja")
+
+
+def test_chats_with_tools_have_a_template_of_their_own(tmp_path: Path) -> None:
+    named = [{"name": "tool_use", "template": "{{ tools | tojson }}"}, {"name": "default", "template": "plain"}]
+    tokenizer = Tokenizer(save(tmp_path, byte_level(), chat_template=named))
+    tool = {"type": "function", "function": {"name": "f"}}
+    assert tokenizer.render_chat(Chat(TALK, [tool])) == '[{"type": "function", "function": {"name": "f"}}]'
+    assert tokenizer.render_chat(Chat(TALK)) == "plain"
+
+
+def test_a_last_message_that_is_gone_on_with(tmp_path: Path) -> None:
+    tokenizer = Tokenizer(save(tmp_path, byte_level(), chat_template=CHATML))
+    talk = [*TALK, {"role": "assistant", "content": "well \n"}]
+    whole = tokenizer.render_chat(Chat(talk, add_generation_prompt=False))
+    assert whole.endswith("well \n</s>\n")
+    assert tokenizer.render_chat(Chat(talk, is_continued=True)) == whole.removesuffix("</s>\n")
+    assert talk[-1]["content"] == "well \n"
+    tokenizer = Tokenizer(save(tmp_path, byte_level(), chat_template="{{ messages[0].content }}"))
+    with pytest.raises(ValueError, match="does not show the last message"):
+        tokenizer.render_chat(Chat(talk, is_continued=True))
+
+
+def test_variables_do_not_get_in_the_way_of_the_chat(tmp_path: Path) -> None:
+    source = "{{ messages[0].role }}{{ bos_token }}{{ own }}{{ documents | tojson }}"
+    tokenizer = Tokenizer(save(tmp_path, byte_level(), chat_template=source))
+    variables = {"messages": [{"role": "x"}], "bos_token": "x", "own": "!", "documents": "x"}
+    assert tokenizer.render_chat(Chat(TALK, variables=variables)) == "user<s>!null"

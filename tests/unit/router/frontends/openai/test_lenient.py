@@ -9,14 +9,15 @@ from pydantic import ValidationError
 
 from router.frontends.openai.errors import invalid_body
 from router.frontends.openai.lenient import MAX_NAME_CHARACTERS, MAX_NAMED, UnknownFields
-from router.frontends.openai.schema import ChatCompletionRequest, CompletionRequest
+from router.frontends.openai.schema import CompletionRequest
+from router.frontends.openai.tools_schema import ChatRequest
 
 USER = {"role": "user", "content": "hi"}
 
 
-def read(**fields: Any) -> CompletionRequest | ChatCompletionRequest:
+def read(**fields: Any) -> CompletionRequest | ChatRequest:
     """A body, of a chat if it has messages."""
-    kind = ChatCompletionRequest if "messages" in fields else CompletionRequest
+    kind = ChatRequest if "messages" in fields else CompletionRequest
     return kind.model_validate(fields if "messages" in fields else {"prompt": "hi", **fields})
 
 
@@ -31,8 +32,8 @@ def chat(*more: dict[str, Any], **fields: Any) -> dict[str, Any]:
     return {"messages": [USER, *more], **fields}
 
 
-@pytest.mark.parametrize("kind", [CompletionRequest, ChatCompletionRequest])
-def test_null_is_absent_for_every_optional_field(kind: type[CompletionRequest | ChatCompletionRequest]) -> None:
+@pytest.mark.parametrize("kind", [CompletionRequest, ChatRequest])
+def test_null_is_absent_for_every_optional_field(kind: type[CompletionRequest | ChatRequest]) -> None:
     required: dict[str, Any] = {"prompt": "hi"} if kind is CompletionRequest else {"messages": [USER]}
     optional = {field.alias or name for name, field in kind.model_fields.items() if not field.is_required()}
     nulls = dict.fromkeys(optional | kind.unserved.keys() | kind.hints)
@@ -83,8 +84,8 @@ def test_what_changes_nothing_is_taken_as_if_it_were_not_there(fields: dict[str,
         ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs.structural_tag: structural tags are not"),
         (chat(web_search_options={}), "web_search_options: searching the web is not supported by this server"),
         (chat(audio={"voice": "x"}), "audio: audio is not supported by this server"),
-        (chat(chat_template_kwargs={"enable_thinking": False}), "chat_template_kwargs: chat_template_kwargs are not"),
-        (chat({"role": "assistant", "tool_calls": [{}]}), "messages.1.tool_calls: tools are not supported"),
+        (chat(functions=[{}]), "functions: the API of before tools is not supported by this server: use tools"),
+        (chat(include_reasoning=False), "include_reasoning: leaving a model's reasoning out of answers"),
         (chat({"role": "user", "content": None}), "messages.1.content: a message of role user needs one"),
         (chat({"role": "system"}), "messages.1.content: a message of role system needs one"),
         (
@@ -123,9 +124,9 @@ def test_many_unknown_fields_cost_no_more_than_a_few() -> None:
     assert unknown.names == ["n" * MAX_NAME_CHARACTERS] * MAX_NAMED
 
 
-@pytest.mark.parametrize("kind", [CompletionRequest, ChatCompletionRequest])
+@pytest.mark.parametrize("kind", [CompletionRequest, ChatRequest])
 def test_the_description_has_what_is_taken_of_unserved_fields(
-    kind: type[CompletionRequest | ChatCompletionRequest],
+    kind: type[CompletionRequest | ChatRequest],
 ) -> None:
     description = kind.model_json_schema()
     assert "additionalProperties" not in description

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from router.frontends.openai.schema import ChatCompletionRequest, CompletionRequest
+from router.frontends.openai.schema import CompletionRequest
+from router.frontends.openai.tools_schema import ChatRequest
 
 NUM_ITEMS = 20_000
 
@@ -33,12 +34,15 @@ MESSAGE = {"role": "user", "content": "hi"}
         {"messages": [MESSAGE], "modalities": MANY},
         {"messages": [MESSAGE], "tools": MANY},
         {"messages": [MESSAGE], "functions": MANY},
+        {"messages": [MESSAGE], "documents": MANY},
+        {"messages": [MESSAGE], "chat_template_kwargs": {f"x{i}": {} for i in range(NUM_ITEMS)}},
+        {"messages": [{"role": "assistant", "tool_calls": MANY}]},
     ],
     ids=lambda fields: "-".join(list(fields)[:3]),
 )
 def test_the_first_error_in_a_list_is_the_last(fields: dict[str, Any]) -> None:
     # Each costs a kilobyte and some microseconds, and a body can hold millions.
-    kind = ChatCompletionRequest if "messages" in fields else CompletionRequest
+    kind = ChatRequest if "messages" in fields else CompletionRequest
     with pytest.raises(ValidationError) as invalid:
         kind.model_validate(fields)
     assert invalid.value.error_count() <= 2

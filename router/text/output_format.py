@@ -1,0 +1,81 @@
+"""How the outputs of the served model are read: which parsers fit it."""
+
+import logging
+from collections.abc import Collection, Mapping
+from functools import cached_property
+
+from router.text.output_parser import OutputParser
+from router.text.reasoning import CLOSING, OPENING, REASONING_STYLES, Beginning, ReasoningParser, ReasoningStyle
+from router.text.tokenizer import Tokenizer
+from router.text.tool_parsers.base import ToolParser
+from router.text.tool_parsers.table import TOOL_PARSERS
+
+logger = logging.getLogger(__name__)
+
+AUTO, NONE = "auto", "none"
+
+
+class OutputFormat:
+    """Of one model. A Frontend owns it."""
+
+    def __init__(self, tokenizer: Tokenizer, tool_parser: str, reasoning_parser: str) -> None:
+        """Args: tool_parser, reasoning_parser: names; "auto": which fits the chat template; "none": none."""
+        self._tokenizer = tokenizer
+        self._tool_parser = tool_parser
+        self._reasoning_parser = reasoning_parser
+
+    def find(self) -> None:
+        """Finds out what fits before the first request asks.
+
+        Raises:
+            ValueError, ImportError: the tool parser cannot be loaded.
+        """
+        name, style = self.tool_parser_name, self.reasoning_style
+        if name != NONE:
+            TOOL_PARSERS.load(name)
+        logger.info(
+            "calls of tools are read by %s; outputs %s",
+            name,
+            "may begin with reasoning" if style else "have no reasoning",
+        )
+
+    @cached_property
+    def tool_parser_name(self) -> str:
+        """Of the parser for the model's own calls; "none": there is none."""
+        name = self._tool_parser
+        return self._tokenizer.chat_format.tool_parser if name == AUTO else name
+
+    @cached_property
+    def reasoning_style(self) -> ReasoningStyle | None:
+        name = self._reasoning_parser
+        return REASONING_STYLES.get(self._tokenizer.chat_format.reasoning_parser if name == AUTO else name)
+
+    @cached_property
+    def closing_id(self) -> int | None:
+        """The token that ends reasoning, if it is one."""
+        return self._tokenizer.token_id(CLOSING)
+
+    def special_ids(self, marks: Collection[str]) -> Mapping[int, str]:
+        """Those of these texts that are special tokens, which no grammar can write."""
+        return self._tokenizer.special_ids(marks)
+
+    def marks(self, tool_parser: str, beginning: Beginning) -> Mapping[int, str]:
+        """The special tokens that `parser` has to see, by id."""
+        marks = [] if beginning is Beginning.ANSWER else [OPENING, CLOSING]
+        if tool_parser != NONE:
+            marks += TOOL_PARSERS.load(tool_parser).marks
+        return self._tokenizer.special_ids(marks)
+
+    def parser(
+        self,
+        tool_parser: str,
+        beginning: Beginning,
+        names: Collection[str],
+        *,
+        max_calls: int | None,
+        num_seen: int,
+    ) -> OutputParser:
+        """For one output. Args: tool_parser: a name; "none": it has no calls; the others as for OutputParser."""
+        reasoning = None if beginning is Beginning.ANSWER else ReasoningParser(beginning)
+        tools: ToolParser | None = None if tool_parser == NONE else TOOL_PARSERS.load(tool_parser)(names)
+        return OutputParser(reasoning, tools, max_calls=max_calls, num_seen=num_seen)

@@ -1,0 +1,78 @@
+"""The parts of one output: its reasoning first, then content and calls."""
+
+from router.text.output_parts import Part, PartList
+from router.text.reasoning import ReasoningParser
+from router.text.tool_parsers.base import ToolParser
+
+
+class OutputParser:
+    """Finds the parts of one output's text, as it comes. An Answer owns one for each output that may have parts."""
+
+    def __init__(
+        self, reasoning: ReasoningParser | None, tools: ToolParser | None, *, max_calls: int | None, num_seen: int = 0
+    ) -> None:
+        """
+        Args:
+            max_calls: further calls are left out; None: any number.
+            num_seen: characters of the text whose parts the client has.
+        """
+        self._reasoning = reasoning
+        self._tools = tools
+        self._max_calls = max_calls
+        self._num_calls = 0
+        self._num_fed = 0
+        # What the tool parser calls its first character is this one.
+        self._tools_offset: int | None = None
+        self._num_seen = num_seen
+
+    @property
+    def num_calls(self) -> int:
+        """That have begun."""
+        return self._num_calls if self._max_calls is None else min(self._num_calls, self._max_calls)
+
+    @property
+    def has_reasoned(self) -> bool:
+        """Whether the output has begun with reasoning."""
+        return self._reasoning is not None and self._reasoning.has_reasoned
+
+    @property
+    def is_reasoning(self) -> bool:
+        """Whether the output has not got beyond that yet."""
+        return self._reasoning is not None and self._reasoning.is_reasoning
+
+    def feed(self, text: str, *, is_last: bool = False) -> list[Part]:
+        """Takes the next piece of the text. Returns the parts that follow with it, but for those that the client
+        has."""
+        num_seen, self._num_seen = self._num_seen, max(0, self._num_seen - len(text))
+        if num_seen and text:
+            # Parts are cut where the client's end.
+            self._parts_of(text[:num_seen], is_last=False)
+            text = text[num_seen:]
+        return self._parts_of(text, is_last=is_last)
+
+    def _parts_of(self, text: str, *, is_last: bool) -> list[Part]:
+        self._num_fed += len(text)
+        if self._reasoning is None:
+            return self._answer_parts(text, is_last=is_last)
+        parts, rest = self._reasoning.feed(text)
+        if is_last:
+            last_parts, last_rest = self._reasoning.finish()
+            parts, rest = [*parts, *last_parts], rest + last_rest
+        return parts + self._answer_parts(rest, is_last=is_last)
+
+    def _answer_parts(self, text: str, *, is_last: bool) -> list[Part]:
+        if self._tools is None:
+            return [Part("content", text, self._num_fed)] if text else []
+        if self._tools_offset is None and text:
+            self._tools_offset = self._num_fed - len(text)
+        found = self._tools.feed(text)
+        if is_last:
+            found += self._tools.finish()
+        parts = PartList()
+        for part in found:
+            if part.kind == "call":
+                self._num_calls += 1
+            if part.kind == "content" or self._max_calls is None or self._num_calls <= self._max_calls:
+                end = part.end + (self._tools_offset or 0)
+                parts.append(part.kind, part.text, end, max(0, self._num_calls - 1))
+        return parts.take()

@@ -1,0 +1,164 @@
+"""One call as JSON: an object with the function's name and its arguments, in text that comes in pieces."""
+
+import json
+from collections.abc import Callable, Collection
+from enum import Enum, auto
+
+from router.text.tool_parsers.json_scanner import WHITESPACE, JsonScanner, skip_space
+
+NAME = "name"
+# The one or the other, by the model's family.
+ARGUMENTS = frozenset(("arguments", "parameters"))
+NO_ARGUMENTS = "{}"
+NESTED = "{["
+
+
+class _Expects(Enum):
+    OBJECT = auto()
+    FIRST_KEY = auto()
+    KEY = auto()
+    COLON = auto()
+    VALUE = auto()
+    COMMA = auto()
+
+
+class CallReader:
+    """Reads one call, from the brace that opens it to the one that closes it.
+
+    The name is given as soon as it has ended, and of arguments that are an object each character as it comes: they are
+    what the model has written, whether or not that is JSON. Arguments that stand before the name wait for it, and those
+    that are a string, which has the JSON within, wait for its end. Other keys are passed over.
+
+    Attributes:
+        has_started: the name has been given.
+        is_done: the call has ended.
+        is_broken: this is no call, or not any more.
+    """
+
+    def __init__(
+        self,
+        on_name: Callable[[str, int], None],
+        on_arguments: Callable[[str, int], None],
+        names: Collection[str] | None,
+    ) -> None:
+        """
+        Args:
+            on_name, on_arguments: take what there is, and the position in the text up to which that follows.
+            names: of the functions that may be called; None: any.
+        """
+        self.has_started = False
+        self.is_done = False
+        self.is_broken = False
+        self._on_name = on_name
+        self._on_arguments = on_arguments
+        self._names = names
+        self._expects = _Expects.OBJECT
+        self._scanner: JsonScanner | None = None
+        self._key = ""
+        self._value: list[str] = []
+        # Arguments that have come before the name.
+        self._early: str | None = None
+        self._has_arguments = False
+
+    def read(self, text: str, position: int) -> int:
+        """Goes on at `position`. Returns where the call ends, or breaks, or else the text's end."""
+        while position < len(text) and not (self.is_done or self.is_broken):
+            if self._scanner is not None:
+                position = self._scan(self._scanner, text, position)
+            elif text[position] in WHITESPACE:
+                position = skip_space(text, position)
+            else:
+                position = self._step(text[position], position)
+        return position
+
+    def rest(self) -> str:
+        """The text has ended: arguments that have begun and wait for their end."""
+        is_waiting = self.has_started and self._scanner is not None and self._is_arguments
+        return "".join(self._value) if is_waiting else ""
+
+    @property
+    def _is_arguments(self) -> bool:
+        return self._expects is _Expects.VALUE and self._key in ARGUMENTS and not self._has_arguments
+
+    def _step(self, character: str, position: int) -> int:
+        """A character outside keys and values."""
+        expects = self._expects
+        if expects is _Expects.OBJECT and character == "{":
+            self._expects = _Expects.FIRST_KEY
+        elif expects in (_Expects.FIRST_KEY, _Expects.COMMA) and character == "}":
+            self._close(position + 1)
+            return position if self.is_broken else position + 1
+        elif expects is _Expects.COMMA and character == ",":
+            self._expects = _Expects.KEY
+        elif expects is _Expects.COLON and character == ":":
+            self._expects = _Expects.VALUE
+        elif expects is _Expects.VALUE or (expects in (_Expects.FIRST_KEY, _Expects.KEY) and character == '"'):
+            self._scanner, self._value = JsonScanner(), []
+            return position
+        else:
+            self.is_broken = True
+            return position
+        return position + 1
+
+    def _scan(self, scanner: JsonScanner, text: str, start: int) -> int:
+        end = scanner.scan(text, start)
+        is_streamed = self.has_started and self._is_arguments and scanner.first in NESTED
+        if is_streamed and end > start:
+            self._on_arguments(text[start:end], end)
+        elif end > start:
+            self._value.append(text[start:end])
+        if scanner.is_broken:
+            self.is_broken = True
+        elif scanner.is_done:
+            self._scanner = None
+            if self._expects is not _Expects.VALUE:
+                self._key = _decoded("".join(self._value))
+                self._expects = _Expects.COLON
+            else:
+                # A number or a word is known to have ended by what follows.
+                self._end_value(scanner.first, end if scanner.first in '{["' else end + 1, is_streamed)
+        return end
+
+    def _end_value(self, first: str, end: int, is_streamed: bool) -> None:
+        value = "" if is_streamed else "".join(self._value)
+        if self._key == NAME and not self.has_started:
+            name = _decoded(value) if first == '"' else ""
+            if not name or (self._names is not None and name not in self._names):
+                self.is_broken = True
+                return
+            self.has_started = True
+            self._on_name(name, end)
+            if self._early is not None:
+                self._on_arguments(self._early, end)
+        elif self._is_arguments:
+            self._has_arguments = True
+            if not is_streamed:
+                arguments = _arguments(first, value)
+                if self.has_started:
+                    self._on_arguments(arguments, end)
+                else:
+                    self._early = arguments
+        self._expects = _Expects.COMMA
+
+    def _close(self, end: int) -> None:
+        if not self.has_started:
+            self.is_broken = True
+            return
+        self.is_done = True
+        if not self._has_arguments:
+            self._on_arguments(NO_ARGUMENTS, end)
+
+
+def _decoded(literal: str) -> str:
+    """What a JSON string says; "" if it is none."""
+    try:
+        return str(json.loads(literal, strict=False))
+    except ValueError:
+        return ""
+
+
+def _arguments(first: str, value: str) -> str:
+    """Of a call, from a value that has come whole."""
+    if first == '"':
+        return _decoded(value) or NO_ARGUMENTS
+    return NO_ARGUMENTS if value == "null" else value

@@ -1,0 +1,93 @@
+"""Where a JSON value ends, in text that comes in pieces."""
+
+import re
+
+WHITESPACE = " \t\n\r"
+_SPACE = re.compile(r"[ \t\n\r]*")
+_IN_STRING = re.compile(r'[^"\\]*')
+_IN_NESTED = re.compile(r'[^"{}\[\]]*')
+_IN_LITERAL = re.compile(r"[-+.0-9A-Za-z]*")
+_CLOSING = {"{": "}", "[": "]"}
+
+
+def skip_space(text: str, position: int) -> int:
+    """Where the whitespace that begins there ends."""
+    match = _SPACE.match(text, position)
+    assert match is not None
+    return match.end()
+
+
+class JsonScanner:
+    """Finds the end of one value. It looks at strings and brackets alone: what stands between them may be no JSON.
+
+    Attributes:
+        first: the value's first character, which says its kind; "" before it came.
+        is_done: the value has ended.
+        is_broken: no value can be like this.
+    """
+
+    def __init__(self) -> None:
+        self.first = ""
+        self.is_done = False
+        self.is_broken = False
+        self._open: list[str] = []
+        self._in_string = False
+        self._is_escaped = False
+
+    def scan(self, text: str, position: int) -> int:
+        """Goes on with the value at `position`; nothing may stand before it. Returns where the value ends, or breaks,
+        or else the text's end. Each character is looked at once."""
+        length = len(text)
+        while position < length and not (self.is_done or self.is_broken):
+            position = self._step(text, position)
+        return position
+
+    def _step(self, text: str, position: int) -> int:
+        character = text[position]
+        if self._in_string:
+            return self._scan_string(text, position)
+        if self.first and not self._open:
+            # It is a number or a word, which ends before what cannot be part of it.
+            position = _end(_IN_LITERAL, text, position)
+            self.is_done = position < len(text)
+            return position
+        if not self.first:
+            self.first = character
+            if character not in '"{[' and _end(_IN_LITERAL, text, position) == position:
+                self.is_broken = True
+                return position
+            if character not in '"{[':
+                return position + 1
+        if character == '"':
+            self._in_string = True
+            return position + 1
+        if character in "{[":
+            self._open.append(_CLOSING[character])
+            return position + 1
+        if character in "}]":
+            if character != self._open.pop():
+                self.is_broken = True
+                return position
+            self.is_done = not self._open
+            return position + 1
+        return _end(_IN_NESTED, text, position)
+
+    def _scan_string(self, text: str, position: int) -> int:
+        if self._is_escaped:
+            self._is_escaped = False
+            return position + 1
+        position = _end(_IN_STRING, text, position)
+        if position == len(text):
+            return position
+        if text[position] == "\\":
+            self._is_escaped = True
+        else:
+            self._in_string = False
+            self.is_done = not self._open
+        return position + 1
+
+
+def _end(pattern: re.Pattern[str], text: str, position: int) -> int:
+    match = pattern.match(text, position)
+    assert match is not None
+    return match.end()

@@ -1,0 +1,18 @@
+"""The tool parsers by their names in a configuration (`tool_parser`)."""
+
+from typing import TYPE_CHECKING
+
+from tandem.choices import Choices
+
+if TYPE_CHECKING:
+    from router.text.tool_parsers.base import ToolParser
+
+TOOL_PARSERS: "Choices[ToolParser]" = Choices(
+    "router.text.tool_parsers.base:ToolParser",
+    {
+        "hermes": "router.text.tool_parsers.hermes:HermesParser",
+        "llama3_json": "router.text.tool_parsers.bare_json:Llama3Parser",
+        "mistral": "router.text.tool_parsers.mistral:MistralParser",
+        "json": "router.text.tool_parsers.bare_json:JsonParser",
+    },
+)

@@ -1,0 +1,128 @@
+"""What holds for every tool parser, however its text is cut."""
+
+import json
+import time
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from router.text.tool_parsers.base import ToolParser
+from router.text.tool_parsers.table import TOOL_PARSERS
+from tests.fakes.parts import joined
+
+NAMES = ("f", "get_weather")
+FRAGMENTS = (
+    "<tool_call>",
+    "</tool_call>",
+    "<tool_",
+    "[TOOL_CALLS]",
+    "[CALL_ID]",
+    "[ARGS]",
+    "<|python_tag|>",
+    "<|py",
+    '{"name": "f", "arguments": {"a": "}\\" <tool_call>", "b": [1, {}]}}',
+    '{"name": "get_weather", "parameters": {}}',
+    '{"arguments": {"x": 1}, "id": 5, "name": "f"}',
+    '{"name": "f", "arguments": "{\\"a\\": 1}"}',
+    '{"name": "f", "arguments": null}',
+    '{"name": "f"}',
+    '{"name": "other", "arguments": {}}',
+    '{"name": "f", "arguments": {"a": ]',
+    '{"name": 5}',
+    '{"name": "f", "arguments": {',
+    "get_weather",
+    "{",
+    "}",
+    "[",
+    "]",
+    '"',
+    "\\",
+    ",",
+    ";",
+    " ",
+    "\n",
+    "hm é",
+)
+TEXTS = st.lists(st.sampled_from(FRAGMENTS), max_size=10).map("".join)
+
+
+def make(name: str) -> ToolParser:
+    return TOOL_PARSERS.load(name)(NAMES)
+
+
+def parse(name: str, pieces: Sequence[str]) -> list[tuple[str, str]]:
+    parser = make(name)
+    return joined([part for piece in pieces for part in parser.feed(piece)] + parser.finish())
+
+
+def cut(text: str, places: Iterable[int]) -> list[str]:
+    ends = sorted({min(place, len(text)) for place in places} | {0, len(text)})
+    return [text[start:end] for start, end in pairwise(ends)]
+
+
+@pytest.mark.parametrize("name", TOOL_PARSERS.names)
+@settings(max_examples=150, deadline=None)
+@given(text=TEXTS, places=st.lists(st.integers(0, 300), max_size=12))
+def test_it_does_not_matter_how_the_text_is_cut(name: str, text: str, places: list[int]) -> None:
+    whole = parse(name, [text])
+    assert parse(name, cut(text, places)) == whole
+    assert parse(name, list(text)) == whole
+
+
+@pytest.mark.parametrize("name", TOOL_PARSERS.names)
+@settings(max_examples=100, deadline=None)
+@given(text=TEXTS)
+def test_what_has_come_follows_from_the_text_so_far_and_parts_say_from_how_much(name: str, text: str) -> None:
+    by_character, parts = make(name), []
+    whole = make(name).feed(text)
+    for end, character in enumerate(text, 1):
+        parts += by_character.feed(character)
+        assert joined(parts) == joined(make(name).feed(text[:end]))
+        # This is what lets a stream go on: its events name places in the text.
+        if end in {part.end for part in whole}:
+            assert joined(parts) == joined(part for part in whole if part.end <= end)
+
+
+@pytest.mark.parametrize("name", TOOL_PARSERS.names)
+@settings(max_examples=100, deadline=None)
+@given(text=TEXTS)
+def test_text_without_calls_is_content_to_the_letter(name: str, text: str) -> None:
+    parts = parse(name, [text])
+    if all(kind == "content" for kind, _ in parts):
+        assert "".join(content for _, content in parts) == text
+
+
+CALL: dict[str, Any] = {"name": "f", "arguments": {"text": "x" * 50}}
+LONG = {
+    "hermes": [
+        f"<tool_call>{json.dumps(CALL)}</tool_call>",
+        '<tool_call>{"x": "',
+        "<tool_cal",
+        '<tool_call>{"name": "f", "arguments": {"a": "',
+    ],
+    "llama3_json": [json.dumps(CALL) + ";", '{"x": "', "<|python_ta"],
+    "mistral": [f"[TOOL_CALLS][{json.dumps(CALL)}]", '[TOOL_CALLS]f[ARGS]{"a": "', '[TOOL_CALLS][{"x": "', "[TOOL_"],
+    "json": ["[" + json.dumps(CALL) + ",", '{"x": "', " "],
+}
+FILLERS = ("a", " ", "\\", "{", "word ")
+
+
+@pytest.mark.parametrize("name", TOOL_PARSERS.names)
+def test_the_work_for_a_token_does_not_grow_with_the_text(name: str) -> None:
+    def seconds(pieces: list[str]) -> float:
+        parser = make(name)
+        started = time.process_time()
+        for piece in pieces:
+            parser.feed(piece)
+        parser.finish()
+        return time.process_time() - started
+
+    for beginning in LONG[name]:
+        for filler in (*FILLERS, beginning):
+            # Ten times as much takes ten times as long; text that is looked at again and again takes a hundred times.
+            short, long = [beginning, *[filler] * 500], [beginning, *[filler] * 5_000]
+            assert seconds(long) < 40 * max(0.0003, min(seconds(short) for _ in range(3))), (beginning, filler)

@@ -1,0 +1,48 @@
+"""Calls between tags."""
+
+import pytest
+
+from router.text.tool_parsers.hermes import HermesParser
+from tests.fakes.parts import joined
+
+CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "</tool_call>"}}\n</tool_call>'
+F = [("call", "f"), ("arguments", '{"a": "</tool_call>"}')]
+TEXTS = {
+    CALL: F,
+    f"{CALL}\n{CALL}": [*F, *F],
+    f"I look.\n\n{CALL}\n\nDone.": [("content", "I look."), *F, ("content", "\n\nDone.")],
+    # The closing tag is missing, or nothing else has come.
+    CALL.removesuffix("</tool_call>") + CALL: [*F, *F],
+    CALL.removesuffix("}\n</tool_call>"): F,
+    # A model may call what there is not: its client says so.
+    '<tool_call>{"name": "h"}</tool_call>': [("call", "h"), ("arguments", "{}")],
+    # None of these is a call.
+    "<tool_call>f()</tool_call>": [("content", "<tool_call>f()</tool_call>")],
+    '<tool_call>{"arguments": {"a": 1}}</tool_call>': [("content", '<tool_call>{"arguments": {"a": 1}}</tool_call>')],
+    '<tool_call>{"name": "': [("content", '<tool_call>{"name": "')],
+    "a <tool_cal": [("content", "a <tool_cal")],
+    " \n ": [("content", " \n ")],
+    # It breaks after it has begun: what its arguments are not is content.
+    '<tool_call>{"name": "f", "arguments": {"a": ]}}</tool_call>': [
+        ("call", "f"),
+        ("arguments", '{"a": '),
+        ("content", "]}}</tool_call>"),
+    ],
+    # Arguments are what the model has written.
+    '<tool_call>{"name": "f", "arguments": {a: 1}}</tool_call>': [("call", "f"), ("arguments", "{a: 1}")],
+}
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_what_is_a_call(text: str) -> None:
+    parser = HermesParser(("f",))
+    assert joined(parser.feed(text) + parser.finish()) == TEXTS[text]
+
+
+def test_arguments_come_as_they_are_made() -> None:
+    parser = HermesParser(("f",))
+    assert parser.feed('Hm. <tool_call>{"name": "f"')[-1].kind == "call"
+    assert [part.text for part in parser.feed(', "arguments": {"a')] == ['{"a']
+    assert [part.text for part in parser.feed('": 1')] == ['": 1']
+    assert [part.text for part in parser.feed("}}</tool")] == ["}"]
+    assert parser.feed("_call>") == [] and parser.finish() == []
