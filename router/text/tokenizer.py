@@ -118,6 +118,19 @@ class Tokenizer:
         """What a chat template calls the special tokens."""
         return frozenset(self._special_tokens())
 
+    @cached_property
+    def description(self) -> dict[str, Any]:
+        """What a program needs that tokenizes at a distance: the special tokens by their names, the chat template, and
+        which class of transformers reads these files."""
+        found: dict[str, Any] = {"tokenizer_class": self._settings.get("tokenizer_class"), **self._special_tokens()}
+        if self.eos_token_ids:
+            found.setdefault("eos_token", self.spelling(self.eos_token_ids[0]))
+        try:
+            found["chat_template"] = self._chat_template.source
+        except ValueError:
+            found["chat_template"] = None
+        return found
+
     def special_ids(self, texts: Collection[str]) -> dict[int, str]:
         """Those of these texts that are special tokens, by id."""
         found = {self._tokenizer.token_to_id(text): text for text in texts}

@@ -1,11 +1,11 @@
-"""POST /tokenize and /detokenize, in vLLM's forms."""
+"""/tokenize, /detokenize and /tokenizer_info, in vLLM's forms."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, ClassVar, TypeVar
 
 from fastapi import FastAPI, Request
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
 from router.errors import InvalidRequestError
@@ -45,6 +45,17 @@ class TokenizeAnswer(BaseModel):
     token_strs: list[str] | None
 
 
+class TokenizerInfo(BaseModel):
+    """Special tokens stand beside these by their names, such as `bos_token`."""
+
+    model_config = ConfigDict(extra="allow")
+
+    tokenizer_class: str | None
+    chat_template: str | None
+    model_max_length: int
+    eos_token: str | None = None
+
+
 class DetokenizeRequest(LenientRequest):
     model: str | None = None
     tokens: TokenIds
@@ -70,6 +81,11 @@ def add_tokenizing(app: FastAPI, frontend: Frontend) -> None:
                 spelled = body.return_token_strs
                 made["token_strs"] = await _list_text(token_ids, frontend.tokenizer.spelling) if spelled else "null"
         return json_text_response(object_text(fields, made))
+
+    @app.get("/tokenizer_info")
+    async def tokenizer_info() -> TokenizerInfo:
+        """What a program needs that has its texts tokenized here."""
+        return TokenizerInfo(**frontend.tokenizer.description, model_max_length=frontend.config.max_model_len)
 
     @app.post("/detokenize", response_model=DetokenizeAnswer)
     async def detokenize(body: DetokenizeRequest, request: Request) -> Response:

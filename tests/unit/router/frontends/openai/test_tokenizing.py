@@ -53,6 +53,15 @@ def test_a_text_becomes_tokens_and_again_a_text(model_dir: Path, text: str) -> N
     assert post(model_dir, "/detokenize", tokens=expected).json == {"prompt": text}
 
 
+def test_a_program_that_tokenizes_here_learns_the_special_tokens_and_the_template(model_dir: Path) -> None:
+    answer = asyncio.run(http_request(make(model_dir)[1], "GET", "/tokenizer_info", None)).json
+    assert answer["chat_template"] == (model_dir / "chat_template.jinja").read_text()
+    assert answer["model_max_length"] == MAX_MODEL_LEN
+    # Its ids are asked for by their texts.
+    tokenizer = Tokenizer(model_dir)
+    assert tokenizer.encode(answer["eos_token"]) == [tokenizer.eos_token_ids[0]]
+
+
 def test_tokens_by_their_names(model_dir: Path) -> None:
     answer = post(model_dir, "/tokenize", prompt="a b", return_token_strs=True, add_special_tokens=False).json
     tokenizer = Tokenizer(model_dir)
