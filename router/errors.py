@@ -1,5 +1,8 @@
 """Why a request is not served. The messages are for clients; each frontend has one table of codes for these."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 # gRPC drops a status whose message has more than some thousand bytes, and a character may take twelve there.
 MAX_MESSAGE_LENGTH = 500
 
@@ -76,3 +79,14 @@ class InternalError(RequestError):
     """A mistake of the server's own, which its log tells about."""
 
     outcome = "error"
+
+
+@contextmanager
+def mistakes_in(param: str) -> Iterator[None]:
+    """What is wrong within is the client's mistake, in this field."""
+    try:
+        yield
+    except InvalidRequestError:
+        raise
+    except ValueError as error:
+        raise InvalidRequestError(str(error), param) from error

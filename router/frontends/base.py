@@ -4,19 +4,19 @@ A frontend translates between its wire and what is here, and has one table from 
 codes of its own protocol.
 """
 
-import random
 import secrets
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from router.access import Access, key_digest
 from router.cache_namespaces import CacheNamespaces
 from router.config import RouterConfig
-from router.errors import InvalidRequestError, OverloadedError, UnknownModelError
+from router.errors import InvalidRequestError, OverloadedError, UnknownModelError, mistakes_in
 from router.frontends.generation import Generation, refusals_counted
+from router.frontends.sampling import SEED_BITS, SamplingOptions, check_vocabulary, sampling_params
 from router.peer_counts import RouterCounts
 from router.resumption import PARAM as RESUME_PARAM
 from router.resumption import KeptStream, ResumeState, Resumption, Sealer, prompt_digest
@@ -27,58 +27,21 @@ from router.text.generation_config import SamplingDefaults
 from router.text.output_format import OutputFormat
 from router.text.output_text import OutputText
 from router.text.prompt_encoder import PromptEncoder
-from router.text.stop_strings import check_stop_strings
 from router.text.tokenizer import Tokenizer
 from router.tracker import RequestTracker
 from tandem.lifecycle import RECEIVED, TOKENIZED, now_ns
-from tandem.sampling_params import MAX_NUM_BIASED, MAX_NUM_STOP_TOKENS, SamplingParams
 
 # The names that a client gives to what it asks have so many characters at most: a request id comes back with every
 # response.
 MAX_NAME_LEN = 256
-SEED_BITS = 64
 # So many entries may be asked for of all prompts of one request: each prompt token is one, and so is each of the most
 # likely tokens beside it. As JSON one takes so much, many times what it takes elsewhere.
 MAX_PROMPT_LOGPROBS = 2**18
 PROMPT_LOGPROB_BYTES = 100
 # Of the age of a request that is resumed so much counts.
 MAX_RESUMED_AGE_NS = 10 * 10**9
-# These fields of SamplingParams are made of what clients set in other forms. All others clients set under the same
-# names, and where one is left out, the class has a default.
-MADE_FIELDS = (
-    "max_tokens",
-    "logit_bias",
-    "seed",
-    "stop_token_ids",
-    "num_logprobs",
-    "num_prompt_logprobs",
-    "grammar",
-)
-PLAIN_FIELDS = tuple(f.name for f in fields(SamplingParams) if f.name not in MADE_FIELDS)
-
 # A prompt is a text, token ids, or a chat, or the messages of one, each with `role` and `content`.
 PromptInput = str | Sequence[int] | list[dict[str, str]] | Chat
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingOptions:
-    """What a client asks for. None, and what `plain` does not name, has a default.
-
-    Attributes:
-        grammar: what `Frontend.grammar` has made of what the output is to keep to; "": to nothing.
-        plain: those of PLAIN_FIELDS that are given, taken as they are.
-    """
-
-    max_tokens: int | None = None
-    seed: int | None = None
-    logit_bias: Mapping[int, float] = field(default_factory=dict)
-    stop: Sequence[str] = ()
-    stop_token_ids: Sequence[int] = ()
-    ignore_eos: bool = False
-    num_logprobs: int | None = None
-    num_prompt_logprobs: int | None = None
-    grammar: str = ""
-    plain: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +135,7 @@ class Frontend:
 
     def check_num_messages(self, num_messages: int) -> None:
         """Of a chat, before anything is done for each of them. Raises InvalidRequestError."""
-        with _invalid("messages"):
+        with mistakes_in("messages"):
             self._prompts.check_num_messages(num_messages)
 
     def check_prompt_logprobs(self, num_tokens: int, num_top: int | None, hold: Callable[[int], None]) -> None:
@@ -204,7 +167,7 @@ class Frontend:
         is_chat = isinstance(prompt, Chat) or (
             not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], dict)
         )
-        with _invalid("messages" if is_chat else "prompt"):
+        with mistakes_in("messages" if is_chat else "prompt"):
             with _tokenizing():
                 if isinstance(prompt, str):
                     token_ids = await self._prompts.encode(prompt)
@@ -222,7 +185,7 @@ class Frontend:
     async def token_ids(self, prompt: str | list[dict[str, str]], *, add_special_tokens: bool) -> list[int]:
         """The tokens of a text or a chat that fits the model's length, for a client that asks for nothing else. Raises
         InvalidRequestError, OverloadedError."""
-        with _invalid("prompt" if isinstance(prompt, str) else "messages"), _tokenizing():
+        with mistakes_in("prompt" if isinstance(prompt, str) else "messages"), _tokenizing():
             if isinstance(prompt, str):
                 return await self._prompts.encode(prompt, add_special_tokens=add_special_tokens)
             return await self._prompts.encode_chat(prompt, add_special_tokens=add_special_tokens)
@@ -230,7 +193,7 @@ class Frontend:
     async def text_of(self, token_ids: Sequence[int]) -> str:
         """The text of tokens that fit the model's length, special ones included. Raises InvalidRequestError,
         OverloadedError."""
-        with _invalid("tokens"), _tokenizing():
+        with mistakes_in("tokens"), _tokenizing():
             return await self._prompts.decode(self._checked_ids(token_ids), skip_special_tokens=False)
 
     async def grammar(self, wanted: StructuredOutput | None) -> str:
@@ -238,7 +201,7 @@ class Frontend:
         if wanted is None:
             return ""
         try:
-            with _invalid(wanted.param):
+            with mistakes_in(wanted.param):
                 return await self._grammars.grammar(wanted)
         except TimeoutError as error:
             raise OverloadedError("too many grammars wait to be looked at; try again later") from error
@@ -293,12 +256,18 @@ class Frontend:
         _check_name("request_id", client_request_id)
         namespace = self._cache_namespaces.of(key, cache_namespace)
         # What all outputs have alike is checked once.
-        first = self._sampling(options, len(prompt.token_ids), default_max_tokens)
+        first = sampling_params(
+            options,
+            self.tokenizer,
+            num_prompt_tokens=len(prompt.token_ids),
+            num_left=self.config.max_model_len - len(prompt.token_ids),
+            default_max_tokens=default_max_tokens,
+        )
         output_ids: Sequence[int] = ()
         arrival_ns = num_characters = 0
         num_tokens: int | None = None
         if resumption is not None:
-            with _invalid(RESUME_PARAM):
+            with mistakes_in(RESUME_PARAM):
                 state = self._resumed_state(resumption, prompt.token_ids, first.max_tokens, key)
             first = first.with_seed(state.seed)
             output_ids, num_characters = resumption.token_ids, resumption.num_characters
@@ -364,7 +333,7 @@ class Frontend:
             raise ValueError("the resume token belongs to a request with another prompt")
         if not 1 <= len(resumption.token_ids) <= max_tokens:
             raise ValueError(f"a request of {max_tokens} output tokens cannot have {len(resumption.token_ids)} of them")
-        self._check_vocabulary("", resumption.token_ids)
+        check_vocabulary(self.tokenizer, resumption.token_ids)
         return state
 
     def _checked_ids(self, token_ids: Sequence[Any]) -> list[int]:
@@ -372,62 +341,8 @@ class Frontend:
         self._prompts.check_num_tokens(len(token_ids))
         checked = list(token_ids)
         if checked:
-            self._check_vocabulary("", checked)
+            check_vocabulary(self.tokenizer, checked)
         return checked
-
-    def _check_vocabulary(self, prefix: str, token_ids: Collection[int]) -> None:
-        """Raises ValueError. There may be hundreds of thousands, so only the extremes are looked at."""
-        vocab_size = self.tokenizer.vocab_size
-        for token_id in (min(token_ids), max(token_ids)):
-            if not 0 <= token_id < vocab_size:
-                raise ValueError(f"{prefix}token id {token_id} is outside the vocabulary of {vocab_size}")
-
-    def _sampling(
-        self, options: SamplingOptions, num_prompt_tokens: int, default_max_tokens: int | None
-    ) -> SamplingParams:
-        """Raises InvalidRequestError."""
-        num_left = self.config.max_model_len - num_prompt_tokens
-        max_tokens = options.max_tokens
-        if max_tokens is None:
-            max_tokens = num_left if default_max_tokens is None else min(default_max_tokens, num_left)
-        elif not 1 <= max_tokens <= num_left:
-            raise InvalidRequestError(
-                f"max_tokens must be between 1 and {num_left} for a prompt of {num_prompt_tokens} tokens, "
-                f"not {max_tokens}",
-                "max_tokens",
-            )
-        if (min_tokens := options.plain.get("min_tokens", 0)) > max_tokens:
-            raise InvalidRequestError(
-                f"min_tokens must be at most max_tokens, {max_tokens}, not {min_tokens}", "min_tokens"
-            )
-        named: tuple[tuple[str, Collection[int], int], ...] = (
-            ("logit_bias", options.logit_bias, MAX_NUM_BIASED),
-            ("stop_token_ids", options.stop_token_ids, MAX_NUM_STOP_TOKENS),
-        )
-        for name, ids, limit in named:
-            with _invalid(name):
-                if len(ids) > limit:
-                    raise ValueError(f"{name} may name at most {limit} tokens, not {len(ids)}")
-                if ids:
-                    self._check_vocabulary(f"{name}: ", ids)
-        if options.grammar and options.ignore_eos:
-            raise InvalidRequestError(
-                "ignore_eos cannot be had with structured output, which ends when it is whole", "ignore_eos"
-            )
-        stop_token_ids = [*options.stop_token_ids, *(() if options.ignore_eos else self.tokenizer.eos_token_ids)]
-        with _invalid("stop"):
-            check_stop_strings(options.stop)
-        with _invalid(""):
-            return SamplingParams(
-                max_tokens=max_tokens,
-                seed=random.getrandbits(SEED_BITS) if options.seed is None else options.seed,
-                logit_bias=tuple(sorted(options.logit_bias.items())),
-                stop_token_ids=tuple(dict.fromkeys(stop_token_ids)),
-                num_logprobs=options.num_logprobs,
-                num_prompt_logprobs=options.num_prompt_logprobs,
-                grammar=options.grammar,
-                **options.plain,
-            )
 
 
 @contextmanager
@@ -437,17 +352,6 @@ def _tokenizing() -> Iterator[None]:
         yield
     except TimeoutError as error:
         raise OverloadedError("too many long prompts wait to be tokenized; try again later") from error
-
-
-@contextmanager
-def _invalid(param: str) -> Iterator[None]:
-    """What is wrong within is the client's mistake, in this field."""
-    try:
-        yield
-    except InvalidRequestError:
-        raise
-    except ValueError as error:
-        raise InvalidRequestError(str(error), param) from error
 
 
 def _check_name(field_name: str, name: str) -> None:

@@ -14,11 +14,12 @@ from router.errors import (
     UnauthenticatedError,
     UnavailableError,
 )
-from router.frontends.base import PLAIN_FIELDS, Frontend, PromptInput, SamplingOptions
+from router.frontends.base import Frontend, PromptInput
 from router.frontends.generation import Generation, Piece
 from router.frontends.malformed import Malformed
 from router.frontends.piece_writer import PieceWriter
 from router.frontends.request_id import REQUEST_ID_HEADER, is_request_id, request_id_of
+from router.frontends.sampling import PLAIN_FIELDS, SamplingOptions
 from router.prompt_logprobs import PromptLogprobs
 from router.resumption import Resumption
 from router.structured_output import StructuredOutput, choices

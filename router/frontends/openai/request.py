@@ -7,11 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 from router.errors import InvalidRequestError
-from router.frontends.base import PLAIN_FIELDS, SEED_BITS, Frontend, SamplingOptions, TokenizedPrompt
+from router.frontends.base import Frontend, TokenizedPrompt
 from router.frontends.generation import Generation
 from router.frontends.openai.lenient import LenientRequest
 from router.frontends.openai.resumable import ResumableStream
 from router.frontends.openai.schema import MAX_CHOICES, ChatCompletionRequest, CompletionRequest
+from router.frontends.sampling import PLAIN_FIELDS, SEED_BITS, SamplingOptions
 from router.structured_output import JSON_OBJECT, StructuredOutput, choices
 
 logger = logging.getLogger(__name__)

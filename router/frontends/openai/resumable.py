@@ -18,8 +18,9 @@ from dataclasses import dataclass
 
 from router.access import key_digest
 from router.errors import InvalidRequestError, LostStreamError, UnavailableError, UnknownStreamError
-from router.frontends.base import Frontend, SamplingOptions, TokenizedPrompt
+from router.frontends.base import Frontend, TokenizedPrompt
 from router.frontends.openai.schema import ChatCompletionRequest, CompletionRequest
+from router.frontends.sampling import SamplingOptions
 from router.resumption import KeptStream, ResumeState, Resumption, prompt_digest
 
 HEADER = "Last-Event-ID"

@@ -9,7 +9,7 @@ from pydantic import Field
 from starlette.responses import Response
 
 from router.errors import InvalidRequestError
-from router.frontends.base import PLAIN_FIELDS, Frontend, SamplingOptions
+from router.frontends.base import Frontend
 from router.frontends.generation import Generation
 from router.frontends.openai.errors import json_response
 from router.frontends.openai.lenient import LenientBody, LenientRequest, Unserved
@@ -17,6 +17,7 @@ from router.frontends.openai.request import DEFAULT_TEMPERATURE, count_unknown_f
 from router.frontends.openai.schema import StopField, StopTokenIds, TokenIds
 from router.frontends.openai.streaming import Event, EventStream, pieces_of, to_json, unless_client_leaves
 from router.frontends.openai.unserved import REQUEST
+from router.frontends.sampling import PLAIN_FIELDS, SamplingOptions
 from router.text.generation_config import SamplingDefaults
 
 DEFAULT_MAX_NEW_TOKENS = 128

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from router.config import RouterConfig
 from router.errors import InvalidRequestError
-from router.frontends.base import Frontend, SamplingOptions
+from router.frontends.base import Frontend
+from router.frontends.sampling import SamplingOptions
 from router.policies.least_loaded import LeastLoaded
 from router.router import Router
 from tandem.messages import Admit, Prefill

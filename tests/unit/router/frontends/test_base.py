@@ -8,7 +8,8 @@ import pytest
 
 from router.config import RouterConfig
 from router.errors import InvalidRequestError, OverloadedError, UnavailableError, UnknownModelError
-from router.frontends.base import Frontend, PromptInput, SamplingOptions, TokenizedPrompt
+from router.frontends.base import Frontend, PromptInput, TokenizedPrompt
+from router.frontends.sampling import SamplingOptions
 from router.policies.least_loaded import LeastLoaded
 from router.router import Router
 from router.text.prompt_encoder import MAX_INLINE_CHARACTERS
@@ -118,26 +119,6 @@ def test_a_name_can_be_passed_on_and_told_back(field: str, name: str, message: s
         frontend.begin(prompt, SamplingOptions(), key="", default_max_tokens=5, **{field: name})
 
 
-@pytest.mark.parametrize(("field", "limit"), [("logit_bias", 300), ("stop_token_ids", 300)])
-def test_so_many_tokens_may_be_named_and_no_more(field: str, limit: int) -> None:
-    frontend, prompt = new_frontend(), TokenizedPrompt([1], {RECEIVED: 1})
-
-    class Vocabulary(ByteTokenizer):
-        vocab_size = 1000
-
-    frontend.tokenizer = Vocabulary()  # type: ignore[assignment]
-
-    def begin(num_ids: int) -> None:
-        named: Any = dict.fromkeys(range(num_ids), 1.0)
-        options = SamplingOptions(**{field: named if field == "logit_bias" else [*named]})
-        frontend.begin(prompt, options, key="", default_max_tokens=5)
-
-    begin(limit)
-    with pytest.raises(InvalidRequestError, match=f"^{field} may name at most {limit} tokens, not {limit + 1}$") as no:
-        begin(limit + 1)
-    assert no.value.param == field
-
-
 def test_what_all_outputs_have_alike_is_made_once() -> None:
     frontend, prompt = new_frontend(), TokenizedPrompt([1], {RECEIVED: 1})
     options = SamplingOptions(logit_bias={7: 1.0}, stop_token_ids=[5])
@@ -158,14 +139,3 @@ def test_each_choice_draws_with_a_seed_of_its_own() -> None:
 
     assert seeds(7) == [7, 8, 9]
     assert seeds(2**64 - 1) == [2**64 - 1, 0, 1]
-
-
-def test_what_ends_an_output_is_the_tokenizer_s_to_say() -> None:
-    frontend, prompt = new_frontend(), TokenizedPrompt([1], {RECEIVED: 1})
-    for options, expected in (
-        (SamplingOptions(), (0,)),
-        (SamplingOptions(stop_token_ids=[5, 0]), (5, 0)),
-        (SamplingOptions(stop_token_ids=[5], ignore_eos=True), (5,)),
-    ):
-        [generation] = frontend.begin(prompt, options, key="", default_max_tokens=5)
-        assert generation.tracker.sampling.stop_token_ids == expected

@@ -1,0 +1,114 @@
+"""What a client asks of the choice of tokens, checked, as workers are told it."""
+
+import random
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from router.errors import InvalidRequestError, mistakes_in
+from router.text.stop_strings import check_stop_strings
+from router.text.tokenizer import Tokenizer
+from tandem.sampling_params import MAX_NUM_BIASED, MAX_NUM_STOP_TOKENS, SamplingParams
+
+SEED_BITS = 64
+# These fields of SamplingParams are made of what clients set in other forms. All others clients set under the same
+# names, and where one is left out, the class has a default.
+MADE_FIELDS = (
+    "max_tokens",
+    "logit_bias",
+    "seed",
+    "stop_token_ids",
+    "num_logprobs",
+    "num_prompt_logprobs",
+    "grammar",
+)
+PLAIN_FIELDS = tuple(f.name for f in fields(SamplingParams) if f.name not in MADE_FIELDS)
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingOptions:
+    """What a client asks for. None, and what `plain` does not name, has a default.
+
+    Attributes:
+        grammar: what `Frontend.grammar` has made of what the output is to keep to; "": to nothing.
+        plain: those of PLAIN_FIELDS that are given, taken as they are.
+    """
+
+    max_tokens: int | None = None
+    seed: int | None = None
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    stop: Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
+    ignore_eos: bool = False
+    num_logprobs: int | None = None
+    num_prompt_logprobs: int | None = None
+    grammar: str = ""
+    plain: Mapping[str, Any] = field(default_factory=dict)
+
+
+def sampling_params(
+    options: SamplingOptions,
+    tokenizer: Tokenizer,
+    *,
+    num_prompt_tokens: int,
+    num_left: int,
+    default_max_tokens: int | None,
+) -> SamplingParams:
+    """What workers are told.
+
+    Args:
+        num_left: tokens that the model's length leaves for the output.
+        default_max_tokens: where the client names no limit; None: all that is left.
+
+    Raises:
+        InvalidRequestError: with a message for the client.
+    """
+    max_tokens = options.max_tokens
+    if max_tokens is None:
+        max_tokens = num_left if default_max_tokens is None else min(default_max_tokens, num_left)
+    elif not 1 <= max_tokens <= num_left:
+        raise InvalidRequestError(
+            f"max_tokens must be between 1 and {num_left} for a prompt of {num_prompt_tokens} tokens, not {max_tokens}",
+            "max_tokens",
+        )
+    if (min_tokens := options.plain.get("min_tokens", 0)) > max_tokens:
+        raise InvalidRequestError(
+            f"min_tokens must be at most max_tokens, {max_tokens}, not {min_tokens}", "min_tokens"
+        )
+    named: tuple[tuple[str, Collection[int], int], ...] = (
+        ("logit_bias", options.logit_bias, MAX_NUM_BIASED),
+        ("stop_token_ids", options.stop_token_ids, MAX_NUM_STOP_TOKENS),
+    )
+    for name, ids, limit in named:
+        with mistakes_in(name):
+            if len(ids) > limit:
+                raise ValueError(f"{name} may name at most {limit} tokens, not {len(ids)}")
+            if ids:
+                check_vocabulary(tokenizer, ids, f"{name}: ")
+    if options.grammar and options.ignore_eos:
+        raise InvalidRequestError(
+            "ignore_eos cannot be had with structured output, which ends when it is whole", "ignore_eos"
+        )
+    stop_token_ids = [*options.stop_token_ids, *(() if options.ignore_eos else tokenizer.eos_token_ids)]
+    with mistakes_in("stop"):
+        check_stop_strings(options.stop)
+    with mistakes_in(""):
+        return SamplingParams(
+            max_tokens=max_tokens,
+            seed=random.getrandbits(SEED_BITS) if options.seed is None else options.seed,
+            logit_bias=tuple(sorted(options.logit_bias.items())),
+            stop_token_ids=tuple(dict.fromkeys(stop_token_ids)),
+            num_logprobs=options.num_logprobs,
+            num_prompt_logprobs=options.num_prompt_logprobs,
+            grammar=options.grammar,
+            **options.plain,
+        )
+
+
+def check_vocabulary(tokenizer: Tokenizer, token_ids: Collection[int], what: str = "") -> None:
+    """Raises ValueError, whose message begins with `what`. There may be hundreds of thousands of ids, so only the
+    extremes are looked at."""
+    vocab_size = tokenizer.vocab_size
+    for token_id in (min(token_ids), max(token_ids)):
+        if not 0 <= token_id < vocab_size:
+            raise ValueError(f"{what}token id {token_id} is outside the vocabulary of {vocab_size}")
