@@ -43,6 +43,14 @@ class UnknownStreamError(InvalidRequestError):
     """Nothing is known of the stream that a client wants to go on with, or it is not this client's."""
 
 
+class UnknownResponseError(InvalidRequestError):
+    """No response of this name is kept, or it is not this client's."""
+
+
+class UnknownPreviousResponseError(UnknownResponseError):
+    """The one that a request goes on with."""
+
+
 class LostStreamError(InvalidRequestError):
     """Less is left of the stream than the client has."""
 

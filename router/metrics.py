@@ -72,8 +72,13 @@ class RouterMetrics(Collector):
         self._phases: defaultdict[str, SecondsHistogram] = defaultdict(SecondsHistogram)
         self.itl = SecondsHistogram()
         self.worker_wait = SecondsHistogram()
+        self._gauges: list[tuple[str, str, Callable[[], float]]] = []
         self._prometheus = CollectorRegistry()
         self._prometheus.register(self)
+
+    def add_gauge(self, name: str, text: str, value: Callable[[], float]) -> None:
+        """Of what a part of the router holds. Args: value: asked at each scrape."""
+        self._gauges.append((name, text, value))
 
     def request_refused(self, outcome: str) -> None:
         """A request was turned away before anything was done for it."""
@@ -156,6 +161,8 @@ class RouterMetrics(Collector):
         for role in ("prefill", "decode", "both"):
             workers.add_metric((role,), roles[role])
         yield workers
+        for name, text, value in self._gauges:
+            yield GaugeMetricFamily(name, text, value=value())
         yield GaugeMetricFamily("tandem_ready", "1 if a request would be served", value=not self._not_ready_reason())
 
 

@@ -6,6 +6,7 @@ import functools
 import logging
 import os
 import resource
+import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,11 @@ from router.control_server import ControlServer
 from router.frontends.base import Frontend
 from router.frontends.health import HealthService
 from router.frontends.openai.app import make_app
+from router.kept_responses import KeptResponses
 from router.peer_exchange import PeerExchange
 from router.policies.base import RoutingPolicy
 from router.policies.table import ROUTING_POLICIES
+from router.response_exchange import ResponseExchange
 from router.router import Router
 from router.text.generation_config import FILE, SamplingDefaults, read_sampling_defaults
 from router.text.tokenizer import Tokenizer
@@ -107,10 +110,13 @@ class RouterProcess:
             config.router_id, peers, router.elsewhere, frontend.counts, router.update_loads, config.cluster_token
         )
         health_service = HealthService(_serving(router))
-        self._open_ports = functools.partial(ClientServers, frontend, make_app(frontend), health_service, config)
+        responses = ResponseExchange(config.router_id, peers, KeptResponses(time.monotonic), config.cluster_token)
+        app = make_app(frontend, responses)
+        self._open_ports = functools.partial(ClientServers, frontend, app, health_service, config)
         workers = new_server([cluster_auth(config.cluster_token)], reuse_ports=config.reuse_ports)
         worker_pb2_grpc.add_ClusterServicer_to_server(ControlServer(router), workers)
         router_pb2_grpc.add_RouterPeerServicer_to_server(exchange, workers)
+        router_pb2_grpc.add_RouterResponsesServicer_to_server(responses, workers)
         own = self._open_ports(config.grpc_port, config.http_port)
         addresses = RouterAddresses(
             own.grpc_address, own.http_address, bind(workers, config.cluster_host, config.cluster_port)

@@ -92,6 +92,11 @@ class Generation:
     def num_output_tokens(self) -> int:
         return self._index
 
+    @property
+    def stop_string(self) -> str | None:
+        """The one that has ended the output, if one has."""
+        return self._output.stop_string
+
     def __enter__(self) -> "Generation":
         """Sends the request to workers.
 

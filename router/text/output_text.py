@@ -40,6 +40,11 @@ class OutputText:
     def stopped(self) -> bool:
         return self._matcher is not None and self._matcher.matched
 
+    @property
+    def stop_string(self) -> str | None:
+        """The one that has ended the output, if one has."""
+        return self._matcher.found if self._matcher is not None else None
+
     def replay(self, token_ids: Sequence[int], num_characters: int) -> str:
         """Takes the tokens that the client has already, before any other. Returns the text of theirs that it lacks.
 

@@ -28,14 +28,18 @@ class StopStringMatcher:
     character does not grow with the text.
 
     Attributes:
-        matched: whether a stop string was found; nothing is passed on any more.
+        found: the stop string that was found, after which nothing is passed on any more; None: none was.
     """
 
     def __init__(self, stop_strings: Sequence[str]) -> None:
         """Args: stop_strings: none of them empty."""
         self._automata = [_Automaton(stop) for stop in stop_strings]
         self._held = ""
-        self.matched = False
+        self.found: str | None = None
+
+    @property
+    def matched(self) -> bool:
+        return self.found is not None
 
     def scan_next(self, text: str) -> str:
         """Takes the next piece of the text. Returns what is now certain to be no part of a stop string; once matched,
@@ -46,11 +50,11 @@ class StopStringMatcher:
         if len(text) - start > MAX_STEPPED_CHARACTERS:
             start = self._skip_ahead(text)
         for position in range(start, len(text)):
-            complete = [len(a.pattern) for a in self._automata if a.advance(text[position])]
+            complete = [a.pattern for a in self._automata if a.advance(text[position])]
             if complete:
-                self.matched = True
+                self.found = max(complete, key=len)
                 self._held = ""
-                return text[: position + 1 - max(complete)]
+                return text[: position + 1 - len(self.found)]
         num_held = max((a.num_matched for a in self._automata), default=0)
         certain = len(text) - num_held
         self._held = text[certain:]

@@ -1,7 +1,7 @@
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from collections.abc import Mapping as _Mapping
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
@@ -47,3 +47,33 @@ class AssignedLoad(_message.Message):
 class ShareCountsEnd(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class FindResponseRequest(_message.Message):
+    __slots__ = ("response_id", "key_digest", "with_earlier", "forget")
+    RESPONSE_ID_FIELD_NUMBER: _ClassVar[int]
+    KEY_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    WITH_EARLIER_FIELD_NUMBER: _ClassVar[int]
+    FORGET_FIELD_NUMBER: _ClassVar[int]
+    response_id: str
+    key_digest: str
+    with_earlier: bool
+    forget: bool
+    def __init__(self, response_id: _Optional[str] = ..., key_digest: _Optional[str] = ..., with_earlier: _Optional[bool] = ..., forget: _Optional[bool] = ...) -> None: ...
+
+class FindResponseResult(_message.Message):
+    __slots__ = ("found", "answer", "turns")
+    FOUND_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_FIELD_NUMBER: _ClassVar[int]
+    TURNS_FIELD_NUMBER: _ClassVar[int]
+    found: bool
+    answer: bytes
+    turns: _containers.RepeatedCompositeFieldContainer[ResponseTurn]
+    def __init__(self, found: _Optional[bool] = ..., answer: _Optional[bytes] = ..., turns: _Optional[_Iterable[_Union[ResponseTurn, _Mapping]]] = ...) -> None: ...
+
+class ResponseTurn(_message.Message):
+    __slots__ = ("input_items", "output_items")
+    INPUT_ITEMS_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_ITEMS_FIELD_NUMBER: _ClassVar[int]
+    input_items: bytes
+    output_items: bytes
+    def __init__(self, input_items: _Optional[bytes] = ..., output_items: _Optional[bytes] = ...) -> None: ...

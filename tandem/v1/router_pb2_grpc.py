@@ -99,3 +99,78 @@ class RouterPeer:
             timeout,
             metadata,
             _registered_method=True)
+
+
+class RouterResponsesStub:
+    """Served likewise: clients may come to another router than the one that keeps the response they name.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.FindResponse = channel.unary_unary(
+                '/tandem.v1.RouterResponses/FindResponse',
+                request_serializer=tandem_dot_v1_dot_router__pb2.FindResponseRequest.SerializeToString,
+                response_deserializer=tandem_dot_v1_dot_router__pb2.FindResponseResult.FromString,
+                _registered_method=True)
+
+
+class RouterResponsesServicer:
+    """Served likewise: clients may come to another router than the one that keeps the response they name.
+    """
+
+    def FindResponse(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_RouterResponsesServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'FindResponse': grpc.unary_unary_rpc_method_handler(
+                    servicer.FindResponse,
+                    request_deserializer=tandem_dot_v1_dot_router__pb2.FindResponseRequest.FromString,
+                    response_serializer=tandem_dot_v1_dot_router__pb2.FindResponseResult.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'tandem.v1.RouterResponses', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('tandem.v1.RouterResponses', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class RouterResponses:
+    """Served likewise: clients may come to another router than the one that keeps the response they name.
+    """
+
+    @staticmethod
+    def FindResponse(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tandem.v1.RouterResponses/FindResponse',
+            tandem_dot_v1_dot_router__pb2.FindResponseRequest.SerializeToString,
+            tandem_dot_v1_dot_router__pb2.FindResponseResult.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)

@@ -10,6 +10,7 @@ from tandem.v1 import inference_pb2 as pb
 
 COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
 TOKENIZE, DETOKENIZE, SGLANG = "/tokenize", "/detokenize", "/generate"
+RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
 JSON = "application/json"
 # The default of --max-body-bytes.
 MAX_BODY_BYTES = 8 * 2**20
@@ -685,7 +686,88 @@ WIRE = [
     ),
 ]
 
-ROWS = [*PROMPTS, *SAMPLING, *OTHER_PATHS, *WIRE]
+
+def response(name: str, message: str, fields: dict[str, Any], param: str, **more: Any) -> Row:
+    return Row(name, message, http={"input": "hi", **fields}, param=param, path=RESPONSES, **more)
+
+
+def anthropic(name: str, message: str, fields: dict[str, Any], **more: Any) -> Row:
+    """Its error has a form of its own, which names a field in the message alone."""
+    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2, **fields}
+    return Row(name, message, http=body, path=MESSAGES, **more)
+
+
+OTHER_APIS = [
+    response(
+        "response with a limit that does not fit",
+        "max_output_tokens must be between 1 and 493 for a prompt of 19 tokens, not 600",
+        {"max_output_tokens": 600},
+        "max_output_tokens",
+    ),
+    response("response to nothing", "input: Input should be a string or a list of items", {"input": None}, "input"),
+    response(
+        "response to an item that is kept elsewhere",
+        "input.0: item_reference is not supported by this server: send the item itself",
+        {"input": [{"type": "item_reference", "id": "msg_1"}]},
+        "input",
+    ),
+    response(
+        "response to an item of a kind that is not served",
+        "input.0: items of type 'web_search_call' are not supported by this server",
+        {"input": [{"type": "web_search_call", "id": "ws_1"}]},
+        "input",
+    ),
+    response(
+        "response with a tool of the server's own",
+        "tools.0: web_search is not supported by this server: tools are functions",
+        {"tools": [{"type": "web_search"}]},
+        "tools",
+    ),
+    response(
+        "response that goes on with one that is not kept",
+        "no response 'resp_1' is kept: send the whole conversation as input",
+        {"previous_response_id": "resp_1"},
+        "previous_response_id",
+        status=404,
+        code="previous_response_not_found",
+    ),
+    response(
+        "response in the background",
+        "background: answers are not made in the background by this server: wait for them, or stream",
+        {"background": True},
+        "background",
+    ),
+    response(
+        "response with log probabilities",
+        "top_logprobs: log probabilities are had over /v1/chat/completions and /v1/completions",
+        {"top_logprobs": 2},
+        "top_logprobs",
+    ),
+    anthropic("message without a limit", "max_tokens: Input should be a valid integer", {"max_tokens": None}),
+    anthropic(
+        "message with an image",
+        "messages.0.content.0: images are not supported by this server",
+        {"messages": [{"role": "user", "content": [{"type": "image", "source": {"type": "url", "url": "x"}}]}]},
+    ),
+    anthropic(
+        "message with a block where it cannot be",
+        "messages: a message of role user has no blocks of type thinking",
+        {"messages": [{"role": "user", "content": [{"type": "thinking", "thinking": "Hm."}]}]},
+    ),
+    anthropic(
+        "message with a tool of the server's own",
+        "tools.0: bash_20250124 is not supported by this server: tools are the client's own",
+        {"tools": [{"type": "bash_20250124", "name": "bash"}]},
+    ),
+    anthropic(
+        "message of another model",
+        "model 'gpt-9' is not served here; 'tiny-llama' is",
+        {"model": "gpt-9"},
+        status=404,
+    ),
+]
+
+ROWS = [*PROMPTS, *SAMPLING, *OTHER_PATHS, *WIRE, *OTHER_APIS]
 
 # What takes more than one request to show, or another cluster: each has a test of its own.
 LARGE_BODY = f"the body has more than {MAX_BODY_BYTES} bytes"

@@ -10,7 +10,17 @@ import openai
 import pytest
 
 from tandem.v1 import inference_pb2 as pb
-from tests.cluster.bad_input import CHATS, COMPLETIONS, JSON, MAX_BODY_BYTES, NUM_LARGE_BYTES, ROWS, SHOWN_APART, Row
+from tests.cluster.bad_input import (
+    CHATS,
+    COMPLETIONS,
+    JSON,
+    MAX_BODY_BYTES,
+    MESSAGES,
+    NUM_LARGE_BYTES,
+    ROWS,
+    SHOWN_APART,
+    Row,
+)
 from tests.cluster.conftest import API_KEYS, ServedCluster, wait_until
 from tests.cluster.faults import LiveStream, frozen, wait_whole
 from tests.cluster.wire import HttpAnswer, RawGrpc, http
@@ -48,6 +58,14 @@ def assert_is_clear(message: str) -> None:
 
 
 def assert_http_error(answer: HttpAnswer, row: Row) -> None:
+    if row.path == MESSAGES:
+        content = answer.json
+        assert (content.keys(), content["type"]) == ({"type", "error", "request_id"}, "error")
+        assert content["error"].keys() == {"type", "message"}
+        kind = "not_found_error" if row.status == 404 else "invalid_request_error"
+        assert_is_clear(content["error"]["message"])
+        assert (answer.status, content["error"]) == (row.status, {"type": kind, "message": row.message})
+        return
     error = answer.error
     assert_is_clear(error["message"])
     assert (answer.status, error["message"]) == (row.status, row.http_message or row.message)

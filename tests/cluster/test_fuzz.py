@@ -22,7 +22,7 @@ from schemathesis.checks import CHECKS, load_all_checks
 from schemathesis.generation import GenerationMode
 
 from tests.cluster import fuzz
-from tests.cluster.bad_input import CHATS, COMPLETIONS, DETOKENIZE, JSON, SGLANG, TOKENIZE
+from tests.cluster.bad_input import CHATS, COMPLETIONS, DETOKENIZE, JSON, MESSAGES, RESPONSES, SGLANG, TOKENIZE
 from tests.cluster.conftest import VOCAB_SIZE, ServedCluster
 from tests.cluster.wire import RawGrpc, http
 
@@ -96,6 +96,14 @@ def assert_serves(served: ServedCluster) -> None:
 MAX_N = 128
 
 
+LIMITS = {
+    COMPLETIONS: ("max_tokens",),
+    CHATS: ("max_tokens", "max_completion_tokens"),
+    RESPONSES: ("max_output_tokens",),
+    MESSAGES: ("max_tokens",),
+}
+
+
 def shorten(path: str, body: Any) -> None:
     """Limits what a body asks for, if it may be served as it stands: a tiny model is slow enough."""
     if not isinstance(body, dict):
@@ -104,22 +112,25 @@ def shorten(path: str, body: Any) -> None:
         if isinstance(sampling.get("max_new_tokens"), int) and sampling["max_new_tokens"] > 3:
             sampling["max_new_tokens"] = 3
         sampling.setdefault("max_new_tokens", 3)
-    if path not in (COMPLETIONS, CHATS):
+    if path not in LIMITS:
         return
-    for name in ("max_tokens", "max_completion_tokens"):
+    for name in LIMITS[path]:
         if isinstance(body.get(name), int) and body[name] > 3:
             body[name] = 3
-    if not {"max_tokens", "max_completion_tokens"} & set(body):
-        body["max_tokens"] = 3
+    if not set(LIMITS[path]) & set(body) and path != MESSAGES:
+        body[LIMITS[path][0]] = 3
     # What is above the description's own limit stays so, and is to be refused.
     if isinstance(body.get("n"), int) and 4 < body["n"] <= MAX_N:
         body["n"] = 4
 
 
+# Of what is right by the description, the model, its vocabulary and other limits leave little.
+ODD = ("model", "logit_bias", "stop_token_ids", "cache_namespace", "cache_salt", "session_id")
+
+
 def tame(body: dict[str, Any]) -> None:
     """Makes a body that is right by the description one that is right for the model too."""
-    names = ("model", "stop", "logit_bias", "stop_token_ids", "cache_namespace", "cache_salt", "session_id")
-    for name in (*names, "top_logprobs", "stream_options"):
+    for name in (*ODD, "stop", "top_logprobs", "stream_options"):
         body.pop(name, None)
     if body.get("stream"):
         for name in ("prompt_logprobs", "echo"):
@@ -144,6 +155,38 @@ def tame(body: dict[str, Any]) -> None:
                 message["content"] = "hi"
 
 
+def tame_response(body: dict[str, Any]) -> None:
+    """Likewise, of a response."""
+    for name in (
+        *ODD,
+        "min_tokens",
+        "previous_response_id",
+        "tools",
+        "tool_choice",
+        "chat_template_kwargs",
+        "include",
+        "text",
+    ):
+        body.pop(name, None)
+    if isinstance(body["input"], list):
+        body["input"] = [item for item in body["input"] if "role" in item] or "hi"
+
+
+def tame_message(body: dict[str, Any]) -> None:
+    """Likewise, of a message."""
+    for name in (*ODD, "min_tokens", "stop_sequences", "tools", "tool_choice", "chat_template_kwargs", "output_config"):
+        body.pop(name, None)
+    body.pop("output_format", None)
+    for message in body["messages"]:
+        # Which blocks a role may have, the description does not say; and the last message may be anybody's.
+        message["role"] = "user"
+        if isinstance(message["content"], list):
+            message["content"] = [block for block in message["content"] if "text" in block]
+
+
+TAMERS = {COMPLETIONS: tame, CHATS: tame, RESPONSES: tame_response, MESSAGES: tame_message}
+
+
 @amount(50, 1000)
 @pytest.mark.timeout(600)
 def test_http_keeps_to_its_description(unharmed: ServedCluster, num_examples: int) -> None:
@@ -161,7 +204,7 @@ def test_http_keeps_to_its_description(unharmed: ServedCluster, num_examples: in
             def check(case: Any) -> None:
                 shorten(operation.path, case.body)
                 if tamed:
-                    tame(case.body)
+                    TAMERS[operation.path](case.body)
                 response = case.call(session=session, timeout=30.0)
                 statuses[response.status_code] += 1
                 case.validate_response(response, checks=checks)
@@ -171,9 +214,9 @@ def test_http_keeps_to_its_description(unharmed: ServedCluster, num_examples: in
         for result in schema.get_all_operations():
             operation = result.ok()
             check_operation(operation, GenerationMode.POSITIVE, tamed=False)
-            if operation.path in (COMPLETIONS, CHATS):
+            if operation.path in TAMERS:
                 check_operation(operation, GenerationMode.POSITIVE, tamed=True)
-            if operation.path in (COMPLETIONS, CHATS, TOKENIZE, DETOKENIZE, SGLANG):
+            if operation.path in (*TAMERS, TOKENIZE, DETOKENIZE, SGLANG):
                 check_operation(operation, GenerationMode.NEGATIVE, tamed=False)
     print(dict(statuses))
     assert set(statuses) <= {200, 400, 404}

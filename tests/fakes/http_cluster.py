@@ -41,7 +41,10 @@ class HttpCluster:
     Attributes:
         routers: none knows of the others.
         output: what the model says, whatever it is asked, token by token.
+        cached_len: what prefill finds cached of each prompt, in tokens.
     """
+
+    cached_len = 0
 
     def __init__(
         self,
@@ -74,7 +77,7 @@ class HttpCluster:
         for index in range(start, num_tokens):
             reason = admit.sampling.finish_reason(self.output[index], index + 1)
             if index == start:
-                self.p.say(FirstToken(*key, index, self.output[index], reason, 0, 1))
+                self.p.say(FirstToken(*key, index, self.output[index], reason, self.cached_len, 1))
                 if not reason:
                     self.d.say(Tokens((TokenEvent(*key, index, (self.output[index],)),)))
             elif (index - start) % step == 0 or reason or index == num_tokens - 1:

@@ -1,5 +1,6 @@
 """The HTTP frontend: OpenAI's API, and what operators ask."""
 
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -14,6 +15,8 @@ from starlette.types import ASGIApp
 
 from router.config import port_of
 from router.errors import RequestError, UnknownModelError
+from router.frontends.anthropic.door import AnthropicDoor
+from router.frontends.anthropic.routes import add_messages
 from router.frontends.base import Frontend
 from router.frontends.generation import count_refusal
 from router.frontends.openai.body import MAX_OTHER_ITEMS, FieldRefusal, JsonRoute
@@ -36,6 +39,9 @@ from router.frontends.openai.sglang import add_sglang
 from router.frontends.openai.streaming import ClientGoneError
 from router.frontends.openai.tokenizing import add_tokenizing
 from router.frontends.openai.tools_schema import ChatRequest
+from router.frontends.responses.routes import add_responses
+from router.kept_responses import KeptResponses
+from router.response_exchange import ResponseExchange
 from tandem import __version__
 
 STATUS_CLIENT_GONE = 499
@@ -60,8 +66,14 @@ _STREAMED = {"text/event-stream": {"itemSchema": _EVENT}}
 LastEventId = Annotated[str | None, Header(description="The id of the last event seen, to go on with a stream.")]
 
 
-def make_app(frontend: Frontend) -> ASGIApp:
-    """The ASGI application, wrapped in the middleware that looks at keys and bodies, and in what all answers have."""
+def make_app(frontend: Frontend, responses: ResponseExchange | None = None) -> ASGIApp:
+    """The ASGI application, wrapped in the middleware that looks at keys and bodies, and in what all answers have.
+
+    Args:
+        responses: those that clients may go on with; None: they come to no router but this one.
+    """
+    if responses is None:
+        responses = ResponseExchange(frontend.config.router_id, {}, KeptResponses(time.monotonic), "")
     app = FastAPI(
         title="Tandem",
         version=__version__,
@@ -76,6 +88,8 @@ def make_app(frontend: Frontend) -> ASGIApp:
     app.state.parsing = ThreadPoolExecutor(1, "parse")
     app.state.max_items = max_prompt_tokens(frontend) + MAX_OTHER_ITEMS
     _add_inference(app, frontend)
+    add_responses(app, frontend, responses)
+    add_messages(app, frontend)
     add_tokenizing(app, frontend)
     add_sglang(app, frontend)
     add_operation(app, frontend)
@@ -83,7 +97,8 @@ def make_app(frontend: Frontend) -> ASGIApp:
     _add_error_handlers(app, frontend)
     app.openapi = partial(_description, app.openapi)  # type: ignore[method-assign]
     config = frontend.config
-    return EnvelopeMiddleware(with_cors(AccessMiddleware(app, frontend), config.allowed_origins), config.root_path)
+    guarded = AnthropicDoor(AccessMiddleware(app, frontend))
+    return EnvelopeMiddleware(with_cors(guarded, config.allowed_origins), config.root_path)
 
 
 def _description(describe: Callable[[], dict[str, Any]]) -> dict[str, Any]:

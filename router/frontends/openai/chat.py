@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from starlette.requests import Request
@@ -130,10 +130,10 @@ class ChatAnswer(Answer):
         """The same whichever router says it."""
         # A client may give several requests one id.
         seed = self._generations[index].tracker.sampling.seed
-        digest = hashlib.blake2b(f"{self._id} {self._created} {seed} {call}".encode(), digest_size=16).hexdigest()
+        digest = digest_of_call(f"{self._id} {self._created} {seed} {call}")
         if self._frontend.tokenizer.chat_format.wants_short_ids:
             return digest[:SHORT_ID_LENGTH]
-        return f"call_{digest[:CALL_ID_CHARACTERS]}"
+        return f"call_{digest}"
 
     def _finish_reason(self, index: int, buffer: ChoiceBuffer) -> str | None:
         if buffer.finish_reason == "stop" and self._reading and self._parsers[index].num_calls:
@@ -156,12 +156,7 @@ class ChatAnswer(Answer):
         if parser.is_reasoning:
             return generation.num_output_tokens
         if index not in self._reasoning_ends:
-            token_ids, closing_id = generation.tracker.output_ids, self._frontend.output_format.closing_id
-            num_tokens = generation.num_output_tokens
-            # Other tokens may have spelled the mark: then it is where that was seen.
-            if closing_id is not None and closing_id in token_ids:
-                num_tokens = token_ids.index(closing_id) + 1
-            self._reasoning_ends[index] = num_tokens
+            self._reasoning_ends[index] = end_of_reasoning(self._frontend, generation)
         return self._reasoning_ends[index]
 
     def _choice(
@@ -190,10 +185,44 @@ class ChatAnswer(Answer):
         return {"token": token_text(piece), "logprob": logprob, "bytes": list(piece)}
 
 
+@dataclass(frozen=True, slots=True)
+class BegunChat:
+    """A chat whose outputs can be served.
+
+    Attributes:
+        stream: of one output whose events have ids.
+        reading: how its outputs are read; None: they are content alone.
+        wanted_logprobs: of the prompt.
+    """
+
+    prompt: TokenizedPrompt
+    generations: list[Generation]
+    stream: ResumableStream | None
+    reading: Reading | None
+    wanted_logprobs: WantedLogprobs
+
+
 async def serve_chat(frontend: Frontend, body: ChatRequest, request: Request, last_event_id: str | None) -> Response:
     """Raises RequestError, ClientGoneError."""
-    key, request_id = request.state.key, request.state.request_id
     count_unknown_fields(frontend, body)
+    chat = await begin_chat(frontend, body, request, last_event_id)
+    answer = ChatAnswer(
+        frontend,
+        [chat.prompt],
+        chat.generations,
+        request.state.request_id,
+        chat.stream,
+        chat.reading,
+        chat.wanted_logprobs,
+    )
+    return await answer.respond(body, request.receive)
+
+
+async def begin_chat(
+    frontend: Frontend, body: ChatRequest, request: Request, last_event_id: str | None = None
+) -> BegunChat:
+    """Checks and tokenizes a chat. Raises RequestError."""
+    key, request_id = request.state.key, request.state.request_id
     with frontend.refusals_counted(request_id):
         frontend.check_model(body.model or "")
         check_num_choices(1, body.n)
@@ -231,5 +260,30 @@ async def serve_chat(frontend: Frontend, body: ChatRequest, request: Request, la
             has_parts=reading is not None,
             marks=reading.marks if reading else None,
         )
-    answer = ChatAnswer(frontend, [prompt], generations, request_id, stream, reading, wanted_logprobs)
-    return await answer.respond(body, request.receive)
+    return BegunChat(prompt, generations, stream, reading, wanted_logprobs)
+
+
+async def count_prompt_tokens(frontend: Frontend, body: ChatRequest, request: Request) -> int:
+    """Of a chat, as `begin_chat` makes its prompt. Raises RequestError."""
+    with frontend.refusals_counted(request.state.request_id):
+        frontend.check_model(body.model or "")
+        await check_arguments(body, request.app.state.parsing)
+        plan = plan_chat(frontend, body)
+        frontend.check_num_messages(len(body.messages))
+        with frontend.admission(request.state.key):
+            prompt = await frontend.tokenize(plan.prompt)
+    return len(prompt.token_ids)
+
+
+def digest_of_call(named: str) -> str:
+    """What a call is told apart by. Args: named: by what nothing else is."""
+    return hashlib.blake2b(named.encode(), digest_size=16).hexdigest()[:CALL_ID_CHARACTERS]
+
+
+def end_of_reasoning(frontend: Frontend, generation: Generation) -> int:
+    """How many tokens of an output are reasoning, whose end has just been seen."""
+    token_ids, closing_id = generation.tracker.output_ids, frontend.output_format.closing_id
+    if closing_id is not None and closing_id in token_ids:
+        return token_ids.index(closing_id) + 1
+    # Other tokens may have spelled the mark: then it is where that was seen.
+    return generation.num_output_tokens

@@ -18,7 +18,7 @@ def with_cors(app: ASGIApp, allowed_origins: Sequence[str]) -> ASGIApp:
     return CORSMiddleware(
         app,
         allow_origins=allowed_origins,
-        allow_methods=("GET", "HEAD", "POST"),
+        allow_methods=("GET", "HEAD", "POST", "DELETE"),
         allow_headers=("*",),
         # Keys travel in a header that pages set themselves: they are no credentials in the sense of CORS.
         allow_credentials=False,

@@ -1,7 +1,7 @@
 """Errors as OpenAI's clients know them: an HTTP status and an error object."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fastapi.exceptions import RequestValidationError
@@ -18,6 +18,8 @@ from router.errors import (
     UnauthenticatedError,
     UnavailableError,
     UnknownModelError,
+    UnknownPreviousResponseError,
+    UnknownResponseError,
     UnknownStreamError,
     shortened,
 )
@@ -36,6 +38,8 @@ class HttpError(NamedTuple):
 HTTP_ERRORS: tuple[tuple[type[RequestError], HttpError], ...] = (
     (UnknownModelError, HttpError(404, "invalid_request_error", "model_not_found")),
     (UnknownStreamError, HttpError(404, "invalid_request_error", "stream_not_found")),
+    (UnknownPreviousResponseError, HttpError(404, "invalid_request_error", "previous_response_not_found")),
+    (UnknownResponseError, HttpError(404, "invalid_request_error", "response_not_found")),
     (LostStreamError, HttpError(410, "invalid_request_error", "stream_lost")),
     (RequestTooLargeError, HttpError(400, "invalid_request_error", "context_length_exceeded")),
     (InvalidRequestError, HttpError(400, "invalid_request_error", None)),
@@ -66,13 +70,13 @@ def json_text_response(text: str) -> Response:
 
 
 def error_object(error: RequestError) -> dict[str, Any]:
-    http = _http_error(error)
+    http = http_error(error)
     param = getattr(error, "param", "") or None
     return {"error": {"message": str(error), "type": http.type, "param": param, "code": http.code}}
 
 
 def error_response(error: RequestError) -> Response:
-    return json_response(error_object(error), _http_error(error).status)
+    return json_response(error_object(error), http_error(error).status)
 
 
 def status_response(
@@ -90,7 +94,12 @@ def invalid_body(error: RequestValidationError) -> InvalidRequestError:
     """The first thing that is wrong with a body, in one line."""
     first = error.errors()[0]
     # The first part of the path says that it is the body.
-    names = [str(part) for part in first["loc"][1:] if not str(part).startswith(TAG_MARK)]
+    return invalid_field(first, first["loc"][1:])
+
+
+def invalid_field(first: Mapping[str, Any], path: Sequence[int | str]) -> InvalidRequestError:
+    """Args: first: what pydantic says of it."""
+    names = [str(part) for part in path if not str(part).startswith(TAG_MARK)]
     message = str(first["msg"]).removeprefix("Value error, ")
     if names[-1:] == ["type"] and isinstance(first.get("input"), str):
         # A part of a message that is no text.
@@ -102,5 +111,5 @@ def invalid_body(error: RequestValidationError) -> InvalidRequestError:
     return InvalidRequestError(f"{'.'.join(names)}: {message}", names[0])
 
 
-def _http_error(error: RequestError) -> HttpError:
+def http_error(error: RequestError) -> HttpError:
     return next(http for kind, http in HTTP_ERRORS if isinstance(error, kind))

@@ -79,26 +79,17 @@ class StreamOptions(LenientBody):
     include_obfuscation: bool | None = None
 
 
-class _Request(LenientRequest):
-    """What both kinds of request share. Fields from `top_k` on are this server's own."""
+class SamplingFields(LenientRequest):
+    """How an output is sampled and scheduled: what all that ask for one may say. From `top_k` on these fields are this
+    server's own."""
 
-    unserved = others.REQUEST
-    hints = others.REQUEST_HINTS
-
-    model: str | None = None
-    max_tokens: int | None = Field(None, ge=0)
     min_tokens: int | None = Field(None, ge=0, lt=2**32)
-    prompt_logprobs: int | None = Field(None, ge=0, le=20)
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, ge=0, le=1)
-    n: int | None = Field(None, ge=1, le=MAX_CHOICES)
-    stop: StopField | None = None
     seed: int | None = Field(None, ge=-INT64, lt=2 * INT64)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     logit_bias: LogitBias | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
     top_k: int | None = Field(None, ge=-1, lt=2**31)
     min_p: float | None = Field(None, ge=0, le=1)
     repetition_penalty: float | None = Field(None, ge=0.01, le=100)
@@ -109,6 +100,27 @@ class _Request(LenientRequest):
     # This is vLLM's name for it.
     cache_salt: str | None = None
     session_id: str | None = None
+
+    @model_validator(mode="after")
+    def _one_namespace(self) -> Self:
+        if self.cache_salt is not None and self.cache_namespace is not None:
+            raise refusal_of("cache_salt", "it is another name of cache_namespace: send one of them")
+        return self
+
+
+class _Request(SamplingFields):
+    """What completions and chat completions share."""
+
+    unserved = others.REQUEST
+    hints = others.REQUEST_HINTS
+
+    model: str | None = None
+    max_tokens: int | None = Field(None, ge=0)
+    prompt_logprobs: int | None = Field(None, ge=0, le=20)
+    n: int | None = Field(None, ge=1, le=MAX_CHOICES)
+    stop: StopField | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: dict[str, Any] | str | None = None
@@ -119,12 +131,6 @@ class _Request(LenientRequest):
     @property
     def stop_strings(self) -> list[str]:
         return [self.stop] if isinstance(self.stop, str) else self.stop or []
-
-    @model_validator(mode="after")
-    def _one_namespace(self) -> Self:
-        if self.cache_salt is not None and self.cache_namespace is not None:
-            raise refusal_of("cache_salt", "it is another name of cache_namespace: send one of them")
-        return self
 
 
 class CompletionRequest(_Request):

@@ -110,6 +110,7 @@ class EventStream(Response):
     while, there are comments."""
 
     media_type = "text/event-stream"
+    comment, done = COMMENT, DONE
 
     def __init__(self, events: AsyncGenerator[Event], first: Event | None) -> None:
         """Args: first: taken from `events` already, so that an error before it had a status of its own; None: there are
@@ -149,7 +150,7 @@ class EventStream(Response):
                 if loop.time() - self._sending_since >= READ_TIMEOUT_S:
                     return {"type": "http.disconnect"}
                 if self._sending_since == math.inf and loop.time() - self._sent_at >= KEEPALIVE_S:
-                    self._comment = asyncio.create_task(self._send_body(send, COMMENT))
+                    self._comment = asyncio.create_task(self._send_body(send, self.comment))
 
         return receive_or_stalled
 
@@ -157,17 +158,17 @@ class EventStream(Response):
         """Args: send_direct: what EnvelopeMiddleware was given, for all but the start of the answer."""
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         if self._first is not None:
-            await self._send_body(send_direct, _encode(*self._first))
+            await self._send_body(send_direct, self.encode(*self._first))
         try:
             async for event in self._events:
                 if self._comment is not None:
                     await self._comment
                     self._comment = None
-                await self._send_body(send_direct, _encode(*event))
+                await self._send_body(send_direct, self.encode(*event))
         except RequestError as error:
-            await self._send_last(send_direct, _encode("", to_json(error_object(error))))
+            await self._send_last(send_direct, self.encode("", to_json(error_object(error))))
             return
-        await self._send_last(send_direct, DONE)
+        await self._send_last(send_direct, self.done)
 
     async def _send_last(self, send: Send, body: bytes) -> None:
         if self._comment is not None:
@@ -179,7 +180,6 @@ class EventStream(Response):
         await send({"type": "http.response.body", "body": body, "more_body": more})
         self._sending_since = math.inf
 
-
-def _encode(event_id: str, content: str) -> bytes:
-    line = f"id: {event_id}\n" if event_id else ""
-    return f"{line}data: {content}\n\n".encode()
+    def encode(self, event_id: str, content: str) -> bytes:
+        line = f"id: {event_id}\n" if event_id else ""
+        return f"{line}data: {content}\n\n".encode()

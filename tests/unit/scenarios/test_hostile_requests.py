@@ -86,6 +86,16 @@ def generate(address: str, request: bytes) -> str:
             "top_p: Input should be a valid number",
         ),
         ("completions", {"prompt": "hi", **dict.fromkeys(range(500_000))}, "the body has more than 32768 strings"),
+        (
+            "responses",
+            {"input": [{**MESSAGE, "content": [{**PART, "type": "input_text"}] * 3}] * 2000, "tool_choice": "required"},
+            "tool_choice asks for a call",
+        ),
+        (
+            "messages",
+            {"messages": [{**MESSAGE, "content": [PART] * 3}] * 2000, "max_tokens": 1, "tool_choice": {"type": "any"}},
+            "tool_choice asks for a call",
+        ),
     ],
     ids=[
         "logit_bias",
@@ -98,6 +108,8 @@ def generate(address: str, request: bytes) -> str:
         "unknown fields",
         "unknown fields of parts",
         "more unknown fields",
+        "items",
+        "blocks",
     ],
 )
 def test_a_huge_body_stops_nobody(router: PacedRouter, path: str, body: dict[str, Any], message: str) -> None:

@@ -106,3 +106,11 @@ def test_limits(stop_strings: list[str], message: str) -> None:
 def test_no_more_than_the_limits_is_fine() -> None:
     check_stop_strings([])
     check_stop_strings(["a" * 1024] * 16)
+
+
+def test_the_one_that_was_found_is_known() -> None:
+    matcher = StopStringMatcher(["b", "ab", "abc"])
+    assert matcher.scan_next("a") == "" and matcher.found is None
+    assert matcher.scan_next("bc") == ""
+    # Of those that are complete at the same character it is the longest.
+    assert matcher.found == "ab"

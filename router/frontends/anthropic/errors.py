@@ -1,0 +1,23 @@
+"""Errors as Anthropic's clients know them."""
+
+from typing import Any
+
+# By status; of others those below 500 are the client's, and those above ours.
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+def error_body(status: int, message: str, param: str | None, request_id: str) -> dict[str, Any]:
+    """Args: param: the field that is wrong, if it is one: their form has no other place for it than the message."""
+    kind = _TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
+    if param and param not in message:
+        message = f"{param}: {message}"
+    return {"type": "error", "error": {"type": kind, "message": message}, "request_id": request_id}

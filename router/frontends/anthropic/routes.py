@@ -1,0 +1,52 @@
+"""/v1/messages: Anthropic's Messages API."""
+
+from typing import Annotated, Any
+
+from fastapi import FastAPI, Header, Request
+from starlette.responses import Response
+
+from router.frontends.anthropic.answer import MessageAnswer, MessageStream
+from router.frontends.anthropic.door import PATH
+from router.frontends.anthropic.schema import (
+    AnthropicErrorBody,
+    CountTokensRequest,
+    MessageObject,
+    MessagesRequest,
+    TokenCount,
+)
+from router.frontends.anthropic.translation import NAMES, chat_of, has_cache_marks
+from router.frontends.base import Frontend
+from router.frontends.openai.chat import begin_chat, count_prompt_tokens
+from router.frontends.openai.one_output import STREAMED, OneOutput, fields_named, respond
+from router.frontends.openai.request import count_unknown_fields
+
+LastEventId = Annotated[str | None, Header(include_in_schema=False)]
+
+
+def add_messages(app: FastAPI, frontend: Frontend) -> None:
+    errors: dict[int | str, dict[str, Any]] = {
+        status: {**described, "model": AnthropicErrorBody} for status, described in app.router.responses.items()
+    }
+
+    @app.post(PATH, response_model=MessageObject, responses={**errors, 200: {"content": STREAMED}})
+    async def create_message(body: MessagesRequest, request: Request, last_event_id: LastEventId = None) -> Response:
+        """Answers a conversation."""
+        count_unknown_fields(frontend, body)
+        request_id = request.state.request_id
+        with fields_named(NAMES):
+            with frontend.refusals_counted(request_id):
+                chat_body = chat_of(body, body.max_tokens)
+            chat = await begin_chat(frontend, chat_body, request, last_event_id)
+        output = OneOutput(frontend, chat, f"msg_{request_id}")
+        form = MessageAnswer(output, request_id, frontend.config.model_name, shows_cached=has_cache_marks(body))
+        return await respond(output, form, request.receive, MessageStream if body.stream else None)
+
+    @app.post(f"{PATH}/count_tokens", responses=errors)
+    async def count_tokens(body: CountTokensRequest, request: Request) -> TokenCount:
+        """How long the prompt of such a request is."""
+        count_unknown_fields(frontend, body)
+        with fields_named(NAMES):
+            with frontend.refusals_counted(request.state.request_id):
+                chat_body = chat_of(body, None)
+            num_tokens = await count_prompt_tokens(frontend, chat_body, request)
+        return TokenCount(input_tokens=num_tokens)

@@ -1,0 +1,52 @@
+"""The fields of the Messages API's bodies that have no meaning here, as in router/frontends/openai/unserved.py."""
+
+from router.frontends.openai import unserved as chat
+from router.frontends.openai.lenient import Unserved
+
+
+def _not_supported(what: str, *taken: object) -> Unserved:
+    return Unserved(f"{what} not supported by this server", taken)
+
+
+def _called(name: str, *taken: object) -> Unserved:
+    return Unserved(f"this field is called {name} here", taken)
+
+
+REQUEST = {
+    "container": _not_supported("containers are"),
+    "mcp_servers": _not_supported("MCP servers are", []),
+    "context_management": _not_supported("shortening a conversation is", {}),
+    "fallbacks": _not_supported("other models are", []),
+    "n": Unserved("a message is one output: send the request again for another", (1,)),
+    "stop": _called("stop_sequences", []),
+    "max_completion_tokens": _called("max_tokens"),
+    "max_tokens_to_sample": _called("max_tokens"),
+    "prompt": _called("messages"),
+    "response_format": _called("output_config.format"),
+    "use_beam_search": chat.REQUEST["use_beam_search"],
+    "chat_template": chat.CHAT["chat_template"],
+}
+REQUEST_HINTS = frozenset(
+    {
+        # For the caller's own books.
+        "metadata",
+        "user_profile_id",
+        "workspace_id",
+        "betas",
+        "diagnostics",
+        # Of how fast, where or at what price.
+        "service_tier",
+        "inference_geo",
+        "speed",
+        "anthropic_version",
+    }
+)
+BLOCK_HINTS = frozenset({"citations", "caller"})
+TOOL_HINTS = frozenset(
+    {"strict", "defer_loading", "allowed_callers", "input_examples", "eager_input_streaming", "display_name"}
+)
+# Blocks that are no text, by their type.
+BLOCKS = {
+    **{kind: chat.PARTS[kind] for kind in ("image", "audio", "video", "file", "document")},
+    "container_upload": chat.PARTS["file"],
+}

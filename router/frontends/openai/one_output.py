@@ -1,0 +1,224 @@
+"""A chat with one output, for APIs that have requests and answers of their own forms.
+
+Such an API translates its request into a chat's (`translated`) and says in an `AnswerForm` what it makes of the
+output's parts; all that is between them is the same for all.
+"""
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
+from typing import Any
+
+from pydantic import ValidationError
+from starlette.responses import Response
+from starlette.types import Receive
+
+from router.errors import InvalidRequestError, RequestError
+from router.frontends.base import Frontend
+from router.frontends.openai.chat import BegunChat, digest_of_call, end_of_reasoning
+from router.frontends.openai.errors import invalid_field, json_response
+from router.frontends.openai.schema import SamplingFields
+from router.frontends.openai.streaming import EventStream, pieces_of, to_json, unless_client_leaves
+from router.frontends.openai.tools_schema import ChatRequest
+from router.text.output_parts import Part, PartList
+
+SAMPLING_FIELDS = tuple(SamplingFields.model_fields)
+
+_TEXT = {"type": "string"}
+_EVENT = {"type": "object", "properties": {"event": _TEXT, "data": _TEXT}, "required": ["event", "data"]}
+# How streams of events with names are described.
+STREAMED = {"text/event-stream": {"itemSchema": _EVENT}}
+
+# An event's name, and what it says.
+NamedEvent = tuple[str, dict[str, Any]]
+
+
+def translated(content: Mapping[str, Any], sampling: SamplingFields, names: Mapping[str, str]) -> ChatRequest:
+    """A chat's body.
+
+    Args:
+        content: its fields, but for those of SamplingFields, which are taken as they are.
+        names: what the client calls fields of `content`, where that is another name.
+
+    Raises:
+        InvalidRequestError: a chat may not ask for that.
+    """
+    given = {name: value for name in SAMPLING_FIELDS if (value := getattr(sampling, name)) is not None}
+    try:
+        return ChatRequest.model_validate({**content, **given})
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        field = str(first["loc"][0]) if first["loc"] else ""
+        # Where in a field it is need not be where it was in the client's.
+        raise invalid_field(first, [names.get(field, field)] if field else []) from error
+
+
+@contextmanager
+def fields_named(names: Mapping[str, str]) -> Iterator[None]:
+    """What is wrong with a chat's field within is told of the client's own field. Args: names: as for `translated`."""
+    try:
+        yield
+    except InvalidRequestError as error:
+        if (name := names.get(error.param)) is not None:
+            message = re.sub(rf"\b{error.param}\b", lambda _: name, str(error), count=1)
+            raise type(error)(message, name) from error
+        raise
+
+
+class OneOutput:
+    """A chat's only output, as it comes.
+
+    Attributes:
+        finish_reason: as in Piece, once it has ended.
+    """
+
+    def __init__(self, frontend: Frontend, chat: BegunChat, answer_id: str) -> None:
+        self._frontend = frontend
+        self._generations = chat.generations
+        (self._generation,) = chat.generations
+        self._answer_id = answer_id
+        self._parser = chat.reading.parser(0) if chat.reading else None
+        self._reasoning_end: int | None = None
+        self.num_prompt_tokens = len(chat.prompt.token_ids)
+        self.finish_reason = ""
+
+    async def parts(self) -> AsyncGenerator[Sequence[Part]]:
+        """Serves it. The first that this gives, if only an empty list, comes with its first token.
+
+        Raises:
+            RequestError: as pieces_of.
+        """
+        async with aclosing(pieces_of(self._generations)) as pieces:
+            async for _, piece in pieces:
+                self.finish_reason = piece.finish_reason
+                if self._parser is not None:
+                    parts = self._parser.feed(piece.text, is_last=bool(piece.finish_reason))
+                    if self._reasoning_end is None and self._parser.has_reasoned and not self._parser.is_reasoning:
+                        self._reasoning_end = end_of_reasoning(self._frontend, self._generation)
+                    yield parts
+                else:
+                    yield [Part("content", piece.text, 0)] if piece.text else []
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Of the prompt."""
+        return self._generation.tracker.prompt_cached_len or 0
+
+    @property
+    def num_output_tokens(self) -> int:
+        return self._generation.num_output_tokens
+
+    @property
+    def num_reasoning_tokens(self) -> int:
+        """Of the output so far, with what opens and ends its reasoning."""
+        if self._parser is None or not self._parser.has_reasoned:
+            return 0
+        return self.num_output_tokens if self._reasoning_end is None else self._reasoning_end
+
+    @property
+    def stop_string(self) -> str | None:
+        """The one that has ended it, if one has."""
+        return self._generation.stop_string
+
+    @property
+    def has_calls(self) -> bool:
+        return self._parser is not None and self._parser.num_calls > 0
+
+    @property
+    def sampling(self) -> Any:
+        """What it is sampled with."""
+        return self._generation.tracker.sampling
+
+    def digest_of(self, call: int) -> str:
+        """What a call's id is made of."""
+        return digest_of_call(f"{self._answer_id} {self.sampling.seed} {call}")
+
+
+class AnswerForm(ABC):
+    """How an API says what comes of an output, for one answer: in events, of which its whole form is made too."""
+
+    @abstractmethod
+    def begin(self) -> list[NamedEvent]:
+        """The first token has come."""
+
+    @abstractmethod
+    def add(self, part: Part) -> list[NamedEvent]: ...
+
+    @abstractmethod
+    def end(self) -> list[NamedEvent]:
+        """The output is whole."""
+
+    @abstractmethod
+    def fail(self, error: RequestError) -> list[NamedEvent]:
+        """The output has failed on its way."""
+
+    @abstractmethod
+    def whole(self) -> dict[str, Any]:
+        """The answer, after `end`."""
+
+
+class NamedEventStream(EventStream):
+    """Events with names, the last of which is known by its own."""
+
+    done = b""
+
+    def encode(self, event_id: str, content: str) -> bytes:
+        """Args: event_id: the event's name."""
+        return f"event: {event_id}\ndata: {content}\n\n".encode()
+
+
+async def respond(
+    output: OneOutput, form: AnswerForm, receive: Receive, stream: type[NamedEventStream] | None
+) -> Response:
+    """The answer in one piece, or in events.
+
+    Args:
+        stream: None: in one piece.
+
+    Raises:
+        RequestError, ClientGoneError: before anything is sent.
+    """
+    if stream is None:
+        await unless_client_leaves(receive, _collect(output, form))
+        return json_response(form.whole())
+    events = _events(output, form)
+    try:
+        first = await unless_client_leaves(receive, anext(events, None))
+    except BaseException:
+        await events.aclose()
+        raise
+    return stream(events, first)
+
+
+async def _collect(output: OneOutput, form: AnswerForm) -> None:
+    found = PartList()
+    async with aclosing(output.parts()) as coming:
+        async for parts in coming:
+            for part in parts:
+                found.append(part.kind, part.text, part.end, part.call)
+    form.begin()
+    for part in found.take():
+        form.add(part)
+    form.end()
+
+
+async def _events(output: OneOutput, form: AnswerForm) -> AsyncGenerator[tuple[str, str]]:
+    has_begun = False
+    try:
+        async with aclosing(output.parts()) as coming:
+            async for parts in coming:
+                if not has_begun:
+                    has_begun = True
+                    for name, content in form.begin():
+                        yield name, to_json(content)
+                for part in parts:
+                    for name, content in form.add(part):
+                        yield name, to_json(content)
+        last = form.end()
+    except RequestError as error:
+        if not has_begun:
+            raise
+        last = form.fail(error)
+    for name, content in last:
+        yield name, to_json(content)

@@ -1,0 +1,207 @@
+"""From the parts of an output to a response's object and events."""
+
+import secrets
+import time
+from collections.abc import Callable
+from typing import Any
+
+from router.errors import RequestError, shortened
+from router.frontends.openai.errors import error_object
+from router.frontends.openai.one_output import AnswerForm, NamedEvent, OneOutput
+from router.frontends.responses.schema import ResponseRequest
+from router.text.output_parts import Part
+
+ID_BYTES = 12
+
+
+def item_id(prefix: str) -> str:
+    return f"{prefix}_{secrets.token_hex(ID_BYTES)}"
+
+
+class ResponseAnswer(AnswerForm):
+    """Of one response. An item of its output is open until the next begins."""
+
+    def __init__(
+        self,
+        body: ResponseRequest,
+        output: OneOutput,
+        response_id: str,
+        model: str,
+        on_end: Callable[[dict[str, Any]], None],
+    ) -> None:
+        """Args: on_end: called with the response when its output has ended, before its last event."""
+        self._body = body
+        self._source = output
+        self._on_end = on_end
+        self._num_events = 0
+        self._items: list[dict[str, Any]] = []
+        self._open: dict[str, Any] | None = None
+        self._kind = ""
+        # Of the open item. Strings are put together once.
+        self._texts: list[str] = []
+        text_format = body.text.format if body.text else None
+        wanted = text_format.model_dump(by_alias=True, exclude_none=True) if text_format else {"type": "text"}
+        reasoning = body.reasoning
+        self._response: dict[str, Any] = {
+            "id": response_id,
+            "object": "response",
+            "created_at": int(time.time()),
+            "status": "in_progress",
+            "background": False,
+            "error": None,
+            "incomplete_details": None,
+            "instructions": body.instructions,
+            "max_output_tokens": body.max_output_tokens,
+            "model": model,
+            "output": [],
+            "parallel_tool_calls": body.parallel_tool_calls is not False,
+            "previous_response_id": body.previous_response_id,
+            "reasoning": {
+                "effort": reasoning.effort if reasoning else None,
+                "summary": reasoning.summary if reasoning else None,
+            },
+            "store": body.store is not False,
+            "temperature": output.sampling.temperature,
+            "text": {"format": wanted},
+            "tool_choice": _choice(body),
+            "tools": [{"strict": None, "description": None, **tool.model_dump()} for tool in body.tools or ()],
+            "top_logprobs": 0,
+            "top_p": output.sampling.top_p,
+            "truncation": "disabled",
+            "usage": None,
+            "user": None,
+            "metadata": body.metadata or {},
+        }
+
+    def begin(self) -> list[NamedEvent]:
+        return [self._of_response("response.created"), self._of_response("response.in_progress")]
+
+    def add(self, part: Part) -> list[NamedEvent]:
+        events: list[NamedEvent] = []
+        if self._open is None or part.kind == "call" or _item_kind(part) != self._kind:
+            events = self._close("completed") + self._begin_item(part)
+        if part.kind == "call":
+            return events
+        self._texts.append(part.text)
+        name = {"content": "output_text", "reasoning": "reasoning_text"}.get(part.kind, "function_call_arguments")
+        return [*events, self._of_part(f"response.{name}.delta", delta=part.text, **self._no_logprobs())]
+
+    def end(self) -> list[NamedEvent]:
+        is_whole = self._source.finish_reason != "length"
+        events: list[NamedEvent] = []
+        if self._open is None and not self._items:
+            # An answer of nothing is a message all the same.
+            events = self._begin_item(Part("content", "", 0))
+        status = "completed" if is_whole else "incomplete"
+        events += self._close(status)
+        self._response |= {"status": status, "output": self._items, "usage": self._usage()}
+        if not is_whole:
+            self._response["incomplete_details"] = {"reason": "max_output_tokens"}
+        self._on_end(self._response)
+        return [*events, self._of_response(f"response.{status}")]
+
+    def fail(self, error: RequestError) -> list[NamedEvent]:
+        found = error_object(error)["error"]
+        failure = {"code": found["code"] or "server_error", "message": shortened(found["message"])}
+        if self._open is not None:
+            self._close("incomplete")
+        self._response |= {"status": "failed", "error": failure, "output": self._items}
+        return [self._of_response("response.failed")]
+
+    def whole(self) -> dict[str, Any]:
+        return self._response
+
+    def _begin_item(self, part: Part) -> list[NamedEvent]:
+        self._kind, self._texts = _item_kind(part), []
+        item: dict[str, Any]
+        if self._kind == "call":
+            item = {
+                "id": item_id("fc"),
+                "type": "function_call",
+                "status": "in_progress",
+                "call_id": f"call_{self._source.digest_of(part.call)}",
+                "name": part.text,
+                "arguments": "",
+            }
+        elif self._kind == "reasoning":
+            item = {"id": item_id("rs"), "type": "reasoning", "status": "in_progress", "summary": [], "content": []}
+        else:
+            item = {
+                "id": item_id("msg"),
+                "type": "message",
+                "status": "in_progress",
+                "role": "assistant",
+                "content": [],
+            }
+        self._open = item
+        added = self._event("response.output_item.added", output_index=len(self._items), item=dict(item))
+        if self._kind == "call":
+            return [added]
+        return [added, self._of_part("response.content_part.added", part=self._part(""))]
+
+    def _close(self, status: str) -> list[NamedEvent]:
+        """The open item, if there is one, is whole, or will not become so."""
+        item = self._open
+        if item is None:
+            return []
+        text = "".join(self._texts)
+        if self._kind == "call":
+            item["arguments"] = text
+            events = [
+                self._of_part("response.function_call_arguments.done", arguments=text, name=item["name"]),
+            ]
+        else:
+            part = self._part(text)
+            item["content"] = [part]
+            name = "output_text" if self._kind == "content" else "reasoning_text"
+            events = [
+                self._of_part(f"response.{name}.done", text=text, **self._no_logprobs()),
+                self._of_part("response.content_part.done", part=part),
+            ]
+        item["status"] = status
+        events.append(self._event("response.output_item.done", output_index=len(self._items), item=item))
+        self._items.append(item)
+        self._open = None
+        return events
+
+    def _part(self, text: str) -> dict[str, Any]:
+        if self._kind == "reasoning":
+            return {"type": "reasoning_text", "text": text}
+        return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+    def _no_logprobs(self) -> dict[str, Any]:
+        return {"logprobs": []} if self._kind == "content" else {}
+
+    def _of_part(self, event: str, **content: Any) -> NamedEvent:
+        assert self._open is not None
+        place = {"item_id": self._open["id"], "output_index": len(self._items)}
+        if self._kind != "call":
+            place["content_index"] = 0
+        return self._event(event, **place, **content)
+
+    def _of_response(self, name: str) -> NamedEvent:
+        return self._event(name, response=dict(self._response))
+
+    def _event(self, event: str, **content: Any) -> NamedEvent:
+        number, self._num_events = self._num_events, self._num_events + 1
+        return event, {"type": event, "sequence_number": number, **content}
+
+    def _usage(self) -> dict[str, Any]:
+        source = self._source
+        return {
+            "input_tokens": source.num_prompt_tokens,
+            "input_tokens_details": {"cached_tokens": source.num_cached_tokens},
+            "output_tokens": source.num_output_tokens,
+            "output_tokens_details": {"reasoning_tokens": source.num_reasoning_tokens},
+            "total_tokens": source.num_prompt_tokens + source.num_output_tokens,
+        }
+
+
+def _item_kind(part: Part) -> str:
+    return "call" if part.kind == "arguments" else part.kind
+
+
+def _choice(body: ResponseRequest) -> Any:
+    if body.tool_choice is None or isinstance(body.tool_choice, str):
+        return body.tool_choice or "auto"
+    return body.tool_choice.model_dump()

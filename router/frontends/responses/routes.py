@@ -1,0 +1,163 @@
+"""/v1/responses: OpenAI's Responses API."""
+
+import json
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from fastapi import FastAPI, Header, Query, Request
+from pydantic import TypeAdapter
+from starlette.responses import Response
+
+from router.access import key_digest
+from router.errors import UnknownPreviousResponseError, UnknownResponseError
+from router.frontends.base import Frontend
+from router.frontends.openai.chat import begin_chat
+from router.frontends.openai.one_output import STREAMED, NamedEventStream, OneOutput, fields_named, respond
+from router.frontends.openai.request import count_unknown_fields
+from router.frontends.openai.streaming import to_json
+from router.frontends.responses.answer import ResponseAnswer, item_id
+from router.frontends.responses.schema import (
+    DeletedResponse,
+    Item,
+    ItemList,
+    MessageItem,
+    ResponseObject,
+    ResponseRequest,
+)
+from router.frontends.responses.translation import NAMES, chat_of, items_of
+from router.kept_responses import KeptResponse
+from router.response_exchange import ResponseExchange
+
+MAX_LISTED = 100
+_ID_PREFIXES = {"function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
+_ITEMS: TypeAdapter[list[Item]] = TypeAdapter(list[Item])
+LastEventId = Annotated[str | None, Header(include_in_schema=False)]
+
+
+def add_responses(app: FastAPI, frontend: Frontend, responses: ResponseExchange) -> None:
+    metrics = frontend.router.metrics
+    metrics.add_gauge(
+        "tandem_kept_responses", "Responses that clients may go on with", lambda: responses.kept.num_responses
+    )
+    metrics.add_gauge("tandem_kept_responses_bytes", "Bytes that these hold", lambda: responses.kept.num_bytes)
+
+    @app.post("/v1/responses", response_model=ResponseObject, responses={200: {"content": STREAMED}})
+    async def create_response(body: ResponseRequest, request: Request, last_event_id: LastEventId = None) -> Response:
+        """Answers a conversation, and keeps the answer so that it can be gone on with."""
+        return await serve_response(frontend, responses, body, request, last_event_id)
+
+    @app.get("/v1/responses/{response_id}")
+    async def get_response(response_id: str, request: Request) -> ResponseObject:
+        """A kept response."""
+        found = await _find(frontend, responses, response_id, request)
+        return Response(found.answer, media_type="application/json")  # type: ignore[return-value]
+
+    @app.delete("/v1/responses/{response_id}")
+    async def delete_response(response_id: str, request: Request) -> DeletedResponse:
+        """Forgets a kept response."""
+        with frontend.refusals_counted(request.state.request_id):
+            if not await responses.forget(response_id, key_digest(request.state.key)):
+                raise _unknown(response_id)
+        return DeletedResponse(id=response_id, object="response", deleted=True)
+
+    @app.get("/v1/responses/{response_id}/input_items")
+    async def list_input_items(
+        response_id: str,
+        request: Request,
+        limit: Annotated[int, Query(ge=1, le=MAX_LISTED)] = 20,
+        order: Literal["asc", "desc"] = "desc",
+        after: str | None = None,
+    ) -> ItemList:
+        """What a kept response was asked with."""
+        found = await _find(frontend, responses, response_id, request)
+        items = json.loads(found.input_items)
+        if order == "desc":
+            items.reverse()
+        ids = [item["id"] for item in items]
+        start = ids.index(after) + 1 if after in ids else 0
+        shown = items[start : start + limit]
+        return ItemList(
+            object="list",
+            data=shown,
+            first_id=shown[0]["id"] if shown else None,
+            last_id=shown[-1]["id"] if shown else None,
+            has_more=start + limit < len(items),
+        )
+
+
+async def serve_response(
+    frontend: Frontend,
+    responses: ResponseExchange,
+    body: ResponseRequest,
+    request: Request,
+    last_event_id: str | None,
+) -> Response:
+    """Raises RequestError, ClientGoneError."""
+    count_unknown_fields(frontend, body)
+    owner = key_digest(request.state.key)
+    previous: KeptResponse | None = None
+    items = items_of(body)
+    input_items = items
+    with frontend.refusals_counted(request.state.request_id):
+        if body.previous_response_id is not None:
+            previous = await _previous(responses, body.previous_response_id, owner)
+            turns = [part for turn in previous.turns() for part in (turn.input_items, turn.output_items)]
+            # The body that names it may be a thousand times as small.
+            request.state.hold(sum(map(len, turns)))
+            items = [item for turn in turns for item in _ITEMS.validate_json(turn)] + items
+        chat_body = chat_of(body, items)
+    with fields_named(NAMES):
+        chat = await begin_chat(frontend, chat_body, request, last_event_id)
+    response_id = responses.new_id()
+    output = OneOutput(frontend, chat, response_id)
+
+    def keep(response: dict[str, Any]) -> None:
+        if body.store is False:
+            return
+        responses.kept.keep(
+            response_id,
+            owner,
+            answer=to_json(response).encode(),
+            input_items=to_json(_with_ids(input_items)).encode(),
+            output_items=to_json(response["output"]).encode(),
+            previous=previous,
+        )
+
+    form = ResponseAnswer(body, output, response_id, frontend.config.model_name, keep)
+    return await respond(output, form, request.receive, NamedEventStream if body.stream else None)
+
+
+async def _previous(responses: ResponseExchange, response_id: str, owner: str) -> KeptResponse:
+    """Raises RequestError."""
+    found = await responses.find(response_id, owner, with_earlier=True)
+    if found is None:
+        raise UnknownPreviousResponseError(
+            f"no response {response_id!r} is kept: send the whole conversation as input", "previous_response_id"
+        )
+    return found
+
+
+async def _find(frontend: Frontend, responses: ResponseExchange, response_id: str, request: Request) -> KeptResponse:
+    """Raises RequestError."""
+    with frontend.refusals_counted(request.state.request_id):
+        found = await responses.find(response_id, key_digest(request.state.key), with_earlier=False)
+        if found is None:
+            raise _unknown(response_id)
+    return found
+
+
+def _unknown(response_id: str) -> UnknownResponseError:
+    return UnknownResponseError(f"no response {response_id!r} is kept", "response_id")
+
+
+def _with_ids(items: Sequence[Item]) -> list[dict[str, Any]]:
+    """Items as they are listed; a message's content is a list of parts there."""
+    found = []
+    for item in items:
+        content = item.model_dump(exclude_none=True)
+        kind = content.setdefault("type", "message")
+        if isinstance(item, MessageItem):
+            part_type = "output_text" if item.role == "assistant" else "input_text"
+            content["content"] = [{"type": part_type, "text": item.text}]
+        found.append({"id": item_id(_ID_PREFIXES.get(kind, "msg")), **content})
+    return found

@@ -1,0 +1,280 @@
+"""The bodies of OpenAI's Responses API, as far as they are served here."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Discriminator, Field, Tag, field_validator, model_validator
+
+from router.frontends.openai.lenient import LenientBody
+from router.frontends.openai.schema import MessageContent, SamplingFields
+from router.frontends.openai.tools_schema import MAX_ID, MAX_TOOLS, MAX_VARIABLES, FunctionDefinition
+from router.frontends.responses import unserved as others
+from router.text.prompt_encoder import MAX_MESSAGES
+
+# The limits are OpenAI's own.
+Metadata = Annotated[
+    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
+]
+_FAIL_FAST = Field(fail_fast=True)
+_KINDS = ("message", "function_call", "function_call_output", "reasoning")
+MAX_INCLUDED = 32
+
+
+def _text_of(content: Any) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "".join(part.text for part in content)
+
+
+class MessageItem(LenientBody):
+    hints = others.ITEM_HINTS
+
+    type: Literal["message"] | None = None
+    role: Literal["system", "developer", "user", "assistant"]
+    content: MessageContent
+
+    @property
+    def text(self) -> str:
+        return _text_of(self.content)
+
+
+class CallItem(LenientBody):
+    """A call that an assistant has made."""
+
+    hints = others.ITEM_HINTS
+
+    type: Literal["function_call"]
+    call_id: str = Field(max_length=MAX_ID)
+    name: str = Field(min_length=1, max_length=MAX_ID)
+    arguments: str
+
+
+class CallOutputItem(LenientBody):
+    hints = others.ITEM_HINTS
+
+    type: Literal["function_call_output"]
+    call_id: str = Field(max_length=MAX_ID)
+    output: MessageContent
+
+    @property
+    def text(self) -> str:
+        return _text_of(self.output)
+
+
+class ReasoningText(LenientBody):
+    type: Literal["reasoning_text"]
+    text: str
+
+
+class ReasoningItem(LenientBody):
+    """Of what an assistant has thought before it answered. Summaries are nothing that a model has written here."""
+
+    hints = others.ITEM_HINTS | {"summary", "encrypted_content"}
+
+    type: Literal["reasoning"]
+    content: Annotated[list[ReasoningText], _FAIL_FAST] | None = None
+
+    @property
+    def text(self) -> str:
+        return _text_of(self.content)
+
+
+class RefusedItem(LenientBody):
+    """It is not served."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refused(cls, value: Any) -> Any:
+        kind = value.get("type")
+        if kind == "item_reference":
+            raise ValueError("item_reference is not supported by this server: send the item itself")
+        raise ValueError(f"items of type {str(kind)[:64]!r} are not supported by this server")
+
+
+def _item_kind(value: Any) -> str | None:
+    if not isinstance(value, dict):
+        return None
+    kind = value.get("type")
+    if kind is None:
+        return "#message" if "role" in value else None
+    return f"#{kind}" if kind in _KINDS else "#other"
+
+
+Item = Annotated[
+    Annotated[MessageItem, Tag("#message")]
+    | Annotated[CallItem, Tag("#function_call")]
+    | Annotated[CallOutputItem, Tag("#function_call_output")]
+    | Annotated[ReasoningItem, Tag("#reasoning")]
+    | Annotated[RefusedItem, Tag("#other")],
+    Discriminator(
+        _item_kind,
+        custom_error_type="item_type",
+        custom_error_message="Input should be an item: a message with a role, or an object with a type",
+    ),
+]
+
+
+def _text_or_items(value: Any) -> str | None:
+    if isinstance(value, str):
+        return "#text"
+    return "#items" if isinstance(value, list) else None
+
+
+Input = Annotated[
+    Annotated[str, Tag("#text")]
+    | Annotated[list[Item], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES), Tag("#items")],
+    Discriminator(
+        _text_or_items,
+        custom_error_type="input_type",
+        custom_error_message="Input should be a string or a list of items",
+    ),
+]
+
+
+class FunctionTool(FunctionDefinition):
+    type: Literal["function"]
+
+
+class RefusedTool(LenientBody):
+    """It is not served."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refused(cls, value: Any) -> Any:
+        raise ValueError(f"{str(value.get('type'))[:64]} is not supported by this server: tools are functions")
+
+
+def _tool_kind(value: Any) -> str | None:
+    if not isinstance(value, dict) or value.get("type") is None:
+        return None
+    return "#function" if value["type"] == "function" else "#other"
+
+
+ResponseTool = Annotated[
+    Annotated[FunctionTool, Tag("#function")] | Annotated[RefusedTool, Tag("#other")],
+    Discriminator(
+        _tool_kind,
+        custom_error_type="tool_type",
+        custom_error_message='Input should be a function: {"type": "function", "name": …, "parameters": …}',
+    ),
+]
+
+
+class NamedFunction(LenientBody):
+    type: Literal["function"]
+    name: str
+
+
+def _choice_kind(value: Any) -> str | None:
+    if isinstance(value, str):
+        return "#text"
+    return _tool_kind(value)
+
+
+Choice = Annotated[
+    Annotated[Literal["none", "auto", "required"], Tag("#text")]
+    | Annotated[NamedFunction, Tag("#function")]
+    | Annotated[RefusedTool, Tag("#other")],
+    Discriminator(
+        _choice_kind,
+        custom_error_type="tool_choice_type",
+        custom_error_message="Input should be 'none', 'auto', 'required', or a function: "
+        '{"type": "function", "name": …}',
+    ),
+]
+
+
+class TextFormat(LenientBody):
+    hints = frozenset({"description"})
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+
+class TextOptions(LenientBody):
+    hints = frozenset({"verbosity"})
+
+    format: TextFormat | None = None
+
+
+class ReasoningOptions(LenientBody):
+    """They are told back, and have no effect."""
+
+    hints = frozenset({"generate_summary", "context", "mode"})
+
+    effort: Annotated[str, Field(max_length=64)] | None = None
+    summary: Annotated[str, Field(max_length=64)] | None = None
+
+
+class ResponseRequest(SamplingFields):
+    unserved = others.REQUEST
+    hints = others.REQUEST_HINTS
+
+    model: str | None = None
+    input: Input
+    instructions: str | None = None
+    max_output_tokens: int | None = Field(None, ge=1)
+    tools: Annotated[list[ResponseTool], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
+    tool_choice: Choice | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextOptions | None = None
+    reasoning: ReasoningOptions | None = None
+    previous_response_id: Annotated[str, Field(max_length=MAX_ID)] | None = None
+    store: bool | None = None
+    metadata: Metadata | None = None
+    include: Annotated[list[str], Field(fail_fast=True, max_length=MAX_INCLUDED)] | None = None
+    stream: bool | None = None
+    chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=MAX_VARIABLES)] | None = None
+
+    @field_validator("include")
+    @classmethod
+    def _no_logprobs(cls, included: list[str] | None) -> list[str] | None:
+        for name in included or ():
+            if name in others.INCLUDED:
+                raise ValueError(others.INCLUDED[name])
+        return included
+
+
+# --- what is answered --------------------------------------------------------------------------------------------
+
+
+class CachedTokens(BaseModel):
+    cached_tokens: int
+
+
+class ReasoningTokens(BaseModel):
+    reasoning_tokens: int
+
+
+class ResponseUsage(BaseModel):
+    input_tokens: int
+    input_tokens_details: CachedTokens
+    output_tokens: int
+    output_tokens_details: ReasoningTokens
+    total_tokens: int
+
+
+class ResponseObject(BaseModel):
+    id: str
+    object: Literal["response"]
+    created_at: int
+    status: Literal["completed", "incomplete"]
+    incomplete_details: dict[str, str] | None
+    model: str
+    output: list[dict[str, Any]]
+    usage: ResponseUsage
+
+
+class ItemList(BaseModel):
+    object: Literal["list"]
+    data: list[dict[str, Any]]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class DeletedResponse(BaseModel):
+    id: str
+    object: Literal["response"]
+    deleted: bool

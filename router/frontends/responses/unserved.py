@@ -1,0 +1,56 @@
+"""The fields of the Responses API's bodies that have no meaning here, as in router/frontends/openai/unserved.py."""
+
+from router.frontends.openai import unserved as chat
+from router.frontends.openai.lenient import Unserved
+
+
+def _not_supported(what: str, *taken: object) -> Unserved:
+    return Unserved(f"{what} not supported by this server", taken)
+
+
+def _called(name: str, *taken: object) -> Unserved:
+    return Unserved(f"this field is called {name} here", taken)
+
+
+_LOGPROBS = "log probabilities are had over /v1/chat/completions and /v1/completions"
+
+REQUEST = {
+    "background": Unserved("answers are not made in the background by this server: wait for them, or stream", (False,)),
+    "conversation": Unserved("conversations are not kept by this server: use previous_response_id, or send the items"),
+    "prompt": Unserved("prompts are not kept by this server: send instructions and input"),
+    "truncation": Unserved("prompts are never cut here: send what is to be read", ("disabled",)),
+    "context_management": _not_supported("shortening a conversation is", []),
+    "moderation": _not_supported("moderation is"),
+    "top_logprobs": Unserved(_LOGPROBS, (0,)),
+    "logprobs": Unserved(_LOGPROBS, (False, 0)),
+    "n": Unserved("a response has one output: send the request again for another", (1,)),
+    "messages": _called("input"),
+    "max_tokens": _called("max_output_tokens"),
+    "max_completion_tokens": _called("max_output_tokens"),
+    "response_format": _called("text.format"),
+    "stop": Unserved("responses have no stop strings: use /v1/chat/completions", ([],)),
+    "functions": _called("tools", []),
+    "use_beam_search": chat.REQUEST["use_beam_search"],
+    "chat_template": chat.CHAT["chat_template"],
+}
+REQUEST_HINTS = frozenset(
+    {
+        # For the caller's own books.
+        "user",
+        "safety_identifier",
+        # Of how fast, where or at what price; and of OpenAI's own models.
+        "service_tier",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "prompt_cache_options",
+        "stream_options",
+        # It counts calls of tools that the server itself would run.
+        "max_tool_calls",
+        "verbosity",
+        "reasoning_effort",
+    }
+)
+# What `include` may name that would change an answer.
+INCLUDED = {"message.output_text.logprobs": _LOGPROBS}
+
+ITEM_HINTS = frozenset({"id", "status", "phase", "created_by", "annotations", "logprobs", "namespace", "caller"})

@@ -1,0 +1,107 @@
+"""Routers with scripted workers, and clients of the APIs whose events have names."""
+
+import asyncio
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from tandem.messages import Admit
+from tests.fakes import chat_templates
+from tests.fakes.http_cluster import KEYS, HttpCluster
+
+TOOLS = [
+    {
+        "name": "get_weather",
+        "description": "The weather of a city.",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    },
+    {"name": "now"},
+]
+HERMES = (
+    'Let me see.\n<tool_call>\n{"name": "get_weather", "arguments": {"city": "Zürich"}}\n</tool_call>\n'
+    '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+)
+
+
+@dataclass
+class DoorAnswer:
+    """Attributes: events: names and contents, where it is a stream."""
+
+    status: int = 0
+    headers: dict[str, str] = field(default_factory=dict)
+    body: bytes = b""
+
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def events(self) -> list[tuple[str, dict[str, Any]]]:
+        found = []
+        *events, rest = self.body.decode().split("\n\n")
+        assert rest == ""
+        for event in events:
+            name, data = event.split("\n")
+            found.append((name.removeprefix("event: "), json.loads(data.removeprefix("data: "))))
+        return found
+
+
+def cluster_of(
+    template: str, text: str, special: tuple[str, ...] = chat_templates.SPECIAL, **config: Any
+) -> HttpCluster:
+    """The model says this text, and ends."""
+    tokenizer = chat_templates.tokenizer(template, special)
+    output = [*tokenizer.tokenize(text, False).ids, chat_templates.EOS]
+    return HttpCluster(output, tokenizer=tokenizer, max_model_len=8000, **config)
+
+
+async def call(
+    cluster: HttpCluster,
+    path: str,
+    body: dict[str, Any] | None = None,
+    *,
+    method: str = "POST",
+    query: str = "",
+    headers: dict[str, str] | None = None,
+    router: int = 0,
+    num_tokens: int | None = None,
+    on_start: Any = None,
+) -> DoorAnswer:
+    """Asks, and has the workers serve what comes of it. Args: num_tokens: of the output; None: all."""
+    app = cluster.routers[router].app
+    content = b"" if body is None else json.dumps(body).encode()
+    sent = {"authorization": f"Bearer {KEYS[0]}", "content-length": str(len(content)), **(headers or {})}
+    if body is not None:
+        sent["content-type"] = "application/json"
+    scope = {
+        "type": "http",
+        "method": method,
+        "path": path,
+        "query_string": query.encode(),
+        "headers": [(name.encode(), value.encode()) for name, value in sent.items() if value],
+        "state": {},
+    }
+    answer = DoorAnswer()
+    messages = [{"type": "http.request", "body": content}]
+
+    async def receive() -> Any:
+        if messages:
+            return messages.pop()
+        await asyncio.Future()
+
+    async def send(message: Any) -> None:
+        answer.status = message.get("status", answer.status)
+        answer.headers |= {name.decode(): value.decode() for name, value in message.get("headers", ())}
+        answer.body += message.get("body", b"")
+
+    num_before = len(cluster.d.of(Admit))
+    task = asyncio.create_task(app(scope, receive, send))
+    # Grammars are looked at in a process of their own.
+    while not task.done() and len(cluster.d.of(Admit)) == num_before:  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+    if not task.done():
+        if on_start is not None:
+            await on_start()
+        else:
+            await cluster.serve(len(cluster.output) if num_tokens is None else num_tokens)
+    await asyncio.wait_for(task, 5.0)
+    return answer
