@@ -141,7 +141,7 @@ class Frontend:
     def check_prompt_logprobs(self, num_tokens: int, num_top: int | None, hold: Callable[[int], None]) -> None:
         """
         Args:
-            num_tokens: of all prompts of a request together.
+            num_tokens: of all prompts of a request together, as often as the answer shows them.
             num_top: of the most likely tokens, with each of the prompts' tokens; None: nothing is asked for.
             hold: counts bytes as in hand.
 
@@ -154,8 +154,8 @@ class Frontend:
         num_entries = num_tokens * (num_top + 1)
         if num_entries > MAX_PROMPT_LOGPROBS:
             raise InvalidRequestError(
-                f"{num_tokens} prompt tokens with {num_top} of the most likely ones each are {num_entries} log "
-                f"probabilities; one request may ask for {MAX_PROMPT_LOGPROBS} of its prompts",
+                f"{num_tokens} prompt tokens in the answer with {num_top} of the most likely ones each are "
+                f"{num_entries} log probabilities; one request may ask for {MAX_PROMPT_LOGPROBS} of its prompts",
                 "prompt_logprobs",
             )
         hold(PROMPT_LOGPROB_BYTES * num_entries)
@@ -182,7 +182,7 @@ class Frontend:
         moments[TOKENIZED] = now_ns()
         return TokenizedPrompt(token_ids, moments, ending)
 
-    async def token_ids(self, prompt: str | list[dict[str, str]], *, add_special_tokens: bool) -> list[int]:
+    async def token_ids(self, prompt: str | Chat | list[dict[str, Any]], *, add_special_tokens: bool) -> list[int]:
         """The tokens of a text or a chat that fits the model's length, for a client that asks for nothing else. Raises
         InvalidRequestError, OverloadedError."""
         with mistakes_in("prompt" if isinstance(prompt, str) else "messages"), _tokenizing():

@@ -162,10 +162,14 @@ class Answer(ABC):
     async def _collect(self) -> str:
         async with aclosing(pieces_of(self._generations)) as pieces:
             async for index, piece in pieces:
-                self._buffers[index].append_piece(self.shown(piece))
+                self.gather(index, self.shown(piece))
         choices = [await self.choice_text(i, buffer) for i, buffer in enumerate(self._buffers)]
         fields = {**self._head(self.object_name), "choices": None, "usage": self._usage()}
         return object_text(fields, {"choices": f"[{','.join(choices)}]", **await self.own_fields()})
+
+    def gather(self, index: int, piece: Piece) -> None:
+        """A piece of a choice that is answered whole."""
+        self._buffers[index].append_piece(piece)
 
     def shown(self, piece: Piece) -> Piece:
         """What the client is to see of a piece."""
@@ -207,9 +211,10 @@ class Answer(ABC):
                         yield self._event_id(0), chunk(to_json(opening))
                 if buffer.text or buffer.logprobs or buffer.finish_reason:
                     num_characters += len(buffer.text)
+                    # What counts its parts sees all of the text, whatever the client has.
+                    texts = await self.delta_texts(index, buffer, num_characters)
                     if buffer.finish_reason and num_closing:
                         continue
-                    texts = await self.delta_texts(index, buffer, num_characters)
                     for place, (text, end) in enumerate(texts, 1):
                         is_closing = bool(buffer.finish_reason) and place == len(texts)
                         yield self._event_id(end, 1 if is_closing else 0), chunk(text)

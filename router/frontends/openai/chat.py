@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from router.errors import InvalidRequestError
 from router.frontends.base import Frontend, TokenizedPrompt
-from router.frontends.generation import Generation
+from router.frontends.generation import Generation, Piece
 from router.frontends.openai.answers import Answer, ChoiceBuffer, token_text
 from router.frontends.openai.chat_plan import Reading, bound_output, check_arguments, plan_chat, read_from
 from router.frontends.openai.prompt_logprobs import WantedLogprobs
@@ -46,6 +46,8 @@ class ChatAnswer(Answer):
         num_seen = stream.last.num_characters if stream and stream.last else 0
         self._parsers = [reading.parser(num_seen) for _ in generations] if reading else []
         self._starts_over = reading is not None
+        # Of outputs that are answered whole.
+        self._parts: list[list[Part]] = [[] for _ in self._parsers]
         # How many tokens an output's reasoning had, once it is over.
         self._reasoning_ends: dict[int, int] = {}
 
@@ -53,11 +55,17 @@ class ChatAnswer(Answer):
         delta = {"role": "assistant", "content": ""}
         return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
 
+    def gather(self, index: int, piece: Piece) -> None:
+        super().gather(index, piece)
+        if self._parsers:
+            # A long text is not read at once: others would wait.
+            self._parts[index] += self._parsers[index].feed(piece.text, is_last=bool(piece.finish_reason))
+
     def choice(self, index: int, buffer: ChoiceBuffer) -> dict[str, Any]:
         text, token_ids, logprobs = buffer.take_unsent()
         message: dict[str, Any] = {"role": "assistant", "content": text}
         if self._parsers:
-            message |= self._message(index, self._parsers[index].feed(text, is_last=True))
+            message |= self._message(index, self._parts[index])
         return self._choice(index, buffer, "message", message, token_ids, logprobs)
 
     def delta(self, index: int, buffer: ChoiceBuffer) -> dict[str, Any]:
@@ -109,21 +117,27 @@ class ChatAnswer(Answer):
 
     def _message(self, index: int, parts: Sequence[Part]) -> dict[str, Any]:
         """What an output's parts are in a message."""
-        texts = {"reasoning": "", "content": ""}
-        calls: list[dict[str, Any]] = []
+        texts: dict[str, list[str]] = {"reasoning": [], "content": []}
+        calls: list[tuple[Part, list[str]]] = []
         for part in parts:
             if part.kind == "call":
-                function = {"name": part.text, "arguments": ""}
-                calls.append({"id": self._call_id(index, part.call), "type": "function", "function": function})
+                calls.append((part, []))
             elif part.kind == "arguments":
-                calls[-1]["function"]["arguments"] += part.text
+                calls[-1][1].append(part.text)
             else:
-                texts[part.kind] += part.text
-        message: dict[str, Any] = {"content": texts["content"] or None}
+                texts[part.kind].append(part.text)
+        message: dict[str, Any] = {"content": "".join(texts["content"]) or None}
         if texts["reasoning"]:
-            message["reasoning_content"] = texts["reasoning"]
+            message["reasoning_content"] = "".join(texts["reasoning"])
         if calls:
-            message["tool_calls"] = calls
+            message["tool_calls"] = [
+                {
+                    "id": self._call_id(index, part.call),
+                    "type": "function",
+                    "function": {"name": part.text, "arguments": "".join(arguments)},
+                }
+                for part, arguments in calls
+            ]
         return message
 
     def _call_id(self, index: int, call: int) -> str:
@@ -234,7 +248,7 @@ async def begin_chat(
         num_logprobs = (body.top_logprobs or 0) if body.logprobs else None
         wanted_logprobs = WantedLogprobs.of(body)
         options = sampling_options(frontend, body, max_tokens, num_logprobs, wanted_logprobs.num_top)
-        await check_arguments(body, request.app.state.parsing)
+        await check_arguments(body.messages, request.app.state.parsing)
         plan = plan_chat(frontend, body)
         frontend.check_num_messages(len(body.messages))
         resumable = is_resumable(body, options, 1)
@@ -267,7 +281,7 @@ async def count_prompt_tokens(frontend: Frontend, body: ChatRequest, request: Re
     """Of a chat, as `begin_chat` makes its prompt. Raises RequestError."""
     with frontend.refusals_counted(request.state.request_id):
         frontend.check_model(body.model or "")
-        await check_arguments(body, request.app.state.parsing)
+        await check_arguments(body.messages, request.app.state.parsing)
         plan = plan_chat(frontend, body)
         frontend.check_num_messages(len(body.messages))
         with frontend.admission(request.state.key):

@@ -15,7 +15,7 @@ from router.errors import InvalidRequestError, OverloadedError
 from router.frontends.base import Frontend, PromptInput, TokenizedPrompt
 from router.frontends.openai.body import MAX_INLINE_BYTES, MAX_OTHER_ITEMS, PARSE_TIMEOUT_S, check_structure
 from router.frontends.openai.request import structured_output as wanted_output
-from router.frontends.openai.tools_schema import ChatRequest, Message, NamedTool, Tool
+from router.frontends.openai.tools_schema import ChatRequest, Message, NamedTool, TemplateFields, Tool
 from router.structured_output import StructuredOutput
 from router.text.chat import Chat
 from router.text.output_format import NONE, OutputFormat
@@ -65,7 +65,7 @@ class Reading:
         )
 
 
-async def check_arguments(body: ChatRequest, threads: Executor) -> None:
+async def check_arguments(messages: Sequence[Message], threads: Executor) -> None:
     """Of past calls, before they are read. They are JSON within JSON, and what a body may hold is bounded there too.
 
     Args:
@@ -75,7 +75,7 @@ async def check_arguments(body: ChatRequest, threads: Executor) -> None:
         InvalidRequestError: they hold too much.
         OverloadedError: too many others are looked at.
     """
-    arguments = _arguments(body)
+    arguments = _arguments(messages)
     if sum(map(len, arguments)) <= MAX_INLINE_BYTES:
         return
     try:
@@ -91,8 +91,8 @@ def _check_structure(arguments: Sequence[str]) -> None:
     check_structure(",".join(arguments).encode(), MAX_OTHER_ITEMS)
 
 
-def _arguments(body: ChatRequest) -> list[str]:
-    return [call.function.arguments for message in body.messages for call in message.tool_calls or ()]
+def _arguments(messages: Sequence[Message]) -> list[str]:
+    return [call.function.arguments for message in messages for call in message.tool_calls or ()]
 
 
 def plan_chat(frontend: Frontend, body: ChatRequest) -> ChatPlan:
@@ -102,11 +102,6 @@ def plan_chat(frontend: Frontend, body: ChatRequest) -> ChatPlan:
     if not tools and (choice == "required" or isinstance(choice, NamedTool)):
         raise InvalidRequestError("tool_choice asks for a call, and there are no tools", PARAM_CHOICE)
     wanted = wanted_output(body)
-    if body.continue_final_message and body.add_generation_prompt:
-        raise InvalidRequestError(
-            "continue_final_message and add_generation_prompt exclude each other: send one of them",
-            "continue_final_message",
-        )
     may_be_several = body.parallel_tool_calls is not False and not isinstance(choice, NamedTool)
     parser = NONE
     if tools and choice != "none":
@@ -127,7 +122,7 @@ def plan_chat(frontend: Frontend, body: ChatRequest) -> ChatPlan:
             bound = structured_output.tool_calls(parser, functions, may_be_several=may_be_several, param=PARAM_TOOLS)
             wanted = bound if wanted is None else structured_output.either(bound, wanted)
     return ChatPlan(
-        prompt=_prompt(frontend, body, [] if choice == "none" else tools),
+        prompt=chat_prompt(frontend, body.messages, body, [] if choice == "none" else tools),
         tool_parser=parser,
         names=frozenset(tool.function.name for tool in tools),
         wanted=wanted,
@@ -183,21 +178,36 @@ def _called(tools: list[Tool], choice: Any) -> list[Tool]:
     return called
 
 
-def _prompt(frontend: Frontend, body: ChatRequest, tools: list[Tool]) -> PromptInput:
-    messages = [_message(message) for message in body.messages]
+def chat_prompt(
+    frontend: Frontend, messages: Sequence[Message], body: TemplateFields, tools: Sequence[Tool]
+) -> Chat | list[dict[str, Any]]:
+    """What a chat is rendered from.
+
+    Args:
+        tools: those that the model is shown.
+
+    Raises:
+        InvalidRequestError: what is asked for excludes each other, or the template does not know it.
+    """
+    if body.continue_final_message and body.add_generation_prompt:
+        raise InvalidRequestError(
+            "continue_final_message and add_generation_prompt exclude each other: send one of them",
+            "continue_final_message",
+        )
+    rendered = [_message(message) for message in messages]
     is_continued = bool(body.continue_final_message)
     add_generation_prompt = body.add_generation_prompt is not False and not is_continued
     variables = body.chat_template_kwargs or {}
-    arguments = _arguments(body)
+    arguments = _arguments(messages)
     if not (tools or arguments or body.documents or variables or is_continued) and add_generation_prompt:
-        return messages
+        return rendered
     if body.documents and not frontend.tokenizer.knows_documents:
         raise InvalidRequestError("the model's chat template does not know documents", "documents")
     functions = [{"type": "function", "function": tool.function.for_template()} for tool in tools]
     texts = [*arguments, *(text for document in body.documents or () for text in document.values())]
     num_characters = sum(len(json.dumps(function)) for function in functions) + sum(map(len, texts))
     return Chat(
-        messages,
+        rendered,
         functions,
         body.documents,
         variables,

@@ -114,7 +114,9 @@ async def serve_completion(
             prompts = [await frontend.tokenize(prompt) for prompt in inputs]
             texts = [await frontend.prompt_text(prompt) for prompt in inputs] if body.echo else []
         num_tokens = sum(len(prompt.token_ids) for prompt in prompts)
-        frontend.check_prompt_logprobs(num_tokens, wanted_logprobs.num_top, request.state.hold)
+        # Each output shows its prompt's.
+        num_shown = num_tokens * (body.n or 1) * wanted_logprobs.num_forms
+        frontend.check_prompt_logprobs(num_shown, wanted_logprobs.num_top, request.state.hold)
         stream = (
             make_stream(body, prompts[0], key, CompletionAnswer.answer_id(request_id), recalled) if resumable else None
         )

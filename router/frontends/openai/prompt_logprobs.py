@@ -47,6 +47,11 @@ class WantedLogprobs:
         return cls(body.prompt_logprobs, echoed)
 
     @property
+    def num_forms(self) -> int:
+        """In how many ways an output shows them."""
+        return (self.listed is not None) + (self.echoed is not None)
+
+    @property
     def num_top(self) -> int | None:
         """How many of the most likely tokens workers are asked for; None: nothing is asked for."""
         asked = [number for number in (self.listed, self.echoed) if number is not None]

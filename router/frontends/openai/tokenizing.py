@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
 from typing import Annotated, ClassVar, TypeVar
 
 from fastapi import FastAPI, Request
@@ -10,13 +11,15 @@ from starlette.responses import Response
 
 from router.errors import InvalidRequestError
 from router.frontends.base import Frontend
+from router.frontends.openai.chat_plan import chat_prompt, check_arguments
 from router.frontends.openai.errors import json_text_response
 from router.frontends.openai.lenient import LenientRequest, Unserved
 from router.frontends.openai.prompt_logprobs import object_text
 from router.frontends.openai.request import count_unknown_fields
-from router.frontends.openai.schema import ChatMessage, TokenIds
+from router.frontends.openai.schema import TokenIds
 from router.frontends.openai.streaming import to_json
-from router.frontends.openai.unserved import TOKENIZE
+from router.frontends.openai.tools_schema import Message, TemplateFields
+from router.frontends.openai.unserved import CHAT
 from router.text.prompt_encoder import MAX_MESSAGES
 
 T = TypeVar("T")
@@ -25,14 +28,14 @@ T = TypeVar("T")
 PIECE_TOKENS = 2048
 
 
-class TokenizeRequest(LenientRequest):
-    """A text or a conversation, one of the two."""
+class TokenizeRequest(TemplateFields, LenientRequest):
+    """A text or a conversation, one of the two, and what a chat says beside its messages."""
 
-    unserved: ClassVar[Mapping[str, Unserved]] = TOKENIZE
+    unserved: ClassVar[Mapping[str, Unserved]] = {"chat_template": CHAT["chat_template"]}
 
     model: str | None = None
     prompt: str | None = None
-    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)] | None = None
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)] | None = None
     # By default a text begins with BOS where the model wants it; a conversation has what its template writes.
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
@@ -75,7 +78,7 @@ def add_tokenizing(app: FastAPI, frontend: Frontend) -> None:
             if (body.prompt is None) == (body.messages is None):
                 raise InvalidRequestError("one of prompt and messages is needed", "prompt")
             with frontend.admission(request.state.key):
-                token_ids = await _tokens(frontend, body)
+                token_ids = await _tokens(frontend, body, request.app.state.parsing)
                 fields = {"count": len(token_ids), "max_model_len": frontend.config.max_model_len}
                 made = {"tokens": await _list_text(token_ids, int)}
                 spelled = body.return_token_strs
@@ -98,11 +101,14 @@ def add_tokenizing(app: FastAPI, frontend: Frontend) -> None:
         return json_text_response(to_json({"prompt": text}))
 
 
-async def _tokens(frontend: Frontend, body: TokenizeRequest) -> list[int]:
+async def _tokens(frontend: Frontend, body: TokenizeRequest, threads: Executor) -> list[int]:
+    """Raises RequestError."""
     if body.prompt is not None:
         return await frontend.token_ids(body.prompt, add_special_tokens=body.add_special_tokens is not False)
-    messages = [{"role": message.role, "content": message.text} for message in body.messages or ()]
-    return await frontend.token_ids(messages, add_special_tokens=bool(body.add_special_tokens))
+    messages = body.messages or []
+    await check_arguments(messages, threads)
+    chat = chat_prompt(frontend, messages, body, body.tools or [])
+    return await frontend.token_ids(chat, add_special_tokens=bool(body.add_special_tokens))
 
 
 async def _list_text(token_ids: Sequence[int], of: Callable[[int], T]) -> str:

@@ -38,7 +38,11 @@ def check_bounded(value: Any, max_characters: int, max_depth: int = MAX_DEPTH) -
     for _ in range(max_depth + 1):
         below: list[Any] = []
         for item in level:
-            num_characters += len(item) if isinstance(item, str) else 2
+            if isinstance(item, int):
+                # Of its digits, about: making them takes long.
+                num_characters += 2 + item.bit_length() // 4
+            else:
+                num_characters += len(item) if isinstance(item, str) else 2
             if isinstance(item, dict):
                 num_characters += sum(map(len, item))
                 below += item.values()
@@ -155,13 +159,10 @@ class Message(ChatMessage):
         return self
 
 
-class ChatRequest(ChatCompletionRequest):
-    """All that a chat may say."""
+class TemplateFields(LenientBody):
+    """What a chat template is given beside the messages."""
 
-    messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)  # type: ignore[assignment]
     tools: Annotated[list[Tool], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
-    tool_choice: ToolChoice | None = None
-    parallel_tool_calls: bool | None = None
     chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=MAX_VARIABLES)] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -190,3 +191,11 @@ class ChatRequest(ChatCompletionRequest):
                 raise ValueError(f"{name} cannot be set here")
         check_bounded(variables, MAX_VARIABLES_CHARACTERS)
         return variables
+
+
+class ChatRequest(TemplateFields, ChatCompletionRequest):
+    """All that a chat may say."""
+
+    messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)  # type: ignore[assignment]
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None

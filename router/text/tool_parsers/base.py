@@ -15,9 +15,9 @@ State = Callable[[str, int], int]
 class ToolParser(ABC):
     """Finds calls in one output. What it gives follows from the text so far alone, however that was cut into pieces.
 
-    Nothing of the text is lost but the marks around calls and the whitespace beside them: what turns out to be no call
-    is content. A call has begun when its name is known; what breaks after that is content from there on. The work for
-    each character does not grow with the text.
+    Nothing of the text is lost but the marks around calls, with braces too many, and the whitespace beside them: what
+    turns out to be no call is content. A call has begun when its name is known; what breaks after that is content from
+    there on. The work for each character does not grow with the text.
 
     A subclass has states, which hand over to each other through `_state`. A state looks at each character once, but for
     what may be the beginning of a mark and waits to be looked at again.
@@ -100,7 +100,7 @@ class ToolParser(ABC):
         if reader.is_done:
             self._state = self._after_call
         elif reader.is_broken:
-            self._break_off(end + 1)
+            self._break_off(reader.broken_at)
         return end
 
     def _break_off(self, end: int) -> None:

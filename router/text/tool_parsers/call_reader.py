@@ -33,6 +33,7 @@ class CallReader:
         has_started: the name has been given.
         is_done: the call has ended.
         is_broken: this is no call, or not any more.
+        broken_at: the position in the text up to which that follows.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class CallReader:
         self.has_started = False
         self.is_done = False
         self.is_broken = False
+        self.broken_at = 0
         self._on_name = on_name
         self._on_arguments = on_arguments
         self._names = names
@@ -96,7 +98,7 @@ class CallReader:
             self._scanner, self._value = JsonScanner(), []
             return position
         else:
-            self.is_broken = True
+            self._break(position + 1)
             return position
         return position + 1
 
@@ -108,7 +110,7 @@ class CallReader:
         elif end > start:
             self._value.append(text[start:end])
         if scanner.is_broken:
-            self.is_broken = True
+            self._break(end + 1)
         elif scanner.is_done:
             self._scanner = None
             if self._expects is not _Expects.VALUE:
@@ -124,7 +126,7 @@ class CallReader:
         if self._key == NAME and not self.has_started:
             name = _decoded(value) if first == '"' else ""
             if not name or (self._names is not None and name not in self._names):
-                self.is_broken = True
+                self._break(end)
                 return
             self.has_started = True
             self._on_name(name, end)
@@ -142,11 +144,15 @@ class CallReader:
 
     def _close(self, end: int) -> None:
         if not self.has_started:
-            self.is_broken = True
+            self._break(end)
             return
         self.is_done = True
         if not self._has_arguments:
             self._on_arguments(NO_ARGUMENTS, end)
+
+    def _break(self, at: int) -> None:
+        self.is_broken = True
+        self.broken_at = at
 
 
 def _decoded(literal: str) -> str:

@@ -1,6 +1,7 @@
 """Calls between tags, each a JSON object with `name` and `arguments`: Hermes, Qwen and others."""
 
 from router.text.tool_parsers.base import ToolParser
+from router.text.tool_parsers.json_scanner import skip_space
 
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
 
@@ -15,6 +16,19 @@ class HermesParser(ToolParser):
         self._begin_call()
         return position
 
+    def _break_off(self, end: int) -> None:
+        super()._break_off(end)
+        if self._reader.has_started:
+            # A brace too few: what follows is as behind a whole call.
+            self._state = self._after_call
+
     def _after_call(self, text: str, position: int) -> int:
+        start = skip_space(text, position)
+        if start < len(text) and text[start] in "{}":
+            # Models write several calls between two tags, or a brace too many.
+            if text[start] == "}":
+                return start + 1
+            self._begin_call()
+            return start
         # A model that leaves the closing tag out has made a call all the same.
-        return self._skip_mark(CLOSING, text, position, self._content, self._content)
+        return self._skip_mark(CLOSING, text, start, self._content, self._content)

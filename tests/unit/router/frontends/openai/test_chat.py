@@ -331,6 +331,11 @@ async def test_reasoning_is_counted() -> None:
     usages = [event.content["usage"] for event in stream.events[1:]]
     counted = [(u["completion_tokens"], u["completion_tokens_details"]["reasoning_tokens"]) for u in usages]
     assert all(num_reasoning == min(num_all, num_tokens) for num_all, num_reasoning in counted) and len(counted) > 5
+    # A client that has all but the usage is told the same.
+    body = {"messages": [USER], "max_tokens": 300, "stream": True, "stream_options": {"include_usage": True}}
+    stream = await ask(cluster, body)
+    again = await ask(cluster, body, stream.events[-2].id)
+    assert [event.content["usage"] for event in again.events] == [stream.events[-1].content["usage"]]
     cluster = cluster_of(chat_templates.QWEN3, "Yes.")
     answer = json.loads((await ask(cluster, {"messages": [USER], "max_tokens": 300})).body)
     assert answer["usage"]["completion_tokens_details"] == {"reasoning_tokens": 0}
@@ -369,6 +374,10 @@ REFUSED = {
     "custom": ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools.0"),
     "large": (
         {"tools": [{"type": "function", "function": {"name": "f", "description": "x" * 2**18}}]},
+        "at most 262144 characters",
+    ),
+    "large numbers": (
+        {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"enum": [10**4000] * 300}}}]},
         "at most 262144 characters",
     ),
     "kwargs": ({"chat_template_kwargs": {"messages": []}}, "messages cannot be set here"),

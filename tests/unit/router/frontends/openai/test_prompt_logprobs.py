@@ -165,11 +165,15 @@ def test_what_is_refused(body: dict[str, Any], param: str) -> None:
 
 def test_one_request_may_not_ask_for_too_many() -> None:
     prompts = [[1] * 390] * 128
-    assert 128 * 390 * 21 > MAX_PROMPT_LOGPROBS > 3 * 390 * 21
+    assert 128 * 390 * 21 > 17 * 2 * 390 * 21 > MAX_PROMPT_LOGPROBS > 16 * 2 * 390 * 21 > 3 * 390 * 21
     stream, _ = ask(prompt=prompts, prompt_logprobs=20)
     assert stream.status == 400 and stream.error["param"] == "prompt_logprobs"
     assert f"one request may ask for {MAX_PROMPT_LOGPROBS}" in stream.error["message"]
     assert len(answer(prompt=prompts[:3], prompt_logprobs=20)["choices"]) == 3
+    # Each of several outputs has its prompt's, in each form that is asked for.
+    shown = {"prompt": prompts[0], "prompt_logprobs": 20, "echo": True, "logprobs": 20}
+    assert ask(**shown, n=16)[0].status == 200
+    assert ask(**shown, n=17)[0].status == 400
 
 
 def test_others_have_their_turn_while_they_are_written() -> None:

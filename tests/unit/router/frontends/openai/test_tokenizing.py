@@ -1,6 +1,7 @@
 """POST /tokenize and /detokenize."""
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,17 @@ from tests.fakes.http_requests import HttpAnswer, http_request
 from tests.fakes.tokenizer_files import byte_level, save
 
 MAX_MODEL_LEN = 4000
+TEMPLATE = (
+    "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}<{{ m.role }}>{{ m.content }}"
+    "{% for call in m.tool_calls or [] %}{{ call.function.name }}({{ call.function.arguments | tojson }}){% endfor %}"
+    "{% endfor %}{{ style }}{% if add_generation_prompt %}<assistant>{% endif %}"
+)
 
 
 @pytest.fixture(scope="module")
 def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = save(tmp_path_factory.mktemp("model"), byte_level(), {"vocab_size": 300})
-    (path / "chat_template.jinja").write_text("{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}")
+    (path / "chat_template.jinja").write_text(TEMPLATE)
     return path
 
 
@@ -72,8 +78,30 @@ def test_tokens_by_their_names(model_dir: Path) -> None:
 def test_a_conversation_is_what_its_template_makes_of_it(model_dir: Path) -> None:
     messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": [{"type": "text", "text": "yo"}]}]
     chat = post(model_dir, "/tokenize", messages=messages).json
-    text = post(model_dir, "/tokenize", prompt="<user>hi<assistant>yo", add_special_tokens=False).json
+    text = post(model_dir, "/tokenize", prompt="<user>hi<assistant>yo<assistant>", add_special_tokens=False).json
     assert chat == text and chat["count"]
+
+
+def test_a_conversation_has_all_that_a_chat_may_have(model_dir: Path) -> None:
+    function = {"name": "f", "parameters": {"type": "object", "properties": {}}}
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+    messages = [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "1", "content": "2"},
+    ]
+    answer = post(
+        model_dir,
+        "/tokenize",
+        messages=messages,
+        tools=[{"type": "function", "function": function}],
+        chat_template_kwargs={"style": "!"},
+        add_generation_prompt=False,
+    ).json
+    text = post(model_dir, "/detokenize", tokens=answer["tokens"]).json["prompt"]
+    tools, _, rest = text.partition("<user>")
+    assert json.loads(tools) == [{"type": "function", "function": function}]
+    assert rest == 'hi<assistant>f({"a": 1})<tool>2!'
 
 
 @pytest.mark.parametrize(
@@ -83,6 +111,16 @@ def test_a_conversation_is_what_its_template_makes_of_it(model_dir: Path) -> Non
         ("/tokenize", {"prompt": "a", "messages": [{"role": "user", "content": ""}]}, "prompt", "one of prompt and"),
         ("/tokenize", {"prompt": "x " * MAX_MODEL_LEN}, "prompt", "the prompt has"),
         ("/tokenize", {"prompt": ["a"]}, "prompt", "prompt: Input should be a valid string"),
+        (
+            "/tokenize",
+            {
+                "messages": [{"role": "user", "content": "a"}],
+                "add_generation_prompt": True,
+                "continue_final_message": True,
+            },
+            "continue_final_message",
+            "continue_final_message and add_generation_prompt exclude each other",
+        ),
         ("/tokenize", {"messages": []}, "messages", "messages: List should have at least 1 item"),
         ("/detokenize", {"tokens": [300]}, "tokens", "token id 300 is outside the vocabulary of 300"),
         ("/detokenize", {"tokens": [-1]}, "tokens", "tokens.0: Input should be greater than or equal to 0"),

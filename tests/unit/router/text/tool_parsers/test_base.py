@@ -80,7 +80,9 @@ def test_what_has_come_follows_from_the_text_so_far_and_parts_say_from_how_much(
     by_character, parts = make(name), []
     whole = make(name).feed(text)
     for end, character in enumerate(text, 1):
-        parts += by_character.feed(character)
+        new = by_character.feed(character)
+        assert all(part.end <= end for part in new)
+        parts += new
         assert joined(parts) == joined(make(name).feed(text[:end]))
         # This is what lets a stream go on: its events name places in the text.
         if end in {part.end for part in whole}:
@@ -126,3 +128,16 @@ def test_the_work_for_a_token_does_not_grow_with_the_text(name: str) -> None:
             # Ten times as much takes ten times as long; text that is looked at again and again takes a hundred times.
             short, long = [beginning, *[filler] * 500], [beginning, *[filler] * 5_000]
             assert seconds(long) < 40 * max(0.0003, min(seconds(short) for _ in range(3))), (beginning, filler)
+
+
+def test_the_work_for_a_text_that_comes_at_once_grows_with_its_length() -> None:
+    def seconds(num_marks: int) -> float:
+        text, best = "<tool_call>" * num_marks, float("inf")
+        for _ in range(3):
+            parser, started = make("hermes"), time.process_time()
+            parser.feed(text)
+            best = min(best, time.process_time() - started)
+        return best
+
+    # Twenty times as long: it would take 400 times as long if each mark were put behind a copy of those before.
+    assert seconds(40_000) < 60 * seconds(2_000)

@@ -6,7 +6,8 @@ from router.text.tool_parsers.hermes import HermesParser
 from tests.fakes.parts import joined
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "</tool_call>"}}\n</tool_call>'
-F = [("call", "f"), ("arguments", '{"a": "</tool_call>"}')]
+ARGUMENTS = '{"a": "</tool_call>"}'
+F = [("call", "f"), ("arguments", ARGUMENTS)]
 TEXTS = {
     CALL: F,
     f"{CALL}\n{CALL}": [*F, *F],
@@ -14,6 +15,19 @@ TEXTS = {
     # The closing tag is missing, or nothing else has come.
     CALL.removesuffix("</tool_call>") + CALL: [*F, *F],
     CALL.removesuffix("}\n</tool_call>"): F,
+    # Several between two tags, a brace too few, and one too many.
+    '<tool_call>{"name": "f"}\n{"name": "g"}</tool_call>': [
+        ("call", "f"),
+        ("arguments", "{}"),
+        ("call", "g"),
+        ("arguments", "{}"),
+    ],
+    '<tool_call>{"name": "f", "arguments": {"a": 1}\n</tool_call>.': [
+        ("call", "f"),
+        ("arguments", '{"a": 1}'),
+        ("content", "."),
+    ],
+    '<tool_call>{"name": "f", "arguments": {"a": 1}}}\n</tool_call>': [("call", "f"), ("arguments", '{"a": 1}')],
     # A model may call what there is not: its client says so.
     '<tool_call>{"name": "h"}</tool_call>': [("call", "h"), ("arguments", "{}")],
     # None of these is a call.
