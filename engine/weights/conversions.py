@@ -130,7 +130,8 @@ class ConversionCache:
         if not self.directory.is_dir():
             return
         for path in self.directory.iterdir():
-            if _NAME.fullmatch(path.name) and not path.name.startswith(".") and path.is_dir():
+            is_own = _NAME.fullmatch(path.name) is not None and not path.name.startswith(".")
+            if is_own and path.is_dir() and not path.is_symlink():
                 with contextlib.suppress(FileNotFoundError):
                     names = {file.name for file in path.iterdir()}
                     if "config.json" in names and names <= _FILES:
@@ -151,7 +152,7 @@ class ConversionCache:
             # Who wrote these was killed, for whoever writes holds the lock.
             for left in self.directory.glob(f".*-{digest}.*/"):
                 shutil.rmtree(left, ignore_errors=True)
-            path = self.directory / f"{gguf.stem}-{digest}"
+            path = self.directory / f"{gguf.stem.lstrip('.') or 'model'}-{digest}"
             convert_gguf(gguf, path, lambda stage, fraction: report(f"converting, {stage}", fraction))
             return path
 
@@ -188,7 +189,8 @@ class ConversionCache:
         self.directory.mkdir(parents=True, exist_ok=True)
         lock = self.directory / f".{digest}.lock"
         while True:
-            with lock.open("w") as file:
+            # Where others may write here too, a link of this name would lead to a file of somebody's.
+            with os.fdopen(os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644), "w") as file:
                 try:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:

@@ -204,7 +204,11 @@ def chat_prompt(
     if body.documents and not frontend.tokenizer.knows_documents:
         raise InvalidRequestError("the model's chat template does not know documents", "documents")
     functions = [{"type": "function", "function": tool.function.for_template()} for tool in tools]
-    texts = [*arguments, *(text for document in body.documents or () for text in document.values())]
+    # A template writes these of each call, and something around it.
+    named = [
+        text for message in messages for call in message.tool_calls or () for text in (call.id, call.function.name)
+    ]
+    texts = [*arguments, *named, *(text for document in body.documents or () for text in document.values())]
     num_characters = sum(len(json.dumps(function)) for function in functions) + sum(map(len, texts))
     return Chat(
         rendered,

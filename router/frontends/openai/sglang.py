@@ -17,6 +17,7 @@ from router.frontends.openai.request import DEFAULT_TEMPERATURE, count_unknown_f
 from router.frontends.openai.schema import StopField, StopTokenIds, TokenIds
 from router.frontends.openai.streaming import Event, EventStream, pieces_of, to_json, unless_client_leaves
 from router.frontends.openai.unserved import REQUEST
+from router.frontends.request_id import is_request_id
 from router.frontends.sampling import PLAIN_FIELDS, SamplingOptions
 from router.text.generation_config import SamplingDefaults
 
@@ -128,7 +129,7 @@ def add_sglang(app: FastAPI, frontend: Frontend) -> None:
     @app.post("/generate", responses={200: {"content": {"text/event-stream": {}}}})
     async def generate(body: GenerateRequest, request: Request) -> Response:
         """Continues a text or token ids."""
-        request_id = body.rid or request.state.request_id
+        request_id = body.rid if body.rid and is_request_id(body.rid) else request.state.request_id
         generation = await _begin(frontend, body, request.state.key, request_id)
         output = _Output(generation, request_id)
         if not body.stream:

@@ -226,3 +226,30 @@ def test_other_things_in_the_directory_stay(tmp_path: Path, conversions: list[Pa
     assert len(cache.clear()) == 1
     assert all((other / "config.json").exists() for other in others)
     assert (tmp_path / "tiny.gguf").exists()
+
+
+def test_a_link_in_the_cache_is_nobody_s_model(tmp_path: Path, conversions: list[Path]) -> None:
+    cache = ConversionCache(tmp_path / "cache")
+    path = cache.get(gguf_file(tmp_path / "tiny.gguf"))
+    kept = tmp_path / "kept"
+    shutil.copytree(path, kept)
+    (cache.directory / "other-0123456789abcdef").symlink_to(kept)
+    assert [conversion.path for conversion in cache.clear()] == [path]
+    assert (kept / "config.json").exists()
+
+
+def test_a_lock_is_no_way_to_another_file(tmp_path: Path, conversions: list[Path]) -> None:
+    cache, source = ConversionCache(tmp_path / "cache"), gguf_file(tmp_path / "tiny.gguf")
+    digest = cache.get(source).name.rpartition("-")[2]
+    cache.clear()
+    precious = gguf_file(tmp_path / "precious")
+    (cache.directory / f".{digest}.lock").symlink_to(precious)
+    with pytest.raises(ValueError, match="cannot keep the converted model"):
+        cache.get(source)
+    assert precious.read_bytes() == b"GGUF"
+
+
+def test_a_hidden_file_s_model_is_no_secret(tmp_path: Path, conversions: list[Path]) -> None:
+    cache = ConversionCache(tmp_path / "cache")
+    path = cache.get(gguf_file(tmp_path / ".tiny.gguf"))
+    assert [conversion.path for conversion in cache.conversions()] == [path]
