@@ -362,9 +362,8 @@ SAMPLING = [
     ),
     http_only(
         "log probabilities of more prompt tokens than are told at once",
-        "63488 prompt tokens in the answer with 4 of the most likely ones each are 317440 log probabilities; one request "
-        "may ask for "
-        "262144 of its prompts",
+        "63488 prompt tokens in the answer with 4 of the most likely ones each are 317440 log probabilities; one "
+        "request may ask for 262144 of its prompts",
         {"prompt": [[1] * 496] * 128, "prompt_logprobs": 4},
         "prompt_logprobs",
     ),
