@@ -5,6 +5,7 @@ import logging
 import secrets
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -62,6 +63,7 @@ class Cluster:
         self._actors: dict[str, Any] = {}
         self._router_configs: dict[str, RouterConfig] = {}
         self._worker_plans: dict[str, WorkerPlan] = {}
+        self._num_starts: Counter[str] = Counter()
         self._ports = ReservedPorts()
         # What the cluster's processes read, which nobody may clear away meanwhile.
         self._held = contextlib.ExitStack()
@@ -213,7 +215,9 @@ class Cluster:
         from deploy.router_actor import RouterActor
 
         self._on_progress(name, "starting")
-        actor = self._actors[name] = _actor_class(RouterActor).remote(self._router_configs[name])
+        config = replace(self._router_configs[name], num_restarts=self._num_starts[name])
+        self._num_starts[name] += 1
+        actor = self._actors[name] = _actor_class(RouterActor).remote(config)
         return actor.start.remote()
 
     def _start_worker(self, name: str) -> Any:
@@ -221,6 +225,8 @@ class Cluster:
         from deploy.worker_actor import WorkerActor
 
         plan = self._worker_plans[name]
+        plan = replace(plan, worker=replace(plan.worker, num_restarts=self._num_starts[name]))
+        self._num_starts[name] += 1
         self._on_progress(name, "starting")
         num_gpus = plan.worker.engine.num_devices if plan.worker.engine.device == "cuda" else 0
         actor = self._actors[name] = _actor_class(WorkerActor, num_gpus).remote(plan)

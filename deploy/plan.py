@@ -3,6 +3,7 @@ is started."""
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,7 @@ def plan(
         for role, count in _counts(config)
         for i in range(count)
     ]
+    router = replace(router, workers={w.worker.worker_id: w.worker.role for w in workers})
     return ports.configs(router), workers
 
 

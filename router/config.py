@@ -8,7 +8,7 @@ from typing import NamedTuple
 from router.policies.table import ROUTING_POLICIES
 from router.text.reasoning import REASONING_STYLES
 from router.text.tool_parsers.table import TOOL_PARSERS
-from tandem.config import LogConfig, TlsConfig, parse_api_key, require, require_one_of, require_positive
+from tandem.config import LogConfig, Role, TlsConfig, parse_api_key, require, require_one_of, require_positive
 
 AUTO = "auto"
 GENERATION_CONFIGS = (AUTO, "none")
@@ -45,6 +45,8 @@ class RouterConfig:
         host: the address of the clients' ports.
         grpc_port, http_port: its own two ports for clients; 0 picks a free one.
         routers: all routers of the cluster by their names, this one among them; empty: it is alone.
+        workers: the workers that the cluster is to have, their roles by their names; empty: it is not known.
+        num_restarts: how often this router has been started again.
         shared_grpc_port, shared_http_port: ports for clients at which all routers listen; 0: there are none.
         reuse_ports: all its ports are held by whoever started it, who lets it in.
         api_keys: what clients show, each as "KEY" or "KEY MAX_PRIORITY"; empty lets everybody in.
@@ -94,6 +96,8 @@ class RouterConfig:
     grpc_port: int = 50051
     http_port: int = 8000
     routers: Mapping[str, RouterAddresses] = field(default_factory=dict)
+    workers: Mapping[str, Role] = field(default_factory=dict)
+    num_restarts: int = 0
     shared_grpc_port: int = 0
     shared_http_port: int = 0
     reuse_ports: bool = False

@@ -1,42 +1,30 @@
 """What the router counts. Every duration is a phase of tandem.lifecycle.
 
-It has a registry and histograms of its own: a gap is observed for every token, and a library's histogram, made to be
-used from many threads, would cost as much as passing the token on.
+Each value that a label can have is there from the start, at 0: what first appears with a 1 is no growth to Prometheus.
 """
 
-from bisect import bisect_left
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from itertools import accumulate
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import get_args
 
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client import generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from router.histograms import E2E_SECONDS, ITL_SECONDS, PHASE_SECONDS, TOKENS, TTFT_SECONDS, HistogramFamily
+from router.policies.base import AttemptFailure
 from router.worker_registry import WorkerRegistry
+from tandem.config import ROLES
 from tandem.lifecycle import PHASES, PhaseTiming
+from tandem.process_metrics import process_registry
 
-# They suit a local CPU model and a fast GPU: from a tenth of a millisecond to minutes, in steps of 2 to 2.5.
-_STEPS = (1e-4, 2.5e-4, 5e-4)
-SECONDS_BUCKETS = tuple(round(step * 10**power, 7) for power in range(7) for step in _STEPS if step * 10**power <= 500)
-
-
-class SecondsHistogram:
-    """Counts of durations; belongs to one thread."""
-
-    def __init__(self, buckets: Sequence[float] = SECONDS_BUCKETS) -> None:
-        """Args: buckets: their upper bounds in seconds, rising."""
-        self._bounds = buckets
-        self._counts = [0] * (len(buckets) + 1)
-        self._sum = 0.0
-
-    def observe(self, seconds: float) -> None:
-        self._counts[bisect_left(self._bounds, seconds)] += 1
-        self._sum += seconds
-
-    def add_to(self, family: HistogramMetricFamily, labels: Sequence[str]) -> None:
-        bounds = [*map(str, self._bounds), "+Inf"]
-        family.add_metric(labels, list(zip(bounds, accumulate(self._counts), strict=True)), self._sum)
+# How requests end: two ways that are the model's, the client's leaving, and the classes of router/errors.py.
+OUTCOMES = (
+    *("stop", "length", "abort"),
+    *("invalid", "unauthenticated", "overloaded", "unavailable", "timeout", "error"),
+)
+# How the router loses a worker.
+FAULTS = ("disconnected", "reconnected", "silent", "stalled")
 
 
 class RouterMetrics(Collector):
@@ -49,6 +37,9 @@ class RouterMetrics(Collector):
         num_queued: Callable[[], int],
         num_waiting: Callable[[], int],
         not_ready_reason: Callable[[], str],
+        *,
+        planned: Mapping[str, str],
+        num_restarts: int,
     ) -> None:
         """
         Args:
@@ -56,24 +47,45 @@ class RouterMetrics(Collector):
             num_requests, num_queued, num_waiting: requests in hand; those of them that wait for their first token; and
                 for a worker.
             not_ready_reason: why no request would be served now, or "".
+            planned: the workers that the cluster is to have, their roles by their names.
+            num_restarts: how often this router has been started again.
         """
         self._registry = registry
         self._num_requests = num_requests
         self._num_queued = num_queued
         self._num_waiting = num_waiting
         self._not_ready_reason = not_ready_reason
-        self._outcomes: Counter[str] = Counter()
-        self._restarts: Counter[str] = Counter()
-        self._faults: Counter[str] = Counter()
+        self._planned = planned
+        self._outcomes = Counter(dict.fromkeys(OUTCOMES, 0))
+        self._restarts: Counter[str] = Counter(dict.fromkeys(get_args(AttemptFailure), 0))
+        self._faults = Counter(dict.fromkeys(FAULTS, 0))
         self._num_unknown_fields = 0
         self._num_prompt_tokens = 0
         self._num_generated_tokens = 0
         self._num_cached_tokens = 0
-        self._phases: defaultdict[str, SecondsHistogram] = defaultdict(SecondsHistogram)
-        self.itl = SecondsHistogram()
-        self.worker_wait = SecondsHistogram()
+        ttft = HistogramFamily("tandem_ttft_seconds", "Time to first token.", TTFT_SECONDS)
+        e2e = HistogramFamily("tandem_e2e_seconds", "Time from a request's arrival to its end.", E2E_SECONDS)
+        phases = HistogramFamily(
+            "tandem_phase_seconds",
+            "Phases of a request's life.",
+            PHASE_SECONDS,
+            "phase",
+            [spec.name for spec in PHASES if spec.name not in ("ttft", "e2e")],
+        )
+        itl = HistogramFamily("tandem_itl_seconds", "Gaps between tokens.", ITL_SECONDS)
+        worker_wait = HistogramFamily(
+            "tandem_worker_wait_seconds",
+            "Times for which requests waited for a worker, of those that had to.",
+            PHASE_SECONDS,
+        )
+        prompt = HistogramFamily("tandem_request_prompt_tokens", "Prompt tokens of each request that ended.", TOKENS)
+        output = HistogramFamily("tandem_request_generated_tokens", "Output tokens of each request that ended.", TOKENS)
+        self._families = (ttft, e2e, phases, itl, worker_wait, prompt, output)
+        self._phases = {**phases.by_value, "ttft": ttft.only, "e2e": e2e.only}
+        self.itl, self.worker_wait = itl.only, worker_wait.only
+        self._prompt_tokens, self._generated_tokens = prompt.only, output.only
         self._gauges: list[tuple[str, str, Callable[[], float]]] = []
-        self._prometheus = CollectorRegistry()
+        self._prometheus = process_registry(num_restarts)
         self._prometheus.register(self)
 
     def add_gauge(self, name: str, text: str, value: Callable[[], float]) -> None:
@@ -101,6 +113,8 @@ class RouterMetrics(Collector):
         self._num_prompt_tokens += num_prompt_tokens
         self._num_cached_tokens += num_cached_tokens
         self._num_generated_tokens += num_output_tokens
+        self._prompt_tokens.observe(num_prompt_tokens)
+        self._generated_tokens.observe(num_output_tokens)
         for timing in timings:
             # Clocks of processes may differ by a little: what seems to have ended before it began took no time.
             self._phases[timing.name].observe(max(0.0, timing.duration_ms / 1e3))
@@ -114,7 +128,8 @@ class RouterMetrics(Collector):
 
     def exposition(self) -> bytes:
         """The metrics in Prometheus' text format."""
-        return generate_latest(self._prometheus)
+        histograms = "".join([family.exposition() for family in self._families])
+        return generate_latest(self._prometheus) + histograms.encode()
 
     def collect(self) -> Iterable[Metric]:
         yield _counter("tandem_requests", "Requests by how they ended", ("outcome",), self._outcomes)
@@ -136,19 +151,6 @@ class RouterMetrics(Collector):
         )
         yield _counter("tandem_restarts", "Attempts after a request's first, by why", ("kind",), self._restarts)
         yield _counter("tandem_faults", "Workers that the router lost, by how", ("kind",), self._faults)
-        phases = HistogramMetricFamily("tandem_phase_seconds", "Phases of a request's life", labels=("phase",))
-        for spec in PHASES:
-            if spec.name not in ("ttft", "e2e") and spec.name in self._phases:
-                self._phases[spec.name].add_to(phases, (spec.name,))
-        yield phases
-        for name, text in (("ttft", "Time to first token"), ("e2e", "Time from a request's arrival to its end")):
-            yield _histogram(f"tandem_{name}_seconds", text, self._phases[name])
-        yield _histogram("tandem_itl_seconds", "Gaps between tokens", self.itl)
-        yield _histogram(
-            "tandem_worker_wait_seconds",
-            "Times for which requests waited for a worker, of those that had to",
-            self.worker_wait,
-        )
         yield GaugeMetricFamily("tandem_requests_in_hand", "Requests being served", value=self._num_requests())
         yield GaugeMetricFamily(
             "tandem_requests_queued", "Those of them that wait for their first token", value=self._num_queued()
@@ -158,9 +160,23 @@ class RouterMetrics(Collector):
         )
         roles = Counter(worker.role for worker in self._registry)
         workers = GaugeMetricFamily("tandem_workers", "Connected workers", labels=("role",))
-        for role in ("prefill", "decode", "both"):
+        for role in ROLES:
             workers.add_metric((role,), roles[role])
         yield workers
+        connected = GaugeMetricFamily(
+            "tandem_worker_connected",
+            "1 if this worker of the cluster is connected to the router, 0 if it is not",
+            labels=("role", "worker"),
+        )
+        here = {worker.worker_id: worker.role for worker in self._registry}
+        for worker_id, role in sorted({**self._planned, **here}.items()):
+            connected.add_metric((role, worker_id), worker_id in here)
+        yield connected
+        yield GaugeMetricFamily(
+            "tandem_worker_pairs",
+            "Pairs of connected workers that can serve a request together: all where every link is up",
+            value=self._registry.num_pairs,
+        )
         for name, text, value in self._gauges:
             yield GaugeMetricFamily(name, text, value=value())
         yield GaugeMetricFamily("tandem_ready", "1 if a request would be served", value=not self._not_ready_reason())
@@ -170,10 +186,4 @@ def _counter(name: str, text: str, labels: Sequence[str], values: Counter[str]) 
     family = CounterMetricFamily(name, text, labels=labels)
     for label, value in sorted(values.items()):
         family.add_metric((label,), value)
-    return family
-
-
-def _histogram(name: str, text: str, histogram: SecondsHistogram) -> Metric:
-    family = HistogramMetricFamily(name, text)
-    histogram.add_to(family, ())
     return family

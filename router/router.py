@@ -90,6 +90,8 @@ class Router:
             lambda: self.num_queued,
             lambda: self.num_waiting,
             self.not_ready_reason,
+            planned=config.workers,
+            num_restarts=config.num_restarts,
         )
         self._policy = GuardedPolicy(policy)
         self._room = WaitingRoom(

@@ -34,6 +34,11 @@ class WorkerRegistry:
         """Whether there is a pair of workers that can serve a request now."""
         return self._num_pairs > 0
 
+    @property
+    def num_pairs(self) -> int:
+        """Pairs of workers that can serve a request now."""
+        return self._num_pairs
+
     def __iter__(self) -> Iterator[Worker]:
         return iter(list(self._workers.values()))
 

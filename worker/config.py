@@ -19,6 +19,7 @@ class WorkerConfig:
         connect_timeout_s: how long it looks for the router before it gives up.
         max_record_bytes: for records of what it has served, which clients over HTTP go on with; the oldest give way.
         cluster_token: what the processes of this cluster know each other by.
+        num_restarts: how often this worker has been started again.
         api_keys: what readers of its metrics show; empty lets everybody in.
     """
 
@@ -31,6 +32,7 @@ class WorkerConfig:
     stall_timeout_s: float = 60.0
     connect_timeout_s: float = 60.0
     max_record_bytes: int = 64 * 2**20
+    num_restarts: int = 0
     cluster_token: str = field(default="", repr=False)
     api_keys: tuple[str, ...] = field(default=(), repr=False)
     log: LogConfig = field(default_factory=LogConfig)

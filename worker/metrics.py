@@ -7,6 +7,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from tandem.messages import Heartbeat
+from tandem.process_metrics import process_registry
 
 
 class WorkerCollector(Collector):
@@ -44,6 +45,9 @@ class WorkerCollector(Collector):
             "prefill_computed_tokens", "Prompt tokens that the worker computed.", stats.prompt_tokens_computed
         )
         yield self._counter(
+            "decode_computed_tokens", "Output tokens whose KV the worker computed.", stats.output_tokens_computed
+        )
+        yield self._counter(
             "given_back", "Running requests that were given back for want of pages.", stats.num_given_back
         )
         yield self._counter("leases_expired", "Granted leases that were not filled in time.", stats.num_leases_expired)
@@ -67,8 +71,10 @@ class WorkerCollector(Collector):
         return family
 
 
-def worker_registry(role: str, worker_id: str, heartbeat: Callable[[], Heartbeat]) -> CollectorRegistry:
-    """Everything that one worker exports."""
-    registry = CollectorRegistry()
+def worker_registry(
+    role: str, worker_id: str, heartbeat: Callable[[], Heartbeat], num_restarts: int = 0
+) -> CollectorRegistry:
+    """Everything that one worker exports. Args: num_restarts: how often it has been started again."""
+    registry = process_registry(num_restarts)
     registry.register(WorkerCollector(role, worker_id, heartbeat))
     return registry

@@ -144,7 +144,7 @@ class WorkerProcess:
         config, engine = self._config, self._engine
         server = self._server = new_server([cluster_auth(config.cluster_token)])
         address = bind(server, config.host, 0)
-        registry = worker_registry(config.role, config.worker_id, self._heartbeat)
+        registry = worker_registry(config.role, config.worker_id, self._heartbeat, config.num_restarts)
         self._metrics = MetricsServer(registry, config.host, config.api_keys)
         layout = engine.pool.layout
         hello = self._hello = Hello(

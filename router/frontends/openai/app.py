@@ -169,12 +169,15 @@ def _add_operation(app: FastAPI, frontend: Frontend) -> None:
         if len(frontend.config.routers) > 1:
             host = request.url.netloc.rpartition(":")[0] if request.url.port else request.url.netloc
             found_at = {name: f"{host}:{port_of(own.http)}" for name, own in frontend.config.routers.items()}
-        labels = {"__scheme__": request.url.scheme}
+        common = {"model_name": frontend.config.model_name}
+        labels = {**common, "__scheme__": request.url.scheme}
         if root_path := frontend.config.root_path:
             labels["__metrics_path__"] = f"{root_path}/metrics"
         targets = [{"targets": [address], "labels": {**labels, "process": name}} for name, address in found_at.items()]
         for worker in frontend.router.workers:
-            targets.append({"targets": [worker.hello.metrics_address], "labels": {"process": worker.worker_id}})
+            targets.append(
+                {"targets": [worker.hello.metrics_address], "labels": {**common, "process": worker.worker_id}}
+            )
         return json_response(targets)
 
 

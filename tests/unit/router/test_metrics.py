@@ -2,8 +2,10 @@
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from router.metrics import SECONDS_BUCKETS, RouterMetrics, SecondsHistogram
+from router.errors import RequestError
+from router.metrics import OUTCOMES, RouterMetrics
 from router.worker_registry import WorkerRegistry
+from tandem import __version__
 from tandem.lifecycle import PhaseTiming
 from tests.fakes.clock import FakeClock
 from tests.fakes.scripted_worker import hello
@@ -19,7 +21,8 @@ def new_metrics() -> RouterMetrics:
     registry = WorkerRegistry(FakeClock(), 1.0, 1.0)
     for worker_id, role in (("p0", "prefill"), ("p1", "prefill"), ("d0", "decode")):
         registry.register(hello(worker_id, role), lambda _: None, lambda _: None)
-    return RouterMetrics(registry, lambda: 3, lambda: 2, lambda: 1, lambda: "no link")
+    planned = {"p0": "prefill", "p1": "prefill", "d0": "decode", "d1": "decode"}
+    return RouterMetrics(registry, lambda: 3, lambda: 2, lambda: 1, lambda: "no link", planned=planned, num_restarts=4)
 
 
 def test_ended_requests_are_counted_with_their_tokens_and_phases() -> None:
@@ -52,17 +55,56 @@ def test_what_is_there_now_is_asked_for_at_each_scrape() -> None:
     assert found["tandem_ready", ()] == 0
 
 
-def test_a_duration_is_in_the_first_bucket_that_holds_it() -> None:
+def test_every_value_of_a_label_is_there_from_the_start() -> None:
+    found = samples(new_metrics())
+    for outcome in ("stop", "length", "abort", *error_outcomes(RequestError)):
+        assert found["tandem_requests_total", (outcome,)] == 0
+    for kind in ("prefill_failed", "given_back", "lease_lost", "deferred", "worker_lost"):
+        assert found["tandem_restarts_total", (kind,)] == 0
+    for kind in ("disconnected", "reconnected", "silent", "stalled"):
+        assert found["tandem_faults_total", (kind,)] == 0
+    for phase in ("tokenize", "prefill_queue", "prefill", "lease", "transfer", "handover", "first_to_second", "decode"):
+        assert found["tandem_phase_seconds_count", (phase,)] == 0
+
+
+def error_outcomes(cls: type[RequestError]) -> set[str]:
+    own = {cls.outcome} if "outcome" in vars(cls) else set()
+    return own.union(*map(error_outcomes, cls.__subclasses__()))
+
+
+def test_the_outcomes_are_those_of_errors_and_of_models() -> None:
+    assert set(OUTCOMES) == {"stop", "length", "abort"} | error_outcomes(RequestError)
+
+
+def test_a_worker_of_the_plan_that_is_not_there_shows() -> None:
+    found = samples(new_metrics())
+    connected = {labels: value for (name, labels), value in found.items() if name == "tandem_worker_connected"}
+    assert connected == {("prefill", "p0"): 1, ("prefill", "p1"): 1, ("decode", "d0"): 1, ("decode", "d1"): 0}
+    # None of the prefill workers has said that it has a link.
+    assert found["tandem_worker_pairs", ()] == 0
+
+
+def test_the_lengths_of_requests_are_counted_by_size() -> None:
     metrics = new_metrics()
-    for seconds in (0.0, SECONDS_BUCKETS[0], SECONDS_BUCKETS[1], 1e6):
-        metrics.itl.observe(seconds)
+    for num_prompt_tokens, num_output_tokens in ((3, 1), (5, 2), (600, 0)):
+        metrics.request_ended(
+            "stop",
+            num_prompt_tokens=num_prompt_tokens,
+            num_cached_tokens=0,
+            num_output_tokens=num_output_tokens,
+            timings=[],
+        )
     found = samples(metrics)
-    assert found["tandem_itl_seconds_bucket", (str(SECONDS_BUCKETS[0]),)] == 2
-    assert found["tandem_itl_seconds_bucket", (str(SECONDS_BUCKETS[1]),)] == 3
-    assert found["tandem_itl_seconds_bucket", (str(SECONDS_BUCKETS[-1]),)] == 3
-    assert found["tandem_itl_seconds_bucket", ("+Inf",)] == found["tandem_itl_seconds_count", ()] == 4
+    assert found["tandem_request_prompt_tokens_bucket", ("5.0",)] == 2
+    assert found["tandem_request_prompt_tokens_bucket", ("1000.0",)] == 3
+    assert found["tandem_request_prompt_tokens_sum", ()] == found["tandem_prompt_tokens_total", ()] == 608
+    assert found["tandem_request_generated_tokens_bucket", ("1.0",)] == 2
+    assert found["tandem_request_generated_tokens_sum", ()] == found["tandem_generated_tokens_total", ()] == 3
 
 
-def test_buckets_rise() -> None:
-    assert list(SECONDS_BUCKETS) == sorted(set(SECONDS_BUCKETS))
-    assert isinstance(new_metrics().itl, SecondsHistogram)
+def test_the_process_tells_of_itself() -> None:
+    found = samples(new_metrics())
+    assert found["tandem_build_info", (__version__,)] == 1
+    assert found["tandem_process_restarts_total", ()] == 4
+    assert found["process_cpu_seconds_total", ()] > 0
+    assert found["process_resident_memory_bytes", ()] > 2**20

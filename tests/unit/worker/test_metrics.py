@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from deploy.cluster_config import ClusterConfig
+from tandem import __version__
 from tandem.messages import Heartbeat, Shipped, WorkerStats
 from tandem.rpc.metrics_server import MetricsServer
 from tests.fakes.workers import WorkerPair
@@ -47,9 +48,15 @@ def sample(name: str, **labels: str) -> tuple[str, frozenset[tuple[str, str]]]:
 
 
 def test_a_worker_exports_what_its_stats_say() -> None:
-    registry = worker_registry("decode", "decode-0", lambda: Heartbeat(17, STATS))
+    registry = worker_registry("decode", "decode-0", lambda: Heartbeat(17, STATS), num_restarts=2)
     worker = {"role": "decode", "worker": "decode-0"}
-    assert samples(generate_latest(registry).decode()) == {
+    found = samples(generate_latest(registry).decode())
+    own = {key: value for key, value in found.items() if not key[0].startswith("process_")}
+    assert found[sample("process_resident_memory_bytes")] > 2**20
+    assert own == {
+        sample("tandem_build_info", version=__version__): 1,
+        sample("tandem_process_restarts_total"): 2,
+        sample("tandem_decode_computed_tokens_total", **worker): 60,
         sample("tandem_kv_pages", state="free", **worker): 40,
         sample("tandem_kv_pages", state="cached", **worker): 30,
         sample("tandem_kv_pages", state="locked", **worker): 20,

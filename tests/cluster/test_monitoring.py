@@ -1,0 +1,120 @@
+"""A real Prometheus over a cluster under load: what we ship in monitoring/ works with what the cluster exports."""
+
+import math
+import random
+import shutil
+import subprocess
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from urllib.request import ProxyHandler, build_opener
+
+import pytest
+
+from deploy.cluster_config import ClusterConfig
+from tests.cluster.conftest import RESTART_S, Clusters, ServedCluster, random_ids, wait_until
+from tests.cluster.prometheus import Prometheus
+from tests.monitoring_files import DASHBOARDS, queries
+
+MISSING = [name for name in ("prometheus", "promtool") if shutil.which(name) is None]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)} (Debian's package prometheus)"),
+    pytest.mark.timeout(300),
+]
+
+PROCESSES = {"router-0", "prefill-0", "prefill-1", "decode-0", "decode-1"}
+# Prometheus has to see a change, and rules that see it take their turns, a second each.
+NOTICE_S = 20.0
+
+
+class Load:
+    """Clients that ask one thing after the other until they are stopped."""
+
+    def __init__(self, served: ServedCluster, num_clients: int) -> None:
+        self._served = served
+        self._stopping = threading.Event()
+        self.num_answers = 0
+        self.errors: list[Exception] = []
+        self._threads = [threading.Thread(target=self._ask, args=(n,)) for n in range(num_clients)]
+        for thread in self._threads:
+            thread.start()
+
+    def _ask(self, number: int) -> None:
+        rng = random.Random(number)
+        stem = random_ids(rng, 64)
+        while not self._stopping.is_set():
+            try:
+                self._served.complete([*stem, *random_ids(rng, 20)], max_tokens=24, ignore_eos=True)
+                self.num_answers += 1
+            except Exception as error:
+                self.errors.append(error)
+                return
+
+    def stop(self) -> None:
+        self._stopping.set()
+        for thread in self._threads:
+            thread.join()
+
+
+@pytest.fixture(scope="module")
+def served(clusters: Clusters, tiny_config: ClusterConfig) -> ServedCluster:
+    return clusters.get(replace(tiny_config, num_prefill=2, num_decode=2))
+
+
+@pytest.fixture(scope="module")
+def load(served: ServedCluster) -> Iterator[Load]:
+    load = Load(served, 3)
+    yield load
+    load.stop()
+    assert not load.errors
+
+
+@pytest.fixture(scope="module")
+def prometheus(served: ServedCluster, load: Load, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+    prometheus = Prometheus(tmp_path_factory.mktemp("prometheus"), served.cluster.addresses.http)
+    yield prometheus
+    prometheus.close()
+
+
+def test_every_process_is_found_and_scraped(prometheus: Prometheus, served: ServedCluster) -> None:
+    wait_until(lambda: prometheus.values("up == 1", "process").keys() == PROCESSES, NOTICE_S, "all are scraped")
+    assert set(prometheus.values("up", "model_name")) == {served.cluster.model_name}
+    # What a series is called does not change with a worker's port.
+    assert set(prometheus.values("tandem_build_info", "instance")) == PROCESSES
+
+
+def test_what_every_process_exports_is_as_prometheus_wants_it(served: ServedCluster) -> None:
+    addresses = [worker.metrics_address for worker in served.client.server_info().workers]
+    for address in (served.cluster.addresses.http, *addresses):
+        with build_opener(ProxyHandler({})).open(f"http://{address}/metrics", timeout=5.0) as answer:
+            checked = subprocess.run(
+                ["promtool", "check", "metrics"], input=answer.read(), capture_output=True, timeout=30
+            )
+        assert (checked.returncode, checked.stdout, checked.stderr) == (0, b"", b"")
+
+
+def test_an_alert_fires_while_a_worker_is_dead(prometheus: Prometheus, served: ServedCluster, load: Load) -> None:
+    wait_until(lambda: prometheus.values("up == 1", "process").keys() == PROCESSES, NOTICE_S, "all are scraped")
+    alert = ("TandemWorkerDown", "decode-1")
+    wait_until(lambda: not prometheus.firing(), NOTICE_S, "all is well")
+    before = load.num_answers
+    served.kill("decode-1")
+    wait_until(lambda: alert in prometheus.firing(), NOTICE_S, "the alert fires")
+    assert ("TandemWorkerDown", "decode-0") not in prometheus.firing()
+    wait_until(lambda: alert not in prometheus.firing(), RESTART_S + NOTICE_S, "the alert resolves")
+    wait_until(lambda: prometheus.values("up == 1", "process").keys() == PROCESSES, NOTICE_S, "all are scraped")
+    restarts = prometheus.values("tandem_process_restarts_total", "process")
+    assert restarts == dict.fromkeys(PROCESSES, 0.0) | {"decode-1": 1.0}
+    assert load.num_answers > before
+
+
+@pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda path: path.stem)
+def test_every_query_of_a_dashboard_returns_data(prometheus: Prometheus, load: Load, dashboard: Path) -> None:
+    for title, expression in queries(dashboard):
+
+        def has_data(expression: str = expression) -> bool:
+            return any(not math.isnan(float(series["value"][1])) for series in prometheus.query(expression))
+
+        wait_until(has_data, NOTICE_S, f"{title}: {expression}")

@@ -1,0 +1,68 @@
+"""What is in monitoring/, for tests of it: the expressions of rules and dashboards, and what they ask for."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+ROOT = Path(__file__).parents[1]
+MONITORING = ROOT / "monitoring"
+PROMETHEUS = MONITORING / "prometheus"
+DASHBOARDS = sorted((MONITORING / "grafana/dashboards").glob("*.json"))
+# Grafana puts something in the place of these before it asks.
+SUBSTITUTES = {
+    "$__rate_interval": "30s",
+    "$__range": "5m",
+    "${cluster:regex}": ".*",
+    "${model:regex}": ".*",
+    "${process:regex}": ".*",
+}
+_SELECTOR = re.compile(r"\b(?P<name>(?:tandem|process)_\w+|up|\w+:\w+:\w+|tandem:\w+)\b(?:\{(?P<matchers>[^}]*)\})?")
+_MATCHER = re.compile(r'(\w+)\s*(=~|!~|!=|=)\s*"([^"]*)"')
+
+
+class Selector(NamedTuple):
+    """A metric that an expression asks for. Attributes: matchers: label, operator and value."""
+
+    name: str
+    matchers: tuple[tuple[str, str, str], ...]
+
+
+def selectors(expression: str) -> list[Selector]:
+    """All that an expression asks for."""
+    # A duration or an operator may stand next to a name; what stands in quotes is no name.
+    found = []
+    for match in _SELECTOR.finditer(expression):
+        if expression[: match.start()].count('"') % 2 == 0:
+            matchers = tuple(_MATCHER.findall(match["matchers"] or ""))
+            found.append(Selector(match["name"], matchers))
+    return found
+
+
+def rules() -> list[dict[str, Any]]:
+    """All recording and alert rules."""
+    files = [yaml.safe_load(path.read_text()) for path in sorted((PROMETHEUS / "rules").glob("*.yml"))]
+    return [rule for file in files for group in file["groups"] for rule in group["rules"]]
+
+
+def panels(dashboard: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """All panels, those of rows that are folded among them."""
+    for panel in dashboard["panels"]:
+        yield panel
+        yield from panel.get("panels", ())
+
+
+def queries(path: Path) -> list[tuple[str, str]]:
+    """A dashboard's queries as Prometheus would get them, each with the title of its panel."""
+    found = []
+    for panel in panels(json.loads(path.read_text())):
+        for target in panel.get("targets", ()):
+            expression = target["expr"]
+            for variable, value in SUBSTITUTES.items():
+                expression = expression.replace(variable, value)
+            assert "$" not in expression, f"{path.name}, {panel['title']}: a variable that nobody knows"
+            found.append((panel["title"], expression))
+    return found
