@@ -169,8 +169,8 @@ class RouterMetrics(Collector):
             labels=("role", "worker"),
         )
         here = {worker.worker_id: worker.role for worker in self._registry}
-        for worker_id, role in sorted({**self._planned, **here}.items()):
-            connected.add_metric((role, worker_id), worker_id in here)
+        for worker_id, its_role in sorted({**self._planned, **here}.items()):
+            connected.add_metric((its_role, worker_id), worker_id in here)
         yield connected
         yield GaugeMetricFamily(
             "tandem_worker_pairs",
