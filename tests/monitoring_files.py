@@ -16,9 +16,9 @@ DASHBOARDS = sorted((MONITORING / "grafana/dashboards").glob("*.json"))
 SUBSTITUTES = {
     "$__rate_interval": "30s",
     "$__range": "5m",
-    "${cluster:regex}": ".*",
-    "${model:regex}": ".*",
-    "${process:regex}": ".*",
+    "$cluster": ".*",
+    "$model": ".*",
+    "$process": ".*",
 }
 _SELECTOR = re.compile(r"\b(?P<name>(?:tandem|process)_\w+|up|\w+:\w+:\w+|tandem:\w+)\b(?:\{(?P<matchers>[^}]*)\})?")
 _MATCHER = re.compile(r'(\w+)\s*(=~|!~|!=|=)\s*"([^"]*)"')
