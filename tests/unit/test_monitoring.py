@@ -1,0 +1,276 @@
+"""What we ship for Prometheus and Grafana asks for what a cluster exports, and the documents say the same."""
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from prometheus_client import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tandem.messages import Heartbeat, Shipped, WorkerStats
+from tests.fakes.http_cluster import HttpRouter
+from tests.fakes.tokenizer import ByteTokenizer
+from tests.monitoring_files import DASHBOARDS, MONITORING, PROMETHEUS, ROOT, Selector, panels, queries, rules, selectors
+from tests.unit.router.test_metrics import new_metrics
+from worker.metrics import worker_registry
+
+# These come with every scrape: the job's, those of /sd, and what our relabelling adds.
+TARGET_LABELS = {"job", "instance", "process", "model_name", "cluster"}
+ALERTS = [rule for rule in rules() if "alert" in rule]
+RECORDED = {rule["record"] for rule in rules() if "record" in rule}
+# A number of values is open in these: names of workers and transports, versions, bounds of buckets.
+OPEN_LABELS = {"worker", "transport", "version", "le"}
+DURATION = re.compile(r"[1-9]\d*[sm]")
+LABEL_LISTS = re.compile(r"\b(?:by|on|without|ignoring|group_left|group_right) ?\(([^)]*)\)")
+needs_promtool = pytest.mark.skipif(
+    shutil.which("promtool") is None, reason="not installed: promtool (Debian's package prometheus)"
+)
+
+
+def router_exposition() -> bytes:
+    """A router's, before it has any worker."""
+    return HttpRouter(ByteTokenizer()).router.metrics.exposition()
+
+
+def exported() -> dict[str, dict[str, set[str]]]:
+    """Every sample's name, its labels, and their values."""
+    stats = WorkerStats(shipped=(Shipped("shared_memory", 0, 0),))
+    # Frontends add what they hold when the application is made.
+    texts = [exposition.decode() for exposition in (router_exposition(), new_metrics().exposition())]
+    for role in ("prefill", "decode", "both"):
+        registry = worker_registry(role, f"{role}-0", lambda: Heartbeat(1, stats))
+        texts.append(generate_latest(registry).decode())
+    found: dict[str, dict[str, set[str]]] = {}
+    for text in texts:
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                labels = found.setdefault(sample.name, {})
+                for label, value in sample.labels.items():
+                    labels.setdefault(label, set()).add(value)
+    return found
+
+
+EXPORTED = exported()
+
+
+def assert_exists(selector: Selector, where: str) -> None:
+    """Fails where nothing could ever match."""
+    if selector.name == "up" or selector.name in RECORDED:
+        return
+    assert selector.name in EXPORTED, f"{where}: nobody exports {selector.name}"
+    labels = EXPORTED[selector.name]
+    for label, operator, pattern in selector.matchers:
+        assert label in labels or label in TARGET_LABELS, f"{where}: {selector.name} has no label {label}"
+        if label in labels and label not in OPEN_LABELS:
+            for value in pattern.split("|") if "~" in operator else [pattern]:
+                assert value in labels[label], f"{where}: {label} of {selector.name} is never {value}"
+
+
+def assert_labels_exist(expression: str, where: str) -> None:
+    known = TARGET_LABELS.union(*(labels for labels in EXPORTED.values()))
+    for names in LABEL_LISTS.findall(expression):
+        for name in names.replace(" ", "").split(","):
+            assert name in known or not name, f"{where}: no series has a label {name}"
+
+
+@pytest.mark.parametrize("rule", rules(), ids=lambda rule: rule.get("record") or rule["alert"])
+def test_rules_ask_for_what_is_exported(rule: dict[str, Any]) -> None:
+    where = rule.get("record") or rule["alert"]
+    for selector in selectors(rule["expr"]):
+        assert_exists(selector, where)
+    assert_labels_exist(rule["expr"], where)
+
+
+@pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
+def test_dashboards_ask_for_what_is_exported(path: Path) -> None:
+    for title, expression in queries(path):
+        where = f"{path.stem}, {title}"
+        found = selectors(expression)
+        assert found or "ALERTS" in expression, where
+        for selector in found:
+            # What stands for a variable is no value.
+            chosen = tuple(m for m in selector.matchers if m[0] not in TARGET_LABELS)
+            assert_exists(Selector(selector.name, chosen), where)
+        assert_labels_exist(expression, where)
+
+
+def test_expressions_are_read_as_prometheus_reads_them() -> None:
+    found = selectors('sum by (le) (rate(tandem_x_bucket{a="b", c=~"tandem_y|d"}[5m])) / on () up > tandem:z')
+    assert found == [
+        Selector("tandem_x_bucket", (("a", "=", "b"), ("c", "=~", "tandem_y|d"))),
+        Selector("up", ()),
+        Selector("tandem:z", ()),
+    ]
+    for wrong in (Selector("tandem_x", ()), Selector("tandem_requests_total", (("outcome", "=", "gone"),))):
+        with pytest.raises(AssertionError):
+            assert_exists(wrong, "here")
+
+
+@pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert["alert"])
+def test_an_alert_tells_somebody_what_to_do(alert: dict[str, Any]) -> None:
+    assert DURATION.fullmatch(alert["for"])
+    assert alert["labels"]["severity"] in ("warning", "critical")
+    annotations = alert["annotations"]
+    assert annotations["summary"] and annotations["description"]
+    document = (ROOT / "docs/monitoring.md").read_text()
+    assert annotations["runbook"].endswith(f" docs/monitoring.md#{alert['alert'].lower()}")
+    assert f"### {alert['alert']}\n" in document
+    tests = yaml.safe_load((PROMETHEUS / "tests/alerts.yml").read_text())["tests"]
+    assert alert["alert"] in {test["name"] for test in tests}
+
+
+def test_the_document_has_no_other_alerts() -> None:
+    titles = set(re.findall(r"^### (Tandem\w+)$", (ROOT / "docs/monitoring.md").read_text(), re.MULTILINE))
+    assert titles == {alert["alert"] for alert in ALERTS}
+
+
+@needs_promtool
+@pytest.mark.parametrize(
+    ("command", "file"),
+    [("check config", "prometheus.yml"), ("test rules", "tests/alerts.yml")],
+    ids=["config", "rules"],
+)
+def test_prometheus_own_tool_is_content(command: str, file: str) -> None:
+    done = subprocess.run(["promtool", *command.split(), PROMETHEUS / file], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@needs_promtool
+def test_prometheus_own_tool_finds_nothing_wrong_with_what_is_exported() -> None:
+    registry = worker_registry("prefill", "prefill-0", lambda: Heartbeat(1, WorkerStats()))
+    for text in (router_exposition(), generate_latest(registry)):
+        done = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, timeout=60)
+        assert (done.returncode, done.stdout + done.stderr) == (0, b"")
+
+
+# --- Grafana ---
+
+
+def test_every_dashboard_has_its_own_name() -> None:
+    dashboards = [json.loads(path.read_text()) for path in DASHBOARDS]
+    assert {path.stem for path in DASHBOARDS} == {"overview", "router", "prefill", "decode", "kv"}
+    for name in ("uid", "title"):
+        assert len({dashboard[name] for dashboard in dashboards}) == len(dashboards)
+
+
+@pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
+def test_a_dashboard_is_one_that_grafana_takes(path: Path) -> None:
+    dashboard = json.loads(path.read_text())
+    assert dashboard["schemaVersion"] >= 39
+    # Grafana gives the number, and would look for another dashboard with it.
+    assert dashboard["id"] is None
+    assert dashboard["uid"] == f"tandem-{path.stem}"
+    ids = [panel["id"] for panel in panels(dashboard)]
+    assert len(ids) == len(set(ids))
+    variables = {variable["name"]: variable for variable in dashboard["templating"]["list"]}
+    assert {"datasource", "cluster", "model", "process"} == set(variables)
+    assert (variables["datasource"]["type"], variables["datasource"]["query"]) == ("datasource", "prometheus")
+    for variable in variables.values():
+        if variable["type"] == "query":
+            assert variable["datasource"]["uid"] == "${datasource}"
+            assert variable["query"]["query"].startswith("label_values(tandem_build_info")
+    for panel in panels(dashboard):
+        assert panel["type"] in ("row", "stat", "timeseries", "heatmap"), panel["title"]
+        if panel["type"] == "row":
+            continue
+        assert panel["description"].endswith("."), panel["title"]
+        refs = [target["refId"] for target in panel["targets"]]
+        assert len(refs) == len(set(refs)) > 0
+        for target in (*panel["targets"], panel):
+            assert target["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
+        # Two lines of one panel are told apart by what is written beside them.
+        legends = [target["legendFormat"] for target in panel["targets"]]
+        assert all(legends) and len(legends) == len(set(legends)), panel["title"]
+        if panel["type"] != "heatmap":
+            assert panel["fieldConfig"]["defaults"]["unit"] in ("none", "s", "bytes", "Bps", "reqps", "percentunit")
+
+
+@pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
+def test_no_panel_covers_another(path: Path) -> None:
+    taken: dict[tuple[int, int], str] = {}
+    for panel in panels(json.loads(path.read_text())):
+        place = panel["gridPos"]
+        assert place["x"] >= 0 and place["x"] + place["w"] <= 24 and place["w"] > 0 and place["h"] > 0
+        for x in range(place["x"], place["x"] + place["w"]):
+            for y in range(place["y"], place["y"] + place["h"]):
+                assert (x, y) not in taken, f"{panel['title']} covers {taken[x, y]}"
+                taken[x, y] = panel["title"]
+
+
+@pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
+def test_durations_are_shown_as_such(path: Path) -> None:
+    for panel in panels(json.loads(path.read_text())):
+        if panel["type"] not in ("timeseries", "stat"):
+            continue
+        unit = panel["fieldConfig"]["defaults"]["unit"]
+        for target in panel["targets"]:
+            in_seconds = "histogram_quantile" in target["expr"] and "_seconds_bucket" in target["expr"]
+            assert (unit == "s") == in_seconds, panel["title"]
+
+
+def test_what_is_provisioned_is_there() -> None:
+    (source,) = yaml.safe_load((MONITORING / "grafana/provisioning/datasources/prometheus.yml").read_text())[
+        "datasources"
+    ]
+    (provider,) = yaml.safe_load((MONITORING / "grafana/provisioning/dashboards/tandem.yml").read_text())["providers"]
+    services = yaml.safe_load((MONITORING / "docker-compose.yml").read_text())["services"]
+    for service in services.values():
+        # An image is pinned, and nobody else's network is listened to.
+        assert re.search(r":v?\d+\.\d+\.\d+$", service["image"])
+        assert service["network_mode"] == "host"
+        for volume in service["volumes"]:
+            where = volume.partition(":")[0]
+            assert (MONITORING / where).is_dir() if where.startswith(".") else where.endswith("-data")
+    assert "--web.listen-address=127.0.0.1:9090" in services["prometheus"]["command"]
+    assert source["url"] == "http://127.0.0.1:9090"
+    environment = services["grafana"]["environment"]
+    assert environment["GF_SERVER_HTTP_ADDR"] == "127.0.0.1"
+    mounted = {volume.split(":")[1]: volume.split(":")[0] for volume in services["grafana"]["volumes"]}
+    assert mounted[provider["options"]["path"]] == "./grafana/dashboards"
+    home = environment["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"].removeprefix(provider["options"]["path"])
+    assert (MONITORING / "grafana/dashboards" / home.lstrip("/")).is_file()
+
+
+# --- docs/metrics.md ---
+
+
+def documented() -> dict[str, tuple[str, set[str]]]:
+    """Type and labels of every metric in the tables of what processes export."""
+    text = (ROOT / "docs/metrics.md").read_text()
+    found = {}
+    for line in text[: text.index("## From vLLM")].splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if line.startswith("| `") and len(cells) == 4:
+            names, kind, labels, _ = cells
+            for name in re.findall(r"`(\w+)`", names):
+                assert name not in found, f"{name} is there twice"
+                found[name] = (kind, set(labels.replace(" ", "").split(",")) - {""})
+    return found
+
+
+def test_the_document_has_exactly_what_is_exported() -> None:
+    series = {re.sub(r"_(bucket|sum|count|created)$", "", name) for name in EXPORTED}
+    assert set(documented()) == series
+    for name, (kind, labels) in documented().items():
+        if name.startswith("process_"):
+            continue
+        has_buckets = f"{name}_bucket" in EXPORTED
+        assert kind == ("histogram" if has_buckets else "counter" if name.endswith("_total") else "gauge"), name
+        assert labels == set(EXPORTED[f"{name}_bucket" if has_buckets else name]) - {"le"}, name
+
+
+def test_what_is_compared_with_other_servers_is_there() -> None:
+    text = (ROOT / "docs/metrics.md").read_text()
+    table = text[text.index("## From vLLM") : text.index("## Logs")]
+    ours = [cell for line in table.splitlines() if line.startswith("| `") for cell in line.split("|")[1:2]]
+    assert len(ours) > 15
+    for cell in ours:
+        for expression in re.findall(r"`([^`]+)`", cell):
+            for name, matchers in selectors(expression):
+                histogram = f"{name}_bucket" in EXPORTED
+                assert_exists(Selector(f"{name}_bucket" if histogram else name, matchers), cell)
