@@ -59,8 +59,10 @@ class Load:
 
 
 @pytest.fixture(scope="module")
-def served(clusters: Clusters, tiny_config: ClusterConfig) -> ServedCluster:
-    return clusters.get(replace(tiny_config, num_prefill=2, num_decode=2))
+def served(clusters: Clusters, tiny_config: ClusterConfig) -> Iterator[ServedCluster]:
+    served = clusters.get(replace(tiny_config, num_prefill=2, num_decode=2))
+    yield served
+    served.wait_clean()
 
 
 @pytest.fixture(scope="module")

@@ -141,6 +141,21 @@ def test_prometheus_own_tool_is_content(command: str, file: str) -> None:
 
 
 @needs_promtool
+def test_what_keys_and_tls_need_can_be_taken_out_of_the_comments(tmp_path: Path) -> None:
+    text = (PROMETHEUS / "prometheus.yml").read_text()
+    settings = "alerting|alertmanagers|- static_configs|- targets|authorization|tls_config|\\w+_file"
+    uncommented, num_settings = re.subn(rf"^( *)# ( *(?:{settings}):.*)$", r"\1\2", text, flags=re.MULTILINE)
+    assert num_settings == 4 + 2 * 6
+    config = yaml.safe_load(uncommented)["scrape_configs"][0]
+    for place in (config, config["http_sd_configs"][0]):
+        assert set(place) > {"authorization", "tls_config"}
+    copy = tmp_path / "prometheus.yml"
+    copy.write_text(uncommented.replace("rules/", f"{PROMETHEUS}/rules/"))
+    done = subprocess.run(["promtool", "check", "config", "--syntax-only", copy], capture_output=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@needs_promtool
 def test_prometheus_own_tool_finds_nothing_wrong_with_what_is_exported() -> None:
     registry = worker_registry("prefill", "prefill-0", lambda: Heartbeat(1, WorkerStats()))
     for text in (router_exposition(), generate_latest(registry)):
