@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import signal
 import time
 import urllib.request
@@ -51,6 +52,20 @@ def random_ids(rng: random.Random, count: int) -> list[int]:
     return [rng.randrange(VOCAB_SIZE - 50) for _ in range(count)]
 
 
+def read(served: ServedCluster, router: str, path: str) -> str:
+    """What a router answers at its own HTTP port."""
+    address = served.cluster.routers[router].http
+    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(
+        f"http://{address}{path}", timeout=5.0
+    ) as answer:
+        return answer.read().decode()
+
+
+def num_restarts(served: ServedCluster, router: str) -> float:
+    (line,) = re.findall(r"^tandem_process_restarts_total (.*)$", read(served, router, "/metrics"), re.MULTILINE)
+    return float(line)
+
+
 def is_ready(client: TandemClient) -> bool:
     try:
         return client.server_info(timeout_s=1.0).ready
@@ -83,10 +98,10 @@ def test_every_router_knows_of_all(served: ServedCluster, clients: dict[str, Tan
         ]
     stream.finish()
     # Whichever is asked names the metrics of all.
-    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(
-        f"http://{served.cluster.addresses.http}/sd", timeout=5.0
-    ) as answer:
-        found = {target["labels"]["process"]: target["targets"][0] for target in json.load(answer)}
+    targets = json.loads(read(served, "router-0", "/sd"))
+    found = {target["labels"]["process"]: target["targets"][0] for target in targets}
+    assert found.keys() == {*ROUTERS, "prefill-0", "decode-0"}
+    assert {target["labels"]["model_name"] for target in targets} == {served.cluster.model_name}
     assert {name: found[name] for name in ROUTERS} == {name: served.cluster.routers[name].http for name in ROUTERS}
 
 
@@ -97,6 +112,7 @@ def test_the_end_of_one_router_is_nobody_else_s(
     rng = random.Random(signum)
     victim, other = ROUTERS if signum is signal.SIGKILL else ROUTERS[::-1]
     old_pid = pid_of(served, victim)
+    old_restarts = {name: num_restarts(served, name) for name in ROUTERS}
     lost = [
         LiveStream(served, random_ids(rng, 60), client=clients[victim], max_tokens=NUM_TOKENS, ignore_eos=True)
         for _ in range(3)
@@ -123,6 +139,8 @@ def test_the_end_of_one_router_is_nobody_else_s(
     wait_until(lambda: is_ready(clients[victim]), 30.0, "the router is back")
     assert time.monotonic() - struck < 25.0
     assert pid_of(served, victim) != old_pid
+    restarts = {name: num_restarts(served, name) for name in ROUTERS}
+    assert restarts == {victim: old_restarts[victim] + 1, other: old_restarts[other]}
     prompt = random_ids(rng, 30)
     answer = LiveStream(served, prompt, client=clients[victim], max_tokens=10).finish()
     assert answer.token_ids == tiny_oracle.generate(prompt, 10)
