@@ -233,7 +233,7 @@ def test_logit_bias_moves_the_choice(client: openai.OpenAI) -> None:
         ({"n": 129}, "n: "),
         ({"logprobs": 21}, "logprobs"),
         ({"suffix": "end"}, "suffix is not supported"),
-        ({"echo": True, "logprobs": 1}, "leave out echo or logprobs"),
+        ({"extra_body": {"prompt_logprobs": 21}}, "prompt_logprobs"),
         ({"stop": ["x"] * 17}, "stop must be at most 16 strings"),
         ({"stop": ""}, "stop strings must have 1 to 1024 characters"),
         ({"extra_body": {"use_beam_search": True}}, "beam search is not supported"),
