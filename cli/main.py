@@ -8,6 +8,8 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from cli.bench_options import EPILOG as BENCH_EPILOG
+from cli.bench_options import add_bench_options
 from cli.parser import SuggestingParser
 from cli.serve_options import API_KEY_VARIABLE, EPILOG, add_serve_options
 from tandem import __version__, exit_codes
@@ -135,6 +137,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     cache.add_argument("action", nargs="?", choices=("list", "clear", "path"), default="list", help="(default: list)")
     cache.set_defaults(run=_cache, name=cache.prog)
+    bench = add(
+        "bench",
+        "measure a server",
+        "Send requests to a cluster, or to any OpenAI-compatible server, and say how it has served them.",
+        BENCH_EPILOG,
+    )
+    add_bench_options(bench, os.environ.get(API_KEY_VARIABLE, ""))
+    bench.set_defaults(run=_bench, name=bench.prog)
     status = add("status", "show workers and pages", "Show a cluster's workers, requests and pages.", STATUS_EXAMPLES)
     status.add_argument("--json", action="store_true", help="print JSON")
     _add_connection_arguments(status, _status)
@@ -277,6 +287,12 @@ def _cache(arguments: argparse.Namespace) -> int:
     from cli.cache import run_cache
 
     return run_cache(arguments.action)
+
+
+def _bench(arguments: argparse.Namespace) -> int:
+    from cli.bench_command import run_bench
+
+    return run_bench(arguments, DEFAULT_ADDRESS)
 
 
 def _status(arguments: argparse.Namespace, client: "TandemClient") -> int:

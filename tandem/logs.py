@@ -16,6 +16,7 @@ PACKAGES = (
     "both_worker",
     "router",
     "deploy",
+    "bench",
     "cli",
 )
 FORMAT = "%(asctime)s %(name)s %(levelname)s %(message)s"

@@ -19,6 +19,7 @@ PACKAGES = (
     "both_worker",
     "router",
     "deploy",
+    "bench",
     "cli",
 )
 VOCABULARY = (
@@ -55,10 +56,11 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "decode_worker",
         "both_worker",
     ),
-    "cli": ("tandem", "deploy", "engine.weights.conversions"),
+    "bench": ("tandem",),
+    "cli": ("tandem", "deploy", "bench", "engine.weights.conversions"),
 }
-# Only the command line speaks to a cluster as its clients do.
-FOR_CLI_ALONE = ("tandem.client",)
+# Only the command line, and what measures, speak to a cluster as its clients do.
+FOR_CLIENTS_ALONE = ("tandem.client",)
 
 
 def modules() -> Iterator[tuple[str, Path]]:
@@ -99,8 +101,8 @@ def test_imports_go_one_way(module: str, path: Path) -> None:
         if target.partition(".")[0] not in PACKAGES or target == "tandem":
             continue
         allowed = package_of(target) == package or any(within(target, prefix) for prefix in ALLOWED[package])
-        if package != "cli":
-            allowed = allowed and not any(within(target, p) and not within(module, p) for p in FOR_CLI_ALONE)
+        if package not in ("cli", "bench"):
+            allowed = allowed and not any(within(target, p) and not within(module, p) for p in FOR_CLIENTS_ALONE)
         assert allowed, f"{module} must not import {target}"
 
 
@@ -122,9 +124,9 @@ def test_what_runs_without_torch_does_not_import_it(module: str) -> None:
     assert done.stdout.split() == []
 
 
-@pytest.mark.parametrize("module", ["tandem.client", "cli.main", "cli.terminal", "cli.cache"])
+@pytest.mark.parametrize("module", ["tandem.client", "cli.main", "cli.terminal", "cli.cache", "cli.bench_command"])
 def test_a_client_needs_little(module: str) -> None:
-    heavy = {"torch", "transformers", "ray", "fastapi", "uvicorn", "numpy", "tokenizers", "yaml", "jinja2"}
+    heavy = {"torch", "transformers", "ray", "fastapi", "uvicorn", "numpy", "tokenizers", "yaml", "jinja2", "matplotlib"}
     script = f"import sys, {module}; print(*({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.split() == []

@@ -1,0 +1,75 @@
+"""Whether the client itself was fast enough for its figures to be the server's."""
+
+from typing import Any
+
+from bench.measures import distribution
+from bench.processes import RunResult
+
+# A request that leaves later than this after it was due has left late.
+LATE_S = 0.005
+# Of requests with an arrival time, so large a share that left late is worth a word.
+LATE_SHARE = 0.01
+# A process that uses so much of a core adds to what it measures.
+BUSY_SHARE = 0.8
+# The loop came so late to its timers, one time in a hundred.
+LAG_S = 0.005
+MANY_TOKENS_PER_CHUNK = 1.05
+
+
+def client_summary(run: RunResult) -> dict[str, Any]:
+    """Of all client processes. Its own ceiling is an estimate: tokens received, for each second of CPU time."""
+    lateness = [record.lateness_s for record in run.records if record.group == "requests" and not record.is_warmup]
+    num_late = sum(late > LATE_S for late in lateness)
+    cpu_s = sum(usage.cpu_s for usage in run.usages)
+    num_chunks = sum(len(record.times) for record in run.records)
+    return {
+        "num_processes": len(run.usages),
+        "cpu_s": cpu_s,
+        "cpu_share": max((usage.cpu_s / usage.wall_s for usage in run.usages if usage.wall_s), default=0.0),
+        "chunks_per_cpu_s": num_chunks / cpu_s if cpu_s else 0.0,
+        "loop_lag": distribution(lag for usage in run.usages for lag in usage.lags_s),
+        "lateness": distribution(lateness),
+        "num_late": num_late,
+        "late_share": num_late / len(lateness) if lateness else 0.0,
+    }
+
+
+def warnings_about(result: dict[str, Any]) -> list[str]:
+    """What a reader of the figures has to know."""
+    client, requests = result["client"], result["requests"]
+    warnings = []
+    if not result["is_whole"]:
+        warnings.append("The run was stopped before its end: these are the requests that had ended by then.")
+    if client["late_share"] > LATE_SHARE:
+        warnings.append(
+            f"{client['num_late']} requests ({client['late_share']:.0%}) left more than {LATE_S * 1e3:g} ms after they "
+            "were due, which is in their TTFT and E2E (ttft_from_sent is without it): the client did not keep up; "
+            "try more --processes."
+        )
+    if client["cpu_share"] > BUSY_SHARE:
+        warnings.append(
+            f"A client process used {client['cpu_share']:.0%} of a core: some of the measured times are the client's "
+            "own; try more --processes."
+        )
+    lag = client["loop_lag"]
+    if lag is not None and lag["p99"] > LAG_S:
+        warnings.append(
+            f"The client's loop was up to {lag['p99'] * 1e3:.0f} ms late for 99 % of its timers: this machine is too "
+            "busy for times of a few milliseconds."
+        )
+    sources = set(requests["counted_by"])
+    if "chunks" in sources:
+        warnings.append("The server does not count tokens: each chunk was taken for one.")
+    if "characters" in sources:
+        warnings.append(
+            "The server sends several tokens in a chunk, or chunks without text, and does not say how many with each: "
+            "its count was shared out by the length of the text (--continuous-usage asks it to say so)."
+        )
+    if requests["tokens_per_chunk"] > MANY_TOKENS_PER_CHUNK:
+        warnings.append(
+            f"A chunk had {requests['tokens_per_chunk']:.2f} tokens on average: ITL is between chunks, TPOT for each "
+            "token."
+        )
+    for kind, count in requests["errors"].items():
+        warnings.append(f"{count} requests: {kind} (such as: {requests['error_examples'][kind]})")
+    return warnings

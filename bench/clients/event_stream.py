@@ -1,0 +1,25 @@
+"""Server-sent events, out of pieces as they come."""
+
+from collections.abc import Iterator
+
+
+class EventParser:
+    """Knows what a stream of OpenAI's API needs of them: the data. Other fields and comments are passed over."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._data: list[bytes] = []
+
+    def feed(self, piece: bytes) -> Iterator[bytes]:
+        """The data of each event that is whole now."""
+        rest = self._rest + piece if self._rest else piece
+        lines = rest.split(b"\n")
+        self._rest = lines.pop()
+        for line in lines:
+            line = line.removesuffix(b"\r")
+            if line.startswith(b"data:"):
+                self._data.append(line[6:] if line[5:6] == b" " else line[5:])
+            elif not line and self._data:
+                data = self._data[0] if len(self._data) == 1 else b"\n".join(self._data)
+                self._data = []
+                yield data

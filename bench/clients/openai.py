@@ -1,0 +1,235 @@
+"""Any server that speaks OpenAI's completions or chat completions."""
+
+import asyncio
+import json
+import ssl
+from array import array
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import SplitResult, urlsplit
+
+from bench.clients.base import (
+    Answer,
+    BenchClient,
+    Clock,
+    EndpointConfig,
+    EndpointError,
+    RequestError,
+    ServerDescription,
+    count_chunks,
+)
+from bench.clients.event_stream import EventParser
+from bench.clients.http_connection import ConnectionLostError, HttpConnection
+from bench.records import RequestRecord
+from bench.workloads.base import PromptPart
+
+SCHEMES = ("http://", "https://")
+MAX_ERROR_CHARACTERS = 300
+_PATHS = {"completions": "/completions", "chat": "/chat/completions"}
+# Where a chat's chunk may have something of the output.
+_DELTA_TEXTS = ("content", "reasoning_content", "reasoning")
+
+
+class OpenAIBenchClient(BenchClient):
+    """A connection for each request in hand; those that are free are used again, the last first."""
+
+    def __init__(self, config: EndpointConfig) -> None:
+        self._config = config
+        self._url = urlsplit(config.url.rstrip("/"))
+        self._tls = _tls_context(config) if self._url.scheme == "https" else None
+        self._model = config.model
+        self._idle: list[HttpConnection] = []
+
+    async def open(self) -> ServerDescription:
+        try:
+            async with asyncio.timeout(self._config.connect_timeout_s):
+                status, body = await self._get_models()
+        except TimeoutError as error:
+            raise EndpointError(f"{self._config.url} has not answered in time") from error
+        except (OSError, ConnectionLostError) as error:
+            raise EndpointError(f"no server answers at {self._config.url}: {_why(error)}") from error
+        if status != 200 and not (self._model and status == 404):
+            raise EndpointError(f"{self._config.url}/models has answered {status}: {_message(body)}")
+        if not self._model:
+            try:
+                self._model = json.loads(body)["data"][0]["id"]
+            except (ValueError, LookupError, TypeError) as error:
+                raise EndpointError(f"{self._config.url}/models names no model: name one with --model") from error
+        return ServerDescription(self._model)
+
+    def prepare(self, parts: Sequence[PromptPart], num_output_tokens: int) -> bytes:
+        stream_options = {"include_usage": True}
+        if self._config.continuous_usage:
+            stream_options["continuous_usage_stats"] = True
+        body: dict[str, Any] = {
+            "model": self._model,
+            "max_tokens": num_output_tokens,
+            "temperature": 0.0,
+            "stream": True,
+            "stream_options": stream_options,
+        }
+        if self._config.ignore_eos:
+            body["ignore_eos"] = True
+        if self._config.api == "chat":
+            body["messages"] = [{"role": part.role, "content": part.text} for part in parts]
+        elif parts[0].token_ids is not None:
+            body["prompt"] = [token for part in parts for token in part.token_ids or ()]
+        else:
+            body["prompt"] = " ".join(part.text for part in parts)
+        encoded = json.dumps(body, separators=(",", ":")).encode()
+        return self._head("POST", _PATHS[self._config.api], len(encoded)) + encoded
+
+    async def send(self, prepared: bytes, record: RequestRecord, clock: Clock) -> Answer:
+        reading = _Reading(record, clock)
+        record.sent_s = clock()
+        connection: HttpConnection | None = None
+        try:
+            async with asyncio.timeout(self._config.timeout_s):
+                while True:
+                    connection = self._idle.pop() if self._idle else await self._connect()
+                    try:
+                        status = await connection.request(prepared, reading.feed)
+                        break
+                    except ConnectionLostError as error:
+                        # The server may close a connection at the moment at which it is used again.
+                        if connection.num_requests == 1 or not error.is_untouched:
+                            raise
+        except TimeoutError as error:
+            raise RequestError("timeout", f"no end within {self._config.timeout_s:g} s") from error
+        except OSError as error:
+            raise RequestError("unreachable", _why(error)) from error
+        except ConnectionLostError as error:
+            raise RequestError("failed", str(error)) from error
+        finally:
+            reading.settle()
+        if status != 200:
+            detail = f"{status}: {_message(bytes(connection.error_body))}"
+            self._free(connection)
+            raise RequestError("refused" if status < 500 else "failed", detail)
+        self._free(connection)
+        if reading.error:
+            raise RequestError("failed", reading.error)
+        if not reading.is_done:
+            raise RequestError("failed", "the stream ended without its end ([DONE])")
+        return Answer(None, "".join(reading.texts))
+
+    async def close(self) -> None:
+        for connection in self._idle:
+            connection.close()
+
+    def _free(self, connection: HttpConnection) -> None:
+        if connection.is_open:
+            self._idle.append(connection)
+
+    async def _connect(self) -> HttpConnection:
+        async with asyncio.timeout(self._config.connect_timeout_s):
+            return await HttpConnection.connect(self._url, self._tls)
+
+    async def _get_models(self) -> tuple[int, bytes]:
+        connection = await HttpConnection.connect(self._url, self._tls)
+        body = bytearray()
+        status = await connection.request(self._head("GET", "/models", 0), body.extend)
+        self._free(connection)
+        return status, bytes(body) or bytes(connection.error_body)
+
+    def _head(self, method: str, path: str, length: int) -> bytes:
+        lines = [
+            f"{method} {self._url.path}{path} HTTP/1.1",
+            f"host: {self._url.netloc}",
+            "accept: text/event-stream, application/json",
+            "content-type: application/json",
+            f"content-length: {length}",
+        ]
+        if self._config.api_key:
+            lines.append(f"authorization: Bearer {self._config.api_key}")
+        lines += [f"{name}: {value}" for name, value in self._config.headers]
+        return ("\r\n".join(lines) + "\r\n\r\n").encode()
+
+
+class _Reading:
+    """One answer as it comes."""
+
+    def __init__(self, record: RequestRecord, clock: Clock) -> None:
+        self._record = record
+        self._clock = clock
+        self._events = EventParser()
+        self._usage_tokens: int | None = None
+        # Whether each chunk came with the server's count of the tokens so far.
+        self._is_counted = True
+        self.texts: list[str] = []
+        self.error = ""
+        self.is_done = False
+
+    def feed(self, piece: bytes) -> None:
+        # All events of a piece have come at the same moment.
+        moment = self._clock()
+        for data in self._events.feed(piece):
+            if data == b"[DONE]":
+                self.is_done = True
+                continue
+            try:
+                self._take(json.loads(data), moment)
+            except (ValueError, LookupError, TypeError, AttributeError) as error:
+                self.error = self.error or f"an event is not what OpenAI's API has ({error!r}): {data[:200]!r}"
+
+    def _take(self, event: dict[str, Any], moment: float) -> None:
+        if event.get("error"):
+            self.error = str(event["error"])[:MAX_ERROR_CHARACTERS]
+            return
+        text = ""
+        if choices := event["choices"]:
+            choice = choices[0]
+            text = choice.get("text") or ""
+            if delta := choice.get("delta"):
+                text = next((delta[name] for name in _DELTA_TEXTS if delta.get(name)), "")
+        usage = event.get("usage")
+        num_tokens = usage["completion_tokens"] if usage else None
+        if usage:
+            details = usage.get("prompt_tokens_details")
+            self._record.prompt_tokens = usage["prompt_tokens"]
+            self._record.cached_tokens = details.get("cached_tokens") if details else None
+        if text or (choices and num_tokens is not None and num_tokens > (self._usage_tokens or 0)):
+            self._record.times.append(moment)
+            self.texts.append(text)
+            if num_tokens is None:
+                self._is_counted = False
+            elif self._is_counted:
+                self._record.counts.append(num_tokens - (self._usage_tokens or 0))
+        if num_tokens is not None:
+            self._usage_tokens = num_tokens
+
+    def settle(self) -> None:
+        """The answer is over: its tokens are counted."""
+        record = self._record
+        if self._is_counted and self._usage_tokens is not None and sum(record.counts) == self._usage_tokens:
+            record.counted_by, record.num_output_tokens = "continuous_usage", self._usage_tokens
+            return
+        record.counts = array("I")
+        count_chunks(record, self._usage_tokens, [len(text) for text in self.texts])
+
+
+def _tls_context(config: EndpointConfig) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=config.tls_ca or None)
+    if config.tls_cert:
+        context.load_cert_chain(config.tls_cert, config.tls_key)
+    return context
+
+
+def _message(body: bytes) -> str:
+    """Of an error, as OpenAI's API has it, or the beginning of whatever it is."""
+    try:
+        return str(json.loads(body)["error"]["message"])[:MAX_ERROR_CHARACTERS]
+    except (ValueError, LookupError, TypeError):
+        return body.decode(errors="replace")[:MAX_ERROR_CHARACTERS]
+
+
+def _why(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error)
+
+
+def parse_url(url: str) -> SplitResult:
+    """Raises ValueError if it is no base URL of an OpenAI-compatible server."""
+    parsed = urlsplit(url)
+    if parsed.scheme not in ("http", "https") or not parsed.hostname or parsed.query or parsed.fragment:
+        raise ValueError(f"an HTTP endpoint is http://HOST[:PORT]/v1, not {url!r}")
+    return parsed

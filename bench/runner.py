@@ -1,0 +1,195 @@
+"""Sends a process's share of the sessions and notes what comes of them."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from bench.clients.base import Answer, BenchClient, Clock, RequestError
+from bench.records import RequestRecord
+from bench.workloads.base import PromptPart, Session, Turn
+
+# Timers of event loops are as coarse as this; the rest of a wait is spent looking at the clock, between other work.
+SPIN_S = 0.0015
+# So many requests are encoded before they are due.
+LOOK_AHEAD = 256
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerConfig:
+    """
+    Attributes:
+        concurrency: sessions without an arrival time that are in hand at any time.
+        duration_s: after so many seconds no further session begins; None: all do.
+        warmup_requests: the first so many requests of the workload warm up.
+        warmup_s: requests that leave in the first so many seconds do.
+        ignore_eos: whether an output shorter than asked for is an error.
+    """
+
+    concurrency: int = 1
+    duration_s: float | None = None
+    warmup_requests: int = 0
+    warmup_s: float = 0.0
+    ignore_eos: bool = True
+
+
+@dataclass(slots=True)
+class Progress:
+    """What has come so far."""
+
+    num_sent: int = 0
+    num_ended: int = 0
+    num_failed: int = 0
+    num_tokens: int = 0
+    arrivals_over: bool = False
+
+
+class Runner:
+    """Attributes: records: of all requests sent so far."""
+
+    def __init__(self, sessions: Sequence[Session], client: BenchClient, config: RunnerConfig, clock: Clock) -> None:
+        """Args: clock: seconds from the run's start; below 0 before it."""
+        self._client = client
+        self._config = config
+        self._clock = clock
+        self._streams = [session for session in sessions if session.group == "streams"]
+        self._due = sorted((s for s in sessions if s.due_s is not None), key=lambda s: s.due_s or 0.0)
+        self._waiting = deque(s for s in sessions if s.due_s is None and s.group == "requests")
+        self._stream_tasks: list[asyncio.Task[None]] = []
+        self._progress = Progress()
+        self._under_way: dict[int, RequestRecord] = {}
+        self.records: list[RequestRecord] = []
+
+    async def run(self) -> None:
+        """Returns when all requests have ended; the streams beside them go on until `cut_streams`."""
+        ahead = _Ahead(self._due, self._prepare_first)
+        await self._until(0.0)
+        # Whoever stops the run cancels it here, and with it all that it has begun.
+        async with asyncio.TaskGroup() as streams:
+            self._stream_tasks = [streams.create_task(self._repeat(session)) for session in self._streams]
+            async with asyncio.TaskGroup() as requests:
+                for _ in range(self._config.concurrency if self._waiting else 0):
+                    requests.create_task(self._one_after_the_other())
+                for session, prepared in ahead:
+                    assert session.due_s is not None
+                    if self._config.duration_s is not None and session.due_s >= self._config.duration_s:
+                        break
+                    await self._until(session.due_s, ahead.fill)
+                    requests.create_task(self._serve(session, prepared))
+            self._progress.arrivals_over = True
+
+    def cut_streams(self) -> None:
+        """The requests of all processes have ended."""
+        for task in self._stream_tasks:
+            task.cancel()
+
+    def progress(self) -> Progress:
+        under_way = sum(len(record.times) for record in self._under_way.values())
+        return replace(self._progress, num_tokens=self._progress.num_tokens + under_way)
+
+    async def _until(self, moment: float, meanwhile: Callable[[], bool] = lambda: False) -> None:
+        """Args: meanwhile: does a little work; whether there is more."""
+        while (left := moment - self._clock()) > 0:
+            if left > 4 * SPIN_S and meanwhile():
+                await asyncio.sleep(0)
+            else:
+                await asyncio.sleep(left - SPIN_S if left > SPIN_S else 0)
+
+    async def _one_after_the_other(self) -> None:
+        while self._waiting:
+            if self._config.duration_s is not None and self._clock() >= self._config.duration_s:
+                return
+            await self._serve(self._waiting.popleft())
+
+    async def _repeat(self, session: Session) -> None:
+        while True:
+            await self._serve(session)
+            # A server that refuses at once is not asked again without a pause.
+            await asyncio.sleep(0.01)
+
+    def _prepare_first(self, session: Session) -> Any:
+        return self._client.prepare(session.turns[0].parts, session.turns[0].num_output_tokens)
+
+    async def _serve(self, session: Session, prepared: Any = None) -> None:
+        parts: list[PromptPart] = []
+        due_s = session.due_s
+        for number, turn in enumerate(session.turns):
+            parts += turn.parts
+            if number or prepared is None:
+                prepared = self._client.prepare(parts, turn.num_output_tokens)
+            if number and due_s is not None:
+                await self._until(due_s)
+            record = self._new_record(session, number, turn, parts, due_s)
+            answer = await self._send(prepared, record)
+            if answer is None or turn.stand_in is None:
+                return
+            parts.append(_answer_part(turn.stand_in, answer))
+            due_s = record.ended_s + session.turns[number + 1].think_s
+
+    def _new_record(
+        self, session: Session, number: int, turn: Turn, parts: Sequence[PromptPart], due_s: float | None
+    ) -> RequestRecord:
+        now = self._clock()
+        due_s = now if due_s is None else due_s
+        index = session.index + number
+        is_request = session.group == "requests"
+        is_warmup = is_request and (index < self._config.warmup_requests or due_s < self._config.warmup_s)
+        num_input_tokens = sum(part.num_tokens for part in parts)
+        record = RequestRecord(index, session.group, due_s, now, num_input_tokens, turn.num_output_tokens, is_warmup)
+        self.records.append(record)
+        return record
+
+    async def _send(self, prepared: Any, record: RequestRecord) -> Answer | None:
+        answer = None
+        self._progress.num_sent += 1
+        self._under_way[id(record)] = record
+        try:
+            answer = await self._client.send(prepared, record, self._clock)
+            if self._config.ignore_eos and record.num_output_tokens < record.wanted_output_tokens:
+                record.error = "too_short"
+                record.detail = f"{record.num_output_tokens} of {record.wanted_output_tokens} tokens"
+        except RequestError as error:
+            record.error, record.detail = error.kind, str(error)
+        except asyncio.CancelledError:
+            record.error = "cut"
+            raise
+        finally:
+            record.ended_s = self._clock()
+            del self._under_way[id(record)]
+            self._progress.num_ended += 1
+            self._progress.num_failed += record.error not in ("", "cut")
+            self._progress.num_tokens += record.num_output_tokens
+        return answer
+
+
+class _Ahead:
+    """Sessions with their first requests, of which some are encoded in advance."""
+
+    def __init__(self, sessions: Sequence[Session], prepare: Callable[[Session], Any]) -> None:
+        self._sessions = iter(sessions)
+        self._prepare = prepare
+        self._prepared: deque[tuple[Session, Any]] = deque()
+        while self.fill():
+            pass
+
+    def fill(self) -> bool:
+        """Encodes one more; whether it has."""
+        if len(self._prepared) >= LOOK_AHEAD:
+            return False
+        session = next(self._sessions, None)
+        if session is not None:
+            self._prepared.append((session, self._prepare(session)))
+        return session is not None
+
+    def __iter__(self) -> Iterator[tuple[Session, Any]]:
+        while self._prepared or self.fill():
+            yield self._prepared.popleft()
+
+
+def _answer_part(stand_in: PromptPart, answer: Answer) -> PromptPart:
+    if stand_in.token_ids is None:
+        return PromptPart("assistant", stand_in.num_tokens, text=answer.text)
+    if answer.token_ids is None:
+        return stand_in
+    return PromptPart("assistant", len(answer.token_ids), answer.token_ids)

@@ -1,0 +1,78 @@
+"""What a run sends: sessions of turns, made before it begins."""
+
+from abc import ABC, abstractmethod
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from bench.records import Group
+
+Role = Literal["system", "user", "assistant"]
+
+
+@dataclass(frozen=True, slots=True)
+class PromptPart:
+    """A piece of a prompt, as token ids or as text.
+
+    Attributes:
+        num_tokens: exact for token ids; for text, the number of words, each of which is about a token.
+        token_ids: None: it is text.
+    """
+
+    role: Role
+    num_tokens: int
+    token_ids: "array[int] | None" = None
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One request of a session, whose prompt is all that was said in the session before and `parts`.
+
+    Attributes:
+        stand_in: what stands for the answer in the prompts of later turns where the prompts are token ids and the
+            server tells none of its answer; None: the session ends with this turn.
+        think_s: how long after the end of the last turn's answer it leaves, in seconds.
+    """
+
+    parts: tuple[PromptPart, ...]
+    num_output_tokens: int
+    stand_in: PromptPart | None = None
+    think_s: float = 0.0
+
+
+@dataclass(slots=True)
+class Session:
+    """Turns of which each leaves after the answer to the last.
+
+    Attributes:
+        index: of its first turn among all requests; its turns are numbered on from there.
+        due_s: when the first turn leaves, in seconds from the run's start; None: as soon as there is room.
+    """
+
+    index: int
+    turns: tuple[Turn, ...]
+    group: Group = "requests"
+    due_s: float | None = None
+
+
+class Workload(ABC):
+    """Makes the sessions of a run. The same seed makes the same."""
+
+    @abstractmethod
+    def sessions(self) -> list[Session]:
+        """In the order in which they arrive.
+
+        Raises:
+            ValueError: they cannot be made, as of a trace that cannot be read.
+        """
+
+
+def numbered(turns_of_sessions: Sequence[Sequence[Turn]]) -> list[Session]:
+    """Sessions without arrival times."""
+    sessions, index = [], 0
+    for turns in turns_of_sessions:
+        sessions.append(Session(index, tuple(turns)))
+        index += len(turns)
+    return sessions

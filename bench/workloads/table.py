@@ -1,0 +1,50 @@
+"""The sessions of a configuration, with the times at which they leave."""
+
+from bench.arrivals import ArrivalConfig, arrival_times
+from bench.config import WorkloadConfig
+from bench.workloads.azure import Azure
+from bench.workloads.base import Session, Workload
+from bench.workloads.mooncake import Mooncake
+from bench.workloads.prompts import PromptMaker
+from bench.workloads.steady_streams import SteadyStreams
+from bench.workloads.synthetic import Synthetic
+
+DEFAULT_NUM_REQUESTS = 100
+
+
+def make_sessions(config: WorkloadConfig, arrivals: ArrivalConfig | None) -> list[Session]:
+    """
+    Args:
+        arrivals: None: as the trace has them.
+
+    Raises:
+        ValueError: the trace cannot be used.
+    """
+    make = PromptMaker(config.seed, config.prompt_as, config.vocab_size)
+    sessions = _workload(config, make).sessions()
+    if arrivals is not None:
+        lead_s = config.lead_s if config.kind == "steady-streams" else 0.0
+        for session, moment in zip(sessions, arrival_times(arrivals, config.seed), strict=False):
+            session.due_s = None if moment is None else moment + lead_s
+    if config.kind == "steady-streams":
+        return SteadyStreams(
+            make, sessions, config.num_streams, config.stream_input_tokens, config.stream_output_tokens
+        ).sessions()
+    return sessions
+
+
+def _workload(config: WorkloadConfig, make: PromptMaker) -> Workload:
+    if config.kind == "mooncake" and config.trace is not None:
+        return Mooncake(make, config.trace, config.time_scale, config.num_requests)
+    if config.kind == "azure" and config.trace is not None:
+        return Azure(make, config.trace, config.time_scale, config.num_requests)
+    return Synthetic(
+        make,
+        config.seed,
+        config.num_requests or DEFAULT_NUM_REQUESTS,
+        config.input_lengths,
+        config.output_lengths,
+        num_system_tokens=config.num_system_tokens,
+        num_turns=config.num_turns if config.kind == "multi-turn" else 1,
+        think_s=config.think_s,
+    )
