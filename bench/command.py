@@ -1,16 +1,20 @@
-"""`tandem bench`: one run, from its configuration to its figures."""
+"""`tandem bench`: one run, or a sweep of runs, from a configuration to figures."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from bench.config import BenchConfig
+from bench.plots import gaps_figure, png, require_matplotlib, write_plots
 from bench.processes import RunResult, run_processes
-from bench.results import make_result, write_records, write_result
+from bench.report import write_report
+from bench.results import make_result, read_result, write_records, write_result
 from bench.runner import RunnerConfig
-from bench.terminal import LiveProgress, print_result
+from bench.sweep import SweepConfig, SweepResult, Trial, sweep
+from bench.terminal import LiveProgress, print_result, print_trials
 from bench.workloads.table import make_sessions
 
 
@@ -23,15 +27,96 @@ class Outputs:
     plots: Path | None = None
     report: Path | None = None
 
+    def check(self) -> None:
+        """So that nothing is measured for files that cannot be written. Raises ValueError."""
+        if self.plots is not None or self.report is not None:
+            require_matplotlib()
+        for file in (self.result, self.requests, self.report):
+            if file is not None and not file.absolute().parent.is_dir():
+                raise ValueError(f"{file} cannot be written: there is no directory {file.absolute().parent}")
 
-def measure(config: BenchConfig, console: Console) -> tuple[dict[str, Any], RunResult]:
-    """One run; returns its result and what it was computed from.
+
+def run_once(config: BenchConfig, outputs: Outputs, console: Console) -> dict[str, Any]:
+    """Measures, prints and writes; returns the result.
 
     Raises:
         ValueError: the trace cannot be used.
         EndpointError: the server cannot be measured.
         RuntimeError: a client process has died.
+        OSError: a file cannot be written.
     """
+    outputs.check()
+    result, run = _measure(config, console)
+    print_result(console, result)
+    if outputs.requests is not None:
+        write_records(run.records, outputs.requests)
+    _write(result, outputs)
+    return result
+
+
+def run_sweep(
+    config: BenchConfig, swept: SweepConfig, good_share: float, outputs: Outputs, console: Console
+) -> dict[str, Any]:
+    """Finds the highest value with enough good requests; prints and writes all runs, after Ctrl-C those that ended.
+
+    Returns:
+        The result of its best run, or of its first, with the sweep in it. Raises as `run_once`.
+    """
+    outputs.check()
+    assert config.slo is not None and config.arrivals is not None
+    found, is_whole = SweepResult(), True
+
+    def run(value: float, number: int) -> Trial:
+        assert config.arrivals is not None
+        at_rate = replace(config.arrivals, rate=value)
+        arrivals = at_rate if swept.variable == "rate" else replace(config.arrivals, concurrency=int(value))
+        # Each run has prompts of its own, or it would find those of the one before in the server's cache.
+        workload = replace(config.workload, seed=config.workload.seed + number)
+        result, _ = _measure(replace(config, arrivals=arrivals, workload=workload), console)
+        if not result["is_whole"]:
+            raise KeyboardInterrupt
+        share = result["goodput"]["good_share"]
+        console.print(f"{swept.variable} {value:g}: {share:.1%} good", highlight=False)
+        return Trial(value, share, result)
+
+    try:
+        sweep(swept, good_share, run, found)
+    except KeyboardInterrupt:
+        is_whole = False
+        if not found.trials:
+            raise
+    best = next((trial for trial in found.trials if trial.value == found.highest), found.trials[0])
+    described = {
+        "variable": swept.variable,
+        "low": swept.low,
+        "good_share": good_share,
+        "highest": found.highest,
+        "trials": [{"value": one.value, "good_share": one.good_share, "result": one.result} for one in found.trials],
+    }
+    result = {**best.result, "sweep": described, "is_whole": is_whole}
+    print_trials(console, described)
+    print_result(console, result)
+    _write(result, outputs)
+    return result
+
+
+def compare(files: Sequence[Path], out: Path) -> None:
+    """`tandem bench report`. Raises ValueError if a file is no result, OSError."""
+    Outputs(report=out).check()
+    write_report([read_result(file) for file in files], out)
+
+
+def plot_gaps(files: Sequence[Path], out: Path) -> None:
+    """`tandem bench plot`: the gaps of steady streams over time. Raises ValueError if there are none, OSError."""
+    Outputs(report=out).check()
+    figure = gaps_figure([read_result(file) for file in files])
+    if figure is None:
+        raise ValueError("none of these runs has a gap between two chunks")
+    out.write_bytes(png(figure))
+
+
+def _measure(config: BenchConfig, console: Console) -> tuple[dict[str, Any], RunResult]:
+    """One run's result, and what it was computed from."""
     sessions = make_sessions(config.workload, config.arrivals)
     num_requests = sum(len(session.turns) for session in sessions if session.group == "requests")
     runner = RunnerConfig(
@@ -46,27 +131,10 @@ def measure(config: BenchConfig, console: Console) -> tuple[dict[str, Any], RunR
     return make_result(config, run), run
 
 
-def run_once(config: BenchConfig, outputs: Outputs, console: Console) -> dict[str, Any]:
-    """Measures, prints and writes. Raises as `measure`, and OSError if a file cannot be written."""
-    result, run = measure(config, console)
-    print_result(console, result)
-    if outputs.requests is not None:
-        write_records(run.records, outputs.requests)
+def _write(result: dict[str, Any], outputs: Outputs) -> None:
     if outputs.result is not None:
         write_result(result, outputs.result)
-    write_pictures([result], outputs)
-    return result
-
-
-def write_pictures(results: list[dict[str, Any]], outputs: Outputs) -> None:
-    """Raises OSError."""
-    if outputs.plots is None and outputs.report is None:
-        return
-    # What draws is slow to import.
-    from bench.plots import write_plots
-    from bench.report import write_report
-
     if outputs.plots is not None:
-        write_plots(results, outputs.plots)
+        write_plots([result], outputs.plots)
     if outputs.report is not None:
-        write_report(results, outputs.report)
+        write_report([result], outputs.report)

@@ -4,9 +4,10 @@ docs/bench.md has each formula.
 """
 
 import math
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -83,38 +84,29 @@ def summarize(records: Sequence[RequestRecord], window: tuple[float, float] | No
 
     Args:
         window: count only the chunks, and the gaps that end, between these moments; None: all. For streams that run
-            beside others: their own beginning and end are not what is measured.
+            beside others: their own beginning and end are not what is measured, so they have no TTFT and no E2E.
     """
     measured = [record for record in records if not record.is_warmup]
     whole = [record for record in measured if not record.error]
-    kept = [record for record in measured if record.error in ("", "cut")] if window else whole
+    kept = [_within(record, *window) for record in measured if record.error in ("", "cut")] if window else whole
     measures = [RequestMeasures.of(record) for record in kept]
     errors = Counter(record.error for record in measured if record.error not in ("", "cut"))
     examples: dict[str, str] = {}
     for record in measured:
         if record.error:
             examples.setdefault(record.error, record.detail)
-    if window is None:
-        begin = min((record.due_s for record in measured), default=0.0)
-        end = max((record.ended_s for record in measured), default=0.0)
-        gaps = [gap for one in measures for gap in one.gaps]
-        num_output = sum(record.num_output_tokens for record in whole)
-        num_input = sum(_input_tokens(record) for record in whole)
-    else:
-        begin, end = window
-        gaps = [b - a for record in kept for a, b in pairwise(record.times) if begin <= b <= end]
-        num_output = sum(
-            count
-            for record in kept
-            for moment, count in zip(record.times, record.counts, strict=False)
-            if begin <= moment <= end
-        )
-        num_input = 0
+    begin, end = window or (
+        min((record.due_s for record in measured), default=0.0),
+        max((record.ended_s for record in measured), default=0.0),
+    )
+    gaps = [gap for one in measures for gap in one.gaps]
+    num_output = sum(record.num_output_tokens for record in kept)
+    num_input = sum(_input_tokens(record) for record in whole)
     seconds = max(end - begin, 1e-9)
     num_chunks = sum(len(record.times) for record in kept)
     latencies: dict[str, Iterable[float | None]] = {
-        "ttft": (one.ttft for one in measures),
-        "ttft_from_sent": (one.ttft_from_sent for one in measures),
+        "ttft": (one.ttft for one in measures) if window is None else (),
+        "ttft_from_sent": (one.ttft_from_sent for one in measures) if window is None else (),
         "tpot": (one.tpot for one in measures),
         "itl": gaps,
         "itl_p95": (one.itl_p95 for one in measures),
@@ -142,6 +134,14 @@ def summarize(records: Sequence[RequestRecord], window: tuple[float, float] | No
         "longest_gap": max(gaps, default=None),
         **{name: distribution(value for value in latencies[name] if value is not None) for name in LATENCIES},
     }
+
+
+def _within(record: RequestRecord, begin: float, end: float) -> RequestRecord:
+    """With the chunks between these moments, and the one before, with which the first gap that ends there begins."""
+    first = max(bisect_left(record.times, begin) - 1, 0)
+    last = bisect_right(record.times, end)
+    counts = record.counts[first:last]
+    return replace(record, times=record.times[first:last], counts=counts, num_output_tokens=sum(counts))
 
 
 def _input_tokens(record: RequestRecord) -> int:

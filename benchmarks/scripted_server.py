@@ -48,7 +48,7 @@ class Sent:
     times: list[float]
 
 
-class ScriptedServer(inference_pb2_grpc.InferenceServicer):  # type: ignore[misc]
+class ScriptedServer(inference_pb2_grpc.InferenceServicer):
     """Attributes: sent: of all requests so far, in order of their coming."""
 
     def __init__(self, script: Script) -> None:

@@ -8,24 +8,23 @@ import sys
 from rich.console import Console
 
 from bench.clients.base import EndpointError
-from bench.command import Outputs, run_once
-from cli.bench_options import bench_config
+from bench.command import Outputs, compare, plot_gaps, run_once, run_sweep
+from cli.bench_config import bench_config
 from tandem import exit_codes
 
 
 def run_bench(arguments: argparse.Namespace, default_address: str) -> int:
-    """One run; returns the exit status."""
+    """One run or one sweep; returns the exit status."""
+    outputs = Outputs(arguments.out, arguments.requests_out, arguments.plots, arguments.report)
+    console = Console()
     try:
         config = bench_config(arguments, os.environ, default_address)
-    except ValueError as error:
-        return _failure(arguments, error, exit_codes.USAGE)
-    outputs = Outputs(arguments.out, arguments.requests_out, arguments.plots, arguments.report)
-    try:
-        result = run_once(config, outputs, Console())
-    except ValueError as error:
-        return _failure(arguments, error, exit_codes.USAGE)
-    except (EndpointError, RuntimeError, OSError) as error:
-        return _failure(arguments, error, exit_codes.FAILED)
+        if arguments.sweep is None:
+            result = run_once(config, outputs, console)
+        else:
+            result = run_sweep(config, arguments.sweep, arguments.good_share, outputs, console)
+    except (EndpointError, RuntimeError, OSError, ValueError) as error:
+        return _failure(arguments, error)
     except KeyboardInterrupt:
         print()
         return exit_codes.SIGNALLED + signal.SIGINT
@@ -34,6 +33,16 @@ def run_bench(arguments: argparse.Namespace, default_address: str) -> int:
     return 0 if result["requests"]["num_whole"] else exit_codes.FAILED
 
 
-def _failure(arguments: argparse.Namespace, error: Exception, status: int) -> int:
+def run_comparison(arguments: argparse.Namespace) -> int:
+    """`report` and `plot`: what is made of files that runs have written; returns the exit status."""
+    make = {"report": compare, "plot": plot_gaps}[arguments.comparison]
+    try:
+        make(arguments.runs, arguments.comparison_out)
+    except (ValueError, OSError) as error:
+        return _failure(arguments, error)
+    return 0
+
+
+def _failure(arguments: argparse.Namespace, error: Exception) -> int:
     print(f"{arguments.name}: {error}", file=sys.stderr)
-    return status
+    return exit_codes.USAGE if isinstance(error, ValueError) else exit_codes.FAILED

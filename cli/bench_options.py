@@ -1,20 +1,17 @@
 """The flags of `tandem bench`, and the configuration that they make."""
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bench.arrivals import ARRIVALS, ArrivalConfig
-from bench.clients.base import APIS, EndpointConfig
-from bench.clients.table import check_endpoint
-from bench.config import TRACES, WORKLOADS, BenchConfig, WorkloadConfig
+from bench.arrivals import ARRIVALS
+from bench.clients.base import APIS
+from bench.config import TRACES, WORKLOADS
 from bench.goodput import Slo, parse_duration
 from bench.sweep import SweepConfig
-from bench.workloads.prompts import DEFAULT_VOCAB_SIZE, PROMPT_AS, PromptAs
+from bench.workloads.prompts import DEFAULT_VOCAB_SIZE, PROMPT_AS
 from bench.workloads.synthetic import Lengths
-from tandem.config import require_api_key
-from tandem.rpc.tls import check_tls_files
 
 EPILOG = """\
 Lengths are a number, or LOW..HIGH for random ones; durations have a unit (500ms, 2s, 1m). What each figure means is in
@@ -62,6 +59,23 @@ def add_bench_options(parser: argparse.ArgumentParser, api_key: str) -> None:
     add("--requests-out", type=Path, metavar="FILE.jsonl", help="write each request, with the time of every chunk")
     add("--plots", type=Path, metavar="DIR", help="write PNG plots")
     add("--report", type=Path, metavar="FILE.html", help="write a report in one file")
+
+
+def add_comparisons(commands: Any, run: Callable[[argparse.Namespace], int]) -> None:
+    """Args: commands: what argparse makes for subcommands."""
+    for name, summary, out, what in (
+        ("report", "compare runs in one HTML file", Path("report.html"), "FILE.html"),
+        ("plot", "draw the ITL of runs' steady streams over time", Path("itl.png"), "FILE.png"),
+    ):
+        parser = commands.add_parser(name, help=summary, description=f"{summary.capitalize()}.", allow_abbrev=False)
+        parser.add_argument(
+            "runs", nargs="+", type=Path, metavar="RUN.json", help="what `tandem bench --out` has written"
+        )
+        # The command that these are part of has an --out of its own.
+        parser.add_argument(
+            "--out", dest="comparison_out", type=Path, default=out, metavar=what, help="(default: %(default)s)"
+        )
+        parser.set_defaults(run=run, name=parser.prog, comparison=name)
 
 
 def _add_endpoint(group: argparse._ArgumentGroup, api_key: str) -> None:
@@ -180,82 +194,6 @@ def _add_arrivals(group: argparse._ArgumentGroup) -> None:
     add("--processes", type=_positive, default=1, metavar="N", help="client processes (default: %(default)s)")
 
 
-def bench_config(arguments: argparse.Namespace, environment: Mapping[str, str], default_address: str) -> BenchConfig:
-    """Raises ValueError if the arguments make no sense together."""
-    prompt_as: PromptAs = arguments.prompt_as or ("text" if arguments.api == "chat" else "ids")
-    warmup_requests, warmup_s = _parse_warmup(arguments.warmup)
-    return BenchConfig(
-        endpoint=_endpoint(arguments, environment, default_address),
-        workload=WorkloadConfig(
-            kind=arguments.workload,
-            num_requests=arguments.requests,
-            input_lengths=arguments.input_tokens,
-            output_lengths=arguments.output_tokens,
-            num_system_tokens=arguments.system_tokens,
-            num_turns=arguments.turns,
-            think_s=arguments.think_time,
-            num_streams=arguments.streams,
-            stream_input_tokens=arguments.stream_input_tokens,
-            stream_output_tokens=arguments.stream_output_tokens,
-            lead_s=arguments.lead,
-            trace=arguments.trace,
-            time_scale=arguments.time_scale,
-            prompt_as=prompt_as,
-            vocab_size=arguments.vocab_size,
-            seed=arguments.seed,
-        ),
-        arrivals=_arrivals(arguments),
-        duration_s=arguments.duration,
-        warmup_requests=warmup_requests,
-        warmup_s=warmup_s,
-        slo=arguments.slo,
-        num_processes=arguments.processes,
-        label=arguments.label,
-    )
-
-
-def _endpoint(arguments: argparse.Namespace, environment: Mapping[str, str], default_address: str) -> EndpointConfig:
-    url = arguments.endpoint or f"grpc://{environment.get('TANDEM_ADDRESS') or default_address}"
-    if bool(arguments.tls_cert) != bool(arguments.tls_key):
-        raise ValueError("--tls-cert and --tls-key belong together: give both, or neither")
-    check_tls_files(arguments.tls_cert, arguments.tls_key, arguments.tls_ca)
-    if arguments.api_key:
-        require_api_key(arguments.api_key)
-    endpoint = EndpointConfig(
-        url=url,
-        api=arguments.api,
-        model=arguments.model,
-        api_key=arguments.api_key,
-        headers=tuple(arguments.header),
-        tls=arguments.tls,
-        tls_ca=arguments.tls_ca,
-        tls_cert=arguments.tls_cert,
-        tls_key=arguments.tls_key,
-        ignore_eos=arguments.ignore_eos,
-        continuous_usage=arguments.continuous_usage,
-        timeout_s=arguments.timeout,
-        connect_timeout_s=arguments.connect_timeout,
-    )
-    check_endpoint(endpoint)
-    return endpoint
-
-
-def _arrivals(arguments: argparse.Namespace) -> ArrivalConfig | None:
-    swept = arguments.sweep.variable if arguments.sweep else ""
-    rate = arguments.sweep.low if swept == "rate" else arguments.rate
-    concurrency = int(arguments.sweep.low) if swept == "concurrency" else arguments.concurrency
-    kind = arguments.arrivals
-    if kind is None:
-        if arguments.workload in TRACES and rate is None and concurrency is None:
-            return None
-        kind = "closed" if rate is None else "poisson"
-    if kind == "closed" and rate is not None:
-        raise ValueError("a rate is not for closed arrivals, which wait for an answer (--arrivals)")
-    if kind != "closed" and concurrency is not None:
-        raise ValueError(f"a concurrency is for closed arrivals, not for {kind!r}")
-    return ArrivalConfig(kind, rate or 0.0, arguments.burstiness, arguments.burst_size, concurrency or 1)
-
-
 def _value(parse: Any) -> Any:
     """For argparse, which shows the words of this error alone."""
 
@@ -286,8 +224,3 @@ def _parse_header(text: str) -> tuple[str, str]:
     if not colon or not name.strip() or not text.isprintable():
         raise ValueError(f"a header is NAME:VALUE, not {text!r}")
     return name.strip(), value.strip()
-
-
-def _parse_warmup(text: str) -> tuple[int, float]:
-    """Requests and seconds, of which one is 0."""
-    return (int(text), 0.0) if text.isdecimal() else (0, parse_duration(text))

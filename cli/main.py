@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from cli.bench_options import EPILOG as BENCH_EPILOG
-from cli.bench_options import add_bench_options
+from cli.bench_options import add_bench_options, add_comparisons
 from cli.parser import SuggestingParser
 from cli.serve_options import API_KEY_VARIABLE, EPILOG, add_serve_options
 from tandem import __version__, exit_codes
@@ -145,6 +145,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     add_bench_options(bench, os.environ.get(API_KEY_VARIABLE, ""))
     bench.set_defaults(run=_bench, name=bench.prog)
+    comparisons = bench.add_subparsers(metavar="", title="of runs that were measured before")
+    add_comparisons(comparisons, _compare)
     status = add("status", "show workers and pages", "Show a cluster's workers, requests and pages.", STATUS_EXAMPLES)
     status.add_argument("--json", action="store_true", help="print JSON")
     _add_connection_arguments(status, _status)
@@ -293,6 +295,12 @@ def _bench(arguments: argparse.Namespace) -> int:
     from cli.bench_command import run_bench
 
     return run_bench(arguments, DEFAULT_ADDRESS)
+
+
+def _compare(arguments: argparse.Namespace) -> int:
+    from cli.bench_command import run_comparison
+
+    return run_comparison(arguments)
 
 
 def _status(arguments: argparse.Namespace, client: "TandemClient") -> int:

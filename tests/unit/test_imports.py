@@ -126,7 +126,18 @@ def test_what_runs_without_torch_does_not_import_it(module: str) -> None:
 
 @pytest.mark.parametrize("module", ["tandem.client", "cli.main", "cli.terminal", "cli.cache", "cli.bench_command"])
 def test_a_client_needs_little(module: str) -> None:
-    heavy = {"torch", "transformers", "ray", "fastapi", "uvicorn", "numpy", "tokenizers", "yaml", "jinja2", "matplotlib"}
+    heavy = {
+        "torch",
+        "transformers",
+        "ray",
+        "fastapi",
+        "uvicorn",
+        "numpy",
+        "tokenizers",
+        "yaml",
+        "jinja2",
+        "matplotlib",
+    }
     script = f"import sys, {module}; print(*({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.split() == []
