@@ -46,9 +46,10 @@ class ClientUsage:
 
 @dataclass(slots=True)
 class RunResult:
-    """Attributes: is_whole: false if the run was stopped before its end."""
+    """Attributes: started_at: by the monotonic clock; is_whole: false if the run was stopped before its end."""
 
     server: ServerDescription
+    started_at: float = 0.0
     records: list[RequestRecord] = field(default_factory=list)
     usages: list[ClientUsage] = field(default_factory=list)
     is_whole: bool = True
@@ -146,7 +147,7 @@ class _Conductor:
             child.heard_at = time.monotonic()
             try:
                 word, *values = child.pipe.recv()
-            except EOFError as error:
+            except (EOFError, OSError) as error:
                 raise RuntimeError("a client process has died") from error
             self._take(child, word, values)
         limit = SILENCE_TIMEOUT_S if self._started_at else START_TIMEOUT_S
@@ -169,6 +170,7 @@ class _Conductor:
                 self._num_ready += 1
                 if self._num_ready == len(self._children):
                     self._started_at = time.monotonic() + LEAD_S
+                    self._result.started_at = self._started_at
                     for each in self._children:
                         each.tell("go", self._started_at)
             case "progress":

@@ -37,7 +37,7 @@ def run_comparison(arguments: argparse.Namespace) -> int:
     """`report` and `plot`: what is made of files that runs have written; returns the exit status."""
     make = {"report": compare, "plot": plot_gaps}[arguments.comparison]
     try:
-        make(arguments.runs, arguments.comparison_out)
+        make(arguments.runs, arguments.out)
     except (ValueError, OSError) as error:
         return _failure(arguments, error)
     return 0

@@ -1,7 +1,6 @@
 """The flags of `tandem bench`, and the configuration that they make."""
 
 import argparse
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +30,19 @@ examples:
     tandem bench --workload mooncake --trace trace.jsonl --time-scale 0.5
 """
 
+# What is made of runs that were measured before: in words, and where it goes.
+COMPARISONS = {
+    "report": ("compare runs in one HTML file", "report.html", "FILE.html"),
+    "plot": ("draw the ITL of runs' steady streams over time", "itl.png", "FILE.png"),
+}
+
 
 def add_bench_options(parser: argparse.ArgumentParser, api_key: str) -> None:
     """Args: api_key: the default of --api-key."""
+    # All of them would fill a screen each time that one is mistyped.
+    parser.usage = (
+        f"{parser.prog} [OPTION]... (--help shows them)\n       {parser.prog} {{report,plot}} RUN.json... --out FILE"
+    )
     _add_endpoint(parser.add_argument_group("endpoint"), api_key)
     _add_workload(parser.add_argument_group("workload"))
     _add_arrivals(parser.add_argument_group("arrivals"))
@@ -61,21 +70,9 @@ def add_bench_options(parser: argparse.ArgumentParser, api_key: str) -> None:
     add("--report", type=Path, metavar="FILE.html", help="write a report in one file")
 
 
-def add_comparisons(commands: Any, run: Callable[[argparse.Namespace], int]) -> None:
-    """Args: commands: what argparse makes for subcommands."""
-    for name, summary, out, what in (
-        ("report", "compare runs in one HTML file", Path("report.html"), "FILE.html"),
-        ("plot", "draw the ITL of runs' steady streams over time", Path("itl.png"), "FILE.png"),
-    ):
-        parser = commands.add_parser(name, help=summary, description=f"{summary.capitalize()}.", allow_abbrev=False)
-        parser.add_argument(
-            "runs", nargs="+", type=Path, metavar="RUN.json", help="what `tandem bench --out` has written"
-        )
-        # The command that these are part of has an --out of its own.
-        parser.add_argument(
-            "--out", dest="comparison_out", type=Path, default=out, metavar=what, help="(default: %(default)s)"
-        )
-        parser.set_defaults(run=run, name=parser.prog, comparison=name)
+def add_comparison_options(parser: argparse.ArgumentParser, default: str, metavar: str) -> None:
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN.json", help="what `tandem bench --out` has written")
+    parser.add_argument("--out", type=Path, default=Path(default), metavar=metavar, help="(default: %(default)s)")
 
 
 def _add_endpoint(group: argparse._ArgumentGroup, api_key: str) -> None:

@@ -8,8 +8,8 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from cli.bench_options import COMPARISONS, add_bench_options, add_comparison_options
 from cli.bench_options import EPILOG as BENCH_EPILOG
-from cli.bench_options import add_bench_options, add_comparisons
 from cli.parser import SuggestingParser
 from cli.serve_options import API_KEY_VARIABLE, EPILOG, add_serve_options
 from tandem import __version__, exit_codes
@@ -70,12 +70,20 @@ examples:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns its exit status: 0, 1 if it failed, 2 if it was called wrongly."""
     parser = _parser()
-    arguments = parser.parse_args(argv)
+    arguments = parser.parse_args(_joined(sys.argv[1:] if argv is None else argv))
     try:
         return arguments.run(arguments)
     except UnicodeEncodeError:
         print("tandem: an argument is not valid UTF-8", file=sys.stderr)
         return exit_codes.USAGE
+
+
+def _joined(argv: Sequence[str]) -> list[str]:
+    """With a command of two words as one. A command that has flags of its own and others beneath it would take the value
+    of a mistyped flag for one of these."""
+    if len(argv) > 1 and argv[0] == "bench" and argv[1] in COMPARISONS:
+        return [f"bench {argv[1]}", *argv[2:]]
+    return list(argv)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -145,8 +153,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     add_bench_options(bench, os.environ.get(API_KEY_VARIABLE, ""))
     bench.set_defaults(run=_bench, name=bench.prog)
-    comparisons = bench.add_subparsers(metavar="", title="of runs that were measured before")
-    add_comparisons(comparisons, _compare)
+    for name, (summary, default, metavar) in COMPARISONS.items():
+        comparison = add(f"bench {name}", summary, f"{summary.capitalize()}.", "")
+        add_comparison_options(comparison, default, metavar)
+        comparison.set_defaults(run=_compare, name=comparison.prog, comparison=name)
     status = add("status", "show workers and pages", "Show a cluster's workers, requests and pages.", STATUS_EXAMPLES)
     status.add_argument("--json", action="store_true", help="print JSON")
     _add_connection_arguments(status, _status)

@@ -15,7 +15,7 @@ class SuggestingParser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
         namespace, unknown = super().parse_known_args(args, namespace)
-        if unknown and not any(isinstance(a, argparse._SubParsersAction) and a.required for a in self._actions):
+        if unknown and not any(isinstance(action, argparse._SubParsersAction) for action in self._actions):
             # A subcommand would leave this to the parser above it, which does not know the subcommand's flags.
             self.error(f"unrecognized arguments: {' '.join(unknown)}")
         return namespace, unknown

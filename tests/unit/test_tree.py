@@ -15,6 +15,10 @@ WITHOUT_SOURCE = ("benchmarks", "docs", "examples", "scenarios")
 # A source file that is longer than this and has no tests of its own name is one of those below, or an interface.
 MAX_LINES_WITHOUT_TESTS = 60
 TESTED_ELSEWHERE = {
+    "bench/config.py": "unit/bench/test_results.py",
+    "bench/records.py": "unit/bench/test_results.py",
+    "bench/clients/http_connection.py": "unit/bench/clients/test_openai.py",
+    "cli/bench_options.py": "unit/cli/test_bench_config.py",
     "cli/serve_options.py": "unit/cli/test_serve_config.py",
     "cli/terminal.py": "cluster/test_cli.py",
     "both_worker/local_worker.py": "unit/scenarios/test_engine_under_pressure.py",

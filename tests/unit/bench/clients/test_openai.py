@@ -1,0 +1,234 @@
+"""What servers of OpenAI's API may send, and what is made of it."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from itertools import count
+from typing import Any
+
+import pytest
+
+from bench.clients.base import EndpointConfig, EndpointError, RequestError
+from bench.clients.openai import OpenAIBenchClient
+from bench.records import RequestRecord
+from bench.workloads.base import PromptPart
+
+PARTS = [PromptPart("user", 2, text="why not")]
+Answerer = Callable[[str, dict[str, Any], asyncio.StreamWriter], Awaitable[None]]
+
+
+@asynccontextmanager
+async def serving(answer: Answerer) -> AsyncIterator[str]:
+    """A server that answers as it is told. Yields its base URL."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while True:
+                head = (await reader.readuntil(b"\r\n\r\n")).decode()
+                lengths = [line for line in head.lower().split("\r\n") if line.startswith("content-length:")]
+                body = await reader.readexactly(int(lengths[0].split(":")[1]))
+                await answer(head, json.loads(body or b"{}"), writer)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
+
+
+def events(*contents: Any) -> bytes:
+    lines = [content if isinstance(content, bytes) else json.dumps(content).encode() for content in contents]
+    body = b"".join(b"data: " + line + b"\n\n" for line in lines)
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: %d\r\n\r\n"
+    return head % len(body) + body
+
+
+def text(content: str, reason: str | None = None, **more: Any) -> dict[str, Any]:
+    return {"choices": [{"index": 0, "text": content, "finish_reason": reason}], **more}
+
+
+def usage(num_tokens: int, cached: int | None = None) -> dict[str, Any]:
+    details = None if cached is None else {"cached_tokens": cached}
+    return {"usage": {"prompt_tokens": 5, "completion_tokens": num_tokens, "prompt_tokens_details": details}}
+
+
+def ask(answer: bytes | Answerer, **config: Any) -> tuple[RequestRecord, Any]:
+    """One request; returns its record, and the answer or the error."""
+
+    async def always(head: str, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        assert isinstance(answer, bytes)
+        writer.write(answer)
+
+    async def main() -> tuple[RequestRecord, Any]:
+        async with serving(always if isinstance(answer, bytes) else answer) as url:
+            client = OpenAIBenchClient(EndpointConfig(url, model="m", **config))
+            record = RequestRecord(0, "requests", 0.0, 0.0, 2, 3)
+            clock = count().__next__
+            try:
+                return record, await client.send(client.prepare(PARTS, 3), record, lambda: float(clock()))
+            except RequestError as error:
+                return record, error
+            finally:
+                await client.close()
+
+    return asyncio.run(main())
+
+
+def test_a_chunk_for_each_token_is_counted_by_the_usage_at_the_end() -> None:
+    record, answer = ask(events(text("a"), text(" b"), text("", "length"), {"choices": [], **usage(2, 4)}, b"[DONE]"))
+    assert answer.text == "a b" and answer.token_ids is None
+    assert (record.counted_by, list(record.counts), record.num_output_tokens) == ("usage", [1, 1], 2)
+    assert (record.prompt_tokens, record.cached_tokens) == (5, 4)
+    assert len(record.times) == 2
+
+
+def test_continuous_usage_counts_each_chunk_exactly() -> None:
+    record, _ = ask(events(text("a", **usage(1)), text(" b c", **usage(4)), text("", "length", **usage(4)), b"[DONE]"))
+    assert (record.counted_by, list(record.counts), record.num_output_tokens) == ("continuous_usage", [1, 3], 4)
+
+
+def test_a_token_without_text_is_seen_where_the_server_counts_it() -> None:
+    record, _ = ask(events(text("a", **usage(1)), text("", **usage(2)), text("é", **usage(3)), b"[DONE]"))
+    assert (record.counted_by, list(record.counts)) == ("continuous_usage", [1, 1, 1])
+
+
+def test_several_tokens_in_a_chunk_are_shared_out_by_characters() -> None:
+    record, _ = ask(events(text("ab"), text("abcdef"), {"choices": [], **usage(8)}, b"[DONE]"))
+    assert (record.counted_by, list(record.counts), record.num_output_tokens) == ("characters", [2, 6], 8)
+
+
+def test_without_any_count_each_chunk_is_one() -> None:
+    record, _ = ask(events(text("ab"), text("c"), b"[DONE]"))
+    assert (record.counted_by, list(record.counts), record.num_output_tokens) == ("chunks", [1, 1], 2)
+    assert record.prompt_tokens is None
+
+
+@pytest.mark.parametrize("name", ["content", "reasoning_content", "reasoning"])
+def test_a_chats_chunks_have_deltas_and_its_role_is_no_token(name: str) -> None:
+    def delta(**content: str) -> dict[str, Any]:
+        return {"choices": [{"index": 0, "delta": content, "finish_reason": None}]}
+
+    record, answer = ask(events(delta(role="assistant", content=""), delta(**{name: "a"}), b"[DONE]"), api="chat")
+    assert len(record.times) == 1 and answer.text == "a"
+
+
+def test_requests_say_what_is_asked_of_them() -> None:
+    seen: list[tuple[str, dict[str, Any]]] = []
+
+    async def note(head: str, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        seen.append((head, body))
+        writer.write(events(b"[DONE]"))
+
+    ask(note, api_key="secret", headers=(("x-tenant", "one"),), continuous_usage=True)
+    ask(note, api="chat", ignore_eos=False)
+    (head, body), (chat_head, chat_body) = seen
+    assert head.startswith("POST /v1/completions HTTP/1.1\r\n") and chat_head.startswith("POST /v1/chat/completions")
+    assert "authorization: Bearer secret\r\n" in head and "x-tenant: one\r\n" in head
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    common = {"model": "m", "max_tokens": 3, "temperature": 0.0, "stream": True}
+    assert body == {**common, "stream_options": options, "ignore_eos": True, "prompt": "why not"}
+    messages = [{"role": "user", "content": "why not"}]
+    assert chat_body == {**common, "stream_options": {"include_usage": True}, "messages": messages}
+
+
+def response(status: str, body: bytes) -> bytes:
+    return f"HTTP/1.1 {status}\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind", "detail"),
+    [
+        (response("429 X", b'{"error": {"message": "a full queue"}}'), "refused", "429: a full queue"),
+        (response("400 X", b"plain words"), "refused", "400: plain words"),
+        (response("503 X", b"{}"), "failed", "503: {}"),
+        (events(text("a"), {"error": {"message": "no pages"}}, b"[DONE]"), "failed", "no pages"),
+        (events(text("a")), "failed", "without its end"),
+        (events(text("a"), b"{", b"[DONE]"), "failed", "is not what OpenAI's API has"),
+        (events(text("a"), {"choices": 5}, b"[DONE]"), "failed", "is not what OpenAI's API has"),
+        (b"SSH-2.0-OpenSSH\r\n\r\n", "failed", "is not HTTP"),
+    ],
+)
+def test_errors_by_their_kind(answer: bytes, kind: str, detail: str) -> None:
+    _, error = ask(answer)
+    assert isinstance(error, RequestError) and error.kind == kind and detail in str(error)
+
+
+def test_a_stream_that_breaks_has_failed_and_keeps_what_came() -> None:
+    async def broken(head: str, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        writer.write(events(text("a"), text("b"), b"[DONE]")[:-20])
+        await writer.drain()
+        writer.close()
+
+    record, error = ask(broken)
+    assert isinstance(error, RequestError) and error.kind == "failed"
+    assert record.num_output_tokens == len(record.times) >= 1
+
+
+def test_one_that_never_ends_is_a_timeout() -> None:
+    async def silent(head: str, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        writer.write(events(text("a"), b"[DONE]")[:-5])
+
+    _, error = ask(silent, timeout_s=0.2)
+    assert isinstance(error, RequestError) and error.kind == "timeout"
+
+
+def test_connections_are_kept_and_one_that_was_closed_meanwhile_is_no_error() -> None:
+    writers: list[asyncio.StreamWriter] = []
+
+    async def note(head: str, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        if len(writers) == 2:
+            # It closes as the next request comes, of which nothing has been answered.
+            writers.append(writer)
+            writer.transport.abort()
+            return
+        writers.append(writer)
+        writer.write(events(text("a"), b"[DONE]"))
+
+    async def main() -> None:
+        async with serving(note) as url:
+            client = OpenAIBenchClient(EndpointConfig(url, model="m"))
+            for _ in range(3):
+                record = RequestRecord(0, "requests", 0.0, 0.0, 2, 1)
+                await client.send(client.prepare(PARTS, 1), record, lambda: 0.0)
+                assert record.num_output_tokens == 1
+            await client.close()
+
+    asyncio.run(main())
+    assert writers[0] is writers[1] is writers[2] and writers[3] is not writers[2]
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (response("401 X", b'{"error": {"message": "a wrong key"}}'), "401: a wrong key"),
+        (response("200 OK", b'{"data": []}'), "names no model"),
+        (response("200 OK", b"<html>"), "names no model"),
+    ],
+)
+def test_a_server_that_cannot_be_measured(answer: bytes, message: str) -> None:
+    async def always(head: str, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        writer.write(answer)
+
+    async def main() -> None:
+        async with serving(always) as url:
+            with pytest.raises(EndpointError, match=message):
+                await OpenAIBenchClient(EndpointConfig(url)).open()
+
+    asyncio.run(main())
+
+
+def test_the_servers_first_model_is_taken_and_one_without_a_list_needs_a_name() -> None:
+    async def first(head: str, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        writer.write(response("200 OK", b'{"data": [{"id": "one"}, {"id": "two"}]}'))
+
+    async def none(head: str, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        writer.write(response("404 X", b""))
+
+    async def main() -> None:
+        async with serving(first) as url:
+            assert (await OpenAIBenchClient(EndpointConfig(url)).open()).model == "one"
+        async with serving(none) as url:
+            assert (await OpenAIBenchClient(EndpointConfig(url, model="mine")).open()).model == "mine"
+
+    asyncio.run(main())

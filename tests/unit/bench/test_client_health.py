@@ -1,0 +1,51 @@
+"""The client says when its own figures are doubtful."""
+
+from typing import Any
+
+import pytest
+
+from bench.client_health import client_summary, warnings_about
+from bench.clients.base import EndpointConfig, ServerDescription
+from bench.config import BenchConfig
+from bench.processes import ClientUsage, RunResult
+from bench.results import make_result
+from tests.unit.bench.records import record
+
+QUIET = ClientUsage(1.0, 10.0, [0.0] * 100)
+
+
+def warnings(run: RunResult) -> str:
+    result = make_result(BenchConfig(EndpointConfig("grpc://h:1")), run)
+    assert result["warnings"] == warnings_about(result)
+    return " ".join(result["warnings"])
+
+
+def run_of(*records: Any, usages: tuple[ClientUsage, ...] = (QUIET,), is_whole: bool = True) -> RunResult:
+    return RunResult(ServerDescription("m"), 0.0, list(records), list(usages), is_whole)
+
+
+def test_a_quiet_run_has_no_warnings() -> None:
+    assert warnings(run_of(record([1.0, 2.0]))) == ""
+
+
+def test_requests_that_left_late_are_counted_and_warned_about() -> None:
+    run = run_of(*(record([2.0], due_s=1.0, sent_s=1.0 + late) for late in (0.0, 0.004, 0.006, 0.5)))
+    summary = client_summary(run)
+    assert summary["num_late"] == 2 and summary["late_share"] == 0.5 and summary["lateness"]["max"] == 0.5
+    assert "2 requests (50%) left more than 5 ms after they were due" in warnings(run)
+
+
+@pytest.mark.parametrize(
+    ("run", "words"),
+    [
+        (run_of(record([1.0]), usages=(QUIET, ClientUsage(9.0, 10.0, []))), "used 90% of a core"),
+        (run_of(record([1.0]), usages=(ClientUsage(1, 10, [0.02] * 10),)), "loop was up to 20 ms late"),
+        (run_of(record([1.0]), is_whole=False), "was stopped before its end"),
+        (run_of(record([1.0], counted_by="chunks")), "does not count tokens"),
+        (run_of(record([1.0], counted_by="characters")), "--continuous-usage"),
+        (run_of(record([1.0, 2.0], counts=[1, 3])), "2.00 tokens on average"),
+        (run_of(record([1.0]), record([], error="timeout", detail="no end")), "1 requests: timeout (such as: no end)"),
+    ],
+)
+def test_each_doubt_has_its_words(run: RunResult, words: str) -> None:
+    assert words in warnings(run)

@@ -1,0 +1,159 @@
+"""Whole runs by client processes, against a server that says when it has sent what."""
+
+import multiprocessing
+import os
+import signal
+import socket
+import statistics
+import threading
+import time
+from itertools import accumulate, pairwise
+
+import pytest
+
+from bench.clients.base import EndpointConfig, EndpointError
+from bench.goodput import Slo
+from bench.measures import RequestMeasures
+from bench.processes import RunResult, run_processes
+from bench.records import RequestRecord
+from bench.runner import RunnerConfig
+from bench.workloads.base import Session
+from bench.workloads.prompts import PromptAs, PromptMaker
+from bench.workloads.synthetic import Lengths, Synthetic
+from benchmarks.scripted_server import Script
+from tests.unit.bench.conftest import Scripted, ScriptedServers
+
+NUM_TOKENS = 12
+# A machine that does something else has single times that are longer; half of them are not.
+TOLERANCE_S = 0.001
+SCRIPT = Script(ttft_s=0.03, gaps_s=(0.005, 0.005, 0.012))
+
+
+def sessions(num: int, prompt_as: PromptAs = "ids", num_tokens: int = NUM_TOKENS) -> list[Session]:
+    lengths = Lengths(num_tokens, num_tokens)
+    return Synthetic(PromptMaker(0, prompt_as), 0, num, Lengths(16, 16), lengths).sessions()
+
+
+def endpoint_of(server: Scripted, kind: str) -> EndpointConfig:
+    if kind == "grpc":
+        return EndpointConfig(server.grpc)
+    return EndpointConfig(server.http, api="chat" if kind == "chat" else "completions")
+
+
+def median_off(measured: list[float], true: list[float]) -> float:
+    return abs(statistics.median(a - b for a, b in zip(measured, true, strict=True)))
+
+
+@pytest.mark.parametrize("kind", ["grpc", "completions", "chat"])
+def test_measures_are_those_of_the_server_within_a_millisecond(scripted: ScriptedServers, kind: str) -> None:
+    server = scripted(SCRIPT)
+    prompt_as: PromptAs = "text" if kind == "chat" else "ids"
+    result = run_processes(endpoint_of(server, kind), RunnerConfig(), sessions(7, prompt_as), 1)
+    sent = server.sent()
+    assert len(sent) == len(result.records) == 7
+    assert all(not record.error and record.num_output_tokens == NUM_TOKENS for record in result.records)
+    measures = [RequestMeasures.of(record) for record in result.records]
+    # One request after the other, so they are in the same order.
+    records = result.records
+    left = [result.started_at + record.sent_s for record in records]
+    ttft = [times[0] - moment for (_, times), moment in zip(sent, left, strict=True)]
+    assert median_off([one.ttft or 0.0 for one in measures], ttft) < TOLERANCE_S
+    gaps = [b - a for _, times in sent for a, b in pairwise(times)]
+    assert median_off([gap for one in measures for gap in one.gaps], gaps) < TOLERANCE_S
+    tpot = [(times[-1] - times[0]) / (NUM_TOKENS - 1) for _, times in sent]
+    assert median_off([one.tpot or 0.0 for one in measures], tpot) < TOLERANCE_S
+    e2e = [times[-1] - moment for (_, times), moment in zip(sent, left, strict=True)]
+    assert median_off([one.e2e for one in measures], e2e) < 2 * TOLERANCE_S
+    # No chunk is seen before it was sent: the clock is the same.
+    assert all(
+        result.started_at + seen >= was
+        for record, (_, times) in zip(records, sent, strict=True)
+        for seen, was in zip(record.times, times, strict=True)
+    )
+    assert statistics.median(one.itl_p95 or 0.0 for one in measures) == pytest.approx(0.012, abs=2 * TOLERANCE_S)
+
+
+@pytest.mark.parametrize("kind", ["grpc", "completions"])
+def test_goodput_is_that_of_the_script(scripted: ScriptedServers, kind: str) -> None:
+    result = run_processes(endpoint_of(scripted(SCRIPT), kind), RunnerConfig(), sessions(5), 1)
+
+    def num_good(limits: str) -> int:
+        return sum(Slo.parse(limits).is_good(record) for record in result.records)
+
+    # Of the script: 30 ms to the first token, 6.91 ms for each further one on average, 12 ms for every third. None can
+    # be sooner as a whole; a single gap is shorter where the machine has held up the token before it.
+    assert num_good("ttft=29ms") == num_good("e2e=105ms") == 0
+    assert max(num_good("tpot=6.5ms"), num_good("itl_p95=10ms")) <= 1
+    assert num_good("ttft=1s,tpot=1s,itl_p95=1s,e2e=5s") == 5
+
+
+def test_several_processes_are_put_together_exactly(scripted: ScriptedServers) -> None:
+    server = scripted(SCRIPT)
+    both = sessions(9)
+    for number, session in enumerate(both):
+        session.due_s = number * 0.02
+    result = run_processes(EndpointConfig(server.grpc), RunnerConfig(), both, 2)
+    assert sorted(record.index for record in result.records) == list(range(9))
+    assert len(result.usages) == 2 and all(usage.cpu_s > 0 for usage in result.usages)
+    by_index = sorted(result.records, key=lambda record: record.index)
+    assert [record.due_s for record in by_index] == [number * 0.02 for number in range(9)]
+    # They share one clock and one beginning.
+    came = sorted(received for received, _ in server.sent())
+    left = sorted(result.started_at + record.sent_s for record in result.records)
+    assert statistics.median(abs(a - b) for a, b in zip(came, left, strict=True)) < 0.02
+
+
+def test_there_are_no_more_processes_than_requests_in_hand(scripted: ScriptedServers) -> None:
+    result = run_processes(EndpointConfig(scripted(SCRIPT).grpc), RunnerConfig(concurrency=3), sessions(7), 2)
+    begun = [(record.sent_s, 1) for record in result.records] + [(record.ended_s, -1) for record in result.records]
+    assert max(accumulate(change for _, change in sorted(begun))) == 3
+    assert len(result.usages) == 2
+    assert len(run_processes(EndpointConfig(scripted(SCRIPT).grpc), RunnerConfig(1), sessions(2), 4).usages) == 1
+
+
+@pytest.mark.parametrize("scheme", ["grpc://{}", "http://{}/v1"])
+def test_nobody_there_is_said_in_words(scheme: str) -> None:
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        url = scheme.format(f"127.0.0.1:{bound.getsockname()[1]}")
+        with pytest.raises(EndpointError, match="answers at"):
+            run_processes(EndpointConfig(url), RunnerConfig(), sessions(1), 1)
+
+
+@pytest.mark.parametrize("scheme", ["grpc://{}", "http://{}/v1"])
+def test_one_that_is_silent_is_given_up(scheme: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        endpoint = EndpointConfig(scheme.format(f"127.0.0.1:{silent.getsockname()[1]}"), connect_timeout_s=0.3)
+        with pytest.raises(EndpointError, match="in time"):
+            run_processes(endpoint, RunnerConfig(), sessions(1), 1)
+
+
+def test_ctrl_c_leaves_what_was_measured_so_far(scripted: ScriptedServers) -> None:
+    server = scripted(SCRIPT)
+    ended = threading.Event()
+    runs: list[RunResult] = []
+
+    def on_progress(_: float, progress: list[object]) -> None:
+        if getattr(progress[0], "num_ended", 0) and not ended.is_set():
+            ended.set()
+            os.kill(os.getpid(), signal.SIGINT)
+
+    began = time.monotonic()
+    runs.append(run_processes(EndpointConfig(server.grpc), RunnerConfig(2), sessions(2000), 1, on_progress))
+    assert time.monotonic() - began < 20
+    [result] = runs
+    whole: list[RequestRecord] = [record for record in result.records if not record.error]
+    assert not result.is_whole and whole and len(result.records) < 2000
+    assert {record.error for record in result.records} <= {"", "cut"}
+
+
+def test_a_process_that_dies_is_noticed(scripted: ScriptedServers) -> None:
+    def kill_it(*_: object) -> None:
+        for child in multiprocessing.active_children():
+            if child.pid not in before:
+                child.kill()
+
+    server = scripted(SCRIPT)
+    before = {child.pid for child in multiprocessing.active_children()}
+    with pytest.raises(RuntimeError, match="has died"):
+        run_processes(EndpointConfig(server.grpc), RunnerConfig(), sessions(500), 1, kill_it)
