@@ -95,18 +95,24 @@ def _share(sessions: Sequence[Session], number: int, num_processes: int) -> list
 class _Child:
     def __init__(self, endpoint: EndpointConfig, config: RunnerConfig, sessions: list[Session]) -> None:
         context = multiprocessing.get_context("spawn")
-        self.pipe, its_end = context.Pipe()
-        self._process = context.Process(target=_serve, args=(its_end, endpoint, config, sessions), daemon=True)
+        # One for each direction: what it hears is watched by its loop, which has reading return at once, and what it
+        # says may be more than a pipe holds, so that writing has to wait.
+        its_ears, self._words = context.Pipe(duplex=False)
+        self.pipe, its_words = context.Pipe(duplex=False)
+        arguments = (its_ears, its_words, endpoint, config, sessions)
+        self._process = context.Process(target=_serve, args=arguments, daemon=True)
         self._process.start()
-        its_end.close()
+        its_ears.close()
+        its_words.close()
         self.progress = Progress()
         self.heard_at = time.monotonic()
 
     def tell(self, *words: Any) -> None:
         with contextlib.suppress(OSError):
-            self.pipe.send(words)
+            self._words.send(words)
 
     def end(self) -> None:
+        self._words.close()
         self.pipe.close()
         self._process.join(STOP_TIMEOUT_S)
         if self._process.is_alive():
@@ -185,11 +191,13 @@ class _Conductor:
 # --- a client process's own side
 
 
-def _serve(pipe: Connection, endpoint: EndpointConfig, config: RunnerConfig, sessions: list[Session]) -> None:
+def _serve(
+    hears: Connection, says: Connection, endpoint: EndpointConfig, config: RunnerConfig, sessions: list[Session]
+) -> None:
     # Ctrl-C reaches the whole group; whoever started this process decides what becomes of it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with asyncio.Runner(loop_factory=_new_loop) as runner:
-        runner.run(_Client(pipe, endpoint, config, sessions).run())
+        runner.run(_Client(hears, says, endpoint, config, sessions).run())
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:
@@ -203,9 +211,15 @@ def _new_loop() -> asyncio.AbstractEventLoop:
 
 class _Client:
     def __init__(
-        self, pipe: Connection, endpoint: EndpointConfig, config: RunnerConfig, sessions: list[Session]
+        self,
+        hears: Connection,
+        says: Connection,
+        endpoint: EndpointConfig,
+        config: RunnerConfig,
+        sessions: list[Session],
     ) -> None:
-        self._pipe = pipe
+        self._hears = hears
+        self._says = says
         self._client = make_client(endpoint)
         self._config = config
         self._sessions = sessions
@@ -217,7 +231,7 @@ class _Client:
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
         self._go = loop.create_future()
-        loop.add_reader(self._pipe.fileno(), self._hear)
+        loop.add_reader(self._hears.fileno(), self._hear)
         try:
             description = await self._client.open()
         except EndpointError as error:
@@ -251,7 +265,7 @@ class _Client:
 
     def _hear(self) -> None:
         try:
-            word, *values = self._pipe.recv()
+            word, *values = self._hears.recv()
         except (EOFError, OSError):
             # Whoever started this process is gone.
             os._exit(1)
@@ -266,7 +280,7 @@ class _Client:
                     self._running.cancel()
 
     def _tell(self, *words: Any) -> None:
-        self._pipe.send(words)
+        self._says.send(words)
 
     async def _report(self) -> None:
         assert self._runner is not None

@@ -80,6 +80,8 @@ class ScriptedServer(inference_pb2_grpc.InferenceServicer):
             due += script.gaps_s[number % len(script.gaps_s)]
 
     async def _until(self, moment: float) -> None:
+        # Other streams have their turn, late as it may be: a stream's tokens never leave together.
+        await asyncio.sleep(0)
         while (left := moment - time.monotonic()) > 0:
             if self._script.is_exact:
                 await asyncio.sleep(left - SPIN_S if left > SPIN_S else 0)

@@ -79,8 +79,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _joined(argv: Sequence[str]) -> list[str]:
-    """With a command of two words as one. A command that has flags of its own and others beneath it would take the value
-    of a mistyped flag for one of these."""
+    """With a command of two words as one. A command that has flags of its own and others beneath it would take the
+    value of a mistyped flag for one of these."""
     if len(argv) > 1 and argv[0] == "bench" and argv[1] in COMPARISONS:
         return [f"bench {argv[1]}", *argv[2:]]
     return list(argv)

@@ -103,6 +103,12 @@ def test_several_processes_are_put_together_exactly(scripted: ScriptedServers) -
     assert statistics.median(abs(a - b) for a, b in zip(came, left, strict=True)) < 0.02
 
 
+def test_more_is_told_than_a_pipe_holds(scripted: ScriptedServers) -> None:
+    server = scripted(Script(ttft_s=0.0, gaps_s=(0.0,), is_exact=False))
+    result = run_processes(EndpointConfig(server.http), RunnerConfig(), sessions(1, num_tokens=9000), 1)
+    assert [len(record.times) for record in result.records] == [9000]
+
+
 def test_there_are_no_more_processes_than_requests_in_hand(scripted: ScriptedServers) -> None:
     result = run_processes(EndpointConfig(scripted(SCRIPT).grpc), RunnerConfig(concurrency=3), sessions(7), 2)
     begun = [(record.sent_s, 1) for record in result.records] + [(record.ended_s, -1) for record in result.records]
