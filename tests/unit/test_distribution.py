@@ -126,6 +126,11 @@ def test_a_client_talks_with_a_cluster(client_install: Install, address: str) ->
         "tandem", "generate", "--raw", "hi", "--max-tokens", "3", "--timings", TANDEM_ADDRESS=address
     )
     assert generated.returncode == 0 and "3 output tokens" in generated.stdout
+    measured = client_install.run(
+        "tandem", "bench", "--requests", "2", "--input-tokens", "8", "--output-tokens", "3", "--vocab-size", "300",
+        TANDEM_ADDRESS=address,
+    )  # fmt: skip
+    assert measured.returncode == 0 and "2 of 2 requests whole" in measured.stdout
     for command in (("tandem", "--help"), ("tandem", "serve", "--help"), ("tandem", "cache")):
         assert client_install.run(*command, HOME=str(client_install.bin)).returncode == 0
 
