@@ -117,7 +117,7 @@ def plot_gaps(files: Sequence[Path], out: Path) -> None:
 
 def _measure(config: BenchConfig, console: Console) -> tuple[dict[str, Any], RunResult]:
     """One run's result, and what it was computed from."""
-    sessions = make_sessions(config.workload, config.arrivals)
+    sessions = make_sessions(config.workload, config.arrivals, config.duration_s)
     num_requests = sum(len(session.turns) for session in sessions if session.group == "requests")
     runner = RunnerConfig(
         concurrency=1 if config.arrivals is None else config.arrivals.concurrency,

@@ -79,6 +79,9 @@ class BenchConfig:
     def __post_init__(self) -> None:
         if self.num_processes < 1:
             raise ValueError("at least one client process is needed (--processes)")
+        is_closed = self.arrivals is not None and self.arrivals.kind == "closed"
+        if is_closed and self.duration_s is not None and self.workload.num_requests is None:
+            raise ValueError("how many requests a closed loop sends in a time is not known: make enough (--requests)")
         if self.endpoint.api == "chat" and self.workload.prompt_as == "ids":
             raise ValueError("chats are text: --prompt-as text")
         if self.arrivals is None and self.workload.kind not in TRACES:

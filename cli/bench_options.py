@@ -122,7 +122,12 @@ def _add_endpoint(group: argparse._ArgumentGroup, api_key: str) -> None:
 def _add_workload(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("--workload", choices=WORKLOADS, default="synthetic", help="(default: %(default)s)")
-    add("--requests", type=_positive, metavar="N", help="requests, or sessions (default: 100, or the whole trace)")
+    add(
+        "--requests",
+        type=_positive,
+        metavar="N",
+        help="requests, or sessions (default: 100, or as many as arrive within --duration, or the whole trace)",
+    )
     add(
         "--input-tokens",
         type=_value(_parse_lengths),

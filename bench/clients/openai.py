@@ -49,7 +49,8 @@ class OpenAIBenchClient(BenchClient):
         except (OSError, ConnectionLostError) as error:
             raise EndpointError(f"no server answers at {self._config.url}: {_why(error)}") from error
         if status != 200 and not (self._model and status == 404):
-            raise EndpointError(f"{self._config.url}/models has answered {status}: {_message(body)}")
+            hint = "" if self._url.path else " (the URL of an OpenAI-compatible server ends in /v1)"
+            raise EndpointError(f"{self._config.url}/models has answered {status}: {_message(body)}{hint}")
         if not self._model:
             try:
                 self._model = json.loads(body)["data"][0]["id"]
@@ -122,8 +123,12 @@ class OpenAIBenchClient(BenchClient):
             self._idle.append(connection)
 
     async def _connect(self) -> HttpConnection:
-        async with asyncio.timeout(self._config.connect_timeout_s):
-            return await HttpConnection.connect(self._url, self._tls)
+        try:
+            async with asyncio.timeout(self._config.connect_timeout_s):
+                return await HttpConnection.connect(self._url, self._tls)
+        except TimeoutError as error:
+            detail = f"no connection within {self._config.connect_timeout_s:g} s"
+            raise RequestError("unreachable", detail) from error
 
     async def _get_models(self) -> tuple[int, bytes]:
         connection = await HttpConnection.connect(self._url, self._tls)

@@ -1,7 +1,10 @@
 """The sessions of a configuration, with the times at which they leave."""
 
+from dataclasses import replace
+from itertools import takewhile
+
 from bench.arrivals import ArrivalConfig, arrival_times
-from bench.config import WorkloadConfig
+from bench.config import TRACES, WorkloadConfig
 from bench.workloads.azure import Azure
 from bench.workloads.base import Session, Workload
 from bench.workloads.mooncake import Mooncake
@@ -12,18 +15,25 @@ from bench.workloads.synthetic import Synthetic
 DEFAULT_NUM_REQUESTS = 100
 
 
-def make_sessions(config: WorkloadConfig, arrivals: ArrivalConfig | None) -> list[Session]:
+def make_sessions(
+    config: WorkloadConfig, arrivals: ArrivalConfig | None, duration_s: float | None = None
+) -> list[Session]:
     """
     Args:
         arrivals: None: as the trace has them.
+        duration_s: of the run, in seconds; None: until all have left. What arrives later need not be made.
 
     Raises:
         ValueError: the trace cannot be used.
     """
     make = PromptMaker(config.seed, config.prompt_as, config.vocab_size)
+    lead_s = config.lead_s if config.kind == "steady-streams" else 0.0
+    if arrivals is not None and duration_s is not None and config.num_requests is None and config.kind not in TRACES:
+        times = arrival_times(arrivals, config.seed)
+        num_arriving = sum(1 for _ in takewhile(lambda moment: (moment or 0.0) + lead_s < duration_s, times))
+        config = replace(config, num_requests=max(1, num_arriving))
     sessions = _workload(config, make).sessions()
     if arrivals is not None:
-        lead_s = config.lead_s if config.kind == "steady-streams" else 0.0
         for session, moment in zip(sessions, arrival_times(arrivals, config.seed), strict=False):
             session.due_s = None if moment is None else moment + lead_s
     if config.kind == "steady-streams":

@@ -12,8 +12,11 @@ from bench.clients.base import Answer, EndpointConfig, EndpointError, RequestErr
 from bench.clients.grpc import GrpcBenchClient
 from bench.records import RequestRecord
 from bench.workloads.base import PromptPart
+from tandem.config import TlsConfig
+from tandem.rpc.tls import server_credentials
 from tandem.v1 import inference_pb2 as pb
 from tandem.v1 import inference_pb2_grpc
+from tests.conftest import Certificates
 
 IDS = [PromptPart("system", 1, array("I", [7])), PromptPart("user", 2, array("I", [8, 9]))]
 
@@ -49,15 +52,24 @@ class Servicer(inference_pb2_grpc.InferenceServicer):
         return pb.ServerInfo(version="9", model="m", ready=self._is_ready, not_ready_reason="no worker")
 
 
-def ask(servicer: Servicer, parts: list[PromptPart] = IDS, **config: Any) -> tuple[RequestRecord, Any]:
+def ask(
+    servicer: Servicer,
+    parts: list[PromptPart] = IDS,
+    credentials: grpc.ServerCredentials | None = None,
+    connect_timeout_s: float = 20.0,
+    **config: Any,
+) -> tuple[RequestRecord, Any]:
     """One request; returns its record, and the answer or the error."""
 
     async def main() -> tuple[RequestRecord, Any]:
         server = grpc.aio.server()
         inference_pb2_grpc.add_InferenceServicer_to_server(servicer, server)
-        port = server.add_insecure_port("127.0.0.1:0")
+        here = "127.0.0.1:0"
+        port = server.add_secure_port(here, credentials) if credentials else server.add_insecure_port(here)
         await server.start()
-        client = GrpcBenchClient(EndpointConfig(f"grpc://127.0.0.1:{port}", connect_timeout_s=20, **config))
+        client = GrpcBenchClient(
+            EndpointConfig(f"grpc://127.0.0.1:{port}", connect_timeout_s=connect_timeout_s, **config)
+        )
         record = RequestRecord(0, "requests", 0.0, 0.0, 3, 3)
         clock = asyncio.get_running_loop().time
         try:
@@ -127,3 +139,12 @@ def test_a_cluster_that_cannot_be_measured() -> None:
     assert isinstance(error, EndpointError) and "is not ready: no worker" in str(error)
     _, error = ask(Servicer(grpc.StatusCode.UNAUTHENTICATED))
     assert isinstance(error, EndpointError) and "in other words" in str(error)
+
+
+def test_over_tls_the_named_authorities_alone_are_trusted(certificates: Certificates) -> None:
+    credentials = server_credentials(TlsConfig(certificates.cert, certificates.key, certificates.ca))
+    shown = {"tls_cert": certificates.client_cert, "tls_key": certificates.client_key}
+    record, _ = ask(Servicer(), credentials=credentials, tls_ca=certificates.ca, **shown)
+    assert record.num_output_tokens == 3
+    _, error = ask(Servicer(), credentials=credentials, connect_timeout_s=2, tls_ca=certificates.other_ca, **shown)
+    assert isinstance(error, EndpointError)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from itertools import count
@@ -13,13 +14,14 @@ from bench.clients.base import EndpointConfig, EndpointError, RequestError
 from bench.clients.openai import OpenAIBenchClient
 from bench.records import RequestRecord
 from bench.workloads.base import PromptPart
+from tests.conftest import Certificates
 
 PARTS = [PromptPart("user", 2, text="why not")]
 Answerer = Callable[[str, dict[str, Any], asyncio.StreamWriter], Awaitable[None]]
 
 
 @asynccontextmanager
-async def serving(answer: Answerer) -> AsyncIterator[str]:
+async def serving(answer: Answerer, context: ssl.SSLContext | None = None) -> AsyncIterator[str]:
     """A server that answers as it is told. Yields its base URL."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -32,9 +34,9 @@ async def serving(answer: Answerer) -> AsyncIterator[str]:
         except (asyncio.IncompleteReadError, ConnectionError):
             writer.close()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
     async with server:
-        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
+        yield f"{'https' if context else 'http'}://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
 
 
 def events(*contents: Any) -> bytes:
@@ -230,5 +232,39 @@ def test_the_servers_first_model_is_taken_and_one_without_a_list_needs_a_name() 
             assert (await OpenAIBenchClient(EndpointConfig(url)).open()).model == "one"
         async with serving(none) as url:
             assert (await OpenAIBenchClient(EndpointConfig(url, model="mine")).open()).model == "mine"
+
+    asyncio.run(main())
+
+
+def test_a_url_without_its_path_is_hinted_at() -> None:
+    async def absent(head: str, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        writer.write(response("404 X", b"not found"))
+
+    async def main() -> None:
+        async with serving(absent) as url:
+            with pytest.raises(EndpointError, match="ends in /v1"):
+                await OpenAIBenchClient(EndpointConfig(url.removesuffix("/v1"))).open()
+
+    asyncio.run(main())
+
+
+def test_over_tls_the_named_authorities_alone_are_trusted(certificates: Certificates) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificates.cert, certificates.key)
+    context.load_verify_locations(certificates.ca)
+    context.verify_mode = ssl.CERT_REQUIRED
+
+    async def models(head: str, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        writer.write(response("200 OK", b'{"data": [{"id": "one"}]}'))
+
+    async def main() -> None:
+        async with serving(models, context) as url:
+            shown = {"tls_cert": certificates.client_cert, "tls_key": certificates.client_key}
+            client = OpenAIBenchClient(EndpointConfig(url, tls_ca=certificates.ca, **shown))
+            assert (await client.open()).model == "one"
+            await client.close()
+            for wrong in ({"tls_ca": certificates.other_ca, **shown}, shown):
+                with pytest.raises(EndpointError, match="no server answers"):
+                    await OpenAIBenchClient(EndpointConfig(url, **wrong)).open()
 
     asyncio.run(main())

@@ -1,0 +1,37 @@
+"""Sessions get their times from the arrivals, or from the trace."""
+
+from itertools import islice
+
+import pytest
+
+from bench.arrivals import ArrivalConfig, arrival_times
+from bench.clients.base import EndpointConfig
+from bench.config import BenchConfig, WorkloadConfig
+from bench.workloads.synthetic import Lengths
+from bench.workloads.table import make_sessions
+
+SHORT = Lengths(2, 2)
+RATE = ArrivalConfig("poisson", 10.0)
+
+
+def test_each_session_leaves_at_its_arrival() -> None:
+    sessions = make_sessions(WorkloadConfig(num_requests=5, input_lengths=SHORT, seed=4), RATE)
+    assert [session.due_s for session in sessions] == list(islice(arrival_times(RATE, 4), 5))
+
+
+def test_as_many_are_made_as_arrive_in_the_time() -> None:
+    sessions = make_sessions(WorkloadConfig(input_lengths=SHORT), RATE, 30.0)
+    assert 200 < len(sessions) < 400
+    assert all(session.due_s is not None and session.due_s < 30.0 for session in sessions)
+    with pytest.raises(ValueError, match="--requests"):
+        BenchConfig(EndpointConfig("grpc://h:1"), duration_s=5.0)
+
+
+def test_arrivals_beside_streams_begin_after_the_lead() -> None:
+    config = WorkloadConfig(
+        kind="steady-streams", num_requests=3, num_streams=2, input_lengths=SHORT, stream_output_tokens=9, lead_s=5.0
+    )
+    *streams, first, _, last = make_sessions(config, ArrivalConfig("constant", 1.0))
+    assert [(session.group, session.due_s) for session in streams] == [("streams", None)] * 2
+    assert (first.due_s, last.due_s) == (5.0, 7.0) and first.group == "requests"
+    assert streams[0].turns[0].num_output_tokens == 9 and streams[0].turns[0].parts != streams[1].turns[0].parts
