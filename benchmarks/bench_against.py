@@ -1,12 +1,14 @@
 """`tandem bench` and another tool against one server, and how far their figures are apart.
 
 Both send as many requests of the same lengths, so many at a time, to completions over HTTP. Without --url they measure
-a scripted server, whose true figures are known. Each tool is installed in an environment of its own:
+a scripted server, which knows its own figures too. Its times are long, so that what a tool itself adds does not count.
+Each tool is installed in an environment of its own:
 
   python -m benchmarks.bench_against --guidellm VENV/bin/guidellm --aiperf VENV/bin/aiperf --tokenizer MODEL_DIR
 """
 
 import json
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -35,11 +37,11 @@ LOW, HIGH = 0.97, 1.03
 class Load:
     """Attributes: num_warmup: requests that are left out, by those tools that can."""
 
-    num_requests: int = 60
-    num_warmup: int = 8
+    num_requests: int = 24
+    num_warmup: int = 4
     concurrency: int = 2
     input_tokens: int = 32
-    output_tokens: int = 64
+    output_tokens: int = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,14 +117,24 @@ def compare(name: str, mine: Figures, theirs: Figures) -> Iterator[Row]:
 
 
 @contextmanager
-def _server(url: str, model: str) -> Iterator[tuple[str, str]]:
-    """A server's URL and model: the one that is named, or a scripted one."""
+def _server(url: str, model: str) -> Iterator[tuple[str, str, Child | None]]:
+    """A server's URL and model: the one that is named, or a scripted one, in a process that answers for itself."""
     if url:
-        yield url.removesuffix("/").removesuffix("/v1"), model
+        yield url.removesuffix("/").removesuffix("/v1"), model, None
         return
-    with Child(serve_scripted, Script(ttft_s=0.08, gaps_s=(0.008, 0.012))) as server:
+    with Child(serve_scripted, Script(ttft_s=0.5, gaps_s=(0.016, 0.024))) as server:
         _, port = server.answer()
-        yield f"http://127.0.0.1:{port}", MODEL
+        yield f"http://127.0.0.1:{port}", MODEL, server
+
+
+def of_the_server(server: Child) -> Figures:
+    """By its own clock, of the requests since the last question."""
+    sent: list[tuple[float, list[float]]] = server.ask("sent")
+    return Figures(
+        statistics.median(times[0] - received for received, times in sent),
+        statistics.median((times[-1] - times[0]) / (len(times) - 1) for _, times in sent),
+        statistics.median(times[-1] - received for received, times in sent),
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -141,7 +153,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     load = Load(arguments.requests, concurrency=arguments.concurrency, output_tokens=arguments.output_tokens)
     rows: list[Row] = []
-    with _server(arguments.url, arguments.model) as (url, model):
+    with _server(arguments.url, arguments.model) as (url, model, server):
+        if server is not None:
+            mine = ours(url, model, load)
+            rows += compare("the server", mine, of_the_server(server))
         for name, command, measure in (
             ("guidellm", arguments.guidellm, of_guidellm),
             ("aiperf", arguments.aiperf, of_aiperf),
