@@ -28,6 +28,7 @@ serve: .venv/.runtime
 monitor:
 	@command -v prometheus >/dev/null || { echo "make monitor needs the program prometheus: install the package" \
 	  "prometheus (Debian, Ubuntu), or take it from https://prometheus.io/download" >&2; exit 1; }
+	@echo "Prometheus at http://127.0.0.1:9090, for the cluster at http://127.0.0.1:8000 (make serve)"
 	@exec prometheus --config.file=monitoring/prometheus/prometheus.yml --storage.tsdb.path=monitoring/data \
 	  --web.listen-address=127.0.0.1:9090 $(ARGS)
 

@@ -6,6 +6,40 @@ import re
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+# What options of vLLM, SGLang and Dynamo are called here, or why there is none such.
+OTHERS_FLAGS = {
+    "--port": "--http-port and --grpc-port",
+    "--max-num-seqs": "--max-batch-size",
+    "--max-running-requests": "--max-batch-size",
+    "--max-num-batched-tokens": "--chunk-size",
+    "--chunked-prefill-size": "--chunk-size",
+    "--gpu-memory-utilization": "--mem-fraction-static",
+    "--block-size": "--page-size",
+    "--num-gpu-blocks-override": "--num-pages",
+    "--max-total-tokens": "--num-pages",
+    "--context-length": "--max-model-len",
+    "--model-path": "--model",
+    "--tool-call-parser": "--tool-parser",
+    "--ssl-certfile": "--tls-cert",
+    "--ssl-keyfile": "--tls-key",
+    "--schedule-policy": "--schedule",
+    "--num-prefill-workers": "--prefill",
+    "--num-decode-workers": "--decode",
+}
+UNSERVED_FLAGS = {
+    "--tensor-parallel-size": "a model runs on one GPU; --prefill, --decode and --both say how many workers there are",
+    "--tp": "a model runs on one GPU; --prefill, --decode and --both say how many workers there are",
+    "--tp-size": "a model runs on one GPU; --prefill, --decode and --both say how many workers there are",
+    "--pipeline-parallel-size": "a model runs on one GPU",
+    "--data-parallel-size": "--both says how many whole workers there are",
+    "--dp": "--both says how many whole workers there are",
+    "--enable-auto-tool-choice": "tools need no option; --tool-parser says how calls are read",
+    "--enable-prefix-caching": "prefixes are always cached",
+    "--enable-chunked-prefill": "long prompts are always computed in chunks; --chunk-size says of how many tokens",
+    "--trust-remote-code": "no code of a model is run",
+    "--quantization": "weights are used as they are",
+    "--enable-lora": "LoRA adapters are not supported",
+}
 _UNKNOWN_FLAGS = re.compile(r"unrecognized arguments: (.*)", re.DOTALL)
 _INVALID_CHOICE = re.compile(r"(?:argument [^:]+: )?invalid choice: '([^']*)' \(choose from (.*)\)", re.DOTALL)
 
@@ -26,6 +60,12 @@ class SuggestingParser(argparse.ArgumentParser):
     def _suggestion(self, message: str) -> str:
         if unknown := _UNKNOWN_FLAGS.fullmatch(message):
             typed, known = unknown.group(1).split()[0].partition("=")[0], list(self._option_string_actions)
+            if typed in UNSERVED_FLAGS:
+                return f" ({UNSERVED_FLAGS[typed]})"
+            if typed in OTHERS_FLAGS and OTHERS_FLAGS[typed].split()[0] in known:
+                return f" (here that is {OTHERS_FLAGS[typed]})"
+            if not typed.startswith("-") and "--model" in known:
+                return f" (did you mean --model {typed}?)"
         elif invalid := _INVALID_CHOICE.fullmatch(message):
             typed, known = invalid.group(1), re.findall(r"[^\s,']+", invalid.group(2))
         else:

@@ -8,6 +8,7 @@ import sys
 from rich.console import Console
 from rich.table import Table
 
+from cli.serve_options import API_KEY_VARIABLE
 from tandem import exit_codes
 from tandem.client import ClientTls, TandemClient, TandemError
 from tandem.config import require_api_key
@@ -54,7 +55,9 @@ def open_client(arguments: argparse.Namespace) -> TandemClient:
 def print_failure(arguments: argparse.Namespace, error: TandemError) -> int:
     """Says why a call has failed; returns the exit status."""
     where = ""
-    if arguments.address_from.startswith("$") and error.code in ("UNAVAILABLE", "DEADLINE_EXCEEDED"):
+    if error.code == "UNAUTHENTICATED":
+        where = f" (here with --api-key KEY or ${API_KEY_VARIABLE})"
+    elif arguments.address_from.startswith("$") and error.code in ("UNAVAILABLE", "DEADLINE_EXCEEDED"):
         # Who set it may have forgotten so.
         where = f" ({arguments.address} is what {arguments.address_from} says)"
     print(f"{arguments.name}: {error}{where}", file=sys.stderr)

@@ -131,7 +131,9 @@ class Frontend:
     def check_model(self, model: str) -> None:
         """Raises UnknownModelError."""
         if model and model not in self.config.model_names:
-            raise UnknownModelError(f"model {model!r} is not served here; {self.config.model_name!r} is", "model")
+            *others, last = map(repr, self.config.model_names)
+            served = f"{', '.join(others)} and {last} are" if others else f"{last} is"
+            raise UnknownModelError(f"model {model!r} is not served here; {served}", "model")
 
     def check_num_messages(self, num_messages: int) -> None:
         """Of a chat, before anything is done for each of them. Raises InvalidRequestError."""

@@ -73,9 +73,10 @@ class OutputFormat:
         names: Collection[str],
         *,
         max_calls: int | None,
+        calls_only: bool,
         num_seen: int,
     ) -> OutputParser:
         """For one output. Args: tool_parser: a name; "none": it has no calls; the others as for OutputParser."""
         reasoning = None if beginning is Beginning.ANSWER else ReasoningParser(beginning)
         tools: ToolParser | None = None if tool_parser == NONE else TOOL_PARSERS.load(tool_parser)(names)
-        return OutputParser(reasoning, tools, max_calls=max_calls, num_seen=num_seen)
+        return OutputParser(reasoning, tools, max_calls=max_calls, calls_only=calls_only, num_seen=num_seen)

@@ -9,16 +9,24 @@ class OutputParser:
     """Finds the parts of one output's text, as it comes. An Answer owns one for each output that may have parts."""
 
     def __init__(
-        self, reasoning: ReasoningParser | None, tools: ToolParser | None, *, max_calls: int | None, num_seen: int = 0
+        self,
+        reasoning: ReasoningParser | None,
+        tools: ToolParser | None,
+        *,
+        max_calls: int | None,
+        calls_only: bool = False,
+        num_seen: int = 0,
     ) -> None:
         """
         Args:
             max_calls: further calls are left out; None: any number.
+            calls_only: the output is bound to calls. What is none is part of one that was cut off.
             num_seen: characters of the text whose parts the client has.
         """
         self._reasoning = reasoning
         self._tools = tools
         self._max_calls = max_calls
+        self._calls_only = calls_only
         self._num_calls = 0
         self._num_fed = 0
         # What the tool parser calls its first character is this one.
@@ -29,6 +37,10 @@ class OutputParser:
     def num_calls(self) -> int:
         """That have begun."""
         return self._num_calls if self._max_calls is None else min(self._num_calls, self._max_calls)
+
+    @property
+    def _is_within_max(self) -> bool:
+        return self._max_calls is None or self._num_calls <= self._max_calls
 
     @property
     def has_reasoned(self) -> bool:
@@ -72,7 +84,8 @@ class OutputParser:
         for part in found:
             if part.kind == "call":
                 self._num_calls += 1
-            if part.kind == "content" or self._max_calls is None or self._num_calls <= self._max_calls:
+            is_shown = not self._calls_only if part.kind == "content" else self._is_within_max
+            if is_shown:
                 end = part.end + (self._tools_offset or 0)
                 parts.append(part.kind, part.text, end, max(0, self._num_calls - 1))
         return parts.take()

@@ -197,8 +197,9 @@ def _add_error_handlers(app: FastAPI, frontend: Frontend) -> None:
         if isinstance(error.__cause__, RequestError):
             return error_response(error.__cause__)
         path, method = request.scope["path"], request.method
-        messages = {404: f"there is no {path} here", 405: f"{path} does not take {method}"}
-        message = messages.get(error.status_code, str(error.detail))
+        # The framework's own words do not say what was asked for.
+        messages = {"Not Found": f"there is no {path} here", "Method Not Allowed": f"{path} does not take {method}"}
+        message = messages.get(error.detail, error.detail)
         param = error.param if isinstance(error, FieldRefusal) else None
         return status_response(error.status_code, message, error.headers, param)
 

@@ -59,7 +59,7 @@ class ChatAnswer(Answer):
         super().gather(index, piece)
         if self._parsers:
             # A long text is not read at once: others would wait.
-            self._parts[index] += self._parsers[index].feed(piece.text, is_last=bool(piece.finish_reason))
+            self._parts[index] += self._parts_of(index, piece.text, is_last=bool(piece.finish_reason))
 
     def choice(self, index: int, buffer: ChoiceBuffer) -> dict[str, Any]:
         text, token_ids, logprobs = buffer.take_unsent()
@@ -82,7 +82,7 @@ class ChatAnswer(Answer):
         if not self._parsers:
             return await super().delta_texts(index, buffer, num_characters)
         text, token_ids, logprobs = buffer.take_unsent()
-        parts = self._parsers[index].feed(text, is_last=bool(buffer.finish_reason))
+        parts = self._parts_of(index, text, is_last=bool(buffer.finish_reason))
         # What follows from the same text goes out at once: an event says how much of the text its client has.
         chunks: list[tuple[dict[str, Any], int]] = []
         for part in parts:
@@ -157,21 +157,24 @@ class ChatAnswer(Answer):
 
     def _usage(self) -> dict[str, Any]:
         usage = super()._usage()
-        if self._reading and self._frontend.output_format.closing_id is not None:
+        if self._reading and self._frontend.output_format.reasoning_style is not None:
             num_tokens = sum(self._num_reasoning_tokens(index) for index in range(len(self._generations)))
             usage["completion_tokens_details"] = {"reasoning_tokens": num_tokens}
         return usage
 
     def _num_reasoning_tokens(self, index: int) -> int:
         """Of one output so far, with what opens and ends its reasoning. It may be asked with every event."""
-        parser, generation = self._parsers[index], self._generations[index]
-        if not parser.has_reasoned:
+        if not self._parsers[index].has_reasoned:
             return 0
-        if parser.is_reasoning:
-            return generation.num_output_tokens
-        if index not in self._reasoning_ends:
-            self._reasoning_ends[index] = end_of_reasoning(self._frontend, generation)
-        return self._reasoning_ends[index]
+        return self._reasoning_ends.get(index, self._generations[index].num_output_tokens)
+
+    def _parts_of(self, index: int, text: str, *, is_last: bool) -> list[Part]:
+        """What follows with the next piece of an output's text."""
+        parser = self._parsers[index]
+        parts = parser.feed(text, is_last=is_last)
+        if index not in self._reasoning_ends and parser.has_reasoned and not parser.is_reasoning:
+            self._reasoning_ends[index] = end_of_reasoning(self._frontend, self._generations[index])
+        return parts
 
     def _choice(
         self,

@@ -36,6 +36,7 @@ class ChatPlan:
         wanted: what the output, or what follows its reasoning, is to keep to.
         is_named: the one function to be called is named.
         max_calls: in one output; None: any number.
+        calls_only: the output is bound to calls.
         continued: the text of the message that the output goes on with.
     """
 
@@ -45,6 +46,7 @@ class ChatPlan:
     wanted: StructuredOutput | None
     is_named: bool
     max_calls: int | None
+    calls_only: bool
     continued: str
 
 
@@ -61,7 +63,12 @@ class Reading:
         """For one output. Args: num_seen: characters of its text whose parts the client has."""
         plan = self.plan
         return self.format.parser(
-            plan.tool_parser, self.beginning, plan.names, max_calls=plan.max_calls, num_seen=num_seen
+            plan.tool_parser,
+            self.beginning,
+            plan.names,
+            max_calls=plan.max_calls,
+            calls_only=plan.calls_only,
+            num_seen=num_seen,
         )
 
 
@@ -128,6 +135,7 @@ def plan_chat(frontend: Frontend, body: ChatRequest) -> ChatPlan:
         wanted=wanted,
         is_named=isinstance(choice, NamedTool),
         max_calls=None if may_be_several else 1,
+        calls_only=bool(tools) and choice not in ("none", "auto"),
         continued=body.messages[-1].text if body.continue_final_message else "",
     )
 

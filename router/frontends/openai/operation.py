@@ -5,6 +5,7 @@ from typing import Any
 
 from fastapi import FastAPI
 from pydantic import BaseModel
+from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from router.frontends.base import Frontend
@@ -64,12 +65,12 @@ def add_operation(app: FastAPI, frontend: Frontend) -> None:
         """How the cluster is configured and what its workers do."""
         return _server_info(frontend)
 
-    if frontend.config.allow_cache_reset:
-
-        @app.post("/reset_prefix_cache")
-        async def reset_prefix_cache() -> Reset:
-            """Has all workers forget the prefixes that they have cached; pages in use stay."""
-            return Reset(num_workers=router.reset_caches())
+    @app.post("/reset_prefix_cache")
+    async def reset_prefix_cache() -> Reset:
+        """Has all workers forget the prefixes that they have cached; pages in use stay."""
+        if not frontend.config.allow_cache_reset:
+            raise HTTPException(404, "caches are reset only where the server was started with --allow-cache-reset")
+        return Reset(num_workers=router.reset_caches())
 
 
 def _server_info(frontend: Frontend) -> dict[str, Any]:

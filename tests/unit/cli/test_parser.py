@@ -3,6 +3,8 @@
 import pytest
 
 from cli.main import main
+from cli.parser import OTHERS_FLAGS, UNSERVED_FLAGS
+from cli.serve_options import SERVE_OPTIONS
 
 
 @pytest.mark.parametrize(
@@ -27,6 +29,27 @@ def test_what_was_probably_meant_is_named(
     *_, last = capsys.readouterr().err.splitlines()
     assert last.startswith(f"{program}: error: ") and last.endswith(suggestion)
     assert ("did you mean" in last) == bool(suggestion)
+
+
+@pytest.mark.parametrize(
+    ("given", "advice"),
+    [
+        ("--model m --port 8000", "(here that is --http-port and --grpc-port)"),
+        ("--model m --gpu-memory-utilization=0.9", "(here that is --mem-fraction-static)"),
+        ("--model m --tensor-parallel-size 2", "(a model runs on one GPU; --prefill, --decode and --both say how many"),
+        ("org/name", "(did you mean --model org/name?)"),
+    ],
+)
+def test_what_other_servers_call_it_is_told(given: str, advice: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["serve", *given.split()])
+    assert advice in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_what_is_told_exists() -> None:
+    known = {f"--{option.name}" for option in SERVE_OPTIONS}
+    told = {name for advice in OTHERS_FLAGS.values() for name in advice.split(" and ")}
+    assert told <= known and not known & (OTHERS_FLAGS.keys() | UNSERVED_FLAGS.keys())
 
 
 def test_a_name_of_a_table_too(capsys: pytest.CaptureFixture[str]) -> None:

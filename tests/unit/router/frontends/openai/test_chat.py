@@ -319,6 +319,31 @@ async def test_an_answer_in_a_format_or_calls() -> None:
 
 
 @run
+async def test_what_is_cut_off_of_calls_that_were_asked_for_is_no_content() -> None:
+    text = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+    for length in range(len(text) + 1):
+        for choice in ("required", {"type": "function", "function": {"name": "now"}}):
+            message = await message_of(
+                cluster_of(chat_templates.QWEN25, text[:length]), {**BODY, "tool_choice": choice}
+            )
+            assert message["content"] is None
+            names = [name for name, _ in called(message)] if "tool_calls" in message else []
+            assert names == (["now"] if '"now"' in text[:length] else [])
+
+
+@run
+async def test_reasoning_is_counted_where_its_marks_are_several_tokens() -> None:
+    text = "hm</think>Yes."
+    tokenizer = chat_templates.tokenizer(chat_templates.DEEPSEEK_R1)
+    cluster = HttpCluster([*text.encode(), chat_templates.EOS], tokenizer=tokenizer, max_model_len=8000)
+    options = {"stream": True, "stream_options": {"include_usage": True}}
+    stream = await ask(cluster, {"messages": [USER], "max_tokens": 300, **options})
+    details = stream.events[-1].content["usage"]["completion_tokens_details"]
+    # It is counted where the mark was seen, which may be a few tokens late.
+    assert details["reasoning_tokens"] in range(len("hm</think>"), len(text) + 1)
+
+
+@run
 async def test_reasoning_is_counted() -> None:
     text = "<think>hm</think>Yes."
     cluster = cluster_of(chat_templates.QWEN3, text)
