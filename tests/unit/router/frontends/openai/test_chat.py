@@ -321,7 +321,7 @@ async def test_an_answer_in_a_format_or_calls() -> None:
 @run
 async def test_what_is_cut_off_of_calls_that_were_asked_for_is_no_content() -> None:
     text = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
-    for length in range(len(text) + 1):
+    for length in (0, 5, len("<tool_call>"), text.index("now"), text.index(', "arg'), len(text) - 5, len(text)):
         for choice in ("required", {"type": "function", "function": {"name": "now"}}):
             message = await message_of(
                 cluster_of(chat_templates.QWEN25, text[:length]), {**BODY, "tool_choice": choice}
@@ -339,8 +339,8 @@ async def test_reasoning_is_counted_where_its_marks_are_several_tokens() -> None
     options = {"stream": True, "stream_options": {"include_usage": True}}
     stream = await ask(cluster, {"messages": [USER], "max_tokens": 300, **options})
     details = stream.events[-1].content["usage"]["completion_tokens_details"]
-    # It is counted where the mark was seen, which may be a few tokens late.
-    assert details["reasoning_tokens"] in range(len("hm</think>"), len(text) + 1)
+    # It is counted where the mark was seen: with all that had come by then.
+    assert len("hm</think>") <= details["reasoning_tokens"] <= len(cluster.output)
 
 
 @run
