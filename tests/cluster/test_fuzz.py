@@ -187,7 +187,7 @@ def tame_message(body: dict[str, Any]) -> None:
 TAMERS = {COMPLETIONS: tame, CHATS: tame, RESPONSES: tame_response, MESSAGES: tame_message}
 
 
-@amount(50, 1000)
+@amount(25, 1000)
 @pytest.mark.timeout(600)
 def test_http_keeps_to_its_description(unharmed: ServedCluster, num_examples: int) -> None:
     load_all_checks()
