@@ -19,7 +19,7 @@ from router.frontends.openai.prompt_logprobs import PromptTexts, WantedLogprobs,
 from router.frontends.openai.request import Body
 from router.frontends.openai.resumable import ResumableStream
 from router.frontends.openai.schema import StreamOptions
-from router.frontends.openai.streaming import Event, EventStream, pieces_of, to_json, unless_client_leaves
+from router.frontends.openai.streaming import Event, begin_stream, pieces_of, to_json, unless_client_leaves
 from router.prompt_logprobs import PromptLogprobs
 from router.text.detokenizer import IncrementalDetokenizer
 from tandem.sampling_params import TokenLogprobs
@@ -150,14 +150,7 @@ class Answer(ABC):
         """
         if not body.stream:
             return json_text_response(await unless_client_leaves(receive, self._collect()))
-        events = self._events(body.stream_options or StreamOptions())
-        try:
-            # One that goes on after its last event has nothing left but its end.
-            first = await unless_client_leaves(receive, anext(events, None))
-        except BaseException:
-            await events.aclose()
-            raise
-        return EventStream(events, first)
+        return await begin_stream(self._events(body.stream_options or StreamOptions()), receive)
 
     async def _collect(self) -> str:
         async with aclosing(pieces_of(self._generations)) as pieces:

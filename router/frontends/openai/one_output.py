@@ -19,7 +19,7 @@ from router.frontends.base import Frontend
 from router.frontends.openai.chat import BegunChat, digest_of_call, end_of_reasoning
 from router.frontends.openai.errors import invalid_field, json_response
 from router.frontends.openai.schema import SamplingFields
-from router.frontends.openai.streaming import EventStream, pieces_of, to_json, unless_client_leaves
+from router.frontends.openai.streaming import EventStream, begin_stream, pieces_of, to_json, unless_client_leaves
 from router.frontends.openai.tools_schema import ChatRequest
 from router.text.output_parts import Part, PartList
 
@@ -182,13 +182,7 @@ async def respond(
     if stream is None:
         await unless_client_leaves(receive, _collect(output, form))
         return json_response(form.whole())
-    events = _events(output, form)
-    try:
-        first = await unless_client_leaves(receive, anext(events, None))
-    except BaseException:
-        await events.aclose()
-        raise
-    return stream(events, first)
+    return await begin_stream(_events(output, form), receive, stream)
 
 
 async def _collect(output: OneOutput, form: AnswerForm) -> None:

@@ -15,7 +15,7 @@ from router.frontends.openai.errors import json_response
 from router.frontends.openai.lenient import LenientBody, LenientRequest, Unserved
 from router.frontends.openai.request import DEFAULT_TEMPERATURE, count_unknown_fields
 from router.frontends.openai.schema import StopField, StopTokenIds, TokenIds
-from router.frontends.openai.streaming import Event, EventStream, pieces_of, to_json, unless_client_leaves
+from router.frontends.openai.streaming import Event, begin_stream, pieces_of, to_json, unless_client_leaves
 from router.frontends.openai.unserved import REQUEST
 from router.frontends.request_id import is_request_id
 from router.frontends.sampling import PLAIN_FIELDS, SamplingOptions
@@ -134,13 +134,7 @@ def add_sglang(app: FastAPI, frontend: Frontend) -> None:
         output = _Output(generation, request_id)
         if not body.stream:
             return json_response(await unless_client_leaves(request.receive, _whole(generation, output)))
-        events = _events(generation, output)
-        try:
-            first = await unless_client_leaves(request.receive, anext(events, None))
-        except BaseException:
-            await events.aclose()
-            raise
-        return EventStream(events, first)
+        return await begin_stream(_events(generation, output), request.receive)
 
 
 async def _begin(frontend: Frontend, body: GenerateRequest, key: str, request_id: str) -> Generation:

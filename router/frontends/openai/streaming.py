@@ -183,3 +183,23 @@ class EventStream(Response):
     def encode(self, event_id: str, content: str) -> bytes:
         line = f"id: {event_id}\n" if event_id else ""
         return f"{line}data: {content}\n\n".encode()
+
+
+async def begin_stream(
+    events: AsyncGenerator[Event], receive: Receive, stream: type[EventStream] = EventStream
+) -> EventStream:
+    """An answer in events, whose first has come: what goes wrong before that has a status of its own.
+
+    Args:
+        stream: the answer's class.
+
+    Raises:
+        RequestError, ClientGoneError: before anything is sent.
+    """
+    try:
+        # One that goes on after its last event has nothing left but its end.
+        first = await unless_client_leaves(receive, anext(events, None))
+    except BaseException:
+        await events.aclose()
+        raise
+    return stream(events, first)

@@ -7,7 +7,6 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
 
-from router.frontends.openai import unserved as others
 from router.frontends.openai.lenient import LenientBody, refusal_of
 from router.frontends.openai.schema import ChatCompletionRequest, ChatMessage
 from router.text.chat_template import RESERVED
@@ -142,8 +141,6 @@ class PastCall(BaseModel):
 
 class Message(ChatMessage):
     """Of a conversation with tools."""
-
-    unserved = others.TOOL_MESSAGE
 
     role: Literal["system", "developer", "user", "assistant", "tool"]  # type: ignore[assignment]
     tool_calls: Annotated[list[PastCall], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None

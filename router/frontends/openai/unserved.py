@@ -132,15 +132,6 @@ CHAT = {
     "add_special_tokens": _not_supported("special tokens besides those of the chat template are", False),
 }
 
-# Of what a chat has, where only its tokens are asked for.
-TOKENIZE = {
-    "add_generation_prompt": _not_supported("a chat that no answer is asked for is", True),
-    "continue_final_message": _not_supported("going on with the last message is", False),
-    "chat_template": CHAT["chat_template"],
-    "chat_template_kwargs": _not_supported("chat_template_kwargs are", {}),
-    "tools": _not_supported("tools are", []),
-}
-
 STRUCTURED_OUTPUTS = {
     "structural_tag": _not_supported("structural tags are"),
     "whitespace_pattern": _not_supported("a pattern for white space is"),
@@ -149,16 +140,11 @@ STRUCTURED_OUTPUTS = {
 }
 STRUCTURED_OUTPUTS_HINTS = frozenset({"backend", "disable_fallback"})
 
-TOOL_MESSAGE = {
+MESSAGE = {
     "function_call": _BEFORE_TOOLS,
     "audio": _not_supported("audio is"),
     "images": _not_supported("images are", []),
     "prefix": _not_supported("going on with the last message is", False),
-}
-MESSAGE = {
-    **TOOL_MESSAGE,
-    "tool_calls": _not_supported("tools are", []),
-    "tool_call_id": _not_supported("tools are", ""),
 }
 MESSAGE_HINTS = frozenset(
     {
