@@ -7,8 +7,7 @@ nowhere.
 import asyncio
 import hashlib
 import secrets
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
 from typing import Any
 
 import grpc
@@ -64,8 +63,7 @@ class ResponseExchange(router_pb2_grpc.RouterResponsesServicer):
         if address is None:
             return self.kept.find(response_id, key_digest)
         request = pb.FindResponseRequest(response_id=response_id, key_digest=key_digest, with_earlier=with_earlier)
-        async with self._asking(address) as stub:
-            result = await stub.FindResponse(request, metadata=self._metadata, timeout=FIND_TIMEOUT_S)
+        result = await self._ask(address, request)
         response: KeptResponse | None = None
         for turn in result.turns:
             response = KeptResponse(
@@ -81,9 +79,7 @@ class ResponseExchange(router_pb2_grpc.RouterResponsesServicer):
         if address is None:
             return self.kept.forget(response_id, key_digest)
         request = pb.FindResponseRequest(response_id=response_id, key_digest=key_digest, forget=True)
-        async with self._asking(address) as stub:
-            result = await stub.FindResponse(request, metadata=self._metadata, timeout=FIND_TIMEOUT_S)
-        return bool(result.found)
+        return bool((await self._ask(address, request)).found)
 
     async def FindResponse(
         self, request: pb.FindResponseRequest, context: grpc.aio.ServicerContext
@@ -104,8 +100,8 @@ class ResponseExchange(router_pb2_grpc.RouterResponsesServicer):
         """The address of the other router that made this name; None: none of them has."""
         return self._peers.get(response_id[-2 * HOME_BYTES :])
 
-    @asynccontextmanager
-    async def _asking(self, address: str) -> AsyncIterator[Any]:
+    async def _ask(self, address: str, request: pb.FindResponseRequest) -> pb.FindResponseResult:
+        """Raises as `find`."""
         try:
             async with asyncio.timeout(WAIT_TIMEOUT_S):
                 await self._slots.acquire()
@@ -113,7 +109,8 @@ class ResponseExchange(router_pb2_grpc.RouterResponsesServicer):
             raise OverloadedError("too many responses are being looked up; try again later") from error
         try:
             async with open_channel(address) as channel:
-                yield router_pb2_grpc.RouterResponsesStub(channel)
+                stub: Any = router_pb2_grpc.RouterResponsesStub(channel)
+                return await stub.FindResponse(request, metadata=self._metadata, timeout=FIND_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
             raise UnavailableError("the router that keeps this response does not answer; try again") from error
         finally:

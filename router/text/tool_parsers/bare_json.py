@@ -45,15 +45,7 @@ class JsonParser(ToolParser):
         return start if start == len(text) else self._begin_or_end(text, start)
 
     def _after_call(self, text: str, position: int) -> int:
-        start = skip_space(text, position)
-        if start == len(text):
-            return start
-        if text[start] == ",":
-            self._held.append(",")
-            self._state = self._in_list
-            return start + 1
-        self._state = self._rest
-        return start + 1 if text[start] == "]" else start
+        return self._go_on_in_list(text, position, self._in_list, self._rest)
 
 
 class Llama3Parser(ToolParser):

@@ -135,6 +135,18 @@ class ToolParser(ABC):
             self._state = otherwise
         return position
 
+    def _go_on_in_list(self, text: str, position: int, another: State, behind: State) -> int:
+        """Behind a call of a list: passes over what separates it from another, or the bracket that closes the list."""
+        start = skip_space(text, position)
+        if start == len(text):
+            return start
+        if text[start] == ",":
+            self._held.append(",")
+            self._state = another
+            return start + 1
+        self._state = behind
+        return start + 1 if text[start] == "]" else start
+
     def _find_mark(self, mark: str, text: str, position: int, then: State) -> int:
         """Gives content up to the mark, which is held, and goes on in `then` behind it."""
         start = text.find(mark, position)
