@@ -62,7 +62,8 @@ def test_bfloat16_is_near_it(model_dir: Path, backend: str) -> None:
     for chunks in ([len(PROMPT)], [100, 1, 200, len(PROMPT) - 301]):
         found = score(build(model_dir, "bfloat16", backend), chunks)
         differences = torch.tensor(found[0]) - torch.tensor(expected[0])
-        assert differences.abs().mean() < 0.05 and differences.abs().max() < 1.0
+        # transformers in bfloat16 is off by 0.078 on average and 0.54 at most: this model's logits are large.
+        assert differences.abs().mean() < 0.12 and differences.abs().max() < 1.0
 
 
 def test_nobody_waits_for_the_device(model_dir: Path) -> None:
