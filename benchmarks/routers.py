@@ -4,13 +4,17 @@ Real routers, each in a process of its own, behind shared ports and their own; w
 a decode worker in each of several processes, with control streams to all routers; clients in processes of their own,
 over loopback. Clients come in two ways: `connections`, each stream's at the shared port, where the kernel deals them
 out; and `clients`, a few of our own, which spread their calls over the routers themselves. Tokens are counted by the
-clients while all streams run, as fast as gRPC takes them.
+clients while all streams run, a token of each every five milliseconds or as often as they get through.
+
+Workers that wait for nothing but gRPC (`--step 0`) measure something else: their messages hold whatever was ready, one
+request or all, and a token costs a router twice as much in one run as in the next. Decode steps take their time.
 
 A router, a pair of workers and about two client processes take a core each: with fewer cores than that the processes
 are in each other's way, and what is measured is the machine.
 """
 
 import asyncio
+import itertools
 import statistics
 import sys
 import tempfile
@@ -21,9 +25,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from benchmarks.children import START_TIMEOUT_S, Child, questions
+from benchmarks.children import START_TIMEOUT_S, Child, cpu_s, questions
 from benchmarks.router_clients import ENDLESS, Received, receive, request
 from benchmarks.router_model import MAX_MODEL_LEN, MODEL_NAME, write_model_dir
+from benchmarks.router_servers import serve_raw
 from benchmarks.router_workers import serve_pair
 from benchmarks.rows import Row, argument_parser, report
 from deploy.cluster_config import ClusterConfig
@@ -64,12 +69,12 @@ def serve_replica(pipe: Connection, config: RouterConfig, log_dir: str) -> None:
     process.stop()
 
 
-def serve_load(pipe: Connection, address: str) -> None:
+def serve_load(pipe: Connection, addresses: Sequence[str]) -> None:
     """Takes ("begin", way, number of streams, number of connections or clients) and says when all streams have their
     first token; then the seconds to count for, and answers with the tokens; then a None, which ends the streams."""
     loop_thread = LoopThread()
     loop_thread.start()
-    load = Load(address)
+    load = Load(addresses)
     for question in questions(pipe):
         match question:
             case ("begin", way, num_streams, num_shared_by):
@@ -84,17 +89,18 @@ def serve_load(pipe: Connection, address: str) -> None:
 
 
 class Load:
-    """The streams of one process."""
+    """The streams of one process, over the addresses by turns."""
 
-    def __init__(self, address: str) -> None:
-        self._address = address
+    def __init__(self, addresses: Sequence[str]) -> None:
+        self._addresses = addresses
         self._received = Received()
         self._tasks: list[asyncio.Task[None]] = []
         self._open = AsyncExitStack()
 
     async def begin(self, way: str, num_streams: int, num_shared_by: int) -> None:
         self._received, self._open = Received(), AsyncExitStack()
-        shared = [await self._open.enter_async_context(_opened(way, self._address)) for _ in range(num_shared_by)]
+        addresses = itertools.islice(itertools.cycle(self._addresses), num_shared_by)
+        shared = [await self._open.enter_async_context(_opened(way, address)) for address in addresses]
         self._tasks = [
             asyncio.create_task(receive(shared[n % num_shared_by], request(f"{n}", ENDLESS), self._received))
             for n in range(num_streams)
@@ -103,12 +109,13 @@ class Load:
             await asyncio.sleep(0.05)
             self._check_running()
 
-    async def count(self, seconds: float) -> int:
+    async def count(self, seconds: float) -> tuple[int, int]:
+        """Tokens and messages that came meanwhile."""
         await asyncio.sleep(WARM_UP_S)
-        before = self._received.num_tokens
+        num_tokens, num_messages = self._received.num_tokens, self._received.num_messages
         await asyncio.sleep(seconds)
         self._check_running()
-        return self._received.num_tokens - before
+        return self._received.num_tokens - num_tokens, self._received.num_messages - num_messages
 
     async def end(self) -> None:
         for task in self._tasks:
@@ -151,14 +158,37 @@ def measure(num_routers: int, args: Any, model_dir: str, log_dir: str) -> list[R
             pair.answer()
         for router in routers:
             router.ask(None)
-        loads = [stack.enter_context(Child(serve_load, ports.shared.grpc)) for _ in range(args.clients)]
+        loads = [stack.enter_context(Child(serve_load, [ports.shared.grpc])) for _ in range(args.clients)]
         for num_streams in NUM_STREAMS:
             for way, num_shared_by in (("connections", NUM_CONNECTIONS), ("clients", NUM_CLIENTS)):
-                rate, shares = _rate(routers, pairs, loads, way, num_streams, num_shared_by, args.seconds)
+                rate, shares = _rate(routers, pairs, loads, way, num_streams, num_shared_by, args)
                 name = f"{num_routers} routers, {num_streams} streams, {num_shared_by} {way}"
                 print(f"{name}: {rate:,.0f} tokens/s; each router's streams and cores: {shares}", flush=True)
-                rows.append(Row(name, rate, "tokens/s", MIN_TOKENS_OF_4 if num_routers == 4 else None))
+                is_asked_enough = not args.step or num_streams / args.step * 1e3 > MIN_TOKENS_OF_4
+                aim = MIN_TOKENS_OF_4 if num_routers == 4 and is_asked_enough else None
+                rows.append(Row(name, rate, "tokens/s", aim))
     return rows
+
+
+def measure_raw(num_servers: int, args: Any) -> list[Row]:
+    """As many streams as one server takes well, from bare servers, which need no workers; connections spread evenly."""
+    num_streams = NUM_STREAMS[0]
+    with ExitStack() as stack:
+        servers = [stack.enter_context(Child(serve_raw)) for _ in range(num_servers)]
+        addresses = [server.answer() for server in servers]
+        own_addresses = [[*addresses[n % num_servers :], *addresses[: n % num_servers]] for n in range(args.clients)]
+        loads = [stack.enter_context(Child(serve_load, own)) for own in own_addresses]
+        _ask_all(servers, BEGIN_STEP_INTERVAL_S)
+        _ask_all(loads, ("begin", "connections", num_streams // len(loads), NUM_CONNECTIONS // len(loads)))
+        _ask_all(servers, args.step / 1e3)
+        began, before = time.monotonic(), [cpu_s(server.pid) for server in servers]
+        counts = _ask_all(loads, args.seconds)
+        took = time.monotonic() - began
+        cores = ", ".join(f"{(cpu_s(s.pid) - b) / took:.2f}" for s, b in zip(servers, before, strict=True))
+    rate = sum(num_tokens for num_tokens, _ in counts) / args.seconds
+    name = f"{num_servers} bare servers, {num_streams} streams, {NUM_CONNECTIONS} connections"
+    print(f"{name}: {rate:,.0f} tokens/s; each server's cores: {cores}", flush=True)
+    return [Row(name, rate, "tokens/s")]
 
 
 def _rate(
@@ -168,23 +198,24 @@ def _rate(
     way: str,
     num_streams: int,
     num_shared_by: int,
-    seconds: float,
+    args: Any,
 ) -> tuple[float, str]:
     """Tokens in a second over all clients, while all of them run, and what each router had to do."""
     num_streams_each, num_shared_each = num_streams // len(loads), max(1, num_shared_by // len(loads))
     # While streams begin, those that run leave the routers time for them.
     _ask_all(pairs, BEGIN_STEP_INTERVAL_S)
     _ask_all(loads, ("begin", way, num_streams_each, num_shared_each))
-    _ask_all(pairs, 0.0)
+    _ask_all(pairs, args.step / 1e3)
     began, before = time.monotonic(), _ask_all(routers, "load")
-    num_tokens = sum(_ask_all(loads, seconds))
+    counts = _ask_all(loads, args.seconds)
+    num_tokens, num_messages = sum(c[0] for c in counts), sum(c[1] for c in counts)
     after, took = _ask_all(routers, "load"), time.monotonic() - began
     _ask_all(pairs, BEGIN_STEP_INTERVAL_S)
     _ask_all(loads, None)
     shares = [
         f"{count} {(cpu - cpu_before) / took:.2f}" for (count, cpu), (_, cpu_before) in zip(after, before, strict=True)
     ]
-    return num_tokens / seconds, ", ".join(shares)
+    return num_tokens / args.seconds, f"{num_tokens / num_messages:.2f} tokens a message; " + ", ".join(shares)
 
 
 def _ask_all(children: Sequence[Child], question: Any) -> list[Any]:
@@ -198,6 +229,12 @@ def main() -> int:
     parser.add_argument("--routers", type=int, nargs="+", default=NUM_ROUTERS, metavar="N", help="how many, in turn")
     parser.add_argument("--pairs", type=int, default=8, metavar="N", help="processes of workers (%(default)s)")
     parser.add_argument("--clients", type=int, default=16, metavar="N", help="processes of clients (%(default)s)")
+    parser.add_argument(
+        "--step", type=float, default=5.0, metavar="MS", help="between two tokens of a stream (%(default)g)"
+    )
+    parser.add_argument(
+        "--raw", action="store_true", help="bare gRPC servers too, which send the same and do nothing else"
+    )
     parser.add_argument("--seconds", type=float, default=3.0, help="for which tokens are counted (%(default)g)")
     args = parser.parse_args()
     rows: list[Row] = []
@@ -205,6 +242,8 @@ def main() -> int:
         write_model_dir(Path(directory))
         for num_routers in args.routers:
             rows += measure(num_routers, args, directory, directory)
+            if args.raw:
+                rows += measure_raw(num_routers, args)
     rows += _speed_ups(rows, args.routers)
     return report(rows, "What several routers pass on", args.json)
 
