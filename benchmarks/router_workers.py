@@ -14,9 +14,9 @@ from benchmarks.children import START_TIMEOUT_S, questions
 from benchmarks.router_model import output_token
 from tandem.lifecycle import (
     COMMITTED,
-    DECODE_FINISHED,
     DECODE_STARTED,
     FIRST_TOKEN,
+    LAST_TOKEN,
     LEASE_GRANTED,
     PREFILL_STARTED,
     SECOND_TOKEN,
@@ -215,5 +215,5 @@ class PrefillWorker(ScriptedWorker):
 
 def _finished(running: Running) -> Finished:
     started = (LEASE_GRANTED, COMMITTED, DECODE_STARTED, SECOND_TOKEN)
-    moments = (*(Moment(name, running.since) for name in started), Moment(DECODE_FINISHED, now_ns()))
+    moments = (*(Moment(name, running.since) for name in started), Moment(LAST_TOKEN, now_ns()))
     return Finished(running.request_id, running.attempt, "length", running.num_tokens, 0, 1, moments)

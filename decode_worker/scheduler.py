@@ -15,8 +15,8 @@ from engine.kvcache.cache_manager import CacheManager, PageHandle
 from engine.token_sequence import TokenSequence
 from tandem.lifecycle import (
     COMMITTED,
-    DECODE_FINISHED,
     DECODE_STARTED,
+    LAST_TOKEN,
     LEASE_GRANTED,
     SECOND_TOKEN,
 )
@@ -306,7 +306,7 @@ class DecodeScheduler(ForwardScheduler):
             job.unsent_logprobs.clear()
 
     def _finish(self, job: DecodeJob, reason: str) -> None:
-        job.stamp(DECODE_FINISHED)
+        job.stamp(LAST_TOKEN)
         self._end_job(job)
         self._outbox.to_router(
             Finished(

@@ -29,7 +29,7 @@ from router.tracker import RequestState, RequestTracker
 from router.waiting_room import WaitingRoom
 from router.worker import Worker
 from router.worker_registry import WorkerRegistry
-from tandem.lifecycle import ASSIGNED, now_ns
+from tandem.lifecycle import ASSIGNED, LAST_TOKEN, WAITING, now_ns
 from tandem.messages import (
     Failed,
     Finished,
@@ -75,6 +75,7 @@ class Attempts:
         tracker.finish_if_whole()
         if tracker.state is RequestState.FINISHED:
             # It was resumed, and only the word that it had ended was missing.
+            tracker.moments[LAST_TOKEN] = now_ns()
             self._end_request(request, "finished")
             return
         if request.num_failures >= self._config.max_attempts:
@@ -82,6 +83,7 @@ class Attempts:
         elif not self._registry.is_ready and not self._room.has_patience:
             self.fail_request(request, self._registry.not_ready_reason())
         elif self._room or request.is_suspect or not self._registry.is_ready:
+            tracker.moments[WAITING] = now_ns()
             self._room.enter(request)
         else:
             self._assign(request, self._registry.candidates)

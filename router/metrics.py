@@ -116,8 +116,7 @@ class RouterMetrics(Collector):
         self._prompt_tokens.observe(num_prompt_tokens)
         self._generated_tokens.observe(num_output_tokens)
         for timing in timings:
-            # Clocks of processes may differ by a little: what seems to have ended before it began took no time.
-            self._phases[timing.name].observe(max(0.0, timing.duration_ms / 1e3))
+            self._phases[timing.name].observe(timing.duration_ms / 1e3)
 
     def attempt_restarted(self, kind: str) -> None:
         """A request begins another attempt: why the one before ended."""

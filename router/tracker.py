@@ -9,7 +9,16 @@ from enum import Enum, auto
 
 from router.errors import RequestError, UnavailableError
 from router.prompt_logprobs import PromptLogprobs
-from tandem.lifecycle import RECEIVED
+from tandem.lifecycle import (
+    ASSIGNED,
+    DECODE_MOMENTS,
+    FIRST_ASSIGNED,
+    FIRST_TOKEN,
+    LAST_TOKEN,
+    PREFILL_MOMENTS,
+    RECEIVED,
+    ROUTER_ATTEMPT_MOMENTS,
+)
 from tandem.messages import Admit, Finished, FirstToken, Moment, Prefill, PromptScored, TokenEvent
 from tandem.sampling_params import SamplingParams, TokenLogprobs
 
@@ -58,7 +67,7 @@ class RequestTracker:
         prefill_cached_len, decode_cached_len: tokens that the last attempt's workers have found cached, as far as they
             have reported.
         num_pages_computed, num_pages_shipped: what the last attempt has cost, as far as its workers have reported.
-        moments: nanoseconds by moment, those of a later attempt over those of an earlier one.
+        moments: nanoseconds by moment, those of an attempt as long as no other is to follow.
     """
 
     request_id: str
@@ -172,6 +181,8 @@ class RequestTracker:
         self.finish_if_whole()
         self._early.clear()
         self._announced_end = None
+        if not self.is_final:
+            self._forget_moments()
 
     def mark_failed(self, reason: str, failure_class: type[RequestError]) -> bool:
         """Nothing more comes; what its client has not read of it can still be read.
@@ -230,6 +241,8 @@ class RequestTracker:
             self.prompt_cached_len = min(message.cached_len, len(self.prompt_ids))
         if message.finish_reason:
             self._announced_end = (message.index + 1, message.finish_reason)
+            if FIRST_TOKEN in self.moments:
+                self.moments[LAST_TOKEN] = self.moments[FIRST_TOKEN]
         return self._accept(message.index, (message.token_id,), message.logprobs)
 
     def record_tokens(self, event: TokenEvent) -> list[int]:
@@ -278,6 +291,13 @@ class RequestTracker:
         if self._announced_end is not None and len(self.output_ids) >= self._announced_end[0]:
             self.state = RequestState.FINISHED
             self.finish_reason = self._announced_end[1]
+
+    def _forget_moments(self) -> None:
+        """What the attempt's workers have done is not what the request will have come of."""
+        if ASSIGNED in self.moments:
+            self.moments.setdefault(FIRST_ASSIGNED, self.moments[ASSIGNED])
+        for name in (*ROUTER_ATTEMPT_MOMENTS, *PREFILL_MOMENTS, *DECODE_MOMENTS):
+            self.moments.pop(name, None)
 
     def _stamp(self, moments: Sequence[Moment]) -> None:
         self.moments.update((m.name, m.time_ns) for m in moments)

@@ -1,7 +1,11 @@
 """The life of a request, named once: metrics, traces, logs, timelines and benchmarks all derive from this page.
 
-A *moment* is stamped by the process where it happens, with `now_ns`, and travels with that process's messages. A
-*phase* is the time between two moments. Phases may overlap: the lease is asked for while prefill runs.
+A *moment* is stamped by the process where it happens, with `now_ns`, and travels with that process's messages; the
+router moves it onto its own clock (router/clock_offsets.py). A *phase* is the time between two moments.
+
+The phases of the *critical path* follow each other without a gap, from the request's coming to its end: each moment of
+its life belongs to exactly one, and their durations add up to `e2e`, whatever has become of the request. All other
+phases overlap them: the lease is asked for while prefill runs.
 """
 
 import time
@@ -11,39 +15,61 @@ from typing import NamedTuple
 # These happen in the router.
 RECEIVED = "received"  # The request has come.
 TOKENIZED = "tokenized"  # The prompt has become token ids.
+WAITING = "waiting"  # The attempt has no workers yet: the request enters the waiting room.
+FIRST_ASSIGNED = "first_assigned"  # The first attempt got its workers; only where it was not the last one.
 ASSIGNED = "assigned"  # Workers are chosen; Admit and Prefill go out to them.
 FIRST_TOKEN_SENT = "first_token_sent"  # The first token is passed on to the client.
 ENDED = "ended"  # The request is over for its client.
 # These happen in the prefill worker.
+PREFILL_RECEIVED = "prefill_received"  # The router's Prefill has come.
 PREFILL_STARTED = "prefill_started"  # Pages are locked, and a lease is asked for.
+SHIP_STARTED = "ship_started"  # The first pages are pushed to the decode worker.
 FIRST_TOKEN = "first_token"  # The first token is sampled.
 # These happen in the decode worker.
 LEASE_GRANTED = "lease_granted"  # Pages are promised to the prefill worker.
 COMMITTED = "committed"  # Committed has come, and all pages are there.
 DECODE_STARTED = "decode_started"  # The step that computes the second token begins.
 SECOND_TOKEN = "second_token"  # The second token is sampled.
-DECODE_FINISHED = "decode_finished"  # The last token is sampled.
+LAST_TOKEN = "last_token"  # The last token is sampled: by the prefill worker, if the first one is the last.
+
+# Later attempts have these anew.
+ROUTER_ATTEMPT_MOMENTS = (WAITING, ASSIGNED)
+PREFILL_MOMENTS = (PREFILL_RECEIVED, PREFILL_STARTED, SHIP_STARTED, FIRST_TOKEN)
+DECODE_MOMENTS = (LEASE_GRANTED, COMMITTED, DECODE_STARTED, SECOND_TOKEN, LAST_TOKEN)
 
 
 class PhaseSpec(NamedTuple):
+    """A phase and the moments that it normally begins and ends with."""
+
     name: str
     start: str
     end: str
     meaning: str
 
 
-PHASES = (
+CRITICAL_PATH = (
     PhaseSpec("tokenize", RECEIVED, TOKENIZED, "chat template and tokenizer"),
-    PhaseSpec("prefill_queue", ASSIGNED, PREFILL_STARTED, "waiting for the prefill worker"),
+    PhaseSpec("assign", TOKENIZED, ASSIGNED, "checking the request, choosing its workers, and waiting for one"),
+    PhaseSpec("earlier_attempts", FIRST_ASSIGNED, ASSIGNED, "attempts that ended early, up to the start of the last"),
+    PhaseSpec("prefill_queue", ASSIGNED, PREFILL_STARTED, "to the prefill worker, and waiting there"),
     PhaseSpec("prefill", PREFILL_STARTED, FIRST_TOKEN, "computing the prompt's KV and the first token"),
-    PhaseSpec("lease", PREFILL_STARTED, LEASE_GRANTED, "waiting for pages at the decode worker, beside prefill"),
-    PhaseSpec("transfer", FIRST_TOKEN, COMMITTED, "copying what is left once prefill is done, and committing it"),
     PhaseSpec("handover", FIRST_TOKEN, DECODE_STARTED, "from the first token to the step of the second"),
+    PhaseSpec("decode", DECODE_STARTED, LAST_TOKEN, "all decode steps"),
+    PhaseSpec("finish", LAST_TOKEN, ENDED, "the last token's way to the client, and the client's reading"),
+)
+OVERLAPPING = (
+    PhaseSpec("worker_wait", WAITING, ASSIGNED, "waiting for a worker, in `assign` or `earlier_attempts`"),
+    PhaseSpec("dispatch", ASSIGNED, PREFILL_RECEIVED, "from the router to the prefill worker, in `prefill_queue`"),
+    PhaseSpec("lease", PREFILL_STARTED, LEASE_GRANTED, "waiting for pages at the decode worker, beside `prefill`"),
+    PhaseSpec("ship", SHIP_STARTED, COMMITTED, "copying pages, while prefill runs and after it"),
+    PhaseSpec("transfer", FIRST_TOKEN, COMMITTED, "copying what is left once prefill is done, in `handover`"),
+    PhaseSpec("decode_queue", COMMITTED, DECODE_STARTED, "waiting for the next decode step, in `handover`"),
+    PhaseSpec("first_token_delivery", FIRST_TOKEN, FIRST_TOKEN_SENT, "the first token's way to the client"),
     PhaseSpec("first_to_second", FIRST_TOKEN, SECOND_TOKEN, "the gap that the client sees after its first token"),
-    PhaseSpec("decode", DECODE_STARTED, DECODE_FINISHED, "all decode steps"),
     PhaseSpec("ttft", RECEIVED, FIRST_TOKEN_SENT, "time to first token"),
     PhaseSpec("e2e", RECEIVED, ENDED, "the whole request"),
 )
+PHASES = CRITICAL_PATH + OVERLAPPING
 
 
 def now_ns() -> int:
@@ -52,23 +78,57 @@ def now_ns() -> int:
 
 
 class PhaseTiming(NamedTuple):
-    """A phase that happened: its start after RECEIVED and its duration, in milliseconds."""
+    """A phase that happened: its start after RECEIVED and its duration, in milliseconds, neither ever negative.
+
+    Attributes:
+        on_critical_path: whether it is one of those that add up to the whole request.
+    """
 
     name: str
     start_ms: float
     duration_ms: float
+    on_critical_path: bool = False
+
+
+def critical_path(moments: Mapping[str, int]) -> list[PhaseTiming]:
+    """Returns the phases that the request's life consists of, in order. Each begins where the one before ends, the
+    first with RECEIVED and the last ends with ENDED, or with the last moment that is known of a request in hand.
+
+    A moment that is not known ends no phase: the time up to the next one belongs to the phase that was under way. What
+    seems to happen before something that it follows happens with it, because clocks agree only so well.
+
+    Args:
+        moments: time in nanoseconds by moment name, of the last attempt; RECEIVED must be there.
+    """
+    at = received = moments[RECEIVED]
+    begun = [(spec.name, moments[spec.start]) for spec in CRITICAL_PATH if spec.start in moments]
+    if LAST_TOKEN in moments and DECODE_STARTED not in moments:
+        # The first token was the last: nothing is handed over.
+        begun = [(name, start) for name, start in begun if name != "handover"]
+    ended = max(received, moments[ENDED] if ENDED in moments else max(start for _, start in begun))
+    starts = []
+    for _, start in begun:
+        at = min(max(at, start), ended)
+        starts.append(at)
+    return [
+        PhaseTiming(name, (start - received) / 1e6, (end - start) / 1e6, on_critical_path=True)
+        for (name, _), start, end in zip(begun, starts, (*starts[1:], ended), strict=True)
+    ]
 
 
 def phase_timings(moments: Mapping[str, int]) -> list[PhaseTiming]:
-    """Returns the phases of which both ends are known, by start.
-
-    Args:
-        moments: time in nanoseconds by moment name; RECEIVED must be there.
-    """
+    """Returns the critical path, and behind it, by start, the overlapping phases of which both ends are known. Args as
+    `critical_path`."""
     received = moments[RECEIVED]
-    timings = [
-        PhaseTiming(p.name, (moments[p.start] - received) / 1e6, (moments[p.end] - moments[p.start]) / 1e6)
-        for p in PHASES
-        if p.start in moments and p.end in moments
-    ]
-    return sorted(timings, key=lambda t: t.start_ms)
+    ended = moments.get(ENDED, max(moments.values()))
+    overlapping = []
+    for spec in OVERLAPPING:
+        if spec.start not in moments or spec.end not in moments:
+            continue
+        if spec.name == "first_token_delivery" and moments[spec.end] < moments.get(ASSIGNED, received):
+            # The client had its first token from an earlier attempt.
+            continue
+        start = min(max(moments[spec.start], received), max(ended, received))
+        end = min(max(moments[spec.end], start), max(ended, received))
+        overlapping.append(PhaseTiming(spec.name, (start - received) / 1e6, (end - start) / 1e6))
+    return [*critical_path(moments), *sorted(overlapping, key=lambda t: t.start_ms)]

@@ -244,7 +244,8 @@ class Generation:
                 "attempts": tracker.attempt + 1,
                 "prefill_worker": tracker.prefill_worker_id,
                 "decode_worker": tracker.decode_worker_id,
-                "phases_ms": {t.name: round(t.duration_ms, 3) for t in self.timings},
+                "phases_ms": {t.name: round(t.duration_ms, 3) for t in self.timings if t.on_critical_path},
+                "overlapping_ms": {t.name: round(t.duration_ms, 3) for t in self.timings if not t.on_critical_path},
             }
             request_logger.info(json.dumps({k: v for k, v in line.items() if v != ""}))
 

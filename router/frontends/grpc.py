@@ -273,7 +273,7 @@ def _last_response(request_id: str, piece: Piece, generation: Generation) -> pb.
             cached_tokens=tracker.prompt_cached_len or 0,
             completion_tokens=generation.num_output_tokens,
         ),
-        phases=[pb.Phase(name=t.name, start_ms=t.start_ms, duration_ms=t.duration_ms) for t in generation.timings],
+        phases=[pb.Phase(**timing._asdict()) for timing in generation.timings],
         handover=pb.HandoverSummary(
             prefill_worker=tracker.prefill_worker_id,
             decode_worker=tracker.decode_worker_id,

@@ -204,14 +204,16 @@ class Usage(_message.Message):
     def __init__(self, prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ...) -> None: ...
 
 class Phase(_message.Message):
-    __slots__ = ("name", "start_ms", "duration_ms")
+    __slots__ = ("name", "start_ms", "duration_ms", "on_critical_path")
     NAME_FIELD_NUMBER: _ClassVar[int]
     START_MS_FIELD_NUMBER: _ClassVar[int]
     DURATION_MS_FIELD_NUMBER: _ClassVar[int]
+    ON_CRITICAL_PATH_FIELD_NUMBER: _ClassVar[int]
     name: str
     start_ms: float
     duration_ms: float
-    def __init__(self, name: _Optional[str] = ..., start_ms: _Optional[float] = ..., duration_ms: _Optional[float] = ...) -> None: ...
+    on_critical_path: bool
+    def __init__(self, name: _Optional[str] = ..., start_ms: _Optional[float] = ..., duration_ms: _Optional[float] = ..., on_critical_path: _Optional[bool] = ...) -> None: ...
 
 class HandoverSummary(_message.Message):
     __slots__ = ("prefill_worker", "decode_worker", "attempts", "page_size", "prefill_cached_tokens", "decode_cached_tokens", "pages_computed", "pages_shipped")

@@ -125,13 +125,33 @@ def test_what_an_attempt_has_cost_is_forgotten_with_it() -> None:
 
 def test_usage_counts_what_the_first_prefill_found() -> None:
     tracker = started()
-    tracker.record_first_token(FirstToken("r", 0, 0, 10, "", 2, 1, (Moment("first_token", 5),)))
+    tracker.record_first_token(FirstToken("r", 0, 0, 10, "", 2, 1))
     tracker.end_attempt()
     tracker.begin_attempt("p", "d", 60.0)
     tracker.record_first_token(FirstToken("r", 1, 1, 11, "", 4, 0))
     assert tracker.prompt_cached_len == 2
     assert tracker.prefill_cached_len == 4
+
+
+def test_moments_are_those_of_the_last_attempt() -> None:
+    tracker = started()
+    tracker.moments.update(received=1, assigned=2)
+    tracker.record_first_token(FirstToken("r", 0, 0, 10, "", 2, 1, (Moment("first_token", 5),)))
     assert tracker.moments["first_token"] == 5
+    tracker.end_attempt()
+    assert tracker.moments == {"received": 1, "first_assigned": 2}
+    tracker.begin_attempt("p", "d", 60.0)
+    tracker.moments["assigned"] = 7
+    tracker.record_first_token(FirstToken("r", 0, 0, 10, "", 2, 1, (Moment("first_token", 8),)))
+    assert "first_token" not in tracker.moments
+    tracker.end_attempt()
+    assert tracker.moments == {"received": 1, "first_assigned": 2}
+
+
+def test_a_first_token_that_ends_the_request_is_its_last() -> None:
+    tracker = started()
+    tracker.record_first_token(FirstToken("r", 0, 0, 10, "stop", 2, 1, (Moment("first_token", 5),)))
+    assert tracker.moments == {"first_token": 5, "last_token": 5}
 
 
 def logprobs(*token_ids: int) -> tuple[TokenLogprobs, ...]:
