@@ -46,7 +46,7 @@ def run_once(config: BenchConfig, outputs: Outputs, console: Console) -> dict[st
         OSError: a file cannot be written.
     """
     outputs.check()
-    result, run = _measure(config, console)
+    result, run = measure(config, console)
     print_result(console, result)
     if outputs.requests is not None:
         write_records(run.records, outputs.requests)
@@ -72,7 +72,7 @@ def run_sweep(
         arrivals = at_rate if swept.variable == "rate" else replace(config.arrivals, concurrency=int(value))
         # Each run has prompts of its own, or it would find those of the one before in the server's cache.
         workload = replace(config.workload, seed=config.workload.seed + number)
-        result, _ = _measure(replace(config, arrivals=arrivals, workload=workload), console)
+        result, _ = measure(replace(config, arrivals=arrivals, workload=workload), console)
         if not result["is_whole"]:
             raise KeyboardInterrupt
         share = result["goodput"]["good_share"]
@@ -115,8 +115,8 @@ def plot_gaps(files: Sequence[Path], out: Path) -> None:
     out.write_bytes(png(figure))
 
 
-def _measure(config: BenchConfig, console: Console) -> tuple[dict[str, Any], RunResult]:
-    """One run's result, and what it was computed from."""
+def measure(config: BenchConfig, console: Console) -> tuple[dict[str, Any], RunResult]:
+    """One run's result, and what it was computed from. Raises as `run_once`, but for files."""
     sessions = make_sessions(config.workload, config.arrivals, config.duration_s)
     num_requests = sum(len(session.turns) for session in sessions if session.group == "requests")
     runner = RunnerConfig(

@@ -39,6 +39,8 @@ class RequestRecord:
         counts: how many tokens each of these chunks had.
         num_output_tokens: as the server counted, or the sum of `counts` where it did not.
         prompt_tokens, cached_tokens: as the server counted; None: it did not say.
+        phases_ms: what each phase took by the server's own timeline, where it tells one (gRPC).
+        output_digest: of a whole answer's tokens, or of its text where there are none: equal answers have equal ones.
     """
 
     index: int
@@ -55,6 +57,8 @@ class RequestRecord:
     num_output_tokens: int = 0
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
+    phases_ms: dict[str, float] = field(default_factory=dict)
+    output_digest: str = ""
     error: ErrorKind = ""
     detail: str = ""
 
@@ -77,6 +81,8 @@ class RequestRecord:
             "cached_tokens": self.cached_tokens,
             "output_tokens": self.num_output_tokens,
             "counted_by": self.counted_by,
+            "phases_ms": {name: round(took, 3) for name, took in self.phases_ms.items()},
+            "output_digest": self.output_digest,
             "error": self.error,
             "detail": self.detail,
             "times_s": [round(moment, 6) for moment in self.times],

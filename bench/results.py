@@ -88,7 +88,8 @@ def _config_json(config: BenchConfig) -> dict[str, Any]:
 
 
 def _gaps_over_time(records: Sequence[RequestRecord]) -> dict[str, Any] | None:
-    """Of the gaps that end within each stretch of the run: how many, their median, and the longest."""
+    """Of the gaps that end within each stretch of the run: how many, their median, their 99th percentile, and
+    the longest."""
     gaps = sorted((after, after - before) for record in records for before, after in pairwise(record.times))
     if not gaps:
         return None
@@ -103,5 +104,6 @@ def _gaps_over_time(records: Sequence[RequestRecord]) -> dict[str, Any] | None:
         "at_s": [round(moment, 4) for moment, _ in rows],
         "count": [len(values) for _, values in rows],
         "p50": [percentile(values, 50) for _, values in rows],
+        "p99": [percentile(values, 99) for _, values in rows],
         "max": [values[-1] for _, values in rows],
     }

@@ -146,6 +146,7 @@ class Runner:
         self._under_way[id(record)] = record
         try:
             answer = await self._client.send(prepared, record, self._clock)
+            record.output_digest = answer.digest
             if self._config.ignore_eos and record.num_output_tokens < record.wanted_output_tokens:
                 record.error = "too_short"
                 record.detail = f"{record.num_output_tokens} of {record.wanted_output_tokens} tokens"

@@ -39,7 +39,7 @@ def serve(config: ClusterConfig) -> int:
             "can use this cluster; set one with --api-key-file, or listen on 127.0.0.1",
             file=sys.stderr,
         )
-    return run_cluster(config, functools.partial(_announce_and_wait, config))
+    return run_cluster(config, functools.partial(announce_and_wait, config))
 
 
 def run_cluster(config: ClusterConfig, use: Callable[[Cluster, threading.Event], int]) -> int:
@@ -144,7 +144,8 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _announce_and_wait(config: ClusterConfig, cluster: Cluster, stop: threading.Event) -> int:
+def announce_and_wait(config: ClusterConfig, cluster: Cluster, stop: threading.Event) -> int:
+    """What `tandem serve` does with a cluster that runs: says where it is, and keeps it alive until it is to stop."""
     console = Console(highlight=False)
     url = f"{'https' if config.tls_cert else 'http'}://{cluster.addresses.http}"
     console.print(

@@ -1,5 +1,6 @@
 """How a server is spoken with. One client belongs to one process and its asyncio loop."""
 
+import hashlib
 from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Callable, Sequence
@@ -41,6 +42,11 @@ class Answer:
 
     token_ids: "array[int] | None"
     text: str
+
+    @property
+    def digest(self) -> str:
+        whole = self.text.encode() if self.token_ids is None else self.token_ids.tobytes()
+        return hashlib.sha256(whole).hexdigest()[:16]
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,6 +114,7 @@ class GrpcBenchClient(BenchClient):
                 if response.finish_reason:
                     usage = response.usage
                     record.prompt_tokens, record.cached_tokens = usage.prompt_tokens, usage.cached_tokens
+                    record.phases_ms = {phase.name: phase.duration_ms for phase in response.phases}
         except grpc.RpcError as error:
             raise _request_error(error) from error
         finally:

@@ -1,0 +1,195 @@
+"""What long prompts do to streams that run beside them: with workers that do both jobs, and with one for each.
+
+Starts two clusters, one after the other, on the same two devices: two workers of role `both`, then one prefill and one
+decode worker. Each gets the same load of `tandem bench`: streams that run all the time, and long prompts that arrive at
+a rate. For each it writes NAME.json (the result), NAME.jsonl (each request) and NAME.txt (what a terminal shows);
+summary.json has the headline figures. `tandem bench plot` draws them:
+
+  python -m benchmarks.steady_streams --device cuda --model DIRECTORY --load-format dummy --out results
+  tandem bench plot results/both.json results/1p1d.json --out itl.png
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from bench.arrivals import ArrivalConfig
+from bench.clients.base import EndpointConfig
+from bench.command import measure
+from bench.config import BenchConfig, WorkloadConfig
+from bench.results import write_records, write_result
+from bench.terminal import print_result
+from bench.workloads.synthetic import Lengths
+from benchmarks.named_models import fit_to_serve
+from benchmarks.served import Served, StartError, within
+
+# Names of files, what the runs are called in pictures, and which workers.
+LAYOUTS = (
+    ("both", "two workers of role both", ("--both", "2")),
+    ("1p1d", "a prefill and a decode worker", ("--prefill", "1", "--decode", "1")),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Attributes: seconds: for which prompts arrive; lead_s: how long the streams run before."""
+
+    num_streams: int
+    stream_tokens: int
+    input_tokens: int
+    output_tokens: int
+    rate: float
+    seconds: float
+    lead_s: float
+    warmup_prompts: int
+    start_timeout_s: float
+
+
+DEFAULTS = {
+    "cuda": Sizes(64, 8192, 4096, 64, 3.0, 30.0, 3.0, 8, 75.0),
+    "cpu": Sizes(4, 512, 256, 8, 0.3, 30.0, 3.0, 2, 120.0),
+}
+# After the last arrival, for its answer; and for what else a run does.
+RUN_GRACE_S = 30.0
+
+
+def bench_config(address: str, label: str, sizes: Sizes, vocab_size: int) -> BenchConfig:
+    """The load that both clusters get: the same prompts at the same times."""
+    return BenchConfig(
+        EndpointConfig(f"grpc://{address}", timeout_s=sizes.lead_s + sizes.seconds + RUN_GRACE_S),
+        WorkloadConfig(
+            "steady-streams",
+            input_lengths=Lengths(sizes.input_tokens, sizes.input_tokens),
+            output_lengths=Lengths(sizes.output_tokens, sizes.output_tokens),
+            num_streams=sizes.num_streams,
+            stream_output_tokens=sizes.stream_tokens,
+            lead_s=sizes.lead_s,
+            vocab_size=vocab_size,
+        ),
+        ArrivalConfig("poisson", sizes.rate),
+        duration_s=sizes.lead_s + sizes.seconds,
+        label=label,
+    )
+
+
+def warmup_config(address: str, sizes: Sizes, vocab_size: int) -> BenchConfig:
+    """Prompts that are none of the load's, so that nothing is compiled, allocated or opened while it runs."""
+    config = bench_config(address, "warming up", sizes, vocab_size)
+    workload = replace(config.workload, kind="synthetic", num_requests=sizes.warmup_prompts, seed=1)
+    arrivals = ArrivalConfig("closed", concurrency=max(1, sizes.warmup_prompts // 2))
+    return replace(config, workload=workload, arrivals=arrivals, duration_s=None)
+
+
+def run_layout(name: str, label: str, flags: Sequence[str], sizes: Sizes, vocab_size: int, out: Path) -> dict[str, Any]:
+    """Starts a cluster, measures it, stops it and writes what was measured; returns the headline figures.
+
+    Raises:
+        StartError: it did not start in time.
+        TimeoutError: the run was not over in time.
+    """
+    quiet = Console(quiet=True)
+    with Served(flags, out / f"{name}-logs", sizes.start_timeout_s) as served:
+        with within(60 + RUN_GRACE_S, f"warming up {label}"):
+            measure(warmup_config(served.address, sizes, vocab_size), quiet)
+        with within(sizes.lead_s + sizes.seconds + 2 * RUN_GRACE_S, label):
+            result, run = measure(bench_config(served.address, label, sizes, vocab_size), quiet)
+        ready_s = served.ready_s
+    (out / f"{name}-serve.txt").write_text("\n".join(served.lines) + "\n")
+    write_result(result, out / f"{name}.json")
+    write_records(run.records, out / f"{name}.jsonl")
+    with (out / f"{name}.txt").open("w") as file:
+        print_result(Console(file=file, width=120), result)
+    return headline(result, ready_s)
+
+
+def headline(result: dict[str, Any], ready_s: float) -> dict[str, Any]:
+    """Milliseconds and counts, of a run's result."""
+
+    def ms(of: dict[str, Any] | None, *names: str) -> dict[str, float | None]:
+        return {name: None if of is None else round(of[name] * 1e3, 2) for name in names}
+
+    streams, requests = result["streams"], result["requests"]
+    return {
+        "label": result["label"],
+        "start_to_ready_s": round(ready_s, 1),
+        "itl_of_streams_ms": ms(streams["itl"], "p50", "p90", "p99", "max"),
+        "ttft_of_prompts_ms": ms(requests["ttft"], "p50", "p90", "p99", "max"),
+        "num_prompts": requests["num_requests"],
+        "num_whole": requests["num_whole"],
+        "errors": {**requests["errors"], **streams["errors"]},
+        "stream_tokens_per_s": round(streams["output_tokens_per_s"], 1),
+        "warnings": result["warnings"],
+    }
+
+
+def serve_flags(arguments: argparse.Namespace, directory: Path) -> list[str]:
+    """Of `tandem serve`, but for the workers. Args: directory: for what a model lacks."""
+    threads = ["--threads", str(arguments.threads)] if arguments.threads else []
+    model = fit_to_serve(arguments.model, directory)
+    return ["--model", model, "--device", arguments.device, "--load-format", arguments.load_format, *threads]
+
+
+def add_model_arguments(parser: argparse.ArgumentParser) -> None:
+    add: Any = parser.add_argument
+    add("--out", type=Path, required=True, metavar="DIRECTORY", help="where the results go")
+    add("--device", choices=("cpu", "cuda"), default="cpu", help="(default: cpu)")
+    add("--model", default="smollm2-135m-instruct", help="as of `tandem serve`; a config.json is enough for dummies")
+    add("--load-format", choices=("auto", "dummy"), default="auto", help="dummy: random weights (default: auto)")
+    add("--vocab-size", type=int, default=8000, metavar="N", help="prompts are of token ids below it (%(default)s)")
+    add("--threads", type=int, default=0, metavar="N", help="of each worker on a CPU (default: the cores shared out)")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns 0 if both layouts were measured and all prompts answered, 1 otherwise."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_model_arguments(parser)
+    add: Any = parser.add_argument
+    add("--streams", type=int, metavar="N", help="that run all the time (64; on a CPU 4)")
+    add("--input-tokens", type=int, metavar="N", help="of each prompt that arrives (4096; 256)")
+    add("--rate", type=float, metavar="N", help="of prompts, in a second (3; 0.3)")
+    add("--seconds", type=float, metavar="S", help="for which prompts arrive (30)")
+    add("--limit", type=float, default=220.0, metavar="S", help="seconds that all of it may take (%(default)s)")
+    arguments = parser.parse_args(argv)
+    given = {
+        "num_streams": arguments.streams,
+        "input_tokens": arguments.input_tokens,
+        "rate": arguments.rate,
+        "seconds": arguments.seconds,
+    }
+    chosen = {name: value for name, value in given.items() if value is not None}
+    sizes = replace(DEFAULTS[arguments.device], **chosen)
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    summary: dict[str, Any] = {
+        "began": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "argv": argv or sys.argv[1:],
+    }
+    deadline = time.monotonic() + arguments.limit
+    with tempfile.TemporaryDirectory() as directory:
+        flags = serve_flags(arguments, Path(directory))
+        for name, label, workers in LAYOUTS:
+            try:
+                with within(deadline - time.monotonic(), label):
+                    summary[name] = run_layout(
+                        name, label, [*flags, *workers], sizes, arguments.vocab_size, arguments.out
+                    )
+            except (StartError, TimeoutError, RuntimeError) as error:
+                summary[name] = {"label": label, "failed": str(error)}
+            print(json.dumps(summary[name]), flush=True)
+            # Whatever becomes of the next one, this one is there.
+            (arguments.out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
+    is_whole = all(
+        not summary[n].get("failed") and summary[n]["num_whole"] == summary[n]["num_prompts"] for n, *_ in LAYOUTS
+    )
+    return 0 if is_whole else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

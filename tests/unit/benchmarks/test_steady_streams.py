@@ -1,0 +1,70 @@
+"""The benchmark of steady streams: its figures are those of the run, it leaves nothing running, and all of its waits end."""
+
+import time
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer
+
+from bench.results import make_result
+from benchmarks import served, steady_streams
+from benchmarks.named_models import fit_to_serve
+from benchmarks.served import Served, StartError, within
+from tests.unit.bench.records import record
+from tests.unit.bench.test_results import a_run
+
+
+def test_headlines_are_of_the_streams_gaps_and_of_the_prompts_first_tokens() -> None:
+    stream = record([0.1, 0.2, 0.5, 0.6], group="streams", error="cut")
+    result = make_result(*a_run(label="one", records=[record([0.4, 0.9], due_s=0.15), stream]))
+    figures = steady_streams.headline(result, 12.34)
+    assert figures["itl_of_streams_ms"]["max"] == pytest.approx(300)
+    assert figures["ttft_of_prompts_ms"]["p50"] == pytest.approx(250)
+    assert (figures["num_prompts"], figures["num_whole"], figures["start_to_ready_s"]) == (1, 1, 12.3)
+
+
+def test_both_clusters_get_the_same_load() -> None:
+    sizes = steady_streams.DEFAULTS["cuda"]
+    one, other = (steady_streams.bench_config(address, "label", sizes, 8000) for address in ("a:1", "b:2"))
+    assert (one.workload, one.arrivals, one.duration_s) == (other.workload, other.arrivals, other.duration_s)
+    assert one.workload.num_streams == 64 and one.workload.input_lengths.low == 4096
+    assert steady_streams.warmup_config("a:1", sizes, 8000).workload.seed != one.workload.seed
+
+
+def test_what_takes_too_long_is_given_up_also_where_it_stands_in_something_else() -> None:
+    with pytest.raises(TimeoutError, match="inner"), within(5, "outer"), within(0.01, "inner"):
+        time.sleep(5)
+    with pytest.raises(TimeoutError, match="outer"), within(0.1, "outer"):
+        with within(0.05, "inner"):
+            pass
+        time.sleep(5)
+    with pytest.raises(TimeoutError), within(0.05, "outer"), within(5, "inner"):
+        time.sleep(5)
+
+
+def test_a_cluster_that_does_not_start_is_told_with_its_last_words(tmp_path: Path) -> None:
+    with pytest.raises(StartError, match="which model"):
+        Served([], tmp_path, start_timeout_s=30.0)
+
+
+def test_a_cluster_that_starts_too_slowly_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    processes = []
+    started = served.subprocess.Popen
+    monkeypatch.setattr(
+        served.subprocess, "Popen", lambda *given, **more: processes.append(started(*given, **more)) or processes[0]
+    )
+    with pytest.raises(StartError, match="did not start in time"):
+        Served(["--model", str(tmp_path)], tmp_path, start_timeout_s=0.0)
+    assert processes[0].poll() is not None
+
+
+def test_a_model_without_a_tokenizer_is_served_with_one_of_its_size(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text('{"vocab_size": 3000}')
+    fit = Path(fit_to_serve(str(model), tmp_path / "fit"))
+    tokenizer = Tokenizer.from_file(str(fit / "tokenizer.json"))
+    assert tokenizer.get_vocab_size() == 3000 and tokenizer.decode([2999]).strip()
+    assert (fit / "config.json").read_text() == (model / "config.json").read_text()
+    assert fit_to_serve(str(fit), tmp_path / "other") == str(fit)
+    assert fit_to_serve("smollm2-135m-instruct", tmp_path / "other") == "smollm2-135m-instruct"
