@@ -1,6 +1,7 @@
 """Handing a prefill over to a decode worker: ask for a lease, ship pages as chunks end, commit."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from engine.kvcache.base import Completion, PageLayout
 from kvtransfer.events import FromLink, SenderLinkClosed, SenderLinkFailed, SenderLinkOpened
@@ -46,7 +47,8 @@ class LinkHandover(Handover):
         # These epochs ended with copies under way; beside each is whom to tell when the last one has completed.
         self._closing: list[tuple[Completion, Callable[[], None]]] = []
         # Each transport that was used has one.
-        self._shipped: dict[str, Shipped] = {}
+        # By the receiving worker and the transport.
+        self._shipped: dict[tuple[str, str], Shipped] = {}
 
     @property
     def continues_here(self) -> bool:
@@ -146,7 +148,7 @@ class LinkHandover(Handover):
         link = self._links[epoch] = SenderLink(
             event.peer_id, event.peer_incarnation, epoch, name, event.transport, send, self._max_pages_in_flight
         )
-        self._shipped.setdefault(name, Shipped(name, 0, 0))
+        self._shipped.setdefault((event.peer_id, name), Shipped(name, 0, 0, event.peer_id))
         self._tell_up(link)
 
     def _link_to(self, peer_id: str) -> SenderLink | None:
@@ -208,7 +210,7 @@ class LinkHandover(Handover):
                 job.handle.page_ids[start : start + num_to_push],
                 grant.page_ids[num_pushed : num_pushed + num_to_push],
             )
-            self._count(lease.link.transport_name, num_to_push)
+            self._count(lease.link, num_to_push)
             job.copies = lease.copies
         if job.first_token is not None and start + num_to_push >= num_pages:
             lease.link.commit_pages(
@@ -221,10 +223,12 @@ class LinkHandover(Handover):
                 logprobs=job.logprobs,
             )
 
-    def _count(self, transport: str, num_pages: int) -> None:
-        before = self._shipped[transport]
-        self._shipped[transport] = Shipped(
-            transport, before.num_pages + num_pages, before.num_bytes + num_pages * self._layout.page_bytes
+    def _count(self, link: SenderLink, num_pages: int) -> None:
+        key = link.peer_id, link.transport_name
+        before = self._shipped[key]
+        num_bytes = num_pages * self._layout.page_bytes
+        self._shipped[key] = replace(
+            before, num_pages=before.num_pages + num_pages, num_bytes=before.num_bytes + num_bytes
         )
 
     def _finish(self, job: PrefillJob, lease: SenderLease) -> None:

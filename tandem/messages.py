@@ -40,11 +40,16 @@ class PageFormat:
 
 @dataclass(frozen=True, slots=True)
 class Shipped:
-    """What a worker has sent to others over one transport since its start."""
+    """What a worker has sent to one other over one transport since its start.
+
+    Attributes:
+        receiver_id: the decode worker at the other end.
+    """
 
     transport: str
     num_pages: int
     num_bytes: int
+    receiver_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +64,7 @@ class WorkerStats:
             `both` counts them once, at prefill.
         num_given_back: running requests that were given back because there was no page for them to grow into.
         num_leases_expired: granted leases that no prefill worker filled in time.
-        shipped: one for each transport that a link from this worker has used.
+        shipped: one for each transport that links from this worker to each other one have used.
     """
 
     num_queued: int = 0
@@ -95,6 +100,7 @@ class Hello:
     Attributes:
         page_size: tokens of one page.
         metrics_address: where the worker's metrics are served, "host:port"; empty: nowhere.
+        num_restarts: how often the cluster has started it again.
     """
 
     protocol_version: int
@@ -108,6 +114,7 @@ class Hello:
     num_pages: int
     page_size: int
     metrics_address: str = ""
+    num_restarts: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,9 +54,11 @@ class WorkerCollector(Collector):
         labels = ("transport", "worker")
         shipped_pages = CounterMetricFamily("tandem_kv_shipped_pages", "KV pages sent to other workers.", labels=labels)
         shipped_bytes = CounterMetricFamily("tandem_kv_shipped_bytes", "Bytes of these pages.", labels=labels)
-        for shipped in stats.shipped:
-            shipped_pages.add_metric((shipped.transport, self._worker_id), shipped.num_pages)
-            shipped_bytes.add_metric((shipped.transport, self._worker_id), shipped.num_bytes)
+        # The dashboards ask how pages travel, and not to whom.
+        for transport in dict.fromkeys(shipped.transport for shipped in stats.shipped):
+            own = [shipped for shipped in stats.shipped if shipped.transport == transport]
+            shipped_pages.add_metric((transport, self._worker_id), sum(shipped.num_pages for shipped in own))
+            shipped_bytes.add_metric((transport, self._worker_id), sum(shipped.num_bytes for shipped in own))
         yield shipped_pages
         yield shipped_bytes
 

@@ -159,6 +159,7 @@ class WorkerProcess:
             engine.pool.num_pages,
             layout.page_size,
             self._metrics.address,
+            config.num_restarts,
         )
         self._links = self._role.build_links(engine, hello, config, self._engine_thread.post)
         self._links.add_to(server)

@@ -29,7 +29,11 @@ STATS = WorkerStats(
     prefix_cached_tokens=96,
     num_given_back=3,
     num_leases_expired=4,
-    shipped=(Shipped("shared_memory", 7, 7 * 4096), Shipped("tcp", 2, 2 * 4096)),
+    shipped=(
+        Shipped("shared_memory", 4, 4 * 4096, "decode-1"),
+        Shipped("tcp", 2, 2 * 4096, "decode-1"),
+        Shipped("shared_memory", 3, 3 * 4096, "decode-2"),
+    ),
 )
 # By name and labels.
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]

@@ -21,7 +21,7 @@ def test_a_prompt_is_computed_or_found_and_counted_once_on_each_side() -> None:
     p, d = pair.p.scheduler.stats(), pair.d.scheduler.stats()
     assert (p.prompt_tokens_computed, p.prefix_cached_tokens) == (18, 0)
     assert (d.prompt_tokens_computed, d.prefix_cached_tokens) == (0, 0)
-    assert p.shipped == (Shipped("shared_memory", 5, 5 * PAGE_BYTES),)
+    assert p.shipped == (Shipped("shared_memory", 5, 5 * PAGE_BYTES, "d"),)
     assert d.shipped == ()
     # Four of its five pages are full and shared; 10 tokens follow.
     pair.submit("b", prompt[:16] + [100 + i for i in range(10)], max_tokens=4)
@@ -29,7 +29,7 @@ def test_a_prompt_is_computed_or_found_and_counted_once_on_each_side() -> None:
     p, d = pair.p.scheduler.stats(), pair.d.scheduler.stats()
     assert (p.prompt_tokens_computed, p.prefix_cached_tokens) == (18 + 10, 16)
     assert (d.prompt_tokens_computed, d.prefix_cached_tokens) == (0, 16)
-    assert p.shipped == (Shipped("shared_memory", 8, 8 * PAGE_BYTES),)
+    assert p.shipped == (Shipped("shared_memory", 8, 8 * PAGE_BYTES, "d"),)
     assert page_sum(p) == p.num_total_pages and page_sum(d) == d.num_total_pages
 
 
@@ -66,7 +66,7 @@ def test_what_is_sent_over_a_second_link_adds_up() -> None:
     pair.open_link()
     pair.submit("b", list(range(100, 108)))
     pair.run()
-    assert pair.p.scheduler.stats().shipped == (Shipped("shared_memory", 4, 4 * PAGE_BYTES),)
+    assert pair.p.scheduler.stats().shipped == (Shipped("shared_memory", 4, 4 * PAGE_BYTES, "d"),)
 
 
 def test_requests_that_are_given_back_are_counted() -> None:
