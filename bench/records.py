@@ -13,8 +13,9 @@ GROUPS: tuple[Group, ...] = ("requests", "streams")
 #   continuous_usage  the server counts with each chunk
 #   usage             the server counts at the end, and as many chunks came as tokens: one each
 #   characters        the server counts at the end, and its count is shared out by the length of the chunks' texts
+#   length            the server does not count, but says that the output has the wanted length: shared out likewise
 #   chunks            the server does not count: each chunk is taken for one token
-CountedBy = Literal["", "token_ids", "continuous_usage", "usage", "characters", "chunks"]
+CountedBy = Literal["", "token_ids", "continuous_usage", "usage", "characters", "length", "chunks"]
 
 # Why a request has no whole answer; "" where it has.
 #   refused      the server said no: an invalid request, a wrong key, a full queue

@@ -5,10 +5,11 @@ from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, Literal
 
 from bench.records import ErrorKind, RequestRecord
-from bench.workloads.base import PromptPart
+from bench.workloads.base import PromptPart, Role
 
 Api = Literal["completions", "chat"]
 APIS: tuple[Api, ...] = ("completions", "chat")
@@ -100,6 +101,12 @@ class BenchClient(ABC):
 
     @abstractmethod
     async def close(self) -> None: ...
+
+
+def messages(parts: Sequence[PromptPart]) -> list[tuple[Role, str]]:
+    """Of a chat: roles and texts. Parts of one role that follow each other are one message, as chats have them: many
+    chat templates refuse two messages of a user in a row."""
+    return [(role, " ".join(part.text for part in group)) for role, group in groupby(parts, lambda part: part.role)]
 
 
 def count_chunks(record: RequestRecord, usage_tokens: int | None, lengths: Sequence[int]) -> None:

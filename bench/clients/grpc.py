@@ -16,6 +16,7 @@ from bench.clients.base import (
     EndpointError,
     RequestError,
     ServerDescription,
+    messages,
 )
 from bench.records import ErrorKind, RequestRecord
 from bench.workloads.base import PromptPart
@@ -86,7 +87,7 @@ class GrpcBenchClient(BenchClient):
         sampling = pb.SamplingParams(max_tokens=num_output_tokens, temperature=0.0, ignore_eos=self._config.ignore_eos)
         request = pb.GenerateRequest(model=self._model, sampling=sampling)
         if self._config.api == "chat":
-            request.chat.messages.extend(pb.ChatMessage(role=part.role, content=part.text) for part in parts)
+            request.chat.messages.extend(pb.ChatMessage(role=role, content=text) for role, text in messages(parts))
         elif parts[0].token_ids is not None:
             for part in parts:
                 request.token_ids.ids.extend(part.token_ids or ())

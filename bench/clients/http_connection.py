@@ -22,7 +22,13 @@ class ConnectionLostError(Exception):
 
 
 class HttpConnection(asyncio.Protocol):
-    """Attributes: num_requests: sent on it so far; is_open: another one can be sent."""
+    """
+    Attributes:
+        num_requests: sent on it so far.
+        is_open: another one can be sent.
+        headers: of the latest answer, by their names in small letters.
+        error_body: of the latest answer, if its status was not 200.
+    """
 
     def __init__(self) -> None:
         self.num_requests = 0
@@ -32,6 +38,9 @@ class HttpConnection(asyncio.Protocol):
         self._on_body: Callable[[bytes], None] | None = None
         self._done: asyncio.Future[int] | None = None
         self._has_begun = False
+        # Whether the latest answer goes on until the server closes the connection, as in HTTP/1.0.
+        self._ends_with_connection = False
+        self.headers: dict[str, str] = {}
         self.error_body = bytearray()
 
     @classmethod
@@ -61,6 +70,8 @@ class HttpConnection(asyncio.Protocol):
         self.num_requests += 1
         self._parser = HttpResponseParser(self)
         self._on_body, self._has_begun = on_body, False
+        self._ends_with_connection = False
+        self.headers.clear()
         self.error_body.clear()
         self._done = asyncio.get_running_loop().create_future()
         self._transport.write(data)
@@ -96,9 +107,20 @@ class HttpConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.is_open = False
+        if exc is None and self._ends_with_connection and self._done is not None and not self._done.done():
+            assert self._parser is not None
+            self._done.set_result(self._parser.get_status_code())
         self._fail(f"the connection broke ({exc})" if exc else "the server closed the connection")
 
     # --- httptools' callbacks
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+
+    def on_headers_complete(self) -> None:
+        assert self._parser is not None
+        is_framed = "content-length" in self.headers or "transfer-encoding" in self.headers
+        self._ends_with_connection = self._parser.get_status_code() >= 200 and not is_framed
 
     def on_body(self, body: bytes) -> None:
         assert self._parser is not None and self._on_body is not None

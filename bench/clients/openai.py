@@ -17,6 +17,7 @@ from bench.clients.base import (
     RequestError,
     ServerDescription,
     count_chunks,
+    messages,
 )
 from bench.clients.event_stream import EventParser
 from bench.clients.http_connection import ConnectionLostError, HttpConnection
@@ -26,8 +27,11 @@ from bench.workloads.base import PromptPart
 SCHEMES = ("http://", "https://")
 MAX_ERROR_CHARACTERS = 300
 _PATHS = {"completions": "/completions", "chat": "/chat/completions"}
-# Where a chat's chunk may have something of the output.
-_DELTA_TEXTS = ("content", "reasoning_content", "reasoning")
+# Where a chat's chunk may have something of the output: as text, or in a form of its own.
+_DELTA_TEXTS = ("reasoning_content", "reasoning", "content", "refusal")
+_DELTA_CALLS = ("tool_calls", "function_call")
+# No output is longer: what is beyond is no count.
+MAX_TOKENS = 2**31
 
 
 class OpenAIBenchClient(BenchClient):
@@ -49,8 +53,9 @@ class OpenAIBenchClient(BenchClient):
         except (OSError, ConnectionLostError) as error:
             raise EndpointError(f"no server answers at {self._config.url}: {_why(error)}") from error
         if status != 200 and not (self._model and status == 404):
-            hint = "" if self._url.path else " (the URL of an OpenAI-compatible server ends in /v1)"
-            raise EndpointError(f"{self._config.url}/models has answered {status}: {_message(body)}{hint}")
+            raise EndpointError(
+                f"{self._config.url}/models has answered {status}: {_message(body)}{self._hint(status)}"
+            )
         if not self._model:
             try:
                 self._model = json.loads(body)["data"][0]["id"]
@@ -72,7 +77,7 @@ class OpenAIBenchClient(BenchClient):
         if self._config.ignore_eos:
             body["ignore_eos"] = True
         if self._config.api == "chat":
-            body["messages"] = [{"role": part.role, "content": part.text} for part in parts]
+            body["messages"] = [{"role": role, "content": text} for role, text in messages(parts)]
         elif parts[0].token_ids is not None:
             body["prompt"] = [token for part in parts for token in part.token_ids or ()]
         else:
@@ -87,7 +92,7 @@ class OpenAIBenchClient(BenchClient):
         try:
             async with asyncio.timeout(self._config.timeout_s):
                 while True:
-                    connection = self._idle.pop() if self._idle else await self._connect()
+                    connection = self._take_idle() or await self._connect()
                     try:
                         status = await connection.request(prepared, reading.feed)
                         break
@@ -103,15 +108,18 @@ class OpenAIBenchClient(BenchClient):
             raise RequestError("failed", str(error)) from error
         finally:
             reading.settle()
-        if status != 200:
-            detail = f"{status}: {_message(bytes(connection.error_body))}"
-            self._free(connection)
-            raise RequestError("refused" if status < 500 else "failed", detail)
         self._free(connection)
+        if status != 200:
+            where = f" (to {connection.headers['location']})" if "location" in connection.headers else ""
+            detail = f"{status}{where}: {_message(bytes(connection.error_body))}{self._hint(status)}"
+            raise RequestError("refused" if status < 500 else "failed", detail)
         if reading.error:
             raise RequestError("failed", reading.error)
-        if not reading.is_done:
-            raise RequestError("failed", "the stream ended without its end ([DONE])")
+        if not reading.is_over:
+            raise RequestError("failed", f"the stream ended without its end ([DONE]){_form(connection)}")
+        if record.num_output_tokens and not record.times:
+            detail = f"none of its chunks had anything of the {record.num_output_tokens} tokens (--continuous-usage)"
+            raise RequestError("failed", detail)
         return Answer(None, "".join(reading.texts))
 
     async def close(self) -> None:
@@ -121,6 +129,13 @@ class OpenAIBenchClient(BenchClient):
     def _free(self, connection: HttpConnection) -> None:
         if connection.is_open:
             self._idle.append(connection)
+
+    def _take_idle(self) -> HttpConnection | None:
+        """Servers close connections that have been idle for a while."""
+        while self._idle:
+            if (connection := self._idle.pop()).is_open:
+                return connection
+        return None
 
     async def _connect(self) -> HttpConnection:
         try:
@@ -137,10 +152,17 @@ class OpenAIBenchClient(BenchClient):
         self._free(connection)
         return status, bytes(body) or bytes(connection.error_body)
 
+    def _hint(self, status: int) -> str:
+        if status in (401, 403) and not self._config.api_key:
+            return " (a key is given with --api-key)"
+        if status in (404, 405) and not self._url.path:
+            return " (the URL of an OpenAI-compatible server ends in /v1)"
+        return ""
+
     def _head(self, method: str, path: str, length: int) -> bytes:
         lines = [
             f"{method} {self._url.path}{path} HTTP/1.1",
-            f"host: {self._url.netloc}",
+            f"host: {self._url.netloc.rpartition('@')[2]}",
             "accept: text/event-stream, application/json",
             "content-type: application/json",
             f"content-length: {length}",
@@ -152,7 +174,7 @@ class OpenAIBenchClient(BenchClient):
 
 
 class _Reading:
-    """One answer as it comes."""
+    """One answer as it comes. Attributes: texts: of its chunks; error: the first; "" if there is none."""
 
     def __init__(self, record: RequestRecord, clock: Clock) -> None:
         self._record = record
@@ -161,56 +183,107 @@ class _Reading:
         self._usage_tokens: int | None = None
         # Whether each chunk came with the server's count of the tokens so far.
         self._is_counted = True
+        # Characters of each chunk.
+        self._lengths: list[int] = []
+        self._finish_reason = ""
+        self._is_done = False
         self.texts: list[str] = []
         self.error = ""
-        self.is_done = False
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the server has said so. Not all say [DONE], and an output's end is told with its last chunk too."""
+        return self._is_done or bool(self._finish_reason)
 
     def feed(self, piece: bytes) -> None:
         # All events of a piece have come at the same moment.
         moment = self._clock()
         for data in self._events.feed(piece):
             if data == b"[DONE]":
-                self.is_done = True
+                self._is_done = True
                 continue
             try:
                 self._take(json.loads(data), moment)
-            except (ValueError, LookupError, TypeError, AttributeError) as error:
+            except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
                 self.error = self.error or f"an event is not what OpenAI's API has ({error!r}): {data[:200]!r}"
 
     def _take(self, event: dict[str, Any], moment: float) -> None:
         if event.get("error"):
-            self.error = str(event["error"])[:MAX_ERROR_CHARACTERS]
+            self.error = self.error or str(event["error"])[:MAX_ERROR_CHARACTERS]
             return
-        text = ""
-        if choices := event["choices"]:
-            choice = choices[0]
-            text = choice.get("text") or ""
-            if delta := choice.get("delta"):
-                text = next((delta[name] for name in _DELTA_TEXTS if delta.get(name)), "")
         usage = event.get("usage")
-        num_tokens = usage["completion_tokens"] if usage else None
+        choices = event.get("choices") if usage else event["choices"]
+        num_tokens = _count(usage["completion_tokens"]) if usage else None
         if usage:
-            details = usage.get("prompt_tokens_details")
-            self._record.prompt_tokens = usage["prompt_tokens"]
-            self._record.cached_tokens = details.get("cached_tokens") if details else None
-        if text or (choices and num_tokens is not None and num_tokens > (self._usage_tokens or 0)):
-            self._record.times.append(moment)
-            self.texts.append(text)
-            if num_tokens is None:
-                self._is_counted = False
-            elif self._is_counted:
-                self._record.counts.append(num_tokens - (self._usage_tokens or 0))
+            details = usage.get("prompt_tokens_details") or {}
+            cached = details.get("cached_tokens")
+            self._record.prompt_tokens = _count(usage["prompt_tokens"])
+            self._record.cached_tokens = None if cached is None else _count(cached)
+        if choices:
+            self._finish_reason = self._finish_reason or choices[0].get("finish_reason") or ""
+            self._take_choice(choices[0], num_tokens, moment)
         if num_tokens is not None:
             self._usage_tokens = num_tokens
 
+    def _take_choice(self, choice: dict[str, Any], num_tokens: int | None, moment: float) -> None:
+        text, num_characters = _output_of(choice)
+        num_new = 0 if num_tokens is None else num_tokens - (self._usage_tokens or 0)
+        if num_new < 0:
+            raise ValueError("it counts fewer tokens than the one before")
+        # A chunk without text has tokens if the server counts with each chunk and counts more than before. Where it
+        # counts only once, with the last chunk, that one has nothing of the output.
+        if not num_characters and not (num_new and self._is_counted):
+            return
+        self._record.times.append(moment)
+        self._lengths.append(num_characters)
+        self.texts.append(text)
+        if num_tokens is None:
+            self._is_counted = False
+        elif self._is_counted:
+            self._record.counts.append(num_new)
+
     def settle(self) -> None:
         """The answer is over: its tokens are counted."""
-        record = self._record
+        record, lengths = self._record, self._lengths
         if self._is_counted and self._usage_tokens is not None and sum(record.counts) == self._usage_tokens:
             record.counted_by, record.num_output_tokens = "continuous_usage", self._usage_tokens
             return
         record.counts = array("I")
-        count_chunks(record, self._usage_tokens, [len(text) for text in self.texts])
+        if (
+            self._usage_tokens is None
+            and self._finish_reason == "length"
+            and len(lengths) < record.wanted_output_tokens
+        ):
+            count_chunks(record, record.wanted_output_tokens, lengths)
+            record.counted_by = "length"
+        else:
+            count_chunks(record, self._usage_tokens, lengths)
+
+
+def _output_of(choice: dict[str, Any]) -> tuple[str, int]:
+    """What a chunk has of the output: as text, and how many characters of any form. Raises TypeError."""
+    if not (delta := choice.get("delta")):
+        text = choice.get("text") or ""
+        return text + "", len(text)
+    texts = [delta[name] for name in _DELTA_TEXTS if delta.get(name)]
+    # Some servers' contents are lists of parts.
+    text = "".join(text if isinstance(text, str) else json.dumps(text) for text in texts)
+    calls = [delta[name] for name in _DELTA_CALLS if delta.get(name)]
+    return text, len(text) + sum(len(json.dumps(call)) for call in calls)
+
+
+def _count(value: Any) -> int:
+    if not isinstance(value, int) or not 0 <= value < MAX_TOKENS:
+        raise ValueError(f"{value!r} is no number of tokens")
+    return value
+
+
+def _form(connection: HttpConnection) -> str:
+    """Why an answer may be no stream of events, in words."""
+    if encoding := connection.headers.get("content-encoding"):
+        return f": it is compressed ({encoding}), which was not asked for"
+    kind = connection.headers.get("content-type", "")
+    return "" if not kind or kind.startswith("text/event-stream") else f": it is {kind}, not a stream of events"
 
 
 def _tls_context(config: EndpointConfig) -> ssl.SSLContext:
@@ -233,8 +306,10 @@ def _why(error: Exception) -> str:
 
 
 def parse_url(url: str) -> SplitResult:
-    """Raises ValueError if it is no base URL of an OpenAI-compatible server."""
+    """Raises ValueError if it is no base URL of an OpenAI-compatible server, its port being no number among others."""
     parsed = urlsplit(url)
     if parsed.scheme not in ("http", "https") or not parsed.hostname or parsed.query or parsed.fragment:
         raise ValueError(f"an HTTP endpoint is http://HOST[:PORT]/v1, not {url!r}")
+    if parsed.port == 0:
+        raise ValueError(f"a port is from 1 to 65535, not as in {url!r}")
     return parsed

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -268,3 +269,117 @@ def test_over_tls_the_named_authorities_alone_are_trusted(certificates: Certific
                     await OpenAIBenchClient(EndpointConfig(url, **wrong)).open()
 
     asyncio.run(main())
+
+
+def delta(reason: str | None = None, **content: Any) -> dict[str, Any]:
+    return {"choices": [{"index": 0, "delta": content, "finish_reason": reason}]}
+
+
+def test_a_count_that_comes_with_the_last_chunk_makes_it_none_of_the_output() -> None:
+    """Servers that count once, in the chunk that says why the output ended: that one has no token."""
+    last = delta("length", content="") | usage(3)
+    record, _ = ask(events(*(delta(content="ab") for _ in range(3)), last, b"[DONE]"), api="chat")
+    assert (record.counted_by, list(record.counts), len(record.times)) == ("usage", [1, 1, 1], 3)
+    record, _ = ask(events(text("a", "length", **usage(1)), b"[DONE]"))
+    assert (list(record.counts), len(record.times)) == ([1], 1)
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"tool_calls": [{"index": 0, "function": {"arguments": "{"}}]},
+        {"refusal": "I"},
+        {"content": [{"type": "text", "text": "a"}]},
+    ],
+)
+def test_whatever_a_chat_puts_out_is_output(part: dict[str, Any]) -> None:
+    record, _ = ask(
+        events(delta(role="assistant", content=None), *[delta(**part)] * 3, usage(3), b"[DONE]"), api="chat"
+    )
+    assert (record.counted_by, list(record.counts), len(record.times)) == ("usage", [1, 1, 1], 3)
+
+
+def test_an_answer_with_tokens_none_of_which_was_seen_is_not_whole() -> None:
+    """Its first token has no time, so it would be missing among the TTFTs and nowhere else."""
+    _, error = ask(events(text(""), text("", "length"), {"choices": [], **usage(2)}, b"[DONE]"))
+    assert isinstance(error, RequestError) and error.kind == "failed" and "--continuous-usage" in str(error)
+
+
+def test_without_any_count_an_output_that_ended_by_length_has_the_wanted_one() -> None:
+    record, _ = ask(events(text("ab"), text("c", "length"), b"[DONE]"))
+    assert (record.counted_by, list(record.counts), record.num_output_tokens) == ("length", [2, 1], 3)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        {"choices": [], **usage(-1)},
+        {"choices": [], **usage(2**40)},
+        {"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": "3"}},
+        {"choices": [], "usage": {"prompt_tokens": "many", "completion_tokens": 3}},
+        text(5),  # type: ignore[arg-type]
+        b"[" * 100_000,
+    ],
+)
+def test_what_no_server_should_send_fails_its_own_request_alone(event: Any) -> None:
+    record, error = ask(events(text("a", **usage(1)), event, b"[DONE]"))
+    assert isinstance(error, RequestError) and "is not what OpenAI's API has" in str(error)
+    assert record.num_output_tokens == len(record.times) == 1
+
+
+@pytest.mark.parametrize("head", [b"HTTP/1.0 200 OK\r\n\r\n", b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n"])
+def test_an_answer_may_end_with_its_connection(head: bytes) -> None:
+    async def once(_: str, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        writer.write(head + events(text("a"), text("b", "stop"), b"[DONE]").partition(b"\r\n\r\n")[2])
+        await writer.drain()
+        writer.close()
+
+    record, answer = ask(once)
+    assert answer.text == "ab" and len(record.times) == 2
+
+
+def test_an_end_may_be_told_by_the_last_chunk_alone() -> None:
+    _, answer = ask(events(text("a"), text("b", "length")))
+    assert answer.text == "ab"
+
+
+def test_a_connection_that_was_closed_while_it_was_idle_is_no_error() -> None:
+    """Servers close them after a few seconds, so at low rates every other request would have failed."""
+
+    async def once(head: str, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        writer.write(events(text("a"), b"[DONE]"))
+        await writer.drain()
+        asyncio.get_running_loop().call_later(0.02, writer.close)
+
+    async def main() -> None:
+        async with serving(once) as url:
+            client = OpenAIBenchClient(EndpointConfig(url, model="m"))
+            for _ in range(3):
+                record = RequestRecord(0, "requests", 0.0, 0.0, 2, 1)
+                await client.send(client.prepare(PARTS, 1), record, lambda: 0.0)
+                await asyncio.sleep(0.1)
+            await client.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("answer", "detail"),
+    [
+        (b"HTTP/1.1 307 X\r\nlocation: /v1/x/\r\ncontent-length: 0\r\n\r\n", r"307 \(to /v1/x/\)"),
+        (b"HTTP/1.1 200 X\r\ncontent-encoding: gzip\r\ncontent-length: 3\r\n\r\nabc", r"compressed \(gzip\)"),
+        (b"HTTP/1.1 200 X\r\ncontent-type: text/html\r\ncontent-length: 3\r\n\r\nabc", "it is text/html, not a stream"),
+        (b"HTTP/1.1 401 X\r\ncontent-length: 3\r\n\r\nabc", "--api-key"),
+    ],
+)
+def test_errors_say_what_is_to_be_done(answer: bytes, detail: str) -> None:
+    _, error = ask(answer)
+    assert isinstance(error, RequestError) and re.search(detail, str(error))
+
+
+def test_parts_of_one_role_are_one_message() -> None:
+    """Blocks of a trace's prompt are no messages of their own: many chat templates refuse two of a user in a row."""
+    parts = [PromptPart("system", 1, text="be"), PromptPart("user", 1, text="why"), PromptPart("user", 1, text="not")]
+    client = OpenAIBenchClient(EndpointConfig("http://h/v1", api="chat", model="m"))
+    body = json.loads(client.prepare(parts, 1).partition(b"\r\n\r\n")[2])
+    assert body["messages"] == [{"role": "system", "content": "be"}, {"role": "user", "content": "why not"}]
