@@ -1,4 +1,4 @@
-"""The benchmark of steady streams: its figures are those of the run, it leaves nothing running, and all of its waits end."""
+"""The benchmark of steady streams: its figures are the run's, it leaves nothing running, and all of its waits end."""
 
 import time
 from pathlib import Path
