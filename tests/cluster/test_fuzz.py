@@ -50,7 +50,7 @@ def fuzzing(num_examples: int) -> settings:
 
 def amount(few: int, many: int) -> pytest.MarkDecorator:
     """A few examples by default, many in the long run."""
-    return pytest.mark.parametrize("num_examples", [few, pytest.param(many, marks=pytest.mark.slow)])
+    return pytest.mark.parametrize("num_examples", [few, pytest.param(many, marks=(pytest.mark.slow, pytest.mark.timeout(3600)))])
 
 
 def processes(served: ServedCluster) -> dict[str, int]:
