@@ -8,6 +8,7 @@ import torch
 from cuda.bindings import runtime
 
 from engine.kvcache.base import Completion
+from engine.kvcache.batched_copies import PageCopies
 from engine.kvcache.cuda_pool import CudaKvPool, check
 from engine.kvcache.pool import KvPool
 from kvtransfer.transports.base import OneSidedReceiver, ReceiverTransport, SenderTransport, Transport
@@ -55,7 +56,7 @@ class NvlinkSender(SenderTransport):
         self._num_dst_pages = num_bytes // self._page_bytes
         self._src = pool.address
         self._device = pool.device
-        # Batched copies refuse the legacy stream.
+        # It is ordered with no other stream: the next forward has been launched by now, and would hold the pages up.
         self._stream = torch.cuda.Stream(self._device)
         handle = runtime.cudaIpcMemHandle_t()
         try:
@@ -67,10 +68,7 @@ class NvlinkSender(SenderTransport):
             raise ValueError(f"the receiver's pool cannot be mapped: {error}") from error
         self._last: Completion | None = None
         self._aborted = False
-        # All copies of a batch read their source in this stream's order. It is ordered with no other stream: the next
-        # forward has been launched by now, and would hold the pages up.
-        self._attributes = runtime.cudaMemcpyAttributes()
-        self._attributes.srcAccessOrder = runtime.cudaMemcpySrcAccessOrder.cudaMemcpySrcAccessOrderStream
+        self._copies = PageCopies(self._page_bytes)
 
     @property
     def failure(self) -> str:
@@ -79,19 +77,10 @@ class NvlinkSender(SenderTransport):
     def copy_pages(self, link_seq: int, src_pages: Sequence[int], dst_pages: Sequence[int]) -> Completion:
         assert not self._aborted, "a copy after abort"
         assert len(src_pages) == len(dst_pages) and max(dst_pages) < self._num_dst_pages
-        size = self._page_bytes
-        # CUDA 12 returns one value more than CUDA 13, the copy that failed; the arguments are the same.
-        check(
-            runtime.cudaMemcpyBatchAsync(
-                [self._dst + page * size for page in dst_pages],
-                [self._src + page * size for page in src_pages],
-                [size] * len(src_pages),
-                len(src_pages),
-                [self._attributes],
-                [0],
-                1,
-                self._stream.cuda_stream,
-            )
+        self._copies.copy(
+            self._copies.addresses(self._dst, dst_pages),
+            self._copies.addresses(self._src, src_pages),
+            self._stream.cuda_stream,
         )
         copied = torch.cuda.Event()
         copied.record(self._stream)

@@ -14,6 +14,7 @@ TRANSPORTS: "Choices[Transport]" = Choices(
     "kvtransfer.transports.base:Transport",
     {
         "nvlink": Choice("kvtransfer.transports.nvlink:Nvlink", ("cuda",)),
+        "nccl": Choice("kvtransfer.transports.nccl:Nccl", ("cuda",)),
         "shared_memory": Choice("kvtransfer.transports.shared_memory:SharedMemory", ("cpu",)),
         "tcp": Choice("kvtransfer.transports.tcp:Tcp", ("cpu",)),
     },

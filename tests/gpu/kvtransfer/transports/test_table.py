@@ -24,6 +24,10 @@ def test_every_name_is_a_transport(name: str) -> None:
 def test_a_pool_that_cannot_travel_that_way_is_refused(name: str) -> None:
     from engine.kvcache.cuda_pool import CudaKvPool
 
-    other = CpuKvPool(LAYOUT, 2, "elsewhere") if name == "nvlink" else CudaKvPool(LAYOUT, 2, torch.device("cuda", 0))
+    other = (
+        CpuKvPool(LAYOUT, 2, "elsewhere")
+        if name in TRANSPORTS.for_device("cuda")
+        else CudaKvPool(LAYOUT, 2, torch.device("cuda", 0))
+    )
     with pytest.raises(ValueError, match=f"transport {name} moves pages between pools"):
         load_transports([name], other, "127.0.0.1")

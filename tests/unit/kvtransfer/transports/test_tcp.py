@@ -7,8 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from engine.kvcache.pool import CpuKvPool
-from kvtransfer.transports import tcp
-from kvtransfer.transports.tcp import Endpoint, TcpReceiver, TcpSender
+from kvtransfer.transports import peer_socket
+from kvtransfer.transports.peer_socket import Endpoint
+from kvtransfer.transports.tcp import TcpReceiver, TcpSender
 from tests.fakes.engine import expected_tokens
 from tests.fakes.page_layout import OpaqueLayout
 from tests.fakes.workers import WorkerPair
@@ -97,7 +98,7 @@ def test_an_unreachable_receiver_cannot_be_opened() -> None:
 
 
 def test_a_host_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tcp, "CONNECT_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(peer_socket, "CONNECT_TIMEOUT_S", 0.1)
     # A queue that is full already: its host answers nobody else.
     with (
         socket.create_server(("127.0.0.1", 0), backlog=0) as listener,

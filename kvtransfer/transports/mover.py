@@ -1,0 +1,103 @@
+"""What both ends of a two-sided transport are: a thread that works through transfers in the link's order, beside the
+engine thread."""
+
+import queue
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from engine.kvcache.base import Completion
+
+
+class Flag:
+    """A completion that a mover's thread sets."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+
+    def set(self) -> None:
+        self._event.set()
+
+    def done(self) -> bool:
+        return self._event.is_set()
+
+
+class Transfer(NamedTuple):
+    """A push, at either end. Attributes: pages: of this worker's pool; None: what comes is thrown away."""
+
+    link_seq: int
+    num_pages: int
+    pages: Sequence[int] | None
+    completion: Flag
+
+
+class Mover(ABC):
+    """Runs until it is stopped or fails."""
+
+    def __init__(self) -> None:
+        # None among them ends the thread.
+        self._transfers: queue.SimpleQueue[Transfer | None] = queue.SimpleQueue()
+        self._over = Flag()
+        self._failure = ""
+        self._aborted = False
+        self._thread = threading.Thread(target=self._main, name="move-pages", daemon=True)
+
+    @property
+    def failure(self) -> str:
+        return self._failure
+
+    def abort(self) -> Completion:
+        self._aborted = True
+        self._transfers.put(None)
+        self._wake()
+        return self._over
+
+    def _submit(self, link_seq: int, pages: Sequence[int] | None, num_pages: int) -> Completion:
+        assert not self._aborted
+        transfer = Transfer(link_seq, num_pages, pages, Flag())
+        self._transfers.put(transfer)
+        return transfer.completion
+
+    def _main(self) -> None:
+        try:
+            self._meet_peer()
+            self._work()
+        except (OSError, ValueError, RuntimeError) as error:
+            if not self._aborted:
+                self._failure = f"the page connection failed: {error}"
+        finally:
+            self._close()
+            self._over.set()
+
+    def _work(self) -> None:
+        while (transfer := self._transfers.get()) is not None:
+            self._move(transfer)
+            transfer.completion.set()
+
+    @abstractmethod
+    def _meet_peer(self) -> None:
+        """Waits for the other end, where that is not there already. Raises as `_move`."""
+
+    @abstractmethod
+    def _move(self, transfer: Transfer) -> None:
+        """Returns when its bytes are out, or in. Raises OSError, ValueError or RuntimeError: nothing more can move."""
+
+    @abstractmethod
+    def _wake(self) -> None:
+        """Ends what the thread may be blocked on. Called by other threads."""
+
+    @abstractmethod
+    def _close(self) -> None:
+        """Lets go of everything; nothing touches this worker's pages afterwards. The thread's last act."""
+
+
+class Sent:
+    """A push is over when its bytes are out, or when the thread that reads the pages has ended."""
+
+    def __init__(self, moved: Completion, over: Completion) -> None:
+        self._moved = moved
+        self._over = over
+
+    def done(self) -> bool:
+        return self._moved.done() or self._over.done()

@@ -1,0 +1,118 @@
+"""The TCP connection between the two ends of a two-sided transport: the receiver listens for the one sender that was
+told a token."""
+
+import contextlib
+import secrets
+import socket
+import struct
+from collections.abc import Callable
+from typing import NamedTuple
+
+# A host that does not answer is given up after less time than an end may take to open, so that the reason is told.
+CONNECT_TIMEOUT_S = 3.0
+# This is longer than a sender takes to open its end once it has heard of this one.
+ACCEPT_TIMEOUT_S = 30.0
+# A peer that takes or gives no byte for this long is as good as gone.
+STALL_TIMEOUT_S = 30.0
+# An endpoint is the port and the token that the connection must begin with, then the host in UTF-8.
+_TOKEN_BYTES = 16
+_ENDPOINT = struct.Struct(f"!H{_TOKEN_BYTES}s")
+
+
+class Endpoint(NamedTuple):
+    """Where a receiver listens, and what a connection must begin with for it to listen on."""
+
+    host: str
+    port: int
+    token: bytes
+
+    def encode(self) -> bytes:
+        return _ENDPOINT.pack(self.port, self.token) + self.host.encode()
+
+    @staticmethod
+    def decode(endpoint: bytes) -> "Endpoint":
+        """Raises ValueError: these bytes are no endpoint of this kind."""
+        try:
+            port, token = _ENDPOINT.unpack_from(endpoint)
+            host = endpoint[_ENDPOINT.size :].decode()
+        except (struct.error, UnicodeDecodeError) as error:
+            raise ValueError(f"{len(endpoint)} bytes that are not a TCP endpoint: {error}") from error
+        if not (host and port):
+            raise ValueError("the receiver told a TCP endpoint without host or port")
+        return Endpoint(host, port, token)
+
+
+def connect(endpoint: bytes) -> socket.socket:
+    """Connects to a receiver and shows its token.
+
+    Raises:
+        ValueError: these bytes are no endpoint of this kind.
+        OSError: the receiver cannot be reached.
+    """
+    host, port, token = Endpoint.decode(endpoint)
+    try:
+        connection = socket.create_connection((host, port), CONNECT_TIMEOUT_S)
+    except OSError as error:
+        raise OSError(f"no connection to {host}:{port}: {error}") from error
+    try:
+        connection.settimeout(STALL_TIMEOUT_S)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.sendall(token)
+    except OSError:
+        connection.close()
+        raise
+    return connection
+
+
+class Listener:
+    """Listens for one connection."""
+
+    def __init__(self, host: str) -> None:
+        """Raises OSError: `host` is no address of this host's."""
+        self._socket = socket.create_server((host, 0), backlog=1)
+        self._socket.settimeout(ACCEPT_TIMEOUT_S)
+        self.endpoint = Endpoint(host, self._socket.getsockname()[1], secrets.token_bytes(_TOKEN_BYTES))
+
+    def accept(self) -> socket.socket:
+        """Waits for the sender.
+
+        Raises:
+            OSError: none came.
+            ValueError: one without the token did.
+        """
+        connection, _ = self._socket.accept()
+        self._socket.close()
+        try:
+            connection.settimeout(CONNECT_TIMEOUT_S)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            token = bytearray(_TOKEN_BYTES)
+            read_into(connection, memoryview(token))
+            if not secrets.compare_digest(bytes(token), self.endpoint.token):
+                raise ValueError("a stranger connected")
+            connection.settimeout(STALL_TIMEOUT_S)
+        except (OSError, ValueError):
+            connection.close()
+            raise
+        return connection
+
+    def close(self) -> None:
+        close(self._socket)
+
+
+def read_into(connection: socket.socket, view: memoryview, is_aborted: Callable[[], bool] = lambda: False) -> None:
+    """Fills the view. Raises OSError: the peer has closed the connection or gives nothing, or nobody wants it."""
+    while view.nbytes:
+        if is_aborted():
+            raise OSError("aborted")
+        num_read = connection.recv_into(view)
+        if num_read == 0:
+            raise OSError("the other end closed the connection")
+        view = view[num_read:]
+
+
+def close(sock: socket.socket) -> None:
+    """Closes a socket that another thread may be blocked on: shutdown wakes that thread."""
+    # It fails where nothing is connected, or is closed already: nobody is blocked then.
+    with contextlib.suppress(OSError):
+        sock.shutdown(socket.SHUT_RDWR)
+    sock.close()

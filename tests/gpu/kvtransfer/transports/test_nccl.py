@@ -1,0 +1,249 @@
+"""Pages between two processes' pools by NCCL, both ways at once; and peers that die or stand still meanwhile."""
+
+import asyncio
+import multiprocessing
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
+from typing import Any
+
+import pytest
+import torch
+
+from kvtransfer.transports.opening import OpeningError, load_transports, open_end
+from tests.fakes.page_layout import OpaqueLayout
+
+pytestmark = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="NCCL needs a GPU for each end")
+
+LAYOUT = OpaqueLayout(16, 2**18)
+# The first half has what is sent, the second is received into.
+NUM_PAGES = 512
+NUM_SOURCES = NUM_PAGES // 2
+TIMEOUT_S = 60.0
+NUM_TRANSFERS = 1000
+NUM_AT_ONCE = 50
+
+
+def serve_ends(pipe: Connection, visible: str) -> None:
+    """A process with a GPU and a pool of random pages, which does with its ends what it is told."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = visible
+    from engine.kvcache.cuda_pool import CudaKvPool
+
+    pool = CudaKvPool(LAYOUT, NUM_PAGES, torch.device("cuda", 0))
+    torch.manual_seed(int(visible))
+    pool.memory.random_(0, 256)
+    torch.cuda.synchronize()
+    nccl = load_transports(["nccl"], pool, "127.0.0.1")["nccl"]
+    sender: Any = None
+    receiver: Any = None
+    under_way: list[Any] = []
+
+    def answer(question: tuple[Any, ...]) -> Any:
+        nonlocal sender, receiver, under_way
+        match question:
+            case ("listen",):
+                receiver = asyncio.run(open_end(nccl.open_receiver))
+                return receiver.endpoint()
+            case ("dial", endpoint):
+                try:
+                    sender = asyncio.run(open_end(lambda: nccl.open_sender(endpoint)))
+                except OpeningError as error:
+                    return str(error)
+                return ""
+            case ("push", first_seq, transfers):
+                under_way += [sender.copy_pages(seq, src, dst) for seq, (src, dst) in enumerate(transfers, first_seq)]
+            case ("expect", first_seq, transfers):
+                for seq, (dst, num_pages) in enumerate(transfers, first_seq):
+                    under_way.append(receiver.receive_pages(seq, dst, num_pages))
+            case ("wait",):
+                _wait(lambda: all(one.done() for one in under_way))
+                under_way = []
+            case ("num_done",):
+                return sum(one.done() for one in under_way)
+            case ("failures",):
+                return [end.failure for end in (sender, receiver) if end is not None]
+            case ("abort",):
+                started = time.monotonic()
+                quiet = [end.abort() for end in (sender, receiver) if end is not None]
+                _wait(lambda: all(one.done() for one in quiet))
+                sender = receiver = None
+                under_way = []
+                return time.monotonic() - started
+            case ("digests",):
+                weights = torch.arange(1, LAYOUT.page_bytes + 1, device="cuda")
+                return [int((page.to(torch.int64) * weights).sum()) for page in pool.memory]
+        return None
+
+    while (question := pipe.recv()) is not None:
+        pipe.send(answer(question))
+
+
+def _wait(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + TIMEOUT_S
+    while not condition():
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.0005)
+
+
+class Worker:
+    """Such a process, seen from here."""
+
+    def __init__(self, visible: str) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, there = context.Pipe()
+        self.process = context.Process(target=serve_ends, args=(there, visible), daemon=True)
+        self.process.start()
+        there.close()
+
+    def ask(self, *question: Any) -> Any:
+        self.tell(*question)
+        return self.answer()
+
+    def tell(self, *question: Any) -> None:
+        self._pipe.send(question)
+
+    def answer(self) -> Any:
+        assert self._pipe.poll(TIMEOUT_S), "no answer"
+        return self._pipe.recv()
+
+    def signal(self, number: int) -> None:
+        assert self.process.pid is not None
+        os.kill(self.process.pid, number)
+
+    def stop(self) -> None:
+        if self.process.is_alive():
+            self.signal(signal.SIGCONT)
+            self._pipe.send(None)
+        self.process.join(TIMEOUT_S)
+
+
+@pytest.fixture
+def workers() -> Iterator[list[Worker]]:
+    """One on each GPU. Others may be put in their places."""
+    both = [Worker("0"), Worker("1")]
+    yield both
+    for worker in both:
+        worker.stop()
+        assert worker.process.exitcode == 0
+
+
+def link(sender: Worker, receiver: Worker) -> None:
+    assert sender.ask("dial", receiver.ask("listen")) == ""
+
+
+def endless() -> list[tuple[list[int], list[int]]]:
+    """Pushes that take a second or more."""
+    return [(list(range(NUM_SOURCES)), list(range(NUM_SOURCES, NUM_PAGES)))] * 4000
+
+
+def push_all(sender: Worker, receiver: Worker, pushes: list[tuple[list[int], list[int]]]) -> None:
+    receiver.ask("expect", 0, [(dst, len(dst)) for _, dst in pushes])
+    sender.ask("push", 0, pushes)
+
+
+def until_under_way(worker: Worker) -> None:
+    _wait(lambda: worker.ask("num_done") > 20)
+
+
+def test_random_transfers_both_ways_at_once(workers: list[Worker]) -> None:
+    first, second = workers
+    link(first, second)
+    link(second, first)
+    pages = {worker: worker.ask("digests") for worker in workers}
+    sources = {worker: digests[:NUM_SOURCES] for worker, digests in pages.items()}
+    rng = random.Random(0)
+    for first_seq in range(0, NUM_TRANSFERS, NUM_AT_ONCE):
+        for sender, receiver in ((first, second), (second, first)):
+            pushes: list[tuple[list[int], list[int]]] = []
+            expected: list[tuple[list[int] | None, int]] = []
+            for _ in range(NUM_AT_ONCE):
+                num_pages = rng.randint(1, rng.choice((4, NUM_SOURCES)))
+                src = rng.sample(range(NUM_SOURCES), num_pages)
+                dst = rng.sample(range(NUM_SOURCES, NUM_PAGES), num_pages)
+                pushes.append((src, dst))
+                # The receiver decides where they go; what it does not want goes nowhere.
+                is_wanted = rng.random() < 0.9
+                expected.append((dst if is_wanted else None, num_pages))
+                if is_wanted:
+                    for one, other in zip(src, dst, strict=True):
+                        pages[receiver][other] = sources[sender][one]
+            for worker, question in (
+                (receiver, ("expect", first_seq, expected)),
+                (sender, ("push", first_seq, pushes)),
+            ):
+                worker.ask(*question)
+        for worker in workers:
+            worker.tell("wait")
+        for worker in workers:
+            worker.answer()
+        if first_seq % (5 * NUM_AT_ONCE) == 0:
+            assert {worker: worker.ask("digests") for worker in workers} == pages
+    assert {worker: worker.ask("digests") for worker in workers} == pages
+    assert [worker.ask("failures") for worker in workers] == [["", ""], ["", ""]]
+    for worker in workers:
+        worker.tell("abort")
+    for worker in workers:
+        assert worker.answer() < 5.0
+
+
+@pytest.mark.parametrize("dies", ["sender", "receiver"])
+def test_a_peer_that_dies_is_noticed_and_another_takes_its_place(workers: list[Worker], dies: str) -> None:
+    sender, receiver = workers
+    link(sender, receiver)
+    push_all(sender, receiver, endless())
+    until_under_way(sender)
+    dead, left = (sender, receiver) if dies == "sender" else (receiver, sender)
+    number = workers.index(dead)
+    dead.signal(signal.SIGKILL)
+    dead.process.join(TIMEOUT_S)
+    _wait(lambda: left.ask("failures") != [""])
+    (failure,) = left.ask("failures")
+    assert "page connection failed" in failure
+    assert left.ask("abort") < 5.0
+    if left is receiver:
+        # Nothing of the dead one's comes late.
+        before = left.ask("digests")
+        time.sleep(0.5)
+        assert left.ask("digests") == before
+    workers[number] = Worker(str(number))
+    sender, receiver = workers
+    link(sender, receiver)
+    push_all(sender, receiver, [([1, 2, 3], [300, 301, 302])])
+    for worker in workers:
+        worker.ask("wait")
+    assert receiver.ask("digests")[300:303] == sender.ask("digests")[1:4]
+
+
+@pytest.mark.parametrize("stands", ["sender", "receiver"])
+def test_a_peer_that_stands_still_holds_nobody(workers: list[Worker], stands: str) -> None:
+    sender, receiver = workers
+    link(sender, receiver)
+    push_all(sender, receiver, endless())
+    until_under_way(sender)
+    still, other = (sender, receiver) if stands == "sender" else (receiver, sender)
+    still.signal(signal.SIGSTOP)
+    time.sleep(0.3)
+    assert other.ask("abort") < 5.0
+    before = other.ask("digests")
+    still.signal(signal.SIGCONT)
+    # It hears of the end when it goes on, and does nothing to the other's pages.
+    _wait(lambda: still.ask("failures") != [""])
+    assert still.ask("abort") < 5.0
+    assert other.ask("digests") == before
+    link(sender, receiver)
+    push_all(sender, receiver, [([4], [400])])
+    for worker in workers:
+        worker.ask("wait")
+    assert receiver.ask("digests")[400] == sender.ask("digests")[4]
+
+
+def test_an_end_whose_peer_never_comes_is_given_up(workers: list[Worker]) -> None:
+    first, second = workers
+    first.ask("listen")
+    assert first.ask("abort") < 1.0
+    endpoint = second.ask("listen")
+    second.ask("abort")
+    assert "no connection" in first.ask("dial", endpoint)
