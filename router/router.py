@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from router.active_request import ActiveRequest
 from router.attempts import Attempts
+from router.clock_offsets import PROBE_INTERVAL_S, ClockOffsets
 from router.config import RouterConfig
 from router.errors import OverloadedError, RequestTimeoutError, RequestTooLargeError, UnavailableError
 from router.metrics import RouterMetrics
@@ -25,6 +26,7 @@ from router.worker import Worker
 from router.worker_registry import WorkerRegistry
 from tandem.lifecycle import ENDED, now_ns
 from tandem.messages import (
+    ClockReply,
     Failed,
     Finished,
     FirstToken,
@@ -62,6 +64,7 @@ class Router:
         incarnation: names this life of the router; the ids of its requests begin with it.
         elsewhere: what other routers of the cluster have in hand.
         recalls: what workers remember of requests, this router's and others'.
+        clocks: how far the workers' are from this router's.
         idle: set while no request is in hand.
         request_lines: is told of each request's beginning and end; None: nobody is.
     """
@@ -84,6 +87,8 @@ class Router:
         self.elsewhere = PeerCounts(clock)
         self.workers = WorkerRegistry(clock, config.heartbeat_timeout_s, config.stall_timeout_s)
         self.recalls = Recalls(self.workers, self.incarnation, clock)
+        self.clocks = ClockOffsets()
+        self._next_probe = clock()
         self.metrics = RouterMetrics(
             self.workers,
             lambda: self.num_requests,
@@ -251,7 +256,7 @@ class Router:
         if old is not None:
             self.lose_worker(old, "reconnected", "it has connected again")
         worker = self.workers.register(hello, send, disconnect)
-        worker.send([Welcome(self.incarnation)])
+        worker.send([Welcome(self.incarnation), self.clocks.probe()])
         self._send_peers()
         logger.info("worker %s (%s) joined from %s", hello.worker_id, hello.role, hello.address)
         self._policy.worker_joined(worker)
@@ -286,6 +291,9 @@ class Router:
                     self._attempts.on_message(request, message)
             case Recalled():
                 self.recalls.receive(worker, message)
+            case ClockReply():
+                if self.clocks.receive(worker.worker_id, message):
+                    worker.send([self.clocks.probe()])
             case _:
                 raise ValueError(f"unexpected {type(message).__name__} from a worker")
         self._attempts.serve_waiting()
@@ -302,6 +310,7 @@ class Router:
         logger.warning("worker %s lost: %s", worker.worker_id, reason)
         self.workers.unregister(worker)
         self.recalls.lose_worker(worker)
+        self.clocks.forget(worker.worker_id)
         worker.disconnect(reason)
         self._send_peers()
         self._policy.worker_lost(worker, reason)
@@ -328,6 +337,10 @@ class Router:
         for worker, kind, reason in self.workers.find_lost():
             self.lose_worker(worker, kind, reason)
         now = self._clock()
+        if now >= self._next_probe:
+            self._next_probe = now + PROBE_INTERVAL_S
+            for worker in self.workers:
+                worker.send([self.clocks.probe()])
         for request in self._requests.past_deadline(now):
             # Its workers are free at once, though its client may not be reading.
             reason = f"not finished within {self._config.request_timeout_s:g} s"

@@ -72,9 +72,19 @@ OVERLAPPING = (
 PHASES = CRITICAL_PATH + OVERLAPPING
 
 
+# Read once, so that all times of one process are on one scale.
+_EPOCH_NS = time.time_ns() - time.monotonic_ns()
+
+
 def now_ns() -> int:
-    """Nanoseconds since the epoch: comparable between processes, for observation only and never for a deadline."""
-    return time.time_ns()
+    """Nanoseconds since the epoch, for observation only and never for a deadline.
+
+    It is the monotonic clock, moved to where the wall clock was when the process started. A wall clock that is set
+    while requests run, by NTP or by hand, would make phases of hours or negative ones, and what was learned of its
+    offset wrong; this one goes on. That it no longer says what the wall clock says then does no harm: times of
+    different processes are compared by their measured offsets (router/clock_offsets.py), and never with the wall clock.
+    """
+    return time.monotonic_ns() + _EPOCH_NS
 
 
 class PhaseTiming(NamedTuple):

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from tandem.prompt_logprobs import PackedLogprobs
 from tandem.sampling_params import SamplingParams, TokenLogprobs
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,6 +268,20 @@ class Recalled:
     resume_token: bytes = b""
 
 
+@dataclass(frozen=True, slots=True)
+class ClockReply:
+    """A worker's answer to ClockProbe. All times are those of tandem.lifecycle.now_ns, in nanoseconds.
+
+    Attributes:
+        sent_ns: the probe's, on the router's clock.
+        received_ns, replied_ns: when the probe came and this answer went, on the worker's clock.
+    """
+
+    sent_ns: int
+    received_ns: int
+    replied_ns: int
+
+
 # --- router to worker ------------------------------------------------------------------------------------------
 
 
@@ -334,6 +348,14 @@ class Prefill:
     cache_namespace: str = ""
     record_id: str = ""
     resume_token: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class ClockProbe:
+    """A router asks what a worker's clock says, at `sent_ns` of its own (tandem.lifecycle.now_ns). It is answered at
+    once."""
+
+    sent_ns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -503,7 +525,8 @@ WorkerMessage = (
     | GaveBack
     | LeaseLost
     | Recalled
+    | ClockReply
 )
-RouterMessage = Welcome | Peers | Admit | Prefill | Abort | Recall | ResetCache
+RouterMessage = Welcome | Peers | Admit | Prefill | Abort | Recall | ResetCache | ClockProbe
 SenderMessage = LinkHello | LeaseRequest | Pushing | Renewed | Committed | Released
 ReceiverMessage = LinkWelcome | LinkRefused | Granted | Refused | Revoke

@@ -6,7 +6,21 @@ from collections.abc import Callable, Sequence
 
 import grpc
 
-from tandem.messages import Abort, Admit, Heartbeat, Hello, Peers, Prefill, Recall, ResetCache, Welcome, WorkerMessage
+from tandem.lifecycle import now_ns
+from tandem.messages import (
+    Abort,
+    Admit,
+    ClockProbe,
+    ClockReply,
+    Heartbeat,
+    Hello,
+    Peers,
+    Prefill,
+    Recall,
+    ResetCache,
+    Welcome,
+    WorkerMessage,
+)
 from tandem.request_ids import router_of
 from tandem.rpc.auth import cluster_metadata
 from tandem.rpc.batch_writer import BatchWriter
@@ -127,6 +141,7 @@ class ControlClient:
             self._on_lost(self.address)
 
     def _receive(self, messages: Sequence[object]) -> None:
+        received_ns = now_ns()
         for message in messages:
             match message:
                 case Welcome():
@@ -144,6 +159,8 @@ class ControlClient:
                     self._post(FromRouter(message))
                 case Recall():
                     self.send([self._records.recall(message)])
+                case ClockProbe():
+                    self.send([ClockReply(message.sent_ns, received_ns, now_ns())])
                 case _:
                     raise ValueError(f"unexpected {message!r} from router {self.router}")
 

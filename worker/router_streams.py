@@ -10,7 +10,18 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from tandem.messages import Heartbeat, Hello, LinkState, Peer, Peers, Recalled, TokenEvent, Tokens, WorkerMessage
+from tandem.messages import (
+    ClockReply,
+    Heartbeat,
+    Hello,
+    LinkState,
+    Peer,
+    Peers,
+    Recalled,
+    TokenEvent,
+    Tokens,
+    WorkerMessage,
+)
 from tandem.request_ids import router_of
 from worker.control_client import ControlClient
 from worker.events import Event
@@ -138,7 +149,7 @@ def _by_router(messages: Sequence[WorkerMessage], routers: Sequence[str]) -> Map
                     events[router_of(event.request_id)].append(event)
                 for router in events.keys() & told.keys():
                     told[router].append(Tokens(tuple(events[router])))
-            case Hello() | Heartbeat() | Recalled():
+            case Hello() | Heartbeat() | Recalled() | ClockReply():
                 raise AssertionError("a stream says these by itself")
             case _:
                 if (router := router_of(message.request_id)) in told:

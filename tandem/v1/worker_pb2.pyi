@@ -32,7 +32,7 @@ class RouterBatch(_message.Message):
     def __init__(self, messages: _Optional[_Iterable[_Union[RouterMessage, _Mapping]]] = ...) -> None: ...
 
 class WorkerMessage(_message.Message):
-    __slots__ = ("hello", "heartbeat", "link_state", "first_token", "tokens", "finished", "failed", "prefill_deferred", "gave_back", "lease_lost", "recalled", "unservable", "prompt_scored")
+    __slots__ = ("hello", "heartbeat", "link_state", "first_token", "tokens", "finished", "failed", "prefill_deferred", "gave_back", "lease_lost", "recalled", "unservable", "prompt_scored", "clock_reply")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     LINK_STATE_FIELD_NUMBER: _ClassVar[int]
@@ -46,6 +46,7 @@ class WorkerMessage(_message.Message):
     RECALLED_FIELD_NUMBER: _ClassVar[int]
     UNSERVABLE_FIELD_NUMBER: _ClassVar[int]
     PROMPT_SCORED_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_REPLY_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     heartbeat: Heartbeat
     link_state: LinkState
@@ -59,10 +60,11 @@ class WorkerMessage(_message.Message):
     recalled: Recalled
     unservable: Unservable
     prompt_scored: PromptScored
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., link_state: _Optional[_Union[LinkState, _Mapping]] = ..., first_token: _Optional[_Union[FirstToken, _Mapping]] = ..., tokens: _Optional[_Union[Tokens, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., prefill_deferred: _Optional[_Union[PrefillDeferred, _Mapping]] = ..., gave_back: _Optional[_Union[GaveBack, _Mapping]] = ..., lease_lost: _Optional[_Union[LeaseLost, _Mapping]] = ..., recalled: _Optional[_Union[Recalled, _Mapping]] = ..., unservable: _Optional[_Union[Unservable, _Mapping]] = ..., prompt_scored: _Optional[_Union[PromptScored, _Mapping]] = ...) -> None: ...
+    clock_reply: ClockReply
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., link_state: _Optional[_Union[LinkState, _Mapping]] = ..., first_token: _Optional[_Union[FirstToken, _Mapping]] = ..., tokens: _Optional[_Union[Tokens, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., prefill_deferred: _Optional[_Union[PrefillDeferred, _Mapping]] = ..., gave_back: _Optional[_Union[GaveBack, _Mapping]] = ..., lease_lost: _Optional[_Union[LeaseLost, _Mapping]] = ..., recalled: _Optional[_Union[Recalled, _Mapping]] = ..., unservable: _Optional[_Union[Unservable, _Mapping]] = ..., prompt_scored: _Optional[_Union[PromptScored, _Mapping]] = ..., clock_reply: _Optional[_Union[ClockReply, _Mapping]] = ...) -> None: ...
 
 class RouterMessage(_message.Message):
-    __slots__ = ("welcome", "peers", "admit", "prefill", "abort", "recall", "reset_cache")
+    __slots__ = ("welcome", "peers", "admit", "prefill", "abort", "recall", "reset_cache", "clock_probe")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     PEERS_FIELD_NUMBER: _ClassVar[int]
     ADMIT_FIELD_NUMBER: _ClassVar[int]
@@ -70,6 +72,7 @@ class RouterMessage(_message.Message):
     ABORT_FIELD_NUMBER: _ClassVar[int]
     RECALL_FIELD_NUMBER: _ClassVar[int]
     RESET_CACHE_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_PROBE_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     peers: Peers
     admit: Admit
@@ -77,7 +80,8 @@ class RouterMessage(_message.Message):
     abort: Abort
     recall: Recall
     reset_cache: ResetCache
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., peers: _Optional[_Union[Peers, _Mapping]] = ..., admit: _Optional[_Union[Admit, _Mapping]] = ..., prefill: _Optional[_Union[Prefill, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., recall: _Optional[_Union[Recall, _Mapping]] = ..., reset_cache: _Optional[_Union[ResetCache, _Mapping]] = ...) -> None: ...
+    clock_probe: ClockProbe
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., peers: _Optional[_Union[Peers, _Mapping]] = ..., admit: _Optional[_Union[Admit, _Mapping]] = ..., prefill: _Optional[_Union[Prefill, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., recall: _Optional[_Union[Recall, _Mapping]] = ..., reset_cache: _Optional[_Union[ResetCache, _Mapping]] = ..., clock_probe: _Optional[_Union[ClockProbe, _Mapping]] = ...) -> None: ...
 
 class PageFormat(_message.Message):
     __slots__ = ("model_fingerprint", "page_bytes", "layout")
@@ -407,6 +411,22 @@ class Recall(_message.Message):
 class ResetCache(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class ClockProbe(_message.Message):
+    __slots__ = ("sent_ns",)
+    SENT_NS_FIELD_NUMBER: _ClassVar[int]
+    sent_ns: int
+    def __init__(self, sent_ns: _Optional[int] = ...) -> None: ...
+
+class ClockReply(_message.Message):
+    __slots__ = ("sent_ns", "received_ns", "replied_ns")
+    SENT_NS_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_NS_FIELD_NUMBER: _ClassVar[int]
+    REPLIED_NS_FIELD_NUMBER: _ClassVar[int]
+    sent_ns: int
+    received_ns: int
+    replied_ns: int
+    def __init__(self, sent_ns: _Optional[int] = ..., received_ns: _Optional[int] = ..., replied_ns: _Optional[int] = ...) -> None: ...
 
 class Recalled(_message.Message):
     __slots__ = ("recall_id", "attempt", "token_ids", "resume_token")

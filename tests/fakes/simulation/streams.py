@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from router.worker import Worker
-from tandem.messages import Hello, Peer, Peers
+from tandem.messages import ClockProbe, Hello, Peer, Peers
 from worker.control_client import ControlClient
 
 if TYPE_CHECKING:
@@ -51,9 +51,9 @@ class SimStream:
             self.to_router.extend(messages)
 
     def _say(self, messages: Sequence[Any]) -> None:
-        """The router writes."""
+        """The router writes. All processes of a simulation have one clock: what asks for it would only take turns."""
         if self.is_open_at_worker and self.is_open_at_router:
-            self.to_worker.extend(messages)
+            self.to_worker.extend(message for message in messages if not isinstance(message, ClockProbe))
 
     def end_at_router(self, _: str = "") -> None:
         """The router is done with it; what it has written still arrives."""

@@ -10,6 +10,7 @@ from tandem.lifecycle import RECEIVED
 from tandem.messages import (
     Abort,
     Admit,
+    ClockProbe,
     Finished,
     GaveBack,
     Heartbeat,
@@ -170,7 +171,7 @@ async def test_a_combined_worker_is_a_pair_of_its_own() -> None:
     both = ScriptedWorker(h.router, "b", "both")
     client = h.request()
     await settle()
-    assert [type(m) for m in both.sent] == [Welcome, Admit, Prefill]
+    assert [type(m) for m in both.sent] == [Welcome, ClockProbe, Admit, Prefill]
     assert both.worker.num_assigned == 1
     await client.leave()
     assert both.worker.num_assigned == 0
