@@ -25,6 +25,8 @@ from tandem.lifecycle import (
 from tandem.messages import (
     PROTOCOL_VERSION,
     Abort,
+    ClockProbe,
+    ClockReply,
     Finished,
     FirstToken,
     Heartbeat,
@@ -89,6 +91,8 @@ class ScriptedWorker(ABC):
         )
         self._joined = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        # Router's time and own of each probe that is not answered. How long one waits here takes nothing from the answer.
+        self._probes: list[tuple[int, int]] = []
 
     async def join(self, address: str) -> None:
         """Returns when the router has welcomed it."""
@@ -110,8 +114,12 @@ class ScriptedWorker(ABC):
         async with open_channel(address) as channel:
             async for batch in worker_pb2_grpc.ClusterStub(channel).Control(self._batches()):
                 self._joined.set()
+                received_ns = now_ns()
                 for message in ROUTER_CODEC.decode(batch):
-                    self.receive(message)
+                    if isinstance(message, ClockProbe):
+                        self._probes.append((message.sent_ns, received_ns))
+                    else:
+                        self.receive(message)
 
     async def _batches(self) -> AsyncIterator[Any]:
         """gRPC takes the next one when it has sent the last one."""
@@ -126,6 +134,9 @@ class ScriptedWorker(ABC):
             if time.monotonic() >= beat_at:
                 beat_at, num_beats = time.monotonic() + HEARTBEAT_INTERVAL_S, num_beats + 1
                 messages.append(Heartbeat(num_beats))
+            if self._probes:
+                probes, self._probes = self._probes, []
+                messages += [ClockReply(sent_ns, received_ns, now_ns()) for sent_ns, received_ns in probes]
             if messages:
                 yield WORKER_CODEC.encode(messages)
 

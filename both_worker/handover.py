@@ -3,8 +3,8 @@
 from decode_worker.scheduler import DecodeScheduler
 from prefill_worker.base import Handover, HandoverResult
 from prefill_worker.job import PrefillJob
-from tandem.lifecycle import now_ns
-from tandem.messages import Prefill, Shipped
+from tandem.lifecycle import LEASE_GRANTED, now_ns
+from tandem.messages import Moment, Prefill, Shipped
 from worker.events import Event
 
 
@@ -49,7 +49,7 @@ class LocalHandover(Handover):
             logprobs=job.logprobs,
             finish_reason=job.finish_reason,
             num_pages_shipped=0,
-            granted_ns=now_ns(),
+            moments=(Moment(LEASE_GRANTED, now_ns()),),
         )
         self._results.append(HandoverResult(job))
 

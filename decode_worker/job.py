@@ -18,6 +18,7 @@ class DecodeJob:
         num_prior_outputs: output tokens of earlier attempts, part of the sequence.
         unsent: tokens of the output that the router has not been sent yet; with their log probabilities, if asked for.
         cached_len: prompt tokens that were here before the request.
+        moments: those that the router has not been told.
         has_ended: what steps under way still find for it is of no use.
     """
 
@@ -78,3 +79,8 @@ class DecodeJob:
 
     def stamp(self, moment: str) -> None:
         self.moments.append(Moment(moment, now_ns()))
+
+    def take_moments(self) -> tuple[Moment, ...]:
+        """Those that the router has not been told."""
+        moments, self.moments = self.moments, []
+        return tuple(moments)

@@ -19,6 +19,7 @@ from tandem.lifecycle import (
     LAST_TOKEN,
     LEASE_GRANTED,
     SECOND_TOKEN,
+    SHIP_STARTED,
 )
 from tandem.messages import (
     Abort,
@@ -27,6 +28,7 @@ from tandem.messages import (
     Finished,
     GaveBack,
     Moment,
+    Progress,
     ResetCache,
     TokenEvent,
     Tokens,
@@ -146,7 +148,7 @@ class DecodeScheduler(ForwardScheduler):
         logprobs: tuple[TokenLogprobs, ...],
         finish_reason: str,
         num_pages_shipped: int,
-        granted_ns: int,
+        moments: Sequence[Moment],
     ) -> None:
         """Takes over a prefilled request with its pages; its first token goes on from here.
 
@@ -154,6 +156,7 @@ class DecodeScheduler(ForwardScheduler):
             handle: holds the KV of every token of the request but `first_token`.
             logprobs: the first token's, if asked for.
             finish_reason: not empty if the first token ends the request: no step is run then.
+            moments: what has happened to it on its way here.
         """
         token_ids = [*admit.prompt_ids, *admit.output_ids, first_token]
         num_computed = len(token_ids) - 1
@@ -180,7 +183,7 @@ class DecodeScheduler(ForwardScheduler):
             unsent_logprobs=list(logprobs),
             cached_len=handle.cached_len,
             num_pages_shipped=num_pages_shipped,
-            moments=[Moment(LEASE_GRANTED, granted_ns)],
+            moments=[*moments],
         )
         job.stamp(COMMITTED)
         # They stand by age over all attempts, and priority: that is the order of growth, and the first is never given
@@ -198,6 +201,9 @@ class DecodeScheduler(ForwardScheduler):
         committed: Committed,
         granted_ns: int,
     ) -> None:
+        moments = [Moment(LEASE_GRANTED, granted_ns)]
+        if committed.ship_started_ns:
+            moments.append(Moment(SHIP_STARTED, committed.ship_started_ns))
         self.adopt(
             admit,
             handle,
@@ -205,7 +211,7 @@ class DecodeScheduler(ForwardScheduler):
             logprobs=committed.logprobs,
             finish_reason=committed.finish_reason,
             num_pages_shipped=committed.num_pages,
-            granted_ns=granted_ns,
+            moments=moments,
         )
 
     def _grow(self) -> list[DecodeJob]:
@@ -271,6 +277,7 @@ class DecodeScheduler(ForwardScheduler):
             jobs.append(job)
             if job.num_outputs == job.num_prior_outputs + 2:
                 job.stamp(SECOND_TOKEN)
+                self._outbox.to_router(Progress(job.request_id, job.attempt, job.take_moments()))
             if reason := job.finish_reason():
                 finished.append((job, reason))
         self._send_tokens(jobs)
@@ -316,7 +323,7 @@ class DecodeScheduler(ForwardScheduler):
                 job.num_outputs,
                 job.cached_len,
                 job.num_pages_shipped,
-                tuple(job.moments),
+                job.take_moments(),
             )
         )
 

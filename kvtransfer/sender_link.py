@@ -140,14 +140,18 @@ class SenderLink:
         num_pages: int,
         num_tokens: int,
         finish_reason: str,
-        first_token_time_ns: int,
+        ship_started_ns: int,
         logprobs: tuple[TokenLogprobs, ...] = (),
     ) -> None:
-        """Settles a granted lease whose pages have all been pushed, once their copies have completed."""
+        """Settles a granted lease whose pages have all been pushed, once their copies have completed.
+
+        Args:
+            ship_started_ns: as in Committed.
+        """
         assert lease.state is LeaseState.GRANTED and not self._ended
         lease.state = LeaseState.COMMITTING
         lease._commit = Committed(
-            lease.lease_id, first_token, num_pages, num_tokens, finish_reason, first_token_time_ns, logprobs
+            lease.lease_id, first_token, num_pages, num_tokens, finish_reason, ship_started_ns, logprobs
         )
         self._settle_if_copied(lease)
 

@@ -8,6 +8,7 @@ from kvtransfer.events import FromLink, SenderLinkClosed, SenderLinkFailed, Send
 from kvtransfer.sender_link import MAX_PAGES_IN_FLIGHT, LeaseState, SenderLease, SenderLink
 from prefill_worker.base import Handover, HandoverResult
 from prefill_worker.job import PrefillJob
+from tandem.lifecycle import now_ns
 from tandem.messages import Granted, LinkState, Prefill, Refused, Revoke, SenderMessage, Shipped, Welcome
 from worker.base import Outbox
 from worker.events import Event, FromRouter
@@ -205,6 +206,7 @@ class LinkHandover(Handover):
         start = first_page + num_pushed
         num_to_push = min(max(0, num_ready - start), lease.link.num_pages_allowed())
         if num_to_push:
+            job.ship_started_ns = job.ship_started_ns or now_ns()
             lease.link.push_pages(
                 lease,
                 job.handle.page_ids[start : start + num_to_push],
@@ -219,7 +221,7 @@ class LinkHandover(Handover):
                 num_pages=lease.num_pages_pushed,
                 num_tokens=num_tokens,
                 finish_reason=job.finish_reason,
-                first_token_time_ns=job.first_token_time_ns,
+                ship_started_ns=job.ship_started_ns,
                 logprobs=job.logprobs,
             )
 

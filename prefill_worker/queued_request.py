@@ -17,6 +17,7 @@ class QueuedRequest:
         token_ids: prompt, and output of earlier attempts.
         prefix_ids: for each full page of the tokens an identity of everything up to its end: equal where prefixes are.
         constraint: what keeps its output to its grammar, None if it has none.
+        received_ns: when it came to this worker; 0: nobody has noted that.
         num_overtaken: how often a request that came later was started first.
     """
 
@@ -25,6 +26,7 @@ class QueuedRequest:
     token_ids: list[int]
     prefix_ids: list[int]
     constraint: Constraint | None = None
+    received_ns: int = 0
     num_overtaken: int = 0
 
     @property

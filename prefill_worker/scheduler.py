@@ -16,14 +16,14 @@ from prefill_worker.job import PrefillJob
 from prefill_worker.policies.table import PREFILL_POLICIES
 from prefill_worker.queued_request import PagesInWork, QueuedRequest
 from prefill_worker.waiting import WaitingRequests
-from tandem.lifecycle import FIRST_TOKEN, PREFILL_STARTED, now_ns
+from tandem.lifecycle import now_ns
 from tandem.messages import (
     Abort,
     Failed,
     FirstToken,
-    Moment,
     Prefill,
     PrefillDeferred,
+    Progress,
     PromptScored,
     ResetCache,
     WorkerStats,
@@ -85,7 +85,8 @@ class PrefillScheduler(ForwardScheduler):
     def receive(self, event: Event) -> None:
         if isinstance(event, FromRouter):
             if isinstance(event.message, Prefill):
-                self._waiting.enqueue(event.message, self._engine.constraint(event.message.sampling.grammar))
+                constraint = self._engine.constraint(event.message.sampling.grammar)
+                self._waiting.enqueue(event.message, constraint, event.received_ns)
             elif isinstance(event.message, Abort):
                 self._abort(event.message.request_id, event.message.attempt)
             elif isinstance(event.message, ResetCache):
@@ -209,7 +210,9 @@ class PrefillScheduler(ForwardScheduler):
             constraint=queued.constraint,
         )
         pages_to_compute = queued.prefix_ids[handle.num_shared :]
-        job = PrefillJob(request, sequence, handle, started_ns=now_ns(), pages_to_compute=pages_to_compute)
+        job = PrefillJob(
+            request, sequence, handle, now_ns(), received_ns=queued.received_ns, pages_to_compute=pages_to_compute
+        )
         if self._launched:
             # Its first pages may be among those that are being computed. They are there when its own first forward is.
             job.computed_len = 0
@@ -267,6 +270,10 @@ class PrefillScheduler(ForwardScheduler):
                 self._outbox.to_router(PromptScored(*job.key, job.prompt_logprobs))
             if job.first_token is not None:
                 self._finish_prefill(job, job.first_token)
+            elif not job.has_told_start:
+                # Of a prompt of one chunk FirstToken says it soon enough.
+                job.has_told_start = True
+                self._outbox.to_router(Progress(*job.key, job.moments))
             self._handover.advance(job)
 
     def _log_batch(self, jobs: list[PrefillJob]) -> None:
@@ -301,7 +308,7 @@ class PrefillScheduler(ForwardScheduler):
                 job.finish_reason,
                 cached_len,
                 self._cache.num_pages_for(num_tokens) - self._cache.num_pages_for(cached_len),
-                (Moment(PREFILL_STARTED, job.started_ns), Moment(FIRST_TOKEN, job.first_token_time_ns)),
+                job.moments,
                 job.logprobs,
             )
         )

@@ -37,16 +37,19 @@ class WaitingRequests:
         """Whether one of them will be able to start soon, without a message to say so."""
         return bool(self._compiling)
 
-    def enqueue(self, request: Prefill, constraint: Constraint | None = None) -> None:
+    def enqueue(self, request: Prefill, constraint: Constraint | None = None, received_ns: int = 0) -> None:
         """Puts a request where its age and its priority belong, which it has kept over its attempts.
 
         Args:
             constraint: what keeps its output to its grammar.
+            received_ns: as in QueuedRequest.
         """
         token_ids = [*request.prompt_ids, *request.output_ids]
         prefix_ids = prefix_identities(token_ids, self._cache.page_size, request.cache_namespace)
         num_overtaken = MAX_OVERTAKEN if request.attempt else 0
-        queued = QueuedRequest(request, next(self._numbers), token_ids, prefix_ids, constraint, num_overtaken)
+        queued = QueuedRequest(
+            request, next(self._numbers), token_ids, prefix_ids, constraint, received_ns, num_overtaken
+        )
         if queued.is_compiling:
             self._compiling.append(queued)
         else:

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable
 
 from router.active_request import ActiveRequest
 from router.candidates import Candidates
+from router.clock_offsets import ClockOffsets
 from router.config import RouterConfig
 from router.errors import InternalError, InvalidRequestError, RequestError, RequestTooLargeError, UnavailableError
 from router.metrics import RouterMetrics
@@ -37,6 +38,7 @@ from tandem.messages import (
     GaveBack,
     LeaseLost,
     PrefillDeferred,
+    Progress,
     PromptScored,
     TokenEvent,
     Unservable,
@@ -45,7 +47,9 @@ from tandem.messages import (
 logger = logging.getLogger(__name__)
 
 # A worker says these about one attempt; the tokens of a step come for all requests at once.
-AttemptMessage = PromptScored | FirstToken | Finished | Failed | GaveBack | LeaseLost | PrefillDeferred | Unservable
+AttemptMessage = (
+    Progress | PromptScored | FirstToken | Finished | Failed | GaveBack | LeaseLost | PrefillDeferred | Unservable
+)
 
 
 class Attempts:
@@ -59,6 +63,7 @@ class Attempts:
         requests: RequestsInHand,
         room: WaitingRoom,
         metrics: RouterMetrics,
+        clocks: ClockOffsets,
         clock: Callable[[], float],
     ) -> None:
         self._config = config
@@ -67,6 +72,7 @@ class Attempts:
         self._requests = requests
         self._room = room
         self._metrics = metrics
+        self._clocks = clocks
         self._clock = clock
 
     def start_attempt(self, request: ActiveRequest) -> None:
@@ -128,11 +134,15 @@ class Attempts:
     def on_message(self, request: ActiveRequest, message: AttemptMessage) -> None:
         """What a worker says about an attempt; of any but the current one it has no effect."""
         match message:
+            case Progress():
+                self._stamp(request.tracker, message)
             case PromptScored():
                 self._pass_on(request, request.tracker.record_prompt_logprobs(message))
             case FirstToken():
+                self._stamp(request.tracker, message)
                 self._pass_on(request, request.tracker.record_first_token(message))
             case Finished():
+                self._stamp(request.tracker, message)
                 request.tracker.record_finished(message)
                 self._pass_on(request, [])
             case Failed():
@@ -151,6 +161,10 @@ class Attempts:
                 self._retry(request, message.attempt, "lease_lost", reason, failed=failed)
             case PrefillDeferred():
                 self._retry(request, message.attempt, "deferred", "the decode worker had no pages for it", failed=False)
+
+    def _stamp(self, tracker: RequestTracker, message: Progress | FirstToken | Finished) -> None:
+        if tracker.is_current(message.attempt):
+            self._clocks.stamp(tracker, message.moments)
 
     def end_with_worker(self, worker: Worker, reason: str) -> None:
         """A worker is lost, and with it the attempts that it has a part in."""

@@ -11,10 +11,11 @@ jumped, as that of a host does that was suspended: then the newest alone count.
 Offsets are for looking at timelines. No deadline uses them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from tandem.lifecycle import now_ns
-from tandem.messages import ClockProbe, ClockReply
+from router.tracker import RequestTracker
+from tandem.lifecycle import ASSIGNED, PREFILL_MOMENTS, now_ns
+from tandem.messages import ClockProbe, ClockReply, Moment
 
 PROBE_INTERVAL_S = 1.0
 # A worker that has just come is probed so often in a row: the first answer waits for much else.
@@ -30,11 +31,12 @@ class ClockOffset:
         num_replies: round trips that it was learned from.
     """
 
-    def __init__(self) -> None:
-        self._low = self._high = 0.0
-        self.num_replies = 0
-        # On the router's clock, when these bounds were those; None: nothing is known.
-        self._at_ns: int | None = None
+    def __init__(self, reply: ClockReply, heard_ns: int) -> None:
+        """Args and errors as `observe`."""
+        self.num_replies = 1
+        self._low, self._high = _bounds(reply, heard_ns)
+        # On the router's clock, when these bounds were those.
+        self._at_ns = heard_ns
 
     def observe(self, reply: ClockReply, heard_ns: int) -> None:
         """One round trip is over.
@@ -45,32 +47,33 @@ class ClockOffset:
         Raises:
             ValueError: these times cannot be those of a round trip.
         """
-        low, high = float(reply.replied_ns - heard_ns), float(reply.received_ns - reply.sent_ns)
-        if low > high:
-            raise ValueError(f"a round trip of {high - low:.0f} ns between two clocks")
-        if self._at_ns is not None:
-            drift = self._drift_ns(heard_ns)
-            older_low, older_high = self._low - drift, self._high + drift
-            if older_low <= high and low <= older_high:
-                low, high = max(low, older_low), min(high, older_high)
+        low, high = _bounds(reply, heard_ns)
+        drift = self._drift_ns(heard_ns)
+        older_low, older_high = self._low - drift, self._high + drift
+        if older_low <= high and low <= older_high:
+            low, high = max(low, older_low), min(high, older_high)
         self._low, self._high, self._at_ns = low, high, heard_ns
         self.num_replies += 1
 
     @property
     def offset_ns(self) -> int:
-        """0 while nothing is known."""
         return round((self._low + self._high) / 2)
 
-    def uncertainty_ns(self, at_ns: int) -> int | None:
-        """How far the offset may be off at a time on the router's clock; None: nothing is known."""
-        if self._at_ns is None:
-            return None
+    def uncertainty_ns(self, at_ns: int) -> int:
+        """How far the offset may be off at a time on the router's clock."""
         return round((self._high - self._low) / 2 + self._drift_ns(at_ns))
 
     def _drift_ns(self, at_ns: int) -> float:
         """How far the clocks may have moved against each other between the last round trip and then."""
-        assert self._at_ns is not None
         return MAX_DRIFT * abs(at_ns - self._at_ns)
+
+
+def _bounds(reply: ClockReply, heard_ns: int) -> tuple[float, float]:
+    """Raises ValueError if these cannot be the times of a round trip."""
+    low, high = reply.replied_ns - heard_ns, reply.received_ns - reply.sent_ns
+    if low > high:
+        raise ValueError(f"a round trip of {high - low} ns between two clocks")
+    return low, high
 
 
 class ClockOffsets:
@@ -87,13 +90,31 @@ class ClockOffsets:
 
     def receive(self, worker_id: str, reply: ClockReply) -> bool:
         """Returns whether to probe again at once. Raises ValueError if the reply cannot be true."""
-        offset = self._offsets.setdefault(worker_id, ClockOffset())
-        offset.observe(reply, self._clock_ns())
+        offset, heard_ns = self._offsets.get(worker_id), self._clock_ns()
+        if offset is None:
+            offset = self._offsets[worker_id] = ClockOffset(reply, heard_ns)
+        else:
+            offset.observe(reply, heard_ns)
         return offset.num_replies < NUM_FIRST_PROBES
 
     def forget(self, worker_id: str) -> None:
         """This life of the worker is over: the clock of the next one is another."""
         self._offsets.pop(worker_id, None)
+
+    def stamp(self, tracker: RequestTracker, moments: Sequence[Moment]) -> None:
+        """Notes moments of the current attempt's workers on the router's clock. Whatever a worker's clock says, none of
+        them was before the attempt began, and none is yet to come."""
+        now = self._clock_ns()
+        since = tracker.moments.get(ASSIGNED, now)
+        for name, time_ns in [(moment.name, moment.time_ns) for moment in moments]:
+            worker_id = tracker.prefill_worker_id if name in PREFILL_MOMENTS else tracker.decode_worker_id
+            offset = self._offsets.get(worker_id)
+            uncertainty_ns = now - since
+            if offset is not None:
+                time_ns -= offset.offset_ns
+                uncertainty_ns = min(uncertainty_ns, offset.uncertainty_ns(now))
+            tracker.moments[name] = min(max(time_ns, since), now)
+            tracker.clock_uncertainty_ns = max(tracker.clock_uncertainty_ns, uncertainty_ns)
 
     def offset_ns(self, worker_id: str) -> int:
         """What a time of this worker is ahead of the router's, in nanoseconds; 0 while nothing is known."""

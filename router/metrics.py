@@ -11,6 +11,7 @@ from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from router.clock_offsets import ClockOffsets
 from router.histograms import E2E_SECONDS, ITL_SECONDS, PHASE_SECONDS, TOKENS, TTFT_SECONDS, HistogramFamily
 from router.policies.base import AttemptFailure
 from router.worker_registry import WorkerRegistry
@@ -38,6 +39,7 @@ class RouterMetrics(Collector):
         num_waiting: Callable[[], int],
         not_ready_reason: Callable[[], str],
         *,
+        clocks: ClockOffsets,
         planned: Mapping[str, str],
         num_restarts: int,
     ) -> None:
@@ -47,6 +49,7 @@ class RouterMetrics(Collector):
             num_requests, num_queued, num_waiting: requests in hand; those of them that wait for their first token; and
                 for a worker.
             not_ready_reason: why no request would be served now, or "".
+            clocks: how far the workers' are from the router's.
             planned: the workers that the cluster is to have, their roles by their names.
             num_restarts: how often this router has been started again.
         """
@@ -55,6 +58,7 @@ class RouterMetrics(Collector):
         self._num_queued = num_queued
         self._num_waiting = num_waiting
         self._not_ready_reason = not_ready_reason
+        self._clocks = clocks
         self._planned = planned
         self._outcomes = Counter(dict.fromkeys(OUTCOMES, 0))
         self._restarts: Counter[str] = Counter(dict.fromkeys(get_args(AttemptFailure), 0))
@@ -171,6 +175,18 @@ class RouterMetrics(Collector):
         for worker_id, its_role in sorted({**self._planned, **here}.items()):
             connected.add_metric((its_role, worker_id), worker_id in here)
         yield connected
+        offsets, uncertainties = (
+            GaugeMetricFamily(f"tandem_clock_{name}_seconds", text, labels=("role", "worker"))
+            for name, text in (
+                ("offset", "What a connected worker's clock is ahead of the router's"),
+                ("uncertainty", "How far that may be off"),
+            )
+        )
+        for worker_id, its_role in sorted(here.items()):
+            if (uncertainty_ns := self._clocks.uncertainty_ns(worker_id)) is not None:
+                offsets.add_metric((its_role, worker_id), self._clocks.offset_ns(worker_id) / 1e9)
+                uncertainties.add_metric((its_role, worker_id), uncertainty_ns / 1e9)
+        yield from (offsets, uncertainties)
         yield GaugeMetricFamily(
             "tandem_worker_pairs",
             "Pairs of connected workers that can serve a request together: all where every link is up",

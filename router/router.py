@@ -37,6 +37,7 @@ from tandem.messages import (
     LinkState,
     Peers,
     PrefillDeferred,
+    Progress,
     PromptScored,
     Recalled,
     ResetCache,
@@ -95,6 +96,7 @@ class Router:
             lambda: self.num_queued,
             lambda: self.num_waiting,
             self.not_ready_reason,
+            clocks=self.clocks,
             planned=config.workers,
             num_restarts=config.num_restarts,
         )
@@ -102,7 +104,9 @@ class Router:
         self._room = WaitingRoom(
             self.workers, self.metrics, clock, config.worker_wait_timeout_s, config.max_waiting_bytes
         )
-        self._attempts = Attempts(config, self._policy, self.workers, self._requests, self._room, self.metrics, clock)
+        self._attempts = Attempts(
+            config, self._policy, self.workers, self._requests, self._room, self.metrics, self.clocks, clock
+        )
 
     @property
     def num_requests(self) -> int:
@@ -278,7 +282,8 @@ class Router:
                     if (request := self._requests.get(event.request_id)) is not None:
                         self._attempts.on_tokens(request, event)
             case (
-                PromptScored()
+                Progress()
+                | PromptScored()
                 | FirstToken()
                 | Finished()
                 | Failed()

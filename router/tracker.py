@@ -19,7 +19,7 @@ from tandem.lifecycle import (
     RECEIVED,
     ROUTER_ATTEMPT_MOMENTS,
 )
-from tandem.messages import Admit, Finished, FirstToken, Moment, Prefill, PromptScored, TokenEvent
+from tandem.messages import Admit, Finished, FirstToken, Prefill, PromptScored, TokenEvent
 from tandem.sampling_params import SamplingParams, TokenLogprobs
 
 
@@ -67,7 +67,8 @@ class RequestTracker:
         prefill_cached_len, decode_cached_len: tokens that the last attempt's workers have found cached, as far as they
             have reported.
         num_pages_computed, num_pages_shipped: what the last attempt has cost, as far as its workers have reported.
-        moments: nanoseconds by moment, those of an attempt as long as no other is to follow.
+        moments: nanoseconds by moment, on this router's clock, those of an attempt as long as no other is to follow.
+        clock_uncertainty_ns: how far those of workers may be off, the largest of all.
     """
 
     request_id: str
@@ -98,6 +99,7 @@ class RequestTracker:
     num_pages_computed: int = 0
     num_pages_shipped: int = 0
     moments: dict[str, int] = field(default_factory=dict)
+    clock_uncertainty_ns: int = 0
     # Tokens that have overtaken an earlier one wait here: by index, each with its log probabilities if asked for.
     _early: dict[int, tuple[int, Sequence[TokenLogprobs]]] = field(default_factory=dict)
     # A worker has said how many output tokens there are when the attempt ends, and why it ends.
@@ -233,7 +235,6 @@ class RequestTracker:
             return []
         if self.lacks_prompt_logprobs:
             raise ValueError(f"the first token of {self.request_id} before the log probabilities of its prompt")
-        self._stamp(message.moments)
         self.has_first_token = True
         self.prefill_cached_len = message.cached_len
         self.num_pages_computed = message.num_pages_computed
@@ -255,7 +256,6 @@ class RequestTracker:
     def record_finished(self, message: Finished) -> None:
         if not self.is_current(message.attempt):
             return
-        self._stamp(message.moments)
         self.decode_cached_len = message.cached_len
         self.num_pages_shipped = message.num_pages_shipped
         self._announced_end = (message.num_output_tokens, message.finish_reason)
@@ -298,6 +298,4 @@ class RequestTracker:
             self.moments.setdefault(FIRST_ASSIGNED, self.moments[ASSIGNED])
         for name in (*ROUTER_ATTEMPT_MOMENTS, *PREFILL_MOMENTS, *DECODE_MOMENTS):
             self.moments.pop(name, None)
-
-    def _stamp(self, moments: Sequence[Moment]) -> None:
-        self.moments.update((m.name, m.time_ns) for m in moments)
+        self.clock_uncertainty_ns = 0

@@ -84,7 +84,7 @@ class WorkerStats:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """A named moment of tandem.lifecycle, in nanoseconds since the epoch."""
+    """A named moment of tandem.lifecycle, in nanoseconds since the epoch on the clock of the worker where it was."""
 
     name: str
     time_ns: int
@@ -205,6 +205,16 @@ class Finished:
     cached_len: int
     num_pages_shipped: int
     moments: tuple[Moment, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """A worker says how far an attempt has come, so that it is known of requests that end early too: a prefill worker
+    after a prompt's first chunk if there are more, a decode worker with the second token."""
+
+    request_id: str
+    attempt: int
+    moments: tuple[Moment, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -411,14 +421,18 @@ class LeaseRequest:
 @dataclass(frozen=True, slots=True)
 class Committed:
     """The sender settles a granted lease: its copies of all pages are over, and the decode worker takes over the
-    request with its first token."""
+    request with its first token.
+
+    Attributes:
+        ship_started_ns: when the sender pushed the first pages, on its clock; 0: there were none to push.
+    """
 
     lease_id: str
     first_token: int
     num_pages: int
     num_tokens: int
     finish_reason: str
-    first_token_time_ns: int
+    ship_started_ns: int
     logprobs: tuple[TokenLogprobs, ...] = ()
 
 
@@ -526,6 +540,7 @@ WorkerMessage = (
     | LeaseLost
     | Recalled
     | ClockReply
+    | Progress
 )
 RouterMessage = Welcome | Peers | Admit | Prefill | Abort | Recall | ResetCache | ClockProbe
 SenderMessage = LinkHello | LeaseRequest | Pushing | Renewed | Committed | Released

@@ -152,7 +152,7 @@ class ControlClient:
                     self._on_peers(self.address, message)
                 case Admit() | Prefill() if router_of(message.request_id) == self.router:
                     self._records.begin(message)
-                    self._post(FromRouter(message))
+                    self._post(FromRouter(message, received_ns))
                 case Abort() if router_of(message.request_id) == self.router:
                     self._post(FromRouter(message))
                 case ResetCache():

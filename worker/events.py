@@ -14,7 +14,13 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class FromRouter(Event):
+    """
+    Attributes:
+        received_ns: when the message came (tandem.lifecycle.now_ns); 0: it did not come over a stream.
+    """
+
     message: RouterMessage
+    received_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -246,6 +246,7 @@ class Generation:
                 "decode_worker": tracker.decode_worker_id,
                 "phases_ms": {t.name: round(t.duration_ms, 3) for t in self.timings if t.on_critical_path},
                 "overlapping_ms": {t.name: round(t.duration_ms, 3) for t in self.timings if not t.on_critical_path},
+                "clock_uncertainty_ms": round(tracker.clock_uncertainty_ns / 1e6, 3),
             }
             request_logger.info(json.dumps({k: v for k, v in line.items() if v != ""}))
 

@@ -273,6 +273,7 @@ def _last_response(request_id: str, piece: Piece, generation: Generation) -> pb.
             cached_tokens=tracker.prompt_cached_len or 0,
             completion_tokens=generation.num_output_tokens,
         ),
+        clock_uncertainty_ms=tracker.clock_uncertainty_ns / 1e6,
         phases=[pb.Phase(**timing._asdict()) for timing in generation.timings],
         handover=pb.HandoverSummary(
             prefill_worker=tracker.prefill_worker_id,

@@ -117,22 +117,22 @@ class Refused(_message.Message):
     def __init__(self, lease_id: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class Committed(_message.Message):
-    __slots__ = ("lease_id", "first_token", "num_pages", "num_tokens", "finish_reason", "first_token_time_ns", "logprobs")
+    __slots__ = ("lease_id", "first_token", "num_pages", "num_tokens", "finish_reason", "ship_started_ns", "logprobs")
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
     NUM_PAGES_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
-    FIRST_TOKEN_TIME_NS_FIELD_NUMBER: _ClassVar[int]
+    SHIP_STARTED_NS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     lease_id: str
     first_token: int
     num_pages: int
     num_tokens: int
     finish_reason: str
-    first_token_time_ns: int
+    ship_started_ns: int
     logprobs: _containers.RepeatedCompositeFieldContainer[_inference_pb2.TokenLogprobs]
-    def __init__(self, lease_id: _Optional[str] = ..., first_token: _Optional[int] = ..., num_pages: _Optional[int] = ..., num_tokens: _Optional[int] = ..., finish_reason: _Optional[str] = ..., first_token_time_ns: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[_inference_pb2.TokenLogprobs, _Mapping]]] = ...) -> None: ...
+    def __init__(self, lease_id: _Optional[str] = ..., first_token: _Optional[int] = ..., num_pages: _Optional[int] = ..., num_tokens: _Optional[int] = ..., finish_reason: _Optional[str] = ..., ship_started_ns: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[_inference_pb2.TokenLogprobs, _Mapping]]] = ...) -> None: ...
 
 class Released(_message.Message):
     __slots__ = ("lease_id", "reported")

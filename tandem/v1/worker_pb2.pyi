@@ -32,7 +32,7 @@ class RouterBatch(_message.Message):
     def __init__(self, messages: _Optional[_Iterable[_Union[RouterMessage, _Mapping]]] = ...) -> None: ...
 
 class WorkerMessage(_message.Message):
-    __slots__ = ("hello", "heartbeat", "link_state", "first_token", "tokens", "finished", "failed", "prefill_deferred", "gave_back", "lease_lost", "recalled", "unservable", "prompt_scored", "clock_reply")
+    __slots__ = ("hello", "heartbeat", "link_state", "first_token", "tokens", "finished", "failed", "prefill_deferred", "gave_back", "lease_lost", "recalled", "unservable", "prompt_scored", "clock_reply", "progress")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     LINK_STATE_FIELD_NUMBER: _ClassVar[int]
@@ -47,6 +47,7 @@ class WorkerMessage(_message.Message):
     UNSERVABLE_FIELD_NUMBER: _ClassVar[int]
     PROMPT_SCORED_FIELD_NUMBER: _ClassVar[int]
     CLOCK_REPLY_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     heartbeat: Heartbeat
     link_state: LinkState
@@ -61,7 +62,8 @@ class WorkerMessage(_message.Message):
     unservable: Unservable
     prompt_scored: PromptScored
     clock_reply: ClockReply
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., link_state: _Optional[_Union[LinkState, _Mapping]] = ..., first_token: _Optional[_Union[FirstToken, _Mapping]] = ..., tokens: _Optional[_Union[Tokens, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., prefill_deferred: _Optional[_Union[PrefillDeferred, _Mapping]] = ..., gave_back: _Optional[_Union[GaveBack, _Mapping]] = ..., lease_lost: _Optional[_Union[LeaseLost, _Mapping]] = ..., recalled: _Optional[_Union[Recalled, _Mapping]] = ..., unservable: _Optional[_Union[Unservable, _Mapping]] = ..., prompt_scored: _Optional[_Union[PromptScored, _Mapping]] = ..., clock_reply: _Optional[_Union[ClockReply, _Mapping]] = ...) -> None: ...
+    progress: Progress
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., link_state: _Optional[_Union[LinkState, _Mapping]] = ..., first_token: _Optional[_Union[FirstToken, _Mapping]] = ..., tokens: _Optional[_Union[Tokens, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., prefill_deferred: _Optional[_Union[PrefillDeferred, _Mapping]] = ..., gave_back: _Optional[_Union[GaveBack, _Mapping]] = ..., lease_lost: _Optional[_Union[LeaseLost, _Mapping]] = ..., recalled: _Optional[_Union[Recalled, _Mapping]] = ..., unservable: _Optional[_Union[Unservable, _Mapping]] = ..., prompt_scored: _Optional[_Union[PromptScored, _Mapping]] = ..., clock_reply: _Optional[_Union[ClockReply, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ...) -> None: ...
 
 class RouterMessage(_message.Message):
     __slots__ = ("welcome", "peers", "admit", "prefill", "abort", "recall", "reset_cache", "clock_probe")
@@ -355,6 +357,16 @@ class Finished(_message.Message):
     num_pages_shipped: int
     moments: _containers.RepeatedCompositeFieldContainer[Moment]
     def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., finish_reason: _Optional[str] = ..., num_output_tokens: _Optional[int] = ..., cached_len: _Optional[int] = ..., num_pages_shipped: _Optional[int] = ..., moments: _Optional[_Iterable[_Union[Moment, _Mapping]]] = ...) -> None: ...
+
+class Progress(_message.Message):
+    __slots__ = ("request_id", "attempt", "moments")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    MOMENTS_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    attempt: int
+    moments: _containers.RepeatedCompositeFieldContainer[Moment]
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., moments: _Optional[_Iterable[_Union[Moment, _Mapping]]] = ...) -> None: ...
 
 class Failed(_message.Message):
     __slots__ = ("request_id", "attempt", "reason")

@@ -26,7 +26,7 @@ def link(transport: ScriptedTransport, sent: list[Any]) -> SenderLink:
 
 
 def commit(link: SenderLink, lease: Any) -> None:
-    link.commit_pages(lease, first_token=7, num_pages=2, num_tokens=8, finish_reason="", first_token_time_ns=1)
+    link.commit_pages(lease, first_token=7, num_pages=2, num_tokens=8, finish_reason="", ship_started_ns=1)
 
 
 def test_settlements_wait_for_their_own_copies_only(

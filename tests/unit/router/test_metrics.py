@@ -2,11 +2,13 @@
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from router.clock_offsets import ClockOffsets
 from router.errors import RequestError
 from router.metrics import OUTCOMES, RouterMetrics
 from router.worker_registry import WorkerRegistry
 from tandem import __version__
 from tandem.lifecycle import PHASES, PhaseTiming
+from tandem.messages import ClockReply
 from tests.fakes.clock import FakeClock
 from tests.fakes.scripted_worker import hello
 
@@ -22,7 +24,14 @@ def new_metrics() -> RouterMetrics:
     for worker_id, role in (("p0", "prefill"), ("p1", "prefill"), ("d0", "decode")):
         registry.register(hello(worker_id, role), lambda _: None, lambda _: None)
     planned = {"p0": "prefill", "p1": "prefill", "d0": "decode", "d1": "decode"}
-    return RouterMetrics(registry, lambda: 3, lambda: 2, lambda: 1, lambda: "no link", planned=planned, num_restarts=4)
+    clocks = ClockOffsets(lambda: 3_000_000)
+    clocks.receive("p0", ClockReply(1_000_000, 502_000_000, 502_000_000))
+    return RouterMetrics(
+        *(registry, lambda: 3, lambda: 2, lambda: 1, lambda: "no link"),
+        clocks=clocks,
+        planned=planned,
+        num_restarts=4,
+    )
 
 
 def test_ended_requests_are_counted_with_their_tokens_and_phases() -> None:
@@ -82,6 +91,13 @@ def test_a_worker_of_the_plan_that_is_not_there_shows() -> None:
     assert connected == {("prefill", "p0"): 1, ("prefill", "p1"): 1, ("decode", "d0"): 1, ("decode", "d1"): 0}
     # None of the prefill workers has said that it has a link.
     assert found["tandem_worker_pairs", ()] == 0
+
+
+def test_a_worker_s_clock_shows_once_it_is_known() -> None:
+    found = samples(new_metrics())
+    assert found["tandem_clock_offset_seconds", ("prefill", "p0")] == 0.5
+    assert found["tandem_clock_uncertainty_seconds", ("prefill", "p0")] == 0.001
+    assert ("tandem_clock_offset_seconds", ("prefill", "p1")) not in found
 
 
 def test_the_lengths_of_requests_are_counted_by_size() -> None:

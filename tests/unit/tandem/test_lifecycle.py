@@ -1,5 +1,6 @@
 """Phases from moments, and their names in the documentation."""
 
+import time
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ from tandem.lifecycle import (
     ROUTER_ATTEMPT_MOMENTS,
     TOKENIZED,
     critical_path,
+    now_ns,
     phase_timings,
 )
 
@@ -145,6 +147,14 @@ def test_what_seems_to_precede_its_cause_happens_with_it() -> None:
         "decode": 2,
         "finish": 0,
     }
+
+
+def test_a_wall_clock_that_is_set_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = now_ns()
+    assert abs(before - time.time_ns()) < 60 * 10**9
+    monkeypatch.setattr(time, "time_ns", lambda: 0)
+    monkeypatch.setattr(time, "time", lambda: 0.0)
+    assert 0 <= now_ns() - before < 60 * 10**9
 
 
 def test_every_phase_is_documented() -> None:

@@ -1,0 +1,230 @@
+"""Where a request's time went, from the workers that know it to the client that is told."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import pytest
+
+import worker.control_client
+from prefill_worker.config import PrefillConfig
+from router.config import RouterConfig
+from router.control_server import ControlServer
+from router.frontends.base import Frontend
+from router.frontends.grpc import InferenceService
+from router.router import Router
+from tandem.lifecycle import CRITICAL_PATH, PHASES, now_ns
+from tandem.messages import Finished, FirstToken, Heartbeat, LinkState, Moment, Prefill, Progress, TokenEvent, Tokens
+from tandem.rpc.channel import bind, new_server, open_channel
+from tandem.sampling_params import SamplingParams
+from tandem.v1 import inference_pb2 as pb
+from tandem.v1 import inference_pb2_grpc, worker_pb2_grpc
+from tests.fakes.link_ends import wait_until
+from tests.fakes.router_harness import run
+from tests.fakes.routing import FirstLeastLoaded
+from tests.fakes.scripted_worker import hello
+from tests.fakes.tokenizer import ByteTokenizer
+from tests.fakes.workers import WorkerPair
+from worker.control_client import ControlClient
+from worker.events import FromRouter
+from worker.records import RecordKeeper
+
+S = 10**9
+# Of a request that has one attempt.
+CRITICAL = [spec.name for spec in CRITICAL_PATH if spec.name != "earlier_attempts"]
+# Each process has its clock; here each worker has, by the task that it runs in.
+SKEW_NS: ContextVar[int] = ContextVar("skew", default=0)
+
+
+def skewed_ns() -> int:
+    return now_ns() + SKEW_NS.get()
+
+
+class SkewedWorker:
+    """A worker with a clock of its own: a real stream, behind which a script takes its time.
+
+    Attributes:
+        router: its router.
+        at: when its moments truly were, on the router's clock.
+    """
+
+    def __init__(self, router: Router, worker_id: str, role: str, skew_ns: int) -> None:
+        self.router, self.worker_id, self.role, self._skew_ns = router, worker_id, role, skew_ns
+        self.at: dict[str, int] = {}
+        self.client: Any = None
+        self.decode: SkewedWorker | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def run(self, address: str) -> None:
+        SKEW_NS.set(self._skew_ns)
+        self.client = ControlClient(
+            address,
+            hello(self.worker_id, self.role),
+            cluster_token="secret",
+            heartbeat=lambda: Heartbeat(1),
+            heartbeat_interval_s=0.1,
+            records=RecordKeeper(2**20),
+            post=self._take,
+            on_peers=lambda *_: None,
+            on_connected=self._link,
+            on_lost=lambda _: None,
+        )
+        await self.client.run()
+
+    def stamp(self, name: str) -> Moment:
+        self.at[name] = now_ns()
+        return Moment(name, self.at[name] + self._skew_ns)
+
+    def _link(self) -> None:
+        if self.decode is not None:
+            self.client.send([LinkState("d", "d-life", up=True)])
+
+    def _take(self, event: Any) -> None:
+        if isinstance(event, FromRouter) and isinstance(event.message, Prefill):
+            self._tasks.add(asyncio.create_task(self._serve(event)))
+
+    async def _serve(self, event: FromRouter) -> None:
+        decode, message = self.decode, event.message
+        assert decode is not None and isinstance(message, Prefill)
+        key = (message.request_id, message.attempt)
+        received = Moment("prefill_received", event.received_ns)
+        self.at["prefill_received"] = event.received_ns - self._skew_ns
+        await asyncio.sleep(0.02)
+        started = self.stamp("prefill_started")
+        await asyncio.sleep(0.03)
+        first = self.stamp("first_token")
+        self.client.send([FirstToken(*key, 0, 65, "", 0, 1, (received, started, first))])
+        shipped = self.stamp("ship_started")
+        await asyncio.sleep(0.01)
+        moments = [decode.stamp("committed")]
+        await asyncio.sleep(0.02)
+        moments += [shipped, decode.stamp("decode_started"), decode.stamp("second_token")]
+        tokens = (Progress(*key, tuple(moments)), Tokens((TokenEvent(*key, 0, (65, 66)),)))
+        decode.client.send(tokens)
+        await asyncio.sleep(0.02)
+        decode.client.send([Tokens((TokenEvent(*key, 2, (67,)),))])
+        decode.client.send([Finished(*key, "length", 3, 0, 1, (decode.stamp("last_token"),))])
+
+
+@asynccontextmanager
+async def skewed_cluster(prefill_ns: int, decode_ns: int) -> AsyncIterator[tuple[Router, SkewedWorker, str]]:
+    """A router with a prefill and a decode worker whose clocks are ahead by so much; the address is for clients."""
+    config = RouterConfig("nowhere", "fake", 400, cluster_token="secret")
+    router = Router(config, FirstLeastLoaded())
+    server = new_server()
+    worker_pb2_grpc.add_ClusterServicer_to_server(ControlServer(router), server)
+    frontend = Frontend(router, ByteTokenizer(), config)  # type: ignore[arg-type]
+    inference_pb2_grpc.add_InferenceServicer_to_server(InferenceService(frontend), server)
+    address = bind(server, "127.0.0.1", 0)
+    await server.start()
+    p, d = SkewedWorker(router, "p", "prefill", prefill_ns), SkewedWorker(router, "d", "decode", decode_ns)
+    p.decode = d
+    tasks = [asyncio.create_task(w.run(address)) for w in (p, d)]
+    try:
+        await wait_until(lambda: not router.not_ready_reason())
+        await wait_until(lambda: None not in (router.clocks.uncertainty_ns("p"), router.clocks.uncertainty_ns("d")))
+        yield router, p, address
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await server.stop(None)
+        frontend.close()
+
+
+async def ask(address: str) -> pb.GenerateResponse:
+    """Returns the last response."""
+    async with open_channel(address) as channel:
+        request = pb.GenerateRequest(text="hi", sampling=pb.SamplingParams(max_tokens=3))
+        responses = [r async for r in inference_pb2_grpc.InferenceStub(channel).Generate(request)]
+    return responses[-1]
+
+
+@pytest.mark.parametrize(("prefill_ns", "decode_ns"), [(5 * S, -3 * S), (-3600 * S, 7 * S)])
+def test_phases_are_true_though_clocks_are_seconds_apart(
+    prefill_ns: int, decode_ns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker.control_client, "now_ns", skewed_ns)
+
+    @run
+    async def scenario() -> None:
+        async with skewed_cluster(prefill_ns, decode_ns) as (router, p, address):
+            for worker_id, skew_ns in (("p", prefill_ns), ("d", decode_ns)):
+                uncertainty_ns = router.clocks.uncertainty_ns(worker_id)
+                assert uncertainty_ns is not None and uncertainty_ns < S
+                assert abs(router.clocks.offset_ns(worker_id) - skew_ns) <= uncertainty_ns
+            last = await ask(address)
+        phases = {phase.name: phase for phase in last.phases}
+        assert [phase.name for phase in last.phases if phase.on_critical_path] == CRITICAL
+        critical_ms = sum(phase.duration_ms for phase in last.phases if phase.on_critical_path)
+        assert critical_ms == pytest.approx(phases["e2e"].duration_ms, abs=1e-3)
+        assert p.decode is not None
+        at = {**p.at, **p.decode.at}
+        # Of two clocks each may be off by so much.
+        slack_ms = 2 * last.clock_uncertainty_ms + 1e-3
+        assert 0 < last.clock_uncertainty_ms < 1000
+        for spec in PHASES:
+            if spec.start in at and spec.end in at:
+                true_ms = (at[spec.end] - at[spec.start]) / 1e6
+                assert phases[spec.name].duration_ms == pytest.approx(true_ms, abs=slack_ms), spec.name
+        waited_ms = (at["prefill_started"] - at["prefill_received"]) / 1e6
+        told_ms = phases["prefill_queue"].duration_ms - phases["dispatch"].duration_ms
+        assert told_ms == pytest.approx(waited_ms, abs=slack_ms)
+
+    scenario()
+
+
+def told(messages: list[Any]) -> dict[str, int]:
+    """The moments that a router is told, each once."""
+    moments = [moment for m in messages if isinstance(m, FirstToken | Progress | Finished) for moment in m.moments]
+    assert len({moment.name for moment in moments}) == len(moments)
+    return {moment.name: moment.time_ns for moment in moments}
+
+
+def test_workers_tell_their_moments_in_order() -> None:
+    pair = WorkerPair()
+    pair.submit("r", list(range(9)), max_tokens=3)
+    pair.run()
+    p, d = told(pair.p.outbox.router), told(pair.d.outbox.router)
+    assert set(p) == {"prefill_started", "first_token"}
+    order = ["lease_granted", "ship_started", "committed", "decode_started", "second_token", "last_token"]
+    assert set(d) == set(order)
+    assert p["prefill_started"] <= d["lease_granted"] and p["first_token"] <= d["ship_started"]
+    assert [d[name] for name in order] == sorted(d.values())
+    (last,) = pair.d.outbox.of(Finished)
+    assert [moment.name for moment in last.moments] == ["last_token"]
+
+
+def test_pages_of_a_long_prompt_are_shipped_while_it_is_computed() -> None:
+    pair = WorkerPair(prefill={"config": PrefillConfig(4, min_shared_tokens=4)})
+    pair.submit("r", list(range(20)), max_tokens=3)
+    pair.p.scheduler.step()
+    (progress,) = pair.p.outbox.of(Progress)
+    assert [moment.name for moment in progress.moments] == ["prefill_started"]
+    pair.run()
+    assert pair.p.outbox.of(Progress) == [progress]
+    (first,) = pair.p.outbox.of(FirstToken)
+    at = {moment.name: moment.time_ns for moment in first.moments}
+    assert progress.moments[0].time_ns == at["prefill_started"] <= told(pair.d.outbox.router)["ship_started"]
+    assert told(pair.d.outbox.router)["ship_started"] < at["first_token"]
+
+
+def test_what_is_cached_everywhere_is_not_shipped() -> None:
+    pair = WorkerPair()
+    for request_id in ("first", "again"):
+        pair.submit(request_id, list(range(8)), max_tokens=2)
+        pair.run()
+        shipped = "ship_started" in told(
+            [m for m in pair.d.outbox.router if getattr(m, "request_id", "") == request_id]
+        )
+        assert shipped == (request_id == "first")
+
+
+def test_when_a_request_came_to_the_worker_is_told() -> None:
+    pair = WorkerPair()
+    received = now_ns()
+    pair.p.scheduler.receive(FromRouter(Prefill("r", 0, (1, 2, 3), (), SamplingParams(4), "d"), received))
+    pair.p.scheduler.step()
+    assert told(pair.p.outbox.router)["prefill_received"] == received
