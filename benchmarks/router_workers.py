@@ -18,8 +18,10 @@ from tandem.lifecycle import (
     FIRST_TOKEN,
     LAST_TOKEN,
     LEASE_GRANTED,
+    PREFILL_RECEIVED,
     PREFILL_STARTED,
     SECOND_TOKEN,
+    SHIP_STARTED,
     now_ns,
 )
 from tandem.messages import (
@@ -35,6 +37,7 @@ from tandem.messages import (
     Moment,
     PageFormat,
     Prefill,
+    Progress,
     TokenEvent,
     Tokens,
     WorkerMessage,
@@ -51,12 +54,17 @@ PAGE_SIZE = 16
 PREFILL_ID, DECODE_ID, DECODE_LIFE = "prefill", "decode", "decode-life"
 
 
-def serve_workers(pipe: Connection, address: str) -> None:
-    """Runs both workers of the router at this address; says when they have joined, then takes the decode's pace."""
+def serve_workers(pipe: Connection, address: str, tells_moments: bool = True) -> None:
+    """Runs both workers of the router at this address; says when they have joined, then takes the decode's pace.
+
+    Args:
+        tells_moments: whether they say when things happened, as real ones do.
+    """
     decode = DecodeWorker()
     loop_thread = LoopThread()
     loop_thread.start()
     for worker in (decode, PrefillWorker(decode)):
+        worker.tells_moments = tells_moments
         loop_thread.call(worker.join(address), START_TIMEOUT_S)
     pipe.send(None)
     for step_interval_s in questions(pipe):
@@ -83,15 +91,20 @@ def serve_pair(pipe: Connection, addresses: Sequence[str], number: int) -> None:
 
 
 class ScriptedWorker(ABC):
-    """One worker's control stream."""
+    """One worker's control stream.
+
+    Attributes:
+        tells_moments: whether it says when things happened, as a real one does.
+    """
 
     def __init__(self, worker_id: str, incarnation: str, role: str) -> None:
         self._hello = Hello(
             PROTOCOL_VERSION, worker_id, incarnation, role, "none", "nowhere:1", 1, PAGE_FORMAT, NUM_PAGES, PAGE_SIZE
         )
+        self.tells_moments = True
         self._joined = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        # Router's time and own of each probe that is not answered. How long one waits here takes nothing from the answer.
+        # These are not answered yet: router's time and own of each. The wait here takes nothing from the answer.
         self._probes: list[tuple[int, int]] = []
 
     async def join(self, address: str) -> None:
@@ -183,17 +196,19 @@ class DecodeWorker(ScriptedWorker):
 
     def step(self) -> list[WorkerMessage]:
         self._step_at = max(self._step_at, time.monotonic() - self.step_interval_s) + self.step_interval_s
-        events, finished = [], []
+        events, progress, finished = [], [], []
         for running in list(self._running.values()):
             token_ids = (output_token(running.num_tokens),)
             events.append(TokenEvent(running.request_id, running.attempt, running.num_tokens, token_ids))
             running.num_tokens += 1
+            if running.num_tokens == 2 and self.tells_moments:
+                progress.append(_progress(running))
             if running.num_tokens == running.max_tokens:
-                finished.append(_finished(running))
+                finished.append(_finished(running, self.tells_moments))
                 del self._running[running.request_id]
         if not self._running:
             self._wake.clear()
-        return [Tokens(tuple(events)), *finished]
+        return [*progress, Tokens(tuple(events)), *finished]
 
 
 class PrefillWorker(ScriptedWorker):
@@ -209,7 +224,8 @@ class PrefillWorker(ScriptedWorker):
 
     def receive(self, message: Any) -> None:
         if isinstance(message, Prefill):
-            moments = tuple(Moment(name, now_ns()) for name in (PREFILL_STARTED, FIRST_TOKEN))
+            names = (PREFILL_RECEIVED, PREFILL_STARTED, FIRST_TOKEN) if self.tells_moments else ()
+            moments = tuple(Moment(name, now_ns()) for name in names)
             first = FirstToken(message.request_id, message.attempt, 0, output_token(0), "", 0, 1, moments)
             self._outbox.append(first)
             self._wake.set()
@@ -224,7 +240,11 @@ class PrefillWorker(ScriptedWorker):
         return messages
 
 
-def _finished(running: Running) -> Finished:
-    started = (LEASE_GRANTED, COMMITTED, DECODE_STARTED, SECOND_TOKEN)
-    moments = (*(Moment(name, running.since) for name in started), Moment(LAST_TOKEN, now_ns()))
+def _progress(running: Running) -> Progress:
+    started = (LEASE_GRANTED, SHIP_STARTED, COMMITTED, DECODE_STARTED, SECOND_TOKEN)
+    return Progress(running.request_id, running.attempt, tuple(Moment(name, running.since) for name in started))
+
+
+def _finished(running: Running, tells_moments: bool) -> Finished:
+    moments = (Moment(LAST_TOKEN, now_ns()),) if tells_moments else ()
     return Finished(running.request_id, running.attempt, "length", running.num_tokens, 0, 1, moments)

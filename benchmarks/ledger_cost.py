@@ -1,0 +1,148 @@
+"""What the ledger costs: the router's CPU for each token, and the time before the first token, with and without it.
+
+Two real routers, each in a process of its own with scripted workers in another, take turns under the same clients. One
+is as it is; in the other nothing is stamped, no phase is made and no histogram filled, and its workers tell no moments.
+That is done from outside: there is no option for it. Whole requests are measured, because most of the cost is theirs
+and not a token's. What is compared is CPU time of the router's process alone. The interval is that of the median over all
+pairs of runs, at 95 % or a little more, whatever their distribution.
+"""
+
+import math
+import statistics
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import router.attempts
+import router.frontends.base
+import router.frontends.generation
+import router.router
+from benchmarks import router_clients as clients
+from benchmarks.children import Child
+from benchmarks.router_model import write_model_dir
+from benchmarks.router_servers import serve_router
+from benchmarks.router_workers import serve_workers
+from benchmarks.rows import Row, argument_parser, report
+from router.attempts import Attempts
+from router.histograms import Histogram
+from router.metrics import RouterMetrics
+
+# Of what is done without the ledger, in tokens for each CPU second and in time to the first token.
+MIN_RATE_RATIO = 0.98
+MAX_WAIT_RATIO = 1.02
+NUM_AT_ONCE = 64
+STEP_INTERVAL_S = NUM_AT_ONCE * 150e-6
+NUM_FIRST_TOKENS = 3
+NAMES = {True: "with", False: "without"}
+
+
+def serve_router_without(pipe: Connection, model_dir: str, log_dir: str) -> None:
+    """As serve_router, but the router keeps no ledger and no metrics."""
+
+    def nothing(*_: Any, **__: Any) -> None: ...
+
+    def no_time() -> int:
+        return 0
+
+    modules: tuple[Any, ...] = (router.attempts, router.frontends.base, router.frontends.generation, router.router)
+    for module in modules:
+        module.now_ns = no_time
+    generation: Any = router.frontends.generation
+    generation.phase_timings = lambda moments: []
+    for cls, name in ((Attempts, "_stamp"), (Histogram, "observe"), (RouterMetrics, "request_ended")):
+        setattr(cls, name, nothing)
+    router.router.PROBE_INTERVAL_S = math.inf
+    serve_router(pipe, model_dir, log_dir)
+
+
+class Side:
+    """One router and its workers. Use within `held`."""
+
+    def __init__(self, held: ExitStack, directory: str, *, keeps_ledger: bool) -> None:
+        serve = serve_router if keeps_ledger else serve_router_without
+        self.router = held.enter_context(Child(serve, directory, directory))
+        addresses = self.router.answer()
+        self.address = addresses.grpc
+        self.workers = held.enter_context(Child(serve_workers, addresses.cluster, keeps_ledger))
+        self.workers.answer()
+
+    def pace(self, step_interval_s: float) -> None:
+        self.workers.ask(step_interval_s)
+
+
+def median_interval(values: Sequence[float]) -> tuple[float, float]:
+    """Bounds between which the median of what these are samples of lies in 95 of 100 cases; all there is, of fewer than
+    six."""
+    ordered, num = sorted(values), len(values)
+    left_out, tail = 0, 1 / 2**num
+    while tail + math.comb(num, left_out + 1) / 2**num <= 0.025:
+        left_out += 1
+        tail += math.comb(num, left_out) / 2**num
+    return ordered[left_out], ordered[-1 - left_out]
+
+
+def ratio_rows(name: str, ratios: Sequence[float], **limit: float) -> list[Row]:
+    low, high = median_interval(ratios)
+    return [
+        Row(f"{name}: with / without", statistics.median(ratios), "", **limit),
+        Row("  from", low, ""),
+        Row("  to", high, ""),
+    ]
+
+
+def measure(num_pairs: int, num_requests: int, num_tokens: int, num_waits: int) -> list[Row]:
+    """Args: num_requests, num_waits: of each run."""
+    rates: dict[bool, list[float]] = {True: [], False: []}
+    waits: dict[bool, list[float]] = {True: [], False: []}
+    with ExitStack() as held:
+        directory = held.enter_context(tempfile.TemporaryDirectory())
+        write_model_dir(Path(directory))
+        sides = {kept: Side(held, directory, keeps_ledger=kept) for kept in (True, False)}
+        asked = held.enter_context(Child(clients.serve_clients))
+        for number in range(-1, num_pairs):
+            # Who is measured first alternates.
+            order = (True, False) if number % 2 else (False, True)
+            for kept in order:
+                side = sides[kept]
+                side.pace(STEP_INTERVAL_S)
+                run = (clients.requests, side.address, side.router.pid, num_requests, NUM_AT_ONCE, num_tokens)
+                usage = asked.ask(run, clients.RUN_TIMEOUT_S)
+                side.pace(0.0)
+                if number >= 0:
+                    rates[kept].append(usage.num_tokens / usage.cpu_s)
+            addresses = [sides[kept].address for kept in order]
+            results = asked.ask((clients.first_tokens, addresses, num_waits, NUM_FIRST_TOKENS), clients.RUN_TIMEOUT_S)
+            if number >= 0:
+                for kept, result in zip(order, results, strict=True):
+                    waits[kept].append(statistics.median(result.waits))
+    rows = ratio_rows(
+        f"{num_tokens}-token requests, tokens/CPU s",
+        [on / off for on, off in zip(rates[True], rates[False], strict=True)],
+        low=MIN_RATE_RATIO,
+    )
+    rows += [Row(f"  {name}", statistics.median(rates[kept]), "tokens/CPU s") for kept, name in NAMES.items()]
+    rows += ratio_rows(
+        "first token, p50", [on / off for on, off in zip(waits[True], waits[False], strict=True)], high=MAX_WAIT_RATIO
+    )
+    rows += [Row(f"  {name}", statistics.median(waits[kept]), "ms") for kept, name in NAMES.items()]
+    return rows
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns 0 if every aim is met, 1 otherwise."""
+    parser = argument_parser(__doc__)
+    parser.add_argument("--pairs", type=int, default=20, help="pairs of runs that count (%(default)s)")
+    parser.add_argument("--requests", type=int, default=512, help="of each run (%(default)s)")
+    parser.add_argument("--tokens", type=int, default=64, help="of each request's output (%(default)s)")
+    parser.add_argument("--waits", type=int, default=100, help="requests of each run for first tokens (%(default)s)")
+    arguments = parser.parse_args(argv)
+    rows = measure(arguments.pairs, arguments.requests, arguments.tokens, arguments.waits)
+    return report(rows, "What the ledger costs", arguments.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
