@@ -142,18 +142,22 @@ def chat(arguments: argparse.Namespace, client: TandemClient) -> int:
 
 
 def print_timeline(console: Console, last: pb.GenerateResponse) -> None:
-    """Shows the phases of a request as bars, and what its prompt cost on both workers."""
+    """Shows the phases of a request as bars, those that add up to it first, and what its prompt cost on both workers."""
     total_ms = max((p.start_ms + p.duration_ms for p in last.phases), default=1.0)
     table = Table(box=None, padding=(0, 1), pad_edge=False, header_style="dim")
     table.add_column("phase")
     table.add_column("start ms", justify="right")
     table.add_column("took ms", justify="right")
     table.add_column("")
-    for phase in last.phases:
-        start = round(phase.start_ms / total_ms * BAR_WIDTH)
-        length = max(1, round(phase.duration_ms / total_ms * BAR_WIDTH))
-        bar = " " * min(start, BAR_WIDTH - 1) + "█" * length
-        table.add_row(phase.name, f"{phase.start_ms:.1f}", f"{phase.duration_ms:.1f}", f"[cyan]{bar}[/]")
+    for on_critical_path, color in ((True, "cyan"), (False, "blue")):
+        if not on_critical_path:
+            table.add_row("[dim]beside these[/]")
+        for phase in last.phases:
+            if phase.on_critical_path == on_critical_path:
+                start = round(phase.start_ms / total_ms * BAR_WIDTH)
+                length = max(1, round(phase.duration_ms / total_ms * BAR_WIDTH))
+                bar = " " * min(start, BAR_WIDTH - 1) + "█" * length
+                table.add_row(phase.name, f"{phase.start_ms:.1f}", f"{phase.duration_ms:.1f}", f"[{color}]{bar}[/]")
     console.print(table)
     usage, handover = last.usage, last.handover
     size = handover.page_size or 1
@@ -164,7 +168,8 @@ def print_timeline(console: Console, last: pb.GenerateResponse) -> None:
         f"[dim]{handover.prefill_worker}:[/] {handover.prefill_cached_tokens} tokens found in its radix cache, "
         f"{handover.pages_computed} pages computed\n"
         f"[dim]{handover.decode_worker}:[/] {handover.decode_cached_tokens} tokens found in its radix cache, "
-        f"{handover.pages_shipped} pages shipped to it",
+        f"{handover.pages_shipped} pages shipped to it\n"
+        f"[dim]clocks of both agree with the router's to {last.clock_uncertainty_ms:.1f} ms[/]",
         highlight=False,
     )
 

@@ -106,15 +106,17 @@ class ClockOffsets:
         them was before the attempt began, and none is yet to come."""
         now = self._clock_ns()
         since = tracker.moments.get(ASSIGNED, now)
-        for name, time_ns in [(moment.name, moment.time_ns) for moment in moments]:
+        known: dict[str, int] = {}
+        for moment in moments:
+            name = moment.name
             worker_id = tracker.prefill_worker_id if name in PREFILL_MOMENTS else tracker.decode_worker_id
-            offset = self._offsets.get(worker_id)
-            uncertainty_ns = now - since
-            if offset is not None:
-                time_ns -= offset.offset_ns
-                uncertainty_ns = min(uncertainty_ns, offset.uncertainty_ns(now))
-            tracker.moments[name] = min(max(time_ns, since), now)
-            tracker.clock_uncertainty_ns = max(tracker.clock_uncertainty_ns, uncertainty_ns)
+            offset_ns = known.get(worker_id)
+            if offset_ns is None:
+                offset_ns = known[worker_id] = self.offset_ns(worker_id)
+                uncertainty_ns = self.uncertainty_ns(worker_id)
+                bound_ns = now - since if uncertainty_ns is None else min(uncertainty_ns, now - since)
+                tracker.clock_uncertainty_ns = max(tracker.clock_uncertainty_ns, bound_ns)
+            tracker.moments[name] = min(max(moment.time_ns - offset_ns, since), now)
 
     def offset_ns(self, worker_id: str) -> int:
         """What a time of this worker is ahead of the router's, in nanoseconds; 0 while nothing is known."""

@@ -34,7 +34,7 @@ LAST_TOKEN = "last_token"  # The last token is sampled: by the prefill worker, i
 
 # Later attempts have these anew.
 ROUTER_ATTEMPT_MOMENTS = (WAITING, ASSIGNED)
-PREFILL_MOMENTS = (PREFILL_RECEIVED, PREFILL_STARTED, SHIP_STARTED, FIRST_TOKEN)
+PREFILL_MOMENTS = frozenset((PREFILL_RECEIVED, PREFILL_STARTED, SHIP_STARTED, FIRST_TOKEN))
 DECODE_MOMENTS = (LEASE_GRANTED, COMMITTED, DECODE_STARTED, SECOND_TOKEN, LAST_TOKEN)
 
 
@@ -111,34 +111,44 @@ def critical_path(moments: Mapping[str, int]) -> list[PhaseTiming]:
         moments: time in nanoseconds by moment name, of the last attempt; RECEIVED must be there.
     """
     at = received = moments[RECEIVED]
-    begun = [(spec.name, moments[spec.start]) for spec in CRITICAL_PATH if spec.start in moments]
-    if LAST_TOKEN in moments and DECODE_STARTED not in moments:
-        # The first token was the last: nothing is handed over.
-        begun = [(name, start) for name, start in begun if name != "handover"]
-    ended = max(received, moments[ENDED] if ENDED in moments else max(start for _, start in begun))
-    starts = []
-    for _, start in begun:
-        at = min(max(at, start), ended)
-        starts.append(at)
-    return [
-        PhaseTiming(name, (start - received) / 1e6, (end - start) / 1e6, on_critical_path=True)
-        for (name, _), start, end in zip(begun, starts, (*starts[1:], ended), strict=True)
-    ]
+    ended = moments.get(ENDED)
+    if ended is None:
+        ended = max(moments[spec.start] for spec in CRITICAL_PATH if spec.start in moments)
+    ended = max(ended, received)
+    # If the first token was the last, nothing is handed over.
+    nothing = "handover" if LAST_TOKEN in moments and DECODE_STARTED not in moments else ""
+    phases = []
+    under_way = ""
+    # This is done for every request, on the loop that passes tokens on.
+    for name, start, _, _ in CRITICAL_PATH:
+        moment = moments.get(start)
+        if moment is None or name == nothing:
+            continue
+        moment = at if moment < at else ended if moment > ended else moment
+        if under_way:
+            phases.append(PhaseTiming(under_way, (at - received) / 1e6, (moment - at) / 1e6, True))
+        under_way, at = name, moment
+    phases.append(PhaseTiming(under_way, (at - received) / 1e6, (ended - at) / 1e6, True))
+    return phases
 
 
 def phase_timings(moments: Mapping[str, int]) -> list[PhaseTiming]:
-    """Returns the critical path, and behind it, by start, the overlapping phases of which both ends are known. Args as
+    """Returns the critical path, and behind it those of the overlapping phases of which both ends are known. Args as
     `critical_path`."""
+    phases = critical_path(moments)
     received = moments[RECEIVED]
-    ended = moments.get(ENDED, max(moments.values()))
-    overlapping = []
-    for spec in OVERLAPPING:
-        if spec.start not in moments or spec.end not in moments:
+    ended = moments.get(ENDED)
+    if ended is None:
+        ended = max(moments.values())
+    ended = max(ended, received)
+    for name, first, last, _ in OVERLAPPING:
+        if first not in moments or last not in moments:
             continue
-        if spec.name == "first_token_delivery" and moments[spec.end] < moments.get(ASSIGNED, received):
+        start, end = moments[first], moments[last]
+        if name == "first_token_delivery" and end < moments.get(ASSIGNED, received):
             # The client had its first token from an earlier attempt.
             continue
-        start = min(max(moments[spec.start], received), max(ended, received))
-        end = min(max(moments[spec.end], start), max(ended, received))
-        overlapping.append(PhaseTiming(spec.name, (start - received) / 1e6, (end - start) / 1e6))
-    return [*critical_path(moments), *sorted(overlapping, key=lambda t: t.start_ms)]
+        start = received if start < received else ended if start > ended else start
+        end = start if end < start else ended if end > ended else end
+        phases.append(PhaseTiming(name, (start - received) / 1e6, (end - start) / 1e6))
+    return phases

@@ -82,7 +82,8 @@ class WorkerStats:
     shipped: tuple[Shipped, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+# There are about ten for each request, and frozen ones would take three times as long to make.
+@dataclass(slots=True)
 class Moment:
     """A named moment of tandem.lifecycle, in nanoseconds since the epoch on the clock of the worker where it was."""
 
