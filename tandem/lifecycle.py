@@ -64,7 +64,7 @@ OVERLAPPING = (
     PhaseSpec("ship", SHIP_STARTED, COMMITTED, "copying pages, while prefill runs and after it"),
     PhaseSpec("transfer", FIRST_TOKEN, COMMITTED, "copying what is left once prefill is done, in `handover`"),
     PhaseSpec("decode_queue", COMMITTED, DECODE_STARTED, "waiting for the next decode step, in `handover`"),
-    PhaseSpec("first_token_delivery", FIRST_TOKEN, FIRST_TOKEN_SENT, "the first token's way to the client"),
+    PhaseSpec("first_to_client", FIRST_TOKEN, FIRST_TOKEN_SENT, "the first token's way through the router"),
     PhaseSpec("first_to_second", FIRST_TOKEN, SECOND_TOKEN, "the gap that the client sees after its first token"),
     PhaseSpec("ttft", RECEIVED, FIRST_TOKEN_SENT, "time to first token"),
     PhaseSpec("e2e", RECEIVED, ENDED, "the whole request"),
@@ -145,7 +145,7 @@ def phase_timings(moments: Mapping[str, int]) -> list[PhaseTiming]:
         if first not in moments or last not in moments:
             continue
         start, end = moments[first], moments[last]
-        if name == "first_token_delivery" and end < moments.get(ASSIGNED, received):
+        if name == "first_to_client" and end < moments.get(ASSIGNED, received):
             # The client had its first token from an earlier attempt.
             continue
         start = received if start < received else ended if start > ended else start
