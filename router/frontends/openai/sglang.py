@@ -113,16 +113,18 @@ class _Output:
             reason = {"type": self.finish_reason}
         text = "".join(self._text)
         self._text = [text]
-        return {
-            "text": text,
-            "meta_info": {
-                "id": self._id,
-                "finish_reason": reason,
-                "prompt_tokens": len(tracker.prompt_ids),
-                "completion_tokens": num_tokens,
-                "cached_tokens": tracker.prompt_cached_len or 0,
-            },
+        info: dict[str, Any] = {
+            "id": self._id,
+            "finish_reason": reason,
+            "prompt_tokens": len(tracker.prompt_ids),
+            "completion_tokens": num_tokens,
+            "cached_tokens": tracker.prompt_cached_len or 0,
         }
+        if reason is not None:
+            (e2e,) = [timing for timing in self._generation.timings if timing.name == "e2e"]
+            # In seconds.
+            info["e2e_latency"] = e2e.duration_ms / 1e3
+        return {"text": text, "meta_info": info}
 
 
 def add_sglang(app: FastAPI, frontend: Frontend) -> None:

@@ -15,16 +15,27 @@ from router.control_server import ControlServer
 from router.frontends.base import Frontend
 from router.frontends.grpc import InferenceService
 from router.router import Router
-from tandem.lifecycle import CRITICAL_PATH, PHASES, now_ns
-from tandem.messages import Finished, FirstToken, Heartbeat, LinkState, Moment, Prefill, Progress, TokenEvent, Tokens
+from tandem.lifecycle import CRITICAL_PATH, ENDED, PHASES, RECEIVED, TOKENIZED, critical_path, now_ns
+from tandem.messages import (
+    Finished,
+    FirstToken,
+    GaveBack,
+    Heartbeat,
+    LinkState,
+    Moment,
+    Prefill,
+    Progress,
+    TokenEvent,
+    Tokens,
+)
 from tandem.rpc.channel import bind, new_server, open_channel
 from tandem.sampling_params import SamplingParams
 from tandem.v1 import inference_pb2 as pb
 from tandem.v1 import inference_pb2_grpc, worker_pb2_grpc
 from tests.fakes.link_ends import wait_until
-from tests.fakes.router_harness import run
+from tests.fakes.router_harness import RouterHarness, run, settle, step_tokens
 from tests.fakes.routing import FirstLeastLoaded
-from tests.fakes.scripted_worker import hello
+from tests.fakes.scripted_worker import ScriptedWorker, hello
 from tests.fakes.tokenizer import ByteTokenizer
 from tests.fakes.workers import WorkerPair
 from worker.control_client import ControlClient
@@ -174,6 +185,108 @@ def test_phases_are_true_though_clocks_are_seconds_apart(
         assert told_ms == pytest.approx(waited_ms, abs=slack_ms)
 
     scenario()
+
+
+class Asked:
+    """A request at a router with scripted workers, whose clocks are the router's."""
+
+    def __init__(self, h: RouterHarness, **fields: Any) -> None:
+        self._h = h
+        self.client = h.request(**fields)
+        self.tracker = self.client.tracker
+        self.tracker.moments.update({RECEIVED: now_ns(), TOKENIZED: now_ns()})
+
+    def prefilled(self, attempt: int = 0, finish_reason: str = "") -> None:
+        moments = (Moment("prefill_started", now_ns()), Moment("first_token", now_ns()))
+        index = len(self.tracker.output_ids)
+        first = FirstToken(self.tracker.request_id, attempt, index, ord("a"), finish_reason, 0, 1, moments)
+        self._h.p[0].say(first)
+
+    def decoding(self, attempt: int = 0) -> None:
+        self._h.d[0].say(Progress(self.tracker.request_id, attempt, (Moment("decode_started", now_ns()),)))
+
+    async def ended(self) -> list[str]:
+        """The phases that it has had, once its client has left, if it is still there."""
+        await settle()
+        await self.client.leave()
+        phases, moments = critical_path(self.tracker.moments), self.tracker.moments
+        assert sum(p.duration_ms for p in phases) == pytest.approx((moments[ENDED] - moments[RECEIVED]) / 1e6, abs=1e-3)
+        assert phases[0].start_ms == 0 and min(p.duration_ms for p in phases) >= 0
+        return [phase.name for phase in phases]
+
+
+@run
+async def test_a_request_that_ends_early_has_the_phases_that_it_came_to() -> None:
+    h = RouterHarness()
+    queued, handed_over, decoding = (Asked(h) for _ in range(3))
+    await settle()
+    handed_over.prefilled()
+    decoding.prefilled()
+    decoding.decoding()
+    assert await queued.ended() == ["tokenize", "assign", "prefill_queue"]
+    assert await handed_over.ended() == ["tokenize", "assign", "prefill_queue", "prefill", "handover"]
+    assert await decoding.ended() == ["tokenize", "assign", "prefill_queue", "prefill", "handover", "decode"]
+
+
+@run
+async def test_a_first_token_that_ends_its_request_is_handed_to_nobody() -> None:
+    asked = Asked(RouterHarness(), max_tokens=1)
+    await settle()
+    asked.prefilled(finish_reason="length")
+    assert await asked.ended() == ["tokenize", "assign", "prefill_queue", "prefill", "finish"]
+
+
+@run
+async def test_a_stop_string_ends_decoding() -> None:
+    h = RouterHarness()
+    asked = Asked(h, stop_strings=("stop",))
+    await settle()
+    asked.prefilled()
+    asked.decoding()
+    h.d[0].say(step_tokens(asked.tracker.request_id, 0, 0, *b"astop"))
+    await settle()
+    assert asked.tracker.finish_reason == "stop"
+    assert (await asked.ended())[-2:] == ["handover", "decode"]
+
+
+@run
+async def test_what_other_attempts_did_is_one_phase() -> None:
+    h = RouterHarness()
+    asked, left = Asked(h), Asked(h)
+    await settle()
+    for one in (asked, left):
+        one.prefilled()
+        one.decoding()
+        h.d[0].say(GaveBack(one.tracker.request_id, 0))
+    assert await left.ended() == ["tokenize", "assign", "earlier_attempts", "prefill_queue"]
+    asked.prefilled(1)
+    asked.decoding(1)
+    started = now_ns()
+    h.d[0].say(step_tokens(asked.tracker.request_id, 1, 1, *b"bcde"))
+    h.d[0].say(Finished(asked.tracker.request_id, 1, "length", 5, 0, 1, (Moment("last_token", now_ns()),)))
+    phases = await asked.ended()
+    assert phases == ["tokenize", "assign", "earlier_attempts", *CRITICAL[2:]]
+    assert asked.tracker.moments["last_token"] >= started
+
+
+@run
+async def test_waiting_for_workers_is_part_of_what_it_precedes() -> None:
+    h = RouterHarness(0, 0)
+    asked, left = Asked(h), Asked(h)
+    await settle()
+    assert await left.ended() == ["tokenize", "assign"]
+    both = ScriptedWorker(h.router, "b", "both")
+    await settle()
+    moments = asked.tracker.moments
+    assert moments[TOKENIZED] < moments["waiting"] < moments["assigned"]
+    h.router.lose_worker(both.worker, "disconnected", "killed")
+    assert await asked.ended() == ["tokenize", "assign", "earlier_attempts"]
+
+
+@run
+async def test_a_resumed_request_that_was_whole_has_no_workers() -> None:
+    asked = Asked(RouterHarness(), max_tokens=2, output_ids=(97, 98))
+    assert await asked.ended() == ["tokenize", "assign", "finish"]
 
 
 def told(messages: list[Any]) -> dict[str, int]:

@@ -49,6 +49,7 @@ def test_what_the_benchmark_sends() -> None:
     numbers = [event["meta_info"]["completion_tokens"] for event in told]
     assert numbers == sorted(numbers) and numbers[-1] == 5
     assert all(event["meta_info"]["finish_reason"] is None for event in told[:-1])
+    assert 0 < told[-1]["meta_info"]["e2e_latency"] < 60 and "e2e_latency" not in told[0]["meta_info"]
     assert meta(told[-1], finish_reason={"type": "length", "length": 5}, prompt_tokens=2)
 
 
