@@ -224,6 +224,7 @@ class _Client:
         self._config = config
         self._sessions = sessions
         self._go: asyncio.Future[float]
+        self._start = float("inf")
         self._runner: Runner | None = None
         self._running: asyncio.Task[None] | None = None
         self._lags_s: list[float] = []
@@ -238,30 +239,31 @@ class _Client:
             self._tell("error", str(error))
             return
         try:
+            # Encoding takes a while, and so may a full collection; both are over before the beginning is agreed on.
+            runner = Runner(self._sessions, self._client, self._config, lambda: time.monotonic() - self._start)
+            self._runner = runner
+            # A full collection stops the loop for as long as there are many objects, and a run makes few cycles.
+            gc.collect()
+            gc.freeze()
+            gc.set_threshold(50_000, 20, 1000)
             self._tell("ready", description)
-            start = await self._go
-            await self._measure(start)
+            self._start = await self._go
+            await self._measure(runner)
         finally:
             await self._client.close()
 
-    async def _measure(self, start: float) -> None:
-        monotonic = time.monotonic
-        self._runner = Runner(self._sessions, self._client, self._config, lambda: monotonic() - start)
-        # A full collection stops the loop for as long as there are many objects, and a run makes few cycles.
-        gc.collect()
-        gc.freeze()
-        gc.set_threshold(50_000, 20, 1000)
-        cpu_s, wall_s = time.process_time(), monotonic()
-        self._running = asyncio.create_task(self._runner.run())
-        beside = [asyncio.create_task(self._report()), asyncio.create_task(self._note_lags())]
+    async def _measure(self, runner: Runner) -> None:
+        cpu_s, wall_s = time.process_time(), time.monotonic()
+        self._running = asyncio.create_task(runner.run())
+        beside = [asyncio.create_task(self._report(runner)), asyncio.create_task(self._note_lags())]
         with contextlib.suppress(asyncio.CancelledError):
             await self._running
         for task in beside:
             task.cancel()
-        usage = ClientUsage(time.process_time() - cpu_s, monotonic() - wall_s, self._lags_s)
-        progress = self._runner.progress()
+        usage = ClientUsage(time.process_time() - cpu_s, time.monotonic() - wall_s, self._lags_s)
+        progress = runner.progress()
         progress.arrivals_over = True
-        self._tell("result", self._runner.records, usage, progress)
+        self._tell("result", runner.records, usage, progress)
 
     def _hear(self) -> None:
         try:
@@ -282,11 +284,10 @@ class _Client:
     def _tell(self, *words: Any) -> None:
         self._says.send(words)
 
-    async def _report(self) -> None:
-        assert self._runner is not None
+    async def _report(self, runner: Runner) -> None:
         while True:
             await asyncio.sleep(PROGRESS_S)
-            self._tell("progress", self._runner.progress())
+            self._tell("progress", runner.progress())
 
     async def _note_lags(self) -> None:
         loop = asyncio.get_running_loop()

@@ -12,8 +12,11 @@ from bench.workloads.base import PromptPart, Session, Turn
 
 # Timers of event loops are as coarse as this; the rest of a wait is spent looking at the clock, between other work.
 SPIN_S = 0.0015
-# So many requests are encoded before they are due.
-LOOK_AHEAD = 256
+# How long what has just left is given to be on its way.
+MEANWHILE_S = 0.005
+# Prompts of so many tokens in all are encoded before they are due, which for most runs is all of them: encoding holds up
+# the loop, and so whatever is being measured then. They take some 6 bytes a token.
+LOOK_AHEAD_TOKENS = 8_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +24,7 @@ class RunnerConfig:
     """
     Attributes:
         concurrency: sessions without an arrival time that are in hand at any time.
-        duration_s: after so many seconds no further session begins; None: all do.
+        duration_s: after so many seconds no further session and no further turn begins; None: all do.
         warmup_requests: the first so many requests of the workload warm up.
         warmup_s: requests that leave in the first so many seconds do.
         ignore_eos: whether an output shorter than asked for is an error.
@@ -49,13 +52,20 @@ class Runner:
     """Attributes: records: of all requests sent so far."""
 
     def __init__(self, sessions: Sequence[Session], client: BenchClient, config: RunnerConfig, clock: Clock) -> None:
-        """Args: clock: seconds from the run's start; below 0 before it."""
+        """Encodes what is sent first, which takes a while.
+
+        Args:
+            clock: seconds from the run's start; below 0 before it.
+        """
         self._client = client
         self._config = config
         self._clock = clock
         self._streams = [session for session in sessions if session.group == "streams"]
-        self._due = sorted((s for s in sessions if s.due_s is not None), key=lambda s: s.due_s or 0.0)
-        self._waiting = deque(s for s in sessions if s.due_s is None and s.group == "requests")
+        due = sorted((s for s in sessions if s.due_s is not None), key=lambda s: s.due_s or 0.0)
+        self._waiting = _Ahead(
+            [s for s in sessions if s.due_s is None and s.group == "requests"], LOOK_AHEAD_TOKENS, self._prepare_first
+        )
+        self._arriving = _Ahead(due, LOOK_AHEAD_TOKENS, self._prepare_first)
         self._stream_tasks: list[asyncio.Task[None]] = []
         self._progress = Progress()
         self._under_way: dict[int, RequestRecord] = {}
@@ -63,20 +73,20 @@ class Runner:
 
     async def run(self) -> None:
         """Returns when all requests have ended; the streams beside them go on until `cut_streams`."""
-        ahead = _Ahead(self._due, self._prepare_first)
         await self._until(0.0)
         # Whoever stops the run cancels it here, and with it all that it has begun.
         async with asyncio.TaskGroup() as streams:
             self._stream_tasks = [streams.create_task(self._repeat(session)) for session in self._streams]
             async with asyncio.TaskGroup() as requests:
-                for _ in range(self._config.concurrency if self._waiting else 0):
+                for _ in range(min(self._config.concurrency, self._waiting.num_left)):
                     requests.create_task(self._one_after_the_other())
-                for session, prepared in ahead:
+                for session, prepared in self._arriving:
                     assert session.due_s is not None
-                    if self._config.duration_s is not None and session.due_s >= self._config.duration_s:
+                    if self._is_over(session.due_s):
                         break
-                    await self._until(session.due_s, ahead.fill)
+                    await self._until(session.due_s, self._arriving.fill)
                     requests.create_task(self._serve(session, prepared))
+                    await asyncio.sleep(0)
             self._progress.arrivals_over = True
 
     def cut_streams(self) -> None:
@@ -89,18 +99,25 @@ class Runner:
         return replace(self._progress, num_tokens=self._progress.num_tokens + under_way)
 
     async def _until(self, moment: float, meanwhile: Callable[[], bool] = lambda: False) -> None:
-        """Args: meanwhile: does a little work; whether there is more."""
+        """Args: meanwhile: does a little work that holds up the loop; whether there was any."""
+        is_more = True
         while (left := moment - self._clock()) > 0:
-            if left > 4 * SPIN_S and meanwhile():
-                await asyncio.sleep(0)
+            if is_more and left > 3 * MEANWHILE_S:
+                # What has just left is on its way before.
+                await asyncio.sleep(MEANWHILE_S)
+                is_more = meanwhile()
             else:
                 await asyncio.sleep(left - SPIN_S if left > SPIN_S else 0)
 
     async def _one_after_the_other(self) -> None:
-        while self._waiting:
-            if self._config.duration_s is not None and self._clock() >= self._config.duration_s:
+        for session, prepared in self._waiting:
+            if self._is_over(self._clock()):
                 return
-            await self._serve(self._waiting.popleft())
+            await self._serve(session, prepared)
+
+    def _is_over(self, moment: float) -> bool:
+        """Whether nothing begins any more."""
+        return self._config.duration_s is not None and moment >= self._config.duration_s
 
     async def _repeat(self, session: Session) -> None:
         while True:
@@ -119,6 +136,10 @@ class Runner:
             if number or prepared is None:
                 prepared = self._client.prepare(parts, turn.num_output_tokens)
             if number and due_s is not None:
+                # Encoding is the client's own time and not the server's.
+                due_s = max(due_s, self._clock())
+                if self._is_over(due_s):
+                    return
                 await self._until(due_s)
             record = self._new_record(session, number, turn, parts, due_s)
             answer = await self._send(prepared, record)
@@ -155,6 +176,9 @@ class Runner:
         except asyncio.CancelledError:
             record.error = "cut"
             raise
+        except Exception as error:
+            # Whatever a server can have the client fail of, it is this request's failure and not the run's.
+            record.error, record.detail = "failed", f"the client cannot read the answer: {error!r}"
         finally:
             record.ended_s = self._clock()
             del self._under_way[id(record)]
@@ -167,25 +191,37 @@ class Runner:
 class _Ahead:
     """Sessions with their first requests, of which some are encoded in advance."""
 
-    def __init__(self, sessions: Sequence[Session], prepare: Callable[[Session], Any]) -> None:
-        self._sessions = iter(sessions)
+    def __init__(self, sessions: Sequence[Session], num_tokens: int, prepare: Callable[[Session], Any]) -> None:
+        """Args: num_tokens: those of the prompts that are encoded in advance."""
+        self._sessions = deque(sessions)
         self._prepare = prepare
         self._prepared: deque[tuple[Session, Any]] = deque()
+        self._tokens_left = num_tokens
         while self.fill():
             pass
 
+    @property
+    def num_left(self) -> int:
+        return len(self._sessions) + len(self._prepared)
+
     def fill(self) -> bool:
-        """Encodes one more; whether it has."""
-        if len(self._prepared) >= LOOK_AHEAD:
+        """Encodes one more if there is room; whether it has."""
+        if self._tokens_left <= 0 or not self._sessions:
             return False
-        session = next(self._sessions, None)
-        if session is not None:
-            self._prepared.append((session, self._prepare(session)))
-        return session is not None
+        session = self._sessions.popleft()
+        self._tokens_left -= _num_first_tokens(session)
+        self._prepared.append((session, self._prepare(session)))
+        return True
 
     def __iter__(self) -> Iterator[tuple[Session, Any]]:
         while self._prepared or self.fill():
-            yield self._prepared.popleft()
+            session, prepared = self._prepared.popleft()
+            self._tokens_left += _num_first_tokens(session)
+            yield session, prepared
+
+
+def _num_first_tokens(session: Session) -> int:
+    return sum(part.num_tokens for part in session.turns[0].parts)
 
 
 def _answer_part(stand_in: PromptPart, answer: Answer) -> PromptPart:

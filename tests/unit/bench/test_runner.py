@@ -189,3 +189,45 @@ def test_who_stops_a_run_has_what_came_until_then() -> None:
     runner = asyncio.run(main())
     assert [record.error for record in runner.records] == ["cut", "cut"]
     assert runner.progress().num_ended == 2 and runner.progress().num_failed == 0
+
+
+class SlowToEncode(FakeClient):
+    """Attributes: num_prepared: requests that have been encoded."""
+
+    num_prepared = 0
+
+    def prepare(self, parts: Sequence[PromptPart], num_output_tokens: int) -> Any:
+        self.num_prepared += 1
+        time.sleep(0.03)
+        return super().prepare(parts, num_output_tokens)
+
+
+def test_what_is_sent_first_is_encoded_before_the_beginning() -> None:
+    """However long that takes: what arrives at once would be late, and its TTFT would be the client's."""
+    client = SlowToEncode()
+    runner = make_runner([single(n, 0.5) for n in range(5)] + [single(n) for n in range(5)], client, concurrency=2)
+    assert client.num_prepared == 10
+    asyncio.run(runner.run())
+    assert client.num_prepared == 10 and len(runner.records) == 10
+
+
+def test_encoding_the_next_turn_is_not_the_servers_time() -> None:
+    turns = [Turn((part(1),), 2, part(0)), Turn((part(2),), 2)]
+    _, second = run(numbered([turns]), SlowToEncode())
+    assert second.lateness_s < 0.02
+
+
+def test_no_turn_begins_after_the_duration() -> None:
+    turns = [Turn((part(1),), 2, part(0)), Turn((part(2),), 2, part(0), think_s=0.05), Turn((part(3),), 2, think_s=5.0)]
+    assert len(run(numbered([turns]), FakeClient(), duration_s=0.5)) == 2
+
+
+def test_what_a_client_cannot_read_is_one_requests_failure() -> None:
+    class Confused(FakeClient):
+        async def send(self, prepared: Any, record: RequestRecord, clock: Clock) -> Answer:
+            if record.index == 1:
+                raise UnicodeError("what is this")
+            return await super().send(prepared, record, clock)
+
+    records = run([single(n, 0.0) for n in range(3)], Confused())
+    assert [record.error for record in records] == ["", "failed", ""] and "what is this" in records[1].detail
