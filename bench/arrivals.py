@@ -31,7 +31,7 @@ class ArrivalConfig:
             raise ValueError(f"arrivals are one of {', '.join(ARRIVALS)}, not {self.kind!r}")
         if self.kind != "closed" and not 0 < self.rate < float("inf"):
             raise ValueError(f"arrivals {self.kind!r} need a rate above 0 (--rate)")
-        if self.burstiness <= 0:
+        if not 0 < self.burstiness < float("inf"):
             raise ValueError(f"the burstiness must be above 0, not {self.burstiness}")
         if min(self.burst_size, self.concurrency) < 1:
             raise ValueError("the burst size and the concurrency must be at least 1")

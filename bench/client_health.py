@@ -14,6 +14,8 @@ BUSY_SHARE = 0.8
 # The loop came so late to its timers, one time in a hundred.
 LAG_S = 0.005
 MANY_TOKENS_PER_CHUNK = 1.05
+# A page or a template's beginning may be the same by chance.
+CACHED_SHARE = 0.1
 
 
 def client_summary(run: RunResult) -> dict[str, Any]:
@@ -58,8 +60,19 @@ def warnings_about(result: dict[str, Any]) -> list[str]:
             "busy for times of a few milliseconds."
         )
     sources = set(requests["counted_by"])
+    streams = result.get("streams")
     if "chunks" in sources:
         warnings.append("The server does not count tokens: each chunk was taken for one.")
+    elif streams and "chunks" in streams["counted_by"] and requests["tokens_per_chunk"] > MANY_TOKENS_PER_CHUNK:
+        warnings.append(
+            "Streams were cut before the server had counted their tokens, so each of their chunks was taken for one, "
+            "though chunks have more (--continuous-usage asks the server to count with each)."
+        )
+    if "length" in sources:
+        warnings.append(
+            "The server does not count tokens, but says that outputs ended by their length: they were taken to have "
+            "the number that was asked for."
+        )
     if "characters" in sources:
         warnings.append(
             "The server sends several tokens in a chunk, or chunks without text, and does not say how many with each: "
@@ -70,6 +83,24 @@ def warnings_about(result: dict[str, Any]) -> list[str]:
             f"A chunk had {requests['tokens_per_chunk']:.2f} tokens on average: ITL is between chunks, TPOT for each "
             "token."
         )
-    for kind, count in requests["errors"].items():
-        warnings.append(f"{count} requests: {kind} (such as: {requests['error_examples'][kind]})")
+    if requests["num_without_output"]:
+        warnings.append(f"{requests['num_without_output']} whole answers had no output, and so are in no TTFT.")
+    warnings += _warnings_about_cache(result)
+    groups = [(requests, "requests"), *([(streams, "steady streams")] if streams else [])]
+    for summary, words in groups:
+        examples = summary["error_examples"]
+        for kind, count in summary["errors"].items():
+            warnings.append(f"{count} {words}: {kind} (such as: {examples[kind]})")
     return warnings
+
+
+def _warnings_about_cache(result: dict[str, Any]) -> list[str]:
+    requests, workload = result["requests"], result["config"]["workload"]
+    has_common = workload["kind"] in ("multi-turn", "mooncake") or workload["num_system_tokens"]
+    share = (requests["num_cached_tokens"] or 0) / max(requests["num_input_tokens"], 1)
+    if has_common or share <= CACHED_SHARE:
+        return []
+    return [
+        f"{share:.0%} of the input tokens were in the server's cache, though no two prompts of this run begin alike: "
+        "they have come before, as from a run with the same --seed, and their TTFT is better than new ones' would be."
+    ]

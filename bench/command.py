@@ -1,6 +1,6 @@
 """`tandem bench`: one run, or a sweep of runs, from a configuration to figures."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from rich.console import Console
 from bench.config import BenchConfig
 from bench.plots import gaps_figure, png, require_matplotlib, write_plots
 from bench.processes import RunResult, run_processes
+from bench.records import RequestRecord
 from bench.report import write_report
 from bench.results import make_result, read_result, write_records, write_result
 from bench.runner import RunnerConfig
@@ -29,11 +30,29 @@ class Outputs:
 
     def check(self) -> None:
         """So that nothing is measured for files that cannot be written. Raises ValueError."""
+        for file in (self.result, self.requests, self.report):
+            if file is not None:
+                _check_writable(file)
+        if self.plots is not None and self.plots.exists() and not self.plots.is_dir():
+            raise ValueError(f"{self.plots} is no directory")
         if self.plots is not None or self.report is not None:
             require_matplotlib()
-        for file in (self.result, self.requests, self.report):
-            if file is not None and not file.absolute().parent.is_dir():
-                raise ValueError(f"{file} cannot be written: there is no directory {file.absolute().parent}")
+
+
+def _check_writable(file: Path) -> None:
+    """Raises ValueError."""
+    if not file.absolute().parent.is_dir():
+        raise ValueError(f"{file} cannot be written: there is no directory {file.absolute().parent}")
+    is_new = not file.exists()
+    if not is_new and not (file.is_file() or file.is_dir()):
+        # Whoever reads a pipe would take its closing for the end.
+        return
+    try:
+        file.open("a").close()
+        if is_new:
+            file.unlink()
+    except OSError as error:
+        raise ValueError(f"{file} cannot be written: {error.strerror}") from error
 
 
 def run_once(config: BenchConfig, outputs: Outputs, console: Console) -> dict[str, Any]:
@@ -48,9 +67,7 @@ def run_once(config: BenchConfig, outputs: Outputs, console: Console) -> dict[st
     outputs.check()
     result, run = measure(config, console)
     print_result(console, result)
-    if outputs.requests is not None:
-        write_records(run.records, outputs.requests)
-    _write(result, outputs)
+    _write(result, outputs, run.records)
     return result
 
 
@@ -62,6 +79,8 @@ def run_sweep(
     Returns:
         The result of its best run, or of its first, with the sweep in it. Raises as `run_once`.
     """
+    if outputs.requests is not None:
+        raise ValueError("the requests of a sweep are not written: leave out --requests-out, or make single runs")
     outputs.check()
     assert config.slo is not None and config.arrivals is not None
     found, is_whole = SweepResult(), True
@@ -96,7 +115,7 @@ def run_sweep(
     result = {**best.result, "sweep": described, "is_whole": is_whole}
     print_trials(console, described)
     print_result(console, result)
-    _write(result, outputs)
+    _write(result, outputs, ())
     return result
 
 
@@ -131,10 +150,20 @@ def measure(config: BenchConfig, console: Console) -> tuple[dict[str, Any], RunR
     return make_result(config, run), run
 
 
-def _write(result: dict[str, Any], outputs: Outputs) -> None:
-    if outputs.result is not None:
-        write_result(result, outputs.result)
-    if outputs.plots is not None:
-        write_plots([result], outputs.plots)
-    if outputs.report is not None:
-        write_report([result], outputs.report)
+def _write(result: dict[str, Any], outputs: Outputs, records: Sequence[RequestRecord]) -> None:
+    """Whatever can be written is, because a run is not easily made again. Raises OSError."""
+    failures = []
+    writes: list[tuple[Path | None, Callable[[Path], None]]] = [
+        (outputs.result, lambda file: write_result(result, file)),
+        (outputs.requests, lambda file: write_records(records, file)),
+        (outputs.plots, lambda directory: write_plots([result], directory)),
+        (outputs.report, lambda file: write_report([result], file)),
+    ]
+    for path, write in writes:
+        try:
+            if path is not None:
+                write(path)
+        except OSError as error:
+            failures.append(f"{path} cannot be written: {error.strerror}")
+    if failures:
+        raise OSError("; ".join(failures))

@@ -48,7 +48,7 @@ class WorkloadConfig:
             raise ValueError(f"the workload {self.kind!r} needs a trace (--trace FILE)")
         if self.kind not in TRACES and self.trace is not None:
             raise ValueError(f"a trace is for the workloads {' and '.join(TRACES)} (--workload)")
-        if self.time_scale <= 0:
+        if not 0 < self.time_scale < float("inf"):
             raise ValueError(f"the time scale must be above 0, not {self.time_scale}")
         if self.vocab_size <= FIRST_TOKEN_ID:
             raise ValueError(f"token ids are drawn from {FIRST_TOKEN_ID} on: the vocabulary must be larger")
@@ -79,6 +79,12 @@ class BenchConfig:
     def __post_init__(self) -> None:
         if self.num_processes < 1:
             raise ValueError("at least one client process is needed (--processes)")
+        if self.workload.num_requests is not None and self.warmup_requests >= self._num_requests(
+            self.workload.num_requests
+        ):
+            raise ValueError("all requests would warm up, and none be measured (--warmup, --requests)")
+        if self.duration_s is not None and self.warmup_s >= self.duration_s:
+            raise ValueError("nothing would be measured: warming up takes as long as the run (--warmup, --duration)")
         is_closed = self.arrivals is not None and self.arrivals.kind == "closed"
         if is_closed and self.duration_s is not None and self.workload.num_requests is None:
             raise ValueError("how many requests a closed loop sends in a time is not known: make enough (--requests)")
@@ -88,3 +94,6 @@ class BenchConfig:
             raise ValueError("only traces have arrival times of their own")
         if self.workload.kind == "steady-streams" and (self.arrivals is None or self.arrivals.kind == "closed"):
             raise ValueError("beside steady streams prompts arrive at a rate (--rate)")
+
+    def _num_requests(self, num_sessions: int) -> int:
+        return num_sessions * (self.workload.num_turns if self.workload.kind == "multi-turn" else 1)

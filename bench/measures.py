@@ -79,6 +79,12 @@ def distribution(values: Iterable[float]) -> dict[str, Any] | None:
     }
 
 
+def _num_cached_tokens(records: Sequence[RequestRecord]) -> int | None:
+    """None if the server has said of no request how many there were, which is not none."""
+    told = [record.cached_tokens for record in records if record.cached_tokens is not None]
+    return sum(told) if told else None
+
+
 def summarize(records: Sequence[RequestRecord], window: tuple[float, float] | None = None) -> dict[str, Any]:
     """All measures of some requests, of which those that warmed up are left out.
 
@@ -100,7 +106,7 @@ def summarize(records: Sequence[RequestRecord], window: tuple[float, float] | No
         max((record.ended_s for record in measured), default=0.0),
     )
     gaps = [gap for one in measures for gap in one.gaps]
-    num_output = sum(record.num_output_tokens for record in kept)
+    num_output = sum(_tokens_within(record, *window) if window else record.num_output_tokens for record in kept)
     num_input = sum(_input_tokens(record) for record in whole)
     seconds = max(end - begin, 1e-9)
     num_chunks = sum(len(record.times) for record in kept)
@@ -116,6 +122,7 @@ def summarize(records: Sequence[RequestRecord], window: tuple[float, float] | No
     return {
         "num_requests": len(measured),
         "num_whole": len(whole),
+        "num_without_output": sum(not record.times for record in whole),
         "num_cut": sum(record.error == "cut" for record in measured),
         "num_warmup": len(records) - len(measured),
         "errors": dict(errors),
@@ -127,7 +134,7 @@ def summarize(records: Sequence[RequestRecord], window: tuple[float, float] | No
         "input_tokens_per_s": num_input / seconds,
         "num_input_tokens": num_input,
         "num_output_tokens": num_output,
-        "num_cached_tokens": sum(record.cached_tokens or 0 for record in whole),
+        "num_cached_tokens": _num_cached_tokens(whole),
         "wanted_input_tokens": sum(record.wanted_input_tokens for record in whole),
         "tokens_per_chunk": sum(record.num_output_tokens for record in kept) / num_chunks if num_chunks else 0.0,
         "counted_by": dict(Counter(record.counted_by for record in kept if record.counted_by)),
@@ -142,6 +149,11 @@ def _within(record: RequestRecord, begin: float, end: float) -> RequestRecord:
     last = bisect_right(record.times, end)
     counts = record.counts[first:last]
     return replace(record, times=record.times[first:last], counts=counts, num_output_tokens=sum(counts))
+
+
+def _tokens_within(record: RequestRecord, begin: float, end: float) -> int:
+    """Without the chunk before, which `_within` keeps for the gap that begins with it."""
+    return sum(count for moment, count in zip(record.times, record.counts, strict=False) if begin <= moment <= end)
 
 
 def _input_tokens(record: RequestRecord) -> int:

@@ -38,7 +38,7 @@ _COUNTS: tuple[tuple[str, Callable[[dict[str, Any]], str]], ...] = (
     ("requests/s", lambda run: f"{run['requests']['requests_per_s']:.3f}"),
     ("input tokens/s", lambda run: f"{run['requests']['input_tokens_per_s']:,.1f}"),
     ("output tokens/s", lambda run: f"{run['requests']['output_tokens_per_s']:,.1f}"),
-    ("cached input tokens", lambda run: f"{run['requests']['num_cached_tokens']:,}"),
+    ("cached input tokens", lambda run: _count(run["requests"]["num_cached_tokens"])),
     ("good requests", lambda run: f"{run['goodput']['good_share']:.1%}" if "goodput" in run else "-"),
     ("good requests/s", lambda run: f"{run['goodput']['good_requests_per_s']:.3f}" if "goodput" in run else "-"),
     ("longest gap, ms", lambda run: _ms(run["requests"]["longest_gap"])),
@@ -120,6 +120,10 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def _image(figure: "Figure", name: str) -> str:
     data = b64encode(png(figure)).decode()
     return f'<img alt="{escape(name)}" src="data:image/png;base64,{data}">'
+
+
+def _count(number: int | None) -> str:
+    return "-" if number is None else f"{number:,}"
 
 
 def _ms(seconds: float | None) -> str:

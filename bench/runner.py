@@ -14,8 +14,8 @@ from bench.workloads.base import PromptPart, Session, Turn
 SPIN_S = 0.0015
 # How long what has just left is given to be on its way.
 MEANWHILE_S = 0.005
-# Prompts of so many tokens in all are encoded before they are due, which for most runs is all of them: encoding holds up
-# the loop, and so whatever is being measured then. They take some 6 bytes a token.
+# Prompts of so many tokens in all are encoded before they are due, for most runs all: encoding holds up the loop, and
+# so whatever is being measured then. They take some 6 bytes a token.
 LOOK_AHEAD_TOKENS = 8_000_000
 
 

@@ -8,6 +8,8 @@ from rich.table import Table
 
 from bench.runner import Progress
 
+# Below, most of a client's time goes into waiting for moments, and what a chunk costs cannot be told.
+_TELLING_CPU_SHARE = 0.3
 _COLUMNS = ("mean", "p50", "p90", "p95", "p99", "max")
 _ROWS = (
     ("ttft", "TTFT"),
@@ -80,9 +82,14 @@ def print_result(console: Console, result: dict[str, Any]) -> None:
             highlight=False,
         )
     client = result["client"]
+    ceiling = (
+        f"; about {client['chunks_per_cpu_s']:,.0f} chunks/s would fill one"
+        if client["cpu_share"] >= _TELLING_CPU_SHARE
+        else ""
+    )
     console.print(
-        f"[dim]client: {client['num_processes']} processes, the busiest at {client['cpu_share']:.0%} of a core; about "
-        f"{client['chunks_per_cpu_s']:,.0f} chunks/s would fill one[/]",
+        f"[dim]client: {client['num_processes']} processes, the busiest at {client['cpu_share']:.0%} of a core"
+        f"{ceiling}[/]",
         highlight=False,
     )
     for warning in result["warnings"]:
@@ -91,7 +98,8 @@ def print_result(console: Console, result: dict[str, Any]) -> None:
 
 def _print_counts(console: Console, requests: dict[str, Any]) -> None:
     cached = requests["num_cached_tokens"]
-    share = f" ({cached / requests['num_input_tokens']:.0%} cached)" if requests["num_input_tokens"] else ""
+    is_known = cached is not None and requests["num_input_tokens"]
+    share = f" ({cached / requests['num_input_tokens']:.0%} cached)" if is_known else ""
     warmup = f", {requests['num_warmup']} more to warm up" if requests["num_warmup"] else ""
     console.print(
         f"{requests['num_whole']} of {requests['num_requests']} requests whole in {requests['duration_s']:.2f} s"
@@ -137,4 +145,6 @@ def print_trials(console: Console, sweep: dict[str, Any]) -> None:
     console.print(table)
     highest = sweep["highest"]
     found = f"{highest:g}" if highest is not None else f"none from {sweep['low']:g} up"
+    if highest is not None and highest == max(trial["value"] for trial in sweep["trials"]):
+        found = f"at least {found}, the highest that was tried"
     console.print(f"highest {name} with {sweep['good_share']:.0%} good: [bold]{found}[/]", highlight=False)

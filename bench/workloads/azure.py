@@ -6,7 +6,7 @@ import re
 from datetime import UTC, datetime
 from pathlib import Path
 
-from bench.workloads.base import Session, Turn, Workload
+from bench.workloads.base import Session, Turn, Workload, timed, trace_length
 from bench.workloads.prompts import PromptMaker
 
 COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
@@ -23,31 +23,30 @@ class Azure(Workload):
         self._limit = limit
 
     def sessions(self) -> list[Session]:
-        sessions: list[Session] = []
-        first_s = 0.0
+        turns: list[tuple[float, Turn]] = []
         try:
             with self._file.open(newline="", encoding="utf-8-sig") as lines:
                 rows = csv.DictReader(lines)
                 if missing := [name for name in COLUMNS if name not in (rows.fieldnames or ())]:
                     raise ValueError(f"{self._file} is not an Azure trace: it has no column {', '.join(missing)}")
                 for row in rows:
-                    if len(sessions) == self._limit:
+                    if len(turns) == self._limit:
                         break
                     try:
                         at_s = _seconds(row["TIMESTAMP"])
-                        num_input, num_output = (max(1, int(row[name])) for name in COLUMNS[1:])
+                        num_input, num_output = (trace_length(row[name]) for name in COLUMNS[1:])
                     except (ValueError, TypeError) as error:
                         where = f"{self._file}, line {rows.line_num}"
                         raise ValueError(f"{where} is not of an Azure trace: {error}") from error
-                    first_s = first_s if sessions else at_s
-                    prompt = self._make.part("user", num_input, f"{len(sessions)}")
-                    due_s = (at_s - first_s) * self._time_scale
-                    sessions.append(Session(len(sessions), (Turn((prompt,), num_output),), due_s=due_s))
+                    prompt = self._make.part("user", num_input, f"{len(turns)}")
+                    turns.append((at_s, Turn((prompt,), num_output)))
         except OSError as error:
             raise ValueError(f"the trace {self._file} cannot be read: {error.strerror}") from error
-        if not sessions:
+        except (csv.Error, UnicodeDecodeError) as error:
+            raise ValueError(f"{self._file} is not an Azure trace: {error}") from error
+        if not turns:
             raise ValueError(f"the trace {self._file} has no requests")
-        return sessions
+        return timed(turns, self._time_scale)
 
 
 def _seconds(text: str) -> float:

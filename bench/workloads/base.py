@@ -4,9 +4,12 @@ from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from bench.records import Group
+
+# No model's context is larger; a mistake in a trace would have all memory filled with one prompt.
+MAX_TRACE_LENGTH = 20_000_000
 
 Role = Literal["system", "user", "assistant"]
 
@@ -76,3 +79,25 @@ def numbered(turns_of_sessions: Sequence[Sequence[Turn]]) -> list[Session]:
         sessions.append(Session(index, tuple(turns)))
         index += len(turns)
     return sessions
+
+
+def timed(turns: Sequence[tuple[float, Turn]], time_scale: float) -> list[Session]:
+    """Sessions of a trace, the first at 0 and the others in order, however the trace has them.
+
+    Args:
+        turns: each with its moment, in seconds from any.
+        time_scale: what times are multiplied with.
+    """
+    in_order = sorted(turns, key=lambda pair: pair[0])
+    return [
+        Session(index, (turn,), due_s=(at_s - in_order[0][0]) * time_scale)
+        for index, (at_s, turn) in enumerate(in_order)
+    ]
+
+
+def trace_length(value: Any) -> int:
+    """A trace's number of tokens, at least 1: nothing else can be sent. Raises ValueError, TypeError, OverflowError."""
+    num_tokens = int(value)
+    if not 0 <= num_tokens <= MAX_TRACE_LENGTH:
+        raise ValueError(f"{value} is no number of tokens from 0 to {MAX_TRACE_LENGTH:,}")
+    return max(1, num_tokens)

@@ -2,10 +2,11 @@
 each block of 512 tokens; where two requests name the same block, their prompts have the same tokens there."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
-from bench.workloads.base import PromptPart, Session, Turn, Workload
+from bench.workloads.base import PromptPart, Session, Turn, Workload, timed, trace_length
 from bench.workloads.prompts import PromptMaker
 
 BLOCK_TOKENS = 512
@@ -21,36 +22,36 @@ class Mooncake(Workload):
         self._blocks: dict[int, PromptPart] = {}
 
     def sessions(self) -> list[Session]:
-        sessions: list[Session] = []
-        first_ms = 0.0
+        turns: list[tuple[float, Turn]] = []
         try:
-            with self._file.open() as lines:
+            with self._file.open("rb") as lines:
                 for number, line in enumerate(lines, 1):
-                    if len(sessions) == self._limit:
+                    if len(turns) == self._limit:
                         break
                     if not line.strip():
                         continue
                     try:
-                        entry = json.loads(line)
-                        at_ms, turn = float(entry["timestamp"]), self._turn(entry, number)
-                    except (ValueError, LookupError, TypeError) as error:
+                        turns.append(self._entry(json.loads(line), number))
+                    except (ValueError, LookupError, TypeError, OverflowError) as error:
                         raise ValueError(
                             f"{self._file}, line {number} is not of a Mooncake trace: {error!r}"
                         ) from error
-                    first_ms = first_ms if sessions else at_ms
-                    due_s = (at_ms - first_ms) / 1e3 * self._time_scale
-                    sessions.append(Session(len(sessions), (turn,), due_s=due_s))
         except OSError as error:
             raise ValueError(f"the trace {self._file} cannot be read: {error.strerror}") from error
-        if not sessions:
+        if not turns:
             raise ValueError(f"the trace {self._file} has no requests")
-        return sessions
+        return timed(turns, self._time_scale)
 
-    def _turn(self, entry: dict[str, Any], number: int) -> Turn:
-        num_input, num_output = int(entry["input_length"]), max(1, int(entry["output_length"]))
-        hash_ids = [int(hash_id) for hash_id in entry.get("hash_ids") or ()]
-        parts, left = [], max(1, num_input)
-        for hash_id in hash_ids:
+    def _entry(self, entry: dict[str, Any], number: int) -> tuple[float, Turn]:
+        at_s = float(entry["timestamp"]) / 1e3
+        if not math.isfinite(at_s):
+            raise ValueError(f"{at_s} is no time")
+        left, num_output = trace_length(entry["input_length"]), trace_length(entry["output_length"])
+        hash_ids = entry.get("hash_ids") or []
+        if not isinstance(hash_ids, list):
+            raise TypeError("hash_ids is no list")
+        parts = []
+        for hash_id in map(int, hash_ids):
             if left <= 0:
                 break
             block = self._block(hash_id)
@@ -59,7 +60,7 @@ class Mooncake(Workload):
         if left > 0:
             # What no block covers is this request's own.
             parts.append(self._make.part("user", left, f"own/{number}"))
-        return Turn(tuple(parts), num_output)
+        return at_s, Turn(tuple(parts), num_output)
 
     def _block(self, hash_id: int) -> PromptPart:
         if hash_id not in self._blocks:

@@ -1,7 +1,7 @@
 """The sessions of a configuration, with the times at which they leave."""
 
 from dataclasses import replace
-from itertools import takewhile
+from itertools import islice, takewhile
 
 from bench.arrivals import ArrivalConfig, arrival_times
 from bench.config import TRACES, WorkloadConfig
@@ -13,6 +13,8 @@ from bench.workloads.steady_streams import SteadyStreams
 from bench.workloads.synthetic import Synthetic
 
 DEFAULT_NUM_REQUESTS = 100
+# All prompts are made before a run, so that a rate that is far too high would never have it begin.
+MAX_REQUESTS = 1_000_000
 
 
 def make_sessions(
@@ -24,13 +26,16 @@ def make_sessions(
         duration_s: of the run, in seconds; None: until all have left. What arrives later need not be made.
 
     Raises:
-        ValueError: the trace cannot be used.
+        ValueError: the trace cannot be used, or too many would arrive.
     """
     make = PromptMaker(config.seed, config.prompt_as, config.vocab_size)
     lead_s = config.lead_s if config.kind == "steady-streams" else 0.0
     if arrivals is not None and duration_s is not None and config.num_requests is None and config.kind not in TRACES:
         times = arrival_times(arrivals, config.seed)
-        num_arriving = sum(1 for _ in takewhile(lambda moment: (moment or 0.0) + lead_s < duration_s, times))
+        within = takewhile(lambda moment: (moment or 0.0) + lead_s < duration_s, times)
+        num_arriving = sum(1 for _ in islice(within, MAX_REQUESTS + 1))
+        if num_arriving > MAX_REQUESTS:
+            raise ValueError(f"more than {MAX_REQUESTS:,} requests would arrive: say how many are enough (--requests)")
         config = replace(config, num_requests=max(1, num_arriving))
     sessions = _workload(config, make).sessions()
     if arrivals is not None:

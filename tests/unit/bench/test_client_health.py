@@ -6,7 +6,7 @@ import pytest
 
 from bench.client_health import client_summary, warnings_about
 from bench.clients.base import EndpointConfig, ServerDescription
-from bench.config import BenchConfig
+from bench.config import BenchConfig, WorkloadConfig
 from bench.processes import ClientUsage, RunResult
 from bench.results import make_result
 from tests.unit.bench.records import record
@@ -49,3 +49,21 @@ def test_requests_that_left_late_are_counted_and_warned_about() -> None:
 )
 def test_each_doubt_has_its_words(run: RunResult, words: str) -> None:
     assert words in warnings(run)
+
+
+def test_streams_that_fail_and_what_is_not_counted_are_told() -> None:
+    stream = record([], group="streams", error="refused", detail="a full queue")
+    assert "1 steady streams: refused (such as: a full queue)" in warnings(run_of(record([1.0]), stream))
+    assert "1 whole answers had no output" in warnings(run_of(record([])))
+    several = record([1.0, 2.0], counts=[2, 2], counted_by="usage")
+    cut = record([1.0, 2.0], group="streams", error="cut", counted_by="chunks")
+    assert "Streams were cut before the server had counted" in warnings(run_of(several, cut))
+    assert "ended by their length" in warnings(run_of(record([1.0], counted_by="length")))
+
+
+def test_prompts_that_the_server_has_had_before_are_told() -> None:
+    """A second run with the same seed measures the server's cache."""
+    run = run_of(record([1.0], prompt_tokens=100, cached_tokens=96))
+    assert "96% of the input tokens were in the server's cache" in warnings(run)
+    common = BenchConfig(EndpointConfig("grpc://h:1"), WorkloadConfig(num_system_tokens=96))
+    assert make_result(common, run)["warnings"] == []

@@ -83,3 +83,27 @@ def test_a_plot_of_runs_without_gaps_is_refused(tmp_path: Path) -> None:
     write_result(make_result(*a_run()), tmp_path / "run.json")
     plot_gaps([tmp_path / "run.json"], tmp_path / "itl.png")
     assert (tmp_path / "itl.png").stat().st_size > 1000
+
+
+@pytest.mark.parametrize("name", ["result", "requests", "report"])
+def test_a_file_that_cannot_be_written_is_found_before_the_run(tmp_path: Path, name: str) -> None:
+    for file in (tmp_path, Path("/proc/bench.json")):
+        with pytest.raises(ValueError, match="cannot be written"):
+            run_once(config("grpc://127.0.0.1:1"), Outputs(**{name: file}), quiet())
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match="no directory"):
+        run_once(config("grpc://127.0.0.1:1"), Outputs(plots=tmp_path / "file"), quiet())
+    assert [file.name for file in tmp_path.iterdir()] == ["file"]
+
+
+def test_what_can_be_written_is_where_another_file_cannot(scripted: ScriptedServers, tmp_path: Path) -> None:
+    outputs = Outputs(result=tmp_path / "run.json", requests=Path("/dev/full"))
+    with pytest.raises(OSError, match="/dev/full cannot be written: No space left"):
+        run_once(config(scripted(FAST).http), outputs, quiet())
+    assert read_result(tmp_path / "run.json")["requests"]["num_whole"] == 6
+
+
+def test_a_sweep_has_no_file_of_requests(tmp_path: Path) -> None:
+    good = config("grpc://127.0.0.1:1", slo=Slo.parse("e2e=20s"))
+    with pytest.raises(ValueError, match="--requests-out"):
+        run_sweep(good, SweepConfig("rate", 1, 2), 0.9, Outputs(requests=tmp_path / "r.jsonl"), quiet())

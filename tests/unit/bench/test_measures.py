@@ -88,3 +88,17 @@ def test_nothing_has_no_distribution() -> None:
     assert distribution([]) is None
     summary = summarize([])
     assert summary["ttft"] is None and summary["requests_per_s"] == 0.0
+
+
+def test_tokens_of_streams_are_those_that_came_in_the_window() -> None:
+    """The chunk before it is where a gap begins, and no token of the window; nor is anything of a stream before it."""
+    before = record([1.0, 2.0, 3.0], group="streams")
+    stream = record([0.0, 5.0, 6.0, 8.0, 9.0], group="streams", error="cut")
+    summary = summarize([before, stream], window=(5.5, 8.5))
+    assert summary["num_output_tokens"] == 2
+    assert summary["output_tokens_per_s"] == pytest.approx(2 / 3)
+
+
+def test_cached_tokens_of_which_nothing_was_said_are_not_none_of_them() -> None:
+    assert summarize([record([1.0])])["num_cached_tokens"] is None
+    assert summarize([record([1.0], cached_tokens=0)])["num_cached_tokens"] == 0

@@ -82,3 +82,17 @@ def test_configurations_that_make_no_sense_are_refused() -> None:
         BenchConfig(EndpointConfig("http://h/v1", api="chat"))
     with pytest.raises(ValueError, match="--trace"):
         WorkloadConfig(kind="azure")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"workload": WorkloadConfig(num_requests=5), "warmup_requests": 5},
+        {"duration_s": 5.0, "workload": WorkloadConfig(num_requests=5), "warmup_s": 5.0},
+    ],
+)
+def test_runs_that_would_measure_nothing_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="--warmup"):
+        BenchConfig(EndpointConfig("grpc://host:1"), **options)
+    with pytest.raises(ValueError, match="time scale"):
+        WorkloadConfig(kind="azure", trace=Path("x"), time_scale=float("nan"))

@@ -51,3 +51,17 @@ def test_progress_is_shown_on_a_terminal_alone() -> None:
         with LiveProgress(target, 50) as live:
             live.show(2.0, [Progress(10, 8, 1, 500), Progress(5, 4, 0, 100)])
         assert ("12 of 50 requests ended, 3 in hand, 1 failed" in shown.getvalue()) is is_terminal
+
+
+def test_a_sweep_whose_highest_was_good_has_found_a_lower_bound_alone() -> None:
+    target, shown = console()
+    trials = [{"value": float(value), "good_share": 1.0, "result": make_result(*a_run())} for value in (1, 2)]
+    print_trials(target, {"variable": "rate", "low": 1.0, "good_share": 0.9, "highest": 2.0, "trials": trials})
+    assert "at least 2, the highest that was tried" in shown.getvalue()
+
+
+def test_what_the_server_has_not_said_of_its_cache_is_not_shown_as_nothing() -> None:
+    target, shown = console()
+    print_result(target, make_result(*a_run()))
+    assert "cached" not in shown.getvalue()
+    assert "would fill one" not in shown.getvalue()

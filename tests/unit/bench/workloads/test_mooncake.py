@@ -60,3 +60,32 @@ def test_a_trace_that_is_not_there_or_empty_is_refused(tmp_path: Path) -> None:
     (tmp_path / "empty").touch()
     with pytest.raises(ValueError, match="has no requests"):
         Mooncake(PromptMaker(0, "ids"), tmp_path / "empty").sessions()
+
+
+def test_a_trace_that_is_in_no_order_is_put_in_order(tmp_path: Path) -> None:
+    """Nothing is due before the beginning: it would be late before it could leave."""
+    path = tmp_path / "trace.jsonl"
+    path.write_text("".join(json.dumps(entry) + "\n" for entry in reversed(TRACE)))
+    sessions = Mooncake(PromptMaker(0, "ids"), path).sessions()
+    assert [session.due_s for session in sessions] == [0.0, 3.0, 3.5]
+    assert [session.turns[0].num_output_tokens for session in sessions] == [52, 26, 1]
+    assert [session.index for session in sessions] == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"timestamp": 0, "input_length": 1e999, "output_length": 2}',
+        '{"timestamp": 0, "input_length": 1000000000000, "output_length": 2}',
+        '{"timestamp": 0, "input_length": 3, "output_length": -2}',
+        '{"timestamp": NaN, "input_length": 3, "output_length": 2}',
+        '{"timestamp": 1e999, "input_length": 3, "output_length": 2}',
+        '{"timestamp": 0, "input_length": 3, "output_length": 2, "hash_ids": "12"}',
+        "\udcff",
+    ],
+)
+def test_a_line_that_cannot_be_sent_is_named(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text(line + "\n", errors="surrogateescape")
+    with pytest.raises(ValueError, match=r"trace\.jsonl, line 1 is not of a Mooncake trace"):
+        Mooncake(PromptMaker(0, "ids"), path).sessions()

@@ -35,3 +35,8 @@ def test_arrivals_beside_streams_begin_after_the_lead() -> None:
     assert [(session.group, session.due_s) for session in streams] == [("streams", None)] * 2
     assert (first.due_s, last.due_s) == (5.0, 7.0) and first.group == "requests"
     assert streams[0].turns[0].num_output_tokens == 9 and streams[0].turns[0].parts != streams[1].turns[0].parts
+
+
+def test_a_rate_at_which_prompts_would_be_made_for_ever_is_refused() -> None:
+    with pytest.raises(ValueError, match="--requests"):
+        make_sessions(WorkloadConfig(), ArrivalConfig("constant", 1e9), duration_s=60.0)
