@@ -6,6 +6,7 @@ import contextlib
 import gc
 import multiprocessing
 import os
+import resource
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -111,6 +112,15 @@ class _Child:
         with contextlib.suppress(OSError):
             self._words.send(words)
 
+    def cause_of_death(self) -> str:
+        """In words; empty if it is not known."""
+        self._process.join(STOP_TIMEOUT_S)
+        code = self._process.exitcode
+        if code is None or code >= 0:
+            return ""
+        hint = ", as where memory runs out" if -code == signal.SIGKILL else ""
+        return f" of {signal.Signals(-code).name}{hint}"
+
     def end(self) -> None:
         self._words.close()
         self.pipe.close()
@@ -154,7 +164,7 @@ class _Conductor:
             try:
                 word, *values = child.pipe.recv()
             except (EOFError, OSError) as error:
-                raise RuntimeError("a client process has died") from error
+                raise RuntimeError(f"a client process has died{child.cause_of_death()}") from error
             self._take(child, word, values)
         limit = SILENCE_TIMEOUT_S if self._started_at else START_TIMEOUT_S
         if any(time.monotonic() - child.heard_at > limit for child in self._running):
@@ -196,8 +206,16 @@ def _serve(
 ) -> None:
     # Ctrl-C reaches the whole group; whoever started this process decides what becomes of it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _allow_many_files()
     with asyncio.Runner(loop_factory=_new_loop) as runner:
         runner.run(_Client(hears, says, endpoint, config, sessions).run())
+
+
+def _allow_many_files() -> None:
+    """A connection for each request in hand: as many as the machine lets this process have without asking."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:

@@ -5,6 +5,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import os
 import sys
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -191,6 +192,8 @@ async def _serve(pipe: Connection, script: Script) -> None:
 
     loop = asyncio.get_running_loop()
     loop.add_reader(pipe.fileno(), hear)
+    # The loop has made it return at once, and what was sent for many requests is more than it holds.
+    os.set_blocking(pipe.fileno(), True)
     await over.wait()
     loop.remove_reader(pipe.fileno())
     await server.stop()

@@ -26,6 +26,20 @@ OTHERS_FLAGS = {
     "--num-prefill-workers": "--prefill",
     "--num-decode-workers": "--decode",
 }
+# What flags of `vllm bench serve` are called by `tandem bench`.
+OTHERS_BENCH_FLAGS = {
+    "--num-prompts": "--requests",
+    "--request-rate": "--rate",
+    "--max-concurrency": "--concurrency",
+    "--base-url": "--endpoint",
+    "--random-input-len": "--input-tokens",
+    "--random-output-len": "--output-tokens",
+    "--dataset-name": "--workload",
+    "--dataset-path": "--trace",
+    "--num-warmups": "--warmup",
+    "--goodput": "--slo",
+    "--result-filename": "--out",
+}
 UNSERVED_FLAGS = {
     "--tensor-parallel-size": "a model runs on one GPU; --prefill, --decode and --both say how many workers there are",
     "--tp": "a model runs on one GPU; --prefill, --decode and --both say how many workers there are",
@@ -62,8 +76,9 @@ class SuggestingParser(argparse.ArgumentParser):
             typed, known = unknown.group(1).split()[0].partition("=")[0], list(self._option_string_actions)
             if typed in UNSERVED_FLAGS:
                 return f" ({UNSERVED_FLAGS[typed]})"
-            if typed in OTHERS_FLAGS and OTHERS_FLAGS[typed].split()[0] in known:
-                return f" (here that is {OTHERS_FLAGS[typed]})"
+            for others in (OTHERS_FLAGS, OTHERS_BENCH_FLAGS):
+                if typed in others and others[typed].split()[0] in known:
+                    return f" (here that is {others[typed]})"
             if not typed.startswith("-") and "--model" in known:
                 return f" (did you mean --model {typed}?)"
         elif invalid := _INVALID_CHOICE.fullmatch(message):

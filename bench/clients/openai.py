@@ -1,6 +1,7 @@
 """Any server that speaks OpenAI's completions or chat completions."""
 
 import asyncio
+import errno
 import json
 import ssl
 from array import array
@@ -302,6 +303,11 @@ def _message(body: bytes) -> str:
 
 
 def _why(error: Exception) -> str:
+    number = getattr(error, "errno", None)
+    if number == errno.EMFILE:
+        return "this process may have no more files and connections open: raise `ulimit -n`, or use more --processes"
+    if number == errno.EADDRNOTAVAIL:
+        return "this machine has no free port left for another connection to the server"
     return getattr(error, "strerror", None) or str(error)
 
 

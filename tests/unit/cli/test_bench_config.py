@@ -14,6 +14,7 @@ from bench.workloads.synthetic import Lengths
 from cli.bench_config import bench_config
 from cli.bench_options import add_bench_options
 from cli.main import main
+from cli.parser import OTHERS_BENCH_FLAGS, SuggestingParser
 
 HTTP = ["--endpoint", "http://h:1/v1"]
 
@@ -127,3 +128,15 @@ def test_without_the_extra_one_is_told_what_to_install(tmp_path: Path) -> None:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=os.environ)
         assert done.returncode == 2 and done.stderr.count("\n") == 1
         assert done.stderr.rstrip().endswith("pip install 'tandem-llm[bench]'")
+
+
+@pytest.mark.parametrize(("typed", "ours"), OTHERS_BENCH_FLAGS.items())
+def test_flags_of_others_are_answered_with_what_they_are_called_here(
+    typed: str, ours: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parser = SuggestingParser(prog="tandem bench")
+    add_bench_options(parser, "")
+    with pytest.raises(SystemExit):
+        parser.parse_args([typed, "4"])
+    assert f"(here that is {ours})" in capsys.readouterr().err
+    assert ours in parser.format_help()

@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import os
 import re
+import resource
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -13,6 +15,7 @@ import pytest
 
 from bench.clients.base import EndpointConfig, EndpointError, RequestError
 from bench.clients.openai import OpenAIBenchClient
+from bench.clients.table import check_endpoint
 from bench.records import RequestRecord
 from bench.workloads.base import PromptPart
 from tests.conftest import Certificates
@@ -383,3 +386,27 @@ def test_parts_of_one_role_are_one_message() -> None:
     client = OpenAIBenchClient(EndpointConfig("http://h/v1", api="chat", model="m"))
     body = json.loads(client.prepare(parts, 1).partition(b"\r\n\r\n")[2])
     assert body["messages"] == [{"role": "system", "content": "be"}, {"role": "user", "content": "why not"}]
+
+
+def test_a_client_that_may_open_no_more_connections_says_so() -> None:
+    """It is nothing that the server has done."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+    async def main() -> None:
+        async with serving(lambda *_: asyncio.sleep(0)) as url:
+            client = OpenAIBenchClient(EndpointConfig(url, model="m"))
+            next_one = os.dup(0)
+            os.close(next_one)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (next_one, hard))
+            try:
+                with pytest.raises(RequestError, match="ulimit -n"):
+                    await client.send(client.prepare(PARTS, 1), RequestRecord(0, "requests", 0, 0, 2, 1), lambda: 0.0)
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+    asyncio.run(main())
+
+
+def test_a_port_that_is_none_is_refused_before_anything_is_started() -> None:
+    with pytest.raises(ValueError, match="ort"):
+        check_endpoint(EndpointConfig("http://127.0.0.1:99999/v1"))
