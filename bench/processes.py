@@ -102,7 +102,13 @@ class _Child:
         self.pipe, its_words = context.Pipe(duplex=False)
         arguments = (its_ears, its_words, endpoint, config, sessions)
         self._process = context.Process(target=_serve, args=arguments, daemon=True)
-        self._process.start()
+        # Ctrl-C reaches the whole group, and would end a process with a traceback before it can ignore it: what is
+        # blocked here is blocked there from its beginning.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            self._process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         its_ears.close()
         its_words.close()
         self.progress = Progress()

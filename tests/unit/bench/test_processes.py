@@ -8,6 +8,7 @@ import statistics
 import threading
 import time
 from itertools import accumulate, pairwise
+from pathlib import Path
 
 import pytest
 
@@ -180,3 +181,21 @@ def test_a_process_that_dies_is_noticed(scripted: ScriptedServers) -> None:
     before = {child.pid for child in multiprocessing.active_children()}
     with pytest.raises(RuntimeError, match="has died of SIGKILL"):
         run_processes(EndpointConfig(server.grpc), RunnerConfig(), sessions(500), 1, kill_it)
+
+
+def test_ctrl_c_is_nothing_to_a_client_process_from_its_beginning(scripted: ScriptedServers) -> None:
+    """It reaches the whole group, also while the processes still import what they need."""
+    blocked: set[bool] = set()
+
+    def look(*_: object) -> None:
+        for child in multiprocessing.active_children():
+            if child.pid not in before:
+                status = Path(f"/proc/{child.pid}/status").read_text()
+                [mask] = [line.split()[1] for line in status.splitlines() if line.startswith("SigBlk")]
+                blocked.add(bool(int(mask, 16) & 1 << (signal.SIGINT - 1)))
+
+    server = scripted(SCRIPT)
+    before = {child.pid for child in multiprocessing.active_children()}
+    run_processes(EndpointConfig(server.grpc), RunnerConfig(), sessions(10), 1, look)
+    assert blocked == {True}
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
