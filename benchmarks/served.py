@@ -25,6 +25,7 @@ STOP_TIMEOUT_S = 30.0
 _POLL_S = 0.05
 # A timer of 0 would be none.
 _SOON_S = 0.001
+_AGAIN_S = 5.0
 _ADDRESS = re.compile(r"over gRPC at (\S+)")
 _LAST_LINES = 15
 ROOT = Path(__file__).parents[1]
@@ -126,17 +127,21 @@ def within(seconds: float, what: str) -> Iterator[None]:
     def on_alarm(signum: int, frame: FrameType | None) -> None:
         raise TimeoutError(f"{what}: not over within {seconds:.0f} s")
 
+    if seconds <= 0:
+        raise TimeoutError(f"{what}: no time is left for it")
     began = time.monotonic()
     around = signal.getitimer(signal.ITIMER_REAL)[0]
     previous = signal.signal(signal.SIGALRM, on_alarm)
-    signal.setitimer(signal.ITIMER_REAL, max(min(seconds, around or seconds), _SOON_S))
+    # It is raised again and again: Python drops what a signal raises within a callback of its own.
+    signal.setitimer(signal.ITIMER_REAL, min(seconds, around or seconds), _AGAIN_S)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, previous)
         if around:
-            signal.setitimer(signal.ITIMER_REAL, max(around - (time.monotonic() - began), _SOON_S))
+            left = around - (time.monotonic() - began)
+            signal.setitimer(signal.ITIMER_REAL, max(left, _SOON_S), _AGAIN_S)
 
 
 def main(argv: Sequence[str]) -> int:

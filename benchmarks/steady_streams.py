@@ -22,7 +22,7 @@ from typing import Any
 from rich.console import Console
 
 from bench.arrivals import ArrivalConfig
-from bench.clients.base import EndpointConfig
+from bench.clients.base import EndpointConfig, EndpointError
 from bench.command import measure
 from bench.config import BenchConfig, WorkloadConfig
 from bench.results import write_records, write_result
@@ -88,26 +88,33 @@ def warmup_config(address: str, sizes: Sizes, vocab_size: int) -> BenchConfig:
     return replace(config, workload=workload, arrivals=arrivals, duration_s=None)
 
 
-def run_layout(name: str, label: str, flags: Sequence[str], sizes: Sizes, vocab_size: int, out: Path) -> dict[str, Any]:
+def run_layout(
+    name: str, label: str, flags: Sequence[str], sizes: Sizes, vocab_size: int, out: Path, deadline: float
+) -> dict[str, Any]:
     """Starts a cluster, measures it, stops it and writes what was measured; returns the headline figures.
+
+    Args: deadline: by the monotonic clock.
 
     Raises:
         StartError: it did not start in time.
         TimeoutError: the run was not over in time.
+        EndpointError, RuntimeError: it cannot be measured.
     """
     quiet = Console(quiet=True)
-    with Served(flags, out / f"{name}-logs", sizes.start_timeout_s) as served:
+    with (
+        Served(flags, out / f"{name}-logs", min(sizes.start_timeout_s, deadline - time.monotonic())) as served,
+        within(deadline - time.monotonic(), label),
+    ):
         with within(60 + RUN_GRACE_S, f"warming up {label}"):
             measure(warmup_config(served.address, sizes, vocab_size), quiet)
         with within(sizes.lead_s + sizes.seconds + 2 * RUN_GRACE_S, label):
             result, run = measure(bench_config(served.address, label, sizes, vocab_size), quiet)
-        ready_s = served.ready_s
     (out / f"{name}-serve.txt").write_text("\n".join(served.lines) + "\n")
     write_result(result, out / f"{name}.json")
     write_records(run.records, out / f"{name}.jsonl")
     with (out / f"{name}.txt").open("w") as file:
         print_result(Console(file=file, width=120), result)
-    return headline(result, ready_s)
+    return headline(result, served.ready_s)
 
 
 def headline(result: dict[str, Any], ready_s: float) -> dict[str, Any]:
@@ -176,11 +183,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         flags = serve_flags(arguments, Path(directory))
         for name, label, workers in LAYOUTS:
             try:
-                with within(deadline - time.monotonic(), label):
-                    summary[name] = run_layout(
-                        name, label, [*flags, *workers], sizes, arguments.vocab_size, arguments.out
-                    )
-            except (StartError, TimeoutError, RuntimeError) as error:
+                summary[name] = run_layout(
+                    name, label, [*flags, *workers], sizes, arguments.vocab_size, arguments.out, deadline
+                )
+            except (StartError, EndpointError, TimeoutError, RuntimeError) as error:
                 summary[name] = {"label": label, "failed": str(error)}
             print(json.dumps(summary[name]), flush=True)
             # Whatever becomes of the next one, this one is there.
