@@ -84,14 +84,18 @@ def _draw_gaps(axes: "Axes", result: dict[str, Any], colour: str) -> None:
         for number, moment in enumerate(series["arrivals_s"]):
             label = "a prompt arrives" if number == 0 else None
             axes.axvline(moment, ymax=0.06, color="#444444", linewidth=0.8, label=label)
-    longest = [value * 1e3 for value in gaps["max"]]
-    axes.fill_between(at_s, 0, longest, step="mid", color=colour, alpha=0.35, linewidth=0, label="longest gap")
-    axes.plot(at_s, [value * 1e3 for value in gaps["p50"]], color=colour, linewidth=1.0, label="median gap")
+    longest, high, median = ([value * 1e3 for value in gaps[name]] for name in ("max", "p99", "p50"))
+    axes.fill_between(at_s, 0, longest, step="mid", color=colour, alpha=0.25, linewidth=0, label="longest gap")
+    axes.plot(at_s, high, color=colour, linewidth=0.8, alpha=0.8, drawstyle="steps-mid", label="99 of 100 are shorter")
+    axes.plot(at_s, median, color="#222222", linewidth=1.1, label="median gap")
     axes.set_ylabel("ITL, ms")
     axes.set_ylim(bottom=0)
-    axes.set_title(result["label"] + (": steady streams" if has_streams else ""), fontsize=10, loc="left")
+    # The title has the figures of the whole run, because a reader of the picture may have nothing else.
+    itl = (result.get("streams") or result["requests"])["itl"]
+    in_all = f" - ITL p50 {itl['p50'] * 1e3:.1f} ms, p99 {itl['p99'] * 1e3:.1f} ms" if itl else ""
+    axes.set_title(result["label"] + (": steady streams" if has_streams else "") + in_all, fontsize=10, loc="left")
     axes.grid(alpha=0.25)
-    axes.legend(fontsize=8, loc="upper right", ncols=3)
+    axes.legend(fontsize=8, loc="upper right", ncols=4)
 
 
 def sweep_figure(sweep: dict[str, Any]) -> "Figure":

@@ -25,12 +25,14 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from bench.plots import require_matplotlib
 from benchmarks.lab.machine import describe_machine, describe_versions
 from benchmarks.lab.measuring import Lab
-from benchmarks.lab.sizes import DEFAULTS, Sizes
+from benchmarks.lab.sizes import DEFAULTS, PAGE_SIZE, Sizes
 from benchmarks.steady_streams import add_model_arguments, serve_flags
 
 RESULTS = "results.json"
+REPORT = "README.md"
 
 
 def measure_lab(arguments: argparse.Namespace, sizes: Sizes, command: str) -> dict[str, Any]:
@@ -46,6 +48,7 @@ def measure_lab(arguments: argparse.Namespace, sizes: Sizes, command: str) -> di
         "load_format": arguments.load_format,
         "threads": arguments.threads,
         "sizes": asdict(sizes),
+        "page_size": PAGE_SIZE,
     }
     with tempfile.TemporaryDirectory() as directory:
         flags = serve_flags(arguments, Path(directory))
@@ -69,6 +72,16 @@ def read_results(file: Path) -> dict[str, Any]:
     return results
 
 
+def make_report(results: dict[str, Any], out: Path) -> None:
+    """Writes plots, report and, where the results came from elsewhere, these too. Raises OSError."""
+    # matplotlib is not needed where only measuring is done.
+    from benchmarks.lab.figures import write_figures
+    from benchmarks.lab.report import write_report
+
+    (out / RESULTS).write_text(json.dumps(results, separators=(",", ":")) + "\n")
+    (out / REPORT).write_text(write_report(results, write_figures(results, out), RESULTS))
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns 0 if every experiment has its figures, 1 otherwise."""
     argv = sys.argv[1:] if argv is None else list(argv)
@@ -81,6 +94,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--burst", type=int, metavar="N", help="prompts that come at once (50)")
     add("--lead", type=float, metavar="S", help="seconds that streams run before (2)")
     arguments = parser.parse_args(argv)
+    if not arguments.measure_only:
+        try:
+            require_matplotlib()
+        except ValueError as error:
+            parser.error(f"{error}, or --measure-only")
     arguments.out.mkdir(parents=True, exist_ok=True)
     if arguments.source is not None:
         results = read_results(arguments.source)
@@ -89,6 +107,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         chosen = {name: value for name, value in given.items() if value is not None}
         sizes = replace(DEFAULTS[arguments.device], **chosen)
         results = measure_lab(arguments, sizes, shlex.join(["python", "-m", "benchmarks.reproduce_lab", *argv]))
+    if not arguments.measure_only:
+        make_report(results, arguments.out)
+        print(f"The report is {arguments.out / REPORT}")
     for name, failure in results["failures"].items():
         print(f"{name}: {failure}", file=sys.stderr)
     return 1 if results["failures"] else 0

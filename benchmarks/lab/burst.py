@@ -5,7 +5,7 @@ from typing import Any
 from bench.arrivals import ArrivalConfig
 from bench.config import WorkloadConfig
 from bench.workloads.synthetic import Lengths
-from benchmarks.lab.runs import gaps_before, phase_means, run_load
+from benchmarks.lab.runs import gaps_before, phase_means, run_load, slim
 from benchmarks.lab.sizes import Sizes
 
 
@@ -29,7 +29,7 @@ def measure_burst(address: str, label: str, sizes: Sizes, vocab_size: int) -> di
     arrivals = ArrivalConfig("burst", rate=sizes.num_burst, burst_size=sizes.num_burst)
     result, records = run_load(address, workload, arrivals, label, sizes.run_timeout_s)
     return {
-        "result": result,
+        "result": slim(result, keep=("series", "ttft")),
         "quiet_itl": gaps_before(records, result["requests"]["begin_s"]),
         "phases_ms": phase_means(records),
     }

@@ -11,7 +11,7 @@ from bench.config import WorkloadConfig
 from bench.records import RequestRecord
 from bench.workloads.synthetic import Lengths
 from benchmarks.lab.concurrency import MANY
-from benchmarks.lab.runs import answers, cached_share, phase_means, run_load, without_curves
+from benchmarks.lab.runs import answers, cached_share, phase_means, run_load, slim
 from benchmarks.lab.sizes import PAGE_SIZE, Sizes
 from benchmarks.served import Served
 from tandem.client import TandemClient
@@ -73,7 +73,7 @@ def measure_cache(served: Served, sizes: Sizes, vocab_size: int) -> dict[str, An
 
 def _figures(result: dict[str, Any], records: list[RequestRecord]) -> dict[str, Any]:
     return {
-        "result": without_curves(result),
+        "result": slim(result),
         "phases_ms": phase_means(records),
         "cached_share": cached_share(records),
         "answers": answers(records),

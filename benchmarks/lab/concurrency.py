@@ -5,7 +5,7 @@ from typing import Any
 from bench.arrivals import ArrivalConfig
 from bench.config import WorkloadConfig
 from bench.workloads.synthetic import Lengths
-from benchmarks.lab.runs import phase_means, run_load, without_curves
+from benchmarks.lab.runs import phase_means, run_load, slim
 from benchmarks.lab.sizes import Sizes
 
 MANY = 8
@@ -26,5 +26,5 @@ def measure_concurrency(address: str, label: str, sizes: Sizes, vocab_size: int)
         result, records = run_load(
             address, workload, arrivals, f"{label}, {concurrency} at a time", sizes.run_timeout_s
         )
-        measured[str(concurrency)] = {"result": without_curves(result), "phases_ms": phase_means(records)}
+        measured[str(concurrency)] = {"result": slim(result), "phases_ms": phase_means(records)}
     return measured

@@ -11,7 +11,7 @@ from bench.clients.base import EndpointConfig
 from bench.command import measure
 from bench.config import BenchConfig, WorkloadConfig
 from bench.measures import distribution
-from bench.records import RequestRecord
+from bench.records import GROUPS, RequestRecord
 from benchmarks.served import within
 
 
@@ -69,8 +69,22 @@ def cached_share(records: Sequence[RequestRecord]) -> float:
     return sum(record.cached_tokens or 0 for record in records) / num_tokens
 
 
-def without_curves(value: Any) -> Any:
-    """A result without what only plots of distributions need, and without its settings."""
-    if isinstance(value, dict):
-        return {key: without_curves(inner) for key, inner in value.items() if key not in ("curve", "config", "series")}
-    return value
+def slim(result: dict[str, Any], *, keep: tuple[str, ...] = ()) -> dict[str, Any]:
+    """A result without its settings, and without what only plots need.
+
+    Args: keep: what is needed of that: "series", and measures of the requests whose curve is.
+    """
+    kept = {key: value for key, value in result.items() if key not in ({"config", "series"} - set(keep))}
+    for group in GROUPS:
+        if group in kept:
+            kept[group] = {
+                name: {key: inner for key, inner in value.items() if key != "curve" or (group, name) in _curves(keep)}
+                if isinstance(value, dict)
+                else value
+                for name, value in kept[group].items()
+            }
+    return kept
+
+
+def _curves(keep: tuple[str, ...]) -> set[tuple[str, str]]:
+    return {("requests", name) for name in keep}

@@ -38,7 +38,7 @@ def test_streams_of_two_runs_are_on_one_scale_with_the_arrivals() -> None:
     assert figure is not None
     first, second = figure.axes
     assert first.get_ylim() == second.get_ylim() and first.get_ylim()[1] > 900
-    assert first.get_title(loc="left") == "one: steady streams"
+    assert first.get_title(loc="left") == "one: steady streams - ITL p50 500.0 ms, p99 892.0 ms"
     assert any(line.get_label() == "a prompt arrives" for line in first.get_lines())
     assert png(figure).startswith(PNG)
 
