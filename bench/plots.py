@@ -67,11 +67,14 @@ def gaps_figure(results: Sequence[dict[str, Any]]) -> "Figure | None":
     shown = [result for result in results if result["series"]["itl"] is not None]
     if not shown:
         return None
-    figure = Figure(figsize=(9, 1.2 + 1.9 * len(shown)), layout="constrained")
+    figure = Figure(figsize=(9, 1.4 + 1.9 * len(shown)), layout="constrained")
     panels = figure.subplots(len(shown), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
     for number, (result, axes) in enumerate(zip(shown, panels, strict=True)):
         _draw_gaps(axes, result, COLOURS[number % len(COLOURS)])
+    longest = max(max(result["series"]["itl"]["max"]) for result in shown)
+    panels[0].set_ylim(0, 1.05e3 * longest or 1)
     panels[-1].set_xlabel("seconds since the run began")
+    figure.legend(*panels[0].get_legend_handles_labels(), fontsize=8, loc="outside upper right", ncols=4)
     return figure
 
 
@@ -87,15 +90,13 @@ def _draw_gaps(axes: "Axes", result: dict[str, Any], colour: str) -> None:
     longest, high, median = ([value * 1e3 for value in gaps[name]] for name in ("max", "p99", "p50"))
     axes.fill_between(at_s, 0, longest, step="mid", color=colour, alpha=0.25, linewidth=0, label="longest gap")
     axes.plot(at_s, high, color=colour, linewidth=0.8, alpha=0.8, drawstyle="steps-mid", label="99 of 100 are shorter")
-    axes.plot(at_s, median, color="#222222", linewidth=1.1, label="median gap")
+    axes.plot(at_s, median, color="#222222", linewidth=1.1, drawstyle="steps-mid", label="median gap")
     axes.set_ylabel("ITL, ms")
-    axes.set_ylim(bottom=0)
     # The title has the figures of the whole run, because a reader of the picture may have nothing else.
     itl = (result.get("streams") or result["requests"])["itl"]
     in_all = f" - ITL p50 {itl['p50'] * 1e3:.1f} ms, p99 {itl['p99'] * 1e3:.1f} ms" if itl else ""
     axes.set_title(result["label"] + (": steady streams" if has_streams else "") + in_all, fontsize=10, loc="left")
     axes.grid(alpha=0.25)
-    axes.legend(fontsize=8, loc="upper right", ncols=4)
 
 
 def sweep_figure(sweep: dict[str, Any]) -> "Figure":

@@ -58,10 +58,23 @@ def measure_lab(arguments: argparse.Namespace, sizes: Sizes, command: str) -> di
             seconds = time.monotonic() - began
             print(f"{seconds:6.1f} s  {what}", flush=True)
             results = {**about, "seconds": round(seconds, 1), **lab.results}
-            (arguments.out / RESULTS).write_text(json.dumps(results, separators=(",", ":")) + "\n")
+            write_results(results, arguments.out / RESULTS)
 
         lab.run(on_progress)
     return read_results(arguments.out / RESULTS)
+
+
+def write_results(results: dict[str, Any], file: Path) -> None:
+    """With times to the microsecond. Raises OSError."""
+    file.write_text(json.dumps(_rounded(results), separators=(",", ":")) + "\n")
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _rounded(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_rounded(inner) for inner in value]
+    return round(value, 6) if isinstance(value, float) else value
 
 
 def read_results(file: Path) -> dict[str, Any]:
@@ -78,7 +91,7 @@ def make_report(results: dict[str, Any], out: Path) -> None:
     from benchmarks.lab.figures import write_figures
     from benchmarks.lab.report import write_report
 
-    (out / RESULTS).write_text(json.dumps(results, separators=(",", ":")) + "\n")
+    write_results(results, out / RESULTS)
     (out / REPORT).write_text(write_report(results, write_figures(results, out), RESULTS))
 
 

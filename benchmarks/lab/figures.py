@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.plots import COLOURS, distribution_figure, gaps_figure, png
-from benchmarks.lab.findings import IN_TURN, OTHER, PHASE_WORDS, shares
+from benchmarks.lab.findings import PHASE_WORDS, shares
 from benchmarks.lab.starts import JOINING, LAUNCHER, PROCESSES, RAY, REST
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def phases_figure(phases_ms: Mapping[str, Mapping[str, float]]) -> "Figure":
         label: {PHASE_WORDS[name]: share * phases["e2e"] for name, share in shares(phases).items()}
         for label, phases in phases_ms.items()
     }
-    return stacked_figure(parts, [PHASE_WORDS[name] for name in (*IN_TURN, OTHER)], "ms, mean of a request")
+    return stacked_figure(parts, list(PHASE_WORDS.values()), "ms, mean of a request")
 
 
 def cache_figure(steps: Mapping[str, Any]) -> "Figure":

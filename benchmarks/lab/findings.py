@@ -4,18 +4,20 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tandem.lifecycle import CRITICAL_PATH
+
 # One run on a machine that does other things too: what is closer than this is called the same.
 SAME = 0.1
-# These follow one another from a request's coming to its end; the other phases run beside them.
-IN_TURN = ("tokenize", "prefill_queue", "prefill", "handover", "decode")
-OTHER = "everything else"
+# Of the phases that a request's time consists of.
 PHASE_WORDS = {
     "tokenize": "tokenizing",
+    "assign": "choosing workers",
+    "earlier_attempts": "earlier attempts",
     "prefill_queue": "waiting for a prefill",
     "prefill": "prefill",
     "handover": "the handover",
     "decode": "decoding",
-    OTHER: "everything else",
+    "finish": "the way to the client",
 }
 
 
@@ -102,9 +104,7 @@ def _by_party(changes: Iterable[Change]) -> list[str]:
 
 def shares(phases_ms: Mapping[str, float]) -> dict[str, float]:
     """Of a request's whole time, what each of the phases that follow one another takes; together they are 1."""
-    whole = phases_ms["e2e"]
-    found = {name: phases_ms.get(name, 0.0) / whole for name in IN_TURN}
-    return {**found, OTHER: max(0.0, 1 - sum(found.values()))}
+    return {spec.name: phases_ms.get(spec.name, 0.0) / phases_ms["e2e"] for spec in CRITICAL_PATH}
 
 
 def bottleneck(phases_ms: Mapping[str, float]) -> str:

@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.lab.findings import (
-    IN_TURN,
-    OTHER,
     PHASE_WORDS,
     SAME,
     Change,
@@ -302,8 +300,9 @@ def _resident_table(name: str, start: dict[str, Any]) -> str:
 
 
 def _phase_table(runs: Sequence[tuple[str, dict[str, float]]]) -> str:
-    names = (*IN_TURN, OTHER)
     rows = []
+    # Columns of nothing but zeros would only be in the way.
+    names = [name for name in PHASE_WORDS if any(shares(phases)[name] >= 0.005 for _, phases in runs)]
     for label, phases in runs:
         found = shares(phases)
         rows.append((label, *(f"{found[name]:.0%}" for name in names), ms(phases["e2e"] / 1e3)))

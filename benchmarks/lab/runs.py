@@ -75,7 +75,7 @@ def slim(result: dict[str, Any], *, keep: tuple[str, ...] = ()) -> dict[str, Any
     Args: keep: what is needed of that: "series", and measures of the requests whose curve is.
     """
     kept = {key: value for key, value in result.items() if key not in ({"config", "series"} - set(keep))}
-    for group in GROUPS:
+    for group in (*GROUPS, "client"):
         if group in kept:
             kept[group] = {
                 name: {key: inner for key, inner in value.items() if key != "curve" or (group, name) in _curves(keep)}
