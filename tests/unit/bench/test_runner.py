@@ -150,6 +150,16 @@ def test_an_output_that_is_too_short_is_an_error_where_the_end_is_ignored() -> N
     assert [record.error for record in run([single(0)], client, ignore_eos=False)] == [""]
 
 
+@pytest.mark.parametrize("tells_ids", [True, False])
+def test_answers_that_are_equal_have_equal_digests(tells_ids: bool) -> None:
+    one, other, lost = FakeClient(tells_ids=tells_ids), FakeClient(tells_ids=tells_ids), FakeClient()
+    other.num_missing = 1
+    lost.error = RequestError("failed", "x")
+    digests = [run([single(0)], client)[0].output_digest for client in (one, FakeClient(tells_ids=tells_ids), other)]
+    assert digests[0] == digests[1] != "" and (digests[0] != digests[2]) == tells_ids
+    assert run([single(0)], lost)[0].output_digest == ""
+
+
 def test_what_leaves_early_warms_up() -> None:
     by_number = run([single(n) for n in range(4)], FakeClient(), warmup_requests=2)
     assert [record.is_warmup for record in by_number] == [True, True, False, False]
