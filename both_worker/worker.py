@@ -14,6 +14,7 @@ from engine.kvcache.cache_manager import CacheManager
 from prefill_worker.config import PrefillConfig
 from prefill_worker.scheduler import PrefillScheduler
 from tandem.messages import Hello, Peer, ReceiverMessage, SenderMessage
+from tandem.recording import Recorder
 from worker.base import LinkConnections, Outbox, WorkerRole
 from worker.config import WorkerConfig
 from worker.events import Event
@@ -37,11 +38,16 @@ class NoLinks(LinkConnections):
 
 
 def make_both_scheduler(
-    engine: EngineBase, cache: CacheManager, outbox: Outbox, prefill: PrefillConfig, decode: DecodeConfig
+    engine: EngineBase,
+    cache: CacheManager,
+    outbox: Outbox,
+    prefill: PrefillConfig,
+    decode: DecodeConfig,
+    recorder: Recorder | None = None,
 ) -> BothScheduler:
-    decode_scheduler = DecodeScheduler(engine, cache, outbox, decode, time.monotonic)
+    decode_scheduler = DecodeScheduler(engine, cache, outbox, decode, time.monotonic, recorder)
     handover = LocalHandover(decode_scheduler)
-    prefill_scheduler = PrefillScheduler(engine, cache, handover, outbox, prefill, time.monotonic)
+    prefill_scheduler = PrefillScheduler(engine, cache, handover, outbox, prefill, time.monotonic, recorder)
     return BothScheduler(engine, cache, prefill_scheduler, decode_scheduler)
 
 
@@ -51,9 +57,9 @@ class BothRole(WorkerRole):
         self._decode = decode
 
     def build_scheduler(
-        self, engine: EngineBase, cache: CacheManager, outbox: Outbox, config: WorkerConfig
+        self, engine: EngineBase, cache: CacheManager, outbox: Outbox, config: WorkerConfig, recorder: Recorder
     ) -> BothScheduler:
-        return make_both_scheduler(engine, cache, outbox, self._prefill, self._decode)
+        return make_both_scheduler(engine, cache, outbox, self._prefill, self._decode, recorder)
 
     def build_links(
         self, engine: EngineBase, hello: Hello, config: WorkerConfig, post: Callable[[Event], None]

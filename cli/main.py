@@ -67,6 +67,15 @@ examples:
 """
 
 
+TRACE_EXAMPLES = """\
+A cluster that nobody records loses no time to it. docs/tracing.md says what the tracks and slices mean.
+
+examples:
+  tandem trace
+  tandem trace --seconds 30 --out burst.json --address server:50051
+"""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns its exit status: 0, 1 if it failed, 2 if it was called wrongly."""
     parser = _parser()
@@ -160,6 +169,17 @@ def _parser() -> argparse.ArgumentParser:
     status = add("status", "show workers and pages", "Show a cluster's workers, requests and pages.", STATUS_EXAMPLES)
     status.add_argument("--json", action="store_true", help="print JSON")
     _add_connection_arguments(status, _status)
+    trace = add(
+        "trace",
+        "record what a cluster does",
+        "Record for some seconds what all workers and routers do, as a trace for https://ui.perfetto.dev.",
+        TRACE_EXAMPLES,
+    )
+    trace.add_argument(
+        "--seconds", type=_trace_seconds, default=10.0, metavar="N", help="at most 60 (default: %(default)g)"
+    )
+    trace.add_argument("--out", default="trace.json", metavar="FILE", help="(default: %(default)s)")
+    _add_connection_arguments(trace, _trace)
     return parser
 
 
@@ -228,6 +248,13 @@ def _seed(text: str) -> int:
     if not 0 <= seed < 2**64:
         raise argparse.ArgumentTypeError("must have at most 64 bits and no sign")
     return seed
+
+
+def _trace_seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 < seconds <= 60:
+        raise argparse.ArgumentTypeError("must be more than 0 and at most 60")
+    return seconds
 
 
 def _run_configured(arguments: argparse.Namespace) -> int:
@@ -311,6 +338,12 @@ def _compare(arguments: argparse.Namespace) -> int:
     from cli.bench_command import run_comparison
 
     return run_comparison(arguments)
+
+
+def _trace(arguments: argparse.Namespace, client: "TandemClient") -> int:
+    from cli.trace import run_trace
+
+    return run_trace(arguments, client)
 
 
 def _status(arguments: argparse.Namespace, client: "TandemClient") -> int:

@@ -7,6 +7,7 @@ from decode_worker.admissions import AttemptKey
 from engine.kvcache.base import Completion
 from engine.kvcache.cache_manager import PageHandle
 from kvtransfer.receiver_link import ReceiverLink
+from tandem.lifecycle import now_ns
 from tandem.messages import Admit, Committed, LeaseRequest, Pushing
 
 
@@ -19,6 +20,7 @@ class WaitingLease:
         admit: the request, once its Admit is here; the lease stands in line for pages from then on.
         place: where it stands in line; smaller is sooner.
         num_overtaken: how often a later one that fitted was granted first.
+        asked_ns: when it came, in nanoseconds since the epoch.
     """
 
     request: LeaseRequest
@@ -27,6 +29,7 @@ class WaitingLease:
     admit: Admit | None = None
     place: tuple[int, int] = (0, 0)
     num_overtaken: int = 0
+    asked_ns: int = field(default_factory=now_ns)
 
     @property
     def lease_id(self) -> str:
@@ -48,7 +51,7 @@ class GrantedLease:
         abandoned: the request ended here; the pages wait for the settlement, and for nothing else.
         revoked: the sender has been asked for it; what is pushed for it from then on is thrown away.
         receives: two-sided transports: what must complete before the pages hold what was committed, or may be reused.
-        committed: the settlement, while `receives` are under way.
+        committed: the settlement, while `receives` are under way; it came at `committed_ns`.
     """
 
     lease_id: str
@@ -62,6 +65,7 @@ class GrantedLease:
     revoked: bool = False
     receives: list[Completion] = field(default_factory=list)
     committed: Committed | None = None
+    committed_ns: int = 0
 
     @property
     def key(self) -> AttemptKey:

@@ -20,6 +20,7 @@ from tandem.messages import (
     Released,
     Renewed,
 )
+from tandem.recording import HANDOVERS, Recorder
 from tandem.request_ids import router_of
 from worker.base import Outbox
 from worker.events import Event
@@ -46,13 +47,19 @@ class LeaseBook:
         config: DecodeConfig,
         clock: Callable[[], float],
         start: StartCommitted,
+        recorder: Recorder | None = None,
     ) -> None:
-        """Args: start: takes over a request whose pages have all arrived, with its handle."""
+        """
+        Args:
+            start: takes over a request whose pages have all arrived, with its handle.
+            recorder: of the thread that calls; None: nobody can record what it does.
+        """
         self._cache = cache
         self._outbox = outbox
         self._config = config
         self._clock = clock
         self._start = start
+        self._recorder = recorder or Recorder()
         # Each open epoch has one.
         self._links: dict[str, ReceiverLink] = {}
         # The end of these epochs has been asked for and not come yet.
@@ -156,6 +163,7 @@ class LeaseBook:
             else:
                 message = lease.committed
                 assert message is not None
+                self._recorder.add(HANDOVERS, "commit", lease.committed_ns, (lease.admit.request_id,))
                 self._cache.commit_lease(lease.handle)
                 self._start(lease.admit, lease.handle, message, lease.granted_ns)
                 # What is in the tree now, others need not be sent.
@@ -305,6 +313,7 @@ class LeaseBook:
         del self._granted[message.lease_id]
         if isinstance(message, Committed) and not lease.abandoned and self._is_whole(lease, message):
             lease.committed = message
+            lease.committed_ns = now_ns()
             self._arriving.append(lease)
             return
         self._cache.release_pages(lease.handle, after=lease.receives)
@@ -343,6 +352,7 @@ class LeaseBook:
         self._granted[waiting.lease_id] = GrantedLease(
             waiting.lease_id, admit, handle, page_ids, waiting.link, deadline, granted_ns=now_ns()
         )
+        self._recorder.add(HANDOVERS, "lease wait", waiting.asked_ns, (admit.request_id,))
         waiting.link.grant_lease(waiting.lease_id, handle.cached_len, page_ids)
         return True
 

@@ -34,6 +34,7 @@ from tandem.messages import (
     Tokens,
     WorkerStats,
 )
+from tandem.recording import HANDOVERS, Recorder
 from tandem.request_ids import router_of
 from tandem.sampling_params import TokenLogprobs
 from worker.base import ForwardScheduler, Outbox
@@ -61,8 +62,9 @@ class DecodeScheduler(ForwardScheduler):
         outbox: Outbox,
         config: DecodeConfig,
         clock: Callable[[], float],
+        recorder: Recorder | None = None,
     ) -> None:
-        super().__init__(engine, cache)
+        super().__init__(engine, cache, recorder)
         self._outbox = outbox
         self._config = config
         self._overlaps = config.overlap and engine.is_asynchronous
@@ -70,7 +72,7 @@ class DecodeScheduler(ForwardScheduler):
         self._pace = StepPace(clock)
         self._in_flight: LaunchedStep | None = None
         self._running: list[DecodeJob] = []
-        self._leases = LeaseBook(cache, outbox, config, clock, self._start_committed)
+        self._leases = LeaseBook(cache, outbox, config, clock, self._start_committed, self._recorder)
         self._num_given_back = 0
 
     @property
@@ -98,9 +100,11 @@ class DecodeScheduler(ForwardScheduler):
     def step(self) -> bool:
         self._cache.free_deferred_pages()
         self._leases.start_arrived()
+        self._recorder.lap("settle")
         previous = self._in_flight
         if previous is not None and not (self._pace.is_due or previous.output.done()):
             self._leases.answer_requests(num_reserved=len(self._running))
+            self._recorder.lap("grant")
             return False
         self._pace.composing()
         # Growth goes before new leases.
@@ -113,6 +117,7 @@ class DecodeScheduler(ForwardScheduler):
             # What may come next by a grammar follows from the tokens that have just been collected. The forward is
             # running meanwhile.
             self._in_flight.sample()
+            self._recorder.lap("sample")
         if not jobs or not self._overlaps:
             self.collect_launched()
         return previous is not None or bool(jobs)
@@ -258,9 +263,27 @@ class DecodeScheduler(ForwardScheduler):
             job.stamp(DECODE_STARTED)
         if logger.isEnabledFor(logging.DEBUG):
             self._log_batch(len(jobs), new_jobs)
+        self._recorder.lap("compose")
         step = LaunchedStep(self._engine, jobs, previous)
         self._pace.launched()
+        if self._recorder.is_on:
+            self._record_launch(step, new_jobs)
         return step
+
+    def _record_launch(self, step: LaunchedStep, new_jobs: Sequence[DecodeJob]) -> None:
+        for job in new_jobs:
+            times = {moment.name: moment.time_ns for moment in job.moments}
+            self._recorder.add(
+                HANDOVERS, "wait for step", times[COMMITTED], (job.request_id,), end_ns=times[DECODE_STARTED]
+            )
+        self._recorder.launched(
+            "decode",
+            step.output.done,
+            step.output.duration_s if self._engine.is_asynchronous else None,
+            [job.request_id for job in new_jobs],
+            batch_size=len(step.jobs),
+            num_running=len(self._running),
+        )
 
     def _collect(self, step: LaunchedStep) -> None:
         """Waits for a step, passes its tokens on and ends the jobs that are done."""
@@ -269,7 +292,9 @@ class DecodeScheduler(ForwardScheduler):
             self._pace.ended(step.output.duration_s())
         jobs = []
         finished: list[tuple[DecodeJob, str]] = []
-        for job in step.collect():
+        going_on = step.collect()
+        self._recorder.look()
+        for job in going_on:
             if failure := grammar_failure(job.request_id, job.attempt, job.sequence.constraint):
                 self._outbox.to_router(failure)
                 self._end_job(job)
@@ -283,6 +308,7 @@ class DecodeScheduler(ForwardScheduler):
         self._send_tokens(jobs)
         for job, reason in finished:
             self._finish(job, reason)
+        self._recorder.lap("collect")
 
     def _log_batch(self, num_tokens: int, new_jobs: Sequence[DecodeJob]) -> None:
         logger.debug(

@@ -11,6 +11,7 @@ from kvtransfer.config import LinkConfig
 from kvtransfer.link_server import LinkServer
 from kvtransfer.transports.opening import load_transports
 from tandem.messages import Hello
+from tandem.recording import Recorder
 from worker.base import LinkConnections, Outbox, Scheduler, WorkerRole
 from worker.config import WorkerConfig
 from worker.events import Event
@@ -22,9 +23,9 @@ class DecodeRole(WorkerRole):
         self._links = links
 
     def build_scheduler(
-        self, engine: EngineBase, cache: CacheManager, outbox: Outbox, config: WorkerConfig
+        self, engine: EngineBase, cache: CacheManager, outbox: Outbox, config: WorkerConfig, recorder: Recorder
     ) -> Scheduler:
-        return DecodeScheduler(engine, cache, outbox, self._decode, time.monotonic)
+        return DecodeScheduler(engine, cache, outbox, self._decode, time.monotonic, recorder)
 
     def build_links(
         self, engine: EngineBase, hello: Hello, config: WorkerConfig, post: Callable[[Event], None]

@@ -298,6 +298,12 @@ class ClusterOptions:
         "clients may have workers forget the prefixes that they have cached (POST /reset_prefix_cache); for "
         "measurements",
     )
+    allow_tracing: bool = option(
+        default_of(RouterConfig, "allow_tracing"),
+        PORTS,
+        "clients may record what the cluster does (tandem trace) although there are several API keys, each of which "
+        "then sees the sizes and times of the others' requests",
+    )
     # --- security ---
     api_keys: tuple[str, ...] = option(
         (),

@@ -10,6 +10,7 @@ from prefill_worker.base import Handover, HandoverResult
 from prefill_worker.job import PrefillJob
 from tandem.lifecycle import now_ns
 from tandem.messages import Granted, LinkState, Prefill, Refused, Revoke, SenderMessage, Shipped, Welcome
+from tandem.recording import HANDOVERS, Recorder, copies_to
 from worker.base import Outbox
 from worker.events import Event, FromRouter
 
@@ -27,16 +28,19 @@ class LinkHandover(Handover):
         outbox: Outbox,
         clock: Callable[[], float],
         max_pages_in_flight: int = MAX_PAGES_IN_FLIGHT,
+        recorder: Recorder | None = None,
     ) -> None:
         """
         Args:
             layout: of the pages that are shipped.
             max_pages_in_flight: of each link.
+            recorder: of the thread that calls; None: nobody can record what it does.
         """
         self._layout = layout
         self._outbox = outbox
         self._clock = clock
         self._max_pages_in_flight = max_pages_in_flight
+        self._recorder = recorder or Recorder()
         # They go by epoch: the end of a peer's last life may be noticed after the link to its next one has opened.
         self._links: dict[str, SenderLink] = {}
         # The end of these epochs has been asked for and not come yet.
@@ -173,6 +177,7 @@ class LinkHandover(Handover):
                 if lease.revoked:
                     link.release_lease(lease)
                 elif lease.state is LeaseState.GRANTED:
+                    self._recorder.add(HANDOVERS, "lease", job.started_ns, (job.request.request_id,))
                     self._ship(job, lease)
                 return
 
@@ -206,12 +211,23 @@ class LinkHandover(Handover):
         start = first_page + num_pushed
         num_to_push = min(max(0, num_ready - start), lease.link.num_pages_allowed())
         if num_to_push:
-            job.ship_started_ns = job.ship_started_ns or now_ns()
+            pushing_ns = now_ns()
+            job.ship_started_ns = job.ship_started_ns or pushing_ns
             lease.link.push_pages(
                 lease,
                 job.handle.page_ids[start : start + num_to_push],
                 grant.page_ids[num_pushed : num_pushed + num_to_push],
             )
+            if self._recorder.is_on:
+                self._recorder.started(
+                    copies_to(lease.link.peer_id),
+                    "copy",
+                    pushing_ns,
+                    lease.copies[-1].done,
+                    job.request.request_id,
+                    num_pages=num_to_push,
+                    num_bytes=num_to_push * self._layout.page_bytes,
+                )
             self._count(lease.link, num_to_push)
             job.copies = lease.copies
         if job.first_token is not None and start + num_to_push >= num_pages:

@@ -28,6 +28,7 @@ from tandem.messages import (
     ResetCache,
     WorkerStats,
 )
+from tandem.recording import HANDOVERS, Recorder
 from tandem.request_ids import router_of
 from worker.base import ForwardScheduler, Outbox
 from worker.events import Event, FromRouter, RouterLost
@@ -62,8 +63,9 @@ class PrefillScheduler(ForwardScheduler):
         outbox: Outbox,
         config: PrefillConfig,
         clock: Callable[[], float],
+        recorder: Recorder | None = None,
     ) -> None:
-        super().__init__(engine, cache)
+        super().__init__(engine, cache, recorder)
         self._handover = handover
         self._outbox = outbox
         self._config = config
@@ -101,6 +103,7 @@ class PrefillScheduler(ForwardScheduler):
     def step(self) -> bool:
         self._cache.free_deferred_pages()
         self._settle_handovers()
+        self._recorder.lap("settle")
         collected: list[LaunchedForward] = []
         while self._launched and self._launched[0].output.done():
             collected.append(self._launched.popleft())
@@ -145,6 +148,14 @@ class PrefillScheduler(ForwardScheduler):
     def _settle_handovers(self) -> None:
         for result in self._handover.take_results():
             self._free_job(result.job)
+            if result.job.first_token is not None:
+                self._recorder.add(
+                    HANDOVERS,
+                    "handover",
+                    result.job.first_token_time_ns,
+                    (result.job.request.request_id,),
+                    detail=result.failure,
+                )
             if result.failure:
                 self._fail(result.job, result.failure)
         now = self._clock()
@@ -247,7 +258,11 @@ class PrefillScheduler(ForwardScheduler):
             self._log_batch(jobs)
         # The lease requests of new jobs go out: their answers hide behind this forward.
         self._outbox.flush()
+        self._recorder.lap("compose")
+        num_tokens = [job.sequence.extend_len for job in jobs] if self._recorder.is_on else []
         launched = LaunchedForward(self._engine, jobs)
+        if self._recorder.is_on:
+            self._record_launch(launched, num_tokens)
         for job in jobs:
             handle, sequence = job.handle, job.sequence
             assert handle is not None
@@ -256,12 +271,26 @@ class PrefillScheduler(ForwardScheduler):
             # written.
             self._cache.cache_pages(handle, sequence.token_ids, sequence.cached_len, after=[launched.output])
             self._leave_work(job, handle.num_shared - num_shared)
+        self._recorder.lap("cache")
         return launched
+
+    def _record_launch(self, launched: LaunchedForward, num_tokens: list[int]) -> None:
+        """Args: num_tokens: that are computed of each job."""
+        self._recorder.launched(
+            "prefill",
+            launched.output.done,
+            launched.output.duration_s if self._engine.is_asynchronous else None,
+            [job.request.request_id for job in launched.jobs],
+            num_tokens,
+            num_tokens=sum(num_tokens),
+        )
 
     def _collect(self, launched: LaunchedForward) -> None:
         """Waits for a forward and passes on what it gave."""
         self._outbox.flush()
-        for job in launched.collect():
+        going_on = launched.collect()
+        self._recorder.look()
+        for job in going_on:
             if failure := grammar_failure(*job.key, job.sequence.constraint):
                 self._outbox.to_router(failure)
                 self._end_job(job, reported=True)
@@ -275,6 +304,7 @@ class PrefillScheduler(ForwardScheduler):
                 job.has_told_start = True
                 self._outbox.to_router(Progress(*job.key, job.moments))
             self._handover.advance(job)
+        self._recorder.lap("collect")
 
     def _log_batch(self, jobs: list[PrefillJob]) -> None:
         cached_lens = [job.sequence.cached_len for job in jobs if job.is_new]

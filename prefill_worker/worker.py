@@ -12,6 +12,7 @@ from prefill_worker.config import PrefillConfig
 from prefill_worker.handover import LinkHandover
 from prefill_worker.scheduler import PrefillScheduler
 from tandem.messages import Hello
+from tandem.recording import Recorder
 from worker.base import LinkConnections, Outbox, Scheduler, WorkerRole
 from worker.config import WorkerConfig
 from worker.events import Event
@@ -23,10 +24,10 @@ class PrefillRole(WorkerRole):
         self._links = links
 
     def build_scheduler(
-        self, engine: EngineBase, cache: CacheManager, outbox: Outbox, config: WorkerConfig
+        self, engine: EngineBase, cache: CacheManager, outbox: Outbox, config: WorkerConfig, recorder: Recorder
     ) -> Scheduler:
-        handover = LinkHandover(engine.pool.layout, outbox, time.monotonic)
-        return PrefillScheduler(engine, cache, handover, outbox, self._prefill, time.monotonic)
+        handover = LinkHandover(engine.pool.layout, outbox, time.monotonic, recorder=recorder)
+        return PrefillScheduler(engine, cache, handover, outbox, self._prefill, time.monotonic, recorder)
 
     def build_links(
         self, engine: EngineBase, hello: Hello, config: WorkerConfig, post: Callable[[Event], None]

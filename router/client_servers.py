@@ -14,11 +14,14 @@ from router.frontends.health import HealthService
 from router.frontends.intake import IntakeInterceptor
 from router.frontends.malformed import MalformedRequestInterceptor
 from router.frontends.openai.server import HttpServer
+from router.frontends.tracing import TracingService
+from router.recordings import Recordings
 from tandem.rpc.channel import bind, new_client_facing_server
 from tandem.rpc.tls import server_credentials
-from tandem.v1 import inference_pb2, inference_pb2_grpc
+from tandem.v1 import inference_pb2, inference_pb2_grpc, recording_pb2, recording_pb2_grpc
 
 SERVICE = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
+TRACING_SERVICE = recording_pb2.DESCRIPTOR.services_by_name["Tracing"].full_name
 HEALTH_SERVICE = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 STOP_GRACE_S = 0.5
 
@@ -35,6 +38,7 @@ class ClientServers:
         frontend: Frontend,
         app: ASGIApp,
         health_service: HealthService,
+        recordings: Recordings,
         config: RouterConfig,
         grpc_port: int,
         http_port: int,
@@ -56,8 +60,11 @@ class ClientServers:
             reuse_ports=config.reuse_ports,
         )
         inference_pb2_grpc.add_InferenceServicer_to_server(InferenceService(frontend), self._grpc)
+        recording_pb2_grpc.add_TracingServicer_to_server(TracingService(frontend, recordings), self._grpc)
         health_pb2_grpc.add_HealthServicer_to_server(health_service, self._grpc)
-        reflection.enable_server_reflection((SERVICE, HEALTH_SERVICE, reflection.SERVICE_NAME), self._grpc)
+        reflection.enable_server_reflection(
+            (SERVICE, TRACING_SERVICE, HEALTH_SERVICE, reflection.SERVICE_NAME), self._grpc
+        )
         credentials = server_credentials(config.tls) if config.tls else None
         self._http = HttpServer(
             app, config.host, http_port, config.tls, config.max_connections, reuse_port=config.reuse_ports

@@ -54,6 +54,7 @@ class RouterConfig:
             number.
         share_cache_between_keys: whether a request may find in a cache what one of another key left there.
         allow_cache_reset: whether clients may have workers forget what they have cached.
+        allow_tracing: whether clients may record what the cluster does although there are several keys.
         max_priority: that a client may ask for, unless its key says otherwise.
         max_body_bytes: of a request, over either port.
         max_bytes_in_hand: of all requests together, from when they are read until they have ended; where there are
@@ -105,6 +106,7 @@ class RouterConfig:
     max_requests_per_key: int = 0
     share_cache_between_keys: bool = False
     allow_cache_reset: bool = False
+    allow_tracing: bool = False
     max_priority: int = 2**31 - 1
     max_body_bytes: int = 8 * 2**20
     max_bytes_in_hand: int = 2**30

@@ -23,6 +23,7 @@ from router.kept_responses import KeptResponses
 from router.peer_exchange import PeerExchange
 from router.policies.base import RoutingPolicy
 from router.policies.table import ROUTING_POLICIES
+from router.recordings import ROUTER, Recordings
 from router.response_exchange import ResponseExchange
 from router.router import Router
 from router.text.generation_config import FILE, SamplingDefaults, read_sampling_defaults
@@ -33,6 +34,7 @@ from tandem.rpc.auth import cluster_auth
 from tandem.rpc.channel import bind, new_server
 from tandem.rpc.grpc_loop import GrpcLoop
 from tandem.rpc.loop_thread import LoopThread
+from tandem.rpc.recording_service import RecordingService
 from tandem.v1 import router_pb2_grpc, worker_pb2_grpc
 
 logger = logging.getLogger(__name__)
@@ -112,15 +114,20 @@ class RouterProcess:
         health_service = HealthService(_serving(router))
         responses = ResponseExchange(config.router_id, peers, KeptResponses(time.monotonic), config.cluster_token)
         app = make_app(frontend, responses)
-        self._open_ports = functools.partial(ClientServers, frontend, app, health_service, config)
         workers = new_server([cluster_auth(config.cluster_token)], reuse_ports=config.reuse_ports)
+        cluster_address = bind(workers, config.cluster_host, config.cluster_port)
+        recordings = Recordings(
+            {**peers, config.router_id: cluster_address}, lambda: router.workers, config.cluster_token
+        )
+        self._open_ports = functools.partial(ClientServers, frontend, app, health_service, recordings, config)
         worker_pb2_grpc.add_ClusterServicer_to_server(ControlServer(router), workers)
         router_pb2_grpc.add_RouterPeerServicer_to_server(exchange, workers)
         router_pb2_grpc.add_RouterResponsesServicer_to_server(responses, workers)
+        RecordingService(
+            config.router_id, ROUTER, router.recorder.start, lambda reply: reply(router.stop_recording())
+        ).add_to(workers)
         own = self._open_ports(config.grpc_port, config.http_port)
-        addresses = RouterAddresses(
-            own.grpc_address, own.http_address, bind(workers, config.cluster_host, config.cluster_port)
-        )
+        addresses = RouterAddresses(own.grpc_address, own.http_address, cluster_address)
         await workers.start()
         self._workers_server = workers
         self._client_servers.append(own)

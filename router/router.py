@@ -18,6 +18,7 @@ from router.peer_counts import NOTHING, PeerCounts, RouterCounts
 from router.policies.base import RoutingPolicy
 from router.policies.guard import GuardedPolicy
 from router.recalls import Recalls
+from router.recorded_request import record_request
 from router.request_lines import RequestLines
 from router.requests_in_hand import RequestsInHand
 from router.tracker import RequestTracker
@@ -47,6 +48,7 @@ from tandem.messages import (
     Welcome,
     WorkerMessage,
 )
+from tandem.recording import Recorder, Recording
 from tandem.request_ids import make_request_id
 from tandem.sampling_params import SamplingParams, TokenLogprobs
 
@@ -68,6 +70,7 @@ class Router:
         clocks: how far the workers' are from this router's.
         idle: set while no request is in hand.
         request_lines: is told of each request's beginning and end; None: nobody is.
+        recorder: is told of each request's end.
     """
 
     def __init__(
@@ -83,6 +86,7 @@ class Router:
         self.request_lines = (
             RequestLines(config.router_id, config.request_lines_socket) if config.request_lines_socket else None
         )
+        self.recorder = Recorder()
         self.idle = asyncio.Event()
         self.idle.set()
         self.elsewhere = PeerCounts(clock)
@@ -238,6 +242,13 @@ class Router:
         for worker in workers:
             worker.send([ResetCache()])
         return len(workers)
+
+    def stop_recording(self) -> Recording:
+        """Ends the recording that `recorder` makes; those in hand are in it too, as far as they have come."""
+        for request in self._requests:
+            if ENDED not in request.tracker.moments:
+                record_request(self.recorder, request.tracker, "in hand", len(request.tracker.output_ids))
+        return self.recorder.stop()
 
     def counts(self) -> RouterCounts:
         """What this router tells others that it has in hand, but for keys, of which it knows nothing."""

@@ -9,6 +9,7 @@ import grpc
 from engine.base import EngineBase
 from engine.kvcache.cache_manager import CacheManager
 from tandem.messages import Hello, Peer, ReceiverMessage, SenderMessage, WorkerMessage, WorkerStats
+from tandem.recording import Recorder
 from worker.config import WorkerConfig
 from worker.events import Event
 from worker.stats import worker_stats
@@ -62,9 +63,11 @@ class Scheduler(ABC):
 class ForwardScheduler(Scheduler):
     """Runs the forwards of one mode. On an asynchronous engine one may be in flight when a step returns."""
 
-    def __init__(self, engine: EngineBase, cache: CacheManager) -> None:
+    def __init__(self, engine: EngineBase, cache: CacheManager, recorder: Recorder | None = None) -> None:
+        """Args: recorder: of the thread that calls; None: nobody can record what it does."""
         self._engine = engine
         self._cache = cache
+        self._recorder = recorder or Recorder()
 
     def stats(self) -> WorkerStats:
         return worker_stats(self._engine, self._cache, self.own_stats())
@@ -117,9 +120,9 @@ class WorkerRole(ABC):
 
     @abstractmethod
     def build_scheduler(
-        self, engine: EngineBase, cache: CacheManager, outbox: Outbox, config: WorkerConfig
+        self, engine: EngineBase, cache: CacheManager, outbox: Outbox, config: WorkerConfig, recorder: Recorder
     ) -> Scheduler:
-        """Makes the scheduler; on the engine thread."""
+        """Makes the scheduler; on the engine thread. Args: recorder: of what that thread does."""
 
     @abstractmethod
     def build_links(

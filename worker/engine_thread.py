@@ -8,9 +8,11 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 
+from tandem.lifecycle import now_ns
 from tandem.messages import ReceiverMessage, SenderMessage, WorkerMessage, WorkerStats
+from tandem.recording import INBOX, Recorder
 from worker.base import Outbox, Scheduler
-from worker.events import Event, Inspect
+from worker.events import Event, Inspect, StartRecording, StopRecording
 
 logger = logging.getLogger(__name__)
 
@@ -63,19 +65,24 @@ class EngineThread:
         build: Callable[[Outbox], Scheduler],
         deliver: Callable[[Outgoing], None],
         on_crash: Callable[[BaseException], None],
+        recorder: Recorder | None = None,
     ) -> None:
         """
         Args:
             build: loads whatever the scheduler needs and makes it; runs on the thread.
             deliver: passes a step's messages on; called on the thread and must not block.
             on_crash: called on the thread when the loop ends by an exception.
+            recorder: of what the thread does; None: nobody can ask for that.
         """
         self._build = build
         self._on_crash = on_crash
+        self._recorder = recorder or Recorder()
         self._outbox = StepOutbox(deliver)
         # Appending and popping at either end are atomic: no lock is needed.
         self._inbox: collections.deque[Event] = collections.deque()
         self._wake = threading.Event()
+        # Since when the oldest event waits, in nanoseconds since the epoch; kept while somebody records.
+        self._posted_ns = 0
         self._stopping = False
         self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
         self._built: Future[Scheduler] = Future()
@@ -92,6 +99,8 @@ class EngineThread:
 
     def post(self, event: Event) -> None:
         """Tells the scheduler; from any thread."""
+        if self._recorder.is_on and not self._inbox:
+            self._posted_ns = now_ns()
         self._inbox.append(event)
         self._wake.set()
 
@@ -116,19 +125,36 @@ class EngineThread:
             self._on_crash(error)
 
     def _loop(self, scheduler: Scheduler) -> None:
+        recorder = self._recorder
         while not self._stopping:
-            while self._inbox:
-                event = self._inbox.popleft()
-                if isinstance(event, Inspect):
-                    event.reply(scheduler.check_integrity(), scheduler.stats())
-                else:
-                    scheduler.receive(event)
+            recorder.begin_turn()
+            if self._inbox:
+                self._receive(scheduler)
             worked = scheduler.step()
             self.num_steps += 1
             self.latest_stats = scheduler.stats()
             self._outbox.flush()
+            recorder.end_turn(self.num_steps, worked=worked)
             if not worked:
                 self._wait(scheduler.next_deadline())
+                recorder.lap("sleep")
+
+    def _receive(self, scheduler: Scheduler) -> None:
+        if self._recorder.is_on:
+            self._recorder.add(INBOX, "events wait", self._posted_ns)
+        num_events = 0
+        while self._inbox:
+            event = self._inbox.popleft()
+            num_events += 1
+            if isinstance(event, Inspect):
+                event.reply(scheduler.check_integrity(), scheduler.stats())
+            elif isinstance(event, StartRecording):
+                self._recorder.start()
+            elif isinstance(event, StopRecording):
+                event.reply(self._recorder.stop())
+            else:
+                scheduler.receive(event)
+        self._recorder.lap("receive", num_events=num_events)
 
     def _wait(self, deadline: float | None) -> None:
         timeout_s = IDLE_TURN_S

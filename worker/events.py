@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tandem.messages import RouterMessage, WorkerStats
+from tandem.recording import Recording
 
 
 class Event:
@@ -39,3 +40,15 @@ class Inspect(Event):
     """Asks for an integrity check between two steps; `reply` gets the violation ("" if none) and the stats."""
 
     reply: Callable[[str, WorkerStats], None]
+
+
+@dataclass(frozen=True, slots=True)
+class StartRecording(Event):
+    """From now on the engine thread's recorder keeps what it is told."""
+
+
+@dataclass(frozen=True, slots=True)
+class StopRecording(Event):
+    """Ends that; `reply` gets what was kept."""
+
+    reply: Callable[[Recording], None]

@@ -15,16 +15,19 @@ from engine.build import build_engine
 from engine.kvcache.cache_manager import CacheManager
 from tandem import exit_codes
 from tandem.messages import PROTOCOL_VERSION, Heartbeat, Hello, PageFormat
+from tandem.recording import Recorder
 from tandem.rpc.auth import cluster_auth
 from tandem.rpc.batch_writer import is_cancelled
 from tandem.rpc.channel import bind, new_server
 from tandem.rpc.loop_thread import LoopThread
 from tandem.rpc.metrics_server import MetricsServer
+from tandem.rpc.recording_service import RecordingService
 from worker.admin import WorkerAdmin
 from worker.base import LinkConnections, Outbox, Scheduler, WorkerRole
 from worker.config import WorkerConfig
 from worker.control_client import RefusedError
 from worker.engine_thread import EngineThread, Outgoing
+from worker.events import StartRecording, StopRecording
 from worker.metrics import worker_registry
 from worker.records import RecordKeeper
 from worker.router_streams import RouterStreams
@@ -49,7 +52,8 @@ class WorkerProcess:
         self._on_progress = on_progress
         self._incarnation = uuid.uuid4().hex
         self._engine: EngineBase | None = None
-        self._engine_thread = EngineThread(self._build, self._deliver, self._on_engine_crash)
+        self._recorder = Recorder()
+        self._engine_thread = EngineThread(self._build, self._deliver, self._on_engine_crash, self._recorder)
         self._loop_thread = LoopThread()
         self._server: grpc.aio.Server | None = None
         self._metrics: MetricsServer | None = None
@@ -115,7 +119,7 @@ class WorkerProcess:
         config = self._config
         engine = self._engine = build_engine(config.engine, self._incarnation, self._on_progress)
         cache = CacheManager(engine.pool.num_pages, engine.pool.layout.page_size, config.engine.eviction)
-        return self._role.build_scheduler(engine, cache, outbox, config)
+        return self._role.build_scheduler(engine, cache, outbox, config, self._recorder)
 
     def _deliver(self, outgoing: Outgoing) -> None:
         assert self._loop_thread.loop is not None
@@ -164,6 +168,10 @@ class WorkerProcess:
         self._links = self._role.build_links(engine, hello, config, self._engine_thread.post)
         self._links.add_to(server)
         WorkerAdmin(self._engine_thread.post).add_to(server)
+        post = self._engine_thread.post
+        RecordingService(
+            config.worker_id, config.role, lambda: post(StartRecording()), lambda reply: post(StopRecording(reply))
+        ).add_to(server)
         await server.start()
         return address
 

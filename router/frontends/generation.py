@@ -11,6 +11,7 @@ from types import TracebackType
 from router.access import Access
 from router.active_request import ActiveRequest
 from router.errors import RequestError, UnauthenticatedError
+from router.recorded_request import record_request
 from router.router import Router
 from router.text.output_text import OutputText
 from router.tracker import RequestState, RequestTracker
@@ -232,6 +233,7 @@ class Generation:
                 num_output_tokens=self._index,
                 timings=self.timings,
             )
+        record_request(self._router.recorder, tracker, outcome, self._index)
         if request_logger.isEnabledFor(logging.INFO):
             line = {
                 "request_id": tracker.request_id,

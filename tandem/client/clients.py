@@ -14,9 +14,12 @@ from tandem.client.progress import RETRY_DELAY_S, StreamProgress
 from tandem.client.requests import DEFAULT_ADDRESS, ClientTls, Messages, TandemError, make_request, metadata, translate
 from tandem.client.targets import RouterTargets
 from tandem.v1 import inference_pb2 as pb
-from tandem.v1 import inference_pb2_grpc
+from tandem.v1 import inference_pb2_grpc, recording_pb2_grpc
+from tandem.v1 import recording_pb2 as recording
 
 _INFO_TIMEOUT_S = 5.0
+# A recording has come so long after its end, or is given up.
+_COLLECT_TIMEOUT_S = 90.0
 # So long is waited at first for routers to answer at their own ports; those that answer later are used later.
 _REACH_TIMEOUT_S = 1.0
 _OPTIONS = [("grpc.enable_http_proxy", 0)]
@@ -123,6 +126,19 @@ class TandemClient(_Client[grpc.Channel]):
         except grpc.RpcError as error:
             raise translate(error, self.address) from error
 
+    def record(self, duration_s: float) -> Iterator[recording.RecordedPart]:
+        """Has the whole cluster record what it does for so many seconds, and gives that part by part; closing the
+        iterator ends the recording. Raises TandemError."""
+        stub = recording_pb2_grpc.TracingStub(self._channels[self.address])
+        request = recording.RecordRequest(duration_s=duration_s)
+        call = stub.Record(request, timeout=duration_s + _COLLECT_TIMEOUT_S, metadata=self._metadata)
+        try:
+            yield from call
+        except grpc.RpcError as error:
+            raise translate(error, self.address) from error
+        finally:
+            call.cancel()
+
     def _next_channel(self, session_id: str, time_left: float | None) -> tuple[str, grpc.Channel]:
         """Where the next call goes. Args: time_left: in seconds, for the call; None: as long as it takes."""
         if self._one_router:
@@ -219,6 +235,19 @@ class AsyncTandemClient(_Client[grpc.aio.Channel]):
             return await stub.GetServerInfo(pb.GetServerInfoRequest(), timeout=timeout_s, metadata=self._metadata)
         except grpc.RpcError as error:
             raise translate(error, self.address) from error
+
+    async def record(self, duration_s: float) -> AsyncIterator[recording.RecordedPart]:
+        """As TandemClient.record."""
+        stub: Any = recording_pb2_grpc.TracingStub(self._channels[self.address])
+        request = recording.RecordRequest(duration_s=duration_s)
+        call = stub.Record(request, timeout=duration_s + _COLLECT_TIMEOUT_S, metadata=self._metadata)
+        try:
+            async for part in call:
+                yield part
+        except grpc.RpcError as error:
+            raise translate(error, self.address) from error
+        finally:
+            call.cancel()
 
     async def _next_channel(self, session_id: str, time_left: float | None) -> tuple[str, grpc.aio.Channel]:
         """Where the next call goes. Args: time_left: in seconds, for the call; None: as long as it takes."""

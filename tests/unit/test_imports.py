@@ -30,6 +30,7 @@ VOCABULARY = (
     "tandem.messages",
     "tandem.processes",
     "tandem.prompt_logprobs",
+    "tandem.recording",
     "tandem.request_ids",
     "tandem.sampling_params",
 )

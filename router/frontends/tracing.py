@@ -1,0 +1,36 @@
+"""Recordings for clients: tandem.v1.Tracing."""
+
+from contextlib import aclosing
+
+import grpc
+
+from router.errors import RequestError
+from router.frontends.base import Frontend
+from router.frontends.grpc import router_trailer, status_code
+from router.recordings import Recordings
+from tandem.v1 import recording_pb2 as pb
+from tandem.v1 import recording_pb2_grpc
+
+REFUSAL = (
+    "a recording shows the requests of all API keys, and there are several: start the server with --allow-tracing if "
+    "each may see the others'"
+)
+
+
+class TracingService(recording_pb2_grpc.TracingServicer):
+    def __init__(self, frontend: Frontend, recordings: Recordings) -> None:
+        self._frontend = frontend
+        self._recordings = recordings
+
+    async def Record(self, request: pb.RecordRequest, context: grpc.aio.ServicerContext) -> None:
+        config = self._frontend.config
+        if len(config.api_keys) > 1 and not config.allow_tracing:
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, REFUSAL, router_trailer(self._frontend))
+        try:
+            async with aclosing(self._recordings.record(request.duration_s)) as parts:
+                async for part in parts:
+                    await context.write(part)
+            return
+        except RequestError as error:
+            refusal = status_code(error), str(error)
+        await context.abort(*refusal, router_trailer(self._frontend))

@@ -1,0 +1,29 @@
+"""What a recording (`tandem trace`) says of a request: its moments, from which the phases follow."""
+
+from router.tracker import RequestTracker
+from tandem.lifecycle import ENDED, RECEIVED, now_ns
+from tandem.recording import REQUESTS, Recorder
+
+
+def record_request(recorder: Recorder, tracker: RequestTracker, outcome: str, num_output_tokens: int) -> None:
+    """Args: outcome: what it counts as in the metrics, or "in hand"."""
+    if not recorder.is_on:
+        return
+    moments = tracker.moments
+    names = (outcome, tracker.prefill_worker_id, tracker.decode_worker_id, tracker.client_request_id)
+    recorder.add(
+        REQUESTS,
+        "request",
+        moments[RECEIVED],
+        (tracker.request_id,),
+        end_ns=moments.get(ENDED) or now_ns(),
+        detail=" ".join(filter(None, names)),
+        numbers={
+            **moments,
+            "num_prompt_tokens": len(tracker.prompt_ids),
+            "num_cached_tokens": tracker.prompt_cached_len or 0,
+            "num_output_tokens": num_output_tokens,
+            "attempts": tracker.attempt + 1,
+            "pages_shipped": tracker.num_pages_shipped,
+        },
+    )

@@ -1,0 +1,99 @@
+"""Recordings of the whole cluster: each process records itself, and the router that a client asks collects them."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
+from contextlib import AsyncExitStack
+from typing import Any
+
+import grpc
+
+from router.errors import InvalidRequestError, OverloadedError
+from router.worker import Worker
+from tandem.rpc.auth import cluster_metadata
+from tandem.rpc.channel import open_channel
+from tandem.rpc.recording_service import MAX_DURATION_S, duration_refusal
+from tandem.v1 import recording_pb2 as pb
+from tandem.v1 import recording_pb2_grpc
+
+# A process that has not begun by then is left out.
+START_TIMEOUT_S = 5.0
+# Its client has so long to take all parts, after the recording.
+COLLECT_TIMEOUT_S = 60.0
+ROUTER = "router"
+
+
+class Recordings:
+    """On the router's loop."""
+
+    def __init__(self, routers: Mapping[str, str], workers: Callable[[], Iterable[Worker]], cluster_token: str) -> None:
+        """
+        Args:
+            routers: addresses of all routers' ports for the cluster's processes, this one's among them, by name.
+            workers: those that are connected now.
+        """
+        self._routers = routers
+        self._workers = workers
+        self._metadata = cluster_metadata(cluster_token)
+
+    async def record(self, duration_s: float) -> AsyncGenerator[pb.RecordedPart, None]:
+        """Has all processes record themselves for so long, and gives what each has recorded, one after the other. What
+        is missing of one is said by a part with its `failure`. Nothing is recorded any more once this is closed.
+
+        Raises:
+            InvalidRequestError: it would last too long, or no time at all.
+            OverloadedError: another recording is being made.
+        """
+        if not 0 < duration_s <= MAX_DURATION_S:
+            raise InvalidRequestError(duration_refusal(duration_s), "duration_s")
+        processes = [_Process(worker.worker_id, worker.role, worker.hello.address) for worker in self._workers()]
+        processes += [_Process(name, ROUTER, address) for name, address in self._routers.items()]
+        async with AsyncExitStack() as channels:
+            for process in processes:
+                channel = await channels.enter_async_context(open_channel(process.address))
+                process.call(channel, duration_s, self._metadata)
+            for part in await asyncio.gather(*(process.begin() for process in processes)):
+                yield part
+            for process in processes:
+                async for part in process.parts():
+                    yield part
+
+
+class _Process:
+    """One whose own recording is being made."""
+
+    def __init__(self, name: str, role: str, address: str) -> None:
+        self._name = name
+        self._role = role
+        self.address = address
+        self._call: Any = None
+
+    def call(self, channel: grpc.aio.Channel, duration_s: float, metadata: tuple[tuple[str, str], ...]) -> None:
+        stub: Any = recording_pb2_grpc.RecordingStub(channel)
+        request = pb.RecordRequest(duration_s=duration_s)
+        self._call = stub.RecordProcess(request, metadata=metadata, timeout=duration_s + COLLECT_TIMEOUT_S)
+
+    async def begin(self) -> pb.RecordedPart:
+        """Returns once it records, or cannot. Raises OverloadedError."""
+        try:
+            async with asyncio.timeout(START_TIMEOUT_S):
+                return await self._call.read()
+        except TimeoutError:
+            return self._failed(f"it did not begin within {START_TIMEOUT_S:g} s")
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
+                raise OverloadedError(f"{error.details()}; try again when it has ended") from error
+            return self._failed(f"it did not begin: {error.details()}")
+
+    async def parts(self) -> AsyncIterator[pb.RecordedPart]:
+        """What it has recorded, after `begin`."""
+        if self._call is None:
+            return
+        try:
+            while (part := await self._call.read()) is not grpc.aio.EOF:
+                yield part
+        except grpc.aio.AioRpcError as error:
+            yield self._failed(f"it broke off: {error.details()}")
+
+    def _failed(self, reason: str) -> pb.RecordedPart:
+        self._call = None
+        return pb.RecordedPart(process=self._name, role=self._role, failure=reason)

@@ -1,0 +1,110 @@
+"""One process's own part of a recording, served to the router that a client has asked for it."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+import grpc
+
+from tandem.recording import Recording, Slice
+from tandem.v1 import recording_pb2 as pb
+from tandem.v1 import recording_pb2_grpc
+
+MAX_DURATION_S = 60.0
+# A loop that does not end its recording within this time is stuck.
+STOP_TIMEOUT_S = 10.0
+# So many slices are made a message at once; that takes less than a millisecond or two.
+SLICES_PER_PART = 500
+# Of one process. It is what MAX_SLICES take several times over, unless each is about many requests.
+MAX_BYTES = 64 * 2**20
+
+
+class RecordingService(recording_pb2_grpc.RecordingServicer):
+    """On the asyncio thread. One recording is made at a time."""
+
+    def __init__(
+        self, process: str, role: str, start: Callable[[], None], stop: Callable[[Callable[[Recording], None]], None]
+    ) -> None:
+        """
+        Args:
+            process: its name in the cluster.
+            start: begins to record.
+            stop: ends that; calls what it is given with what was recorded, soon, from any thread.
+        """
+        self._process = process
+        self._role = role
+        self._start = start
+        self._stop = stop
+        self._is_recording = False
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        recording_pb2_grpc.add_RecordingServicer_to_server(self, server)
+
+    async def RecordProcess(
+        self, request: pb.RecordRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[pb.RecordedPart]:
+        if not 0 < request.duration_s <= MAX_DURATION_S:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, duration_refusal(request.duration_s))
+        if self._is_recording:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "another recording is being made")
+        self._is_recording = True
+        try:
+            self._start()
+            yield pb.RecordedPart(process=self._process, role=self._role)
+            await asyncio.sleep(request.duration_s)
+        finally:
+            # However this ends, nothing is recorded any more.
+            stopping = self._stopped()
+            self._is_recording = False
+        try:
+            async with asyncio.timeout(STOP_TIMEOUT_S):
+                recording = await stopping
+        except TimeoutError:
+            failure = f"its loop did not answer within {STOP_TIMEOUT_S:g} s"
+            yield pb.RecordedPart(process=self._process, role=self._role, failure=failure)
+            return
+        num_left, num_bytes = len(recording.slices), 0
+        for start in range(0, num_left, SLICES_PER_PART):
+            slices = recording.slices[start : start + SLICES_PER_PART]
+            part = pb.RecordedPart(process=self._process, role=self._role, slices=map(_encode, slices))
+            num_bytes += part.ByteSize()
+            if num_bytes > MAX_BYTES:
+                break
+            num_left -= len(slices)
+            yield part
+            # Tokens have their turn between two parts.
+            await asyncio.sleep(0)
+        num_dropped = recording.num_dropped + num_left
+        yield pb.RecordedPart(process=self._process, role=self._role, num_dropped=num_dropped)
+
+    def _stopped(self) -> "asyncio.Future[Recording]":
+        """Ends the recording; the future is what was recorded."""
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[Recording] = loop.create_future()
+
+        def set_answer(recording: Recording) -> None:
+            if not answer.done():
+                answer.set_result(recording)
+
+        def reply(recording: Recording) -> None:
+            loop.call_soon_threadsafe(set_answer, recording)
+
+        self._stop(reply)
+        return answer
+
+
+def duration_refusal(duration_s: float) -> str:
+    return f"a recording lasts more than 0 and at most {MAX_DURATION_S:g} seconds, not {duration_s:g}"
+
+
+def _encode(kept: Slice) -> pb.RecordedSlice:
+    return pb.RecordedSlice(
+        track=kept.track,
+        name=kept.name,
+        start_ns=kept.start_ns,
+        # A clock may be set back meanwhile.
+        duration_ns=max(0, kept.end_ns - kept.start_ns),
+        request_ids=kept.request_ids,
+        request_tokens=kept.request_tokens,
+        numbers=kept.numbers,
+        detail=kept.detail,
+    )

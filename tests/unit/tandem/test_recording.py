@@ -1,0 +1,118 @@
+import itertools
+import sys
+
+import pytest
+
+from tandem.recording import DEVICE, ENGINE, MIN_LAP_NS, Recorder, Slice
+
+LAP_NS = 10 * MIN_LAP_NS
+
+
+def ticking() -> Recorder:
+    """Its clock goes on by a lap whenever it is looked at."""
+    numbers = itertools.count(1)
+    return Recorder(clock=lambda: next(numbers) * LAP_NS)
+
+
+def names(slices: object) -> list[str]:
+    return [kept.name for kept in slices]  # type: ignore[attr-defined]
+
+
+def test_what_a_thread_does_follows_without_a_gap() -> None:
+    recorder = ticking()
+    recorder.start()
+    recorder.begin_turn()
+    recorder.lap("receive", num_events=2)
+    recorder.lap("settle")
+    recorder.end_turn(7, worked=True)
+    recorder.lap("sleep")
+    slices = recorder.stop().slices
+    assert names(slices) == ["receive", "settle", "tell", "step", "sleep"]
+    receive, settle, tell, step, sleep = slices
+    assert (receive.end_ns, settle.end_ns, tell.end_ns) == (settle.start_ns, tell.start_ns, sleep.start_ns)
+    assert (step.start_ns, step.end_ns) == (receive.start_ns, tell.end_ns)
+    assert (receive.numbers, step.numbers) == ({"num_events": 2}, {"number": 7})
+    assert {kept.track for kept in slices} == {ENGINE}
+
+
+def test_turns_that_did_nothing_leave_nothing_but_what_took_time() -> None:
+    times = iter([0, 0, 1, 2, 3, 4 + MIN_LAP_NS, 9 * MIN_LAP_NS])
+    recorder = Recorder(clock=lambda: next(times))
+    recorder.start()
+    recorder.begin_turn()
+    recorder.lap("settle")
+    recorder.lap("compose")
+    recorder.end_turn(1, worked=False)
+    recorder.lap("sleep")
+    assert names(recorder.stop().slices) == ["sleep"]
+
+
+def test_the_oldest_slices_are_dropped_and_counted() -> None:
+    recorder = Recorder(max_slices=3)
+    recorder.start()
+    for number in range(5):
+        recorder.add("track", str(number), 1)
+    slices, num_dropped = recorder.stop()
+    assert (names(slices), num_dropped) == (["2", "3", "4"], 2)
+    recorder.start()
+    recorder.add("track", "anew", 1)
+    assert (names(recorder.stop().slices), recorder.is_on) == (["anew"], False)
+
+
+def test_a_forward_is_seen_to_end_without_being_waited_for() -> None:
+    recorder = ticking()
+    recorder.start()
+    ended: list[bool] = []
+    recorder.lap("compose")
+    recorder.launched("prefill", lambda: bool(ended), lambda: 0.5, ["a", "b"], [3, 4], num_tokens=7)
+    recorder.look()
+    ended.append(True)
+    recorder.look()
+    compose, launch, forward = recorder.stop().slices
+    assert (launch.track, launch.name, launch.start_ns, launch.request_ids) == (
+        ENGINE,
+        "launch",
+        compose.end_ns,
+        ["a", "b"],
+    )
+    # It begins with its launch, and ends when that is noticed.
+    assert forward == Slice(
+        DEVICE,
+        "prefill",
+        launch.start_ns,
+        launch.end_ns + LAP_NS,
+        ["a", "b"],
+        [3, 4],
+        {"num_tokens": 7, "device_us": 500_000},
+        "",
+    )
+
+
+def test_what_is_still_under_way_at_the_end_is_there_and_not_kept_for_later() -> None:
+    recorder = ticking()
+    recorder.start()
+    recorder.started("copies", "copy", 1, lambda: False, "a", num_pages=2)
+    (copy,) = recorder.stop().slices
+    assert (copy.name, copy.detail, copy.numbers) == ("copy", "still under way", {"num_pages": 2})
+    recorder.start()
+    assert recorder.stop().slices == []
+
+
+def test_a_recorder_that_is_off_keeps_nothing_and_allocates_nothing() -> None:
+    def looked_at() -> int:
+        pytest.fail("the clock was looked at")
+
+    recorder = Recorder(clock=looked_at)
+
+    def loop() -> None:
+        for _ in range(1000):
+            recorder.begin_turn()
+            recorder.lap("receive")
+            recorder.look()
+            recorder.end_turn(1, worked=True)
+            recorder.add("track", "name", 1)
+
+    loop()
+    before = sys.getallocatedblocks()
+    loop()
+    assert sys.getallocatedblocks() - before < 100
