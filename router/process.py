@@ -117,7 +117,7 @@ class RouterProcess:
         workers = new_server([cluster_auth(config.cluster_token)], reuse_ports=config.reuse_ports)
         cluster_address = bind(workers, config.cluster_host, config.cluster_port)
         recordings = Recordings(
-            {**peers, config.router_id: cluster_address}, lambda: router.workers, config.cluster_token
+            {**peers, config.router_id: cluster_address}, lambda: router.workers, router.clocks, config.cluster_token
         )
         self._open_ports = functools.partial(ClientServers, frontend, app, health_service, recordings, config)
         worker_pb2_grpc.add_ClusterServicer_to_server(ControlServer(router), workers)

@@ -7,6 +7,7 @@ from typing import Any
 
 import grpc
 
+from router.clock_offsets import ClockOffsets
 from router.errors import InvalidRequestError, OverloadedError
 from router.worker import Worker
 from tandem.rpc.auth import cluster_metadata
@@ -25,14 +26,22 @@ ROUTER = "router"
 class Recordings:
     """On the router's loop."""
 
-    def __init__(self, routers: Mapping[str, str], workers: Callable[[], Iterable[Worker]], cluster_token: str) -> None:
+    def __init__(
+        self,
+        routers: Mapping[str, str],
+        workers: Callable[[], Iterable[Worker]],
+        clocks: ClockOffsets,
+        cluster_token: str,
+    ) -> None:
         """
         Args:
             routers: addresses of all routers' ports for the cluster's processes, this one's among them, by name.
             workers: those that are connected now.
+            clocks: of these.
         """
         self._routers = routers
         self._workers = workers
+        self._clocks = clocks
         self._metadata = cluster_metadata(cluster_token)
 
     async def record(self, duration_s: float) -> AsyncGenerator[pb.RecordedPart, None]:
@@ -52,10 +61,15 @@ class Recordings:
                 channel = await channels.enter_async_context(open_channel(process.address))
                 process.call(channel, duration_s, self._metadata)
             for part in await asyncio.gather(*(process.begin() for process in processes)):
-                yield part
+                yield self._with_clock(part)
             for process in processes:
                 async for part in process.parts():
-                    yield part
+                    yield self._with_clock(part)
+
+    def _with_clock(self, part: pb.RecordedPart) -> pb.RecordedPart:
+        if self._clocks.uncertainty_ns(part.process) is not None:
+            part.clock_offset_ns = self._clocks.offset_ns(part.process)
+        return part
 
 
 class _Process:

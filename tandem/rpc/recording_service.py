@@ -65,7 +65,7 @@ class RecordingService(recording_pb2_grpc.RecordingServicer):
         num_left, num_bytes = len(recording.slices), 0
         for start in range(0, num_left, SLICES_PER_PART):
             slices = recording.slices[start : start + SLICES_PER_PART]
-            part = pb.RecordedPart(process=self._process, role=self._role, slices=map(_encode, slices))
+            part = pb.RecordedPart(process=self._process, role=self._role, slices=map(encode_slice, slices))
             num_bytes += part.ByteSize()
             if num_bytes > MAX_BYTES:
                 break
@@ -96,7 +96,7 @@ def duration_refusal(duration_s: float) -> str:
     return f"a recording lasts more than 0 and at most {MAX_DURATION_S:g} seconds, not {duration_s:g}"
 
 
-def _encode(kept: Slice) -> pb.RecordedSlice:
+def encode_slice(kept: Slice) -> pb.RecordedSlice:
     return pb.RecordedSlice(
         track=kept.track,
         name=kept.name,

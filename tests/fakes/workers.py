@@ -32,6 +32,7 @@ from tandem.messages import (
     TokenEvent,
     Tokens,
 )
+from tandem.recording import Recorder
 from tandem.sampling_params import SamplingParams
 from tests.fakes.clock import FakeClock
 from tests.fakes.engine import FakeEngine
@@ -80,9 +81,12 @@ class PrefillSide:
         self.engine = FakeEngine(num_pages, page_size, asynchronous=asynchronous)
         self.cache = CacheManager(num_pages, page_size)
         self.outbox = ListOutbox()
-        self.handover = LinkHandover(self.engine.pool.layout, self.outbox, clock, max_pages_in_flight)
+        self.recorder = Recorder()
+        self.handover = LinkHandover(self.engine.pool.layout, self.outbox, clock, max_pages_in_flight, self.recorder)
         config = config or PrefillConfig(min_shared_tokens=page_size)
-        self.scheduler = PrefillScheduler(self.engine, self.cache, self.handover, self.outbox, config, clock)
+        self.scheduler = PrefillScheduler(
+            self.engine, self.cache, self.handover, self.outbox, config, clock, self.recorder
+        )
 
 
 class DecodeSide:
@@ -100,7 +104,10 @@ class DecodeSide:
         self.engine = FakeEngine(num_pages, page_size, asynchronous=asynchronous, step_s=step_s)
         self.cache = CacheManager(num_pages, page_size)
         self.outbox = ListOutbox()
-        self.scheduler = DecodeScheduler(self.engine, self.cache, self.outbox, config or DecodeConfig(), clock)
+        self.recorder = Recorder()
+        self.scheduler = DecodeScheduler(
+            self.engine, self.cache, self.outbox, config or DecodeConfig(), clock, self.recorder
+        )
 
 
 class WorkerPair:

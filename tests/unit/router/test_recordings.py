@@ -3,15 +3,18 @@
 import asyncio
 from collections.abc import Callable
 from contextlib import AsyncExitStack, aclosing
+from dataclasses import replace
 from typing import Any
 
 import grpc
 import pytest
 
 from router import recordings as recordings_module
+from router.clock_offsets import ClockOffsets
 from router.errors import InvalidRequestError, OverloadedError
 from router.recordings import Recordings
 from router.worker import Worker
+from tandem.messages import ClockReply
 from tandem.recording import Recorder
 from tandem.rpc.auth import cluster_auth
 from tandem.rpc.channel import bind, new_server
@@ -43,8 +46,6 @@ class Process:
         await self.server.stop(0)
 
     def as_worker(self) -> Worker:
-        from dataclasses import replace
-
         greeting = replace(hello(self.name, self.role), address=self.address)
         return Worker(greeting, lambda _: None, lambda _: None, last_heard=0.0, last_progress=0.0)
 
@@ -54,10 +55,14 @@ class Cluster:
         self.router = Process("router-0", "router")
         self.workers = [Process("prefill-0", "prefill"), Process("decode-0", "decode")]
         self.processes = [*self.workers, self.router]
+        self.clocks = ClockOffsets(lambda: 1000)
 
     def recordings(self) -> Recordings:
         return Recordings(
-            {"router-0": self.router.address}, lambda: [worker.as_worker() for worker in self.workers], TOKEN
+            {"router-0": self.router.address},
+            lambda: [worker.as_worker() for worker in self.workers],
+            self.clocks,
+            TOKEN,
         )
 
     @property
@@ -96,6 +101,17 @@ def test_all_processes_record_at_the_same_time() -> None:
         assert collected(parts) == {name: [name] for name in ("prefill-0", "decode-0", "router-0")}
         assert [part.failure for part in parts if part.failure] == []
         assert cluster.is_recording == [False] * 3
+
+    run(scenario)
+
+
+def test_it_is_said_how_far_a_workers_clock_is_ahead() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        # Its clock shows 7000 when the router's shows 1000.
+        cluster.clocks.receive("decode-0", ClockReply(sent_ns=1000, received_ns=7000, replied_ns=7000))
+        parts = [part async for part in cluster.recordings().record(0.05)]
+        offsets = {part.process: part.clock_offset_ns for part in parts if part.HasField("clock_offset_ns")}
+        assert offsets == {"decode-0": 6000}
 
     run(scenario)
 
