@@ -36,9 +36,7 @@ SLOT_BYTES = 64 * 2**20
 NUM_SLOTS = 3
 # So many transfers are under way at most.
 MAX_PENDING = 8
-# What is under way is looked at again at once for so long, and then so often: a copy takes a fraction of a millisecond,
-# and a sleep, however short, a tenth of one.
-SPIN_S = 0.0005
+# What is under way is looked at so often.
 POLL_S = 0.00005
 # Whether the peer is there is looked at so often meanwhile.
 PEER_POLL_S = 0.01
@@ -119,7 +117,6 @@ class _NcclMover(Mover):
         self._moves = False
         self._pending: deque[_Pending] = deque()
         self._peer_looked_at = 0.0
-        self._moved_at = 0.0
 
     def abort(self) -> Completion:
         super().abort()
@@ -154,15 +151,14 @@ class _NcclMover(Mover):
         while True:
             self._settle()
             try:
-                transfer = self._transfers.get(block=not self._pending)
+                transfer = self._transfers.get(timeout=POLL_S if self._pending else None)
             except queue.Empty:
-                self._pause()
                 continue
             if transfer is None or self._aborted:
                 return
             self._move(transfer)
             while len(self._pending) >= MAX_PENDING:
-                self._pause()
+                time.sleep(POLL_S)
                 self._settle()
 
     def _settle(self) -> None:
@@ -171,7 +167,6 @@ class _NcclMover(Mover):
             # What aborts a communicator ends its kernels too, with nothing done.
             self._communicator.check_async_error()
             self._pending.popleft().completion.set()
-            self._moved_at = time.monotonic()
             if self._pending:
                 self._pending[0].since = time.monotonic()
         if self._pending:
@@ -195,8 +190,7 @@ class _NcclMover(Mover):
     def _read(self, num_bytes: int) -> bytes:
         """What the other end says next; transfers are completed meanwhile. Raises as `_settle`."""
         assert self._connection is not None
-        self._moved_at = time.monotonic()
-        deadline = self._moved_at + STALL_TIMEOUT_S
+        deadline = time.monotonic() + STALL_TIMEOUT_S
         said = b""
         while True:
             if _peek(self._connection):
@@ -205,11 +199,7 @@ class _NcclMover(Mover):
                     return said
             self._settle()
             self._check_going_on(deadline)
-            self._pause()
-
-    def _pause(self) -> None:
-        """Lets the engine thread have the interpreter."""
-        time.sleep(0.0 if time.monotonic() < self._moved_at + SPIN_S else POLL_S)
+            time.sleep(POLL_S)
 
     def _transmit(self, address: int, num_bytes: int) -> None:
         """Has NCCL send what is there, or receive to there."""
@@ -221,18 +211,11 @@ class _NcclMover(Mover):
         while piece := list(islice(rest, self._ring.num_pages)):
             yield piece
 
-    def _copy(self, dst: int, dst_pages: Sequence[int], src: int, src_pages: Sequence[int]) -> None:
-        """Copies pages within the device. Args: dst, src: where the first page of each memory is."""
-        self._copies.copy(
-            self._copies.addresses(dst, dst_pages), self._copies.addresses(src, src_pages), self._local.cuda_stream
-        )
-
     def _submitted(self, stream: torch.cuda.Stream, transfer: Transfer) -> None:
         """The device has all of a transfer, the last of it on this stream."""
         event = torch.cuda.Event()
         event.record(stream)
         self._pending.append(_Pending(event, transfer.completion))
-        self._moved_at = time.monotonic()
 
     def _wake(self) -> None:
         """The thread blocks on nothing for long."""
@@ -289,7 +272,7 @@ class NcclSender(_NcclMover, SenderTransport):
         is_expected = False
         for piece in self._pieces(transfer.pages):
             slot, free = self._ring.take(self._local)
-            self._copy(slot, range(len(piece)), self._pool.address, piece)
+            self._copies.copy(slot, range(len(piece)), self._pool.address, piece, self._local.cuda_stream)
             self._network.wait_stream(self._local)
             if not is_expected:
                 if (answer := self._read(_HEADER.size)) != header:
@@ -341,7 +324,7 @@ class NcclReceiver(_NcclMover, ReceiverTransport):
             self._transmit(slot, len(piece) * self._page_bytes)
             self._local.wait_stream(self._network)
             if transfer.pages is not None:
-                self._copy(self._pool.address, piece, slot, range(len(piece)))
+                self._copies.copy(self._pool.address, piece, slot, range(len(piece)), self._local.cuda_stream)
             free.record(self._local)
         self._submitted(self._local, transfer)
 

@@ -77,11 +77,7 @@ class NvlinkSender(SenderTransport):
     def copy_pages(self, link_seq: int, src_pages: Sequence[int], dst_pages: Sequence[int]) -> Completion:
         assert not self._aborted, "a copy after abort"
         assert len(src_pages) == len(dst_pages) and max(dst_pages) < self._num_dst_pages
-        self._copies.copy(
-            self._copies.addresses(self._dst, dst_pages),
-            self._copies.addresses(self._src, src_pages),
-            self._stream.cuda_stream,
-        )
+        self._copies.copy(self._dst, dst_pages, self._src, src_pages, self._stream.cuda_stream)
         copied = torch.cuda.Event()
         copied.record(self._stream)
         self._last = _Copied(copied)

@@ -1,4 +1,4 @@
-"""A prefill and a decode worker on a GPU each, pages over NVLink."""
+"""A prefill and a decode worker on a GPU each, pages over NVLink or NCCL."""
 
 import random
 from collections.abc import Iterator
@@ -24,8 +24,11 @@ def clusters() -> Iterator[Clusters]:
     clusters.close()
 
 
-def test_greedy_tokens_in_float32_equal_transformers(clusters: Clusters, cuda_config: ClusterConfig) -> None:
-    served = clusters.get(replace(cuda_config, dtype="float32"))
+@pytest.mark.parametrize("transport", ["nvlink", "nccl"])
+def test_greedy_tokens_in_float32_equal_transformers(
+    clusters: Clusters, cuda_config: ClusterConfig, transport: str
+) -> None:
+    served = clusters.get(replace(cuda_config, dtype="float32", transport=transport))
     oracle = Oracle(Path(cuda_config.model))
     rng = random.Random(1)
     for num_tokens in (1, 2, 15, 16, 17, 48, 64, 100, 200, 400):
@@ -34,6 +37,8 @@ def test_greedy_tokens_in_float32_equal_transformers(clusters: Clusters, cuda_co
             answer = served.complete(prompt_ids, max_tokens=40, ignore_eos=True)
             assert answer.token_ids == oracle.generate(prompt_ids, 40, ignore_eos=True)
             assert answer.last.handover.attempts == 1
+    (shipped,) = served.integrity()["prefill-0"].stats.shipped
+    assert shipped.transport == transport and shipped.num_pages > 0
     served.wait_clean()
 
 

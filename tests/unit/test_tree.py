@@ -33,7 +33,6 @@ TESTED_ELSEWHERE = {
     "deploy/worker_actor.py": "cluster/test_death.py",
     "engine/config.py": "unit/deploy/test_cluster_config.py",
     "engine/draws.py": "unit/engine/test_sampler.py",
-    "engine/kvcache/batched_copies.py": "gpu/kvtransfer/transports/test_nvlink.py",
     "engine/kvcache/cuda_pool.py": "gpu/kvtransfer/transports/test_nvlink.py",
     "engine/layers/cuda_kernel.py": "gpu/engine/layers/test_cuda_ops.py",
     "engine/layers/few_rows.py": "gpu/engine/layers/test_cuda_ops.py",
