@@ -42,6 +42,7 @@ TESTED_ELSEWHERE = {
     "kvtransfer/events.py": "unit/kvtransfer/test_link_dialer.py",
     "kvtransfer/transports/mover.py": "unit/kvtransfer/transports/test_tcp.py",
     "kvtransfer/transports/peer_socket.py": "unit/kvtransfer/transports/test_tcp.py",
+    "prefill_worker/job.py": "unit/prefill_worker/test_scheduler.py",
     "router/frontends/anthropic/schema.py": "unit/router/frontends/anthropic/test_routes.py",
     "router/frontends/anthropic/translation.py": "unit/router/frontends/anthropic/test_routes.py",
     "router/frontends/malformed.py": "cluster/test_grpc_contract.py",
