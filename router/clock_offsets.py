@@ -69,11 +69,14 @@ class ClockOffset:
 
 
 def _bounds(reply: ClockReply, heard_ns: int) -> tuple[float, float]:
-    """Raises ValueError if these cannot be the times of a round trip."""
+    """The least and the most that the worker's clock is ahead now. Raises ValueError if these cannot be the times of a
+    round trip."""
     low, high = reply.replied_ns - heard_ns, reply.received_ns - reply.sent_ns
     if low > high:
         raise ValueError(f"a round trip of {high - low} ns between two clocks")
-    return low, high
+    # The clocks have drifted since either was read.
+    drift = MAX_DRIFT * (heard_ns - reply.sent_ns)
+    return low - drift, high + drift
 
 
 class ClockOffsets:

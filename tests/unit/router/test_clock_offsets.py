@@ -46,7 +46,7 @@ def test_the_error_stays_within_the_uncertainty_however_the_ways_differ(offset_n
         rng = random.Random(seed)
         way = Way(offset_ns)
         offset = way.first(500 * MS, 900 * MS)
-        assert error_ns(offset, way) <= offset.uncertainty_ns(way.now) == 700 * MS
+        assert error_ns(offset, way) <= offset.uncertainty_ns(way.now) == 700.14 * MS
         slower = rng.choice((1, 1, 10))
         for _ in range(30):
             there, back = (MS // 5 + round(rng.expovariate(1 / MS)) for _ in range(2))
@@ -55,7 +55,7 @@ def test_the_error_stays_within_the_uncertainty_however_the_ways_differ(offset_n
             uncertainty = offset.uncertainty_ns(way.now)
             assert error_ns(offset, way) <= uncertainty + 1
             # Half a round trip at most, though most of the time may be spent on one of the two ways.
-            assert uncertainty <= (there + slower * back) / 2 + 1
+            assert uncertainty <= (there + slower * back) / 2 * 1.001 + 1000
             way.now += S
 
 
@@ -79,16 +79,16 @@ def test_a_clock_that_drifts_is_followed(drift: float) -> None:
             way.now += S // 10
             way.offset_ns += round(drift * S / 10)
             uncertainty = offset.uncertainty_ns(way.now)
-            # It had drifted while the probe was under way too.
-            assert error_ns(offset, way) <= uncertainty + 10_000
+            assert error_ns(offset, way) <= uncertainty + 1
             assert uncertainty < 7 * MS
 
 
 def test_what_is_not_heard_again_grows_uncertain() -> None:
     way = Way(0)
     offset = way.first(MS, MS)
-    assert offset.uncertainty_ns(way.now) == MS
-    assert offset.uncertainty_ns(way.now + 100 * S) == 11 * MS
+    known = offset.uncertainty_ns(way.now)
+    assert known == pytest.approx(MS, rel=0.01)
+    assert offset.uncertainty_ns(way.now + 100 * S) == known + 10 * MS
 
 
 @pytest.mark.parametrize("jump_ns", [-3600 * S, 5 * MS, 3600 * S])
@@ -100,7 +100,7 @@ def test_after_a_jump_the_newest_round_trip_counts(jump_ns: int) -> None:
     way.offset_ns += jump_ns
     offset.observe(way.round_trip(MS, MS), way.now)
     assert error_ns(offset, way) == 0
-    assert offset.uncertainty_ns(way.now) == MS
+    assert offset.uncertainty_ns(way.now) == pytest.approx(MS, rel=0.01)
 
 
 def test_times_that_cannot_be_true_are_refused() -> None:
