@@ -5,12 +5,14 @@ from dataclasses import replace
 
 import pytest
 
+from router.clock_offsets import NUM_FIRST_PROBES
 from router.errors import OverloadedError, RequestTimeoutError, RequestTooLargeError, UnavailableError
 from tandem.lifecycle import RECEIVED
 from tandem.messages import (
     Abort,
     Admit,
     ClockProbe,
+    ClockReply,
     Finished,
     GaveBack,
     Heartbeat,
@@ -242,3 +244,22 @@ async def test_workers_whose_pages_differ_cannot_join() -> None:
     with pytest.raises(ValueError, match="models differ"):
         ScriptedWorker(h.router, "d0", "decode", page_format=other)
     ScriptedWorker(h.router, "d0", "decode")
+
+
+@run
+async def test_workers_clocks_are_asked_for_when_they_come_and_once_a_second() -> None:
+    h = RouterHarness()
+    (p,) = h.p
+    for number in range(NUM_FIRST_PROBES):
+        probes = p.of(ClockProbe)
+        assert len(probes) == number + 1
+        p.say(ClockReply(probes[-1].sent_ns, probes[-1].sent_ns + 5 * 10**9, probes[-1].sent_ns + 5 * 10**9))
+    assert abs(h.router.clocks.offset_ns("p0") - 5 * 10**9) < 10**9
+    for _ in range(8):
+        h.clock.advance(0.25)
+        p.say(Heartbeat(1))
+        h.d[0].say(Heartbeat(1))
+        h.router.check_deadlines()
+    assert len(p.of(ClockProbe)) == NUM_FIRST_PROBES + 2
+    h.router.lose_worker(p.worker, "disconnected", "killed")
+    assert h.router.clocks.uncertainty_ns("p0") is None

@@ -1,6 +1,8 @@
 """Where a request's time went, from the workers that know it to the client that is told."""
 
 import asyncio
+import json
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
@@ -226,6 +228,23 @@ async def test_a_request_that_ends_early_has_the_phases_that_it_came_to() -> Non
     assert await queued.ended() == ["tokenize", "assign", "prefill_queue"]
     assert await handed_over.ended() == ["tokenize", "assign", "prefill_queue", "prefill", "handover"]
     assert await decoding.ended() == ["tokenize", "assign", "prefill_queue", "prefill", "handover", "decode"]
+
+
+def test_the_log_tells_the_phases_that_add_up_apart_from_the_others(caplog: pytest.LogCaptureFixture) -> None:
+    @run
+    async def scenario() -> None:
+        asked = Asked(RouterHarness(), max_tokens=1)
+        await settle()
+        asked.prefilled(finish_reason="length")
+        await asked.ended()
+
+    with caplog.at_level(logging.INFO, "router.requests"):
+        scenario()
+    (line,) = [json.loads(record.message) for record in caplog.records if record.name == "router.requests"]
+    assert list(line["phases_ms"]) == ["tokenize", "assign", "prefill_queue", "prefill", "finish"]
+    assert sum(line["phases_ms"].values()) == pytest.approx(line["overlapping_ms"]["e2e"], abs=0.01)
+    assert not line["phases_ms"].keys() & line["overlapping_ms"].keys()
+    assert 0 <= line["clock_uncertainty_ms"] <= line["overlapping_ms"]["e2e"]
 
 
 @run
