@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.plots import require_matplotlib
-from benchmarks.lab.machine import describe_machine, describe_versions
+from benchmarks.lab.machine import current_load, describe_machine, describe_versions
 from benchmarks.lab.measuring import Lab
 from benchmarks.lab.sizes import DEFAULTS, PAGE_SIZE, Sizes
 from benchmarks.steady_streams import add_model_arguments, serve_flags
@@ -38,7 +38,7 @@ REPORT = "README.md"
 def measure_lab(arguments: argparse.Namespace, sizes: Sizes, command: str) -> dict[str, Any]:
     """Runs all experiments; what was measured is in the file of results after each cluster, too."""
     began = time.monotonic()
-    about = {
+    about: dict[str, Any] = {
         "command": command,
         "began": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
         "machine": describe_machine(),
@@ -61,6 +61,8 @@ def measure_lab(arguments: argparse.Namespace, sizes: Sizes, command: str) -> di
             write_results(results, arguments.out / RESULTS)
 
         lab.run(on_progress)
+        about["machine"]["load at the end"] = current_load()
+        on_progress("measured")
     return read_results(arguments.out / RESULTS)
 
 

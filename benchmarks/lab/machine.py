@@ -21,11 +21,16 @@ def describe_machine() -> dict[str, str]:
         "processor": _found(r"model name\s*: (.+)", Path("/proc/cpuinfo")) or platform.machine(),
         "cores": str(len(os.sched_getaffinity(0))),
         "memory": f"{memory_kib / 2**20:.0f} GiB",
-        "load before the start": f"{os.getloadavg()[0]:.2f}",
+        "load before the start": current_load(),
         "system": f"{platform.system()} {platform.release()}",
     }
     gpus = _said("nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader").splitlines()
     return described | ({"GPUs": f"{len(gpus)} x {gpus[0]}"} if gpus else {})
+
+
+def current_load() -> str:
+    """The average of a minute: what the machine has to do, the benchmark's own part included."""
+    return f"{os.getloadavg()[0]:.2f}"
 
 
 def describe_versions() -> dict[str, str]:

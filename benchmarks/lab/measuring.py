@@ -44,7 +44,7 @@ class Lab:
     def run(self, on_progress: Callable[[str], None]) -> None:
         """Never raises for what a cluster or a load does: the results have it under `failures`.
 
-        Args: on_progress: told what comes next; the results are whole up to there.
+        Args: on_progress: told what comes next; the results have all that came before.
         """
         sizes = self._sizes
         chunks = {"whole": ["--chunk-size", str(sizes.whole)], "chunked": ["--chunk-size", str(sizes.chunk)]}
@@ -57,7 +57,6 @@ class Lab:
             else:
                 layout, chunk = name.split("/")
                 self._attempt(name, [*LAYOUTS[layout], *chunks[chunk]], self._one_layout)
-        on_progress("the end")
 
     def _attempt(self, name: str, flags: Sequence[str], use: Callable[[str, Served], None]) -> None:
         logs = self._directory / name.replace("/", "-")
