@@ -12,6 +12,7 @@ from cli.serve_options import API_KEY_FILE, API_KEY_VARIABLE, SERVE_OPTIONS
 from deploy.cluster_config import ClusterConfig
 from deploy.cluster_options import OPTIONS
 from deploy.options import in_flags, kind_of
+from deploy.otlp_endpoint import otlp_endpoint
 
 
 def cluster_config(arguments: argparse.Namespace, environment: Mapping[str, str]) -> ClusterConfig:
@@ -39,6 +40,7 @@ def cluster_config(arguments: argparse.Namespace, environment: Mapping[str, str]
     if key := environment.get(API_KEY_VARIABLE, ""):
         keys.append(key)
     values["api_keys"] = tuple(dict.fromkeys(keys))
+    values["otlp_endpoint"] = otlp_endpoint(values.get("otlp_endpoint", ""), environment)
     try:
         return ClusterConfig(**values)
     except ValueError as error:

@@ -298,6 +298,15 @@ class ClusterOptions:
         "clients may have workers forget the prefixes that they have cached (POST /reset_prefix_cache); for "
         "measurements",
     )
+    otlp_endpoint: str = option(
+        default_of(RouterConfig, "otlp_endpoint"),
+        PORTS,
+        "URL of a collector such as http://localhost:4318/v1/traces that gets spans of requests over OTLP (HTTP); it "
+        "needs tandem-llm[otlp]",
+        metavar="URL",
+        shown="as OTEL_EXPORTER_OTLP_TRACES_ENDPOINT or OTEL_EXPORTER_OTLP_ENDPOINT say, else none",
+        detail=" ([tracing.md](tracing.md#spans-of-requests))",
+    )
     allow_tracing: bool = option(
         default_of(RouterConfig, "allow_tracing"),
         PORTS,

@@ -1,5 +1,6 @@
 """What a router can be told."""
 
+import importlib.util
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,6 +18,9 @@ _ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://([A-Za-z0-9._-]+|\[[0-9a-f:.]+\])(
 _ROOT_PATH = re.compile(r"(/[A-Za-z0-9._~-]+)*")
 
 
+_OTLP_ENDPOINT = re.compile(r"https?://[^\s/?#]+(/[^\s?#]*)?")
+
+
 class RouterAddresses(NamedTuple):
     """Where a router listens, each "host:port": for clients over gRPC and over HTTP, and for the cluster's own
     processes."""
@@ -24,6 +28,15 @@ class RouterAddresses(NamedTuple):
     grpc: str
     http: str
     cluster: str
+
+
+def has_otlp() -> bool:
+    """Whether the extra is installed. Finding out imports none of it."""
+    try:
+        names = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")
+        return all(importlib.util.find_spec(name) is not None for name in names)
+    except ModuleNotFoundError:
+        return False
 
 
 def port_of(address: str) -> int:
@@ -54,6 +67,7 @@ class RouterConfig:
             number.
         share_cache_between_keys: whether a request may find in a cache what one of another key left there.
         allow_cache_reset: whether clients may have workers forget what they have cached.
+        otlp_endpoint: URL that requests' spans are posted to, over OTLP; "": there are none.
         allow_tracing: whether clients may record what the cluster does although there are several keys.
         max_priority: that a client may ask for, unless its key says otherwise.
         max_body_bytes: of a request, over either port.
@@ -107,6 +121,7 @@ class RouterConfig:
     share_cache_between_keys: bool = False
     allow_cache_reset: bool = False
     allow_tracing: bool = False
+    otlp_endpoint: str = ""
     max_priority: int = 2**31 - 1
     max_body_bytes: int = 8 * 2**20
     max_bytes_in_hand: int = 2**30
@@ -149,6 +164,15 @@ class RouterConfig:
             _ROOT_PATH.fullmatch(self.root_path) is not None,
             f"root_path must begin with a slash and not end with one, like /tandem, not {self.root_path!r}",
         )
+        if self.otlp_endpoint:
+            require(
+                _OTLP_ENDPOINT.fullmatch(self.otlp_endpoint) is not None,
+                f"otlp_endpoint must be a URL like http://localhost:4318/v1/traces, not {self.otlp_endpoint!r}",
+            )
+            require(
+                has_otlp(),
+                "otlp_endpoint needs packages that are not installed: pip install 'tandem-llm[otlp]'",
+            )
         TOOL_PARSERS.check("tool_parser", self.tool_parser, besides=("auto", "none"))
         require_one_of(self, "reasoning_parser", ("auto", "none", *REASONING_STYLES))
         keys = [parse_api_key(text).key for text in self.api_keys]

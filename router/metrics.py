@@ -14,6 +14,7 @@ from prometheus_client.registry import Collector
 from router.clock_offsets import ClockOffsets
 from router.histograms import E2E_SECONDS, ITL_SECONDS, PHASE_SECONDS, TOKENS, TTFT_SECONDS, HistogramFamily
 from router.policies.base import AttemptFailure
+from router.request_spans import DROP_REASONS
 from router.worker_registry import WorkerRegistry
 from tandem.config import ROLES
 from tandem.lifecycle import PHASES, PhaseTiming
@@ -62,6 +63,7 @@ class RouterMetrics(Collector):
         self._planned = planned
         self._outcomes = Counter(dict.fromkeys(OUTCOMES, 0))
         self._restarts: Counter[str] = Counter(dict.fromkeys(get_args(AttemptFailure), 0))
+        self._spans_dropped = Counter(dict.fromkeys(DROP_REASONS, 0))
         self._faults = Counter(dict.fromkeys(FAULTS, 0))
         self._num_unknown_fields = 0
         self._num_prompt_tokens = 0
@@ -126,6 +128,10 @@ class RouterMetrics(Collector):
         """A request begins another attempt: why the one before ended."""
         self._restarts[kind] += 1
 
+    def spans_dropped(self, reason: str, num_requests: int) -> None:
+        """So many requests' spans will not reach the collector of traces."""
+        self._spans_dropped[reason] += num_requests
+
     def fault(self, kind: str) -> None:
         self._faults[kind] += 1
 
@@ -154,6 +160,12 @@ class RouterMetrics(Collector):
         )
         yield _counter("tandem_restarts", "Attempts after a request's first, by why", ("kind",), self._restarts)
         yield _counter("tandem_faults", "Workers that the router lost, by how", ("kind",), self._faults)
+        yield _counter(
+            "tandem_spans_dropped",
+            "Requests whose spans did not reach the collector of traces, by why",
+            ("reason",),
+            self._spans_dropped,
+        )
         yield GaugeMetricFamily("tandem_requests_in_hand", "Requests being served", value=self._num_requests())
         yield GaugeMetricFamily(
             "tandem_requests_queued", "Those of them that wait for their first token", value=self._num_queued()

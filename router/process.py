@@ -20,10 +20,12 @@ from router.frontends.base import Frontend
 from router.frontends.health import HealthService
 from router.frontends.openai.app import make_app
 from router.kept_responses import KeptResponses
+from router.metrics import RouterMetrics
 from router.peer_exchange import PeerExchange
 from router.policies.base import RoutingPolicy
 from router.policies.table import ROUTING_POLICIES
 from router.recordings import ROUTER, Recordings
+from router.request_spans import RequestSpans
 from router.response_exchange import ResponseExchange
 from router.router import Router
 from router.text.generation_config import FILE, SamplingDefaults, read_sampling_defaults
@@ -100,6 +102,8 @@ class RouterProcess:
         _allow_files(num_ports * config.max_connections + NUM_OTHER_FILES)
         tokenizer = Tokenizer(Path(config.model_dir), Path(config.chat_template) if config.chat_template else None)
         router = self._router = Router(config, make_policy(config.routing))
+        if config.otlp_endpoint:
+            router.spans = _open_spans(config, router.metrics)
         defaults = SamplingDefaults()
         if config.generation_config == AUTO:
             defaults = read_sampling_defaults(Path(config.model_dir))
@@ -174,6 +178,8 @@ class RouterProcess:
             self._frontend.close()
         if self._router is not None and self._router.request_lines is not None:
             self._router.request_lines.close()
+        if self._router is not None and self._router.spans is not None:
+            await asyncio.to_thread(self._router.spans.close)
 
 
 def _allow_files(num_files: int) -> None:
@@ -202,6 +208,14 @@ def make_policy(name: str) -> RoutingPolicy:
         return policy()
     except Exception as error:  # It may be anybody's class.
         raise ValueError(f"the routing policy {name} cannot be made: {error}") from error
+
+
+def _open_spans(config: RouterConfig, metrics: RouterMetrics) -> RequestSpans:
+    # It takes a third of a second to import, and is an extra.
+    from router.otlp import OtlpExporter
+
+    exporter = OtlpExporter(config.otlp_endpoint, config.model_name, config.router_id)
+    return RequestSpans(exporter.export, metrics.spans_dropped)
 
 
 def _serving(router: Router) -> dict[str, bool]:

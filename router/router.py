@@ -20,6 +20,7 @@ from router.policies.guard import GuardedPolicy
 from router.recalls import Recalls
 from router.recorded_request import record_request
 from router.request_lines import RequestLines
+from router.request_spans import RequestSpans
 from router.requests_in_hand import RequestsInHand
 from router.tracker import RequestTracker
 from router.waiting_room import WaitingRoom
@@ -71,6 +72,7 @@ class Router:
         idle: set while no request is in hand.
         request_lines: is told of each request's beginning and end; None: nobody is.
         recorder: is told of each request's end.
+        spans: likewise; None: nobody collects traces.
     """
 
     def __init__(
@@ -87,6 +89,7 @@ class Router:
             RequestLines(config.router_id, config.request_lines_socket) if config.request_lines_socket else None
         )
         self.recorder = Recorder()
+        self.spans: RequestSpans | None = None
         self.idle = asyncio.Event()
         self.idle.set()
         self.elsewhere = PeerCounts(clock)

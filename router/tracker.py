@@ -9,6 +9,7 @@ from enum import Enum, auto
 
 from router.errors import RequestError, UnavailableError
 from router.prompt_logprobs import PromptLogprobs
+from router.trace_context import TraceContext
 from tandem.lifecycle import (
     ASSIGNED,
     DECODE_MOMENTS,
@@ -54,6 +55,7 @@ class RequestTracker:
         client_request_id: what the client calls it.
         arrival_ns: when its client first asked, for a request that was resumed; 0: when it was received.
         record_id: under this name its workers keep a record of it; empty: they need not.
+        trace_context: of its client, if that has said so.
         resume_token: what they keep with it (router/resumption.py).
         attempt: number of the current attempt; messages of any other have no effect.
         output_ids: tokens passed on so far; each index exactly once, in order.
@@ -81,6 +83,7 @@ class RequestTracker:
     arrival_ns: int = 0
     record_id: str = ""
     resume_token: bytes = b""
+    trace_context: TraceContext | None = None
     state: RequestState = RequestState.WAITING
     attempt: int = -1
     prefill_worker_id: str = ""

@@ -28,6 +28,7 @@ from router.text.output_format import OutputFormat
 from router.text.output_text import OutputText
 from router.text.prompt_encoder import PromptEncoder
 from router.text.tokenizer import Tokenizer
+from router.trace_context import current_trace_context
 from router.tracker import RequestTracker
 from tandem.lifecycle import RECEIVED, TOKENIZED, now_ns
 
@@ -294,6 +295,7 @@ class Frontend:
                 arrival_ns=arrival_ns,
                 moments=prompt.moments,
             )
+            tracker.trace_context = current_trace_context.get()
             if kept is not None:
                 tracker.record_id = kept.record_id
                 state = self._state_of(tracker, key)

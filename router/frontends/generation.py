@@ -12,6 +12,7 @@ from router.access import Access
 from router.active_request import ActiveRequest
 from router.errors import RequestError, UnauthenticatedError
 from router.recorded_request import record_request
+from router.request_spans import EndedRequest
 from router.router import Router
 from router.text.output_text import OutputText
 from router.tracker import RequestState, RequestTracker
@@ -233,6 +234,8 @@ class Generation:
                 num_output_tokens=self._index,
                 timings=self.timings,
             )
+        if self._router.spans is not None:
+            self._router.spans.put(EndedRequest.of(tracker, outcome, self._index))
         record_request(self._router.recorder, tracker, outcome, self._index)
         if request_logger.isEnabledFor(logging.INFO):
             line = {

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from router import config
 from router.config import RouterConfig
 
 
@@ -26,6 +27,7 @@ from router.config import RouterConfig
         ("allowed_origins", ("one.example",), "allowed_origins must be"),
         ("root_path", "tandem", "root_path must begin with a slash and not end with one"),
         ("root_path", "/tandem/", "root_path must begin with a slash and not end with one"),
+        ("otlp_endpoint", "collector:4318", "otlp_endpoint must be a URL like http://localhost:4318/v1/traces, not"),
         ("max_body_bytes", -5, "max_body_bytes must be above 0, not -5"),
     ],
 )
@@ -49,3 +51,10 @@ def test_a_class_is_looked_for_only_when_it_is_needed() -> None:
 def test_secrets_are_not_printed() -> None:
     config = RouterConfig("nowhere", "fake", 400, api_keys=("secret-key",), cluster_token="secret-token")
     assert "secret" not in repr(config)
+
+
+def test_spans_without_their_packages_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(config, "has_otlp", lambda: False)
+    with pytest.raises(ValueError, match=r"otlp_endpoint needs packages .* pip install 'tandem-llm\[otlp\]'"):
+        RouterConfig("nowhere", "fake", 400, otlp_endpoint="http://localhost:4318/v1/traces")
+    assert RouterConfig("nowhere", "fake", 400).otlp_endpoint == ""
