@@ -130,7 +130,8 @@ class DecodeScheduler(ForwardScheduler):
     def next_deadline(self) -> float | None:
         deadline = self._leases.next_deadline()
         if self._in_flight is None:
-            if any(job.is_compiling for job in self._running):
+            # Nothing else keeps them from a step. That a grammar is compiled by now is no reason to sleep.
+            if any(job.sequence.constraint is not None for job in self._running):
                 return self._clock() + POLL_S
             return deadline
         return self._pace.due if deadline is None else min(deadline, self._pace.due)

@@ -108,6 +108,13 @@ class SenderLink:
         """Why the epoch must end, or ""."""
         return self._transport.failure
 
+    @property
+    def is_copying(self) -> bool:
+        """Whether something is to be done when copies are over, which were not when `send_settlements` last looked.
+        That they are now is no reason to say no: who sleeps at that would leave it undone."""
+        settling = (LeaseState.COMMITTING, LeaseState.RELEASING)
+        return bool(self._in_flight) or any(lease.state in settling for lease in self._leases.values())
+
     def num_pages_allowed(self) -> int:
         """Pages that may be pushed now."""
         self._in_flight = [(copy, n) for copy, n in self._in_flight if not copy.done()]
@@ -193,6 +200,7 @@ class SenderLink:
 
     def send_settlements(self) -> None:
         """Sends those whose copies have completed."""
+        self._in_flight = [(copy, n) for copy, n in self._in_flight if not copy.done()]
         for lease in list(self._leases.values()):
             self._settle_if_copied(lease)
 

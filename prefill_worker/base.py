@@ -60,4 +60,4 @@ class Handover(ABC):
     @property
     @abstractmethod
     def is_copying(self) -> bool:
-        """Whether copies are under way whose end take_results should see soon."""
+        """Whether take_results should look soon: copies were under way when it last did, or have begun since."""

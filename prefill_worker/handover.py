@@ -65,7 +65,7 @@ class LinkHandover(Handover):
 
     @property
     def is_copying(self) -> bool:
-        return bool(self._closing) or any(not copy.done() for lease in self._leases.values() for copy in lease.copies)
+        return bool(self._closing) or any(link.is_copying for link in self._links.values())
 
     def refusal(self, request: Prefill) -> str:
         if self._link_to(request.decode_worker_id) is not None:

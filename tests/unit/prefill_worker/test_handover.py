@@ -6,7 +6,7 @@ from decode_worker.config import DecodeConfig
 from kvtransfer.events import FromLink, SenderLinkClosed
 from prefill_worker.config import PrefillConfig
 from prefill_worker.handover import ASK_AGAIN_S
-from prefill_worker.scheduler import MAX_DOUBLINGS
+from prefill_worker.scheduler import MAX_DOUBLINGS, POLL_S
 from tandem.messages import (
     Failed,
     Finished,
@@ -85,6 +85,25 @@ def test_committed_waits_for_the_copies() -> None:
     pair.turn()
     assert pair.d.scheduler.num_running == 1
     assert pair.p.scheduler.stats().num_locked_pages == 0
+
+
+def test_a_copy_that_is_over_just_after_it_was_looked_at_is_soon_looked_at_again() -> None:
+    transport = ScriptedTransport()
+    pair = WorkerPair(open_sender=lambda *_: transport)
+    pair.submit("r", list(range(10)))
+    for _ in range(5):
+        pair.turn()
+    assert transport.pushes
+    # The step has found it under way; it is over before the thread asks how long it may sleep.
+    transport.complete_all()
+    deadline = pair.p.scheduler.next_deadline()
+    assert deadline is not None and deadline <= pair.clock() + POLL_S
+    for _ in range(3):
+        pair.turn()
+    assert pair.d.scheduler.num_running == 1
+    # Nothing keeps an idle worker awake.
+    pair.run()
+    assert pair.p.scheduler.next_deadline() is None
 
 
 def test_a_second_turn_ships_only_what_is_new() -> None:
