@@ -8,6 +8,8 @@ from tandem.lifecycle import CRITICAL_PATH
 
 # One run on a machine that does other things too: what is closer than this is called the same.
 SAME = 0.1
+# Of all cores: so much of other work is seen in times.
+BUSY_SHARE = 0.25
 # Of the phases that a request's time consists of.
 PHASE_WORDS = {
     "tokenize": "tokenizing",
@@ -218,6 +220,17 @@ def integrity_sentence(accounts: dict[str, dict[str, dict[str, Any]]]) -> str:
     if wrong:
         return f"{len(wrong)} of {num_checks} checks of page accounts found something wrong: {'; '.join(wrong)}."
     return f"All {num_checks} checks of page accounts (each worker, after each step) found every page accounted for."
+
+
+def busy_sentence(machine: Mapping[str, str]) -> str:
+    """A warning, where the machine had other work before the run; else empty."""
+    load, cores = float(machine["load before the start"]), int(machine["cores"])
+    if load <= BUSY_SHARE * cores:
+        return ""
+    return (
+        f"**The machine was busy with other work**: its load was {load:.1f} before the start, with {cores} cores. Times "
+        "are longer than they are on an idle one, and what was measured at different moments is hard to compare."
+    )
 
 
 def largest_stage(stages: Mapping[str, float]) -> str:

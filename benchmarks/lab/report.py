@@ -12,6 +12,7 @@ from benchmarks.lab.findings import (
     balance,
     bottleneck_moved,
     burst_changes,
+    busy_sentence,
     cache_changes,
     concurrency_changes,
     equal_answers,
@@ -62,13 +63,14 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def _head(results: dict[str, Any], results_file: str) -> str:
     load = ", random weights" if results["load_format"] == "dummy" else ""
     machine = [*results["machine"].items(), *results["versions"].items()]
+    busy = f"{said}\n\n" if (said := busy_sentence(results["machine"])) else ""
     return f"""# Disaggregated serving, measured: {results["model"]} on {_device(results)}
 
 Made by `{results["command"]}` ({results["began"]}, {results["seconds"]:.0f} s). The model is {results["model"]}{load}.
 What stands here in words is made of the figures of this run; two figures within {SAME:.0%} of each other are called the
 same, for it is one run. All figures are in [{results_file}]({results_file}).
 
-{table(("machine", ""), machine)}"""
+{busy}{table(("machine", ""), machine)}"""
 
 
 def _device(results: dict[str, Any]) -> str:

@@ -70,7 +70,7 @@ def results() -> dict[str, Any]:
         "command": "python -m benchmarks.reproduce_lab",
         "began": "2026-01-01 00:00 UTC",
         "seconds": 100.0,
-        "machine": {"cores": "2"},
+        "machine": {"cores": "2", "load before the start": "0.10"},
         "versions": {"tandem": "0.1.0"},
         "device": "cpu",
         "model": "tiny",
@@ -163,6 +163,12 @@ def test_the_report_says_the_opposite_of_the_opposite(results: dict[str, Any]) -
     assert "the first prompts are still there: 90% of them was found" in text
     assert "1 of 2 again, so the cache has changed answers" in text
     assert "1 of 7 checks of page accounts found something wrong: prefill-0 after again: a page is lost." in text
+
+
+def test_a_busy_machine_is_told_of(results: dict[str, Any]) -> None:
+    assert "busy with other work" not in write_report(results, [], "results.json")
+    results["machine"]["load before the start"] = "3.20"
+    assert "its load was 3.2 before the start, with 2 cores" in write_report(results, [], "results.json")
 
 
 def test_what_failed_is_named_and_the_rest_is_reported(results: dict[str, Any]) -> None:
