@@ -228,8 +228,8 @@ def busy_sentence(machine: Mapping[str, str]) -> str:
     if load <= BUSY_SHARE * cores:
         return ""
     return (
-        f"**The machine was busy with other work**: its load was {load:.1f} before the start, with {cores} cores. Times "
-        "are longer than they are on an idle one, and what was measured at different moments is hard to compare."
+        f"**The machine was busy with other work**: its load was {load:.1f} before the start, with {cores} cores. "
+        "Times are longer than they are on an idle one, and what was measured at different moments is hard to compare."
     )
 
 
