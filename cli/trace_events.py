@@ -52,7 +52,7 @@ class Trace:
     def warnings(self) -> list[str]:
         lost = [f"{name}: {p.failure}" for name, p in self._processes.items() if p.failure]
         dropped = [
-            f"{name}: {p.num_dropped} slices did not fit, the oldest: record for a shorter time"
+            f"{name}: {p.num_dropped} slices did not fit: record for a shorter time"
             for name, p in self._processes.items()
             if p.num_dropped
         ]

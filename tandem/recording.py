@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tandem.lifecycle import now_ns
 
@@ -48,11 +48,29 @@ class Slice(NamedTuple):
     detail: str = ""
 
 
-class Recording(NamedTuple):
-    """Attributes: num_dropped: slices that there was no room for, the oldest ones."""
+class Recording:
+    """What a recorder has kept, for another thread.
 
-    slices: Sequence[Slice]
-    num_dropped: int
+    Attributes:
+        num_dropped: slices that there was no room for, the oldest ones.
+    """
+
+    def __init__(self, kept: deque[tuple[Any, ...]], num_dropped: int) -> None:
+        """Args: kept: slices as plain tuples."""
+        self._kept = kept
+        self.num_dropped = num_dropped
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def take(self, num_slices: int) -> list[Slice]:
+        """The next so many. To make all of them at once, or to free them, would hold up whoever shares the interpreter
+        with this thread."""
+        return [Slice(*self._kept.popleft()) for _ in range(min(num_slices, len(self._kept)))]
+
+
+# How to see that it has ended, how long it took by its own account, and the beginning of its slice.
+_Watched = tuple[Callable[[], bool], Callable[[], float] | None, tuple[Any, ...]]
 
 
 class Recorder:
@@ -67,11 +85,11 @@ class Recorder:
         """Args: clock: nanoseconds since the epoch, like all moments of requests."""
         self.is_on = False
         self._clock = clock
-        self._slices: deque[Slice | tuple[object, ...]] = deque(maxlen=max_slices)
+        self._slices: deque[tuple[Any, ...]] = deque(maxlen=max_slices)
         self._num_added = 0
         self._turn_ns = self._lap_ns = 0
-        # What is under way: how to see that it has ended, how many seconds it took by its own account, its slice.
-        self._watched: list[tuple[Callable[[], bool], Callable[[], float] | None, tuple[object, ...]]] = []
+        # What is under way.
+        self._watched: list[_Watched] = []
 
     def start(self) -> None:
         """From now on everything is kept."""
@@ -89,7 +107,7 @@ class Recorder:
         self._watched.clear()
         slices, num_added = self._slices, self._num_added
         self._slices = deque(maxlen=slices.maxlen)
-        return Recording([Slice(*kept) for kept in slices], num_added - len(slices))
+        return Recording(slices, num_added - len(slices))
 
     def add(
         self,
@@ -159,24 +177,24 @@ class Recorder:
     ) -> None:
         """Something has been started that goes on by itself. Args: done: as for `launched`."""
         if self.is_on:
-            self._watched.append((done, None, (track, name, start_ns, (request_id,), (), numbers)))
-            self.look()
+            watched: _Watched = (done, None, (track, name, start_ns, (request_id,), (), numbers))
+            if not self._keep_if_done(watched):
+                self._watched.append(watched)
 
     def look(self) -> None:
         """Looks which of what is under way has ended. To be called where that is noticed anyway."""
-        if not self._watched:
-            return
-        going_on = []
-        for watched in self._watched:
-            done, duration_s, (track, name, start_ns, request_ids, request_tokens, numbers) = watched
-            if not done():
-                going_on.append(watched)
-                continue
-            if duration_s is not None:
-                numbers = {**numbers, "device_us": round(duration_s() * 1e6)}  # type: ignore[dict-item]
-            self._keep((track, name, start_ns, self._clock(), request_ids, request_tokens, numbers, ""))
-        self._watched = going_on
+        if self._watched:
+            self._watched = [watched for watched in self._watched if not self._keep_if_done(watched)]
 
-    def _keep(self, kept: tuple[object, ...]) -> None:
+    def _keep_if_done(self, watched: _Watched) -> bool:
+        done, duration_s, (track, name, start_ns, request_ids, request_tokens, numbers) = watched
+        if not done():
+            return False
+        if duration_s is not None:
+            numbers = {**numbers, "device_us": round(duration_s() * 1e6)}
+        self._keep((track, name, start_ns, self._clock(), request_ids, request_tokens, numbers, ""))
+        return True
+
+    def _keep(self, kept: tuple[Any, ...]) -> None:
         self._slices.append(kept)
         self._num_added += 1

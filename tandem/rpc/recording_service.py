@@ -12,8 +12,8 @@ from tandem.v1 import recording_pb2_grpc
 MAX_DURATION_S = 60.0
 # A loop that does not end its recording within this time is stuck.
 STOP_TIMEOUT_S = 10.0
-# So many slices are made a message at once; that takes less than a millisecond or two.
-SLICES_PER_PART = 500
+# So many slices are made a message at once; that takes half a millisecond.
+SLICES_PER_PART = 200
 # Of one process. It is what MAX_SLICES take several times over, unless each is about many requests.
 MAX_BYTES = 64 * 2**20
 
@@ -62,18 +62,16 @@ class RecordingService(recording_pb2_grpc.RecordingServicer):
             failure = f"its loop did not answer within {STOP_TIMEOUT_S:g} s"
             yield pb.RecordedPart(process=self._process, role=self._role, failure=failure)
             return
-        num_left, num_bytes = len(recording.slices), 0
-        for start in range(0, num_left, SLICES_PER_PART):
-            slices = recording.slices[start : start + SLICES_PER_PART]
+        num_dropped, num_bytes = recording.num_dropped, 0
+        while slices := recording.take(SLICES_PER_PART):
             part = pb.RecordedPart(process=self._process, role=self._role, slices=map(encode_slice, slices))
             num_bytes += part.ByteSize()
-            if num_bytes > MAX_BYTES:
-                break
-            num_left -= len(slices)
-            yield part
+            if num_bytes <= MAX_BYTES:
+                yield part
+            else:
+                num_dropped += len(slices)
             # Tokens have their turn between two parts.
             await asyncio.sleep(0)
-        num_dropped = recording.num_dropped + num_left
         yield pb.RecordedPart(process=self._process, role=self._role, num_dropped=num_dropped)
 
     def _stopped(self) -> "asyncio.Future[Recording]":

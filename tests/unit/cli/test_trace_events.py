@@ -130,6 +130,6 @@ def test_what_is_missing_is_told() -> None:
     )
     assert trace.warnings == [
         "p: it broke off: Socket closed",
-        "d: 3 slices did not fit, the oldest: record for a shorter time",
+        "d: 3 slices did not fit: record for a shorter time",
     ]
     assert {e["ph"] for e in events} == {"M"}

@@ -24,7 +24,7 @@ def overlapping_pair() -> WorkerPair:
 
 
 def stop(pair: WorkerPair) -> dict[str, tuple[Slice, ...]]:
-    return {name: tuple(side.recorder.stop().slices) for name, side in (("p", pair.p), ("d", pair.d))}
+    return {name: tuple(side.recorder.stop().take(10_000)) for name, side in (("p", pair.p), ("d", pair.d))}
 
 
 def named(slices: tuple[Slice, ...], track: str, name: str) -> list[Slice]:

@@ -14,6 +14,11 @@ def ticking() -> Recorder:
     return Recorder(clock=lambda: next(numbers) * LAP_NS)
 
 
+def slices_of(recorder: Recorder) -> list[Slice]:
+    recording = recorder.stop()
+    return recording.take(len(recording))
+
+
 def names(slices: object) -> list[str]:
     return [kept.name for kept in slices]  # type: ignore[attr-defined]
 
@@ -26,7 +31,7 @@ def test_what_a_thread_does_follows_without_a_gap() -> None:
     recorder.lap("settle")
     recorder.end_turn(7, worked=True)
     recorder.lap("sleep")
-    slices = recorder.stop().slices
+    slices = slices_of(recorder)
     assert names(slices) == ["receive", "settle", "tell", "step", "sleep"]
     receive, settle, tell, step, sleep = slices
     assert (receive.end_ns, settle.end_ns, tell.end_ns) == (settle.start_ns, tell.start_ns, sleep.start_ns)
@@ -44,7 +49,7 @@ def test_turns_that_did_nothing_leave_nothing_but_what_took_time() -> None:
     recorder.lap("compose")
     recorder.end_turn(1, worked=False)
     recorder.lap("sleep")
-    assert names(recorder.stop().slices) == ["sleep"]
+    assert names(slices_of(recorder)) == ["sleep"]
 
 
 def test_the_oldest_slices_are_dropped_and_counted() -> None:
@@ -52,11 +57,11 @@ def test_the_oldest_slices_are_dropped_and_counted() -> None:
     recorder.start()
     for number in range(5):
         recorder.add("track", str(number), 1)
-    slices, num_dropped = recorder.stop()
-    assert (names(slices), num_dropped) == (["2", "3", "4"], 2)
+    recording = recorder.stop()
+    assert (names(recording.take(9)), recording.num_dropped) == (["2", "3", "4"], 2)
     recorder.start()
     recorder.add("track", "anew", 1)
-    assert (names(recorder.stop().slices), recorder.is_on) == (["anew"], False)
+    assert (names(slices_of(recorder)), recorder.is_on) == (["anew"], False)
 
 
 def test_a_forward_is_seen_to_end_without_being_waited_for() -> None:
@@ -68,7 +73,7 @@ def test_a_forward_is_seen_to_end_without_being_waited_for() -> None:
     recorder.look()
     ended.append(True)
     recorder.look()
-    compose, launch, forward = recorder.stop().slices
+    compose, launch, forward = slices_of(recorder)
     assert (launch.track, launch.name, launch.start_ns, launch.request_ids) == (
         ENGINE,
         "launch",
@@ -92,10 +97,10 @@ def test_what_is_still_under_way_at_the_end_is_there_and_not_kept_for_later() ->
     recorder = ticking()
     recorder.start()
     recorder.started("copies", "copy", 1, lambda: False, "a", num_pages=2)
-    (copy,) = recorder.stop().slices
+    (copy,) = slices_of(recorder)
     assert (copy.name, copy.detail, copy.numbers) == ("copy", "still under way", {"num_pages": 2})
     recorder.start()
-    assert recorder.stop().slices == []
+    assert slices_of(recorder) == []
 
 
 def test_a_recorder_that_is_off_keeps_nothing_and_allocates_nothing() -> None:

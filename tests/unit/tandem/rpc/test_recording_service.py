@@ -70,7 +70,7 @@ def test_it_says_what_was_recorded_and_what_was_dropped() -> None:
 
 
 def test_what_takes_too_many_bytes_counts_as_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recording_service, "MAX_BYTES", 100_000)
+    monkeypatch.setattr(recording_service, "MAX_BYTES", 30_000)
 
     async def record(stub: Any, process: Process) -> None:
         call = stub.RecordProcess(pb.RecordRequest(duration_s=0.05))
