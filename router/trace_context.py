@@ -1,6 +1,5 @@
 """Which trace of its client's a request belongs to: W3C's trace context, as its headers or its metadata say it."""
 
-from collections.abc import Mapping
 from contextvars import ContextVar
 from typing import NamedTuple
 
@@ -22,10 +21,8 @@ class TraceContext(NamedTuple):
 current_trace_context: ContextVar[TraceContext | None] = ContextVar("current_trace_context", default=None)
 
 
-def trace_context_of(headers: Mapping[str, str]) -> TraceContext | None:
-    """Args: headers: by their names in small letters."""
-    traceparent = headers.get(TRACEPARENT, "")
-    if not 0 < len(traceparent) <= MAX_TRACEPARENT_LEN:
+def trace_context_of(traceparent: str | None, tracestate: str | None) -> TraceContext | None:
+    """Args: both as the headers of these names are, if they are there."""
+    if not traceparent or len(traceparent) > MAX_TRACEPARENT_LEN:
         return None
-    tracestate = headers.get(TRACESTATE, "")
-    return TraceContext(traceparent, tracestate if len(tracestate) <= MAX_TRACESTATE_LEN else "")
+    return TraceContext(traceparent, tracestate if tracestate and len(tracestate) <= MAX_TRACESTATE_LEN else "")

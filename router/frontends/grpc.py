@@ -23,7 +23,7 @@ from router.frontends.sampling import PLAIN_FIELDS, SamplingOptions
 from router.prompt_logprobs import PromptLogprobs
 from router.resumption import Resumption
 from router.structured_output import StructuredOutput, choices
-from router.trace_context import current_trace_context, trace_context_of
+from router.trace_context import TRACEPARENT, TRACESTATE, current_trace_context, trace_context_of
 from tandem import __version__
 from tandem.rpc.auth import AuthInterceptor
 from tandem.rpc.codec import LOGPROBS_CODEC, STATS_CODEC
@@ -58,7 +58,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         self._frontend = frontend
 
     async def Generate(self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext) -> None:
-        current_trace_context.set(trace_context_of(dict(context.invocation_metadata() or ())))
+        current_trace_context.set(trace_context_of(_metadata(context, TRACEPARENT), _metadata(context, TRACESTATE)))
         request_id = _request_id(request, context)
         trailer = _request_id_trailer(request_id)
         context.set_trailing_metadata(trailer)

@@ -6,9 +6,10 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from router.frontends.request_id import REQUEST_ID_HEADER, request_id_of
-from router.trace_context import current_trace_context, trace_context_of
+from router.trace_context import TRACEPARENT, TRACESTATE, current_trace_context, trace_context_of
 
 _HEADER = REQUEST_ID_HEADER.encode()
+_TRACEPARENT, _TRACESTATE = TRACEPARENT.encode(), TRACESTATE.encode()
 
 
 def with_cors(app: ASGIApp, allowed_origins: Sequence[str]) -> ASGIApp:
@@ -42,7 +43,7 @@ class EnvelopeMiddleware:
             return
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
         state = scope.setdefault("state", {})
-        current_trace_context.set(trace_context_of({name.decode("latin-1"): value for name, value in headers.items()}))
+        current_trace_context.set(trace_context_of(headers.get(_TRACEPARENT), headers.get(_TRACESTATE)))
         request_id = state["request_id"] = request_id_of(headers.get(_HEADER))
         state["send"] = send
         added = [(_HEADER, request_id.encode())]

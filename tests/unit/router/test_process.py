@@ -143,3 +143,18 @@ def test_a_connection_that_never_speaks_grpc_is_closed(router_model_dir: Path, m
             read_all(idle)
     finally:
         process.stop()
+
+
+def test_a_collector_of_traces_that_is_away_keeps_no_router_from_starting_and_stopping(router_model_dir: Path) -> None:
+    endpoint = "http://127.0.0.1:9/v1/traces"
+    process = RouterProcess(
+        RouterConfig(str(router_model_dir), "fake", 64, grpc_port=0, http_port=0, otlp_endpoint=endpoint)
+    )
+    try:
+        with grpc.insecure_channel(process.start().grpc) as channel:
+            stub = inference_pb2_grpc.InferenceStub(channel)
+            assert stub.GetServerInfo(inference_pb2.GetServerInfoRequest(), timeout=5.0).model == "fake"
+    finally:
+        before = time.monotonic()
+        process.stop()
+    assert time.monotonic() - before < 8.0
