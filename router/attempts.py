@@ -22,6 +22,7 @@ from router.candidates import Candidates
 from router.clock_offsets import ClockOffsets
 from router.config import RouterConfig
 from router.errors import InternalError, InvalidRequestError, RequestError, RequestTooLargeError, UnavailableError
+from router.live.journal import Journal
 from router.metrics import RouterMetrics
 from router.policies.base import AttemptFailure, RequestEnd, RoutingRequest
 from router.policies.guard import GuardedPolicy
@@ -64,6 +65,7 @@ class Attempts:
         room: WaitingRoom,
         metrics: RouterMetrics,
         clocks: ClockOffsets,
+        journal: Journal,
         clock: Callable[[], float],
     ) -> None:
         self._config = config
@@ -73,6 +75,7 @@ class Attempts:
         self._room = room
         self._metrics = metrics
         self._clocks = clocks
+        self._journal = journal
         self._clock = clock
 
     def start_attempt(self, request: ActiveRequest) -> None:
@@ -246,6 +249,7 @@ class Attempts:
         if self._end_attempt(request, attempt, kind, reason):
             request.num_failures += failed
             self._metrics.attempt_restarted(kind)
+            self._journal.attempt_restarted(kind)
             self.start_attempt(request)
 
     def _end_attempt(self, request: ActiveRequest, attempt: int, kind: AttemptFailure, reason: str) -> bool:

@@ -32,7 +32,11 @@ TOKENS = tuple(float(step * 10**power) for power in range(7) for step in (1, 2, 
 
 
 class Histogram:
-    """Counts of values by size; belongs to one thread."""
+    """Counts of values by size; belongs to one thread.
+
+    Attributes:
+        bounds: of its buckets, rising.
+    """
 
     def __init__(self, name: str, buckets: Sequence[float], labels: str = "") -> None:
         """
@@ -41,7 +45,7 @@ class Histogram:
             buckets: their upper bounds, rising.
             labels: as the text format has them, `phase="prefill"`, or "".
         """
-        self._bounds = buckets
+        self.bounds = buckets
         self._counts = [0] * (len(buckets) + 1)
         self._sum = 0.0
         before = f"{labels}," if labels else ""
@@ -50,8 +54,12 @@ class Histogram:
         self._sum_head, self._count_head = f"{name}_sum{own} ", f"{name}_count{own} "
 
     def observe(self, value: float) -> None:
-        self._counts[bisect_left(self._bounds, value)] += 1
+        self._counts[bisect_left(self.bounds, value)] += 1
         self._sum += value
+
+    def counts(self) -> tuple[int, ...]:
+        """How many values each bucket has, without those of smaller ones; behind them, how many are above all."""
+        return tuple(self._counts)
 
     def samples(self) -> str:
         """Its lines in Prometheus' text format."""

@@ -20,6 +20,8 @@ from router.frontends.base import Frontend
 from router.frontends.health import HealthService
 from router.frontends.openai.app import make_app
 from router.kept_responses import KeptResponses
+from router.live.feed import LiveFeed
+from router.live.snapshot import SnapshotBuilder
 from router.metrics import RouterMetrics
 from router.peer_exchange import PeerExchange
 from router.policies.base import RoutingPolicy
@@ -60,6 +62,7 @@ class RouterProcess:
         self._router: Router | None = None
         self._workers_server: grpc.aio.Server | None = None
         self._frontend: Frontend | None = None
+        self._feed: LiveFeed | None = None
         self._open_ports: Callable[[int, int], ClientServers] | None = None
         self._client_servers: list[ClientServers] = []
         self._tasks: list[asyncio.Task[None]] = []
@@ -117,7 +120,8 @@ class RouterProcess:
         )
         health_service = HealthService(_serving(router))
         responses = ResponseExchange(config.router_id, peers, KeptResponses(time.monotonic), config.cluster_token)
-        app = make_app(frontend, responses)
+        feed = self._feed = LiveFeed(SnapshotBuilder(router, config))
+        app = make_app(frontend, responses, feed)
         workers = new_server([cluster_auth(config.cluster_token)], reuse_ports=config.reuse_ports)
         cluster_address = bind(workers, config.cluster_host, config.cluster_port)
         recordings = Recordings(
@@ -139,6 +143,7 @@ class RouterProcess:
         self._tasks = [
             asyncio.create_task(_vital(router.watch())),
             asyncio.create_task(_vital(exchange.run())),
+            asyncio.create_task(_vital(feed.run())),
             asyncio.create_task(_vital(_report_health(router, health_service))),
         ]
         return addresses
@@ -169,6 +174,8 @@ class RouterProcess:
             task.cancel()
         if self._router is not None:
             self._router.shut_down()
+        if self._feed is not None:
+            self._feed.close()
         # The clients first: a request that ends now is reported as such, not as a lost worker.
         for servers in self._client_servers:
             await servers.stop()

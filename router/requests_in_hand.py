@@ -31,6 +31,10 @@ class RequestsInHand:
         """By age."""
         return iter(list(self._all.values()))
 
+    @property
+    def oldest(self) -> ActiveRequest | None:
+        return next(iter(self._all.values()), None)
+
     def get(self, request_id: str) -> ActiveRequest | None:
         return self._all.get(request_id)
 

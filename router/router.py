@@ -13,6 +13,7 @@ from router.attempts import Attempts
 from router.clock_offsets import PROBE_INTERVAL_S, ClockOffsets
 from router.config import RouterConfig
 from router.errors import OverloadedError, RequestTimeoutError, RequestTooLargeError, UnavailableError
+from router.live.record import LiveRecord
 from router.metrics import RouterMetrics
 from router.peer_counts import NOTHING, PeerCounts, RouterCounts
 from router.policies.base import RoutingPolicy
@@ -73,6 +74,7 @@ class Router:
         request_lines: is told of each request's beginning and end; None: nobody is.
         recorder: is told of each request's end.
         spans: likewise; None: nobody collects traces.
+        live: what is remembered of the last minutes.
     """
 
     def __init__(
@@ -107,12 +109,22 @@ class Router:
             planned=config.workers,
             num_restarts=config.num_restarts,
         )
+        self.live = LiveRecord()
+        self.live.journal.started(config.router_id, config.num_restarts)
         self._policy = GuardedPolicy(policy)
         self._room = WaitingRoom(
             self.workers, self.metrics, clock, config.worker_wait_timeout_s, config.max_waiting_bytes
         )
         self._attempts = Attempts(
-            config, self._policy, self.workers, self._requests, self._room, self.metrics, self.clocks, clock
+            config,
+            self._policy,
+            self.workers,
+            self._requests,
+            self._room,
+            self.metrics,
+            self.clocks,
+            self.live.journal,
+            clock,
         )
 
     @property
@@ -128,6 +140,12 @@ class Router:
     def num_waiting(self) -> int:
         """Requests that no worker takes now."""
         return len(self._room)
+
+    @property
+    def oldest_age_s(self) -> float:
+        """Seconds since the oldest request in hand was taken in; 0 if there is none."""
+        oldest = self._requests.oldest
+        return self._config.request_timeout_s - (oldest.deadline - self._clock()) if oldest else 0.0
 
     def not_ready_reason(self) -> str:
         """Why no request would be served now, or ""."""
@@ -277,6 +295,7 @@ class Router:
         worker.send([Welcome(self.incarnation), self.clocks.probe()])
         self._send_peers()
         logger.info("worker %s (%s) joined from %s", hello.worker_id, hello.role, hello.address)
+        self.live.journal.worker_joined(hello)
         self._policy.worker_joined(worker)
         self._room.is_due = True
         self._attempts.serve_waiting()
@@ -289,6 +308,7 @@ class Router:
             case Heartbeat():
                 self.workers.record_heartbeat(worker, message)
             case LinkState():
+                self.live.journal.link_changed(worker, message)
                 self.workers.record_link_state(worker, message)
                 self._room.is_due = True
             case Tokens():
@@ -327,6 +347,7 @@ class Router:
             return
         self.metrics.fault(kind)
         logger.warning("worker %s lost: %s", worker.worker_id, reason)
+        self.live.journal.worker_lost(worker.worker_id, kind, reason)
         self.workers.unregister(worker)
         self.recalls.lose_worker(worker)
         self.clocks.forget(worker.worker_id)

@@ -16,6 +16,7 @@ class Worker:
         disconnect: ends its control stream, with a reason for it.
         last_heard: on the router's clock, when a message last came.
         last_progress: on the router's clock, when its scheduler's step number last changed.
+        last_heartbeat: on the router's clock, when `stats` came.
         num_steps: that number; -1 before the first heartbeat.
         stats: what it said of itself in its last heartbeat.
         links_up: decode workers this prefill worker has a link to, with the life of them that it is to.
@@ -34,6 +35,7 @@ class Worker:
     disconnect: Callable[[str], None]
     last_heard: float
     last_progress: float
+    last_heartbeat: float = 0.0
     num_steps: int = -1
     stats: WorkerStats = field(default_factory=WorkerStats)
     links_up: dict[str, str] = field(default_factory=dict)

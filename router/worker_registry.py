@@ -95,6 +95,7 @@ class WorkerRegistry:
 
     def record_heartbeat(self, worker: Worker, heartbeat: Heartbeat) -> None:
         worker.stats = heartbeat.stats
+        worker.last_heartbeat = self._clock()
         if heartbeat.step != worker.num_steps:
             worker.num_steps = heartbeat.step
             worker.last_progress = self._clock()

@@ -16,7 +16,7 @@ from router.request_spans import EndedRequest
 from router.router import Router
 from router.text.output_text import OutputText
 from router.tracker import RequestState, RequestTracker
-from tandem.lifecycle import ENDED, FIRST_TOKEN_SENT, PhaseTiming, now_ns, phase_timings
+from tandem.lifecycle import ENDED, FIRST_TOKEN_SENT, RECEIVED, PhaseTiming, now_ns, phase_timings
 from tandem.sampling_params import TokenLogprobs
 
 # It writes one line for each request, as JSON.
@@ -171,7 +171,8 @@ class Generation:
         if not token_ids:
             return self._last_piece() if output.stopped or self._tokens.is_exhausted else None
         if FIRST_TOKEN_SENT not in self.tracker.moments:
-            self.tracker.moments[FIRST_TOKEN_SENT] = now_ns()
+            now = self.tracker.moments[FIRST_TOKEN_SENT] = now_ns()
+            self._router.live.ttft.observe((now - self.tracker.moments[RECEIVED]) / 1e9)
         text, num_tokens = output.append_tokens(token_ids)
         if self._owed_text:
             text, self._owed_text = self._owed_text + text, ""
@@ -224,6 +225,13 @@ class Generation:
             num_prompt_tokens=len(tracker.prompt_ids),
             num_cached_tokens=num_cached_tokens,
             num_output_tokens=max(0, self._index - self._num_resumed),
+            timings=self.timings,
+        )
+        self._router.live.ended.add(
+            tracker,
+            outcome,
+            num_cached_tokens=num_cached_tokens,
+            num_output_tokens=self._index,
             timings=self.timings,
         )
         if self._router.request_lines is not None:

@@ -39,8 +39,11 @@ from router.frontends.openai.sglang import add_sglang
 from router.frontends.openai.streaming import ClientGoneError
 from router.frontends.openai.tokenizing import add_tokenizing
 from router.frontends.openai.tools_schema import ChatRequest
+from router.frontends.page.routes import add_page
 from router.frontends.responses.routes import add_responses
 from router.kept_responses import KeptResponses
+from router.live.feed import LiveFeed
+from router.live.snapshot import SnapshotBuilder
 from router.response_exchange import ResponseExchange
 from tandem import __version__
 
@@ -66,12 +69,15 @@ _STREAMED = {"text/event-stream": {"itemSchema": _EVENT}}
 LastEventId = Annotated[str | None, Header(description="The id of the last event seen, to go on with a stream.")]
 
 
-def make_app(frontend: Frontend, responses: ResponseExchange | None = None) -> ASGIApp:
+def make_app(frontend: Frontend, responses: ResponseExchange | None = None, feed: LiveFeed | None = None) -> ASGIApp:
     """The ASGI application, wrapped in the middleware that looks at keys and bodies, and in what all answers have.
 
     Args:
         responses: those that clients may go on with; None: they come to no router but this one.
+        feed: what the page shows; None: of this router, as it is when the page is opened.
     """
+    if feed is None:
+        feed = LiveFeed(SnapshotBuilder(frontend.router, frontend.config))
     if responses is None:
         responses = ResponseExchange(frontend.config.router_id, {}, KeptResponses(time.monotonic), "")
     app = FastAPI(
@@ -94,6 +100,7 @@ def make_app(frontend: Frontend, responses: ResponseExchange | None = None) -> A
     add_sglang(app, frontend)
     add_operation(app, frontend)
     _add_operation(app, frontend)
+    add_page(app, frontend, feed)
     _add_error_handlers(app, frontend)
     app.openapi = partial(_description, app.openapi)  # type: ignore[method-assign]
     config = frontend.config

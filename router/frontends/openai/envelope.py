@@ -29,8 +29,9 @@ def with_cors(app: ASGIApp, allowed_origins: Sequence[str]) -> ASGIApp:
 
 
 class EnvelopeMiddleware:
-    """ASGI middleware, outermost. A request's id stands in `scope["state"]["request_id"]`, and in `["send"]` what sends
-    the server what follows the start of an answer, past all layers, each of which only looks at the start."""
+    """ASGI middleware, outermost. A request's id stands in `scope["state"]["request_id"]`, in `["is_head"]` whether the
+    server leaves out the answer's body, and in `["send"]` what sends the server what follows the start of an answer,
+    past all layers, each of which only looks at the start."""
 
     def __init__(self, app: ASGIApp, root_path: str) -> None:
         """Args: root_path: under which a proxy shows all this."""
@@ -48,6 +49,7 @@ class EnvelopeMiddleware:
         state["send"] = send
         added = [(_HEADER, request_id.encode())]
         method = scope["method"]
+        state["is_head"] = method == "HEAD"
         if method == "OPTIONS" and (b"content-length" in headers or b"transfer-encoding" in headers):
             # Nobody reads the body of a preflight: it would go on without limit, and without a key.
             added.append((b"connection", b"close"))

@@ -12,9 +12,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from router.errors import OverloadedError, UnauthenticatedError
 from router.frontends.base import Frontend
 from router.frontends.openai.errors import error_response, status_response
+from router.frontends.page.assets import PAGE_PATHS
 
-# These are answered to everybody: what watches over the process has no key.
-OPEN_PATHS = ("/health", "/ready", "/ping")
+# These are answered to everybody: what watches over the process has no key, nor has a page before it has asked for it.
+OPEN_PATHS = ("/health", "/ready", "/ping", *PAGE_PATHS)
 STATUS_OVERLOADED = 429
 # So long is waited between two parts of a body, and for all of it.
 BODY_TIMEOUT_S = 30.0

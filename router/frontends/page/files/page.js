@@ -1,0 +1,169 @@
+// Reads the cluster's frames and shows them. Each frame has all that is now; of points, requests and journal the first
+// has everything, and those that follow have what is new.
+
+import "./theme.js";
+import "./chat.js";
+import { spark } from "./charts.js";
+import { byId, setState, setText } from "./dom.js";
+import { age, count, duration, milliseconds, rate } from "./format.js";
+import { askForKey, forgetKey, headers, storedKey } from "./key.js";
+import { events, refusal } from "./stream.js";
+import { showJournal, showLinks, showRequests, showWorkers } from "./tables.js";
+import { drawTopology } from "./topology.js";
+
+const NUM_POINTS = 300;
+const NUM_REQUESTS = 60;
+const NUM_ENTRIES = 200;
+// Frames come once a second.
+const SILENCE_MS = 5000;
+const MAX_DELAY_MS = 10000;
+// Nobody sees a tab that is hidden for so long.
+const HIDDEN_MS = 30000;
+const [NUMBER, , TTFT50, TTFT99, ITL50, ITL99, PROMPT, OUTPUT, IN_HAND, QUEUED] = Array(10).keys();
+
+let points = [];
+let requests = new Map();
+let journal = new Map();
+let latest = null;
+let reading = null;
+
+function keepNewest(map, items, limit) {
+  for (const item of items) map.set(item.number, item);
+  const numbers = [...map.keys()].sort((a, b) => a - b);
+  for (const number of numbers.slice(0, -limit)) map.delete(number);
+}
+
+const newestFirst = (map) => [...map.values()].sort((a, b) => b.number - a.number);
+
+function take(frame) {
+  if (frame.whole) [points, requests, journal] = [[], new Map(), new Map()];
+  const known = points.length ? points[points.length - 1][NUMBER] : 0;
+  points = [...points, ...frame.points.filter((point) => point[NUMBER] > known)].slice(-NUM_POINTS);
+  keepNewest(requests, frame.requests, NUM_REQUESTS);
+  keepNewest(journal, frame.journal, NUM_ENTRIES);
+  latest = frame;
+  show(frame);
+}
+
+function show(frame) {
+  const { router, routers } = frame;
+  setState(byId("ready"), frame.ready ? "good" : "bad", frame.ready ? "Ready" : "Not ready");
+  byId("ready").title = frame.reason;
+  setText(byId("model"), router.model);
+  const of = routers.length > 1 ? `, one of ${routers.length} routers` : "";
+  setText(byId("through"), `seen by ${router.id}${of}, up ${age(frame.now_s - router.started_s)}, version ${router.version}`);
+  document.title = `${frame.ready ? "" : "Not ready: "}${router.model} on Tandem`;
+  for (const node of document.querySelectorAll(".own")) node.hidden = routers.length < 2;
+  if (frame.ready) hideNotice();
+  else showNotice(`No request would be served now: ${frame.reason}.`);
+  showTiles(frame);
+  drawTopology(byId("topology"), frame);
+  showLinks(frame.links, frame.workers);
+  showWorkers(frame.workers);
+  if (frame.whole || frame.requests.length) showRequests(newestFirst(requests));
+  if (frame.whole || frame.journal.length) showJournal(newestFirst(journal));
+}
+
+function showTiles(frame) {
+  const column = (index) => points.map((point) => point[index]);
+  const now = points[points.length - 1];
+  setText(byId("in-hand"), count(frame.requests_in_hand));
+  const oldest = frame.router.oldest_s > 0 ? `, oldest ${age(frame.router.oldest_s)}` : "";
+  const waiting = frame.waiting ? `, ${count(frame.waiting)} without a worker` : "";
+  setText(byId("in-hand-detail"), `${count(frame.queued)} queued${waiting}${oldest}`);
+  spark(byId("spark-in-hand"), column(IN_HAND), column(QUEUED));
+  if (!now) return;
+  setText(byId("output-rate"), rate(now[OUTPUT]));
+  setText(byId("prompt-rate"), rate(now[PROMPT]));
+  setText(byId("output-detail"), `peak ${rate(Math.max(...column(OUTPUT)))}`);
+  const cached = frame.workers.reduce((sum, worker) => sum + (worker.cached_tokens_per_s || 0), 0);
+  setText(byId("prompt-detail"), `${rate(cached)} tok/s more from caches`);
+  spark(byId("spark-output"), column(OUTPUT));
+  spark(byId("spark-prompt"), column(PROMPT));
+  for (const [name, p50, p99] of [["ttft", TTFT50, TTFT99], ["itl", ITL50, ITL99]]) {
+    const [number, unit] = duration(now[p50]);
+    setText(byId(name), number);
+    setText(byId(`${name}-unit`), unit);
+    setText(byId(`${name}-detail`), `p50; p99 ${milliseconds(now[p99])}`);
+    spark(byId(`spark-${name}`), column(p50), column(p99));
+  }
+}
+
+function showNotice(text) {
+  const notice = byId("notice");
+  setText(notice, text);
+  notice.hidden = false;
+}
+
+function hideNotice() {
+  byId("notice").hidden = true;
+}
+
+const connected = (kind, text) => setState(byId("connection"), kind, text);
+const sleep = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
+
+// Reads until the stream ends; returns how long to wait before the next try.
+async function read() {
+  const controller = (reading = new AbortController());
+  let silence = setTimeout(() => controller.abort(), SILENCE_MS);
+  try {
+    const response = await fetch("live", { headers: headers(), cache: "no-store", signal: controller.signal });
+    if (response.status === 401) {
+      const wrong = storedKey() !== null;
+      forgetKey();
+      clearTimeout(silence);
+      connected("bad", "Key needed");
+      await askForKey(wrong ? "That key is not known here. Try another one." : "");
+      return 0;
+    }
+    if (!response.ok) {
+      const why = await refusal(response);
+      showNotice(`${why}. Trying again.`);
+      return 1000 * Number(response.headers.get("retry-after") || 2);
+    }
+    for await (const data of events(response)) {
+      if (data === "[DONE]") break;
+      clearTimeout(silence);
+      silence = setTimeout(() => controller.abort(), SILENCE_MS);
+      document.body.classList.remove("stale");
+      connected("good", "Live");
+      take(JSON.parse(data));
+    }
+  } catch (error) {
+    if (!(error instanceof TypeError) && error.name !== "AbortError") console.error(error);
+  } finally {
+    clearTimeout(silence);
+  }
+  return null;
+}
+
+async function run() {
+  let delay = 500;
+  for (;;) {
+    if (document.hidden) await new Promise((resolve) => document.addEventListener("visibilitychange", resolve, { once: true }));
+    const begun = latest;
+    const wait = await read();
+    if (latest !== begun) delay = 500;
+    if (wait === 0) continue;
+    document.body.classList.toggle("stale", latest !== null);
+    connected("bad", "Connection lost, trying again");
+    await sleep(wait ?? delay);
+    delay = Math.min(2 * delay, MAX_DELAY_MS);
+  }
+}
+
+let hiding = 0;
+document.addEventListener("visibilitychange", () => {
+  clearTimeout(hiding);
+  if (document.hidden) hiding = setTimeout(() => reading?.abort(), HIDDEN_MS);
+});
+byId("forget").addEventListener("click", () => {
+  forgetKey();
+  location.reload();
+});
+new ResizeObserver(() => latest && drawTopology(byId("topology"), latest)).observe(byId("topology").parentElement);
+showWorkers([]);
+showLinks([], [{ role: "prefill" }]);
+showRequests([]);
+showJournal([]);
+run();

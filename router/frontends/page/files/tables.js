@@ -1,0 +1,131 @@
+// Workers, links, ended requests and the journal, as rows.
+
+import { byId, element, keepList, setText, stack } from "./dom.js";
+import { bytes, count, milliseconds, percent, rate, time } from "./format.js";
+
+const PHASES = [
+  ["tokenize", "tokenize"],
+  ["assign", "assign"],
+  ["earlier_attempts", "earlier attempts"],
+  ["prefill_queue", "prefill queue"],
+  ["prefill", "prefill"],
+  ["handover", "handover"],
+  ["decode", "decode"],
+  ["finish", "finish"],
+];
+const NAMES = new Map(PHASES);
+const GOOD_OUTCOMES = new Set(["stop", "length"]);
+
+byId("phases-legend").append(
+  ...PHASES.map(([name, text]) => element("span", {}, element("i", { class: `k ${name}` }), text)),
+);
+
+function row(...cells) {
+  return element("tr", {}, ...cells.map(([label, kind]) => element("td", { class: kind, ...(label ? { "data-label": label } : {}) })));
+}
+
+function showEmpty(body, columns, text) {
+  const cell = element("td", { colspan: columns }, text);
+  body.replaceChildren(element("tr", { class: "empty" }, cell));
+}
+
+function replaceIfNew(cell, signature, make) {
+  if (cell.dataset.shown === signature) return;
+  cell.dataset.shown = signature;
+  cell.replaceChildren(...[make()].flat());
+}
+
+export function showWorkers(workers) {
+  const body = byId("workers");
+  if (!workers.length) return showEmpty(body, 9, "No worker has connected yet.");
+  const make = () =>
+    row(["", "whole"], ["Device", "half"], ["Queued", "n"], ["Running", "n"], ["KV pages", "wide whole"], ["Cached", "n"], ["Prompt tok/s", "n"], ["Output tok/s", "n"], ["Restarts", "n"]);
+  keepList(body, workers, (worker) => worker.id, make, updateWorker);
+}
+
+function updateWorker(line, worker) {
+  const [name, device, queued, running, pages, cached, prompt, output, restarts] = line.children;
+  line.className = worker.alive ? "" : "away";
+  replaceIfNew(name, `${worker.alive} ${worker.role}`, () => [
+    element("span", { class: "state" }, element("i", { class: `dot ${worker.alive ? "good" : "bad"}` }), element("span", {}, worker.id)),
+    element("span", { class: "sub" }, `  ${worker.role}${worker.alive ? "" : ", not connected"}`),
+  ]);
+  if (!worker.alive) {
+    for (const cell of [device, queued, running, cached, prompt, output, restarts]) setText(cell, "–");
+    return replaceIfNew(pages, "away", () => element("span", { class: "barline" }, stack([], 0, "not known"), element("span", { class: "sub" }, "–")));
+  }
+  setText(device, worker.device);
+  setText(queued, count(worker.queued));
+  setText(running, count(worker.running));
+  setText(cached, percent(worker.cached_tokens_per_s, worker.cached_tokens_per_s + worker.prompt_tokens_per_s));
+  cached.title = "prompt tokens found in this worker's cache, of those it was asked for, over the last seconds";
+  setText(prompt, worker.role === "decode" ? "–" : rate(worker.prompt_tokens_per_s));
+  setText(output, worker.role === "prefill" ? "–" : rate(worker.output_tokens_per_s));
+  setText(restarts, count(worker.restarts));
+  const parts = ["locked", "leased", "cached", "free"].map((state) => [state, worker[state]]);
+  const words = parts.map(([state, number]) => `${state} ${count(number)}`).join(", ");
+  replaceIfNew(pages, words, () =>
+    element("span", { class: "barline" }, stack(parts, worker.pages, `${words} of ${count(worker.pages)} pages of ${worker.page_size} tokens`),
+      element("span", { class: "sub" }, `${percent(worker.pages - worker.free - worker.cached, worker.pages)} of ${count(worker.pages)}`)),
+  );
+}
+
+export function showLinks(links, workers) {
+  const body = byId("links");
+  const some = workers.some((worker) => worker.role !== "both");
+  if (!links.length) return showEmpty(body, 5, some ? "No link is open yet." : "Workers of role both hand over to themselves: there are no links.");
+  const make = () => row(["", ""], ["", ""], ["", ""], ["", "n"], ["", "n"]);
+  keepList(body, links, (link) => `${link.from} ${link.to}`, make, (line, link) => {
+    const [name, state, transport, speed, sent] = line.children;
+    setText(name, `${link.from} \u2192 ${link.to}`);
+    replaceIfNew(state, `${link.up} ${link.reason}`, () =>
+      element("span", { class: "state", title: link.reason }, element("i", { class: `dot ${link.up ? "good" : "bad"}` }), element("span", {}, link.up ? "up" : "down")));
+    setText(transport, link.transport.replaceAll("_", " ") || "–");
+    setText(speed, `${bytes(link.bytes_per_s)}/s`);
+    setText(sent, bytes(link.bytes));
+  });
+}
+
+export function showRequests(requests) {
+  const body = byId("requests");
+  if (!requests.length) return showEmpty(body, 8, "No request has ended yet.");
+  if (body.querySelector(".empty")) body.replaceChildren();
+  const make = (request) => {
+    const line = row(["", ""], ["", "id half"], ["", ""], ["Prompt", "n"], ["Output", "n"], ["TTFT", "n"], ["In all", "n"], ["", "wide whole"]);
+    fillRequest(line, request);
+    return line;
+  };
+  keepList(body, requests, (request) => request.number, make, () => {});
+}
+
+function fillRequest(line, request) {
+  const [ended, id, outcome, prompt, output, ttft, whole, path] = line.children;
+  setText(ended, time(request.ended_s));
+  setText(id, request.client_id || request.id);
+  id.title = [request.id, request.prefill && `${request.prefill} to ${request.decode}`, request.attempts > 1 && `${request.attempts} attempts`].filter(Boolean).join(", ");
+  const tries = request.attempts > 1 ? ` \u00d7${request.attempts}` : "";
+  setText(outcome, request.outcome + tries);
+  if (!GOOD_OUTCOMES.has(request.outcome) && request.outcome !== "abort") outcome.classList.add("bad-text");
+  outcome.title = request.error;
+  setText(prompt, count(request.prompt_tokens));
+  if (request.cached_tokens) prompt.append(element("span", { class: "sub" }, ` (${count(request.cached_tokens)})`));
+  prompt.title = `${request.prompt_tokens} prompt tokens, ${request.cached_tokens} of them cached`;
+  setText(output, count(request.output_tokens));
+  setText(ttft, milliseconds(request.ttft_ms));
+  setText(whole, milliseconds(request.e2e_ms));
+  const words = request.path.map(([name, ms]) => `${NAMES.get(name) ?? name} ${milliseconds(ms)}`).join(", ");
+  path.replaceChildren(stack(request.path, request.path.reduce((sum, [, ms]) => sum + ms, 0), words || "nothing is known"));
+}
+
+export function showJournal(entries) {
+  const list = byId("journal");
+  if (!entries.length) return list.replaceChildren(element("li", { class: "empty" }, "Nothing has gone wrong."));
+  if (list.querySelector(".empty")) list.replaceChildren();
+  const make = (entry) =>
+    element("li", {}, element("time", { class: "muted" }, time(entry.at_s)), element("i", { class: `dot ${entry.fault ? "bad" : "good"}` }), element("span", {}));
+  keepList(list, entries, (entry) => entry.number, make, (line, entry) => {
+    const who = entry.kind === "requests" ? (entry.count > 1 ? `${count(entry.count)} requests` : "1 request") : entry.subject;
+    const times = entry.kind !== "requests" && entry.count > 1 ? ` (${count(entry.count)} times)` : "";
+    setText(line.lastElementChild, `${who} ${entry.text}${times}`);
+  });
+}

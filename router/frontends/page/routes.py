@@ -1,0 +1,94 @@
+"""The page at `/` that shows the cluster, and what it shows. The page has no data in it, so it is open to everybody;
+its data are asked for with the API key."""
+
+from collections.abc import AsyncGenerator
+
+from fastapi import FastAPI, Request
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from router.frontends.base import Frontend
+from router.frontends.openai.streaming import Event, EventStream, begin_stream
+from router.frontends.page.assets import FILES, PAGE, PREFIX, Asset, load_asset
+from router.live.feed import LiveFeed, TooManyViewersError
+
+# Nothing is loaded from anywhere else, nothing in the markup runs, and nobody puts the page into one of theirs.
+CONTENT_SECURITY_POLICY = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "img-src 'self'",
+        "connect-src 'self'",
+        "base-uri 'self'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+    )
+)
+_HEADERS = {
+    # A router that is started anew may bring another page: each load asks whether it has.
+    "cache-control": "no-cache",
+    "content-security-policy": CONTENT_SECURITY_POLICY,
+    "cross-origin-resource-policy": "same-origin",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+}
+# Places are free when others leave: there is no use in asking often.
+VIEWERS_RETRY_AFTER_S = 10
+
+
+def add_page(app: FastAPI, frontend: Frontend, feed: LiveFeed) -> None:
+    assets = {name: load_asset(name, frontend.config.root_path) for name in FILES}
+
+    @app.get("/", include_in_schema=False)
+    async def page(request: Request) -> Response:
+        """The page, for browsers. Programs that ask for JSON are told that there is none."""
+        if not _wants_page(request.headers.get("accept", "")):
+            frontend.identify(request.headers.get("authorization"), request.state.request_id)
+            raise HTTPException(404)
+        response = _asset_response(assets[PAGE], request)
+        response.headers["vary"] = "Accept"
+        return response
+
+    @app.get(PREFIX + "{name}", include_in_schema=False)
+    async def part(name: str, request: Request) -> Response:
+        """One of the page's files."""
+        if name not in assets or name == PAGE:
+            raise HTTPException(404)
+        return _asset_response(assets[name], request)
+
+    @app.get("/live", include_in_schema=False)
+    async def live(request: Request) -> Response:
+        """What the page shows, once a second, until the client leaves."""
+        if request.state.is_head:
+            return Response(media_type=EventStream.media_type)
+        try:
+            return await begin_stream(_events(feed), request.receive)
+        except TooManyViewersError:
+            headers = {"retry-after": str(VIEWERS_RETRY_AFTER_S)}
+            raise HTTPException(503, f"{feed.num_viewers} watch already; try again later", headers) from None
+
+
+async def _events(feed: LiveFeed) -> AsyncGenerator[Event]:
+    frames = feed.watch()
+    try:
+        async for frame in frames:
+            yield "", frame
+    finally:
+        await frames.aclose()
+
+
+def _wants_page(accept: str) -> bool:
+    """Whether a client that says so what it takes is given the page: a browser names it, and of the others those get it
+    who take anything."""
+    kinds = [part.partition(";")[0].strip().lower() for part in accept.split(",")]
+    return "text/html" in kinds or "application/json" not in kinds
+
+
+def _asset_response(asset: Asset, request: Request) -> Response:
+    headers = {**_HEADERS, "etag": asset.etag}
+    known = [tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(",")]
+    if asset.etag in known:
+        return Response(status_code=304, headers=headers)
+    return Response(asset.content, headers={**headers, "content-type": asset.media_type})

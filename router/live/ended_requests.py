@@ -1,0 +1,100 @@
+"""The requests that have ended last, without what they said."""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from router.errors import shortened
+from router.tracker import RequestTracker
+from tandem.lifecycle import ENDED, PhaseTiming
+
+MAX_REQUESTS = 60
+
+
+class EndedRequest(NamedTuple):
+    """
+    Attributes:
+        number: later ones have larger numbers.
+        ended_s: seconds since the epoch.
+        error: why it has failed, or ""; never what the request itself says.
+        num_cached_tokens: of its prompt, that prefill found cached.
+    """
+
+    number: int
+    ended_s: float
+    request_id: str
+    client_request_id: str
+    outcome: str
+    error: str
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_output_tokens: int
+    num_attempts: int
+    prefill_worker_id: str
+    decode_worker_id: str
+    timings: Sequence[PhaseTiming]
+
+
+class EndedRequests:
+    """The latest. Belongs to one loop.
+
+    Attributes:
+        num_requests: that have ended since the router's start.
+    """
+
+    def __init__(self) -> None:
+        self._requests: deque[EndedRequest] = deque(maxlen=MAX_REQUESTS)
+        self.num_requests = 0
+
+    def add(
+        self,
+        tracker: RequestTracker,
+        outcome: str,
+        *,
+        num_cached_tokens: int,
+        num_output_tokens: int,
+        timings: Sequence[PhaseTiming],
+    ) -> None:
+        """Its tracker is not kept: that has the prompt and the output."""
+        self.num_requests += 1
+        self._requests.append(
+            EndedRequest(
+                self.num_requests,
+                tracker.moments[ENDED] / 1e9,
+                tracker.request_id,
+                tracker.client_request_id,
+                outcome,
+                # What is wrong with a request may be told in words of its own.
+                "" if outcome == "invalid" else shortened(tracker.failure),
+                len(tracker.prompt_ids),
+                num_cached_tokens,
+                num_output_tokens,
+                tracker.attempt + 1,
+                tracker.prefill_worker_id,
+                tracker.decode_worker_id,
+                timings,
+            )
+        )
+
+    def since(self, number: int) -> Iterator[EndedRequest]:
+        """Those that have a larger number, the oldest first."""
+        return (request for request in self._requests if request.number > number)
+
+
+def critical_path(timings: Sequence[PhaseTiming]) -> list[tuple[str, float]]:
+    """The phases that a request's whole time consists of, in order, each with its duration in milliseconds."""
+    by_name = {timing.name: timing for timing in timings}
+    path: list[tuple[str, float]] = []
+    at_ms = 0.0
+    gap = "assign"
+    for name in ("tokenize", "prefill_queue", "prefill", "handover", "decode"):
+        if (timing := by_name.get(name)) is None:
+            continue
+        if timing.start_ms > at_ms:
+            path.append((gap, timing.start_ms - at_ms))
+        end_ms = max(at_ms, timing.start_ms + timing.duration_ms)
+        path.append((name, end_ms - max(at_ms, timing.start_ms)))
+        at_ms, gap = end_ms, "assign" if name == "tokenize" else "finish"
+    if (whole := by_name.get("e2e")) is not None and whole.duration_ms > at_ms:
+        path.append(("finish", whole.duration_ms - at_ms))
+    return path
