@@ -88,8 +88,9 @@ class Journal:
     def _note(self, kind: EntryKind, subject: str, text: str, *, is_fault: bool = False) -> None:
         self.version += 1
         now = self._now()
-        # The end of a worker befalls its links and its requests in turn.
-        for last in islice(reversed(self._entries), MERGE_AMONG):
+        # The end of a worker befalls its links and its requests in turn; what befalls one worker has an order.
+        num_looked_at = MERGE_AMONG if kind == "requests" else 1
+        for last in islice(reversed(self._entries), num_looked_at):
             if (last.kind, last.subject, last.text) == (kind, subject, text) and now - last.at_s < MERGE_S:
                 last.count += 1
                 last.version = self.version

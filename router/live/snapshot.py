@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Callable, Iterable
+from operator import itemgetter
 from typing import Any
 
 from router.config import RouterConfig
@@ -13,6 +14,7 @@ from router.live.rates import WorkerRates
 from router.router import Router
 from router.worker import Worker
 from tandem import __version__
+from tandem.config import ROLES
 
 # The names of its parts are the page's business alone, so they may change with any version.
 _to_json = json.JSONEncoder(separators=(",", ":")).encode
@@ -74,7 +76,9 @@ class SnapshotBuilder:
                 "now_s": self._now(),
                 **self._state(),
                 "workers": self._workers(),
-                "links": [link for worker in router.workers for link in self._links(worker)],
+                "links": sorted(
+                    (link for worker in router.workers for link in self._links(worker)), key=itemgetter("from", "to")
+                ),
                 "points": [_point(point) for point in self._history.since(num_points)],
                 "requests": [_request(request) for request in live.ended.since(num_ended)],
                 "journal": [_entry(entry) for entry in live.journal.since(journal_version)],
@@ -117,7 +121,7 @@ class SnapshotBuilder:
         away: Iterable[tuple[str, str]] = ((name, role) for name, role in self._config.workers.items())
         found = [self._worker(worker) for worker in here.values()]
         found += [{"id": name, "role": role, "alive": False} for name, role in away if name not in here]
-        return sorted(found, key=lambda worker: worker["id"])
+        return sorted(found, key=lambda worker: (ROLES.index(worker["role"]), worker["id"]))
 
     def _worker(self, worker: Worker) -> dict[str, Any]:
         hello, stats, rates = worker.hello, worker.stats, self._rates.of(worker.worker_id)

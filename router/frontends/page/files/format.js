@@ -30,8 +30,6 @@ export function bytes(value) {
   return `${i === 0 || value >= 100 ? value.toFixed(0) : value.toFixed(1)} ${units[i]}`;
 }
 
-export const percent = (part, all) => (all > 0 ? `${Math.round((100 * part) / all)}%` : "–");
-
 const clockTime = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit", second: "2-digit" });
 export const time = (seconds) => clockTime.format(new Date(seconds * 1000));
 

@@ -51,7 +51,8 @@ function show(frame) {
   byId("ready").title = frame.reason;
   setText(byId("model"), router.model);
   const of = routers.length > 1 ? `, one of ${routers.length} routers` : "";
-  setText(byId("through"), `seen by ${router.id}${of}, up ${age(frame.now_s - router.started_s)}, version ${router.version}`);
+  setText(byId("through"), `seen by ${router.id}${of}`);
+  setText(byId("version"), `up ${age(frame.now_s - router.started_s)}, version ${router.version}`);
   document.title = `${frame.ready ? "" : "Not ready: "}${router.model} on Tandem`;
   for (const node of document.querySelectorAll(".own")) node.hidden = routers.length < 2;
   if (frame.ready) hideNotice();
@@ -77,7 +78,7 @@ function showTiles(frame) {
   setText(byId("prompt-rate"), rate(now[PROMPT]));
   setText(byId("output-detail"), `peak ${rate(Math.max(...column(OUTPUT)))}`);
   const cached = frame.workers.reduce((sum, worker) => sum + (worker.cached_tokens_per_s || 0), 0);
-  setText(byId("prompt-detail"), `${rate(cached)} tok/s more from caches`);
+  setText(byId("prompt-detail"), `+ ${rate(cached)} from caches`);
   spark(byId("spark-output"), column(OUTPUT));
   spark(byId("spark-prompt"), column(PROMPT));
   for (const [name, p50, p99] of [["ttft", TTFT50, TTFT99], ["itl", ITL50, ITL99]]) {

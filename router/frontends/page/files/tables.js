@@ -1,7 +1,7 @@
 // Workers, links, ended requests and the journal, as rows.
 
 import { byId, element, keepList, setText, stack } from "./dom.js";
-import { bytes, count, milliseconds, percent, rate, time } from "./format.js";
+import { bytes, count, milliseconds, rate, time } from "./format.js";
 
 const PHASES = [
   ["tokenize", "tokenize"],
@@ -39,7 +39,7 @@ export function showWorkers(workers) {
   const body = byId("workers");
   if (!workers.length) return showEmpty(body, 9, "No worker has connected yet.");
   const make = () =>
-    row(["", "whole"], ["Device", "half"], ["Queued", "n"], ["Running", "n"], ["KV pages", "wide whole"], ["Cached", "n"], ["Prompt tok/s", "n"], ["Output tok/s", "n"], ["Restarts", "n"]);
+    row(["", "whole"], ["Device", "half"], ["Queued", "n"], ["Running", "n"], ["KV pages in use", "wide whole"], ["Cached tok/s", "n"], ["Prompt tok/s", "n"], ["Output tok/s", "n"], ["Restarts", "n"]);
   keepList(body, workers, (worker) => worker.id, make, updateWorker);
 }
 
@@ -57,8 +57,7 @@ function updateWorker(line, worker) {
   setText(device, worker.device);
   setText(queued, count(worker.queued));
   setText(running, count(worker.running));
-  setText(cached, percent(worker.cached_tokens_per_s, worker.cached_tokens_per_s + worker.prompt_tokens_per_s));
-  cached.title = "prompt tokens found in this worker's cache, of those it was asked for, over the last seconds";
+  setText(cached, rate(worker.cached_tokens_per_s));
   setText(prompt, worker.role === "decode" ? "–" : rate(worker.prompt_tokens_per_s));
   setText(output, worker.role === "prefill" ? "–" : rate(worker.output_tokens_per_s));
   setText(restarts, count(worker.restarts));
@@ -66,7 +65,7 @@ function updateWorker(line, worker) {
   const words = parts.map(([state, number]) => `${state} ${count(number)}`).join(", ");
   replaceIfNew(pages, words, () =>
     element("span", { class: "barline" }, stack(parts, worker.pages, `${words} of ${count(worker.pages)} pages of ${worker.page_size} tokens`),
-      element("span", { class: "sub" }, `${percent(worker.pages - worker.free - worker.cached, worker.pages)} of ${count(worker.pages)}`)),
+      element("span", { class: "sub" }, `${count(worker.locked + worker.leased)} of ${count(worker.pages)}`)),
   );
 }
 

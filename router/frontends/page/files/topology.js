@@ -6,8 +6,8 @@ import { bytes, count } from "./format.js";
 const NODE_HEIGHT = 38;
 const ROW = 48;
 const HEAD = 20;
-// With more links than this the rates stand in the table alone.
-const MAX_LABELS = 6;
+// With more links than this the rates stand in the table alone: they would lie upon each other.
+const MAX_LABELS = 4;
 
 export function drawTopology(box, state) {
   const width = Math.max(280, box.clientWidth);
@@ -67,6 +67,7 @@ function controlLines(state, places, width) {
 function linkLines(state, places, width) {
   const drawn = [];
   const labels = [];
+  const isFan = new Set(state.links.map((link) => link.from)).size === 1;
   for (const link of state.links) {
     const [from, to] = [places.get(link.from), places.get(link.to)];
     if (!from || !to) continue;
@@ -75,8 +76,8 @@ function linkLines(state, places, width) {
     drawn.push(svg("path", { class: `link ${kind}`, d: curve(from, to, width), "stroke-width": thickness.toFixed(2) }));
     const room = to.x - from.x - width;
     if (state.links.length <= MAX_LABELS && room > 84) {
-      // Links that cross do so in the middle.
-      const at = state.links.length > 1 ? 0.27 : 0.5;
+      // Links that cross do so in the middle, and those of one worker begin at one place.
+      const at = to.y === from.y ? 0.5 : isFan ? 0.72 : 0.22;
       const y = from.y + NODE_HEIGHT / 2 + (to.y - from.y) * bend(at) + 4;
       labels.push(svg("text", { class: "rate", x: from.x + width + room * at, y, "text-anchor": "middle" }, link.up ? `${bytes(link.bytes_per_s)}/s` : "down"));
     }

@@ -1,0 +1,40 @@
+"""The page's files."""
+
+import re
+
+import pytest
+
+from router.frontends.page.assets import FILES, PAGE, PAGE_PATHS, PREFIX, load_asset
+
+
+def test_the_page_asks_for_nothing_that_is_not_here() -> None:
+    for name in FILES:
+        text = load_asset(name).content.decode()
+        wanted = re.findall(r'(?:src|href)="([^"#]+)"', text) + re.findall(r'(?:from|import) "\./([^"]+)"', text)
+        for target in wanted:
+            assert PREFIX + target.removeprefix("page/") in PAGE_PATHS, f"{name} asks for {target}"
+        # An address of another machine would be stopped by the policy, and show here first.
+        assert not re.findall(r"(?:https?:)?//(?!www\.w3\.org/2000/svg)[a-z]", text), name
+
+
+def test_every_file_is_asked_for() -> None:
+    everything = b"".join(load_asset(name).content for name in FILES).decode()
+    for name in FILES:
+        assert name == PAGE or f"/{name}" in everything, name
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_nothing_in_the_files_needs_a_weaker_policy(name: str) -> None:
+    text = load_asset(name).content.decode()
+    forbidden = (" style=", " onclick=", "javascript:", "innerHTML", "insertAdjacentHTML", "eval(", "EventSource(")
+    assert not [word for word in forbidden if word in text]
+    assert name != PAGE or re.findall(r"<script(?![^>]* src=)", text) == []
+
+
+def test_a_path_in_front_of_the_page() -> None:
+    assert b"<base" not in load_asset(PAGE).content
+    proxied = load_asset(PAGE, "/tandem")
+    assert b'<base href="/tandem/">' in proxied.content
+    assert proxied.etag != load_asset(PAGE).etag
+    # The address counts from the first element that has one.
+    assert proxied.content.index(b"<base") < proxied.content.index(b"<link")

@@ -1,0 +1,129 @@
+"""Frames are made once for all viewers, and for nobody when there is none."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+
+import pytest
+
+from router.live.feed import MAX_VIEWERS, LiveFeed, TooManyViewersError
+from tests.fakes.router_harness import run, settle
+
+
+class ScriptedFrames:
+    """Attributes: made: all frames, in order."""
+
+    def __init__(self) -> None:
+        self.made: list[str] = []
+        self.num_samples = 0
+        self.told_at: list[int] = []
+
+    def sample(self) -> None:
+        self.num_samples += 1
+
+    def changes(self) -> str:
+        return self._make("changes")
+
+    def everything(self) -> str:
+        return self._make("everything")
+
+    def mark_told(self) -> None:
+        self.told_at.append(self.num_samples)
+
+    def _make(self, kind: str) -> str:
+        self.made.append(f"{kind} {self.num_samples}")
+        return self.made[-1]
+
+
+async def soon(viewer: AsyncGenerator[str]) -> str:
+    async with asyncio.timeout(1.0):
+        return await anext(viewer)
+
+
+@run
+async def test_nothing_is_made_while_nobody_watches() -> None:
+    frames = ScriptedFrames()
+    feed = LiveFeed(frames)
+    for _ in range(3):
+        feed.tick()
+    assert (frames.made, frames.num_samples) == ([], 3)
+
+
+@run
+async def test_a_frame_is_made_once_for_all_viewers() -> None:
+    frames = ScriptedFrames()
+    feed = LiveFeed(frames)
+    viewers = [feed.watch() for _ in range(MAX_VIEWERS)]
+    assert {await soon(viewer) for viewer in viewers} == {"everything 0"}
+    feed.tick()
+    assert {await soon(viewer) for viewer in viewers} == {"changes 1"}
+    # So it is for one that comes within a turn, however often.
+    for _ in range(3):
+        await viewers.pop().aclose()
+        viewers.append(feed.watch())
+        assert await soon(viewers[-1]) == "everything 1"
+    assert frames.made == ["everything 0", "changes 1", "everything 1"]
+    for viewer in viewers:
+        await viewer.aclose()
+
+
+@run
+async def test_what_comes_between_two_turns_is_missed_by_nobody() -> None:
+    """Everything is made after the last telling, so what follows it begins where it ends, or before."""
+    frames = ScriptedFrames()
+    feed = LiveFeed(frames)
+    feed.tick()
+    await soon(first := feed.watch())
+    await first.aclose()
+    await soon(second := feed.watch())
+    feed.tick()
+    assert await soon(second) == "changes 2"
+    assert frames.told_at == [1, 2]
+    await second.aclose()
+
+
+@run
+async def test_a_slow_viewer_skips_frames_and_then_gets_everything() -> None:
+    frames = ScriptedFrames()
+    feed = LiveFeed(frames)
+    slow, quick = feed.watch(), feed.watch()
+    await soon(slow)
+    await soon(quick)
+    for second in range(1, 6):
+        feed.tick()
+        assert await soon(quick) == f"changes {second}"
+    assert await soon(slow) == "everything 5"
+    feed.tick()
+    assert await soon(slow) == await soon(quick) == "changes 6"
+    await slow.aclose()
+    await quick.aclose()
+
+
+@run
+async def test_places_are_bounded_and_come_free() -> None:
+    feed = LiveFeed(ScriptedFrames())
+    viewers = [feed.watch() for _ in range(MAX_VIEWERS)]
+    for viewer in viewers:
+        await soon(viewer)
+    with pytest.raises(TooManyViewersError):
+        await soon(feed.watch())
+    assert feed.num_viewers == MAX_VIEWERS
+    await viewers.pop().aclose()
+    viewers.append(feed.watch())
+    await soon(viewers[-1])
+    for viewer in viewers:
+        await viewer.aclose()
+    assert feed.num_viewers == 0
+
+
+@run
+async def test_streams_end_when_the_router_stops() -> None:
+    feed = LiveFeed(ScriptedFrames())
+    viewer = feed.watch()
+    await soon(viewer)
+    ending = asyncio.create_task(anext(viewer, "the end"))  # type: ignore[arg-type]
+    await settle()
+    assert not ending.done()
+    feed.close()
+    await settle()
+    assert ending.done() and ending.result() == "the end"
+    assert feed.num_viewers == 0
