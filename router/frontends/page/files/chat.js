@@ -21,7 +21,7 @@ function addTurn(who) {
   const turn = element("div", { class: "turn" }, element("b", {}, who), thought, text);
   log.append(turn);
   log.scrollTop = log.scrollHeight;
-  return { text, thought };
+  return { turn, text, thought };
 }
 
 function setRunning(controller) {
@@ -35,10 +35,11 @@ const say = (text) => setText(byId("chat-status"), text || "\u00a0");
 async function send() {
   const content = input.value.trim();
   if (!content || running) return;
-  addTurn("You").text.append(content);
+  const question = addTurn("You");
+  question.text.append(content);
   messages.push({ role: "user", content });
   input.value = "";
-  const { text, thought } = addTurn("Model");
+  const { turn, text, thought } = addTurn("Model");
   const controller = new AbortController();
   setRunning(controller);
   say("Waiting for the first token");
@@ -79,8 +80,18 @@ async function send() {
   } catch (error) {
     ending = error.name === "AbortError" ? "Stopped. " : `Failed: ${error.message}. `;
   }
-  messages.push({ role: "assistant", content: answer });
   setRunning(null);
+  if (controller.isForgotten) return;
+  if (ending.startsWith("Failed") && first === null) {
+    // It can be changed and sent again: an empty answer must not stand in the conversation.
+    messages.pop();
+    turn.remove();
+    question.turn.remove();
+    if (!input.value) input.value = content;
+    if (!messages.length) showEmpty();
+  } else {
+    messages.push({ role: "assistant", content: answer });
+  }
   const total = numTokens ?? numPieces;
   const speed = first !== null && last > first ? `, ${rate(((total - 1) * 1000) / (last - first))} tok/s` : "";
   // Of an answer that was stopped the server tells no count.
@@ -101,7 +112,10 @@ input.addEventListener("keydown", (event) => {
 });
 byId("chat-stop").addEventListener("click", () => running?.abort());
 byId("chat-clear").addEventListener("click", () => {
-  running?.abort();
+  if (running) {
+    running.isForgotten = true;
+    running.abort();
+  }
   messages = [];
   showEmpty();
   say("");

@@ -35,7 +35,9 @@ async def serve(h: RouterHarness, **fields: Any) -> None:
 @run
 async def test_workers_links_and_what_is_away() -> None:
     h = RouterHarness(num_decode=2, workers={"p0": "prefill", "d0": "decode", "d1": "decode", "d2": "decode"})
-    stats = WorkerStats(3, 2, 100, 40, 30, 20, 10, shipped=(Shipped("tcp", 1, 50, "d0"), Shipped("nvlink", 2, 70, "d0")))
+    stats = WorkerStats(
+        3, 2, 100, 40, 30, 20, 10, shipped=(Shipped("tcp", 1, 50, "d0"), Shipped("nvlink", 2, 70, "d0"))
+    )
     h.p[0].say(Heartbeat(1, stats))
     h.p[0].say(LinkState("d1", "d1-life", up=False, reason="it broke"))
     seen = everything(builder(h))
@@ -71,7 +73,17 @@ async def test_a_request_is_shown_without_what_it_says() -> None:
     assert "secret" not in text and "104" not in json.dumps(request["path"])
     # Everything about a request is one of these: what is added must be thought about.
     assert set(request) == {
-        *("number", "ended_s", "id", "client_id", "outcome", "error", "prompt_tokens", "cached_tokens", "output_tokens"),
+        *(
+            "number",
+            "ended_s",
+            "id",
+            "client_id",
+            "outcome",
+            "error",
+            "prompt_tokens",
+            "cached_tokens",
+            "output_tokens",
+        ),
         *("attempts", "prefill", "decode", "ttft_ms", "e2e_ms", "path"),
     }
 

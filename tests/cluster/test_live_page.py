@@ -1,0 +1,246 @@
+"""The live page in a real browser, before a real cluster."""
+
+import os
+import random
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+
+from deploy.cluster_config import ClusterConfig
+from tests.cluster.browser import CHROMIUM, Browser
+from tests.cluster.conftest import API_KEYS, RESTART_S, Clusters, ServedCluster, random_ids
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(CHROMIUM is None, reason="no chromium here: apt-get install chromium"),
+]
+SOON_S = 15.0
+# It is in the prompts, and nowhere on the page.
+SECRET = "a sentence that nobody else may read"
+ROWS = "[...document.querySelectorAll('#workers tr')]"
+SHIFTS = """new Promise((resolve) => {
+  let sum = 0;
+  new PerformanceObserver((list) => { for (const e of list.getEntries()) sum += e.hadRecentInput ? 0 : e.value; })
+    .observe({ type: "layout-shift", buffered: true });
+  setTimeout(() => resolve(sum), 500);
+})"""
+# Of each bar, how much of it its parts make up.
+FILLED = """[...document.querySelectorAll("#requests .stack")].map((bar) => {
+  const widths = [...bar.children].map((part) => part.getBoundingClientRect().width);
+  return widths.reduce((sum, width) => sum + width, 0) / bar.getBoundingClientRect().width;
+})"""
+FOCUSED = """(() => {
+  const node = document.activeElement, style = getComputedStyle(node);
+  const name = node.getAttribute("aria-label") || node.labels?.[0]?.textContent.trim() || node.textContent.trim();
+  return { id: node.id || node.className || node.tagName, name,
+           outline: style.outlineStyle !== "none" && parseFloat(style.outlineWidth) > 0 };
+})()"""
+
+
+@pytest.fixture(scope="module")
+def served(clusters: Clusters, tiny_config: ClusterConfig) -> ServedCluster:
+    """One prefill worker and two decode workers, behind a key."""
+    return clusters.get(replace(tiny_config, num_decode=2, api_keys=API_KEYS))
+
+
+@pytest.fixture(scope="module")
+def origin(served: ServedCluster) -> str:
+    return f"http://{served.cluster.addresses.http}"
+
+
+@pytest.fixture
+def browser(origin: str) -> Iterator[Browser]:
+    """At the page, with the key."""
+    with Browser() as browser:
+        browser.resize(1440, 1000)
+        open_with_key(browser, origin)
+        yield browser
+        assert all(url.startswith(f"{origin}/") for url in browser.urls), browser.urls
+
+
+def open_with_key(browser: Browser, origin: str) -> None:
+    browser.open(f"{origin}/")
+    browser.until("document.getElementById('key-dialog')?.open", SOON_S)
+    give_key(browser, API_KEYS[0])
+    until_live(browser)
+    # The first answer was that a key is needed, which a browser calls an error.
+    complaints, browser.complaints = browser.complaints, []
+    assert all(" 401 " in complaint for complaint in complaints), complaints
+
+
+def give_key(browser: Browser, key: str) -> None:
+    browser.type(key)
+    browser.press("Enter", code=13)
+
+
+def until_live(browser: Browser, timeout_s: float = SOON_S) -> None:
+    browser.until("document.getElementById('connection').innerText", timeout_s, lambda text: text == "Live")
+
+
+@contextmanager
+def load(served: ServedCluster, num_clients: int = 4) -> Iterator[None]:
+    stopping = threading.Event()
+
+    def ask(seed: int) -> None:
+        rng = random.Random(seed)
+        while not stopping.is_set():
+            served.complete(random_ids(rng, 60), max_tokens=40, ignore_eos=True)
+
+    threads = [threading.Thread(target=ask, args=(seed,)) for seed in range(num_clients)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        stopping.set()
+        for thread in threads:
+            thread.join()
+
+
+def test_a_wrong_key_is_asked_for_again_and_a_right_one_stays_in_the_tab(origin: str) -> None:
+    with Browser() as browser:
+        browser.open(f"{origin}/")
+        browser.until("document.getElementById('key-dialog')?.open", SOON_S)
+        give_key(browser, "wrong")
+        browser.until(
+            "document.getElementById('key-hint').innerText", SOON_S, lambda text: text.startswith("That key is not")
+        )
+        assert browser.evaluate("[sessionStorage.length, document.getElementById('workers').children.length]") == [0, 1]
+        give_key(browser, API_KEYS[0])
+        until_live(browser)
+        assert browser.evaluate("Object.values(sessionStorage)") == [API_KEYS[0]]
+        assert browser.evaluate("[localStorage.length, document.cookie]") == [0, ""]
+        assert API_KEYS[0] not in " ".join(browser.urls)
+        # It is there after the page is loaded again, until somebody has it forgotten.
+        browser.open(f"{origin}/")
+        until_live(browser)
+        browser.evaluate("document.getElementById('forget').click()")
+        browser.until("document.getElementById('key-dialog')?.open", SOON_S)
+        assert browser.evaluate("sessionStorage.length") == 0
+
+
+def test_it_shows_the_cluster_and_what_load_does_to_it(served: ServedCluster, browser: Browser) -> None:
+    names = browser.until(
+        f"{ROWS}.map((row) => row.children[0].innerText.split(/\\s/)[0])", SOON_S, lambda n: len(n) > 1
+    )
+    assert names == ["prefill-0", "decode-0", "decode-1"]
+    assert "router-0" in browser.text("#topology") and "tiny-llama" in browser.text(".bar")
+    link = "[...document.querySelectorAll('#links tr')].map((row) => row.innerText.split('\\t').map((t) => t.trim()))"
+    before = browser.until(link, SOON_S, lambda links: len(links) == 2)
+    assert [row[:2] for row in before] == [["prefill-0 → decode-0", "up"], ["prefill-0 → decode-1", "up"]]
+    with load(served):
+        served.client.complete(SECRET, max_tokens=20)
+        browser.until("Number(document.getElementById('output-rate').innerText.replace(',', ''))", SOON_S)
+        browser.until(link, SOON_S, lambda links: any(row[3] != "0 B/s" for row in links))
+        browser.until("document.getElementById('itl').innerText", SOON_S, lambda text: text != "–")
+        browser.until("document.getElementById('ttft').innerText", SOON_S, lambda text: text != "–")
+        browser.until("document.querySelectorAll('#requests tr').length", SOON_S, lambda rows: rows >= 10)
+    path = browser.evaluate("document.querySelector('#requests .stack').getAttribute('aria-label')")
+    assert "prefill" in path and "decode" in path
+    assert all(0.98 < part < 1.02 for part in browser.evaluate(FILLED))
+    assert SECRET not in browser.evaluate("document.documentElement.outerHTML")
+    assert browser.evaluate(SHIFTS) < 0.1
+    assert browser.complaints == []
+
+
+def test_a_worker_dies_and_comes_back(served: ServedCluster, browser: Browser) -> None:
+    decode = f"{ROWS}.find((row) => row.innerText.includes('decode-1'))"
+    browser.until(f"{decode}?.className", SOON_S, lambda name: name == "")
+    served.kill("decode-1")
+    browser.until(f"{decode}.innerText.includes('not connected')", SOON_S)
+    browser.until("document.getElementById('journal').innerText", SOON_S, lambda text: "decode-1 lost" in text)
+    assert "not connected" in browser.text("#topology")
+    browser.until(f"{decode}.className === '' && {decode}.lastElementChild.innerText", RESTART_S, lambda n: n == "1")
+    browser.until("document.getElementById('journal').innerText", SOON_S, lambda t: "decode-1 joined, restart 1" in t)
+    browser.until("document.querySelectorAll('#links .dot.good').length", SOON_S, lambda number: number == 2)
+    assert browser.complaints == []
+
+
+def test_the_model_answers_in_the_chat_and_can_be_stopped(served: ServedCluster, browser: Browser) -> None:
+    served.wait_ready()
+    browser.evaluate("document.getElementById('chat-input').focus()")
+    browser.type("hello")
+    browser.press("Enter", code=13)
+    status = "document.getElementById('chat-status').innerText"
+    told = browser.until(status, SOON_S, lambda text: "TTFT" in text and "tokens" in text)
+    assert told.startswith("TTFT")
+    assert browser.evaluate("document.querySelectorAll('#chat-log .turn').length") == 2
+    # It may end before it is stopped, with a token that ends it.
+    for _ in range(20):
+        browser.evaluate("document.getElementById('chat-clear').click()")
+        browser.type("go on")
+        browser.press("Enter", code=13)
+        browser.until(status, SOON_S, lambda text: text.startswith(("First token", "Stopped", "TTFT", "The answer")))
+        browser.evaluate("document.getElementById('chat-stop').click()")
+        browser.until("document.getElementById('chat-send').disabled", SOON_S, lambda disabled: not disabled)
+        if browser.evaluate(status).startswith("Stopped"):
+            break
+    assert browser.evaluate(status).startswith("Stopped")
+    served.wait_clean()
+    # One that is refused is there again to be changed.
+    browser.evaluate("document.getElementById('chat-clear').click()")
+    browser.evaluate("document.getElementById('chat-max').value = 30000")
+    browser.type("too long")
+    browser.press("Enter", code=13)
+    told = browser.until(status, SOON_S, lambda text: text.startswith("Failed: "))
+    assert "max_tokens must be between" in told
+    assert browser.evaluate("document.getElementById('chat-input').value") == "too long"
+    assert browser.evaluate("document.querySelectorAll('#chat-log .turn').length") == 0
+    complaints, browser.complaints = browser.complaints, []
+    assert all(" 400 " in complaint for complaint in complaints), complaints
+
+
+def test_everything_is_reached_by_keyboard_and_seen_where_it_has_the_focus(browser: Browser) -> None:
+    browser.evaluate("document.activeElement.blur()")
+    reached = []
+    for _ in range(30):
+        browser.press("Tab", code=9)
+        focused = browser.evaluate(FOCUSED)
+        if focused["id"] in ("BODY", "HTML") or (reached and focused["id"] == reached[0]["id"]):
+            break
+        reached.append(focused)
+    ids = [focused["id"] for focused in reached]
+    order = ["skip", "forget", "theme", "links-scroll", "scroll requests", "chat-log", "chat-input", "chat-max"]
+    assert [name for name in ids if name in order] == order
+    assert {"chat-clear", "chat-send", "scroll journal"} <= set(ids)
+    assert all(focused["name"] and focused["outline"] for focused in reached), reached
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_it_is_usable_on_a_phone_in_both_schemes(served: ServedCluster, browser: Browser, scheme: str) -> None:
+    browser.prefer(scheme)
+    browser.resize(360, 780, scale=2.0, is_phone=True)
+    served.complete(random_ids(random.Random(1), 60))
+    browser.until("document.querySelectorAll('#requests tr:not(.empty)').length", SOON_S)
+    width = "[document.documentElement.scrollWidth, document.body.scrollWidth, window.innerWidth]"
+    assert browser.evaluate(width) == [360, 360, 360]
+    # Nothing is cut off: whatever is shown lies within, or in a part that scrolls by itself.
+    outside = """[...document.querySelectorAll('main *, aside *, header *')].filter((node) => {
+        const box = node.getBoundingClientRect();
+        return box.width > 1 && !node.closest('.scroll, .skip, thead') && (box.left < 0 || box.right > 360.5);
+    }).map((node) => node.outerHTML.slice(0, 80))"""
+    assert browser.evaluate(outside) == []
+    lightness = "getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)[0]"
+    assert (browser.evaluate(lightness) > 128) == (scheme == "light")
+    # The toggle wins over the system.
+    other = "light" if scheme == "dark" else "dark"
+    for _ in range(2):
+        if other not in browser.text("#theme"):
+            browser.evaluate("document.getElementById('theme').click()")
+    assert (browser.evaluate(lightness) > 128) == (scheme == "dark")
+    assert browser.complaints == []
+
+
+def test_a_router_that_dies_is_looked_for_again(served: ServedCluster, browser: Browser) -> None:
+    (router,) = served.client.server_info().routers
+    os.kill(router.pid, signal.SIGKILL)
+    connection = "document.getElementById('connection').innerText"
+    browser.until(connection, SOON_S, lambda text: text == "Connection lost, trying again")
+    until_live(browser, RESTART_S)
+    browser.until("document.getElementById('journal').innerText", SOON_S, lambda t: "router-0 started, restart 1" in t)
+    served.wait_ready()
