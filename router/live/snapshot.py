@@ -16,6 +16,8 @@ from router.worker import Worker
 from tandem import __version__
 from tandem.config import ROLES
 
+# Where more end within a second nobody reads them all, and each costs as much as two links.
+MAX_NEW_REQUESTS = 20
 # The names of its parts are the page's business alone, so they may change with any version.
 _to_json = json.JSONEncoder(separators=(",", ":")).encode
 
@@ -70,6 +72,9 @@ class SnapshotBuilder:
 
     def _frame(self, num_points: int, num_ended: int, journal_version: int, *, is_whole: bool) -> str:
         router, live = self._router, self._router.live
+        requests = list(live.ended.since(num_ended))
+        if not is_whole:
+            requests = requests[-MAX_NEW_REQUESTS:]
         return _to_json(
             {
                 "whole": is_whole,
@@ -80,7 +85,7 @@ class SnapshotBuilder:
                     (link for worker in router.workers for link in self._links(worker)), key=itemgetter("from", "to")
                 ),
                 "points": [_point(point) for point in self._history.since(num_points)],
-                "requests": [_request(request) for request in live.ended.since(num_ended)],
+                "requests": [_request(request) for request in requests],
                 "journal": [_entry(entry) for entry in live.journal.since(journal_version)],
             }
         )

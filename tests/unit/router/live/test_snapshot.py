@@ -5,7 +5,7 @@ import time
 from typing import Any
 
 from router.config import RouterAddresses
-from router.live.snapshot import SnapshotBuilder
+from router.live.snapshot import MAX_NEW_REQUESTS, SnapshotBuilder
 from router.peer_counts import RouterCounts
 from tandem.messages import Heartbeat, LinkState, Shipped, WorkerStats
 from tests.fakes.clock import FakeClock
@@ -108,6 +108,16 @@ async def test_changes_are_what_is_new_since_the_last_telling() -> None:
     assert changes["workers"] == whole["workers"] and not changes["ready"]
     frames.mark_told()
     assert json.loads(frames.changes())["requests"] == []
+
+
+@run
+async def test_of_many_that_end_within_a_second_the_last_are_told() -> None:
+    h = RouterHarness()
+    frames = builder(h)
+    for _ in range(MAX_NEW_REQUESTS + 3):
+        await serve(h)
+    numbers = [request["number"] for request in json.loads(frames.changes())["requests"]]
+    assert numbers == list(range(4, MAX_NEW_REQUESTS + 4))
 
 
 @run
