@@ -79,22 +79,3 @@ class EndedRequests:
     def since(self, number: int) -> Iterator[EndedRequest]:
         """Those that have a larger number, the oldest first."""
         return (request for request in self._requests if request.number > number)
-
-
-def critical_path(timings: Sequence[PhaseTiming]) -> list[tuple[str, float]]:
-    """The phases that a request's whole time consists of, in order, each with its duration in milliseconds."""
-    by_name = {timing.name: timing for timing in timings}
-    path: list[tuple[str, float]] = []
-    at_ms = 0.0
-    gap = "assign"
-    for name in ("tokenize", "prefill_queue", "prefill", "handover", "decode"):
-        if (timing := by_name.get(name)) is None:
-            continue
-        if timing.start_ms > at_ms:
-            path.append((gap, timing.start_ms - at_ms))
-        end_ms = max(at_ms, timing.start_ms + timing.duration_ms)
-        path.append((name, end_ms - max(at_ms, timing.start_ms)))
-        at_ms, gap = end_ms, "assign" if name == "tokenize" else "finish"
-    if (whole := by_name.get("e2e")) is not None and whole.duration_ms > at_ms:
-        path.append(("finish", whole.duration_ms - at_ms))
-    return path

@@ -7,7 +7,7 @@ from operator import itemgetter
 from typing import Any
 
 from router.config import RouterConfig
-from router.live.ended_requests import EndedRequest, critical_path
+from router.live.ended_requests import EndedRequest
 from router.live.history import History, Point
 from router.live.journal import Entry
 from router.live.rates import WorkerRates
@@ -206,7 +206,7 @@ def _request(request: EndedRequest) -> dict[str, Any]:
         "decode": request.decode_worker_id,
         "ttft_ms": _rounded(ttft),
         "e2e_ms": _rounded(e2e),
-        "path": [(name, round(duration_ms, 2)) for name, duration_ms in critical_path(request.timings)],
+        "path": [(t.name, round(t.duration_ms, 2)) for t in request.timings if t.on_critical_path],
     }
 
 

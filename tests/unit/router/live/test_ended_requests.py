@@ -5,7 +5,7 @@ import json
 import pytest
 
 from router.errors import InvalidRequestError, UnavailableError
-from router.live.ended_requests import MAX_REQUESTS, EndedRequests, critical_path
+from router.live.ended_requests import MAX_REQUESTS, EndedRequests
 from router.tracker import RequestTracker
 from tandem.lifecycle import ENDED, RECEIVED, phase_timings
 from tandem.sampling_params import SamplingParams
@@ -39,12 +39,3 @@ def test_what_is_wrong_with_a_request_is_not_told(fails_with: type[InvalidReques
     add(ended, failed, fails_with.outcome)
     (request,) = ended.since(0)
     assert ("secret" in json.dumps(request)) == (fails_with is UnavailableError)
-
-
-def test_the_path_is_the_whole_time() -> None:
-    moments = {name: SECOND + at * 10**6 for at, name in enumerate(("received", "tokenized"))}
-    moments |= {"assigned": SECOND + 3 * 10**6, "prefill_started": SECOND + 4 * 10**6, "ended": SECOND + 30 * 10**6}
-    moments |= {"first_token": SECOND + 9 * 10**6}
-    path = critical_path(phase_timings(moments))
-    assert [name for name, _ in path] == ["tokenize", "assign", "prefill_queue", "prefill", "finish"]
-    assert sum(duration_ms for _, duration_ms in path) == pytest.approx(30)

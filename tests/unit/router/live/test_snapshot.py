@@ -4,6 +4,8 @@ import json
 import time
 from typing import Any
 
+import pytest
+
 from router.config import RouterAddresses
 from router.live.snapshot import MAX_NEW_REQUESTS, SnapshotBuilder
 from router.peer_counts import RouterCounts
@@ -70,6 +72,7 @@ async def test_a_request_is_shown_without_what_it_says() -> None:
     (request,) = json.loads(text)["requests"]
     assert (request["client_id"], request["outcome"], request["prompt_tokens"]) == ("mine", "length", 5)
     assert (request["output_tokens"], request["attempts"], request["prefill"]) == (1, 1, "p0")
+    assert sum(duration_ms for _, duration_ms in request["path"]) == pytest.approx(request["e2e_ms"], rel=0.01, abs=0.1)
     assert "secret" not in text and "104" not in json.dumps(request["path"])
     # Everything about a request is one of these: what is added must be thought about.
     assert set(request) == {

@@ -5,6 +5,7 @@ import re
 import pytest
 
 from router.frontends.page.assets import FILES, PAGE, PAGE_PATHS, PREFIX, load_asset
+from tandem.lifecycle import CRITICAL_PATH
 
 
 def test_the_page_asks_for_nothing_that_is_not_here() -> None:
@@ -38,3 +39,11 @@ def test_a_path_in_front_of_the_page() -> None:
     assert proxied.etag != load_asset(PAGE).etag
     # The address counts from the first element that has one.
     assert proxied.content.index(b"<base") < proxied.content.index(b"<link")
+
+
+def test_every_phase_of_a_request_has_a_name_and_a_colour() -> None:
+    script, style = (load_asset(name).content.decode() for name in ("tables.js", "page.css"))
+    for phase in CRITICAL_PATH:
+        assert f'["{phase.name}", ' in script
+        assert f".{phase.name} {{ background: var(--{phase.name}); }}" in style
+        assert f"--{phase.name}: light-dark(" in style
