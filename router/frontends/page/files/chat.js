@@ -32,6 +32,12 @@ function setRunning(controller) {
 
 const say = (text) => setText(byId("chat-status"), text || "\u00a0");
 
+// What is left empty is the server's to choose.
+function settings() {
+  const [max, temperature] = [byId("chat-max").value, byId("chat-temperature").value];
+  return { ...(max ? { max_tokens: Number(max) } : {}), ...(temperature ? { temperature: Number(temperature) } : {}) };
+}
+
 async function send() {
   const content = input.value.trim();
   if (!content || running) return;
@@ -51,7 +57,7 @@ async function send() {
     const response = await fetch("v1/chat/completions", {
       method: "POST",
       headers: headers({ "content-type": "application/json" }),
-      body: JSON.stringify({ messages, stream: true, max_tokens: Number(byId("chat-max").value) || 256, stream_options: { include_usage: true } }),
+      body: JSON.stringify({ messages, ...settings(), stream: true, stream_options: { include_usage: true } }),
       signal: controller.signal,
     });
     if (!response.ok) throw new Error(await refusal(response));

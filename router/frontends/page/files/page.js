@@ -84,8 +84,8 @@ function showTiles(frame) {
   for (const [name, p50, p99] of [["ttft", TTFT50, TTFT99], ["itl", ITL50, ITL99]]) {
     const [number, unit] = duration(now[p50]);
     setText(byId(name), number);
-    setText(byId(`${name}-unit`), unit);
-    setText(byId(`${name}-detail`), `p50; p99 ${milliseconds(now[p99])}`);
+    setText(byId(`${name}-unit`), `${unit} p50`);
+    setText(byId(`${name}-detail`), `p99 ${milliseconds(now[p99])}`);
     spark(byId(`spark-${name}`), column(p50), column(p99));
   }
 }
