@@ -163,8 +163,4 @@ byId("forget").addEventListener("click", () => {
   location.reload();
 });
 new ResizeObserver(() => latest && drawTopology(byId("topology"), latest)).observe(byId("topology").parentElement);
-showWorkers([]);
-showLinks([], [{ role: "prefill" }]);
-showRequests([]);
-showJournal([]);
 run();

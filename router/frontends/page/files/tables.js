@@ -88,7 +88,6 @@ export function showLinks(links, workers) {
 export function showRequests(requests) {
   const body = byId("requests");
   if (!requests.length) return showEmpty(body, 8, "No request has ended yet.");
-  if (body.querySelector(".empty")) body.replaceChildren();
   const make = (request) => {
     const line = row(["", ""], ["", "id half"], ["", ""], ["Prompt", "n"], ["Output", "n"], ["TTFT", "n"], ["In all", "n"], ["", "wide whole"]);
     fillRequest(line, request);
@@ -119,7 +118,6 @@ function fillRequest(line, request) {
 export function showJournal(entries) {
   const list = byId("journal");
   if (!entries.length) return list.replaceChildren(element("li", { class: "empty" }, "Nothing has gone wrong."));
-  if (list.querySelector(".empty")) list.replaceChildren();
   const make = (entry) =>
     element("li", {}, element("time", { class: "muted" }, time(entry.at_s)), element("i", { class: `dot ${entry.fault ? "bad" : "good"}` }), element("span", {}));
   keepList(list, entries, (entry) => entry.number, make, (line, entry) => {

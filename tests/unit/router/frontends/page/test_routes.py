@@ -17,6 +17,9 @@ from router.live import feed
 from router.live.feed import MAX_VIEWERS
 from router.live.snapshot import SnapshotBuilder
 from router.process import RouterProcess
+from tests.fakes.http_cluster import HttpCluster
+from tests.fakes.http_requests import http_request
+from tests.fakes.router_harness import run
 
 KEY = "a-key"
 BROWSER = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
@@ -90,6 +93,14 @@ def test_a_page_that_is_known_is_not_sent_again(keyed: tuple[str, int]) -> None:
         again = ask(keyed, path, **BROWSER, if_none_match=f'"other", W/{first.headers["etag"]}')
         assert (again.status, again.read(), again.headers["etag"]) == (304, b"", first.headers["etag"])
         assert ask(keyed, path, **BROWSER, if_none_match='"other"').status == 200
+
+
+@run
+async def test_a_page_behind_a_proxy_asks_for_its_parts_there() -> None:
+    app = HttpCluster([1], root_path="/tandem").routers[0].app
+    page = (await http_request(app, "GET", "/")).body
+    assert b'<base href="/tandem/">' in page
+    assert (await http_request(app, "GET", "/page/page.js")).status == 200
 
 
 def test_heads_have_no_body(keyed: tuple[str, int]) -> None:
