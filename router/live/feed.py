@@ -1,9 +1,12 @@
 """Frames for those who watch a cluster: one a second, made once for all of them, and none while nobody watches."""
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
 from typing import Protocol
+
+logger = logging.getLogger(__name__)
 
 INTERVAL_S = 1.0
 MAX_VIEWERS = 32
@@ -43,10 +46,18 @@ class LiveFeed:
         self._is_closed = False
 
     async def run(self) -> None:
-        """Makes a frame each second, until cancelled."""
+        """Makes a frame each second, until cancelled. Whatever is wrong with one, requests are served without it."""
+        is_well = True
         while True:
             await asyncio.sleep(INTERVAL_S)
-            self.tick()
+            try:
+                self.tick()
+            except Exception:
+                if is_well:
+                    logger.exception("the live page could not be fed")
+                is_well = False
+            else:
+                is_well = True
 
     def tick(self) -> None:
         """A second has passed."""

@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
+from router.live import feed as feed_module
 from router.live.feed import MAX_VIEWERS, LiveFeed, TooManyViewersError
 from tests.fakes.router_harness import run, settle
 
@@ -127,3 +128,27 @@ async def test_streams_end_when_the_router_stops() -> None:
     await settle()
     assert ending.done() and ending.result() == "the end"
     assert feed.num_viewers == 0
+
+
+def test_it_goes_on_after_a_frame_that_cannot_be_made(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Broken(ScriptedFrames):
+        def sample(self) -> None:
+            super().sample()
+            if self.num_samples <= 3:
+                raise ValueError("no such role")
+
+    @run
+    async def scenario() -> None:
+        frames = Broken()
+        running = asyncio.create_task(LiveFeed(frames).run())
+        async with asyncio.timeout(5.0):
+            while not frames.told_at:
+                await asyncio.sleep(0.01)
+        running.cancel()
+
+    monkeypatch.setattr(feed_module, "INTERVAL_S", 0.01)
+    scenario()
+    # It is said once.
+    assert [record.message for record in caplog.records] == ["the live page could not be fed"]
