@@ -144,7 +144,7 @@ def test_it_goes_on_after_a_frame_that_cannot_be_made(
         frames = Broken()
         running = asyncio.create_task(LiveFeed(frames).run())
         async with asyncio.timeout(5.0):
-            while not frames.told_at:
+            while not frames.told_at:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         running.cancel()
 
