@@ -1,6 +1,8 @@
 """Calls behind a tag: a JSON list of them, or one with its name before the tag of its arguments."""
 
+import os.path
 import re
+from collections.abc import Sequence
 
 from router.text.tool_parsers.base import ToolParser
 from router.text.tool_parsers.json_scanner import JsonScanner, skip_space
@@ -68,7 +70,7 @@ class MistralParser(ToolParser):
             if text[end] == "{" and name:
                 self._state = self._named
             else:
-                self._break_off(end + 1)
+                self._break_off(_differing(text, end, (ARGUMENTS, CALL_ID) if name else ()))
         return end
 
     def _in_call_id(self, text: str, position: int) -> int:
@@ -81,7 +83,7 @@ class MistralParser(ToolParser):
             self._state = self._named
             return end + len(ARGUMENTS)
         if end < len(text) and not ARGUMENTS.startswith(text[end:]):
-            self._break_off(end + 1)
+            self._break_off(_differing(text, end, (ARGUMENTS,)))
         return end
 
     def _named(self, text: str, position: int) -> int:
@@ -107,3 +109,9 @@ class MistralParser(ToolParser):
         if self._scanner.is_done or self._scanner.is_broken:
             self._state = self._content
         return end
+
+
+def _differing(text: str, start: int, marks: Sequence[str]) -> int:
+    """How much of the text says that none of the marks begins at `start`, where none does."""
+    num_alike = (len(os.path.commonprefix((mark, text[start : start + len(mark)]))) for mark in marks)
+    return start + max(num_alike, default=0) + 1

@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from router.text.tool_parsers.base import ToolParser
@@ -76,6 +76,8 @@ def test_it_does_not_matter_how_the_text_is_cut(name: str, text: str, places: li
 @pytest.mark.parametrize("name", TOOL_PARSERS.names)
 @settings(max_examples=100, deadline=None)
 @given(text=TEXTS)
+@example(text="[TOOL_CALLS]get_weather[TOOL_CALLS]")
+@example(text="[TOOL_CALLS]get_weather[CALL_ID]a[ARG]")
 def test_what_has_come_follows_from_the_text_so_far_and_parts_say_from_how_much(name: str, text: str) -> None:
     by_character, parts = make(name), []
     whole = make(name).feed(text)
