@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from router.worker import Worker
-from tandem.messages import ClockProbe, Hello, Peer, Peers
+from tandem.messages import ClockProbe, Hello, Peer, Peers, Progress
 from worker.control_client import ControlClient
 
 if TYPE_CHECKING:
@@ -46,9 +46,9 @@ class SimStream:
         return not (self.is_open_at_worker or self.is_open_at_router)
 
     def send(self, messages: Sequence[Any]) -> None:
-        """The worker writes."""
+        """The worker writes. What it says for the ledger alone would only take turns."""
         if self.is_open_at_worker and self.is_open_at_router:
-            self.to_router.extend(messages)
+            self.to_router.extend(message for message in messages if not isinstance(message, Progress))
 
     def _say(self, messages: Sequence[Any]) -> None:
         """The router writes. All processes of a simulation have one clock: what asks for it would only take turns."""
