@@ -97,6 +97,9 @@ def ratio_rows(name: str, ratios: Sequence[float], **limit: float) -> list[Row]:
 def measure(num_pairs: int, num_requests: int, num_tokens: int, num_waits: int) -> list[Row]:
     """Args: num_requests, num_waits: of each run."""
     rates: dict[bool, list[float]] = {True: [], False: []}
+    # Where a router falls behind, it puts several tokens into one message, which makes each of them cheaper: both sides
+    # are to have about one.
+    per_message: dict[bool, list[float]] = {True: [], False: []}
     waits: dict[bool, list[float]] = {True: [], False: []}
     with ExitStack() as held:
         directory = held.enter_context(tempfile.TemporaryDirectory())
@@ -114,6 +117,7 @@ def measure(num_pairs: int, num_requests: int, num_tokens: int, num_waits: int) 
                 side.pace(0.0)
                 if number >= 0:
                     rates[kept].append(usage.num_tokens / usage.cpu_s)
+                    per_message[kept].append(usage.num_tokens / usage.num_messages)
             addresses = [sides[kept].address for kept in order]
             results = asked.ask((clients.first_tokens, addresses, num_waits, NUM_FIRST_TOKENS), clients.RUN_TIMEOUT_S)
             if number >= 0:
@@ -125,6 +129,7 @@ def measure(num_pairs: int, num_requests: int, num_tokens: int, num_waits: int) 
         low=MIN_RATE_RATIO,
     )
     rows += [Row(f"  {name}", statistics.median(rates[kept]), "tokens/CPU s") for kept, name in NAMES.items()]
+    rows += [Row(f"  {name}", statistics.median(per_message[kept]), "tokens/message") for kept, name in NAMES.items()]
     rows += ratio_rows(
         "first token, p50", [on / off for on, off in zip(waits[True], waits[False], strict=True)], high=MAX_WAIT_RATIO
     )
