@@ -104,12 +104,19 @@ class Browser:
         return result["result"].get("value")
 
     def until(self, script: str, timeout_s: float, accept: Callable[[Any], Any] = bool) -> Any:
-        """The value of an expression as soon as it is accepted."""
+        """The value of an expression as soon as it is accepted; one that cannot be evaluated, as while a page gives way
+        to the next, is not."""
         deadline = time.monotonic() + timeout_s
-        while not accept(value := self.evaluate(script)):
+        while True:
+            value: Any
+            try:
+                value = self.evaluate(script)
+                if accept(value):
+                    return value
+            except RuntimeError as error:
+                value = error
             assert time.monotonic() < deadline, f"not within {timeout_s:g} s: {script}, now {value!r}"
             time.sleep(0.1)
-        return value
 
     def text(self, selector: str) -> str:
         return self.evaluate(f"document.querySelector({json.dumps(selector)}).innerText")
