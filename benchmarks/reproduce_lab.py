@@ -6,8 +6,8 @@
 3. The radix caches: cold, warm, eight with one prefix at once, and after all has been pushed out.
 4. Start and memory, stage by stage and part by part.
 
-Clusters are those of `tandem serve`, the load is that of `tandem bench`. It takes less than five minutes on two
-idle cores with the default model, and about four on two H200s with one of 8B:
+Clusters are those of `tandem serve`, the load is that of `tandem bench`. Five of them start
+one after the other, which is a good part of the minutes that all of it takes:
 
   python -m benchmarks.reproduce_lab --out docs/reports/cpu
   python -m benchmarks.reproduce_lab --device cuda --model DIRECTORY --load-format dummy --out results --measure-only
