@@ -1,8 +1,11 @@
 """A prompt's way from a prefill to a decode worker, with real schedulers, caches, links and pages, fake engines."""
 
+from concurrent.futures import Future
+
 import pytest
 
 from decode_worker.config import DecodeConfig
+from engine.grammars import CompiledGrammar, Constraint
 from kvtransfer.events import FromLink, SenderLinkClosed
 from prefill_worker.config import PrefillConfig
 from prefill_worker.handover import ASK_AGAIN_S
@@ -461,3 +464,17 @@ def test_the_end_of_an_epoch_that_is_unknown_lets_the_next_one_open() -> None:
     pair.submit("r", list(range(5)))
     pair.run()
     assert pair.output("r") == expected_tokens(list(range(5)), 5)
+
+
+def test_a_grammar_that_is_compiled_just_after_a_step_is_soon_looked_at_again() -> None:
+    pair = WorkerPair()
+    compiled = CompiledGrammar("", Future())
+    pair.d.engine.constraint = lambda _: Constraint(compiled)  # type: ignore[method-assign]
+    pair.submit("r", list(range(10)))
+    for _ in range(5):
+        pair.turn()
+    assert pair.d.scheduler.num_running == 1 and not pair.d.engine.batches
+    # The step has found it under way; it is there before the thread asks how long it may sleep.
+    compiled.matcher.set_result(None)
+    deadline = pair.d.scheduler.next_deadline()
+    assert deadline is not None and deadline <= pair.clock() + POLL_S
