@@ -1,6 +1,5 @@
 """Calls behind a tag: a JSON list of them, or one with its name before the tag of its arguments."""
 
-import os.path
 import re
 from collections.abc import Sequence
 
@@ -113,5 +112,7 @@ class MistralParser(ToolParser):
 
 def _differing(text: str, start: int, marks: Sequence[str]) -> int:
     """How much of the text says that none of the marks begins at `start`, where none does."""
-    num_alike = (len(os.path.commonprefix((mark, text[start : start + len(mark)]))) for mark in marks)
-    return start + max(num_alike, default=0) + 1
+    end = start + 1
+    while any(mark.startswith(text[start:end]) for mark in marks):
+        end += 1
+    return end
