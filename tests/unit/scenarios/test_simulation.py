@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.fakes.simulation.schedule import run_schedule
 
 # Half of them plain, half with overlapping forwards.
-NUM_SCHEDULES = int(os.environ.get("TANDEM_SCHEDULES", "2400"))
+NUM_SCHEDULES = int(os.environ.get("TANDEM_SCHEDULES", "1600"))
 NUM_PARTS = 8
 
 

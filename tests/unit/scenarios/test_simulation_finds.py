@@ -120,6 +120,7 @@ def test_duplicates_freed_while_a_prefill_in_flight_writes_them_are_caught(monke
     assert "in flight" in find_violation(asynchronous=True)
 
 
+@pytest.mark.slow
 def test_an_overtake_too_many_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Were they counted for each attempt afresh, who is started again and again would wait for ever."""
     original = WaitingLeases.line_up
