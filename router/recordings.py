@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, aclosing
 from typing import Any
 
 import grpc
@@ -12,7 +12,7 @@ from router.errors import InvalidRequestError, OverloadedError
 from router.worker import Worker
 from tandem.rpc.auth import cluster_metadata
 from tandem.rpc.channel import open_channel
-from tandem.rpc.recording_service import MAX_DURATION_S, duration_refusal
+from tandem.rpc.recording_service import MAX_DURATION_S, STOP_TIMEOUT_S, duration_refusal
 from tandem.v1 import recording_pb2 as pb
 from tandem.v1 import recording_pb2_grpc
 
@@ -20,7 +20,12 @@ from tandem.v1 import recording_pb2_grpc
 START_TIMEOUT_S = 5.0
 # Its client has so long to take all parts, after the recording.
 COLLECT_TIMEOUT_S = 60.0
+# A process tells what it has recorded, or that it cannot, in STOP_TIMEOUT_S and a little; one that is silent for longer
+# has been stopped, and the others' parts wait behind its own.
+FIRST_PART_TIMEOUT_S = STOP_TIMEOUT_S + 5.0
+NEXT_PART_TIMEOUT_S = 5.0
 ROUTER = "router"
+REFUSAL = "another recording is being made; try again when it has ended"
 
 
 class Recordings:
@@ -43,6 +48,7 @@ class Recordings:
         self._workers = workers
         self._clocks = clocks
         self._metadata = cluster_metadata(cluster_token)
+        self._is_recording = False
 
     async def record(self, duration_s: float) -> AsyncGenerator[pb.RecordedPart, None]:
         """Has all processes record themselves for so long, and gives what each has recorded, one after the other. What
@@ -54,6 +60,18 @@ class Recordings:
         """
         if not 0 < duration_s <= MAX_DURATION_S:
             raise InvalidRequestError(duration_refusal(duration_s), "duration_s")
+        if self._is_recording:
+            # The processes would say so too, but each would be called for it.
+            raise OverloadedError(REFUSAL)
+        self._is_recording = True
+        try:
+            async with aclosing(self._parts(duration_s)) as parts:
+                async for part in parts:
+                    yield self._with_clock(part)
+        finally:
+            self._is_recording = False
+
+    async def _parts(self, duration_s: float) -> AsyncGenerator[pb.RecordedPart, None]:
         processes = [_Process(worker.worker_id, worker.role, worker.hello.address) for worker in self._workers()]
         processes += [_Process(name, ROUTER, address) for name, address in self._routers.items()]
         async with AsyncExitStack() as channels:
@@ -61,10 +79,11 @@ class Recordings:
                 channel = await channels.enter_async_context(open_channel(process.address))
                 process.call(channel, duration_s, self._metadata)
             for part in await asyncio.gather(*(process.begin() for process in processes)):
-                yield self._with_clock(part)
+                yield part
+            due = asyncio.get_running_loop().time() + duration_s + FIRST_PART_TIMEOUT_S
             for process in processes:
-                async for part in process.parts():
-                    yield self._with_clock(part)
+                async for part in process.parts(due):
+                    yield part
 
     def _with_clock(self, part: pb.RecordedPart) -> pb.RecordedPart:
         if self._clocks.uncertainty_ns(part.process) is not None:
@@ -95,16 +114,23 @@ class _Process:
             return self._failed(f"it did not begin within {START_TIMEOUT_S:g} s")
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
-                raise OverloadedError(f"{error.details()}; try again when it has ended") from error
+                raise OverloadedError(REFUSAL) from error
             return self._failed(f"it did not begin: {error.details()}")
 
-    async def parts(self) -> AsyncIterator[pb.RecordedPart]:
-        """What it has recorded, after `begin`."""
+    async def parts(self, due: float) -> AsyncIterator[pb.RecordedPart]:
+        """What it has recorded, after `begin`. Args: due: when it has begun to tell, on the loop's clock."""
         if self._call is None:
             return
+        loop = asyncio.get_running_loop()
         try:
-            while (part := await self._call.read()) is not grpc.aio.EOF:
+            while True:
+                async with asyncio.timeout_at(max(due, loop.time() + NEXT_PART_TIMEOUT_S)):
+                    part = await self._call.read()
+                if part is grpc.aio.EOF:
+                    return
                 yield part
+        except TimeoutError:
+            yield self._failed("it has not told what it recorded")
         except grpc.aio.AioRpcError as error:
             yield self._failed(f"it broke off: {error.details()}")
 

@@ -15,7 +15,7 @@ from router.errors import InvalidRequestError, OverloadedError
 from router.recordings import Recordings
 from router.worker import Worker
 from tandem.messages import ClockReply
-from tandem.recording import Recorder
+from tandem.recording import Recorder, Recording
 from tandem.rpc.auth import cluster_auth
 from tandem.rpc.channel import bind, new_server
 from tandem.rpc.recording_service import RecordingService
@@ -27,19 +27,25 @@ TOKEN = "the-token"
 
 
 class Process:
+    """Attributes: answers: whether it tells what it has recorded."""
+
     def __init__(self, name: str, role: str) -> None:
         self.name, self.role = name, role
         self.recorder = Recorder()
         self.address = ""
+        self.answers = True
         self.server: grpc.aio.Server | None = None
 
     async def serve(self) -> None:
         self.server = new_server([cluster_auth(TOKEN)])
-        RecordingService(self.name, self.role, self.recorder.start, lambda reply: reply(self.recorder.stop())).add_to(
-            self.server
-        )
+        RecordingService(self.name, self.role, self.recorder.start, self._stop_recording).add_to(self.server)
         self.address = bind(self.server, "127.0.0.1", 0)
         await self.server.start()
+
+    def _stop_recording(self, reply: Callable[[Recording], None]) -> None:
+        recording = self.recorder.stop()
+        if self.answers:
+            reply(recording)
 
     async def stop(self) -> None:
         assert self.server is not None
@@ -145,6 +151,47 @@ def test_a_worker_that_does_not_begin_is_left_out(monkeypatch: pytest.MonkeyPatc
             "decode-0": "it did not begin within 0.3 s"
         }
         assert collected(parts).keys() == {"prefill-0", "decode-0", "router-0"}
+
+    run(scenario)
+
+
+def test_a_worker_that_is_stopped_meanwhile_keeps_nobody_waiting_for_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # The stopped one would be waited for as long as the others' calls may last.
+    monkeypatch.setattr(recordings_module, "COLLECT_TIMEOUT_S", 3.0)
+    monkeypatch.setattr(recordings_module, "FIRST_PART_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(recordings_module, "NEXT_PART_TIMEOUT_S", 0.3)
+
+    async def scenario(cluster: Cluster) -> None:
+        stopped, other = cluster.workers
+        stopped.answers = False
+        parts: list[pb.RecordedPart] = []
+        async for part in cluster.recordings().record(0.05):
+            if not parts:
+                # It is more than a connection takes before anybody reads.
+                for _ in range(5000):
+                    other.recorder.add("track", "x" * 100, 1)
+            parts.append(part)
+        assert {part.process: part.failure for part in parts if part.failure} == {
+            "prefill-0": "it has not told what it recorded"
+        }
+        assert len(collected(parts)["decode-0"]) == 5000
+
+    run(scenario)
+
+
+def test_a_router_that_records_refuses_before_it_calls_anybody() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        recordings = cluster.recordings()
+        async with aclosing(recordings.record(10.0)) as first:
+            await anext(first)
+            for process in cluster.processes:
+                await process.stop()
+            with pytest.raises(OverloadedError, match="another recording is being made; try again"):
+                await anext(recordings.record(1.0))
+        # Those that are gone do not record, and nobody else does.
+        assert [part.failure != "" async for part in recordings.record(0.05)] == [True] * 3
 
     run(scenario)
 
