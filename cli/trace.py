@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import signal
 import sys
 from pathlib import Path
@@ -20,15 +21,21 @@ def run_trace(arguments: argparse.Namespace, client: "TandemClient") -> int:
     from tandem.client import TandemError
 
     trace = Trace()
-    # An older file stays until there is a whole new one. What cannot be written is told of before anybody waits.
-    unfinished = Path(f"{arguments.out}.unfinished")
+    out = Path(arguments.out)
+    if out.exists() and not out.is_file():
+        # Who may would put a file where a directory or a device is.
+        print(f"{arguments.name}: {out} is there and is no file", file=sys.stderr)
+        return exit_codes.FAILED
+    # An older file stays until there is a whole new one. What cannot be written is told of before anybody waits. Another
+    # command that writes to the same place, and is refused, must not take this one's away.
+    unfinished = Path(f"{out}.{os.getpid()}.unfinished")
     try:
         with unfinished.open("w", encoding="utf-8") as file:
             print(f"recording for {arguments.seconds:g} s", file=sys.stderr)
             for part in client.record(arguments.seconds):
                 trace.add(part)
             json.dump(trace.as_json(), file, separators=(",", ":"))
-        unfinished.replace(arguments.out)
+        unfinished.replace(out)
     except TandemError as error:
         return print_failure(arguments, error)
     except OSError as error:
@@ -40,5 +47,5 @@ def run_trace(arguments: argparse.Namespace, client: "TandemClient") -> int:
         unfinished.unlink(missing_ok=True)
     for warning in trace.warnings:
         print(f"{arguments.name}: {warning}", file=sys.stderr)
-    print(f"{trace.num_slices} slices in {arguments.out}: open it at https://ui.perfetto.dev")
+    print(f"{trace.num_slices} slices in {out}: open it at https://ui.perfetto.dev")
     return 0

@@ -88,6 +88,9 @@ def test_the_command_says_what_is_wrong_and_leaves_the_older_file(
         assert out.read_text() == "an older one"
         assert main([*trace, str(tmp_path / "nowhere" / "trace.json"), "--api-key", "first-key"]) == 1
         assert "No such file or directory" in capsys.readouterr().err
+    # What is no file is not replaced by one.
+    assert main(["trace", "--address", "127.0.0.1:1", "--out", str(tmp_path)]) == 1
+    assert "is no file" in capsys.readouterr().err
     for seconds in ("0", "61", "-1", "nan", "many"):
         with pytest.raises(SystemExit):
             main(["trace", "--seconds", seconds])
