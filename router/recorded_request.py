@@ -9,14 +9,16 @@ def record_request(recorder: Recorder, tracker: RequestTracker, outcome: str, nu
     """Args: outcome: what it counts as in the metrics, or "in hand"."""
     if not recorder.is_on:
         return
-    moments = tracker.moments
+    # One that is in hand is in its last phase until now.
+    moments = {**tracker.moments}
+    ended_ns = moments.setdefault(ENDED, now_ns())
     names = (outcome, tracker.prefill_worker_id, tracker.decode_worker_id, tracker.client_request_id)
     recorder.add(
         REQUESTS,
         "request",
         moments[RECEIVED],
         (tracker.request_id,),
-        end_ns=moments.get(ENDED) or now_ns(),
+        end_ns=ended_ns,
         detail=" ".join(filter(None, names)),
         numbers={
             **moments,
