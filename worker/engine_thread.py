@@ -81,8 +81,9 @@ class EngineThread:
         # Appending and popping at either end are atomic: no lock is needed.
         self._inbox: collections.deque[Event] = collections.deque()
         self._wake = threading.Event()
-        # Since when the oldest event waits, in nanoseconds since the epoch; kept while somebody records.
-        self._posted_ns = 0
+        # Since when the oldest event waits, and when the inbox was last empty, in nanoseconds since the epoch; kept while
+        # somebody records.
+        self._posted_ns = self._emptied_ns = 0
         self._stopping = False
         self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
         self._built: Future[Scheduler] = Future()
@@ -141,7 +142,8 @@ class EngineThread:
 
     def _receive(self, scheduler: Scheduler) -> None:
         if self._recorder.is_on:
-            self._recorder.add(INBOX, "events wait", self._posted_ns)
+            # Who posted while a recording began, or while the inbox was being emptied, may not have noted when.
+            self._recorder.add(INBOX, "events wait", max(self._posted_ns, self._emptied_ns))
         num_events = 0
         while self._inbox:
             event = self._inbox.popleft()
@@ -154,6 +156,8 @@ class EngineThread:
                 event.reply(self._recorder.stop())
             else:
                 scheduler.receive(event)
+        if self._recorder.is_on:
+            self._emptied_ns = now_ns()
         self._recorder.lap("receive", num_events=num_events)
 
     def _wait(self, deadline: float | None) -> None:

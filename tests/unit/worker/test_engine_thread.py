@@ -1,0 +1,79 @@
+"""The engine thread's loop, with a scheduler that only counts."""
+
+import threading
+import time
+from concurrent.futures import Future
+
+from tandem.lifecycle import now_ns
+from tandem.messages import WorkerStats
+from tandem.recording import INBOX, Recorder, Recording
+from worker.base import Outbox, Scheduler
+from worker.engine_thread import EngineThread
+from worker.events import Event, StartRecording, StopRecording
+
+TIMEOUT_S = 10.0
+
+
+class Counting(Scheduler):
+    def __init__(self) -> None:
+        self.received: list[Event] = []
+
+    def receive(self, event: Event) -> None:
+        self.received.append(event)
+
+    def step(self) -> bool:
+        return False
+
+    def next_deadline(self) -> float | None:
+        return None
+
+    def stats(self) -> WorkerStats:
+        return WorkerStats()
+
+    def check_integrity(self) -> str:
+        return ""
+
+
+class LateRecorder(Recorder):
+    """To all threads but the engine's it seems to be off: they looked just before it was started."""
+
+    @property
+    def is_on(self) -> bool:
+        return self._is_on and threading.current_thread().name == "engine"
+
+    @is_on.setter
+    def is_on(self, value: bool) -> None:
+        self._is_on = value
+
+
+def wait_until(condition: object) -> None:
+    deadline = time.monotonic() + TIMEOUT_S
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_what_is_posted_while_a_recording_begins_has_not_waited_since_1970() -> None:
+    scheduler = Counting()
+
+    def build(outbox: Outbox) -> Scheduler:
+        return scheduler
+
+    crashes: list[BaseException] = []
+    thread = EngineThread(build, lambda outgoing: None, crashes.append, recorder := LateRecorder())
+    thread.start()
+    began_ns = now_ns()
+    try:
+        thread.post(StartRecording())
+        wait_until(lambda: recorder._is_on)
+        num_steps = thread.num_steps
+        wait_until(lambda: thread.num_steps > num_steps)
+        thread.post(Event())
+        wait_until(lambda: scheduler.received)
+        reply: Future[Recording] = Future()
+        thread.post(StopRecording(reply.set_result))
+        waits = [kept for kept in reply.result(TIMEOUT_S).take(1000) if kept.track == INBOX]
+    finally:
+        thread.stop(TIMEOUT_S)
+    assert waits and crashes == []
+    assert all(began_ns <= kept.start_ns <= kept.end_ns for kept in waits)
