@@ -109,18 +109,17 @@ class OtlpExporter:
         return self._propagator.extract(carrier, Context())
 
     def _attributes(self, request: EndedRequest) -> Iterator[tuple[str, AttributeValue]]:
-        sampling = request.sampling
         yield "gen_ai.operation.name", "text_completion"
         yield "gen_ai.provider.name", "tandem"
         yield "gen_ai.request.model", self._model
         yield "gen_ai.response.model", self._model
-        yield "gen_ai.request.max_tokens", sampling.max_tokens
-        yield "gen_ai.request.temperature", sampling.temperature
-        yield "gen_ai.request.top_p", sampling.top_p
-        yield "gen_ai.request.frequency_penalty", sampling.frequency_penalty
-        yield "gen_ai.request.presence_penalty", sampling.presence_penalty
-        if sampling.top_k > 0:
-            yield "gen_ai.request.top_k", sampling.top_k
+        yield "gen_ai.request.max_tokens", request.max_tokens
+        yield "gen_ai.request.temperature", request.temperature
+        yield "gen_ai.request.top_p", request.top_p
+        yield "gen_ai.request.frequency_penalty", request.frequency_penalty
+        yield "gen_ai.request.presence_penalty", request.presence_penalty
+        if request.top_k > 0:
+            yield "gen_ai.request.top_k", request.top_k
         if request.client_request_id:
             yield "gen_ai.response.id", request.client_request_id
         if request.outcome in _SUCCESSES:

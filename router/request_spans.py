@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 from router.trace_context import TraceContext
 from router.tracker import RequestTracker
-from tandem.sampling_params import SamplingParams
 
 logger = logging.getLogger(__name__)
 
@@ -23,12 +22,13 @@ BATCH_SIZE = 32
 # They are collected for so long.
 INTERVAL_S = 1.0
 STOP_TIMEOUT_S = 2.0
+MAX_ERROR_LEN = 1000
 QUEUE_FULL, EXPORT_FAILED = "queue_full", "export_failed"
 DROP_REASONS = (QUEUE_FULL, EXPORT_FAILED)
 
 
 class EndedRequest(NamedTuple):
-    """What a request's spans say. Prompts and outputs are not among it.
+    """What a request's spans say, and nothing that a client may make large: many wait for a collector that is away.
 
     Attributes:
         outcome: as the metrics count it.
@@ -41,7 +41,12 @@ class EndedRequest(NamedTuple):
     trace_context: TraceContext | None
     outcome: str
     error: str
-    sampling: SamplingParams
+    max_tokens: int
+    temperature: float
+    top_k: int
+    top_p: float
+    frequency_penalty: float
+    presence_penalty: float
     num_prompt_tokens: int
     num_cached_tokens: int
     num_output_tokens: int
@@ -52,13 +57,19 @@ class EndedRequest(NamedTuple):
 
     @classmethod
     def of(cls, tracker: RequestTracker, outcome: str, num_output_tokens: int) -> "EndedRequest":
+        sampling = tracker.sampling
         return cls(
             tracker.request_id,
             tracker.client_request_id,
             tracker.trace_context,
             outcome,
-            tracker.failure,
-            tracker.sampling,
+            tracker.failure[:MAX_ERROR_LEN],
+            sampling.max_tokens,
+            sampling.temperature,
+            sampling.top_k,
+            sampling.top_p,
+            sampling.frequency_penalty,
+            sampling.presence_penalty,
             len(tracker.prompt_ids),
             tracker.prompt_cached_len or 0,
             num_output_tokens,

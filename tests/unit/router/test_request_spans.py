@@ -1,6 +1,7 @@
 """Requests on their way to a collector that may be slow or away."""
 
 import asyncio
+import pickle
 import threading
 import time
 from collections import Counter
@@ -99,6 +100,15 @@ def test_closing_does_not_wait_for_a_collector_that_hangs(monkeypatch: pytest.Mo
     spans.close()
     assert time.monotonic() - before < 5.0
     exporter.may_go_on.set()
+
+
+def test_what_waits_for_a_collector_keeps_nothing_that_a_client_can_make_large() -> None:
+    sampling = SamplingParams(
+        1, logit_bias=tuple((token_id, 1.0) for token_id in range(50_000)), grammar="x" * 60_000, stop_token_ids=(1,)
+    )
+    tracker = RequestTracker("life-1", tuple(range(100_000)), sampling, moments={RECEIVED: 1, ENDED: 2})
+    tracker.failure = "y" * 60_000
+    assert len(pickle.dumps(EndedRequest.of(tracker, "unavailable", 1))) < 4000
 
 
 def test_what_is_no_trace_context() -> None:
