@@ -60,9 +60,11 @@ class OtlpExporter:
         provider.add_span_processor(self._ended)
         self._tracer = provider.get_tracer("tandem", __version__)
         self._propagator = TraceContextTextMapPropagator()
+        # The exporter would say the same of each batch; whoever calls says it once. What reads headers out of variables
+        # quotes those that it does not understand, and they are secrets.
+        for name in ("opentelemetry.exporter", "opentelemetry.util.re"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
         self._exporter = OTLPSpanExporter(endpoint)
-        # It would say the same of each batch; whoever calls says it once.
-        logging.getLogger("opentelemetry.exporter").setLevel(logging.CRITICAL)
 
     def export(self, requests: Sequence[EndedRequest]) -> bool:
         """Sends the spans of these requests; returns whether the collector took them."""

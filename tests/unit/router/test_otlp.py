@@ -1,12 +1,13 @@
 """Requests' spans at a real collector."""
 
+import logging
 from collections.abc import Iterator
 
 import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from router.otlp import OtlpExporter
-from router.request_spans import EndedRequest
+from router.request_spans import EndedRequest, RequestSpans
 from router.trace_context import TraceContext
 from router.tracker import RequestState, RequestTracker
 from tandem.lifecycle import (
@@ -141,6 +142,22 @@ def test_the_environment_says_what_the_sdk_leaves_open(
     assert {span.trace_id.hex() for span in collector.spans} == {TRACE_ID}
     assert attributes_of(collector.requests[0].resource_spans[0].resource)["service.name"] == "ours"
     assert collector.headers[0]["authorization"] == "Bearer secret"
+
+
+def test_headers_that_cannot_be_read_are_not_told(
+    collector: OtlpCollector, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    # Who leaves out the name sends none.
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "the-secret")
+    logging.getLogger("opentelemetry.util.re").setLevel(logging.NOTSET)
+    assert OtlpExporter(collector.endpoint, "m", "r").export([request()])
+    # Such a value cannot be sent.
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "authorization=the%0Asecret")
+    exporter = OtlpExporter(collector.endpoint, "m", "r")
+    spans = RequestSpans(exporter.export, lambda reason, num_requests: None)
+    spans.put(request())
+    spans.close()
+    assert "secret" not in caplog.text and len(collector.requests) == 1
 
 
 def test_a_failed_request_is_an_error(collector: OtlpCollector) -> None:
