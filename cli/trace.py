@@ -26,8 +26,8 @@ def run_trace(arguments: argparse.Namespace, client: "TandemClient") -> int:
         # Who may would put a file where a directory or a device is.
         print(f"{arguments.name}: {out} is there and is no file", file=sys.stderr)
         return exit_codes.FAILED
-    # An older file stays until there is a whole new one. What cannot be written is told of before anybody waits. Another
-    # command that writes to the same place, and is refused, must not take this one's away.
+    # An older file stays until there is a whole new one. What cannot be written is told of before anybody waits.
+    # Another command for the same file, which is refused, must not take this one's away.
     unfinished = Path(f"{out}.{os.getpid()}.unfinished")
     try:
         with unfinished.open("w", encoding="utf-8") as file:

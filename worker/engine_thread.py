@@ -81,8 +81,8 @@ class EngineThread:
         # Appending and popping at either end are atomic: no lock is needed.
         self._inbox: collections.deque[Event] = collections.deque()
         self._wake = threading.Event()
-        # Since when the oldest event waits, and when the inbox was last empty, in nanoseconds since the epoch; kept while
-        # somebody records.
+        # Since when the oldest event waits, and when the inbox was last empty, in nanoseconds since the epoch; kept
+        # while somebody records.
         self._posted_ns = self._emptied_ns = 0
         self._stopping = False
         self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
