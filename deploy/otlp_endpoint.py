@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Mapping
 
-from router.config import has_otlp
+from router.config import has_otlp, is_endpoint
 
 TRACES_PATH = "v1/traces"
 PROTOCOL = "http/protobuf"
@@ -34,6 +34,9 @@ def otlp_endpoint(configured: str, environment: Mapping[str, str]) -> str:
     )
     if protocol not in ("", PROTOCOL):
         return _without(f"asks for {protocol}, and spans are sent by {PROTOCOL} alone")
+    if not is_endpoint(endpoint):
+        # It is not shown: it may have a key in it.
+        return _without("says no URL like http://localhost:4318")
     if not has_otlp():
         return _without("is set, and spans need packages that are not installed: pip install 'tandem-llm[otlp]'")
     return endpoint

@@ -39,6 +39,11 @@ def has_otlp() -> bool:
         return False
 
 
+def is_endpoint(url: str) -> bool:
+    """Whether spans can be posted there."""
+    return _OTLP_ENDPOINT.fullmatch(url) is not None
+
+
 def port_of(address: str) -> int:
     """Args: address: "host:port"."""
     return int(address.rpartition(":")[2])
@@ -166,7 +171,7 @@ class RouterConfig:
         )
         if self.otlp_endpoint:
             require(
-                _OTLP_ENDPOINT.fullmatch(self.otlp_endpoint) is not None,
+                is_endpoint(self.otlp_endpoint),
                 f"otlp_endpoint must be a URL like http://localhost:4318/v1/traces, not {self.otlp_endpoint!r}",
             )
             require(

@@ -31,6 +31,10 @@ def test_variables_of_the_host_keep_nothing_from_starting(
     environment = {BASE: "http://c:4317", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}
     assert otlp_endpoint("", environment) == ""
     assert "asks for grpc, and spans are sent by http/protobuf alone" in capsys.readouterr().err
+    for url in ("c:4317", "localhost", "unix:///run/collector", "https://c/v1/traces?key=secret"):
+        assert otlp_endpoint("", {OWN: url}) == otlp_endpoint("", {BASE: url}) == ""
+        told = capsys.readouterr().err
+        assert "says no URL like http://localhost:4318" in told and "secret" not in told
     monkeypatch.setattr(module, "has_otlp", lambda: False)
     assert otlp_endpoint("", {BASE: "http://c:4318"}) == ""
     assert "pip install 'tandem-llm[otlp]'" in capsys.readouterr().err
