@@ -71,12 +71,13 @@ class ClockOffset:
 def _bounds(reply: ClockReply, heard_ns: int) -> tuple[float, float]:
     """The least and the most that the worker's clock is ahead now. Raises ValueError if these cannot be the times of a
     round trip."""
-    low, high = reply.replied_ns - heard_ns, reply.received_ns - reply.sent_ns
-    if low > high:
-        raise ValueError(f"a round trip of {high - low} ns between two clocks")
-    # The clocks have drifted since either was read.
+    # The clocks have drifted since either was read; while a worker is stopped between the two, by more than the ways
+    # take.
     drift = MAX_DRIFT * (heard_ns - reply.sent_ns)
-    return low - drift, high + drift
+    low, high = reply.replied_ns - heard_ns - drift, reply.received_ns - reply.sent_ns + drift
+    if low > high:
+        raise ValueError(f"a round trip of {high - low:.0f} ns between two clocks")
+    return low, high
 
 
 class ClockOffsets:

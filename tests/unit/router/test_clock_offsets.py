@@ -83,6 +83,16 @@ def test_a_clock_that_drifts_is_followed(drift: float) -> None:
             assert uncertainty < 7 * MS
 
 
+@pytest.mark.parametrize("drift", [MAX_DRIFT, -MAX_DRIFT])
+def test_a_clock_may_drift_while_its_worker_is_stopped_between_probe_and_answer(drift: float) -> None:
+    # It drifts by a millisecond, ten times as much as both ways take.
+    sent, way_ns, held_ns = 10**18, MS // 20, 10 * S
+    received, heard = sent + way_ns, sent + 2 * way_ns + held_ns
+    drifted_ns = round(drift * held_ns)
+    offset = ClockOffset(ClockReply(sent, received, received + held_ns + drifted_ns), heard)
+    assert abs(offset.offset_ns - drifted_ns) <= offset.uncertainty_ns(heard) < 2 * MS
+
+
 def test_what_is_not_heard_again_grows_uncertain() -> None:
     way = Way(0)
     offset = way.first(MS, MS)
