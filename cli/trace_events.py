@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from math import floor
 from typing import Any
 
 from tandem.lifecycle import phase_timings
@@ -173,7 +174,8 @@ def _arrows(number: int, slices: list[Event]) -> Iterator[Event]:
             "id": number,
             "pid": event["pid"],
             "tid": event["tid"],
-            "ts": round(ts, 3),
+            # In whole nanoseconds, rounded down: the end of a slice is no longer its own.
+            "ts": floor(ts * 1000) / 1000,
             "bp": "e",
         }
 

@@ -6,6 +6,8 @@ from typing import Any
 Event = dict[str, Any]
 # A nanosecond and a half, in microseconds: times are sums of decimal fractions.
 ROUNDING_US = 0.0015
+# The slices that a request's arrows lead from and to.
+LINKED = {"prefill_queue", "prefill", "copy", "commit", "decode"}
 
 
 def check_trace(trace: dict[str, Any]) -> None:
@@ -37,8 +39,11 @@ def check_trace(trace: dict[str, Any]) -> None:
         assert [event["ph"] for event in its_arrows] == ["s", *["t"] * (len(its_arrows) - 2), "f"]
         assert [event["ts"] for event in its_arrows] == sorted(event["ts"] for event in its_arrows)
         for event in its_arrows:
-            under_way = slices[event["pid"], event["tid"]]
-            assert any(s["ts"] - ROUNDING_US <= event["ts"] <= end_of(s) + ROUNDING_US for s in under_way)
+            # An arrow belongs to the innermost slice that is under way.
+            under_way = [s for s in slices[event["pid"], event["tid"]] if s["ts"] <= event["ts"] < end_of(s)]
+            assert under_way, event
+            touched = min(under_way, key=lambda s: s["dur"])
+            assert touched["name"] in LINKED, (event, touched)
 
 
 def check_nesting(slices: list[Event]) -> None:
