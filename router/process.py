@@ -120,7 +120,7 @@ class RouterProcess:
         )
         health_service = HealthService(_serving(router))
         responses = ResponseExchange(config.router_id, peers, KeptResponses(time.monotonic), config.cluster_token)
-        feed = self._feed = LiveFeed(SnapshotBuilder(router, config))
+        feed = self._feed = LiveFeed(SnapshotBuilder(router, config), len(config.api_keys))
         app = make_app(frontend, responses, feed)
         workers = new_server([cluster_auth(config.cluster_token)], reuse_ports=config.reuse_ports)
         cluster_address = bind(workers, config.cluster_host, config.cluster_port)

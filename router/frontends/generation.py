@@ -230,6 +230,7 @@ class Generation:
         self._router.live.ended.add(
             tracker,
             outcome,
+            key=self._key,
             num_cached_tokens=num_cached_tokens,
             num_output_tokens=self._index,
             timings=self.timings,

@@ -16,12 +16,14 @@ class EndedRequest(NamedTuple):
     Attributes:
         number: later ones have larger numbers.
         ended_s: seconds since the epoch.
+        key: whose it was, "" where there are no keys: it says who may read the names, and is shown to nobody.
         error: why it has failed, or ""; never what the request itself says.
         num_cached_tokens: of its prompt, that prefill found cached.
     """
 
     number: int
     ended_s: float
+    key: str
     request_id: str
     client_request_id: str
     outcome: str
@@ -51,6 +53,7 @@ class EndedRequests:
         tracker: RequestTracker,
         outcome: str,
         *,
+        key: str,
         num_cached_tokens: int,
         num_output_tokens: int,
         timings: Sequence[PhaseTiming],
@@ -61,6 +64,7 @@ class EndedRequests:
             EndedRequest(
                 self.num_requests,
                 tracker.moments[ENDED] / 1e9,
+                key,
                 tracker.request_id,
                 tracker.client_request_id,
                 outcome,

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from operator import itemgetter
 from typing import Any
 
@@ -20,6 +20,32 @@ from tandem.config import ROLES
 MAX_NEW_REQUESTS = 20
 # The names of its parts are the page's business alone, so they may change with any version.
 _to_json = json.JSONEncoder(separators=(",", ":")).encode
+
+
+class Frame:
+    """What one look shows to each key. The names of a request are its sender's business: they may say who its users
+    are, and stand in logs."""
+
+    def __init__(self, shared: dict[str, Any], requests: Sequence[EndedRequest]) -> None:
+        """Args: shared: what everybody sees; `requests`: the lines that depend on who looks."""
+        self._shared = _to_json(shared)
+        self._requests = requests
+        # Each line is made at most twice, however many look.
+        self._lines: dict[tuple[int, bool], str] = {}
+        self._texts: dict[str, str] = {}
+
+    def seen_by(self, key: str) -> str:
+        """The frame as JSON. Args: key: the viewer's, "" where there are no keys."""
+        if key not in self._texts:
+            lines = ",".join(self._line(request, is_own=request.key == key) for request in self._requests)
+            self._texts[key] = f'{self._shared[:-1]},"requests":[{lines}]}}'
+        return self._texts[key]
+
+    def _line(self, request: EndedRequest, *, is_own: bool) -> str:
+        place = request.number, is_own
+        if place not in self._lines:
+            self._lines[place] = _to_json(_request(request, is_own=is_own))
+        return self._lines[place]
 
 
 class SnapshotBuilder:
@@ -56,11 +82,11 @@ class SnapshotBuilder:
                     router.live.journal.router_seen(router_id, alive=alive)
                 self._alive[router_id] = alive
 
-    def changes(self) -> str:
+    def changes(self) -> Frame:
         """The frame for those that have every frame up to the last `mark_told`."""
         return self._frame(self._num_points, self._num_ended, self._journal_version, is_whole=False)
 
-    def everything(self) -> str:
+    def everything(self) -> Frame:
         """The frame for those that have none, or have missed one."""
         return self._frame(0, 0, 0, is_whole=True)
 
@@ -70,12 +96,12 @@ class SnapshotBuilder:
         self._num_points, self._num_ended = self._history.num_points, live.ended.num_requests
         self._journal_version = live.journal.version
 
-    def _frame(self, num_points: int, num_ended: int, journal_version: int, *, is_whole: bool) -> str:
+    def _frame(self, num_points: int, num_ended: int, journal_version: int, *, is_whole: bool) -> Frame:
         router, live = self._router, self._router.live
         requests = list(live.ended.since(num_ended))
         if not is_whole:
             requests = requests[-MAX_NEW_REQUESTS:]
-        return _to_json(
+        return Frame(
             {
                 "whole": is_whole,
                 "now_s": self._now(),
@@ -85,9 +111,9 @@ class SnapshotBuilder:
                     (link for worker in router.workers for link in self._links(worker)), key=itemgetter("from", "to")
                 ),
                 "points": [_point(point) for point in self._history.since(num_points)],
-                "requests": [_request(request) for request in requests],
                 "journal": [_entry(entry) for entry in live.journal.since(journal_version)],
-            }
+            },
+            requests,
         )
 
     def _state(self) -> dict[str, Any]:
@@ -188,16 +214,18 @@ def _point(point: Point) -> list[Any]:
     return [point.number, round(point.at_s, 1), *map(_rounded, point[2:8]), point.num_requests, point.num_queued]
 
 
-def _request(request: EndedRequest) -> dict[str, Any]:
+def _request(request: EndedRequest, *, is_own: bool) -> dict[str, Any]:
+    """Args: is_own: whether names and errors are told too."""
     ttft = next((timing.duration_ms for timing in request.timings if timing.name == "ttft"), None)
     e2e = next((timing.duration_ms for timing in request.timings if timing.name == "e2e"), None)
     return {
         "number": request.number,
         "ended_s": round(request.ended_s, 3),
-        "id": request.request_id,
-        "client_id": request.client_request_id,
+        "own": is_own,
+        "id": request.request_id if is_own else "",
+        "client_id": request.client_request_id if is_own else "",
         "outcome": request.outcome,
-        "error": request.error,
+        "error": request.error if is_own else "",
         "prompt_tokens": request.num_prompt_tokens,
         "cached_tokens": request.num_cached_tokens,
         "output_tokens": request.num_output_tokens,

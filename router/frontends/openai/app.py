@@ -77,7 +77,7 @@ def make_app(frontend: Frontend, responses: ResponseExchange | None = None, feed
         feed: what the page shows; None: of this router, as it is when the page is opened.
     """
     if feed is None:
-        feed = LiveFeed(SnapshotBuilder(frontend.router, frontend.config))
+        feed = LiveFeed(SnapshotBuilder(frontend.router, frontend.config), len(frontend.config.api_keys))
     if responses is None:
         responses = ResponseExchange(frontend.config.router_id, {}, KeptResponses(time.monotonic), "")
     app = FastAPI(

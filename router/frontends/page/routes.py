@@ -64,14 +64,14 @@ def add_page(app: FastAPI, frontend: Frontend, feed: LiveFeed) -> None:
         if request.state.is_head:
             return Response(media_type=EventStream.media_type)
         try:
-            return await begin_stream(_events(feed), request.receive)
-        except TooManyViewersError:
+            return await begin_stream(_events(feed, request.state.key), request.receive)
+        except TooManyViewersError as error:
             headers = {"retry-after": str(VIEWERS_RETRY_AFTER_S)}
-            raise HTTPException(503, f"{feed.num_viewers} watch already; try again later", headers) from None
+            raise HTTPException(503, f"{error}; try again later", headers) from None
 
 
-async def _events(feed: LiveFeed) -> AsyncGenerator[Event]:
-    frames = feed.watch()
+async def _events(feed: LiveFeed, key: str) -> AsyncGenerator[Event]:
+    frames = feed.watch(key)
     try:
         async for frame in frames:
             yield "", frame

@@ -99,7 +99,8 @@ export function showRequests(requests) {
 function fillRequest(line, request) {
   const [ended, id, outcome, prompt, output, ttft, whole, path] = line.children;
   setText(ended, time(request.ended_s));
-  setText(id, request.client_id || request.id);
+  setText(id, request.own ? request.client_id || request.id : "of another key");
+  id.classList.toggle("muted", !request.own);
   id.title = [request.id, request.prefill && `${request.prefill} to ${request.decode}`, request.attempts > 1 && `${request.attempts} attempts`].filter(Boolean).join(", ");
   const tries = request.attempts > 1 ? ` \u00d7${request.attempts}` : "";
   setText(outcome, request.outcome + tries);

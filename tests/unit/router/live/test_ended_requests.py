@@ -20,7 +20,7 @@ def tracker(request_id: str = "id", **fields: object) -> RequestTracker:
 
 def add(ended: EndedRequests, which: RequestTracker, outcome: str = "stop") -> None:
     timings = phase_timings(which.moments)
-    ended.add(which, outcome, num_cached_tokens=2, num_output_tokens=1, timings=timings)
+    ended.add(which, outcome, key="", num_cached_tokens=2, num_output_tokens=1, timings=timings)
 
 
 def test_the_latest_are_kept() -> None:

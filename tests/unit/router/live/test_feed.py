@@ -10,6 +10,11 @@ from router.live.feed import MAX_VIEWERS, LiveFeed, TooManyViewersError
 from tests.fakes.router_harness import run, settle
 
 
+class ScriptedFrame(str):
+    def seen_by(self, key: str) -> str:
+        return f"{self} for {key}" if key else str(self)
+
+
 class ScriptedFrames:
     """Attributes: made: all frames, in order."""
 
@@ -21,18 +26,18 @@ class ScriptedFrames:
     def sample(self) -> None:
         self.num_samples += 1
 
-    def changes(self) -> str:
+    def changes(self) -> ScriptedFrame:
         return self._make("changes")
 
-    def everything(self) -> str:
+    def everything(self) -> ScriptedFrame:
         return self._make("everything")
 
     def mark_told(self) -> None:
         self.told_at.append(self.num_samples)
 
-    def _make(self, kind: str) -> str:
+    def _make(self, kind: str) -> ScriptedFrame:
         self.made.append(f"{kind} {self.num_samples}")
-        return self.made[-1]
+        return ScriptedFrame(self.made[-1])
 
 
 async def soon(viewer: AsyncGenerator[str]) -> str:
@@ -114,6 +119,25 @@ async def test_places_are_bounded_and_come_free() -> None:
     for viewer in viewers:
         await viewer.aclose()
     assert feed.num_viewers == 0
+
+
+@run
+async def test_of_several_keys_none_has_all_places() -> None:
+    feed = LiveFeed(ScriptedFrames(), num_keys=2)
+    viewers = [feed.watch("one") for _ in range(MAX_VIEWERS // 2)]
+    for viewer in viewers:
+        await soon(viewer)
+    with pytest.raises(TooManyViewersError, match="with this key"):
+        await soon(feed.watch("one"))
+    viewers.append(feed.watch("other"))
+    assert await soon(viewers[-1]) == "everything 0 for other"
+    feed.tick()
+    assert await soon(viewers[-1]) == "changes 1 for other"
+    await viewers.pop(0).aclose()
+    viewers.append(feed.watch("one"))
+    assert await soon(viewers[-1]) == "everything 1 for one"
+    for viewer in viewers:
+        await viewer.aclose()
 
 
 @run

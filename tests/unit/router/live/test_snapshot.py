@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 from router.config import RouterAddresses
+from router.errors import UnavailableError
 from router.live.snapshot import MAX_NEW_REQUESTS, SnapshotBuilder
 from router.peer_counts import RouterCounts
+from tandem.lifecycle import ENDED
 from tandem.messages import Heartbeat, LinkState, Shipped, WorkerStats
 from tests.fakes.clock import FakeClock
 from tests.fakes.router_harness import RouterHarness, first_token, run, settle
@@ -23,7 +25,7 @@ def builder(h: RouterHarness) -> SnapshotBuilder:
 
 
 def everything(frames: SnapshotBuilder) -> dict[str, Any]:
-    return json.loads(frames.everything())
+    return json.loads(frames.everything().seen_by(""))
 
 
 async def serve(h: RouterHarness, **fields: Any) -> None:
@@ -68,7 +70,7 @@ async def test_a_worker_of_both_roles_has_no_links() -> None:
 async def test_a_request_is_shown_without_what_it_says() -> None:
     h = RouterHarness(**SECRETS)
     await serve(h, session_id="a-secret-session", cache_namespace="a-secret-namespace", client_request_id="mine")
-    text = builder(h).everything()
+    text = builder(h).everything().seen_by("")
     (request,) = json.loads(text)["requests"]
     assert (request["client_id"], request["outcome"], request["prompt_tokens"]) == ("mine", "length", 5)
     assert (request["output_tokens"], request["attempts"], request["prefill"]) == (1, 1, "p0")
@@ -79,6 +81,7 @@ async def test_a_request_is_shown_without_what_it_says() -> None:
         *(
             "number",
             "ended_s",
+            "own",
             "id",
             "client_id",
             "outcome",
@@ -92,6 +95,26 @@ async def test_a_request_is_shown_without_what_it_says() -> None:
 
 
 @run
+async def test_a_request_has_its_names_for_its_own_key_alone() -> None:
+    h = RouterHarness()
+    await serve(h, client_request_id="mine")
+    tracker = h.request(prompt_ids=PROMPT, client_request_id="theirs").tracker
+    tracker.mark_failed("for a reason of theirs", UnavailableError)
+    tracker.moments[ENDED] = 10**9
+    ended = h.router.live.ended
+    ended.add(tracker, "unavailable", key="their key", num_cached_tokens=3, num_output_tokens=4, timings=[])
+    for frame in (builder(h).everything(), builder(h).changes()):
+        for key, is_own in (("", [True, False]), ("their key", [False, True]), ("a third", [False, False])):
+            text = frame.seen_by(key)
+            requests = json.loads(text)["requests"]
+            assert [request["own"] for request in requests] == is_own
+            assert [bool(request["id"]) for request in requests] == is_own
+            assert (["mine" in text, "theirs" in text], "their key" in text) == (is_own, False)
+            # How the cluster is used is seen by all.
+            assert [request["prompt_tokens"] for request in requests] == [5, 5]
+
+
+@run
 async def test_changes_are_what_is_new_since_the_last_telling() -> None:
     h = RouterHarness()
     frames = builder(h)
@@ -101,7 +124,7 @@ async def test_changes_are_what_is_new_since_the_last_telling() -> None:
     frames.sample()
     await serve(h)
     h.router.lose_worker(h.d[0].worker, "silent", "gone")
-    changes, whole = json.loads(frames.changes()), everything(frames)
+    changes, whole = json.loads(frames.changes().seen_by("")), everything(frames)
     assert (changes["whole"], whole["whole"]) == (False, True)
     assert ([r["number"] for r in changes["requests"]], [r["number"] for r in whole["requests"]]) == ([2], [1, 2])
     assert ([p[0] for p in changes["points"]], [p[0] for p in whole["points"]]) == ([2], [1, 2])
@@ -110,7 +133,7 @@ async def test_changes_are_what_is_new_since_the_last_telling() -> None:
     # What is now is in both.
     assert changes["workers"] == whole["workers"] and not changes["ready"]
     frames.mark_told()
-    assert json.loads(frames.changes())["requests"] == []
+    assert json.loads(frames.changes().seen_by(""))["requests"] == []
 
 
 @run
@@ -119,7 +142,7 @@ async def test_of_many_that_end_within_a_second_the_last_are_told() -> None:
     frames = builder(h)
     for _ in range(MAX_NEW_REQUESTS + 3):
         await serve(h)
-    numbers = [request["number"] for request in json.loads(frames.changes())["requests"]]
+    numbers = [request["number"] for request in json.loads(frames.changes().seen_by(""))["requests"]]
     assert numbers == list(range(4, MAX_NEW_REQUESTS + 4))
 
 
@@ -175,13 +198,13 @@ async def test_a_frame_costs_as_little_with_a_thousand_requests() -> None:
     for second in range(20):
         begun = time.perf_counter()
         frames.sample()
-        frames.changes()
+        frames.changes().seen_by("")
         frames.mark_told()
         spent.append(time.perf_counter() - begun)
         h.clock.advance(1.0)
         for worker in (*h.p, *h.d):
             worker.say(Heartbeat(second + 2, worker.worker.stats))
-    assert len(json.loads(frames.changes())["links"]) == 64
+    assert len(json.loads(frames.changes().seen_by(""))["links"]) == 64
     assert min(spent) < 0.01
     for client in clients:
         await client.leave()

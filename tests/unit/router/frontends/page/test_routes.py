@@ -15,7 +15,7 @@ from router.config import RouterConfig
 from router.frontends.page.assets import FILES, PAGE
 from router.live import feed
 from router.live.feed import MAX_VIEWERS
-from router.live.snapshot import SnapshotBuilder
+from router.live.snapshot import Frame, SnapshotBuilder
 from router.process import RouterProcess
 from tests.fakes.http_cluster import HttpCluster
 from tests.fakes.http_requests import http_request
@@ -160,9 +160,9 @@ def test_a_viewer_that_does_not_read_holds_nothing_up_and_is_sent_little(
     monkeypatch.setattr(feed, "INTERVAL_S", 0.002)
     made = []
 
-    def padded(frames: SnapshotBuilder) -> str:
+    def padded(frames: SnapshotBuilder) -> Frame:
         made.append(len(made))
-        return json.dumps({"whole": False, "number": made[-1], "padding": "x" * FRAME_BYTES})
+        return Frame({"whole": False, "number": made[-1], "padding": "x" * FRAME_BYTES}, ())
 
     monkeypatch.setattr(SnapshotBuilder, "changes", padded)
     with router(router_model_dir) as address:
