@@ -117,6 +117,13 @@ def run_layout(
     return headline(result, served.ready_s)
 
 
+def remove_results(out: Path) -> None:
+    """Of an earlier run: what this one fails to measure must not be compared with what it measures."""
+    for name, *_ in LAYOUTS:
+        for suffix in (".json", ".jsonl", ".txt", "-serve.txt"):
+            (out / f"{name}{suffix}").unlink(missing_ok=True)
+
+
 def headline(result: dict[str, Any], ready_s: float) -> dict[str, Any]:
     """Milliseconds and counts, of a run's result."""
 
@@ -181,6 +188,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     deadline = time.monotonic() + arguments.limit
     with tempfile.TemporaryDirectory() as directory:
         flags = serve_flags(arguments, Path(directory))
+        remove_results(arguments.out)
         for name, label, workers in LAYOUTS:
             try:
                 summary[name] = run_layout(

@@ -87,12 +87,14 @@ def sentences(changes: Sequence[Change]) -> str:
 
 
 def balance(changes: Sequence[Change]) -> str:
-    """Who gains and who pays."""
+    """Who gains and who pays, of those of whom there are figures."""
     gains = _by_party(change for change in changes if change.is_gain)
     pays = _by_party(change for change in changes if not change.is_same and not change.is_gain)
     if not gains and not pays:
         return f"Nobody gains and nobody pays by more than {SAME:.0%}."
     gained = f"Gain: {'; '.join(gains)}." if gains else f"Nobody gains by more than {SAME:.0%}."
+    if not pays and len({change.who for change in changes}) == 1:
+        return f"{gained} There are no figures of others."
     paid = f"Pay: {'; '.join(pays)}." if pays else f"Nobody pays by more than {SAME:.0%}."
     return f"{gained} {paid}"
 
@@ -118,9 +120,20 @@ def bottleneck(phases_ms: Mapping[str, float]) -> str:
 def bottleneck_moved(before: tuple[str, Mapping[str, float]], after: tuple[str, Mapping[str, float]]) -> str:
     """Args: before, after: words for what was measured, and its phases."""
     said = [f"{words} it is {of_bottleneck(phases)}" for words, phases in (before, after)]
-    moved = bottleneck(before[1]) != bottleneck(after[1])
-    verdict = "The bottleneck moves" if moved else "The bottleneck stays where it is"
+    one, other = bottleneck(before[1]), bottleneck(after[1])
+    if one == other:
+        verdict = "The bottleneck stays where it is"
+    elif any(_stands_out(phases, one, other) for _, phases in (before, after)):
+        verdict = "The bottleneck moves"
+    else:
+        verdict = "Two phases take about the same on both sides, so the bottleneck can hardly be said to move"
     return f"{verdict}: {said[0]}, {said[1]}."
+
+
+def _stands_out(phases_ms: Mapping[str, float], one: str, other: str) -> bool:
+    """Whether the larger of two phases is so by more than what counts as the same."""
+    small, large = sorted((phases_ms.get(one, 0.0), phases_ms.get(other, 0.0)))
+    return large - small > SAME * large
 
 
 def of_bottleneck(phases_ms: Mapping[str, float]) -> str:
@@ -236,7 +249,7 @@ def busy_sentence(machine: Mapping[str, str]) -> str:
 def largest_stage(stages: Mapping[str, float]) -> str:
     name = max(stages, key=lambda stage: stages[stage])
     whole = sum(stages.values())
-    return f"Most of the start is {name}: {stages[name]:.1f} of {whole:.1f} s ({stages[name] / whole:.0%})."
+    return f"The longest stage of the start is {name}: {stages[name]:.1f} of {whole:.1f} s ({stages[name] / whole:.0%})."
 
 
 def _listed(said: Sequence[str]) -> str:

@@ -121,6 +121,10 @@ def test_who_gains_and_who_pays_change_places_with_the_figures() -> None:
     assert findings.balance([less, more]) == "Gain: streams (ITL −50 %). Pay: prompts (TTFT 2.0 times)."
     less, more = Change("streams", "ITL", 0.05, 0.1), Change("prompts", "TTFT", 0.2, 0.1)
     assert findings.balance([less, more]) == "Gain: prompts (TTFT −50 %). Pay: streams (ITL 2.0 times)."
+    same = Change("streams", "ITL", 0.1, 0.1)
+    assert findings.balance([more, same]) == "Gain: prompts (TTFT −50 %). Nobody pays by more than 10%."
+    # Of whom nothing was measured nothing is said.
+    assert findings.balance([more]) == "Gain: prompts (TTFT −50 %). There are no figures of others."
 
 
 def test_every_phase_of_the_critical_path_has_its_share_and_its_words() -> None:
@@ -136,6 +140,9 @@ def test_the_bottleneck_moves_only_where_it_does() -> None:
         "decoding (85% of a request's 200 ms)."
     )
     assert findings.bottleneck_moved(("a", DECODED), ("b", DECODED)).startswith("The bottleneck stays where it is")
+    near, nearer = {"prefill": 48.0, "decode": 50.0, "e2e": 98.0}, {"prefill": 50.0, "decode": 49.0, "e2e": 99.0}
+    assert findings.bottleneck_moved(("a", near), ("b", nearer)).startswith("Two phases take about the same")
+    assert findings.bottleneck_moved(("a", near), ("b", QUEUED)).startswith("The bottleneck moves")
 
 
 def test_the_report_says_what_a_run_has_shown(results: dict[str, Any]) -> None:
@@ -145,7 +152,7 @@ def test_the_report_says_what_a_run_has_shown(results: dict[str, Any]) -> None:
     assert "The bottleneck moves: with two of both it is waiting for a prefill" in text
     assert "the first prompts have been pushed out: 0% of them was found, 90% before" in text
     assert "2 of 2 warm and 2 of 2 again." in text and "All 7 checks of page accounts" in text
-    assert "Most of the start is processes and imports: 4.0 of 10.0 s (40%)." in text
+    assert "The longest stage of the start is processes and imports: 4.0 of 10.0 s (40%)." in text
     assert "the largest part is pages" in text
     assert "![burst-itl](burst-itl.png)" in text and "burst-ttft.png" not in text
     assert "not measured" not in text

@@ -68,3 +68,16 @@ def test_a_model_without_a_tokenizer_is_served_with_one_of_its_size(tmp_path: Pa
     assert (fit / "config.json").read_text() == (model / "config.json").read_text()
     assert fit_to_serve(str(fit), tmp_path / "other") == str(fit)
     assert fit_to_serve("smollm2-135m-instruct", tmp_path / "other") == "smollm2-135m-instruct"
+
+
+def test_what_is_not_measured_is_not_found_from_an_earlier_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise StartError("no memory")
+
+    monkeypatch.setattr(steady_streams, "run_layout", fails)
+    old = [tmp_path / name for name in ("both.json", "1p1d.json", "1p1d.jsonl", "1p1d.txt")]
+    others = tmp_path / "other.json"
+    for file in (*old, others):
+        file.write_text("{}")
+    assert steady_streams.main(["--out", str(tmp_path)]) == 1
+    assert others.exists() and not any(file.exists() for file in old)
