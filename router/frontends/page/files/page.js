@@ -17,6 +17,7 @@ const NUM_ENTRIES = 200;
 // Frames come once a second.
 const SILENCE_MS = 5000;
 const MAX_DELAY_MS = 10000;
+const [MIN_ASKED_MS, MAX_ASKED_MS] = [1000, 60000];
 // Nobody sees a tab that is hidden for so long.
 const HIDDEN_MS = 30000;
 const [NUMBER, , TTFT50, TTFT99, ITL50, ITL99, PROMPT, OUTPUT, IN_HAND, QUEUED] = Array(10).keys();
@@ -120,7 +121,9 @@ async function read() {
     if (!response.ok) {
       const why = await refusal(response);
       showNotice(`${why}. Trying again.`);
-      return 1000 * Number(response.headers.get("retry-after") || 2);
+      const asked = 1000 * Number(response.headers.get("retry-after"));
+      // A proxy may name a date, no time at all, or more than a timer can wait.
+      return asked > 0 ? Math.min(Math.max(asked, MIN_ASKED_MS), MAX_ASKED_MS) : null;
     }
     for await (const data of events(response)) {
       if (data === "[DONE]") break;

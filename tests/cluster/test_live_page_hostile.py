@@ -1,0 +1,140 @@
+"""The live page in a real browser, before servers and proxies that answer what they should not."""
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from router.frontends.page.assets import FILES, PAGE, PREFIX, load_asset
+from router.frontends.page.routes import CONTENT_SECURITY_POLICY
+from tests.cluster.browser import CHROMIUM, Browser
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(120),
+    pytest.mark.skipif(CHROMIUM is None, reason="no chromium here: apt-get install chromium"),
+]
+SOON_S = 15.0
+MARKUP = "<img src=x onerror=\"document.title='taken'\">"
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: "Server"
+
+    def do_GET(self) -> None:
+        if self.path == "/live":
+            self.server.num_asked += 1
+            self.server.answer(self)
+            return
+        name = PAGE if self.path == "/" else self.path.removeprefix(PREFIX)
+        if name not in FILES:
+            self.send_error(404)
+            return
+        asset = load_asset(name)
+        self.send_response(200)
+        self.send_header("content-type", asset.media_type)
+        self.send_header("content-security-policy", CONTENT_SECURITY_POLICY)
+        self.end_headers()
+        self.wfile.write(asset.content)
+
+    def log_message(self, format: str, *arguments: Any) -> None:
+        """Tests' output is no place for it."""
+
+
+class Server(ThreadingHTTPServer):
+    """Attributes: num_asked: how often for what the page shows."""
+
+    daemon_threads = True
+
+    def __init__(self, answer: Callable[[BaseHTTPRequestHandler], None]) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.answer = answer
+        self.num_asked = 0
+
+
+@contextmanager
+def serving(answer: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[tuple[Server, Browser]]:
+    """A page whose `/live` is answered so, opened."""
+    with Server(answer) as server, Browser() as browser:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        browser.open(f"http://127.0.0.1:{server.server_port}/")
+        try:
+            yield server, browser
+        finally:
+            server.shutdown()
+
+
+@pytest.mark.parametrize("retry_after", ["Wed, 21 Oct 2015 07:28:00 GMT", "0", "1e-9", "999999999999"])
+def test_a_refusal_is_not_answered_by_asking_all_the_time(retry_after: str) -> None:
+    """A proxy may say any of these."""
+
+    def refuse(request: BaseHTTPRequestHandler) -> None:
+        request.send_response(503)
+        request.send_header("retry-after", retry_after)
+        request.send_header("content-length", "0")
+        request.end_headers()
+
+    with serving(refuse) as (server, _):
+        deadline = time.monotonic() + SOON_S
+        while not server.num_asked:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        time.sleep(2.0)
+        assert 1 <= server.num_asked <= 4
+
+
+def hostile_frame() -> dict[str, Any]:
+    """Every name and reason in it is markup."""
+    worker = {"role": "prefill", "alive": True, "device": MARKUP, "page_size": 16}
+    numbers = ("queued", "running", "pages", "free", "cached", "locked", "leased", "restarts")
+    rates = ("prompt_tokens_per_s", "output_tokens_per_s", "cached_tokens_per_s")
+    worker |= dict.fromkeys((*numbers, *rates), 1)
+    decode = worker | {"id": f"{MARKUP}d", "role": "decode"}
+    request = {"number": 1, "ended_s": 0.0, "own": True, "id": MARKUP, "client_id": MARKUP, "outcome": MARKUP}
+    request |= {"error": MARKUP, "prefill": MARKUP, "decode": MARKUP, "attempts": 2, "ttft_ms": 1.0, "e2e_ms": 1.0}
+    request |= dict.fromkeys(("prompt_tokens", "cached_tokens", "output_tokens"), 1) | {"path": [[MARKUP, 1.0]]}
+    entry = {"number": 1, "at_s": 0.0, "kind": "worker", "subject": MARKUP, "text": MARKUP, "fault": True, "count": 2}
+    link = {"from": MARKUP, "to": f"{MARKUP}d", "up": False, "reason": MARKUP, "transport": MARKUP}
+    return {
+        "whole": True,
+        "now_s": 1.0,
+        "router": {"id": "router-0", "version": MARKUP, "model": MARKUP, "started_s": 0.0, "oldest_s": 1.0},
+        "ready": False,
+        "reason": MARKUP,
+        "requests_in_hand": 1,
+        "queued": 1,
+        "waiting": 1,
+        "routers": [{"id": "router-0", "alive": True, "requests_in_hand": 1, "queued": 1}],
+        "workers": [worker | {"id": MARKUP}, decode],
+        "links": [link | {"bytes": 1, "bytes_per_s": 1}],
+        "points": [[1, 1.0, 1, 1, 1, 1, 1, 1, 1, 1]],
+        "requests": [request],
+        "journal": [entry],
+    }
+
+
+def test_nothing_that_a_server_says_becomes_markup() -> None:
+    def answer(request: BaseHTTPRequestHandler) -> None:
+        request.send_response(200)
+        request.send_header("content-type", "text/event-stream")
+        request.end_headers()
+        request.wfile.write(f"data: {json.dumps(hostile_frame())}\n\n".encode())
+        request.wfile.flush()
+        time.sleep(1.0)
+
+    with serving(answer) as (_, browser):
+        shown = browser.until(
+            "document.getElementById('journal').innerText", SOON_S, lambda text: text and MARKUP in text
+        )
+        assert shown.count(MARKUP) == 2
+        places = ("model", "notice", "workers", "links", "requests")
+        for place in places:
+            assert MARKUP in browser.evaluate(f"document.getElementById('{place}').textContent"), place
+        assert browser.evaluate("document.images.length") == 0
+        assert browser.evaluate("document.title") == f"Not ready: {MARKUP} on Tandem"
+        assert not browser.complaints
