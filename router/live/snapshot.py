@@ -15,6 +15,7 @@ from router.router import Router
 from router.worker import Worker
 from tandem import __version__
 from tandem.config import ROLES
+from tandem.messages import Shipped
 
 # Where more end within a second nobody reads them all, and each costs as much as two links.
 MAX_NEW_REQUESTS = 20
@@ -185,13 +186,16 @@ class SnapshotBuilder:
         if worker.role != "prefill":
             return
         sent = self._rates.of(worker.worker_id).sent_bytes or {}
+        shipped_to: dict[str, list[Shipped]] = {}
+        for one in worker.stats.shipped:
+            shipped_to.setdefault(one.receiver_id, []).append(one)
         for other in self._router.workers:
             if other.role != "decode":
                 continue
             receiver_id = other.worker_id
             is_up = receiver_id in worker.decode_workers
             down = worker.links_down.get(receiver_id)
-            shipped = [s for s in worker.stats.shipped if s.receiver_id == receiver_id]
+            shipped = shipped_to.get(receiver_id, [])
             rates = [sent.get((receiver_id, s.transport), 0.0) for s in shipped]
             # A link that has changed its transport uses the one that was opened last.
             transport = shipped[-1].transport if shipped else ""
