@@ -5,6 +5,7 @@ import contextlib
 import secrets
 import socket
 import struct
+import time
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -12,6 +13,10 @@ from typing import NamedTuple
 CONNECT_TIMEOUT_S = 3.0
 # This is longer than a sender takes to open its end once it has heard of this one.
 ACCEPT_TIMEOUT_S = 30.0
+# The sender's first bytes are its token, so whoever needs longer for one is a stranger.
+TOKEN_TIMEOUT_S = 3.0
+# Strangers may stand before the sender.
+_BACKLOG = 16
 # A peer that takes or gives no byte for this long is as good as gone.
 STALL_TIMEOUT_S = 30.0
 # An endpoint is the port and the token that the connection must begin with, then the host in UTF-8.
@@ -65,38 +70,43 @@ def connect(endpoint: bytes) -> socket.socket:
 
 
 class Listener:
-    """Listens for one connection."""
+    """Listens for one connection, whoever else may come."""
 
     def __init__(self, host: str) -> None:
         """Raises OSError: `host` is no address of this host's."""
-        self._socket = socket.create_server((host, 0), backlog=1)
-        self._socket.settimeout(ACCEPT_TIMEOUT_S)
+        self._socket = socket.create_server((host, 0), backlog=_BACKLOG)
         self.endpoint = Endpoint(host, self._socket.getsockname()[1], secrets.token_bytes(_TOKEN_BYTES))
 
     def accept(self) -> socket.socket:
-        """Waits for the sender.
-
-        Raises:
-            OSError: none came.
-            ValueError: one without the token did.
-        """
-        connection, _ = self._socket.accept()
-        self._socket.close()
-        try:
-            connection.settimeout(CONNECT_TIMEOUT_S)
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            token = bytearray(_TOKEN_BYTES)
-            read_into(connection, memoryview(token))
-            if not secrets.compare_digest(bytes(token), self.endpoint.token):
-                raise ValueError("a stranger connected")
-            connection.settimeout(STALL_TIMEOUT_S)
-        except (OSError, ValueError):
+        """Waits for the sender. Raises OSError: it did not come, or nobody waits for it any more."""
+        deadline = time.monotonic() + ACCEPT_TIMEOUT_S
+        while True:
+            self._socket.settimeout(max(0.0, deadline - time.monotonic()))
+            connection, _ = self._socket.accept()
+            if _shows(connection, self.endpoint.token):
+                self._socket.close()
+                return connection
             connection.close()
-            raise
-        return connection
 
     def close(self) -> None:
         close(self._socket)
+
+
+def _shows(connection: socket.socket, token: bytes) -> bool:
+    """Whether a connection begins with the token; it is ready for use then."""
+    deadline = time.monotonic() + TOKEN_TIMEOUT_S
+    shown = b""
+    try:
+        while len(shown) < len(token):
+            connection.settimeout(max(0.0, deadline - time.monotonic()))
+            if not (part := connection.recv(len(token) - len(shown))):
+                return False
+            shown += part
+        connection.settimeout(STALL_TIMEOUT_S)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    except OSError:
+        return False
+    return secrets.compare_digest(shown, token)
 
 
 def read_into(connection: socket.socket, view: memoryview, is_aborted: Callable[[], bool] = lambda: False) -> None:

@@ -1,5 +1,6 @@
 """Real bytes over TCP, every push under the number that both sides know it by."""
 
+import contextlib
 import socket
 import time
 from collections.abc import Callable
@@ -77,15 +78,55 @@ def test_pushes_out_of_step_are_a_failure() -> None:
         wait_for(end.abort().done)
 
 
-def test_a_stranger_is_not_listened_to() -> None:
-    source, _, sender, receiver = tcp_pair()
-    sender.abort()
-    other = TcpReceiver(source, "127.0.0.1")
-    endpoint = Endpoint.decode(other.endpoint())
-    stranger = TcpSender(source, endpoint._replace(token=bytes(16)).encode())
-    wait_for(lambda: "stranger" in other.failure)
-    for end in (stranger, receiver, other):
+def test_strangers_are_not_listened_to_and_do_not_keep_the_sender_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer_socket, "TOKEN_TIMEOUT_S", 0.1)
+    source, destination = CpuKvPool(LAYOUT, 2, "from"), CpuKvPool(LAYOUT, 2, "to")
+    source.memory[1] = 7
+    receiver = TcpReceiver(destination, "127.0.0.1")
+    endpoint = Endpoint.decode(receiver.endpoint())
+    with (
+        socket.create_connection((endpoint.host, endpoint.port)) as silent,
+        socket.create_connection((endpoint.host, endpoint.port)) as slow,
+        socket.create_connection((endpoint.host, endpoint.port)) as wrong,
+    ):
+        slow.sendall(endpoint.token[:8])
+        wrong.sendall(bytes(len(endpoint.token)))
+        sender = TcpSender(source, endpoint.encode())
+        copy, received = sender.copy_pages(0, [1], [0]), receiver.receive_pages(0, [0], 1)
+        wait_for(lambda: copy.done() and received.done())
+        for stranger in (silent, slow, wrong):
+            stranger.settimeout(5.0)
+            assert _is_closed(stranger)
+    assert (int(destination.memory[0, 0]), sender.failure, receiver.failure) == (7, "", "")
+    for end in (sender, receiver):
         wait_for(end.abort().done)
+
+
+def test_aborting_a_receiver_that_hears_a_stranger_is_soon_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer_socket, "TOKEN_TIMEOUT_S", 0.5)
+    receiver = TcpReceiver(CpuKvPool(LAYOUT, 2, "besieged"), "127.0.0.1")
+    endpoint = Endpoint.decode(receiver.endpoint())
+    with socket.create_connection((endpoint.host, endpoint.port)) as stranger:
+        _drip(stranger, endpoint.token, 0.2)
+        over = receiver.abort()
+        _drip(stranger, endpoint.token, 1.0)
+        wait_for(over.done, 2.0)
+
+
+def _drip(stranger: socket.socket, token: bytes, seconds: float) -> None:
+    """Sends a byte of it now and then, as long as somebody listens."""
+    deadline = time.monotonic() + seconds
+    with contextlib.suppress(OSError):
+        while time.monotonic() < deadline:
+            stranger.sendall(token[:1])
+            time.sleep(0.1)
+
+
+def _is_closed(connection: socket.socket) -> bool:
+    try:
+        return connection.recv(1) == b""
+    except ConnectionResetError:
+        return True
 
 
 def test_an_unreachable_receiver_cannot_be_opened() -> None:
