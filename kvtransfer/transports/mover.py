@@ -1,6 +1,7 @@
 """What both ends of a two-sided transport are: a thread that works through transfers in the link's order, beside the
 engine thread."""
 
+import logging
 import queue
 import threading
 from abc import ABC, abstractmethod
@@ -8,6 +9,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from engine.kvcache.base import Completion
+
+
+logger = logging.getLogger(__name__)
 
 
 class Flag:
@@ -64,11 +68,18 @@ class Mover(ABC):
             self._meet_peer()
             self._work()
         except (OSError, ValueError, RuntimeError) as error:
-            if not self._aborted:
-                self._failure = f"the page connection failed: {error}"
+            self._fail(str(error))
+        except Exception as error:
+            # What nobody has thought of ends the epoch like all else: pushes are over now, and nothing has arrived.
+            logger.exception("the thread that moves pages failed")
+            self._fail(repr(error))
         finally:
             self._close()
             self._over.set()
+
+    def _fail(self, why: str) -> None:
+        if not self._aborted:
+            self._failure = f"the page connection failed: {why}"
 
     def _work(self) -> None:
         while (transfer := self._transfers.get()) is not None:

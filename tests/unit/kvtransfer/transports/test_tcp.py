@@ -69,6 +69,21 @@ def test_a_peer_that_goes_away_is_a_failure() -> None:
     wait_for(receiver.abort().done)
 
 
+def test_whatever_ends_the_thread_of_an_end_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else its pushes would count as over, and be committed, though nothing moves any more."""
+
+    def runs_out_of_memory(*_: object) -> None:
+        raise MemoryError("no page of it is left")
+
+    source, _, sender, receiver = tcp_pair()
+    monkeypatch.setattr(TcpSender, "_move", runs_out_of_memory)
+    push = sender.copy_pages(0, [1], [1])
+    wait_for(push.done)
+    assert "no page of it is left" in sender.failure
+    for end in (sender, receiver):
+        wait_for(end.abort().done)
+
+
 def test_pushes_out_of_step_are_a_failure() -> None:
     _, _, sender, receiver = tcp_pair()
     receiver.receive_pages(0, [1, 2], 2)
