@@ -249,7 +249,9 @@ def busy_sentence(machine: Mapping[str, str]) -> str:
 def largest_stage(stages: Mapping[str, float]) -> str:
     name = max(stages, key=lambda stage: stages[stage])
     whole = sum(stages.values())
-    return f"The longest stage of the start is {name}: {stages[name]:.1f} of {whole:.1f} s ({stages[name] / whole:.0%})."
+    return (
+        f"The longest stage of the start is {name}: {stages[name]:.1f} of {whole:.1f} s ({stages[name] / whole:.0%})."
+    )
 
 
 def _listed(said: Sequence[str]) -> str:

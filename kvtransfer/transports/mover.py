@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 from engine.kvcache.base import Completion
 
-
 logger = logging.getLogger(__name__)
 
 

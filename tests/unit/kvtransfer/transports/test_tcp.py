@@ -75,7 +75,7 @@ def test_whatever_ends_the_thread_of_an_end_is_a_failure(monkeypatch: pytest.Mon
     def runs_out_of_memory(*_: object) -> None:
         raise MemoryError("no page of it is left")
 
-    source, _, sender, receiver = tcp_pair()
+    _, _, sender, receiver = tcp_pair()
     monkeypatch.setattr(TcpSender, "_move", runs_out_of_memory)
     push = sender.copy_pages(0, [1], [1])
     wait_for(push.done)
