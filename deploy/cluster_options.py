@@ -379,7 +379,7 @@ class ClusterOptions:
         OPERATION,
         "directory of the log files",
         metavar="DIRECTORY",
-        shown="standard error",
+        shown="Ray's, /tmp/tandem-UID/ray/session_latest/logs",
     )
 
 
