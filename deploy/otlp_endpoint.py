@@ -21,8 +21,9 @@ def otlp_endpoint(configured: str, environment: Mapping[str, str]) -> str:
     if _said(environment, "OTEL_SDK_DISABLED") == "true":
         return ""
     if configured:
-        has_path = "/" in configured.partition("://")[2].rstrip("/")
-        return configured if has_path else f"{configured.rstrip('/')}/{TRACES_PATH}"
+        rest = configured.partition("://")[2]
+        # Without a scheme it is no URL, and is refused as it was given.
+        return configured if not rest or "/" in rest.rstrip("/") else f"{configured.rstrip('/')}/{TRACES_PATH}"
     base = environment.get("OTEL_EXPORTER_OTLP_ENDPOINT", "")
     endpoint = environment.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "") or (
         f"{base.rstrip('/')}/{TRACES_PATH}" if base else ""

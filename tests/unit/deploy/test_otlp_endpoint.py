@@ -12,6 +12,7 @@ BASE, OWN = "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
         ("", {}, ""),
         ("http://c:4318", {}, "http://c:4318/v1/traces"),
         ("http://c:4318/", {BASE: "http://other"}, "http://c:4318/v1/traces"),
+        ("c:4318", {}, "c:4318"),
         ("https://c/own/path", {OWN: "http://other"}, "https://c/own/path"),
         ("", {BASE: "http://c:4318"}, "http://c:4318/v1/traces"),
         ("", {BASE: "http://c:4318/prefix/"}, "http://c:4318/prefix/v1/traces"),
