@@ -54,6 +54,8 @@ UNSERVED_FLAGS = {
     "--quantization": "weights are used as they are",
     "--enable-lora": "LoRA adapters are not supported",
 }
+# The nearest in letters to this is a CPU.
+OTHERS_VALUES = {"gpu": "cuda"}
 _UNKNOWN_FLAGS = re.compile(r"unrecognized arguments: (.*)", re.DOTALL)
 _INVALID_CHOICE = re.compile(r"(?:argument [^:]+: )?invalid choice: '([^']*)' \(choose from (.*)\)", re.DOTALL)
 
@@ -83,6 +85,7 @@ class SuggestingParser(argparse.ArgumentParser):
                 return f" (did you mean --model {typed}?)"
         elif invalid := _INVALID_CHOICE.fullmatch(message):
             typed, known = invalid.group(1), re.findall(r"[^\s,']+", invalid.group(2))
+            typed = OTHERS_VALUES.get(typed, typed)
         else:
             return ""
         nearest = difflib.get_close_matches(typed, known, n=1)

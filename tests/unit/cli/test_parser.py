@@ -15,6 +15,7 @@ from cli.serve_options import SERVE_OPTIONS
         ("chat --temprature 3", "tandem chat", "(did you mean --temperature?)"),
         ("srve --model m", "tandem", "(did you mean serve?)"),
         ("serve --model m --dtype bfloat", "tandem serve", "(did you mean bfloat16?)"),
+        ("serve --model m --device gpu", "tandem serve", "(did you mean cuda?)"),
         # A flag of another command is no help.
         ("chat --page-siz 3", "tandem chat", ""),
         ("serve --model m --frobnicate", "tandem serve", ""),
