@@ -88,12 +88,15 @@ def print_result(console: Console, result: dict[str, Any]) -> None:
         else ""
     )
     console.print(
-        f"[dim]client: {client['num_processes']} processes, the busiest at {client['cpu_share']:.0%} of a core"
-        f"{ceiling}[/]",
+        f"[dim]client: {_processes(client['num_processes'])} at {client['cpu_share']:.0%} of a core{ceiling}[/]",
         highlight=False,
     )
     for warning in result["warnings"]:
         console.print(f"[yellow]warning:[/] {warning}", highlight=False)
+
+
+def _processes(count: int) -> str:
+    return "one process" if count == 1 else f"{count} processes, the busiest"
 
 
 def _print_counts(console: Console, requests: dict[str, Any]) -> None:
