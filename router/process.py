@@ -38,7 +38,7 @@ from tandem.rpc.auth import cluster_auth
 from tandem.rpc.channel import bind, new_server
 from tandem.rpc.grpc_loop import GrpcLoop
 from tandem.rpc.loop_thread import LoopThread
-from tandem.rpc.recording_service import RecordingService
+from tandem.rpc.recording_service import REQUESTS_PER_PART, RecordingService
 from tandem.v1 import router_pb2_grpc, worker_pb2_grpc
 
 logger = logging.getLogger(__name__)
@@ -132,7 +132,11 @@ class RouterProcess:
         router_pb2_grpc.add_RouterPeerServicer_to_server(exchange, workers)
         router_pb2_grpc.add_RouterResponsesServicer_to_server(responses, workers)
         RecordingService(
-            config.router_id, ROUTER, router.recorder.start, lambda reply: reply(router.stop_recording())
+            config.router_id,
+            ROUTER,
+            router.recorder.start,
+            lambda reply: reply(router.stop_recording()),
+            REQUESTS_PER_PART,
         ).add_to(workers)
         own = self._open_ports(config.grpc_port, config.http_port)
         addresses = RouterAddresses(own.grpc_address, own.http_address, cluster_address)

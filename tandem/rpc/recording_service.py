@@ -12,8 +12,10 @@ from tandem.v1 import recording_pb2_grpc
 MAX_DURATION_S = 60.0
 # A loop that does not end its recording within this time is stuck.
 STOP_TIMEOUT_S = 10.0
-# So many slices are made a message at once; that takes half a millisecond.
+# So many slices of a worker, or of a router, are made a message at once; that takes half a millisecond. A router's are
+# requests, with all their moments.
 SLICES_PER_PART = 200
+REQUESTS_PER_PART = 50
 # Of one process. It is what MAX_SLICES take several times over, unless each is about many requests.
 MAX_BYTES = 64 * 2**20
 
@@ -22,18 +24,25 @@ class RecordingService(recording_pb2_grpc.RecordingServicer):
     """On the asyncio thread. One recording is made at a time."""
 
     def __init__(
-        self, process: str, role: str, start: Callable[[], None], stop: Callable[[Callable[[Recording], None]], None]
+        self,
+        process: str,
+        role: str,
+        start: Callable[[], None],
+        stop: Callable[[Callable[[Recording], None]], None],
+        slices_per_part: int = SLICES_PER_PART,
     ) -> None:
         """
         Args:
             process: its name in the cluster.
             start: begins to record.
             stop: ends that; calls what it is given with what was recorded, soon, from any thread.
+            slices_per_part: that are made a message without a turn for anybody else.
         """
         self._process = process
         self._role = role
         self._start = start
         self._stop = stop
+        self._slices_per_part = slices_per_part
         self._is_recording = False
 
     def add_to(self, server: grpc.aio.Server) -> None:
@@ -63,7 +72,7 @@ class RecordingService(recording_pb2_grpc.RecordingServicer):
             yield pb.RecordedPart(process=self._process, role=self._role, failure=failure)
             return
         num_dropped, num_bytes = recording.num_dropped, 0
-        while slices := recording.take(SLICES_PER_PART):
+        while slices := recording.take(self._slices_per_part):
             part = pb.RecordedPart(process=self._process, role=self._role, slices=map(encode_slice, slices))
             num_bytes += part.ByteSize()
             if num_bytes <= MAX_BYTES:

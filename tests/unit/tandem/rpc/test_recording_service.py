@@ -31,9 +31,10 @@ class Process:
 
 
 @asynccontextmanager
-async def served(process: Process) -> AsyncIterator[Any]:
+async def served(process: Process, slices_per_part: int = SLICES_PER_PART) -> AsyncIterator[Any]:
     server = new_server()
-    RecordingService("prefill-0", "prefill", process.recorder.start, process.stop).add_to(server)
+    service = RecordingService("prefill-0", "prefill", process.recorder.start, process.stop, slices_per_part)
+    service.add_to(server)
     address = bind(server, "127.0.0.1", 0)
     await server.start()
     try:
@@ -82,6 +83,19 @@ def test_what_takes_too_many_bytes_counts_as_dropped(monkeypatch: pytest.MonkeyP
         assert parts[-1].num_dropped == 2 * SLICES_PER_PART
 
     run(record)
+
+
+def test_a_process_whose_slices_are_large_sends_few_at_a_time() -> None:
+    async def record() -> None:
+        process = Process()
+        async with asyncio.timeout(20.0), served(process, 3) as stub:
+            call = stub.RecordProcess(pb.RecordRequest(duration_s=0.05))
+            await anext(aiter(call))
+            for number in range(7):
+                process.recorder.add("track", "name", number + 1)
+            assert [len(part.slices) async for part in call] == [3, 3, 1, 0]
+
+    asyncio.run(record())
 
 
 def test_one_recording_at_a_time_and_none_that_lasts_for_ever() -> None:
