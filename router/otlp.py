@@ -61,8 +61,9 @@ class OtlpExporter:
         self._tracer = provider.get_tracer("tandem", __version__)
         self._propagator = TraceContextTextMapPropagator()
         # The exporter would say the same of each batch; whoever calls says it once. What reads headers out of variables
-        # quotes those that it does not understand, and they are secrets.
-        for name in ("opentelemetry.exporter", "opentelemetry.util.re"):
+        # quotes those that it does not understand, and they are secrets; what reads clients' contexts does so too, and
+        # clients are not to write into the log.
+        for name in ("opentelemetry.exporter", "opentelemetry.util.re", "opentelemetry.trace"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
         self._exporter = OTLPSpanExporter(endpoint)
 

@@ -125,6 +125,18 @@ def test_without_a_valid_context_a_request_is_a_trace_of_its_own(collector: Otlp
     assert server.trace_id.hex() not in (TRACE_ID, "0" * 32)
 
 
+def test_a_state_that_is_not_valid_does_not_come_into_the_log(
+    collector: OtlpCollector, caplog: pytest.LogCaptureFixture
+) -> None:
+    logging.getLogger("opentelemetry.trace").setLevel(logging.NOTSET)
+    exporter = OtlpExporter(collector.endpoint, "m", "r")
+    for tracestate in ("no-value", "\x9b31m=1", ",".join(f"k{number}=1" for number in range(40)), "a=1,a=2"):
+        assert exporter.export([request(f"00-{TRACE_ID}-{PARENT_ID}-01", tracestate)])
+    own = [span for span in collector.spans if span.kind == Span.SPAN_KIND_SERVER]
+    assert {span.trace_id.hex() for span in own} == {TRACE_ID}
+    assert caplog.text == ""
+
+
 def test_what_the_client_does_not_sample_is_not_sent(collector: OtlpCollector) -> None:
     exporter = OtlpExporter(collector.endpoint, "m", "r")
     assert exporter.export([request(f"00-{TRACE_ID}-{PARENT_ID}-00")])
