@@ -311,7 +311,7 @@ class ClusterOptions:
         default_of(RouterConfig, "allow_tracing"),
         PORTS,
         "clients may record what the cluster does (tandem trace) although there are several API keys, each of which "
-        "then sees the sizes and times of the others' requests",
+        "then sees the sizes and times of the others' requests, on the live page too",
     )
     # --- security ---
     api_keys: tuple[str, ...] = option(

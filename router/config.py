@@ -73,7 +73,8 @@ class RouterConfig:
         share_cache_between_keys: whether a request may find in a cache what one of another key left there.
         allow_cache_reset: whether clients may have workers forget what they have cached.
         otlp_endpoint: URL that requests' spans are posted to, over OTLP; "": there are none.
-        allow_tracing: whether clients may record what the cluster does although there are several keys.
+        allow_tracing: whether clients may record what the cluster does although there are several keys, and see all
+            requests on the live page.
         max_priority: that a client may ask for, unless its key says otherwise.
         max_body_bytes: of a request, over either port.
         max_bytes_in_hand: of all requests together, from when they are read until they have ended; where there are

@@ -16,7 +16,7 @@ class EndedRequest(NamedTuple):
     Attributes:
         number: later ones have larger numbers.
         ended_s: seconds since the epoch.
-        key: whose it was, "" where there are no keys: it says who may read the names, and is shown to nobody.
+        key: whose it was, "" where there are no keys: it says who may see the request, and is shown to nobody.
         error: why it has failed, or ""; never what the request itself says.
         num_cached_tokens: of its prompt, that prefill found cached.
     """

@@ -24,29 +24,27 @@ _to_json = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class Frame:
-    """What one look shows to each key. The names of a request are its sender's business: they may say who its users
-    are, and stand in logs."""
+    """What one look shows to each key."""
 
-    def __init__(self, shared: dict[str, Any], requests: Sequence[EndedRequest]) -> None:
-        """Args: shared: what everybody sees; `requests`: the lines that depend on who looks."""
-        self._shared = _to_json(shared)
+    def __init__(self, shared: dict[str, Any], requests: Sequence[EndedRequest], *, own_only: bool = False) -> None:
+        """
+        Args:
+            shared: what everybody sees.
+            requests: that are shown with it.
+            own_only: each key sees its own of these alone.
+        """
+        self._shared = _to_json({**shared, "own_only": own_only})
         self._requests = requests
-        # Each line is made at most twice, however many look.
-        self._lines: dict[tuple[int, bool], str] = {}
+        self._own_only = own_only
         self._texts: dict[str, str] = {}
 
     def seen_by(self, key: str) -> str:
         """The frame as JSON. Args: key: the viewer's, "" where there are no keys."""
-        if key not in self._texts:
-            lines = ",".join(self._line(request, is_own=request.key == key) for request in self._requests)
-            self._texts[key] = f'{self._shared[:-1]},"requests":[{lines}]}}'
-        return self._texts[key]
-
-    def _line(self, request: EndedRequest, *, is_own: bool) -> str:
-        place = request.number, is_own
-        if place not in self._lines:
-            self._lines[place] = _to_json(_request(request, is_own=is_own))
-        return self._lines[place]
+        whose = key if self._own_only else ""
+        if whose not in self._texts:
+            seen = [_request(request) for request in self._requests if not self._own_only or request.key == key]
+            self._texts[whose] = f'{self._shared[:-1]},"requests":{_to_json(seen)}}}'
+        return self._texts[whose]
 
 
 class SnapshotBuilder:
@@ -59,6 +57,8 @@ class SnapshotBuilder:
         self._config = config
         self._now = now
         self._started_s = now()
+        # Lengths and times of single requests tell what a key is used for.
+        self._own_only = len(config.api_keys) > 1 and not config.allow_tracing
         self._rates = WorkerRates()
         self._history = History(router.live.ttft, router.metrics.itl)
         # What the frames so far have told.
@@ -115,6 +115,7 @@ class SnapshotBuilder:
                 "journal": [_entry(entry) for entry in live.journal.since(journal_version)],
             },
             requests,
+            own_only=self._own_only,
         )
 
     def _state(self) -> dict[str, Any]:
@@ -218,18 +219,16 @@ def _point(point: Point) -> list[Any]:
     return [point.number, round(point.at_s, 1), *map(_rounded, point[2:8]), point.num_requests, point.num_queued]
 
 
-def _request(request: EndedRequest, *, is_own: bool) -> dict[str, Any]:
-    """Args: is_own: whether names and errors are told too."""
+def _request(request: EndedRequest) -> dict[str, Any]:
     ttft = next((timing.duration_ms for timing in request.timings if timing.name == "ttft"), None)
     e2e = next((timing.duration_ms for timing in request.timings if timing.name == "e2e"), None)
     return {
         "number": request.number,
         "ended_s": round(request.ended_s, 3),
-        "own": is_own,
-        "id": request.request_id if is_own else "",
-        "client_id": request.client_request_id if is_own else "",
+        "id": request.request_id,
+        "client_id": request.client_request_id,
         "outcome": request.outcome,
-        "error": request.error if is_own else "",
+        "error": request.error,
         "prompt_tokens": request.num_prompt_tokens,
         "cached_tokens": request.num_cached_tokens,
         "output_tokens": request.num_output_tokens,

@@ -95,7 +95,7 @@ def hostile_frame() -> dict[str, Any]:
     rates = ("prompt_tokens_per_s", "output_tokens_per_s", "cached_tokens_per_s")
     worker |= dict.fromkeys((*numbers, *rates), 1)
     decode = worker | {"id": f"{MARKUP}d", "role": "decode"}
-    request = {"number": 1, "ended_s": 0.0, "own": True, "id": MARKUP, "client_id": MARKUP, "outcome": MARKUP}
+    request = {"number": 1, "ended_s": 0.0, "id": MARKUP, "client_id": MARKUP, "outcome": MARKUP}
     request |= {"error": MARKUP, "prefill": MARKUP, "decode": MARKUP, "attempts": 2, "ttft_ms": 1.0, "e2e_ms": 1.0}
     request |= dict.fromkeys(("prompt_tokens", "cached_tokens", "output_tokens"), 1) | {"path": [[MARKUP, 1.0]]}
     entry = {"number": 1, "at_s": 0.0, "kind": "worker", "subject": MARKUP, "text": MARKUP, "fault": True, "count": 2}

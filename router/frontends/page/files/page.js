@@ -62,7 +62,7 @@ function show(frame) {
   drawTopology(byId("topology"), frame);
   showLinks(frame.links, frame.workers);
   showWorkers(frame.workers);
-  if (frame.whole || frame.requests.length) showRequests(newestFirst(requests));
+  if (frame.whole || frame.requests.length) showRequests(newestFirst(requests), frame.own_only);
   if (frame.whole || frame.journal.length) showJournal(newestFirst(journal));
 }
 

@@ -85,9 +85,9 @@ export function showLinks(links, workers) {
   });
 }
 
-export function showRequests(requests) {
+export function showRequests(requests, ownOnly) {
   const body = byId("requests");
-  if (!requests.length) return showEmpty(body, 8, "No request has ended yet.");
+  if (!requests.length) return showEmpty(body, 8, ownOnly ? "No request of this key has ended lately." : "No request has ended yet.");
   const make = (request) => {
     const line = row(["", ""], ["", "id half"], ["", ""], ["Prompt", "n"], ["Output", "n"], ["TTFT", "n"], ["In all", "n"], ["", "wide whole"]);
     fillRequest(line, request);
@@ -99,8 +99,7 @@ export function showRequests(requests) {
 function fillRequest(line, request) {
   const [ended, id, outcome, prompt, output, ttft, whole, path] = line.children;
   setText(ended, time(request.ended_s));
-  setText(id, request.own ? request.client_id || request.id : "of another key");
-  id.classList.toggle("muted", !request.own);
+  setText(id, request.client_id || request.id);
   id.title = [request.id, request.prefill && `${request.prefill} to ${request.decode}`, request.attempts > 1 && `${request.attempts} attempts`].filter(Boolean).join(", ");
   const tries = request.attempts > 1 ? ` \u00d7${request.attempts}` : "";
   setText(outcome, request.outcome + tries);

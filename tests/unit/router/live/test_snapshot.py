@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from router.config import RouterAddresses
-from router.errors import UnavailableError
 from router.live.snapshot import MAX_NEW_REQUESTS, SnapshotBuilder
 from router.peer_counts import RouterCounts
 from tandem.lifecycle import ENDED
@@ -81,7 +80,6 @@ async def test_a_request_is_shown_without_what_it_says() -> None:
         *(
             "number",
             "ended_s",
-            "own",
             "id",
             "client_id",
             "outcome",
@@ -94,24 +92,28 @@ async def test_a_request_is_shown_without_what_it_says() -> None:
     }
 
 
-@run
-async def test_a_request_has_its_names_for_its_own_key_alone() -> None:
-    h = RouterHarness()
-    await serve(h, client_request_id="mine")
-    tracker = h.request(prompt_ids=PROMPT, client_request_id="theirs").tracker
-    tracker.mark_failed("for a reason of theirs", UnavailableError)
-    tracker.moments[ENDED] = 10**9
-    ended = h.router.live.ended
-    ended.add(tracker, "unavailable", key="their key", num_cached_tokens=3, num_output_tokens=4, timings=[])
-    for frame in (builder(h).everything(), builder(h).changes()):
-        for key, is_own in (("", [True, False]), ("their key", [False, True]), ("a third", [False, False])):
-            text = frame.seen_by(key)
-            requests = json.loads(text)["requests"]
-            assert [request["own"] for request in requests] == is_own
-            assert [bool(request["id"]) for request in requests] == is_own
-            assert (["mine" in text, "theirs" in text], "their key" in text) == (is_own, False)
-            # How the cluster is used is seen by all.
-            assert [request["prompt_tokens"] for request in requests] == [5, 5]
+@pytest.mark.parametrize(
+    ("config", "seen"),
+    [
+        ({"api_keys": ("one", "two")}, (["first"], ["second"])),
+        # Who may record what all keys do may see it.
+        ({"api_keys": ("one", "two"), "allow_tracing": True}, (["first", "second"], ["first", "second"])),
+    ],
+)
+def test_of_several_keys_each_sees_its_own_requests(config: dict[str, Any], seen: tuple[list[str], list[str]]) -> None:
+    @run
+    async def scenario() -> None:
+        h = RouterHarness(**config)
+        for name, key in (("first", "one"), ("second", "two")):
+            tracker = h.request(client_request_id=name).tracker
+            tracker.moments[ENDED] = 10**9
+            h.router.live.ended.add(tracker, "stop", key=key, num_cached_tokens=3, num_output_tokens=4, timings=[])
+        for frame in (builder(h).everything(), builder(h).changes()):
+            texts = [frame.seen_by(key) for key in ("one", "two")]
+            assert [[r["client_id"] for r in json.loads(text)["requests"]] for text in texts] == list(seen)
+            assert not any('"one"' in text or '"two"' in text for text in texts)
+
+    scenario()
 
 
 @run
