@@ -76,7 +76,10 @@ def error_object(error: RequestError) -> dict[str, Any]:
 
 
 def error_response(error: RequestError) -> Response:
-    return json_response(error_object(error), http_error(error).status)
+    response = json_response(error_object(error), http_error(error).status)
+    if isinstance(error, UnauthenticatedError):
+        response.headers["www-authenticate"] = "Bearer"
+    return response
 
 
 def status_response(

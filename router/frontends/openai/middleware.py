@@ -51,7 +51,6 @@ class AccessMiddleware:
                 key = state["key"] = self._frontend.identify(headers.get(b"authorization"), state["request_id"])
             except UnauthenticatedError as error:
                 refusal = error_response(error)
-                refusal.headers["www-authenticate"] = "Bearer"
         if refusal is None and b"upgrade" in headers:
             # The parser takes what follows for another protocol: the body is lost.
             refusal = status_response(400, "connections are not upgraded here: send the request without that header")

@@ -119,6 +119,7 @@ def test_programs_are_told_what_they_were_always_told(
 ) -> None:
     answer = ask(keyed, "/", accept="application/json", **headers)
     assert answer.status == status and json.loads(answer.read())["error"]["message"]
+    assert answer.headers["www-authenticate"] == ("Bearer" if status == 401 else None)
     assert ask(keyed, "/", "POST").status == 405
     assert ask(keyed, "/page/no-such-file", **headers).status == status
     assert ask(keyed, f"/page/{PAGE}", **headers).status == status
