@@ -59,7 +59,6 @@ TESTED_ELSEWHERE = {
     "tandem/rpc/batch_writer.py": "unit/tandem/rpc/test_codec.py",
     "tandem/rpc/metrics_server.py": "unit/worker/test_metrics.py",
     "worker/control_client.py": "unit/worker/test_router_streams.py",
-    "worker/engine_thread.py": "cluster/test_death.py",
     "worker/process.py": "cluster/test_death.py",
 }
 
