@@ -2,6 +2,7 @@
 
 import contextlib
 import time
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,10 @@ import pytest
 
 from cli.main import main
 from router.config import RouterConfig
+from router.frontends import tracing
 from router.process import RouterProcess
 from tandem.client import TandemClient, TandemError
+from tandem.recording import Recorder, Recording
 
 TWO_KEYS = ("first-key", "second-key")
 
@@ -43,6 +46,26 @@ def test_a_router_records_itself_and_lets_go_of_a_client_that_leaves(router_mode
             time.sleep(0.05)
         with pytest.raises(TandemError, match="a recording lasts more than 0 and at most 60 seconds"):
             next(client.record(60.5))
+
+
+def test_who_does_not_read_a_recording_keeps_others_from_theirs_for_a_while_alone(
+    router_model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tracing, "TIMEOUT_S", 1.0)
+    # More than a connection takes before anybody reads.
+    monkeypatch.setattr(Recorder, "stop", lambda _: Recording(deque([("t", "x" * 1000, 1, 2)] * 20_000), 0))
+    with router(router_model_dir) as address, TandemClient(address) as client:
+        unread = client.record(0.05)
+        assert next(unread).process == "router-0"
+        deadline = time.monotonic() + 10.0
+        while True:
+            with contextlib.suppress(TandemError):
+                assert next(client.record(0.05)).process == "router-0"
+                break
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        with pytest.raises(TandemError, match="the recording was not read"):
+            list(unread)
 
 
 @pytest.mark.parametrize(
