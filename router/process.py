@@ -221,11 +221,16 @@ def make_policy(name: str) -> RoutingPolicy:
         raise ValueError(f"the routing policy {name} cannot be made: {error}") from error
 
 
-def _open_spans(config: RouterConfig, metrics: RouterMetrics) -> RequestSpans:
-    # It takes a third of a second to import, and is an extra.
-    from router.otlp import OtlpExporter
+def _open_spans(config: RouterConfig, metrics: RouterMetrics) -> RequestSpans | None:
+    try:
+        # It takes a third of a second to import, and is an extra.
+        from router.otlp import OtlpExporter
 
-    exporter = OtlpExporter(config.otlp_endpoint, config.model_name, config.router_id)
+        exporter = OtlpExporter(config.otlp_endpoint, config.model_name, config.router_id)
+    except ValueError as error:
+        # Variables that are set for all programs of a host keep no router from starting.
+        logger.error("no spans of requests are sent: %s", error)
+        return None
     return RequestSpans(exporter.export, metrics.spans_dropped)
 
 

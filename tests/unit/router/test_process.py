@@ -145,6 +145,25 @@ def test_a_connection_that_never_speaks_grpc_is_closed(router_model_dir: Path, m
         process.stop()
 
 
+def test_a_variable_that_opentelemetry_refuses_keeps_no_router_from_starting(
+    router_model_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_: str) -> None:
+        raise ValueError("OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT must be a number")
+
+    # The library reads some variables once, when it is imported.
+    monkeypatch.setattr("router.otlp.OtlpExporter", refuse)
+    endpoint = "http://127.0.0.1:9/v1/traces"
+    process = RouterProcess(
+        RouterConfig(str(router_model_dir), "fake", 64, grpc_port=0, http_port=0, otlp_endpoint=endpoint)
+    )
+    try:
+        assert process.start().grpc
+    finally:
+        process.stop()
+    assert "no spans of requests are sent: OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT" in caplog.text
+
+
 def test_a_collector_of_traces_that_is_away_keeps_no_router_from_starting_and_stopping(router_model_dir: Path) -> None:
     endpoint = "http://127.0.0.1:9/v1/traces"
     process = RouterProcess(
