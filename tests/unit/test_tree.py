@@ -41,6 +41,7 @@ TESTED_ELSEWHERE = {
     "engine/token_sequence.py": "unit/engine/test_batch.py",
     "kvtransfer/events.py": "unit/kvtransfer/test_link_dialer.py",
     "kvtransfer/transports/mover.py": "unit/kvtransfer/transports/test_tcp.py",
+    "kvtransfer/transports/nccl_mover.py": "gpu/kvtransfer/transports/test_nccl.py",
     "kvtransfer/transports/peer_socket.py": "unit/kvtransfer/transports/test_tcp.py",
     "prefill_worker/job.py": "unit/prefill_worker/test_scheduler.py",
     "router/frontends/anthropic/schema.py": "unit/router/frontends/anthropic/test_routes.py",
