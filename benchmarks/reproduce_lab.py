@@ -9,7 +9,7 @@
 Clusters are those of `tandem serve`, the load is that of `tandem bench`. Five of them start
 one after the other, which is a good part of the minutes that all of it takes:
 
-  python -m benchmarks.reproduce_lab --out docs/reports/cpu --limit 600
+  python -m benchmarks.reproduce_lab --out docs/reports/cpu
   python -m benchmarks.reproduce_lab --device cuda --model DIRECTORY --load-format dummy --out results --measure-only
   python -m benchmarks.reproduce_lab --from results/results.json --out docs/reports/h200
 """
