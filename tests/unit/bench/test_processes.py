@@ -7,6 +7,7 @@ import socket
 import statistics
 import threading
 import time
+from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from pathlib import Path
 
@@ -92,16 +93,20 @@ def differences(result: RunResult, sent: list[tuple[float, list[float]]]) -> dic
 
 @pytest.mark.parametrize("kind", ["grpc", "completions"])
 def test_goodput_is_that_of_the_script(scripted: ScriptedServers, kind: str) -> None:
-    result = run_processes(endpoint_of(scripted(SCRIPT), kind), RunnerConfig(), sessions(5), 1)
+    endpoint = endpoint_of(scripted(SCRIPT), kind)
+    for _ in range(NUM_TRIES):
+        records = run_processes(endpoint, RunnerConfig(), sessions(5), 1).records
+        # No request of the script can be sooner than 30 ms to the first token and 76 ms from there to the last.
+        assert num_good(records, "ttft=29ms") == num_good(records, "e2e=105ms") == 0
+        assert num_good(records, "ttft=1s,tpot=1s,itl_p95=1s,e2e=5s") == 5
+        # A client that has stood still finds tokens that came meanwhile all at once, without any gaps.
+        if not any(num_good(records, limits) for limits in ("tpot=200us", "itl_max=2ms", "ttft=1s,itl_max=2ms")):
+            return
+    pytest.fail("gaps of 5 ms were good by a limit of 2 ms")
 
-    def num_good(limits: str) -> int:
-        return sum(Slo.parse(limits).is_good(record) for record in result.records)
 
-    # No request of the script can be sooner than 30 ms to the first token and 76 ms from there to the last. Gaps can be
-    # shorter where the machine has held up the token before, but not all of them.
-    assert num_good("ttft=29ms") == num_good("e2e=105ms") == 0
-    assert num_good("tpot=200us") == num_good("itl_max=2ms") == num_good("ttft=1s,itl_max=2ms") == 0
-    assert num_good("ttft=1s,tpot=1s,itl_p95=1s,e2e=5s") == 5
+def num_good(records: Sequence[RequestRecord], limits: str) -> int:
+    return sum(Slo.parse(limits).is_good(record) for record in records)
 
 
 def test_several_processes_are_put_together_exactly(scripted: ScriptedServers) -> None:
