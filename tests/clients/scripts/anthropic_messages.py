@@ -41,7 +41,7 @@ def streamed() -> None:
 
 
 def tool() -> None:
-    fields = {"tools": [TOOL], "max_tokens": 200}
+    fields = {"tools": [TOOL], "max_tokens": 1000}
     for choice in ({"type": "any"}, {"type": "tool", "name": "get_weather"}):
         answer = ask(tool_choice=choice, **fields)
         call = answer.content[-1]
@@ -53,7 +53,7 @@ def tool() -> None:
 
 
 def tool_streamed() -> None:
-    asked = {"tools": [TOOL], "tool_choice": {"type": "any"}, "max_tokens": 200}
+    asked = {"tools": [TOOL], "tool_choice": {"type": "any"}, "max_tokens": 1000}
     with client.messages.stream(model=report.model, messages=QUESTION, **asked) as stream:
         assert set(stream.get_final_message().content[-1].input) == {"city"}
 
