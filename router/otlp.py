@@ -14,10 +14,10 @@ from opentelemetry.trace import SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import AttributeValue
 
-from router.request_spans import EndedRequest
+from router.request_spans import TracedRequest
 from router.trace_context import TRACEPARENT, TRACESTATE, TraceContext
 from tandem import __version__
-from tandem.lifecycle import DECODE_MOMENTS, ENDED, PHASES, PREFILL_MOMENTS, RECEIVED, phase_timings
+from tandem.lifecycle import DECODE_MOMENTS, PHASES, PREFILL_MOMENTS
 
 # What the request's own span says already.
 _NOT_PHASES = ("ttft", "e2e")
@@ -67,7 +67,7 @@ class OtlpExporter:
             logging.getLogger(name).setLevel(logging.CRITICAL)
         self._exporter = OTLPSpanExporter(endpoint)
 
-    def export(self, requests: Sequence[EndedRequest]) -> bool:
+    def export(self, requests: Sequence[TracedRequest]) -> bool:
         """Sends the spans of these requests; returns whether the collector took them."""
         for request in requests:
             self._make_spans(request)
@@ -76,33 +76,31 @@ class OtlpExporter:
         spans = self._ended.take()
         return not spans or self._exporter.export(spans) is SpanExportResult.SUCCESS
 
-    def _make_spans(self, request: EndedRequest) -> None:
-        received_ns = request.moments[RECEIVED]
-        timings = phase_timings(request.moments)
+    def _make_spans(self, request: TracedRequest) -> None:
         span = self._tracer.start_span(
             f"text_completion {self._model}",
             self._parent(request.trace_context),
             SpanKind.SERVER,
             dict(self._attributes(request)),
-            start_time=received_ns,
+            start_time=request.received_ns,
         )
         if span.is_recording():
-            for timing in timings:
+            for timing in request.timings:
                 if timing.name == "ttft":
                     span.set_attribute("gen_ai.response.time_to_first_chunk", timing.duration_ms / 1e3)
             if request.outcome not in _SUCCESSES:
                 span.set_attribute("error.type", request.outcome)
                 span.set_status(Status(StatusCode.ERROR, request.error or request.outcome))
             inside = trace.set_span_in_context(span, Context())
-            for timing in timings:
+            for timing in request.timings:
                 if timing.name in _NOT_PHASES:
                     continue
-                start_ns = received_ns + round(timing.start_ms * 1e6)
+                start_ns = request.received_ns + round(timing.start_ms * 1e6)
                 child = self._tracer.start_span(
                     timing.name, inside, SpanKind.INTERNAL, _workers(request, timing.name), start_time=start_ns
                 )
                 child.end(start_ns + round(timing.duration_ms * 1e6))
-        span.end(request.moments[ENDED])
+        span.end(request.ended_ns)
 
     def _parent(self, context: TraceContext | None) -> Context:
         """What the client's span is, if its words are valid."""
@@ -111,7 +109,7 @@ class OtlpExporter:
         carrier = {TRACEPARENT: context.traceparent, TRACESTATE: context.tracestate}
         return self._propagator.extract(carrier, Context())
 
-    def _attributes(self, request: EndedRequest) -> Iterator[tuple[str, AttributeValue]]:
+    def _attributes(self, request: TracedRequest) -> Iterator[tuple[str, AttributeValue]]:
         yield "gen_ai.operation.name", "text_completion"
         yield "gen_ai.provider.name", "tandem"
         yield "gen_ai.request.model", self._model
@@ -138,7 +136,7 @@ class OtlpExporter:
             yield "tandem.decode_worker", request.decode_worker_id
 
 
-def _workers(request: EndedRequest, phase: str) -> dict[str, AttributeValue]:
+def _workers(request: TracedRequest, phase: str) -> dict[str, AttributeValue]:
     """Who worked on a request in a phase, by the moment that it begins with."""
     start = _STARTS[phase]
     if start in PREFILL_MOMENTS:

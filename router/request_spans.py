@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from router.trace_context import TraceContext
 from router.tracker import RequestTracker
+from tandem.lifecycle import ENDED, RECEIVED, PhaseTiming
 
 logger = logging.getLogger(__name__)
 
@@ -27,13 +28,14 @@ QUEUE_FULL, EXPORT_FAILED = "queue_full", "export_failed"
 DROP_REASONS = (QUEUE_FULL, EXPORT_FAILED)
 
 
-class EndedRequest(NamedTuple):
+class TracedRequest(NamedTuple):
     """What a request's spans say, and nothing that a client may make large: many wait for a collector that is away.
 
     Attributes:
         outcome: as the metrics count it.
         error: why it failed, or "".
-        moments: nanoseconds by moment.
+        received_ns, ended_ns: on the router's clock.
+        timings: the phases between the two.
     """
 
     request_id: str
@@ -53,10 +55,14 @@ class EndedRequest(NamedTuple):
     num_attempts: int
     prefill_worker_id: str
     decode_worker_id: str
-    moments: dict[str, int]
+    received_ns: int
+    ended_ns: int
+    timings: Sequence[PhaseTiming]
 
     @classmethod
-    def of(cls, tracker: RequestTracker, outcome: str, num_output_tokens: int) -> "EndedRequest":
+    def of(
+        cls, tracker: RequestTracker, outcome: str, *, num_output_tokens: int, timings: Sequence[PhaseTiming]
+    ) -> "TracedRequest":
         sampling = tracker.sampling
         return cls(
             tracker.request_id,
@@ -76,7 +82,9 @@ class EndedRequest(NamedTuple):
             tracker.attempt + 1,
             tracker.prefill_worker_id,
             tracker.decode_worker_id,
-            dict(tracker.moments),
+            tracker.moments[RECEIVED],
+            tracker.moments[ENDED],
+            timings,
         )
 
 
@@ -85,7 +93,7 @@ class RequestSpans:
 
     def __init__(
         self,
-        export: Callable[[Sequence[EndedRequest]], bool],
+        export: Callable[[Sequence[TracedRequest]], bool],
         on_dropped: Callable[[str, int], None],
         max_queued: int = MAX_QUEUED,
     ) -> None:
@@ -98,12 +106,12 @@ class RequestSpans:
         self._on_dropped = on_dropped
         self._max_queued = max_queued
         # Appending and popping at either end are atomic: no lock is needed.
-        self._queue: deque[EndedRequest] = deque()
+        self._queue: deque[TracedRequest] = deque()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="spans", daemon=True)
         self._thread.start()
 
-    def put(self, request: EndedRequest) -> None:
+    def put(self, request: TracedRequest) -> None:
         """On the loop; never waits."""
         if len(self._queue) >= self._max_queued:
             self._on_dropped(QUEUE_FULL, 1)
@@ -130,7 +138,7 @@ class RequestSpans:
             if is_closing:
                 return
 
-    def _send(self, batch: Sequence[EndedRequest]) -> bool:
+    def _send(self, batch: Sequence[TracedRequest]) -> bool:
         try:
             return self._export(batch)
         except Exception:

@@ -25,7 +25,6 @@ from bench.clients.http_connection import ConnectionLostError, HttpConnection
 from bench.records import RequestRecord
 from bench.workloads.base import PromptPart
 
-SCHEMES = ("http://", "https://")
 MAX_ERROR_CHARACTERS = 300
 _PATHS = {"completions": "/completions", "chat": "/chat/completions"}
 # Where a chat's chunk may have something of the output: as text, or in a form of its own.

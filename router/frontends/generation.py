@@ -12,7 +12,7 @@ from router.access import Access
 from router.active_request import ActiveRequest
 from router.errors import RequestError, UnauthenticatedError
 from router.recorded_request import record_request
-from router.request_spans import EndedRequest
+from router.request_spans import TracedRequest
 from router.router import Router
 from router.text.output_text import OutputText
 from router.tracker import RequestState, RequestTracker
@@ -244,7 +244,9 @@ class Generation:
                 timings=self.timings,
             )
         if self._router.spans is not None:
-            self._router.spans.put(EndedRequest.of(tracker, outcome, self._index))
+            self._router.spans.put(
+                TracedRequest.of(tracker, outcome, num_output_tokens=self._index, timings=self.timings)
+            )
         record_request(self._router.recorder, tracker, outcome, self._index)
         if request_logger.isEnabledFor(logging.INFO):
             line = {

@@ -7,7 +7,7 @@ import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from router.otlp import OtlpExporter
-from router.request_spans import EndedRequest, RequestSpans
+from router.request_spans import RequestSpans, TracedRequest
 from router.trace_context import TraceContext
 from router.tracker import RequestState, RequestTracker
 from tandem.lifecycle import (
@@ -22,6 +22,7 @@ from tandem.lifecycle import (
     PREFILL_STARTED,
     RECEIVED,
     TOKENIZED,
+    phase_timings,
 )
 from tandem.sampling_params import SamplingParams
 from tests.fakes.otlp_collector import OtlpCollector, attributes_of
@@ -50,7 +51,7 @@ def collector() -> Iterator[OtlpCollector]:
         yield collector
 
 
-def request(traceparent: str = "", tracestate: str = "", outcome: str = "length", failure: str = "") -> EndedRequest:
+def request(traceparent: str = "", tracestate: str = "", outcome: str = "length", failure: str = "") -> TracedRequest:
     tracker = RequestTracker(
         "life-1",
         tuple(range(12)),
@@ -65,7 +66,7 @@ def request(traceparent: str = "", tracestate: str = "", outcome: str = "length"
         failure=failure,
         moments={name: START_NS + ms * MS for name, ms in MOMENTS_MS.items()},
     )
-    return EndedRequest.of(tracker, outcome, 9)
+    return TracedRequest.of(tracker, outcome, num_output_tokens=9, timings=phase_timings(tracker.moments))
 
 
 def test_a_request_is_a_server_span_with_its_phases_inside(collector: OtlpCollector) -> None:

@@ -11,10 +11,10 @@ import pytest
 
 from router import request_spans
 from router.otlp import OtlpExporter
-from router.request_spans import EXPORT_FAILED, QUEUE_FULL, EndedRequest, RequestSpans
+from router.request_spans import EXPORT_FAILED, QUEUE_FULL, RequestSpans, TracedRequest
 from router.trace_context import MAX_TRACESTATE_LEN, TraceContext, trace_context_of
 from router.tracker import RequestTracker
-from tandem.lifecycle import ENDED, RECEIVED
+from tandem.lifecycle import ENDED, RECEIVED, phase_timings
 from tandem.sampling_params import SamplingParams
 from tandem.v1 import inference_pb2 as pb
 from tests.fakes.http_cluster import HttpCluster
@@ -31,8 +31,13 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(request_spans, "INTERVAL_S", 0.02)
 
 
-def ended(name: str) -> EndedRequest:
-    return EndedRequest.of(RequestTracker(name, (1,), SamplingParams(1), moments={RECEIVED: 1, ENDED: 2}), "stop", 1)
+def ended(name: str) -> TracedRequest:
+    tracker = RequestTracker(name, (1,), SamplingParams(1), moments={RECEIVED: 1, ENDED: 2})
+    return traced(tracker, "stop")
+
+
+def traced(tracker: RequestTracker, outcome: str) -> TracedRequest:
+    return TracedRequest.of(tracker, outcome, num_output_tokens=1, timings=phase_timings(tracker.moments))
 
 
 class Exporter:
@@ -44,7 +49,7 @@ class Exporter:
         self.works: bool | Exception = True
         self.dropped: Counter[str] = Counter()
 
-    def export(self, requests: Sequence[EndedRequest]) -> bool:
+    def export(self, requests: Sequence[TracedRequest]) -> bool:
         self.may_go_on.wait(10.0)
         if isinstance(self.works, Exception):
             raise self.works
@@ -108,7 +113,7 @@ def test_what_waits_for_a_collector_keeps_nothing_that_a_client_can_make_large()
     )
     tracker = RequestTracker("life-1", tuple(range(100_000)), sampling, moments={RECEIVED: 1, ENDED: 2})
     tracker.failure = "y" * 60_000
-    assert len(pickle.dumps(EndedRequest.of(tracker, "unavailable", 1))) < 4000
+    assert len(pickle.dumps(traced(tracker, "unavailable"))) < 4000
 
 
 def test_what_is_no_trace_context() -> None:
