@@ -117,7 +117,7 @@ class SenderLink:
 
     def num_pages_allowed(self) -> int:
         """Pages that may be pushed now."""
-        self._in_flight = [(copy, n) for copy, n in self._in_flight if not copy.done()]
+        self._forget_copied()
         return max(0, self._max_pages_in_flight - sum(n for _, n in self._in_flight))
 
     def request_lease(self, request_id: str, attempt: int, num_tokens: int) -> SenderLease:
@@ -200,7 +200,7 @@ class SenderLink:
 
     def send_settlements(self) -> None:
         """Sends those whose copies have completed."""
-        self._in_flight = [(copy, n) for copy, n in self._in_flight if not copy.done()]
+        self._forget_copied()
         for lease in list(self._leases.values()):
             self._settle_if_copied(lease)
 
@@ -211,6 +211,9 @@ class SenderLink:
         for lease in list(self._leases.values()):
             self._settle(lease, LeaseState.LOST)
         return self._transport.abort()
+
+    def _forget_copied(self) -> None:
+        self._in_flight = [(copy, n) for copy, n in self._in_flight if not copy.done()]
 
     def _settle_if_copied(self, lease: SenderLease) -> None:
         # After a failure of the transport copies are over without having arrived. The epoch ends soon, and its leases
