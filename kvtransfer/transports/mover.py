@@ -3,14 +3,20 @@ engine thread."""
 
 import logging
 import queue
+import struct
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from engine.kvcache.base import Completion
+from kvtransfer.transports.base import ReceiverTransport, SenderTransport
+from kvtransfer.transports.peer_socket import Listener
 
 logger = logging.getLogger(__name__)
+
+# A push begins with its number on the link and how many pages it has.
+HEADER = struct.Struct("!QI")
 
 
 class Flag:
@@ -102,7 +108,7 @@ class Mover(ABC):
         """Lets go of everything; nothing touches this worker's pages afterwards. The thread's last act."""
 
 
-class Sent:
+class _Sent:
     """A push is over when its bytes are out, or when the thread that reads the pages has ended."""
 
     def __init__(self, moved: Completion, over: Completion) -> None:
@@ -111,3 +117,31 @@ class Sent:
 
     def done(self) -> bool:
         return self._moved.done() or self._over.done()
+
+
+class SendingMover(Mover, SenderTransport):
+    two_sided = True
+
+    def copy_pages(self, link_seq: int, src_pages: Sequence[int], dst_pages: Sequence[int]) -> Completion:
+        assert len(src_pages) == len(dst_pages)
+        return _Sent(self._submit(link_seq, src_pages, len(src_pages)), self._over)
+
+
+class ReceivingMover(Mover, ReceiverTransport):
+    """It listens from before its thread starts."""
+
+    two_sided = True
+    _listener: Listener
+
+    def endpoint(self) -> bytes:
+        return self._listener.endpoint.encode()
+
+    def receive_pages(self, link_seq: int, dst_pages: Sequence[int] | None, num_pages: int) -> Completion:
+        assert dst_pages is None or len(dst_pages) == num_pages
+        return self._submit(link_seq, dst_pages, num_pages)
+
+
+def check_announced(header: bytes | bytearray, transfer: Transfer) -> None:
+    """Raises ValueError: a push that begins like this is not the one that was announced."""
+    if HEADER.unpack(header) != (transfer.link_seq, transfer.num_pages):
+        raise ValueError(f"push {HEADER.unpack(header)} where {transfer[:2]} was announced")

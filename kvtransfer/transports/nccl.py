@@ -11,26 +11,19 @@ also tells of a peer's end, at which the communicator is aborted, because NCCL i
 """
 
 import os
-import struct
 import time
-from collections.abc import Sequence
 
-from engine.kvcache.base import Completion
 from engine.kvcache.cuda_pool import CudaKvPool
 from engine.kvcache.pool import KvPool
 from kvtransfer.transports import peer_socket
 from kvtransfer.transports.base import ReceiverTransport, SenderTransport, Transport
-from kvtransfer.transports.mover import Flag, Sent, Transfer
+from kvtransfer.transports.mover import HEADER, Flag, ReceivingMover, SendingMover, Transfer, check_announced
 from kvtransfer.transports.nccl_mover import CONNECT_TIMEOUT_S, PEER_POLL_S, RECEIVER, SENDER, NcclMover
 
-# A push begins with its number on the link and how many pages it has, and the receiver answers with the same.
-_HEADER = struct.Struct("!QI")
 _UNIQUE_ID_BYTES = 128
 
 
-class NcclSender(NcclMover, SenderTransport):
-    two_sided = True
-
+class NcclSender(NcclMover, SendingMover):
     def __init__(self, pool: CudaKvPool, endpoint: bytes) -> None:
         """Connects to the receiver, over TCP and by NCCL.
 
@@ -52,10 +45,6 @@ class NcclSender(NcclMover, SenderTransport):
         if self._failure:
             raise OSError(self._failure)
 
-    def copy_pages(self, link_seq: int, src_pages: Sequence[int], dst_pages: Sequence[int]) -> Completion:
-        assert len(src_pages) == len(dst_pages)
-        return Sent(self._submit(link_seq, src_pages, len(src_pages)), self._over)
-
     def _meet_peer(self) -> None:
         assert self._connection is not None
         unique_id = bytearray(_UNIQUE_ID_BYTES)
@@ -65,7 +54,7 @@ class NcclSender(NcclMover, SenderTransport):
 
     def _move(self, transfer: Transfer) -> None:
         assert self._connection is not None and transfer.pages is not None
-        header = _HEADER.pack(transfer.link_seq, transfer.num_pages)
+        header = HEADER.pack(transfer.link_seq, transfer.num_pages)
         self._connection.sendall(header)
         is_expected = False
         for piece in self._pieces(transfer.pages):
@@ -73,17 +62,15 @@ class NcclSender(NcclMover, SenderTransport):
             self._copies.copy(slot, range(len(piece)), self._pool.address, piece, self._local.cuda_stream)
             self._network.wait_stream(self._local)
             if not is_expected:
-                if (answer := self._read(_HEADER.size)) != header:
-                    raise ValueError(f"push {transfer[:2]} where the other end has {_HEADER.unpack(answer)}")
+                if (answer := self._read(HEADER.size)) != header:
+                    raise ValueError(f"push {transfer[:2]} where the other end has {HEADER.unpack(answer)}")
                 is_expected = True
             self._transmit(slot, len(piece) * self._page_bytes)
             free.record(self._network)
         self._submitted(self._network, transfer)
 
 
-class NcclReceiver(NcclMover, ReceiverTransport):
-    two_sided = True
-
+class NcclReceiver(NcclMover, ReceivingMover):
     def __init__(self, pool: CudaKvPool, host: str) -> None:
         """Listens for one connection, from the sender that was told the token.
 
@@ -96,13 +83,6 @@ class NcclReceiver(NcclMover, ReceiverTransport):
         self._listener = peer_socket.Listener(host)
         self._thread.start()
 
-    def endpoint(self) -> bytes:
-        return self._listener.endpoint.encode()
-
-    def receive_pages(self, link_seq: int, dst_pages: Sequence[int] | None, num_pages: int) -> Completion:
-        assert dst_pages is None or len(dst_pages) == num_pages
-        return self._submit(link_seq, dst_pages, num_pages)
-
     def _meet_peer(self) -> None:
         self._connection = self._listener.accept()
         unique_id = self._nccl.get_unique_id()
@@ -111,9 +91,9 @@ class NcclReceiver(NcclMover, ReceiverTransport):
 
     def _move(self, transfer: Transfer) -> None:
         assert self._connection is not None
-        header = self._read(_HEADER.size)
-        if _HEADER.unpack(header) != (transfer.link_seq, transfer.num_pages):
-            raise ValueError(f"push {_HEADER.unpack(header)} where {transfer[:2]} was announced")
+        header = self._read(HEADER.size)
+        check_announced(header, transfer)
+        # The sender waits for the same words.
         self._connection.sendall(header)
         # What is thrown away takes the same way, up to the slot.
         pages = transfer.pages if transfer.pages is not None else range(transfer.num_pages)

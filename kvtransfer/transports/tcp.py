@@ -5,22 +5,14 @@ expect meet by number, and a thread at each end moves the bytes beside the engin
 """
 
 import socket
-import struct
-from collections.abc import Sequence
 
-from engine.kvcache.base import Completion
 from engine.kvcache.pool import CpuKvPool, KvPool
 from kvtransfer.transports import peer_socket
 from kvtransfer.transports.base import ReceiverTransport, SenderTransport, Transport
-from kvtransfer.transports.mover import Mover, Sent, Transfer
-
-# A push begins with its number on the link and how many pages it has.
-_HEADER = struct.Struct("!QI")
+from kvtransfer.transports.mover import HEADER, ReceivingMover, SendingMover, Transfer, check_announced
 
 
-class TcpSender(Mover, SenderTransport):
-    two_sided = True
-
+class TcpSender(SendingMover):
     def __init__(self, pool: CpuKvPool, endpoint: bytes) -> None:
         """Connects to the receiver.
 
@@ -34,16 +26,12 @@ class TcpSender(Mover, SenderTransport):
         self._connection = peer_socket.connect(endpoint)
         self._thread.start()
 
-    def copy_pages(self, link_seq: int, src_pages: Sequence[int], dst_pages: Sequence[int]) -> Completion:
-        assert len(src_pages) == len(dst_pages)
-        return Sent(self._submit(link_seq, src_pages, len(src_pages)), self._over)
-
     def _meet_peer(self) -> None:
         """It is connected already."""
 
     def _move(self, transfer: Transfer) -> None:
         assert transfer.pages is not None
-        self._connection.sendall(_HEADER.pack(transfer.link_seq, transfer.num_pages))
+        self._connection.sendall(HEADER.pack(transfer.link_seq, transfer.num_pages))
         for page_id in transfer.pages:
             self._connection.sendall(self._pages[page_id].data)
 
@@ -54,9 +42,7 @@ class TcpSender(Mover, SenderTransport):
         peer_socket.close(self._connection)
 
 
-class TcpReceiver(Mover, ReceiverTransport):
-    two_sided = True
-
+class TcpReceiver(ReceivingMover):
     def __init__(self, pool: CpuKvPool, host: str) -> None:
         """Listens for one connection, from the sender that was told the token.
 
@@ -70,21 +56,13 @@ class TcpReceiver(Mover, ReceiverTransport):
         self._connection: socket.socket | None = None
         self._thread.start()
 
-    def endpoint(self) -> bytes:
-        return self._listener.endpoint.encode()
-
-    def receive_pages(self, link_seq: int, dst_pages: Sequence[int] | None, num_pages: int) -> Completion:
-        assert dst_pages is None or len(dst_pages) == num_pages
-        return self._submit(link_seq, dst_pages, num_pages)
-
     def _meet_peer(self) -> None:
         self._connection = self._listener.accept()
 
     def _move(self, transfer: Transfer) -> None:
-        header = bytearray(_HEADER.size)
+        header = bytearray(HEADER.size)
         self._read_into(memoryview(header))
-        if _HEADER.unpack(header) != (transfer.link_seq, transfer.num_pages):
-            raise ValueError(f"push {_HEADER.unpack(header)} where {transfer[:2]} was announced")
+        check_announced(header, transfer)
         if transfer.pages is None:
             scratch = memoryview(bytearray(self._pages.shape[1]))
             for _ in range(transfer.num_pages):
