@@ -19,8 +19,9 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -55,7 +56,7 @@ BEGIN_STEP_INTERVAL_S = 0.5
 
 def serve_replica(pipe: Connection, config: RouterConfig, log_dir: str) -> None:
     """Runs one router; says when its own ports are open, after a None when the shared ones are, and after any other
-    question how many requests it has in hand and how many CPU seconds it has used."""
+    question how many requests it has in hand."""
     logs.configure(config.router_id, LogConfig(directory=log_dir))
     process = RouterProcess(config)
     pipe.send(process.start())
@@ -65,7 +66,7 @@ def serve_replica(pipe: Connection, config: RouterConfig, log_dir: str) -> None:
             pipe.send(None)
         else:
             assert process._router is not None
-            pipe.send((process._router.num_requests, time.process_time()))
+            pipe.send(process._router.num_requests)
     process.stop()
 
 
@@ -161,12 +162,14 @@ def measure(num_routers: int, args: Any, model_dir: str, log_dir: str) -> list[R
         loads = [stack.enter_context(Child(serve_load, [ports.shared.grpc])) for _ in range(args.clients)]
         for num_streams in NUM_STREAMS:
             for way, num_shared_by in (("connections", NUM_CONNECTIONS), ("clients", NUM_CLIENTS)):
-                rate, shares = _rate(routers, pairs, loads, way, num_streams, num_shared_by, args)
+                with _streams(pairs, loads, way, num_streams, num_shared_by, args.step):
+                    counted = _count(routers, loads, args.seconds)
+                    num_each = ", ".join(map(str, _ask_all(routers, "load")))
                 name = f"{num_routers} routers, {num_streams} streams, {num_shared_by} {way}"
-                print(f"{name}: {rate:,.0f} tokens/s; each router's streams and cores: {shares}", flush=True)
+                print(f"{name}: {counted}; each router's streams: {num_each}", flush=True)
                 is_asked_enough = not args.step or num_streams / args.step * 1e3 > MIN_TOKENS_OF_4
                 aim = MIN_TOKENS_OF_4 if num_routers == 4 and is_asked_enough else None
-                rows.append(Row(name, rate, "tokens/s", aim))
+                rows.append(Row(name, counted.rate, "tokens/s", aim))
     return rows
 
 
@@ -178,44 +181,47 @@ def measure_raw(num_servers: int, args: Any) -> list[Row]:
         addresses = [server.answer() for server in servers]
         own_addresses = [[*addresses[n % num_servers :], *addresses[: n % num_servers]] for n in range(args.clients)]
         loads = [stack.enter_context(Child(serve_load, own)) for own in own_addresses]
-        _ask_all(servers, BEGIN_STEP_INTERVAL_S)
-        _ask_all(loads, ("begin", "connections", num_streams // len(loads), NUM_CONNECTIONS // len(loads)))
-        _ask_all(servers, args.step / 1e3)
-        began, before = time.monotonic(), [cpu_s(server.pid) for server in servers]
-        counts = _ask_all(loads, args.seconds)
-        took = time.monotonic() - began
-        cores = ", ".join(f"{(cpu_s(s.pid) - b) / took:.2f}" for s, b in zip(servers, before, strict=True))
-    rate = sum(num_tokens for num_tokens, _ in counts) / args.seconds
+        with _streams(servers, loads, "connections", num_streams, NUM_CONNECTIONS, args.step):
+            counted = _count(servers, loads, args.seconds)
     name = f"{num_servers} bare servers, {num_streams} streams, {NUM_CONNECTIONS} connections"
-    print(f"{name}: {rate:,.0f} tokens/s; each server's cores: {cores}", flush=True)
-    return [Row(name, rate, "tokens/s")]
+    print(f"{name}: {counted}", flush=True)
+    return [Row(name, counted.rate, "tokens/s")]
 
 
-def _rate(
-    routers: Sequence[Child],
-    pairs: Sequence[Child],
-    loads: Sequence[Child],
-    way: str,
-    num_streams: int,
-    num_shared_by: int,
-    args: Any,
-) -> tuple[float, str]:
-    """Tokens in a second over all clients, while all of them run, and what each router had to do."""
-    num_streams_each, num_shared_each = num_streams // len(loads), max(1, num_shared_by // len(loads))
-    # While streams begin, those that run leave the routers time for them.
-    _ask_all(pairs, BEGIN_STEP_INTERVAL_S)
-    _ask_all(loads, ("begin", way, num_streams_each, num_shared_each))
-    _ask_all(pairs, args.step / 1e3)
-    began, before = time.monotonic(), _ask_all(routers, "load")
-    counts = _ask_all(loads, args.seconds)
-    num_tokens, num_messages = sum(c[0] for c in counts), sum(c[1] for c in counts)
-    after, took = _ask_all(routers, "load"), time.monotonic() - began
-    _ask_all(pairs, BEGIN_STEP_INTERVAL_S)
+@contextmanager
+def _streams(
+    paced: Sequence[Child], loads: Sequence[Child], way: str, num_streams: int, num_shared_by: int, step_ms: float
+) -> Iterator[None]:
+    """They run meanwhile. Args: paced: those that take the time between two tokens."""
+    # While streams begin, those that run leave the servers time for them.
+    _ask_all(paced, BEGIN_STEP_INTERVAL_S)
+    _ask_all(loads, ("begin", way, num_streams // len(loads), max(1, num_shared_by // len(loads))))
+    _ask_all(paced, step_ms / 1e3)
+    yield
+    _ask_all(paced, BEGIN_STEP_INTERVAL_S)
     _ask_all(loads, None)
-    shares = [
-        f"{count} {(cpu - cpu_before) / took:.2f}" for (count, cpu), (_, cpu_before) in zip(after, before, strict=True)
-    ]
-    return num_tokens / args.seconds, f"{num_tokens / num_messages:.2f} tokens a message; " + ", ".join(shares)
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """What all clients got. Attributes: rate: tokens in a second; cores: that each server used."""
+
+    rate: float
+    tokens_per_message: float
+    cores: Sequence[float]
+
+    def __str__(self) -> str:
+        cores = ", ".join(f"{used:.2f}" for used in self.cores)
+        return f"{self.rate:,.0f} tokens/s; {self.tokens_per_message:.2f} tokens a message; each one's cores: {cores}"
+
+
+def _count(servers: Sequence[Child], loads: Sequence[Child], seconds: float) -> Counted:
+    began, before = time.monotonic(), [cpu_s(server.pid) for server in servers]
+    counts = _ask_all(loads, seconds)
+    took = time.monotonic() - began
+    cores = [(cpu_s(server.pid) - used) / took for server, used in zip(servers, before, strict=True)]
+    num_tokens, num_messages = (sum(column) for column in zip(*counts, strict=True))
+    return Counted(num_tokens / seconds, num_tokens / num_messages, cores)
 
 
 def _ask_all(children: Sequence[Child], question: Any) -> list[Any]:
