@@ -17,7 +17,7 @@ from router.policies.base import AttemptFailure
 from router.request_spans import DROP_REASONS
 from router.worker_registry import WorkerRegistry
 from tandem.config import ROLES
-from tandem.lifecycle import PHASES, PhaseTiming
+from tandem.lifecycle import PHASES, TOTALS, PhaseTiming
 from tandem.process_metrics import process_registry
 
 # How requests end: two ways that are the model's, the client's leaving, and the classes of router/errors.py.
@@ -76,7 +76,7 @@ class RouterMetrics(Collector):
             "Phases of a request's life.",
             PHASE_SECONDS,
             "phase",
-            [spec.name for spec in PHASES if spec.name not in ("ttft", "e2e")],
+            [spec.name for spec in PHASES if spec.name not in TOTALS],
         )
         itl = HistogramFamily("tandem_itl_seconds", "Gaps between tokens.", ITL_SECONDS)
         worker_wait = HistogramFamily(

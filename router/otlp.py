@@ -17,10 +17,8 @@ from opentelemetry.util.types import AttributeValue
 from router.request_spans import TracedRequest
 from router.trace_context import TRACEPARENT, TRACESTATE, TraceContext
 from tandem import __version__
-from tandem.lifecycle import DECODE_MOMENTS, PHASES, PREFILL_MOMENTS
+from tandem.lifecycle import DECODE_MOMENTS, PHASES, PREFILL_MOMENTS, TOTALS
 
-# What the request's own span says already.
-_NOT_PHASES = ("ttft", "e2e")
 _STARTS = {spec.name: spec.start for spec in PHASES}
 _SUCCESSES = ("stop", "length")
 
@@ -93,7 +91,8 @@ class OtlpExporter:
                 span.set_status(Status(StatusCode.ERROR, request.error or request.outcome))
             inside = trace.set_span_in_context(span, Context())
             for timing in request.timings:
-                if timing.name in _NOT_PHASES:
+                if timing.name in TOTALS:
+                    # The request's own span says it already.
                     continue
                 start_ns = request.received_ns + round(timing.start_ms * 1e6)
                 child = self._tracer.start_span(

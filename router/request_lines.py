@@ -9,7 +9,7 @@ import socket
 import time
 
 from router.tracker import RequestTracker
-from tandem.lifecycle import PhaseTiming
+from tandem.lifecycle import TOTALS, PhaseTiming
 
 # Of one line, in bytes.
 MAX_LINE_BYTES = 2048
@@ -45,7 +45,7 @@ class RequestLines:
         num_output_tokens: int,
         timings: list[PhaseTiming],
     ) -> None:
-        took = "".join(f" {t.name}_ms={t.duration_ms:.0f}" for t in timings if t.name in ("ttft", "e2e"))
+        took = "".join(f" {t.name}_ms={t.duration_ms:.0f}" for t in timings if t.name in TOTALS)
         why = f": {tracker.failure}" if tracker.failure else ""
         self._send(
             f"< {_name(tracker)} {outcome} prompt_tokens={len(tracker.prompt_ids)} cached_tokens={num_cached_tokens} "

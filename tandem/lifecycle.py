@@ -70,6 +70,8 @@ OVERLAPPING = (
     PhaseSpec("e2e", RECEIVED, ENDED, "the whole request"),
 )
 PHASES = CRITICAL_PATH + OVERLAPPING
+# What a client sees of all the others together.
+TOTALS = ("ttft", "e2e")
 
 
 # Read once, so that all times of one process are on one scale.
