@@ -66,7 +66,7 @@ class InstantEngine(EngineBase):
         super().__init__(pool)
         self.latest: Sequence[TokenSequence] = ()
 
-    def forward(self, batch: Batch) -> ForwardOutput:
+    def forward(self, batch: Batch, meanwhile: Callable[[], None] | None = None) -> ForwardOutput:
         self.latest = batch.sequences
         num_sequences = len(batch.sequences)
         num_rows = num_sequences if batch.mode == "decode" else len(batch.sampled_sequences())

@@ -1,6 +1,7 @@
 """What a scheduler asks of an engine."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from engine.batch import Batch
@@ -52,9 +53,13 @@ class EngineBase(ABC):
         return False
 
     @abstractmethod
-    def forward(self, batch: Batch) -> ForwardOutput:
+    def forward(self, batch: Batch, meanwhile: Callable[[], None] | None = None) -> ForwardOutput:
         """Launches one forward: writes the KV of the batch's tokens into their pages and samples what comes next.
 
         Forwards run one after the other, as launched. The caller marks the sequences with complete_extend; it may do
         so, and change page tables, as soon as this returns.
+
+        Args:
+            meanwhile: called now and then by this thread where a launch takes it long, for what cannot wait until
+                `forward` returns. It must leave the batch, and what belongs to it, as they are.
         """

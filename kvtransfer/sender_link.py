@@ -5,6 +5,7 @@ that come by `receive_from_peer`; gRPC is elsewhere (kvtransfer/link_dialer.py).
 """
 
 import uuid
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -97,9 +98,11 @@ class SenderLink:
         self._transport = transport
         self._send = send
         self._leases: dict[str, SenderLease] = {}
+        # Of these the COMMITTING and RELEASING ones, which are looked at often.
+        self._settling: dict[str, SenderLease] = {}
         self._max_pages_in_flight = max_pages_in_flight
         # The copies under way stand here in order, each with its number of pages.
-        self._in_flight: list[tuple[Completion, int]] = []
+        self._in_flight: deque[tuple[Completion, int]] = deque()
         self._next_seq = 0
         self._ended = False
 
@@ -112,8 +115,7 @@ class SenderLink:
     def is_copying(self) -> bool:
         """Whether something is to be done when copies are over, which were not when `send_settlements` last looked.
         That they are now is no reason to say no: who sleeps at that would leave it undone."""
-        settling = (LeaseState.COMMITTING, LeaseState.RELEASING)
-        return bool(self._in_flight) or any(lease.state in settling for lease in self._leases.values())
+        return bool(self._in_flight or self._settling)
 
     def num_pages_allowed(self) -> int:
         """Pages that may be pushed now."""
@@ -157,6 +159,7 @@ class SenderLink:
         """
         assert lease.state is LeaseState.GRANTED and not self._ended
         lease.state = LeaseState.COMMITTING
+        self._settling[lease.lease_id] = lease
         lease._commit = Committed(
             lease.lease_id, first_token, num_pages, num_tokens, finish_reason, ship_started_ns, logprobs
         )
@@ -175,6 +178,7 @@ class SenderLink:
         """
         if not lease.settled and lease.state is not LeaseState.COMMITTING:
             lease.state = LeaseState.RELEASING
+            self._settling[lease.lease_id] = lease
             lease._reported = reported
             self._settle_if_copied(lease)
 
@@ -201,7 +205,7 @@ class SenderLink:
     def send_settlements(self) -> None:
         """Sends those whose copies have completed."""
         self._forget_copied()
-        for lease in list(self._leases.values()):
+        for lease in list(self._settling.values()):
             self._settle_if_copied(lease)
 
     def end_epoch(self) -> Completion:
@@ -213,12 +217,14 @@ class SenderLink:
         return self._transport.abort()
 
     def _forget_copied(self) -> None:
-        self._in_flight = [(copy, n) for copy, n in self._in_flight if not copy.done()]
+        # They end in the order in which they were submitted.
+        while self._in_flight and self._in_flight[0][0].done():
+            self._in_flight.popleft()
 
     def _settle_if_copied(self, lease: SenderLease) -> None:
         # After a failure of the transport copies are over without having arrived. The epoch ends soon, and its leases
         # with it.
-        if lease.state not in (LeaseState.COMMITTING, LeaseState.RELEASING) or self._transport.failure:
+        if self._transport.failure:
             return
         lease.copies = [c for c in lease.copies if not c.done()]
         if lease.copies:
@@ -234,3 +240,4 @@ class SenderLink:
     def _settle(self, lease: SenderLease, state: LeaseState) -> None:
         lease.state = state
         del self._leases[lease.lease_id]
+        self._settling.pop(lease.lease_id, None)

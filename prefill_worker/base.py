@@ -44,8 +44,13 @@ class Handover(ABC):
         """Takes whatever the scheduler is told; most of it concerns no handover."""
 
     @abstractmethod
+    def go_on(self) -> None:
+        """Does what has become possible since, and ends no job: also called while a forward is being launched, whose
+        jobs it must leave as they are."""
+
+    @abstractmethod
     def take_results(self) -> list[HandoverResult]:
-        """Goes on with what has become possible, and returns the jobs that ended since the last call."""
+        """Goes on, and returns the jobs that ended since the last call."""
 
     @property
     @abstractmethod

@@ -1,6 +1,6 @@
 """One prefill forward, from its launch until its results are known."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from engine.base import EngineBase
 from engine.batch import Batch
@@ -19,11 +19,16 @@ class LaunchedForward:
         hands_over: whether a prompt ends with it that is to be decoded.
     """
 
-    def __init__(self, engine: EngineBase, jobs: Sequence[PrefillJob]) -> None:
-        """Launches it. Args: jobs: their sequences extended by what is to be computed of each."""
+    def __init__(self, engine: EngineBase, jobs: Sequence[PrefillJob], meanwhile: Callable[[], None]) -> None:
+        """Launches it.
+
+        Args:
+            jobs: their sequences extended by what is to be computed of each.
+            meanwhile: as of EngineBase.forward.
+        """
         self.jobs = jobs
         sequences = [job.sequence for job in jobs]
-        self.output = engine.forward(Batch("prefill", sequences))
+        self.output = engine.forward(Batch("prefill", sequences), meanwhile)
         # These are remembered because the next chunk of a sequence may have been launched when this one is collected.
         self._ends = [(sequence.device_len, sequence.needs_logits) for sequence in sequences]
         self.hands_over = any(

@@ -47,6 +47,8 @@ class LinkHandover(Handover):
         self._ending: dict[str, None] = {}
         # Each job that is on its way has one, or will ask for one again, on this link and at this time.
         self._leases: dict[PrefillJob, SenderLease] = {}
+        # Of these some have pages to ship that the cap on pages in flight has held back.
+        self._held_back: dict[PrefillJob, None] = {}
         self._asking_again: dict[PrefillJob, tuple[SenderLink, float]] = {}
         self._results: list[HandoverResult] = []
         # These epochs ended with copies under way; beside each is whom to tell when the last one has completed.
@@ -90,6 +92,7 @@ class LinkHandover(Handover):
 
     def cancel(self, job: PrefillJob, *, reported: bool) -> None:
         self._asking_again.pop(job, None)
+        self._held_back.pop(job, None)
         lease = self._leases.pop(job, None)
         if lease is not None:
             lease.link.release_lease(lease, reported=reported)
@@ -108,15 +111,18 @@ class LinkHandover(Handover):
         elif isinstance(event, SenderLinkClosed):
             self._close(event)
 
-    def take_results(self) -> list[HandoverResult]:
+    def go_on(self) -> None:
         for link in self._links.values():
             link.send_settlements()
+        for job in list(self._held_back):
+            self._ship(job, self._leases[job])
+
+    def take_results(self) -> list[HandoverResult]:
+        self.go_on()
+        for link in self._links.values():
             if link.failure and link.epoch not in self._ending:
                 self._ending[link.epoch] = None
                 self._outbox.close_link(link.epoch, link.failure)
-        for job, lease in self._leases.items():
-            # The cap on pages in flight may have held some back.
-            self._ship(job, lease)
         self._closing = [(copies, tell) for copies, tell in self._closing if not _tell_if_done(copies, tell)]
         for job, lease in list(self._leases.items()):
             if lease.settled:
@@ -196,6 +202,7 @@ class LinkHandover(Handover):
     def _ship(self, job: PrefillJob, lease: SenderLease) -> None:
         """Pushes the pages that are complete and not pushed yet; after the last chunk the partial page too."""
         if lease.state is not LeaseState.GRANTED:
+            self._held_back.pop(job, None)
             return
         grant = lease.grant
         assert grant is not None and job.handle is not None
@@ -210,6 +217,10 @@ class LinkHandover(Handover):
         num_pushed = lease.num_pages_pushed
         start = first_page + num_pushed
         num_to_push = min(max(0, num_ready - start), lease.link.num_pages_allowed())
+        if num_to_push < num_ready - start:
+            self._held_back[job] = None
+        else:
+            self._held_back.pop(job, None)
         if num_to_push:
             pushing_ns = now_ns()
             job.ship_started_ns = job.ship_started_ns or pushing_ns
@@ -251,6 +262,7 @@ class LinkHandover(Handover):
 
     def _finish(self, job: PrefillJob, lease: SenderLease) -> None:
         del self._leases[job]
+        self._held_back.pop(job, None)
         job.copies = lease.copies
         if lease.refusal == "full" and not job.finish_reason:
             self._asking_again[job] = lease.link, self._clock() + ASK_AGAIN_S

@@ -260,7 +260,7 @@ class PrefillScheduler(ForwardScheduler):
         self._outbox.flush()
         self._recorder.lap("compose")
         num_tokens = [job.sequence.extend_len for job in jobs] if self._recorder.is_on else []
-        launched = LaunchedForward(self._engine, jobs)
+        launched = LaunchedForward(self._engine, jobs, self._go_on_meanwhile)
         if self._recorder.is_on:
             self._record_launch(launched, num_tokens)
         for job in jobs:
@@ -273,6 +273,12 @@ class PrefillScheduler(ForwardScheduler):
             self._leave_work(job, handle.num_shared - num_shared)
         self._recorder.lap("cache")
         return launched
+
+    def _go_on_meanwhile(self) -> None:
+        """Handovers of the forwards before do not wait for a launch, which may take longer than they do."""
+        if self._handover.is_copying:
+            self._handover.go_on()
+            self._outbox.flush()
 
     def _record_launch(self, launched: LaunchedForward, num_tokens: list[int]) -> None:
         """Args: num_tokens: that are computed of each job."""

@@ -173,8 +173,10 @@ class FakeEngine(EngineBase):
         rows = [row for output in self._queue for row in output.rows]
         return {page_id for row in rows for page_id in row.page_ids[row.cached_len // self.page_size :]}
 
-    def forward(self, batch: Batch) -> ForwardOutput:
+    def forward(self, batch: Batch, meanwhile: Callable[[], None] | None = None) -> ForwardOutput:
         self.batches.append((batch.mode, [s.extend_len for s in batch.sequences]))
+        if meanwhile is not None:
+            meanwhile()
         rows = [
             _Row(
                 list(s.page_ids[: -(-s.device_len // self.page_size)]),

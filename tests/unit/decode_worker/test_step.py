@@ -1,5 +1,6 @@
 """When the tokens of a decode step are chosen: at its launch, or once those before them are known."""
 
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
@@ -47,7 +48,7 @@ class Engine(EngineBase):
     def __init__(self) -> None:
         super().__init__(CpuKvPool(OpaqueLayout(4, 32), 4, "step"))
 
-    def forward(self, batch: Batch) -> ForwardOutput:
+    def forward(self, batch: Batch, meanwhile: Callable[[], None] | None = None) -> ForwardOutput:
         return Output(batch)
 
 

@@ -1,11 +1,14 @@
 """A prompt's way from a prefill to a decode worker, with real schedulers, caches, links and pages, fake engines."""
 
+from collections.abc import Callable
 from concurrent.futures import Future
 
 import pytest
 
 from decode_worker.config import DecodeConfig
+from engine.batch import Batch
 from engine.grammars import CompiledGrammar, Constraint
+from engine.output import ForwardOutput
 from kvtransfer.events import FromLink, SenderLinkClosed
 from prefill_worker.config import PrefillConfig
 from prefill_worker.handover import ASK_AGAIN_S
@@ -19,7 +22,7 @@ from tandem.messages import (
     PrefillDeferred,
     Revoke,
 )
-from tests.fakes.engine import expected_tokens
+from tests.fakes.engine import FakeEngine, expected_tokens
 from tests.fakes.transport import ScriptedTransport
 from tests.fakes.workers import WorkerPair
 from worker.events import RouterLost
@@ -107,6 +110,41 @@ def test_a_copy_that_is_over_just_after_it_was_looked_at_is_soon_looked_at_again
     # Nothing keeps an idle worker awake.
     pair.run()
     assert pair.p.scheduler.next_deadline() is None
+
+
+def test_a_handover_is_over_while_the_next_forward_is_being_launched() -> None:
+    transport = ScriptedTransport()
+    pair = WorkerPair(
+        prefill={"config": PrefillConfig(chunk_size=8), "max_pages_in_flight": 2}, open_sender=lambda *_: transport
+    )
+    pair.submit("a", list(range(12)))
+    for _ in range(4):
+        pair.turn()
+    # The last page waits for the first two to be copied.
+    assert [len(src) for _, src, _ in transport.pushes] == [2]
+    pair.submit("b", list(range(100, 108)))
+    settled: list[list[str]] = []
+
+    class Launching(FakeEngine):
+        """A launch long enough for both copies to end one after the other within it."""
+
+        def forward(self, batch: Batch, meanwhile: Callable[[], None] | None = None) -> ForwardOutput:
+            assert meanwhile is not None
+            for _ in range(2):
+                transport.complete_all()
+                meanwhile()
+            settled.append([type(message).__name__ for _, message in pair.p.outbox.link])
+            return super().forward(batch)
+
+    pair.p.engine.__class__ = Launching
+    pair.p.scheduler.step()
+    assert [len(src) for _, src, _ in transport.pushes] == [2, 1]
+    assert settled == [["LeaseRequest", "Committed"]]
+    for _ in range(6):
+        pair.turn()
+        transport.complete_all()
+    pair.run()
+    pair.check_idle()
 
 
 def test_a_second_turn_ships_only_what_is_new() -> None:
