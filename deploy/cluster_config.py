@@ -135,8 +135,9 @@ class ClusterConfig(ClusterOptions):
         overlap = not self.disable_overlap_schedule
         engine = replace(
             engine,
-            # Graphs are of decode steps.
             cuda_graph_max_bs=min(engine.cuda_graph_max_bs, largest_step),
+            # Who wants no graphs of decode steps wants none.
+            prefill_cuda_graphs=engine.cuda_graph_max_bs > 0,
             max_chunk_tokens=0 if role == "decode" else chunk_size,
             max_batch_size=largest_step,
             max_model_len=max_model_len,

@@ -1,7 +1,7 @@
 """Makes an engine as it is configured: the model with its weights, its pool and its attention backend."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +21,7 @@ from engine.models.base import Model
 from engine.models.build import build_model
 from engine.models.config import ModelConfig
 from engine.page_layout import page_layout_of
+from engine.prefill_graphs import PrefillGraphs
 from engine.stage_timer import StageTimer
 from engine.weights.fingerprint import model_fingerprint
 from engine.weights.loader import load_weights
@@ -65,7 +66,11 @@ def build_engine(config: EngineConfig, pool_name: str, on_progress: Callable[[st
         tell("allocating pages")
         pool = CpuKvPool(layout, config.num_pages, pool_name)
         engine = Engine(
-            model, pool, backend(pool, model_config.num_q_heads), None, fingerprint, _grammars(config, model_config)
+            model,
+            pool,
+            backend(pool, model_config.num_q_heads),
+            model_fingerprint=fingerprint,
+            grammars=_grammars(config, model_config),
         )
     else:
         free_at_start = free_bytes()
@@ -133,19 +138,22 @@ def _cuda_engine(
 
     model, fingerprint, backend = _load_model(config, model_config, layout, device, on_progress)
     on_progress("warming up")
-    memory = _measure(config, model, backend, CudaKvPool(layout, 1, device), free_at_start)
+    memory, prefill_sizes = _measure(config, model, backend, CudaKvPool(layout, 1, device), free_at_start)
     on_progress("allocating pages")
     num_pages = choose_num_pages(memory, layout, config.num_pages, config.mem_fraction_static, config.max_model_len)
     pool = CudaKvPool(layout, num_pages, device)
     attention = backend(pool, model_config.num_q_heads)
-    graphs = None
+    graphs, prefill_graphs = None, None
+    # A sequence is no longer than the model allows, nor than the pool.
+    longest = config.max_model_len or model_config.max_position_embeddings
+    num_table_pages = layout.num_pages_for(min(longest, num_pages * layout.page_size))
     if isinstance(attention, GraphableBackend) and config.cuda_graph_max_bs:
-        # A sequence is no longer than the model allows, nor than the pool.
-        longest = config.max_model_len or model_config.max_position_embeddings
-        num_table_pages = layout.num_pages_for(min(longest, num_pages * layout.page_size))
         graphs = DecodeGraphs(model, attention, device, config.cuda_graph_max_bs, num_table_pages, on_progress)
+    if isinstance(attention, GraphableBackend) and prefill_sizes:
+        prefill_graphs = PrefillGraphs(model, attention, device, prefill_sizes, num_table_pages, on_progress)
     _log_memory(config, memory, num_pages, layout, free_at_start)
-    return Engine(model, pool, attention, graphs, fingerprint, _grammars(config, model_config))
+    grammars = _grammars(config, model_config)
+    return Engine(model, pool, attention, graphs, prefill_graphs, fingerprint, grammars)
 
 
 def _grammars(config: EngineConfig, model_config: ModelConfig) -> Grammars | None:
@@ -154,17 +162,26 @@ def _grammars(config: EngineConfig, model_config: ModelConfig) -> Grammars | Non
 
 def _measure(
     config: EngineConfig, model: Model, backend: type[AttentionBackend], pool: "CudaKvPool", free_at_start: int
-) -> DeviceMemory:
-    """Args: pool: of one page. It goes, with its backend, when this returns."""
+) -> tuple[DeviceMemory, tuple[int, ...]]:
+    """Args: pool: of one page. It goes, with its backend, when this returns. Returns: as measure_memory."""
     attention = backend(pool, model.config.num_q_heads)
     engine = Engine(model, pool, attention)
-    if not isinstance(attention, GraphableBackend) or config.cuda_graph_max_bs == 0:
-        return measure_memory(engine, config, free_at_start, None)
+    if not isinstance(attention, GraphableBackend):
+        return measure_memory(engine, config, free_at_start, None, None)
 
     def capture(batch_size: int) -> object:
         return DecodeGraphs(model, attention, engine.device, batch_size, 1, lambda doing: None)
 
-    return measure_memory(engine, config, free_at_start, capture)
+    def capture_prefill(sizes: Sequence[int]) -> object:
+        return PrefillGraphs(model, attention, engine.device, sizes, 1, lambda doing: None)
+
+    return measure_memory(
+        engine,
+        config,
+        free_at_start,
+        capture if config.cuda_graph_max_bs else None,
+        capture_prefill if config.prefill_cuda_graphs else None,
+    )
 
 
 def _log_memory(

@@ -27,6 +27,7 @@ class EngineConfig:
         eviction: which cached page goes first when room is needed: a name in EVICTION_POLICIES, or the import path of a
             policy.
         cuda_graph_max_bs: decode batches up to this size run as CUDA graphs; 0: none do.
+        prefill_cuda_graphs: whether prefills that take longer to launch than to compute run as CUDA graphs.
         mem_fraction_static: the share of the GPU's memory, between 0 and 1, that weights, graphs and pool together may
             take; the rest is for what forwards need while they run. Read if num_pages is 0.
         max_chunk_tokens: tokens of the largest prefill forward; 0: there is none. A GPU keeps memory for it.
@@ -46,6 +47,7 @@ class EngineConfig:
     attention_backend: str = "auto"
     eviction: str = "lru"
     cuda_graph_max_bs: int = 256
+    prefill_cuda_graphs: bool = True
     mem_fraction_static: float = 0.88
     max_chunk_tokens: int = 512
     max_batch_size: int = 64

@@ -1,5 +1,6 @@
 """One model on one device: runs batches through weights, pool, attention and sampler."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -22,7 +23,8 @@ from tandem.prompt_logprobs import PackedLogprobs
 from tandem.sampling_params import TokenLogprobs
 
 if TYPE_CHECKING:
-    from engine.graph_runner import DecodeGraphs
+    from engine.graph_runner import DecodeGraphs, GraphOutput
+    from engine.prefill_graphs import PrefillGraphs
 
 
 class _Launched(NamedTuple):
@@ -138,15 +140,21 @@ class Engine(EngineBase):
         pool: KvPool,
         attention: AttentionBackend,
         graphs: "DecodeGraphs | None" = None,
+        prefill_graphs: "PrefillGraphs | None" = None,
         model_fingerprint: str = "",
         grammars: Grammars | None = None,
     ) -> None:
-        """Args: attention: over the pool; graphs: of decode steps, None: each kernel is launched."""
+        """
+        Args:
+            attention: over the pool.
+            graphs, prefill_graphs: of decode steps and of short prefills; None: each kernel is launched.
+        """
         super().__init__(pool, model_fingerprint, grammars)
         self.model = model
         self.device = pool.device
         self._attention = attention
         self._graphs = graphs
+        self._prefill_graphs = prefill_graphs
 
     @property
     def is_asynchronous(self) -> bool:
@@ -184,15 +192,19 @@ class Engine(EngineBase):
         return _Launched(choose, scored)
 
     def _run_graph(self, batch: Batch, fed_ids: torch.Tensor | None) -> _Launched | None:
-        """A decode step in one launch, if there is a graph for it."""
-        if self._graphs is None or batch.mode != "decode":
-            return None
-        output = self._graphs.run(batch, fed_ids)
+        """The forward in one launch, if there is a graph for it."""
+        output: GraphOutput | None = None
+        sequences = batch.sequences
+        if batch.mode == "decode" and self._graphs is not None:
+            output = self._graphs.run(batch, fed_ids)
+        elif batch.mode == "prefill" and self._prefill_graphs is not None:
+            output = self._prefill_graphs.run(batch)
+            sequences = batch.sampled_sequences()
         if output is None:
             return None
-        if all(s.needs_argmax_only for s in batch.sequences):
-            return _Launched(lambda: SamplerOutput(output.most_likely))
-        return _Launched(self._choice(output.logits, batch.sequences, None if fed_ids is None else output.input_ids))
+        if all(s.needs_argmax_only for s in sequences):
+            return _Launched(functools.partial(SamplerOutput, output.most_likely))
+        return _Launched(self._choice(output.logits, sequences, None if fed_ids is None else output.input_ids))
 
     def _choice(
         self, logits: torch.Tensor, sequences: Sequence[TokenSequence], input_ids: torch.Tensor | None

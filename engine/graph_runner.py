@@ -1,20 +1,16 @@
 """Decode steps as CUDA graphs: one launch for all kernels of a step."""
 
-import gc
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from engine.attention.base import GraphableBackend, GraphedAttention
 from engine.batch import Batch
+from engine.graph_capture import GraphCapture
 from engine.models.base import Model
 from engine.upload import Packed
-
-# A graph captured too early would hold the lazy set-up of kernels and libraries.
-NUM_WARMUPS = 2
 
 
 class _Graph(NamedTuple):
@@ -77,17 +73,12 @@ class DecodeGraphs:
         # int64, so that the next step gathers its tokens from both at once.
         self._max_batch_size = max_batch_size
         self._tokens = torch.zeros(3 * max_batch_size, dtype=torch.int64, device=device)
-        # All graphs are captured in one CUDA stream: cuBLAS keeps a workspace for each stream that it has seen.
-        self._stream = torch.cuda.Stream(device)
-        pool: Any = None
-        # The largest comes first: the smaller ones find room in what it has taken.
         sizes = list(reversed(graph_sizes(max_batch_size)))
         attentions = attention.for_graphs(sizes, max_pages_per_sequence)
-        with _collector_paused():
+        with GraphCapture(device) as capture:
             for number, size in enumerate(sizes, 1):
                 on_progress(f"capturing CUDA graphs ({number} of {len(sizes)})")
-                self._graphs[size] = self._capture(attentions[size], size, pool)
-                pool = self._graphs[size].graph.pool()
+                self._graphs[size] = self._capture(capture, attentions[size], size)
         self._sizes = sorted(self._graphs)
 
     def run(self, batch: Batch, fed_ids: torch.Tensor | None) -> GraphOutput | None:
@@ -117,7 +108,7 @@ class DecodeGraphs:
         graph.graph.replay()
         return GraphOutput(self._logits[:num_sequences], self._tokens[:num_sequences], graph.input_ids[:num_sequences])
 
-    def _capture(self, attention: GraphedAttention, size: int, pool: Any) -> _Graph:
+    def _capture(self, capture: GraphCapture, attention: GraphedAttention, size: int) -> _Graph:
         input_ids = torch.zeros(size, dtype=torch.int64, device=self._device)
         staged = self._tokens[self._max_batch_size : self._max_batch_size + 2 * size]
         # All rows are padding: nobody's pages are touched.
@@ -128,26 +119,5 @@ class DecodeGraphs:
             logits = self._model.forward(input_ids, attention.positions, attention, None, out=self._logits[:size])
             self._most_likely.find(logits, self._tokens[:size])
 
-        self._stream.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(self._stream):
-            for _ in range(NUM_WARMUPS):
-                step()
-        torch.cuda.current_stream(self._device).wait_stream(self._stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool, stream=self._stream):
-            step()
+        graph = capture.capture(step)
         return _Graph(graph, attention, input_ids, staged.view(torch.uint8))
-
-
-@contextmanager
-def _collector_paused() -> Iterator[None]:
-    """Keeps Python's garbage collector from running by itself: the device memory that it may find nobody using, such as
-    another engine's pool, cannot be freed during a capture, which would fail."""
-    gc.collect()
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()

@@ -65,18 +65,19 @@ class AttentionBackend(Attention):
 
 
 class GraphedAttention(Attention):
-    """Attention of decode steps of one batch size, whose tensors stay where they are, so that a CUDA graph of `attend`
-    can run again with other contents. Rows beyond the batch's own attend to the pool's dummy page and write there.
+    """Attention of forwards of one size, whose tensors stay where they are, so that a CUDA graph of `attend` can run
+    again with other contents. Rows beyond the batch's own attend to the pool's dummy page and write there.
 
     Attributes:
-        positions: (batch_size,) int32 on the device, of the tokens planned last; 0 for padding.
+        positions: (num_tokens,) int32 on the device, of the tokens planned last; 0 for padding.
     """
 
     positions: torch.Tensor
 
     @abstractmethod
     def plan(self, sequences: Sequence[TokenSequence]) -> None:
-        """Prepares for a step over `sequences`, at most as many as the batch size; none at all is a step of padding."""
+        """Prepares for a forward over `sequences`, of at most as many tokens as the size; none at all is a forward of
+        padding."""
 
 
 class GraphableBackend(AttentionBackend):
@@ -85,3 +86,10 @@ class GraphableBackend(AttentionBackend):
     @abstractmethod
     def for_graphs(self, batch_sizes: Sequence[int], max_pages_per_sequence: int) -> dict[int, GraphedAttention]:
         """The same attention for decode steps of fixed sizes; only one of them may run at a time."""
+
+    def for_prefill_graphs(
+        self, sizes: Sequence[int], max_sequences: int, max_pages_per_sequence: int
+    ) -> dict[int, GraphedAttention]:
+        """The same attention for prefills of fixed numbers of tokens, of at most `max_sequences` each; only one of them
+        may run at a time. A backend that has none returns none: each kernel of a prefill is launched then."""
+        return {}

@@ -23,6 +23,8 @@ from engine.token_sequence import TokenSequence
 from engine.upload import Packed, to_device
 
 WORKSPACE_BYTES = 256 * 2**20
+# A graph's plans; FlashInfer's own is as large.
+PLAN_BYTES = 8 * 2**20
 # The kernels compute these dtypes and sizes of heads.
 DTYPES = ("bfloat16", "float16")
 HEAD_DIMS = (64, 128, 256)
@@ -63,7 +65,7 @@ class FlashInferAttention(GraphableBackend):
             self._own_decode = PagedDecode(pool, num_q_heads, MAX_OWN_DECODE)
         # This is the plan, on the device, of a decode step that our own kernel runs.
         self._own_plan: torch.Tensor | None = None
-        prefill_backend = "fa3" if major == FA3_CAPABILITY else "fa2"
+        self._prefill_backend = prefill_backend = "fa3" if major == FA3_CAPABILITY else "fa2"
         self._prefill = _Wrapper(
             flashinfer.BatchPrefillWithPagedKVCacheWrapper(self._workspace, "NHD", backend=prefill_backend)
         )
@@ -116,6 +118,21 @@ class FlashInferAttention(GraphableBackend):
         num_pages = max(other_sizes, default=0) * max_pages_per_sequence
         indices = torch.zeros(num_pages, dtype=torch.int32, device=self._device)
         return graphed | {size: _GraphedDecode(self._paged, self._workspace, size, indices) for size in other_sizes}
+
+    def for_prefill_graphs(
+        self, sizes: Sequence[int], max_sequences: int, max_pages_per_sequence: int
+    ) -> dict[int, GraphedAttention]:
+        # The page tables of all sizes have one memory, and the plans too.
+        num_padding_pages = self._paged.layout.num_pages_for(max(sizes, default=0))
+        num_pages = max_sequences * max_pages_per_sequence + num_padding_pages
+        indices = torch.zeros(num_pages, dtype=torch.int32, device=self._device)
+        plans = torch.zeros(PLAN_BYTES, dtype=torch.uint8, device=self._device)
+        return {
+            size: _GraphedPrefill(
+                self._paged, self._workspace, plans, size, max_sequences + 1, indices, self._prefill_backend
+            )
+            for size in sizes
+        }
 
 
 class _Wrapper:
@@ -232,6 +249,78 @@ class _GraphedDecode(GraphedAttention):
         num_padding = self._batch_size - len(sequences)
         slots = decode_slots(self._paged.layout, sequences, num_padding, self._paged.dummy_page)
         return Packed(slots, np.array([s.cached_len for s in sequences] + [0] * num_padding, np.int32))
+
+
+class _GraphedPrefill(GraphedAttention):
+    """Prefill attention of one number of tokens. Padding is one sequence more, of dummy pages, and those beyond it have
+    no token."""
+
+    def __init__(
+        self,
+        paged: _PagedKernels,
+        workspace: torch.Tensor,
+        plans: torch.Tensor,
+        num_tokens: int,
+        num_sequences: int,
+        indices: torch.Tensor,
+        backend: str,
+    ) -> None:
+        """Args: plans: (PLAN_BYTES,) uint8 on the device; num_sequences: with that of padding."""
+        self._paged = paged
+        self._num_tokens = num_tokens
+        self._num_sequences = num_sequences
+        device = workspace.device
+        packed = self._pack(())
+        self._memory = torch.zeros(packed.num_bytes, dtype=torch.uint8, device=device)
+        self._slots, positions = packed.views(self._memory)
+        self.positions = positions[:num_tokens]
+        wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(
+            workspace,
+            "NHD",
+            use_cuda_graph=True,
+            qo_indptr_buf=torch.zeros(num_sequences + 1, dtype=torch.int32, device=device),
+            paged_kv_indptr_buf=torch.zeros(num_sequences + 1, dtype=torch.int32, device=device),
+            paged_kv_indices_buf=indices,
+            paged_kv_last_page_len_buf=torch.ones(num_sequences, dtype=torch.int32, device=device),
+            backend=backend,
+        )
+        wrapper.reset_workspace_buffer(workspace, plans)
+        self._wrapper = _Wrapper(wrapper)
+
+    def plan(self, sequences: Sequence[TokenSequence]) -> None:
+        self._pack(sequences).copy_to(self._memory)
+        page_size = self._paged.layout.page_size
+        num_padding = self._num_tokens - sum(s.extend_len for s in sequences)
+        indices, indptr = page_tables(self._paged.layout, sequences)
+        num_tokens = [*(s.extend_len for s in sequences), num_padding]
+        last_page_lens = [(s.device_len - 1) % page_size + 1 for s in sequences]
+        indptr.append(len(indices))
+        indices.extend([self._paged.dummy_page] * -(-num_padding // page_size))
+        last_page_lens.append((num_padding - 1) % page_size + 1 if num_padding else 0)
+        num_empty = self._num_sequences - len(num_tokens)
+        self._wrapper.plan(
+            _pinned([0, *accumulate(num_tokens), *[self._num_tokens] * num_empty]),
+            _pinned([*indptr, *[len(indices)] * (num_empty + 1)]),
+            to_device(np.array(indices, np.int32), self._memory.device),
+            _pinned([*last_page_lens, *[0] * num_empty]),
+            *self._paged.sizes,
+            causal=True,
+            **self._paged.dtypes,
+        )
+
+    def attend(self, qkv: torch.Tensor, rotation: Rotation, qk_norm: QkNorm | None, layer: int) -> torch.Tensor:
+        return self._paged.attend(self._wrapper, self._slots, qkv, rotation, qk_norm, layer)
+
+    def _pack(self, sequences: Sequence[TokenSequence]) -> Packed:
+        """Slots and positions of the tokens to compute."""
+        layout = self._paged.layout
+        slots = np.full(self._num_tokens, self._paged.dummy_page * layout.page_size, np.int64)
+        positions = np.zeros(self._num_tokens, np.int32)
+        if sequences:
+            new = prefill_slots(layout, sequences)
+            slots[: len(new)] = new
+            positions[: len(new)] = np.concatenate([np.arange(s.cached_len, s.device_len) for s in sequences])
+        return Packed(slots, positions)
 
 
 def _pinned(values: Sequence[int]) -> torch.Tensor:

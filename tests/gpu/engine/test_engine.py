@@ -10,6 +10,7 @@ from engine.batch import Batch
 from engine.build import build_engine
 from engine.config import EngineConfig
 from engine.engine import Engine
+from engine.graph_runner import GraphOutput
 from engine.token_sequence import TokenSequence
 from tandem.sampling_params import SamplingParams
 from tests.cluster.conftest import VOCAB_SIZE
@@ -18,7 +19,7 @@ PAGE_SIZE = 16
 GREEDY = SamplingParams(1)
 
 
-def build(model_dir: Path, *, graphs: int, backend: str = "auto") -> Engine:
+def build(model_dir: Path, *, graphs: int, prefill_graphs: bool = False, backend: str = "auto") -> Engine:
     config = EngineConfig(
         str(model_dir),
         device="cuda",
@@ -26,6 +27,7 @@ def build(model_dir: Path, *, graphs: int, backend: str = "auto") -> Engine:
         num_pages=200,
         attention_backend=backend,
         cuda_graph_max_bs=graphs,
+        prefill_cuda_graphs=prefill_graphs,
     )
     return build_engine(config, "test", lambda doing: None)
 
@@ -75,3 +77,53 @@ def test_bfloat16_logits_are_as_close_as_the_reference_backends(model_dir: Path)
     engines = [build(model_dir, graphs=0, backend=name) for name in ("flashinfer", "triton", "reference")]
     outputs = [generate(engine, [100], 1, SamplingParams(1, num_logprobs=5)) for engine in engines]
     assert [len(o[0]) for o in outputs] == [1, 1, 1]
+
+
+def prefill(engine: Engine, chunks: list[tuple[int, int]]) -> tuple[torch.Tensor, list[float]]:
+    """Computes each prompt in two forwards; returns the pages and the log probabilities of the most likely tokens.
+
+    Args:
+        chunks: tokens of each prompt in the first forward, and in the second.
+    """
+    rng = random.Random(0)
+    sequences = []
+    num_pages = 0
+    for first, second in chunks:
+        prompt = rng.choices(range(VOCAB_SIZE), k=first + second)
+        pages = range(num_pages, num_pages + (first + second) // PAGE_SIZE + 1)
+        num_pages += len(pages)
+        sequences.append(TokenSequence(prompt, len(prompt), list(pages), sampling=SamplingParams(1, num_logprobs=0)))
+    for part in range(2):
+        for sequence, chunk in zip(sequences, chunks, strict=True):
+            sequence.extend(chunk[part])
+        output = engine.forward(Batch("prefill", sequences))
+        output.token_ids()
+        for sequence in sequences:
+            sequence.complete_extend()
+    assert not engine.pool.memory[num_pages:].any()
+    return engine.pool.memory[:num_pages].view(torch.bfloat16).float(), [p.logprob for p in output.logprobs() if p]
+
+
+@pytest.mark.parametrize(
+    "chunks",
+    [[(1, 1)], [(16, 100)], [(5, 9), (33, 1), (120, 7)], [(1 + i, 3) for i in range(16)], [(300, 211)]],
+    ids=str,
+)
+def test_prefill_graphs_give_what_single_launches_give(model_dir: Path, chunks: list[tuple[int, int]]) -> None:
+    with_graphs = build(model_dir, graphs=0, prefill_graphs=True)
+    assert with_graphs._prefill_graphs is not None
+    num_runs = 0
+    run = with_graphs._prefill_graphs.run
+
+    def counted(batch: Batch) -> GraphOutput | None:
+        nonlocal num_runs
+        output = run(batch)
+        num_runs += output is not None
+        return output
+
+    with_graphs._prefill_graphs.run = counted  # type: ignore[method-assign]
+    pages, logprobs = prefill(with_graphs, chunks)
+    assert num_runs == 2
+    expected_pages, expected_logprobs = prefill(build(model_dir, graphs=0), chunks)
+    assert torch.allclose(pages, expected_pages, atol=0.05, rtol=0.05)
+    assert logprobs == pytest.approx(expected_logprobs, abs=0.05)

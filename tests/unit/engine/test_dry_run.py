@@ -1,5 +1,7 @@
 """What is measured before a GPU's pool is sized."""
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 
@@ -49,14 +51,15 @@ def test_the_largest_forwards_run_on_a_single_page(model_dir: str, monkeypatch: 
     engine = build(model_dir, 1)
     device = FakeDevice(monkeypatch, engine)
     config = EngineConfig(model_dir, max_chunk_tokens=300, max_batch_size=9, cuda_graph_max_bs=4)
-    memory = measure_memory(engine, config, 1000 * MIB, device.capture)
-    # First new prompts, then such as go on.
-    prefills = [("prefill", num_tokens) for num_tokens in (*dry_run.SMALL_PREFILLS, 300)]
+    memory, prefill_sizes = measure_memory(engine, config, 1000 * MIB, device.capture, None)
+    small = [("prefill", num_tokens) for num_tokens in dry_run.PREFILL_TOKENS if num_tokens < 300]
     forwards = [(b.mode, b.num_tokens) for b in device.batches]
-    assert forwards == [*prefills, *prefills, ("decode", 9), ("decode", 4)]
-    cached = [{s.cached_len for s in b.sequences} for b in device.batches[: 2 * len(prefills)]]
-    assert cached == [{0}] * len(prefills) + [{1}] * len(prefills)
-    assert len(device.batches[len(prefills) - 1].logits_rows()) == MAX_PREFILL_BATCH_SIZE
+    assert forwards == [*small, ("prefill", 300), ("prefill", 300), ("decode", 9), ("decode", 4)]
+    # The largest are new prompts first, then such as go on.
+    largest = device.batches[len(small) : len(small) + 2]
+    assert [{s.cached_len for s in b.sequences} for b in largest] == [{0}, {1}]
+    assert [len(b.logits_rows()) for b in largest] == [MAX_PREFILL_BATCH_SIZE] * 2
+    assert not prefill_sizes
     assert memory.forward == 300 * MIB
     # Three sizes, all of which were tried, and 4 sequences of 4 pages in the page tables.
     assert device.num_captured == 1 and memory.graphs == 4 * MIB + 34 * MIB // 3 * 3 + 4 * 4 * 4
@@ -69,6 +72,29 @@ def test_no_prompt_of_the_dry_run_is_longer_than_the_model_allows(
     engine = build(model_dir, 1)
     device = FakeDevice(monkeypatch, engine)
     config = EngineConfig(model_dir, max_chunk_tokens=64 * 200 + 1, max_batch_size=0, cuda_graph_max_bs=0)
-    assert measure_memory(engine, config, 1000 * MIB, None).graphs == 0
+    assert measure_memory(engine, config, 1000 * MIB, None, None)[0].graphs == 0
     batch = device.batches[-1]
     assert batch.num_tokens == 64 * 200 + 1 and max(s.length for s in batch.sequences) <= 64
+
+
+def test_prefill_graphs_are_estimated_from_two_trials(model_dir: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = build(model_dir, 1)
+    device = FakeDevice(monkeypatch, engine)
+    monkeypatch.setattr(dry_run, "launch_bound_sizes", lambda engine, max_tokens: (16, 32, 48))
+    tried = []
+
+    class Captured:
+        """Each size takes 5 MiB, and what they share 40."""
+
+        def __init__(self, sizes: Sequence[int]) -> None:
+            tried.append(list(sizes))
+            self._taken = 40 * MIB + 5 * MIB * len(sizes)
+            device.free -= self._taken
+
+        def __del__(self) -> None:
+            device.free += self._taken
+
+    config = EngineConfig(model_dir, max_chunk_tokens=64, max_batch_size=0, cuda_graph_max_bs=0)
+    memory, sizes = measure_memory(engine, config, 1000 * MIB, None, Captured)
+    assert sizes == (16, 32, 48) and tried == [[48], [32, 48]]
+    assert memory.graphs == 55 * MIB and memory.free == 900 * MIB

@@ -62,6 +62,8 @@ def spelled_out(logits: torch.Tensor, s: TokenSequence) -> tuple[int, float]:
     nearest, a comparison was to turning out otherwise."""
     p = s.sampling
     x = {i: float(v) for i, v in enumerate(logits.tolist())}
+    if len(s.token_ids) - s.prompt_len < p.min_tokens:
+        x |= {i: -math.inf for i in p.stop_token_ids if i in x}
     for token_id, bias in p.logit_bias:
         x[token_id] += bias
     output = Counter(s.token_ids[s.prompt_len :])

@@ -140,3 +140,40 @@ def test_decode_of_a_fixed_size_over_long_and_short_sequences(
     for _ in range(3):
         oracle.step("decode", {middle: 1, short: 1, long: 1}, max_error=MAX_ERROR)
     oracle.step("decode", {long: 1}, max_error=MAX_ERROR)
+
+
+class FixedSizePrefill(AttentionBackend):
+    """Prefills with tensors that stay where they are, padded, as graphs do."""
+
+    def __init__(self, backend: GraphableBackend, size: int, max_sequences: int) -> None:
+        self._graphed = backend.for_prefill_graphs([16, size], max_sequences, NUM_PAGES)[size]
+        self._size = size
+
+    def plan(self, batch: Batch) -> None:
+        self._graphed.plan(batch.sequences)
+        positions = [p for s in batch.sequences for p in range(s.cached_len, s.device_len)]
+        assert self._graphed.positions.tolist() == positions + [0] * (self._size - batch.num_tokens)
+
+    def attend(self, qkv: torch.Tensor, rotation: Rotation, qk_norm: QkNorm | None, layer: int) -> torch.Tensor:
+        padded = torch.cat((qkv, qkv.new_zeros(self._size - len(qkv), *qkv.shape[1:])))
+        positions = torch.cat((rotation.positions, rotation.positions.new_zeros(self._size - len(qkv))))
+        rotation = Rotation(rotation.tables, positions, qkv.dtype)
+        return self._graphed.attend(padded, rotation, qk_norm, layer)[: len(qkv)]
+
+
+@pytest.mark.parametrize(("num_q_heads", "num_kv_heads"), [(9, 3), (32, 8), (8, 1)])
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_prefill_of_a_fixed_size_over_long_and_short_sequences(
+    num_q_heads: int, num_kv_heads: int, head_dim: int
+) -> None:
+    from engine.kvcache.cuda_pool import CudaKvPool
+
+    layout = KvHeadLayout(NUM_LAYERS, 16, num_kv_heads, head_dim, "bfloat16")
+    pool = CudaKvPool(layout, NUM_PAGES, torch.device("cuda", 0))
+    oracle = AttentionOracle(pool, num_q_heads, lambda pool, heads: FixedSizePrefill(flashinfer(pool, heads), 512, 4))
+    long, middle, short, one = oracle.add(2000), oracle.add(515), oracle.add(4), oracle.add(1)
+    oracle.step("prefill", {long: 512}, max_error=MAX_ERROR)
+    oracle.step("prefill", {long: 300, short: 1}, max_error=MAX_ERROR)
+    oracle.step("prefill", {short: 1, long: 1, one: 1, middle: 509}, max_error=MAX_ERROR)
+    oracle.step("prefill", {middle: 5}, max_error=MAX_ERROR)
+    oracle.step("prefill", {long: 511}, max_error=MAX_ERROR)

@@ -1,0 +1,130 @@
+"""Short prefills as CUDA graphs: a device computes them faster than a host launches their kernels one by one."""
+
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from engine.attention.base import GraphableBackend, GraphedAttention
+from engine.base import EngineBase
+from engine.batch import Batch
+from engine.graph_capture import GraphCapture
+from engine.graph_runner import GraphOutput
+from engine.models.base import Model
+from engine.token_sequence import TokenSequence
+from engine.upload import Packed
+
+# A forward of more prompts is launched kernel by kernel.
+MAX_PROMPTS = 16
+# No graph is of more tokens. Up to here sizes are at most an eighth apart, but for the smallest: what is padding is
+# computed too.
+MAX_TOKENS = 2048
+_STEPS = ((0, 128, 16), (128, 256, 32), (256, 512, 64), (512, 1024, 128), (1024, MAX_TOKENS, 256))
+SIZES = tuple(size for start, end, step in _STEPS for size in range(start + step, end + 1, step))
+# Where the device takes so many times as long as launching does, a graph would save the host's time and no other.
+LAUNCH_BOUND = 1.2
+
+
+class _Graph(NamedTuple):
+    """A captured forward and the tensors that it reads, which must live as long as it does.
+
+    Attributes:
+        staged: (8 * (num_tokens + MAX_PROMPTS),) uint8, int64 numbers: the tokens to compute, then the rows of those
+            whose logits are wanted.
+    """
+
+    graph: torch.cuda.CUDAGraph
+    attention: GraphedAttention
+    input_ids: torch.Tensor
+    staged: torch.Tensor
+
+
+class PrefillGraphs:
+    """A graph for each of some numbers of tokens; a forward runs in the smallest that it fits, padded."""
+
+    def __init__(
+        self,
+        model: Model,
+        attention: GraphableBackend,
+        device: torch.device,
+        sizes: Sequence[int],
+        max_pages_per_sequence: int,
+        on_progress: Callable[[str], None],
+    ) -> None:
+        """Args: sizes: of SIZES; the backend may have no graphs for any."""
+        # Imported here: a machine without CUDA has nothing to import.
+        from engine.layers.most_likely import MostLikely
+
+        self._model = model
+        self._device = device
+        self._graphs: dict[int, _Graph] = {}
+        # What a forward gives has one memory for all sizes.
+        self._logits = torch.empty(MAX_PROMPTS, model.config.vocab_size, dtype=model.dtype, device=device)
+        self._token_ids = torch.zeros(MAX_PROMPTS, dtype=torch.int64, device=device)
+        self._most_likely = MostLikely(model.config.vocab_size, MAX_PROMPTS, device)
+        attentions = attention.for_prefill_graphs(sizes, MAX_PROMPTS, max_pages_per_sequence)
+        with GraphCapture(device) as capture:
+            for number, size in enumerate(sorted(attentions, reverse=True), 1):
+                on_progress(f"capturing prefill graphs ({number} of {len(attentions)})")
+                self._graphs[size] = self._capture(capture, attentions[size], size)
+        self._sizes = sorted(self._graphs)
+
+    def run(self, batch: Batch) -> GraphOutput | None:
+        """Runs a prefill batch; None if there is no graph for it."""
+        num_tokens = batch.num_tokens
+        index = bisect_left(self._sizes, num_tokens)
+        if index == len(self._sizes) or len(batch.sequences) > MAX_PROMPTS:
+            return None
+        if any(s.sampling.num_prompt_logprobs is not None for s in batch.sequences):
+            # These ask for the logits of every token.
+            return None
+        size = self._sizes[index]
+        graph = self._graphs[size]
+        graph.attention.plan(batch.sequences)
+        rows = batch.logits_rows()
+        padding = [0] * (size - num_tokens)
+        staged = [*batch.known_ids(), *padding, *rows, *[0] * (MAX_PROMPTS - len(rows))]
+        Packed(np.array(staged, np.int64)).copy_to(graph.staged)
+        graph.graph.replay()
+        return GraphOutput(self._logits[: len(rows)], self._token_ids[: len(rows)], graph.input_ids[:num_tokens])
+
+    def _capture(self, capture: GraphCapture, attention: GraphedAttention, size: int) -> _Graph:
+        staged = torch.zeros(size + MAX_PROMPTS, dtype=torch.int64, device=self._device)
+        input_ids, rows = staged[:size], staged[size:]
+        # All tokens are padding: nobody's pages are touched.
+        attention.plan(())
+
+        def run() -> None:
+            hidden = self._model.hidden_states(input_ids, attention.positions, attention)
+            logits = self._model.logits(hidden.index_select(0, rows), self._logits)
+            self._most_likely.find(logits, self._token_ids)
+
+        return _Graph(capture.capture(run), attention, input_ids, staged.view(torch.uint8))
+
+
+def launch_bound_sizes(
+    engine: EngineBase, max_tokens: int, clock: Callable[[], float] = time.perf_counter
+) -> tuple[int, ...]:
+    """Those of SIZES at which launching a forward takes about as long as the device does, or longer, as measured here
+    and now. All kernels must have been loaded.
+
+    Args:
+        engine: without prefill graphs, on a pool that need not have more than one page.
+        max_tokens: of the largest forward.
+        clock: seconds.
+    """
+    bound = 0
+    for num_tokens in (size for size in SIZES if size.bit_count() == 1 and size <= max_tokens):
+        sequence = TokenSequence([0] * num_tokens, num_tokens, [0] * num_tokens)
+        sequence.extend(num_tokens)
+        began = clock()
+        output = engine.forward(Batch("prefill", [sequence]))
+        launched = clock()
+        output.token_ids()
+        if clock() - began > LAUNCH_BOUND * (launched - began):
+            break
+        bound = num_tokens
+    return tuple(size for size in SIZES if size <= bound)
