@@ -5,6 +5,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -38,15 +39,24 @@ def argument_parser(description: str | None) -> argparse.ArgumentParser:
     return parser
 
 
-def report(rows: Sequence[Row], title: str, json_file: Path | None) -> int:
-    """Shows the results and writes them to the file, if there is one; returns 0 if every aim is met, 1 otherwise."""
+def table_of(rows: Sequence[Row], title: str) -> Table:
+    """With a column that says whether an aim is met."""
     table = Table("what", title=title)
     for column in ("value", "aim", "ok"):
         table.add_column(column, justify="right")
     for row in rows:
         ok = ("yes" if row.ok else "no") if row.aim else ""
         table.add_row(row.name, f"{row.value:,.3f} {row.unit}", row.aim, ok)
-    Console().print(table)
+    return table
+
+
+def row_json(row: Row) -> dict[str, Any]:
+    return asdict(row) | {"ok": row.ok}
+
+
+def report(rows: Sequence[Row], title: str, json_file: Path | None) -> int:
+    """Shows the results and writes them to the file, if there is one; returns 0 if every aim is met, 1 otherwise."""
+    Console().print(table_of(rows, title))
     if json_file:
-        json_file.write_text(json.dumps([asdict(row) | {"ok": row.ok} for row in rows], indent=2) + "\n")
+        json_file.write_text(json.dumps([row_json(row) for row in rows], indent=2) + "\n")
     return 0 if all(row.ok for row in rows) else 1

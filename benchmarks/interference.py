@@ -1,0 +1,295 @@
+"""What a handover takes, and what prompts that arrive do to streams that run: one cluster, one cell after another.
+
+A cell is a load of `tandem bench`: prompts that have the cluster to themselves (lone, long-32k), prompts that arrive
+beside streams that run all the time (steady-3, steady-6), and prompts that all come at once (burst-64x256 and its like:
+64 prompts of 256 tokens). For each there are NAME.json (figures, and percentiles of the ledger's phases next to what
+clients saw), NAME.jsonl (each request) and NAME.txt (the tables); summary.json has all figures. On a CPU the loads are
+much smaller, and the aims are not meant for it.
+
+  python -m benchmarks.interference --device cuda --model DIRECTORY --load-format dummy --out results
+  python -m benchmarks.interference --out results --cells lone steady-3 --trace-cell steady-3 -- --chunk-size 4096
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from bench.clients.base import EndpointError
+from bench.command import measure
+from bench.records import RequestRecord
+from bench.results import write_records
+from benchmarks.interference_cells import (
+    CLIENT_TTFT,
+    DEFAULTS,
+    Cell,
+    Distribution,
+    Sizes,
+    bench_configs,
+    distributions,
+    num_not_whole,
+    rows_of,
+)
+from benchmarks.lab.runs import slim
+from benchmarks.recorded import Recording
+from benchmarks.rows import Row, row_json, table_of
+from benchmarks.served import Served, StartError, within
+from benchmarks.steady_streams import RUN_GRACE_S, add_model_arguments, serve_flags
+from cli.serve_config import cluster_config
+from cli.serve_options import add_serve_options
+from engine.kvcache.base import PageLayout
+from engine.models.config import ModelConfig
+from engine.page_layout import page_layout_of
+from engine.weights.resolve import resolve_model
+
+# What the plain copy of benchmarks.kv_transfer was at least to give.
+COPY_GB_PER_S = 375.0
+QUIET = Console(quiet=True)
+# Above those of all cells.
+WARMUP_SEED = 1001
+SUFFIXES = (".json", ".jsonl", ".txt", ".trace.json.gz")
+SHOWN = ("p50", "p90", "p99", "max")
+
+
+def layout_of(flags: Sequence[str]) -> PageLayout:
+    """Of the pages of a cluster that is started with these flags. Raises ValueError."""
+    parser = argparse.ArgumentParser(prog="tandem serve", allow_abbrev=False)
+    add_serve_options(parser)
+    config = cluster_config(parser.parse_args(flags), {})
+    directory = resolve_model(config.model, config.load_format)
+    engine = config.engine(str(directory))
+    return page_layout_of(ModelConfig.from_dir(directory), engine.page_size, engine.dtype)
+
+
+def own_copy_ms(layout: PageLayout, num_tokens: int, gb_per_s: float) -> float:
+    """What the pages of a prompt take by themselves, in milliseconds."""
+    return layout.num_pages_for(num_tokens) * layout.page_bytes / (gb_per_s * 1e9) * 1e3
+
+
+def warm_up(address: str, sizes: Sizes, cells: Sequence[Cell], vocab_size: int) -> None:
+    """A few prompts of each length, so that nothing is compiled, allocated or opened while something is measured."""
+    by_length = {cell.input_tokens: cell for cell in reversed(cells)}
+    for number, cell in enumerate(by_length.values()):
+        num_prompts = 2 if cell.kind == "alone" else max(2, (cell.num_prompts or sizes.num_streams) // 4)
+        few = replace(cell, kind="burst", num_prompts=num_prompts, num_runs=1)
+        for config in bench_configs(few, sizes, address, vocab_size, RUN_GRACE_S, WARMUP_SEED + number):
+            measure(config, QUIET)
+
+
+def run_cell(
+    cell: Cell, sizes: Sizes, address: str, vocab_size: int, timeout_s: float, trace_file: Path | None
+) -> tuple[list[dict[str, Any]], list[RequestRecord], list[str]]:
+    """Each run's result, the records of all, and what is missing in the trace, in words.
+
+    Args:
+        timeout_s: of the whole cell.
+        trace_file: the last run is recorded into it, or the last seconds of one beside streams; None: nothing is.
+
+    Raises:
+        TimeoutError: it was not over in time.
+        EndpointError, RuntimeError: it cannot be measured.
+        OSError: the trace cannot be written.
+    """
+    request_timeout_s = (sizes.lead_s + sizes.seconds if cell.kind == "steady" else 0.0) + 2 * RUN_GRACE_S
+    configs = bench_configs(cell, sizes, address, vocab_size, request_timeout_s)
+    results, records, warnings = [], [], []
+    recording: Recording | None = None
+    with within(timeout_s, cell.name):
+        for config in configs:
+            if trace_file is not None and config is configs[-1]:
+                # Clients take a second or two to start: a recording that ends with the arrivals would begin too late.
+                is_steady = cell.kind == "steady"
+                seconds = sizes.trace_steady_s if is_steady else sizes.trace_s
+                delay_s = max(0.0, sizes.lead_s + sizes.seconds - seconds) if is_steady else 0.0
+                recording = Recording(address, delay_s, seconds)
+            result, run = measure(config, QUIET)
+            if not result["is_whole"]:
+                raise KeyboardInterrupt
+            results.append(result)
+            records += run.records
+        if recording is not None and trace_file is not None:
+            warnings = recording.finish(trace_file)
+    return results, records, warnings
+
+
+def phases_table(found: Mapping[str, Distribution], title: str) -> Table:
+    """Percentiles in milliseconds: the ledger's phases, then what the clients saw."""
+    table = Table("what, in ms", title=title)
+    for column in ("number", *SHOWN):
+        table.add_column(column, justify="right")
+    for name, values in found.items():
+        table.add_row(name, f"{values['count']:,}", *(f"{values[what]:,.2f}" for what in SHOWN))
+    return table
+
+
+def write_cell(
+    cell: Cell,
+    rows: Sequence[Row],
+    found: Mapping[str, Distribution],
+    more: Mapping[str, Any],
+    out: Path,
+    results: Sequence[dict[str, Any]],
+    records: Sequence[RequestRecord],
+) -> None:
+    """Raises OSError."""
+    described = {
+        "cell": asdict(cell),
+        "rows": [row_json(row) for row in rows],
+        "ms": {name: {key: v for key, v in values.items() if key != "curve"} for name, values in found.items()},
+        **more,
+        "results": [slim(result) for result in results],
+    }
+    (out / f"{cell.name}.json").write_text(json.dumps(described, indent=1) + "\n")
+    write_records(records, out / f"{cell.name}.jsonl")
+    table = table_of(rows, f"{cell.name}: {cell.what}")
+    with (out / f"{cell.name}.txt").open("w") as file:
+        console = Console(file=file, width=120)
+        console.print(table)
+        console.print(phases_table(found, cell.name))
+    Console().print(table)
+
+
+def remove_results(out: Path, cells: Sequence[Cell]) -> None:
+    """Of an earlier run: what this one fails to measure must not be taken for what it has measured."""
+    for cell in cells:
+        for suffix in SUFFIXES:
+            (out / f"{cell.name}{suffix}").unlink(missing_ok=True)
+
+
+def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
+    """What stands behind `--` is `serve`: further flags of `tandem serve`."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_model_arguments(parser)
+    add: Any = parser.add_argument
+    names = DEFAULTS["cuda"].names
+    add("--prefill", type=int, default=1, metavar="N", help="prefill workers (%(default)s)")
+    add("--decode", type=int, default=1, metavar="N", help="decode workers (%(default)s)")
+    add("--cells", nargs="+", choices=names, default=names, metavar="NAME", help=f"of {', '.join(names)} (all)")
+    add("--seconds", type=float, metavar="S", help="for which prompts arrive beside streams (20; on a CPU 4)")
+    add("--streams", type=int, metavar="N", help="that run all the time (64; 2)")
+    add(
+        "--copy-gb-per-s", type=float, default=COPY_GB_PER_S, metavar="N", help="of the link's plain copy (%(default)s)"
+    )
+    add("--limit", type=float, default=400.0, metavar="S", help="seconds that all of it may take (%(default)s)")
+    add("--trace-cell", action="append", choices=names, default=[], metavar="NAME", help="is recorded too; repeatable")
+    given = list(argv)
+    place = given.index("--") if "--" in given else len(given)
+    arguments = parser.parse_args(given[:place])
+    arguments.serve = given[place + 1 :]
+    return arguments
+
+
+def measure_cells(
+    cells: Sequence[Cell],
+    sizes: Sizes,
+    arguments: argparse.Namespace,
+    address: str,
+    layout: PageLayout,
+    deadline: float,
+    summary: dict[str, Any],
+) -> None:
+    """One after the other, each as far as there is time for it; what has become of it is in the summary at once.
+
+    Args: deadline: by the monotonic clock.
+    """
+    lone_ttft_ms = None
+    for cell in cells:
+        left_s, expected_s = deadline - time.monotonic(), expected_seconds(cell, sizes)
+        if left_s < expected_s:
+            told: dict[str, Any] = {
+                "left_out": f"it takes some {expected_s:.0f} s, and {max(0.0, left_s):.0f} s are left"
+            }
+            print(f"{cell.name}: left out: {told['left_out']}", file=sys.stderr)
+            add_to_summary(summary, cell.name, told, arguments.out)
+            continue
+        trace_file = arguments.out / f"{cell.name}.trace.json.gz" if cell.name in arguments.trace_cell else None
+        try:
+            results, records, warnings = run_cell(
+                cell, sizes, address, arguments.vocab_size, min(left_s, expected_s + 2 * RUN_GRACE_S), trace_file
+            )
+        except (EndpointError, TimeoutError, RuntimeError, OSError) as error:
+            print(f"{cell.name}: failed: {error}", file=sys.stderr)
+            add_to_summary(summary, cell.name, {"failed": str(error)}, arguments.out)
+            continue
+        found = distributions(records, sizes.lead_s if cell.kind == "steady" else 0.0)
+        not_whole = num_not_whole(records)
+        copy_ms = own_copy_ms(layout, cell.input_tokens, arguments.copy_gb_per_s)
+        rows = rows_of(cell, len(records), not_whole, found, copy_ms, lone_ttft_ms)
+        if cell.name == "lone" and CLIENT_TTFT in found:
+            lone_ttft_ms = found[CLIENT_TTFT]["p50"]
+        told = {
+            "num_requests": len(records),
+            "num_not_whole": not_whole,
+            "errors": error_examples(records),
+            "warnings": [warning for result in results for warning in result["warnings"]] + warnings,
+            "rows": [row_json(row) for row in rows],
+        }
+        for problem in (*told["errors"].items(), *told["warnings"]):
+            print(f"{cell.name}: {problem}", file=sys.stderr)
+        write_cell(cell, rows, found, told, arguments.out, results, records)
+        add_to_summary(summary, cell.name, told, arguments.out)
+
+
+def expected_seconds(cell: Cell, sizes: Sizes) -> float:
+    return cell.expected_s + (sizes.lead_s + sizes.seconds if cell.kind == "steady" else 0.0)
+
+
+def error_examples(records: Sequence[RequestRecord]) -> dict[str, str]:
+    """Of each kind of error, one in words."""
+    return {record.error: record.detail for record in records if record.error not in ("", "cut")}
+
+
+def add_to_summary(summary: dict[str, Any], name: str, told: dict[str, Any], out: Path) -> None:
+    """Whatever becomes of the next cell, this one is there."""
+    summary["cells"][name] = told
+    (out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns 0 if all cells were measured and all of their requests have whole answers, 1 otherwise."""
+    given = list(sys.argv[1:] if argv is None else argv)
+    arguments = parse_arguments(given)
+    chosen = {"seconds": arguments.seconds, "num_streams": arguments.streams}
+    sizes = replace(DEFAULTS[arguments.device], **{name: value for name, value in chosen.items() if value is not None})
+    cells = [cell for cell in sizes.cells if cell.name in arguments.cells]
+    out: Path = arguments.out
+    out.mkdir(parents=True, exist_ok=True)
+    remove_results(out, cells)
+    deadline = time.monotonic() + arguments.limit
+    summary: dict[str, Any] = {"began": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "argv": given, "cells": {}}
+
+    try:
+        with tempfile.TemporaryDirectory() as directory:
+            flags = [
+                *serve_flags(arguments, Path(directory)),
+                *("--prefill", str(arguments.prefill), "--decode", str(arguments.decode)),
+                *arguments.serve,
+            ]
+            layout = layout_of(flags)
+            with Served(flags, out / "logs", min(sizes.start_timeout_s, arguments.limit)) as served:
+                summary["start_to_ready_s"] = round(served.ready_s, 1)
+                with within(min(2 * RUN_GRACE_S, deadline - time.monotonic()), "warming up"):
+                    warm_up(served.address, sizes, cells, arguments.vocab_size)
+                measure_cells(cells, sizes, arguments, served.address, layout, deadline, summary)
+                (out / "serve.txt").write_text("\n".join(served.lines) + "\n")
+    except (StartError, EndpointError, TimeoutError, RuntimeError, ValueError) as error:
+        summary["failed"] = str(error)
+        print(f"failed: {error}", file=sys.stderr)
+    (out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
+    measured = summary["cells"]
+    is_whole = "failed" not in summary and all(
+        cell.name in measured and not measured[cell.name].get("num_not_whole", 1) for cell in cells
+    )
+    return 0 if is_whole else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,265 @@
+"""The cells of `benchmarks.interference`: what each sends, and the figures and aims that it is judged by."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Literal
+
+from bench.arrivals import ArrivalConfig
+from bench.clients.base import EndpointConfig
+from bench.config import BenchConfig, WorkloadConfig
+from bench.measures import RequestMeasures, distribution
+from bench.records import RequestRecord
+from bench.workloads.synthetic import Lengths
+from benchmarks.rows import Row
+from tandem.lifecycle import PHASES
+
+Distribution = dict[str, Any]
+# What clients see, in milliseconds, under the names that tables and files have for it.
+CLIENT_TTFT, CLIENT_GAP, CLIENT_ITL = "client: TTFT", "client: first to second", "client: later gaps"
+STREAMS_ITL, STREAMS_QUIET_ITL = "streams: ITL", "streams: ITL before arrivals"
+# Streams have all begun so long after the run's start, in seconds.
+_STREAMS_BEGUN_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """
+    Attributes:
+        kind: "alone": prompts one after another; "steady": prompts that arrive beside streams that run all the time;
+            "burst": all prompts at the same moment.
+        num_prompts: of each run; of "steady" what arrives.
+        num_runs: with prompts of their own; their requests are put together.
+        rate: of arrivals in a second, for "steady".
+        expected_s: what the cell takes on a machine that is fit for it, with its clients' start.
+    """
+
+    name: str
+    kind: Literal["alone", "steady", "burst"]
+    input_tokens: int
+    output_tokens: int
+    num_prompts: int = 0
+    num_runs: int = 1
+    rate: float = 0.0
+    expected_s: float = 15.0
+
+    @property
+    def what(self) -> str:
+        match self.kind:
+            case "alone":
+                return f"{self.num_prompts} prompts of {self.input_tokens:,} tokens, one after another"
+            case "steady":
+                return f"prompts of {self.input_tokens:,} tokens at {self.rate:g}/s beside streams"
+            case "burst":
+                return f"{self.num_prompts} prompts of {self.input_tokens:,} tokens at once, {self.num_runs} times"
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """
+    Attributes:
+        cells: in the order in which they run.
+        seconds: for which prompts arrive beside streams; lead_s: how long the streams run before.
+        trace_s: how long a cell is recorded; trace_steady_s: one with streams, at its end.
+        num_clients: processes.
+    """
+
+    cells: tuple[Cell, ...]
+    num_streams: int
+    stream_tokens: int
+    seconds: float
+    lead_s: float
+    start_timeout_s: float
+    trace_s: float
+    trace_steady_s: float
+    num_clients: int
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(cell.name for cell in self.cells)
+
+
+DEFAULTS = {
+    "cuda": Sizes(
+        (
+            Cell("lone", "alone", 4096, 16, num_prompts=20),
+            Cell("steady-3", "steady", 4096, 64, rate=3.0),
+            Cell("steady-6", "steady", 4096, 64, rate=6.0),
+            Cell("burst-64x256", "burst", 256, 16, num_prompts=64, num_runs=3),
+            Cell("burst-64x512", "burst", 512, 16, num_prompts=64, num_runs=3),
+            Cell("burst-256x256", "burst", 256, 16, num_prompts=256, num_runs=3, expected_s=20.0),
+            Cell("burst-256x512", "burst", 512, 16, num_prompts=256, num_runs=3, expected_s=25.0),
+            Cell("long-32k", "alone", 32_000, 16, num_prompts=4),
+        ),
+        num_streams=64,
+        stream_tokens=8192,
+        seconds=20.0,
+        lead_s=3.0,
+        start_timeout_s=90.0,
+        trace_s=8.0,
+        trace_steady_s=4.0,
+        num_clients=2,
+    ),
+    "cpu": Sizes(
+        (
+            Cell("lone", "alone", 256, 4, num_prompts=4),
+            Cell("steady-3", "steady", 256, 4, rate=0.6),
+            Cell("steady-6", "steady", 256, 4, rate=1.2),
+            Cell("burst-64x256", "burst", 32, 4, num_prompts=4, num_runs=2),
+            Cell("burst-64x512", "burst", 64, 4, num_prompts=4, num_runs=2),
+            Cell("burst-256x256", "burst", 32, 4, num_prompts=8, num_runs=2),
+            Cell("burst-256x512", "burst", 64, 4, num_prompts=8, num_runs=2),
+            Cell("long-32k", "alone", 512, 4, num_prompts=2),
+        ),
+        num_streams=2,
+        stream_tokens=512,
+        seconds=4.0,
+        lead_s=2.0,
+        start_timeout_s=120.0,
+        trace_s=6.0,
+        trace_steady_s=3.0,
+        num_clients=1,
+    ),
+}
+
+
+def bench_configs(
+    cell: Cell, sizes: Sizes, address: str, vocab_size: int, timeout_s: float, first_seed: int | None = None
+) -> list[BenchConfig]:
+    """One for each run of a cell. No two cells, and no two runs of one, have a prompt in common, so that nothing is
+    cached; the same cell has the same prompts in every call.
+
+    Args:
+        timeout_s: of each request.
+        first_seed: of its runs' prompts; None: the cell's own.
+    """
+    if first_seed is None:
+        first_seed = 1 + 10 * sizes.names.index(cell.name)
+    lengths = Lengths(cell.input_tokens, cell.input_tokens), Lengths(cell.output_tokens, cell.output_tokens)
+    configs = []
+    for seed in range(first_seed, first_seed + cell.num_runs):
+        endpoint = EndpointConfig(f"grpc://{address}", timeout_s=timeout_s)
+        shared: dict[str, Any] = {"label": cell.name, "num_processes": sizes.num_clients}
+        if cell.kind == "steady":
+            workload = WorkloadConfig(
+                "steady-streams",
+                input_lengths=lengths[0],
+                output_lengths=lengths[1],
+                num_streams=sizes.num_streams,
+                stream_output_tokens=sizes.stream_tokens,
+                lead_s=sizes.lead_s,
+                vocab_size=vocab_size,
+                seed=seed,
+            )
+            arrivals = ArrivalConfig("poisson", cell.rate)
+            configs.append(BenchConfig(endpoint, workload, arrivals, duration_s=sizes.lead_s + sizes.seconds, **shared))
+            continue
+        workload = WorkloadConfig("synthetic", cell.num_prompts, *lengths, vocab_size=vocab_size, seed=seed)
+        # All of one burst leave at the run's beginning, whatever the rate of bursts.
+        burst = ArrivalConfig("burst", rate=1.0, burst_size=cell.num_prompts)
+        arrivals = burst if cell.kind == "burst" else ArrivalConfig("closed")
+        configs.append(BenchConfig(endpoint, workload, arrivals, **shared))
+    return configs
+
+
+def num_not_whole(records: Sequence[RequestRecord]) -> int:
+    """Requests without a whole answer. A stream that the run's end has cut is none of them."""
+    return sum(record.error not in (("", "cut") if record.group == "streams" else ("",)) for record in records)
+
+
+def distributions(records: Sequence[RequestRecord], lead_s: float) -> dict[str, Distribution]:
+    """Of each phase of the ledger and of what clients saw, over the requests with a whole answer, in milliseconds. What
+    there was none of is left out.
+
+    Args:
+        lead_s: how long streams ran before the first arrival.
+    """
+    requests = [record for record in records if record.group == "requests" and not record.error]
+    streams = [record for record in records if record.group == "streams"]
+    measures = [RequestMeasures.of(record) for record in requests]
+    found: dict[str, Distribution | None] = {
+        spec.name: distribution(r.phases_ms[spec.name] for r in requests if spec.name in r.phases_ms) for spec in PHASES
+    }
+    found[CLIENT_TTFT] = _ms(one.ttft for one in measures)
+    found[CLIENT_GAP] = _ms(one.gaps[0] if one.gaps else None for one in measures)
+    found[CLIENT_ITL] = _ms(gap for one in measures for gap in one.gaps[1:])
+    if streams and requests:
+        begin, end = min(record.due_s for record in requests), max(record.ended_s for record in requests)
+        found[STREAMS_QUIET_ITL] = _ms(_gaps_within(streams, min(_STREAMS_BEGUN_S, lead_s / 2), begin))
+        found[STREAMS_ITL] = _ms(_gaps_within(streams, begin, end))
+    return {name: values for name, values in found.items() if values is not None}
+
+
+def rows_of(
+    cell: Cell,
+    num_requests: int,
+    not_whole: int,
+    found: Mapping[str, Distribution],
+    own_copy_ms: float | None,
+    lone_ttft_ms: float | None,
+) -> list[Row]:
+    """The figures that a cell is judged by; those that it has no values for are left out.
+
+    Args:
+        found: its distributions.
+        own_copy_ms: what the pages of one prompt take at the link's plain rate; None: unknown.
+        lone_ttft_ms: the median of prompts that had the cluster to themselves; None: not measured.
+    """
+    rows = [Row("requests that are whole", num_requests - not_whole, "", low=num_requests)]
+
+    def add(name: str, of: str, what: str, high: float | None = None) -> None:
+        if of in found:
+            rows.append(Row(name, found[of][what], "ms", high=high))
+
+    add("TTFT p50", CLIENT_TTFT, "p50")
+    match cell.kind, cell.num_prompts:
+        case "steady", _:
+            add("first_to_second p50", "first_to_second", "p50", 18.0)
+            add("first_to_second p99", "first_to_second", "p99", 30.0)
+            add("client's gap after the first token, p50", CLIENT_GAP, "p50")
+            add("client's gap after the first token, p99", CLIENT_GAP, "p99")
+            add("streams' ITL before arrivals, p50", STREAMS_QUIET_ITL, "p50")
+            add("streams' ITL p50", STREAMS_ITL, "p50")
+            add("streams' ITL p99", STREAMS_ITL, "p99")
+            if STREAMS_ITL in found:
+                itl = found[STREAMS_ITL]
+                rows.append(Row("streams' ITL p99 / p50", itl["p99"] / itl["p50"], "", high=1.2))
+            if lone_ttft_ms and CLIENT_TTFT in found:
+                high = 1.05 if cell.name == "steady-3" else None
+                rows.append(Row("TTFT p50 / that of lone", found[CLIENT_TTFT]["p50"] / lone_ttft_ms, "", high=high))
+        case "burst", _:
+            add("handover p50", "handover", "p50")
+            add("handover p99", "handover", "p99")
+            add("handover, longest", "handover", "max")
+            add("transfer p50", "transfer", "p50")
+            add("transfer p99", "transfer", "p99")
+            add("decode_queue p50", "decode_queue", "p50")
+            add("decode_queue p99", "decode_queue", "p99")
+            add("decode step, by later gaps, p50", CLIENT_ITL, "p50")
+            if own_copy_ms is not None and "handover" in found and CLIENT_ITL in found:
+                rows.append(Row("own copy at the link's plain rate", own_copy_ms, "ms"))
+                beyond, step = found["handover"]["p99"] - own_copy_ms, found[CLIENT_ITL]["p50"]
+                rows.append(Row("handover p99 beyond its own copy", beyond, "ms", high=step + 5.0))
+        case "alone", _ if cell.name == "long-32k":
+            add("handover p50", "handover", "p50", 8.0)
+            add("handover, longest", "handover", "max", 8.0)
+            add("first_to_second p50", "first_to_second", "p50")
+        case _:
+            add("first_to_second p50", "first_to_second", "p50", 12.0)
+            add("handover p50", "handover", "p50")
+            add("handover p99", "handover", "p99")
+            add("client's gap after the first token, p50", CLIENT_GAP, "p50")
+            add("client's later gaps, p50", CLIENT_ITL, "p50")
+    return rows
+
+
+def _gaps_within(records: Iterable[RequestRecord], begin_s: float, end_s: float) -> Iterator[float]:
+    """Gaps that end between these moments."""
+    for record in records:
+        for before, after in pairwise(record.times):
+            if begin_s < after <= end_s:
+                yield after - before
+
+
+def _ms(seconds: Iterable[float | None]) -> Distribution | None:
+    return distribution(value * 1e3 for value in seconds if value is not None)
