@@ -75,17 +75,3 @@ def from_later(trace: dict[str, Any], share: float) -> tuple[dict[str, Any], flo
     cut_us = moments[min(int(len(moments) * (1 - share)) + 1, len(moments) - 1)]
     kept = [event for event in events if event["ph"] == "M" or event["ts"] >= cut_us]
     return {**trace, "traceEvents": kept}, cut_us
-
-
-def read_trace(file: Path) -> dict[str, Any]:
-    """Of `tandem trace`, compressed or not. Raises ValueError if it is none."""
-    try:
-        content = file.read_bytes()
-        trace = json.loads(gzip.decompress(content) if content.startswith(b"\x1f\x8b") else content)
-    except OSError as error:
-        raise ValueError(f"{file} cannot be read: {error.strerror}") from error
-    except (ValueError, EOFError) as error:
-        raise ValueError(f"{file} is no trace: {error}") from error
-    if not isinstance(trace, dict) or not isinstance(trace.get("traceEvents"), list):
-        raise ValueError(f"{file} is no trace: it has no events")
-    return trace
