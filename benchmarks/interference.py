@@ -53,6 +53,8 @@ from engine.weights.resolve import resolve_model
 # What the plain copy of benchmarks.kv_transfer was at least to give.
 COPY_GB_PER_S = 375.0
 QUIET = Console(quiet=True)
+# Until clients have made their prompts and begin.
+CLIENTS_START_S = 2.0
 # Above those of all cells.
 WARMUP_SEED = 1001
 SUFFIXES = (".json", ".jsonl", ".txt", ".trace.json.gz")
@@ -105,11 +107,7 @@ def run_cell(
     with within(timeout_s, cell.name):
         for config in configs:
             if trace_file is not None and config is configs[-1]:
-                # Clients take a second or two to start: a recording that ends with the arrivals would begin too late.
-                is_steady = cell.kind == "steady"
-                seconds = sizes.trace_steady_s if is_steady else sizes.trace_s
-                delay_s = max(0.0, sizes.lead_s + sizes.seconds - seconds) if is_steady else 0.0
-                recording = Recording(address, delay_s, seconds)
+                recording = Recording(address, *when_recorded(cell, sizes))
             result, run = measure(config, QUIET)
             if not result["is_whole"]:
                 raise KeyboardInterrupt
@@ -118,6 +116,14 @@ def run_cell(
         if recording is not None and trace_file is not None:
             warnings = recording.finish(trace_file)
     return results, records, warnings
+
+
+def when_recorded(cell: Cell, sizes: Sizes) -> tuple[float, float]:
+    """How long after its clients are started a cell is recorded, and for how long, in seconds."""
+    if cell.kind != "steady":
+        return 0.0, sizes.trace_s
+    # The last arrivals are what is to be seen.
+    return max(0.0, CLIENTS_START_S + sizes.lead_s + sizes.seconds - sizes.trace_steady_s), sizes.trace_steady_s
 
 
 def phases_table(found: Mapping[str, Distribution], title: str) -> Table:

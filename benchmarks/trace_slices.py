@@ -29,6 +29,10 @@ class Track:
         self.spans = sorted(spans, key=lambda span: (span.start, span.end))
         self._starts = [span.start for span in self.spans]
 
+    def begins_by(self, moment: float) -> bool:
+        """Whether there is a slice that began by then."""
+        return bool(self._starts) and self._starts[0] <= moment
+
     def within(self, start: float, end: float) -> Iterator[tuple[str, float, float]]:
         """The parts of slices that lie between two moments, with their names."""
         place = max(bisect.bisect_right(self._starts, start) - 1, 0)

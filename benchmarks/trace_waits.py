@@ -122,7 +122,8 @@ class _Worker:
 
 
 def waits_of(trace: Mapping[str, Any]) -> tuple[list[Waits], int]:
-    """All handovers that are in the recording from their first token to their step, by start; and how many are not."""
+    """All handovers that are in the recording from their first token to their step, by start; and how many are not.
+    Those that failed count as neither."""
     workers = {name: _Worker.of(tracks) for name, tracks in tracks_of(trace).items()}
     found, num_partial = [], 0
     for worker in workers.values():
@@ -136,7 +137,7 @@ def waits_of(trace: Mapping[str, Any]) -> tuple[list[Waits], int]:
 
 
 def _waits(handover: Span, prefill: _Worker, workers: Iterable[_Worker]) -> Waits | None:
-    """None: what came after is not in the recording."""
+    """None: what came before or after is not in the recording."""
     (request_id,) = handover.request_ids
     arrived = [
         (commit, worker)
@@ -148,7 +149,7 @@ def _waits(handover: Span, prefill: _Worker, workers: Iterable[_Worker]) -> Wait
         return None
     commit, decode = min(arrived, key=lambda one: one[0].start)
     begun = [step for step in decode.steps.get(request_id, ()) if step.end >= commit.end]
-    if not begun:
+    if not begun or not all(worker.thread.begins_by(handover.start) for worker in (prefill, decode)):
         return None
     step = min(begun, key=lambda one: one.end)
     copies = [copy for copy in prefill.copies.get(request_id, ()) if copy.start <= handover.end]
@@ -240,7 +241,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for warning in trace.get("otherData", {}).get("warnings", ()):
         print(f"{arguments.file}: {warning}", file=sys.stderr)
     handovers, num_partial = waits_of(trace)
-    print(f"{len(handovers)} handovers; {num_partial} more are not in the recording to their step's beginning")
+    print(f"{len(handovers)} handovers; {num_partial} more are not wholly in the recording")
     if not handovers:
         return 1
     figures = summarize(handovers)
