@@ -49,6 +49,8 @@ PREFILL: list[Slice] = [
     (copies_to("decode-0"), "copy", 500, 700, "a"),
     (copies_to("decode-0"), "copy", 4_010, 6_010, "a"),
     (copies_to("decode-0"), "copy", 500, 9_000, "b"),
+    # Of a later attempt, after the decode worker had given the first one back.
+    (copies_to("decode-0"), "copy", 9_500, 9_700, "a"),
     (HANDOVERS, "handover", 1_000, 6_020, "a"),
 ]
 DECODE: list[Slice] = [
