@@ -98,7 +98,6 @@ def run_cell(
     Raises:
         TimeoutError: it was not over in time.
         EndpointError, RuntimeError: it cannot be measured.
-        OSError: the trace cannot be written.
     """
     request_timeout_s = (sizes.lead_s + sizes.seconds if cell.kind == "steady" else 0.0) + 2 * RUN_GRACE_S
     configs = bench_configs(cell, sizes, address, vocab_size, request_timeout_s)
@@ -113,8 +112,12 @@ def run_cell(
                 raise KeyboardInterrupt
             results.append(result)
             records += run.records
-        if recording is not None and trace_file is not None:
+    if recording is not None and trace_file is not None:
+        # The figures are there whatever becomes of it.
+        try:
             warnings = recording.finish(trace_file)
+        except OSError as error:
+            warnings = [f"{trace_file} cannot be written: {error.strerror}"]
     return results, records, warnings
 
 
@@ -146,14 +149,14 @@ def write_cell(
     records: Sequence[RequestRecord],
 ) -> None:
     """Raises OSError."""
-    described = {
+    whole = {
         "cell": asdict(cell),
         "rows": [row_json(row) for row in rows],
         "ms": {name: {key: v for key, v in values.items() if key != "curve"} for name, values in found.items()},
         **more,
         "results": [slim(result) for result in results],
     }
-    (out / f"{cell.name}.json").write_text(json.dumps(described, indent=1) + "\n")
+    (out / f"{cell.name}.json").write_text(json.dumps(whole, indent=1) + "\n")
     write_records(records, out / f"{cell.name}.jsonl")
     table = table_of(rows, f"{cell.name}: {cell.what}")
     with (out / f"{cell.name}.txt").open("w") as file:
@@ -181,9 +184,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     add("--cells", nargs="+", choices=names, default=names, metavar="NAME", help=f"of {', '.join(names)} (all)")
     add("--seconds", type=float, metavar="S", help="for which prompts arrive beside streams (20; on a CPU 4)")
     add("--streams", type=int, metavar="N", help="that run all the time (64; 2)")
-    add(
-        "--copy-gb-per-s", type=float, default=COPY_GB_PER_S, metavar="N", help="of the link's plain copy (%(default)s)"
-    )
+    add("--copy-gb-per-s", type=float, default=COPY_GB_PER_S, metavar="N", help="of the link itself (%(default)s)")
     add("--limit", type=float, default=400.0, metavar="S", help="seconds that all of it may take (%(default)s)")
     add("--trace-cell", action="append", choices=names, default=[], metavar="NAME", help="is recorded too; repeatable")
     given = list(argv)
@@ -206,57 +207,61 @@ def measure_cells(
 
     Args: deadline: by the monotonic clock.
     """
-    lone_ttft_ms = None
+    lone_ttft_ms: float | None = None
     for cell in cells:
         left_s, expected_s = deadline - time.monotonic(), expected_seconds(cell, sizes)
+        told: dict[str, Any]
         if left_s < expected_s:
-            told: dict[str, Any] = {
-                "left_out": f"it takes some {expected_s:.0f} s, and {max(0.0, left_s):.0f} s are left"
-            }
-            print(f"{cell.name}: left out: {told['left_out']}", file=sys.stderr)
-            add_to_summary(summary, cell.name, told, arguments.out)
-            continue
-        trace_file = arguments.out / f"{cell.name}.trace.json.gz" if cell.name in arguments.trace_cell else None
-        try:
-            results, records, warnings = run_cell(
-                cell, sizes, address, arguments.vocab_size, min(left_s, expected_s + 2 * RUN_GRACE_S), trace_file
-            )
-        except (EndpointError, TimeoutError, RuntimeError, OSError) as error:
-            print(f"{cell.name}: failed: {error}", file=sys.stderr)
-            add_to_summary(summary, cell.name, {"failed": str(error)}, arguments.out)
-            continue
-        found = distributions(records, sizes.lead_s if cell.kind == "steady" else 0.0)
-        not_whole = num_not_whole(records)
-        copy_ms = own_copy_ms(layout, cell.input_tokens, arguments.copy_gb_per_s)
-        rows = rows_of(cell, len(records), not_whole, found, copy_ms, lone_ttft_ms)
-        if cell.name == "lone" and CLIENT_TTFT in found:
-            lone_ttft_ms = found[CLIENT_TTFT]["p50"]
-        told = {
-            "num_requests": len(records),
-            "num_not_whole": not_whole,
-            "errors": error_examples(records),
-            "warnings": [warning for result in results for warning in result["warnings"]] + warnings,
-            "rows": [row_json(row) for row in rows],
-        }
-        for problem in (*told["errors"].items(), *told["warnings"]):
+            told = {"left_out": f"it takes some {expected_s:.0f} s, and {max(0.0, left_s):.0f} s are left"}
+        else:
+            trace_file = arguments.out / f"{cell.name}.trace.json.gz" if cell.name in arguments.trace_cell else None
+            timeout_s = min(left_s, expected_s + 2 * RUN_GRACE_S)
+            try:
+                results, records, warnings = run_cell(cell, sizes, address, arguments.vocab_size, timeout_s, trace_file)
+                if cell.kind == "steady" and lone_ttft_ms is None:
+                    warnings.append("TTFT has nothing to be compared with, because `lone` was not measured before")
+                found = distributions(records)
+                copy_ms = own_copy_ms(layout, cell.input_tokens, arguments.copy_gb_per_s)
+                rows = rows_of(cell, records, found, copy_ms, lone_ttft_ms)
+                told = described(records, results, rows, warnings)
+                write_cell(cell, rows, found, told, arguments.out, results, records)
+                if cell.name == "lone" and CLIENT_TTFT in found:
+                    lone_ttft_ms = found[CLIENT_TTFT]["p50"]
+            except (EndpointError, TimeoutError, RuntimeError, OSError) as error:
+                told = {"failed": str(error)}
+        for problem in problems(told):
             print(f"{cell.name}: {problem}", file=sys.stderr)
-        write_cell(cell, rows, found, told, arguments.out, results, records)
-        add_to_summary(summary, cell.name, told, arguments.out)
+        summary["cells"][cell.name] = told
+        # Whatever becomes of the next cell, this one is there.
+        write_summary(summary, arguments.out)
+
+
+def described(
+    records: Sequence[RequestRecord], results: Sequence[dict[str, Any]], rows: Sequence[Row], warnings: Sequence[str]
+) -> dict[str, Any]:
+    """A measured cell, as it stands in the summary. Args: warnings: besides those of its runs."""
+    return {
+        "num_requests": len(records),
+        "num_not_whole": num_not_whole(records),
+        "errors": {record.error: record.detail for record in records if record.error not in ("", "cut")},
+        "warnings": [*(warning for result in results for warning in result["warnings"]), *warnings],
+        "rows": [row_json(row) for row in rows],
+    }
+
+
+def problems(told: Mapping[str, Any]) -> list[str]:
+    """Of a cell in the summary, in words."""
+    ended = [f"{how.replace('_', ' ')}: {told[how]}" for how in ("left_out", "failed") if how in told]
+    errors = [f"{kind}: {detail}" for kind, detail in told.get("errors", {}).items()]
+    return [*ended, *errors, *told.get("warnings", ())]
+
+
+def write_summary(summary: Mapping[str, Any], out: Path) -> None:
+    (out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
 
 
 def expected_seconds(cell: Cell, sizes: Sizes) -> float:
     return cell.expected_s + (sizes.lead_s + sizes.seconds if cell.kind == "steady" else 0.0)
-
-
-def error_examples(records: Sequence[RequestRecord]) -> dict[str, str]:
-    """Of each kind of error, one in words."""
-    return {record.error: record.detail for record in records if record.error not in ("", "cut")}
-
-
-def add_to_summary(summary: dict[str, Any], name: str, told: dict[str, Any], out: Path) -> None:
-    """Whatever becomes of the next cell, this one is there."""
-    summary["cells"][name] = told
-    (out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -271,7 +276,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     remove_results(out, cells)
     deadline = time.monotonic() + arguments.limit
     summary: dict[str, Any] = {"began": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "argv": given, "cells": {}}
-
     try:
         with tempfile.TemporaryDirectory() as directory:
             flags = [
@@ -289,7 +293,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (StartError, EndpointError, TimeoutError, RuntimeError, ValueError) as error:
         summary["failed"] = str(error)
         print(f"failed: {error}", file=sys.stderr)
-    (out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
+    write_summary(summary, out)
     measured = summary["cells"]
     is_whole = "failed" not in summary and all(
         cell.name in measured and not measured[cell.name].get("num_not_whole", 1) for cell in cells

@@ -167,13 +167,9 @@ def num_not_whole(records: Sequence[RequestRecord]) -> int:
     return sum(record.error not in (("", "cut") if record.group == "streams" else ("",)) for record in records)
 
 
-def distributions(records: Sequence[RequestRecord], lead_s: float) -> dict[str, Distribution]:
+def distributions(records: Sequence[RequestRecord]) -> dict[str, Distribution]:
     """Of each phase of the ledger and of what clients saw, over the requests with a whole answer, in milliseconds. What
-    there was none of is left out.
-
-    Args:
-        lead_s: how long streams ran before the first arrival.
-    """
+    there was none of is left out."""
     requests = [record for record in records if record.group == "requests" and not record.error]
     streams = [record for record in records if record.group == "streams"]
     measures = [RequestMeasures.of(record) for record in requests]
@@ -185,15 +181,14 @@ def distributions(records: Sequence[RequestRecord], lead_s: float) -> dict[str, 
     found[CLIENT_ITL] = _ms(gap for one in measures for gap in one.gaps[1:])
     if streams and requests:
         begin, end = min(record.due_s for record in requests), max(record.ended_s for record in requests)
-        found[STREAMS_QUIET_ITL] = _ms(_gaps_within(streams, min(_STREAMS_BEGUN_S, lead_s / 2), begin))
+        found[STREAMS_QUIET_ITL] = _ms(_gaps_within(streams, min(_STREAMS_BEGUN_S, begin / 2), begin))
         found[STREAMS_ITL] = _ms(_gaps_within(streams, begin, end))
     return {name: values for name, values in found.items() if values is not None}
 
 
 def rows_of(
     cell: Cell,
-    num_requests: int,
-    not_whole: int,
+    records: Sequence[RequestRecord],
     found: Mapping[str, Distribution],
     own_copy_ms: float | None,
     lone_ttft_ms: float | None,
@@ -201,19 +196,22 @@ def rows_of(
     """The figures that a cell is judged by; those that it has no values for are left out.
 
     Args:
-        found: its distributions.
+        records: of all its runs; found: their distributions.
         own_copy_ms: what the pages of one prompt take at the link's plain rate; None: unknown.
         lone_ttft_ms: the median of prompts that had the cluster to themselves; None: not measured.
     """
-    rows = [Row("requests that are whole", num_requests - not_whole, "", low=num_requests)]
+    rows = [Row("requests that are whole", len(records) - num_not_whole(records), "", low=len(records))]
 
     def add(name: str, of: str, what: str, high: float | None = None) -> None:
         if of in found:
             rows.append(Row(name, found[of][what], "ms", high=high))
 
+    def add_ratio(name: str, value: float, high: float | None) -> None:
+        rows.append(Row(name, value, "", high=high))
+
     add("TTFT p50", CLIENT_TTFT, "p50")
-    match cell.kind, cell.num_prompts:
-        case "steady", _:
+    match cell.kind:
+        case "steady":
             add("first_to_second p50", "first_to_second", "p50", 18.0)
             add("first_to_second p99", "first_to_second", "p99", 30.0)
             add("client's gap after the first token, p50", CLIENT_GAP, "p50")
@@ -222,32 +220,25 @@ def rows_of(
             add("streams' ITL p50", STREAMS_ITL, "p50")
             add("streams' ITL p99", STREAMS_ITL, "p99")
             if STREAMS_ITL in found:
-                itl = found[STREAMS_ITL]
-                rows.append(Row("streams' ITL p99 / p50", itl["p99"] / itl["p50"], "", high=1.2))
-            if lone_ttft_ms and CLIENT_TTFT in found:
+                add_ratio("streams' ITL p99 / p50", found[STREAMS_ITL]["p99"] / found[STREAMS_ITL]["p50"], 1.2)
+            if lone_ttft_ms is not None and CLIENT_TTFT in found:
                 high = 1.05 if cell.name == "steady-3" else None
-                rows.append(Row("TTFT p50 / that of lone", found[CLIENT_TTFT]["p50"] / lone_ttft_ms, "", high=high))
-        case "burst", _:
-            add("handover p50", "handover", "p50")
-            add("handover p99", "handover", "p99")
+                add_ratio("TTFT p50 / that of lone", found[CLIENT_TTFT]["p50"] / lone_ttft_ms, high)
+        case "burst":
+            for phase in ("handover", "transfer", "decode_queue"):
+                add(f"{phase} p50", phase, "p50")
+                add(f"{phase} p99", phase, "p99")
             add("handover, longest", "handover", "max")
-            add("transfer p50", "transfer", "p50")
-            add("transfer p99", "transfer", "p99")
-            add("decode_queue p50", "decode_queue", "p50")
-            add("decode_queue p99", "decode_queue", "p99")
             add("decode step, by later gaps, p50", CLIENT_ITL, "p50")
             if own_copy_ms is not None and "handover" in found and CLIENT_ITL in found:
                 rows.append(Row("own copy at the link's plain rate", own_copy_ms, "ms"))
                 beyond, step = found["handover"]["p99"] - own_copy_ms, found[CLIENT_ITL]["p50"]
                 rows.append(Row("handover p99 beyond its own copy", beyond, "ms", high=step + 5.0))
-        case "alone", _ if cell.name == "long-32k":
-            add("handover p50", "handover", "p50", 8.0)
-            add("handover, longest", "handover", "max", 8.0)
-            add("first_to_second p50", "first_to_second", "p50")
-        case _:
-            add("first_to_second p50", "first_to_second", "p50", 12.0)
-            add("handover p50", "handover", "p50")
-            add("handover p99", "handover", "p99")
+        case "alone":
+            is_long = cell.name == "long-32k"
+            add("first_to_second p50", "first_to_second", "p50", None if is_long else 12.0)
+            add("handover p50", "handover", "p50", 8.0 if is_long else None)
+            add("handover, longest", "handover", "max", 8.0 if is_long else None)
             add("client's gap after the first token, p50", CLIENT_GAP, "p50")
             add("client's later gaps, p50", CLIENT_ITL, "p50")
     return rows

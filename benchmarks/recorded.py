@@ -13,7 +13,7 @@ from tandem.v1 import recording_pb2 as pb
 # Files are to be small enough to be kept beside the results.
 MAX_FILE_BYTES = 8_000_000
 # Parts come once a recording has ended.
-COLLECT_TIMEOUT_S = 60.0
+COLLECT_TIMEOUT_S = 30.0
 
 
 class Recording:

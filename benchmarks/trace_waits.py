@@ -42,6 +42,8 @@ NOTHING = "(nothing)"
 _COPIES = "copies to "
 # A slice that others of its thread lie within.
 _TURN = "step"
+# In these a thread waits for a forward, or may.
+_MAY_WAIT = ("sleep", "collect")
 # Two clocks agree to some hundred microseconds: what is told by one may seem to have happened before its cause.
 _CLOCKS_US = 5_000.0
 
@@ -95,12 +97,12 @@ class _Worker:
         return worker
 
     def doing(self, start: float, end: float) -> dict[str, float]:
-        """What the thread did between two moments, by name. While it slept, what its device ran."""
+        """What the thread did between two moments, by name. While it may have waited for its device, what that ran."""
         took: dict[str, float] = defaultdict(float)
         for name, first, last in self.thread.within(start, end):
-            if name == "sleep":
+            if name in _MAY_WAIT:
                 for running, began, ended in self.device.within(first, last):
-                    took[f"sleep, device: {running}"] += ended - began
+                    took[f"{name}, device: {running}"] += ended - began
                     took[name] -= ended - began
             took[name] += last - first
         took[NOTHING] = max(0.0, end - start - sum(took.values()))

@@ -46,12 +46,8 @@ def a_stream(gap_s: float = 0.01, until_s: float = 2.0) -> RequestRecord:
     return record([*quiet, *busy], group="streams", error="cut")
 
 
-def rows_by_name(rows: Sequence[Row]) -> dict[str, Row]:
-    return {row.name: row for row in rows}
-
-
 def test_ledger_and_clients_stand_side_by_side() -> None:
-    found = distributions([a_request(), a_request(6.0, index=1), a_stream(0.02)], lead_s=2.0)
+    found = distributions([a_request(), a_request(6.0, index=1), a_stream(0.02)])
     assert found["handover"]["p50"] == pytest.approx(5.0) and found["handover"]["count"] == 2
     assert found[CLIENT_TTFT]["p50"] == pytest.approx(100)
     assert found[CLIENT_GAP]["p50"] == pytest.approx(20)
@@ -63,31 +59,47 @@ def test_ledger_and_clients_stand_side_by_side() -> None:
 
 def test_a_request_that_failed_has_no_part_in_the_figures_and_counts_as_not_whole() -> None:
     records = [a_request(), a_request(900.0, error="failed", detail="lost"), a_stream()]
-    assert distributions(records, 2.0)["handover"]["max"] == pytest.approx(4.0)
+    assert distributions(records)["handover"]["max"] == pytest.approx(4.0)
     assert num_not_whole(records) == 1
-    assert interference.error_examples(records) == {"failed": "lost"}
+    assert interference.problems(interference.described(records, [], [], ["slow"])) == ["failed: lost", "slow"]
     # A stream may be cut, a request may not.
     assert num_not_whole([a_request(error="cut")]) == 1
     assert num_not_whole([record([0.1], group="streams", error="failed")]) == 1
-    rows = rows_by_name(rows_of(BURST, 3, 1, distributions(records, 2.0), 0.1, None))
-    assert not rows["requests that are whole"].ok
+    assert not judged(BURST, records)["requests that are whole"].ok
+
+
+def judged(cell: Cell, records: Sequence[RequestRecord], **known: float) -> dict[str, Row]:
+    rows = rows_of(
+        cell, records, distributions(records), known.get("own_copy_ms"), lone_ttft_ms=known.get("lone_ttft_ms")
+    )
+    return {row.name: row for row in rows}
 
 
 def test_streams_are_judged_by_how_much_longer_their_longest_gaps_are() -> None:
-    calm = rows_by_name(rows_of(STEADY, 2, 0, distributions([a_request(), a_stream()], 2.0), None, 99.0))
-    assert calm["streams' ITL p99 / p50"].ok and calm["first_to_second p50"].ok
-    assert calm["TTFT p50 / that of lone"].value == pytest.approx(100 / 99) and calm["TTFT p50 / that of lone"].ok
-    slower = rows_by_name(rows_of(STEADY, 2, 0, distributions([a_request(40.0), a_stream()], 2.0), None, 90.0))
-    assert not slower["first_to_second p50"].ok and not slower["TTFT p50 / that of lone"].ok
-    alone = rows_by_name(rows_of(STEADY, 2, 0, distributions([a_request(), a_stream()], 2.0), None, None))
-    assert "TTFT p50 / that of lone" not in alone
+    name = "streams' ITL p99 / p50"
+    assert judged(STEADY, [a_request(), a_stream()])[name].ok
+    late = a_stream()
+    late.times.append(late.times[-1] + 0.015)
+    hindered = judged(STEADY, [a_request(ended_s=2.2), late])[name]
+    assert hindered.value > 1.2 and not hindered.ok
+
+
+def test_prompts_beside_streams_are_judged_by_their_second_token_and_by_the_ttft_of_a_lone_one() -> None:
+    records = [a_request(), a_stream()]
+    rows = judged(STEADY, records, lone_ttft_ms=99.0)
+    assert rows["first_to_second p50"].ok and rows["first_to_second p99"].ok
+    assert rows["TTFT p50 / that of lone"].value == pytest.approx(100 / 99) and rows["TTFT p50 / that of lone"].ok
+    assert not judged(STEADY, records, lone_ttft_ms=90.0)["TTFT p50 / that of lone"].ok
+    assert "TTFT p50 / that of lone" not in judged(STEADY, records)
+    rows = judged(STEADY, [a_request(10.0), a_stream()])
+    assert not rows["first_to_second p50"].ok and rows["first_to_second p99"].ok
+    assert not judged(STEADY, [a_request(19.0), a_stream()])["first_to_second p99"].ok
 
 
 def test_a_burst_may_wait_for_its_own_copy_one_step_and_five_milliseconds() -> None:
-    name = "handover p99 beyond its own copy"
     for handover_ms, ok in ((16.9, True), (17.1, False)):
-        found = distributions([a_request(handover_ms), a_request(handover_ms)], 0.0)
-        row = rows_by_name(rows_of(BURST, 2, 0, found, 2.0, None))[name]
+        records = [a_request(handover_ms), a_request(handover_ms)]
+        row = judged(BURST, records, own_copy_ms=2.0)["handover p99 beyond its own copy"]
         # Steps take 10 ms here.
         assert row.value == pytest.approx(handover_ms - 2.0) and row.high == pytest.approx(15.0) and row.ok is ok
 
@@ -194,6 +206,7 @@ def test_a_cell_that_fails_is_told_and_the_others_go_on(tmp_path: Path, measured
     measured.update({"steady-3": [a_request(), a_stream()]})
     status, summary = run(tmp_path)
     assert status == 1 and "not over" in summary["cells"]["lone"]["failed"]
+    assert any("lone" in warning for warning in summary["cells"]["steady-3"]["warnings"])
     assert summary["cells"]["steady-3"]["num_not_whole"] == 0 and not (tmp_path / "lone.json").exists()
 
 
