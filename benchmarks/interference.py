@@ -80,7 +80,7 @@ def warm_up(address: str, sizes: Sizes, cells: Sequence[Cell], vocab_size: int) 
     """A few prompts of each length, so that nothing is compiled, allocated or opened while something is measured."""
     by_length = {cell.input_tokens: cell for cell in reversed(cells)}
     for number, cell in enumerate(by_length.values()):
-        num_prompts = 2 if cell.kind == "alone" else max(2, (cell.num_prompts or sizes.num_streams) // 4)
+        num_prompts = 4 if cell.kind == "alone" else max(4, (cell.num_prompts or sizes.num_streams) // 4)
         few = replace(cell, kind="burst", num_prompts=num_prompts, num_runs=1)
         for config in bench_configs(few, sizes, address, vocab_size, RUN_GRACE_S, WARMUP_SEED + number):
             measure(config, QUIET)

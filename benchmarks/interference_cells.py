@@ -98,7 +98,7 @@ DEFAULTS = {
         start_timeout_s=90.0,
         trace_s=8.0,
         trace_steady_s=4.0,
-        num_clients=2,
+        num_clients=4,
     ),
     "cpu": Sizes(
         (
@@ -117,7 +117,7 @@ DEFAULTS = {
         lead_s=2.0,
         start_timeout_s=120.0,
         trace_s=6.0,
-        trace_steady_s=3.0,
+        trace_steady_s=8.0,
         num_clients=1,
     ),
 }
