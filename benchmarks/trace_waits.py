@@ -109,9 +109,11 @@ class _Worker:
         return {name: value for name, value in took.items() if value > 1e-6}
 
     def left_at(self, moment: float) -> float:
-        """When messages go out that are there from that moment on: before a forward is launched or collected, and at
-        the end of a turn."""
+        """When messages go out that are there from that moment on: before a forward is launched or collected, at the
+        end of a turn, and at once while a forward is being launched."""
         for span in self.thread.ending_from(moment):
+            if span.name == "launch" and span.start <= moment:
+                return moment
             if span.name == "collect" and span.start >= moment:
                 return span.start
             if span.name in ("compose", "tell"):

@@ -118,6 +118,10 @@ class _CudaForwardOutput(_EngineOutput):
         return self._began.elapsed_time(self._ended) / 1e3
 
 
+def _nothing() -> None:
+    """Stands for what nobody has to do meanwhile."""
+
+
 class _Interleaved(Attention):
     """A layer's attention, and before it what cannot wait until all layers have been launched: that takes the host a
     quarter of a millisecond for each."""
@@ -168,21 +172,22 @@ class Engine(EngineBase):
             fed_ids = batch.feed.output.device_token_ids
         output: _EngineOutput
         if self.device.type == "cpu":
-            output = _CpuForwardOutput(batch, self._run(batch, fed_ids, self._attention))
+            output = _CpuForwardOutput(batch, self._run(batch, fed_ids, _nothing))
         else:
             began = torch.cuda.Event(enable_timing=True)
             began.record()
-            attention = self._attention if meanwhile is None else _Interleaved(self._attention, meanwhile)
-            launched = self._run_graph(batch, fed_ids) or self._run(batch, fed_ids, attention)
+            launched = self._run_graph(batch, fed_ids) or self._run(batch, fed_ids, meanwhile or _nothing)
             output = _CudaForwardOutput(batch, launched, began)
         if not batch.waits_for_tokens:
             output.sample()
         self.counters.count(batch)
         return output
 
-    def _run(self, batch: Batch, fed_ids: torch.Tensor | None, attention: Attention) -> _Launched:
-        """Launches the forward. Args: attention: of the backend, or what stands before it."""
+    def _run(self, batch: Batch, fed_ids: torch.Tensor | None, meanwhile: Callable[[], None]) -> _Launched:
+        """Launches the forward."""
         self._attention.plan(batch)
+        attention = _Interleaved(self._attention, meanwhile)
+        meanwhile()
         rows = to_device(batch.logits_rows(), self.device)
         input_ids = batch.input_ids(self.device, fed_ids)
         hidden = self.model.hidden_states(input_ids, batch.positions(self.device), attention)

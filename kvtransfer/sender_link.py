@@ -12,6 +12,7 @@ from enum import Enum, auto
 
 from engine.kvcache.base import Completion
 from kvtransfer.transports.base import SenderTransport
+from tandem.lifecycle import now_ns
 from tandem.messages import (
     Committed,
     Granted,
@@ -57,6 +58,7 @@ class SenderLease:
         link: the epoch that it belongs to.
         grant: the receiver's pages, once granted.
         copies: pushes that may still run.
+        settled_ns: when it was settled; 0: it has not been.
         refusal: the receiver's reason, in state REFUSED.
         revoked: the receiver asks for the lease back.
     """
@@ -67,6 +69,7 @@ class SenderLease:
     grant: Granted | None = None
     copies: list[Completion] = field(default_factory=list)
     num_pages_pushed: int = 0
+    settled_ns: int = 0
     refusal: str = ""
     revoked: bool = False
     _commit: Committed | None = None
@@ -239,5 +242,6 @@ class SenderLink:
 
     def _settle(self, lease: SenderLease, state: LeaseState) -> None:
         lease.state = state
+        lease.settled_ns = now_ns()
         del self._leases[lease.lease_id]
         self._settling.pop(lease.lease_id, None)

@@ -10,10 +10,15 @@ from worker.events import Event
 
 @dataclass(frozen=True, slots=True)
 class HandoverResult:
-    """A job that its handover is done with; `failure` says why it did not succeed."""
+    """A job that its handover is done with; `failure` says why it did not succeed.
+
+    Attributes:
+        ended_ns: when the other worker was told so; 0: nobody has noted that.
+    """
 
     job: PrefillJob
     failure: str = ""
+    ended_ns: int = 0
 
 
 class Handover(ABC):

@@ -268,7 +268,7 @@ class LinkHandover(Handover):
             self._asking_again[job] = lease.link, self._clock() + ASK_AGAIN_S
             return
         # A request that its first token has ended cannot fail any more.
-        self._results.append(HandoverResult(job, "" if job.finish_reason else _failure(lease)))
+        self._results.append(HandoverResult(job, "" if job.finish_reason else _failure(lease), lease.settled_ns))
 
 
 def _failure(lease: SenderLease) -> str:

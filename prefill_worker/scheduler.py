@@ -37,7 +37,7 @@ from worker.grammar_failure import grammar_failure
 logger = logging.getLogger(__name__)
 
 # Copies and forwards that have completed are looked for again so soon.
-POLL_S = 0.0005
+POLL_S = 0.0002
 # The device runs so many forwards, or has them before it, at most.
 MAX_LAUNCHED = 2
 # The wait for pages doubles so often at most.
@@ -154,6 +154,7 @@ class PrefillScheduler(ForwardScheduler):
                     "handover",
                     result.job.first_token_time_ns,
                     (result.job.request.request_id,),
+                    end_ns=result.ended_ns,
                     detail=result.failure,
                 )
             if result.failure:
@@ -198,6 +199,7 @@ class PrefillScheduler(ForwardScheduler):
                 # Later ones that fit would keep this one waiting for ever.
                 break
             budget -= self._start(queued, handle)
+            self._go_on_meanwhile()
 
     def _must_wait_for_prefix(self, queued: QueuedRequest) -> bool:
         """Whether a job is computing pages that this request needs next: it holds nothing until those are in the cache
@@ -275,7 +277,7 @@ class PrefillScheduler(ForwardScheduler):
         return launched
 
     def _go_on_meanwhile(self) -> None:
-        """Handovers of the forwards before do not wait for a launch, which may take longer than they do."""
+        """Handovers do not wait for what else this thread does, which may take longer than they do."""
         if self._handover.is_copying:
             self._handover.go_on()
             self._outbox.flush()
@@ -310,6 +312,8 @@ class PrefillScheduler(ForwardScheduler):
                 job.has_told_start = True
                 self._outbox.to_router(Progress(*job.key, job.moments))
             self._handover.advance(job)
+            self._go_on_meanwhile()
+        self._outbox.flush()
         self._recorder.lap("collect")
 
     def _log_batch(self, jobs: list[PrefillJob]) -> None:

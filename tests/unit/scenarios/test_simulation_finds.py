@@ -61,6 +61,7 @@ def test_a_page_freed_one_step_early_is_caught(monkeypatch: pytest.MonkeyPatch) 
 def test_a_dropped_release_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     def release(self: SenderLink, lease: SenderLease, *, reported: bool = True) -> None:
         self._leases.pop(lease.lease_id, None)
+        self._settling.pop(lease.lease_id, None)
 
     monkeypatch.setattr(SenderLink, "release_lease", release)
     assert "no progress" in find_violation()
