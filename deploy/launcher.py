@@ -122,16 +122,10 @@ class Cluster:
         self._worker_plans = {p.worker.worker_id: p for p in worker_plans}
         if config.device != "cuda":
             self._init_ray()
-        # All processes start side by side.
-        started = time.monotonic()
-        opening = {self._start_router(name): name for name in self._router_configs}
-        loading = {self._start_worker(name): name for name in self._worker_plans}
-        for ref, name in opening.items():
-            self._get(ref, ROUTER_START_TIMEOUT_S, name)
-            self._on_progress(name, "ready")
-        self.router_ready_s = time.monotonic() - started
-        logger.info("routers ready after %.2f s", self.router_ready_s)
-        self._wait_for(loading)
+        # All processes start side by side; those that take longest are asked for first.
+        starting = {self._start_worker(name): name for name in self._worker_plans}
+        starting |= {self._start_router(name): name for name in self._router_configs}
+        self._wait_for(starting)
         self._wait_for({self._join_worker(self._actors[name]): name for name in self._worker_plans})
         for ref, name in [(_open_shared_ports(self._actors[name]), name) for name in self._router_configs]:
             self._get(ref, ROUTER_START_TIMEOUT_S, name)
@@ -237,22 +231,40 @@ class Cluster:
         return actor.connect.remote([addresses.cluster for addresses in self.routers.values()])
 
     def _wait_for(self, refs: dict[Any, str]) -> None:
-        """Waits for start-up steps of several parts, showing the workers' progress."""
-        deadline = time.monotonic() + START_TIMEOUT_S
-        waiting = dict(refs)
+        """Waits for start-up steps of several parts, showing the workers' progress. Whatever ends is seen at once: a
+        worker that imports answers late what it does."""
+        began = ask_at = time.monotonic()
+        waiting, asked = dict(refs), dict[Any, str]()
         while waiting:
-            if time.monotonic() > deadline:
-                raise ClusterError(f"{', '.join(waiting.values())} did not start within {START_TIMEOUT_S:.0f} s")
-            done, _ = ray.wait(list(waiting), num_returns=1, timeout=POLL_INTERVAL_S, fetch_local=False)
+            now = time.monotonic()
+            if late := [name for name in waiting.values() if now - began > self._start_limit_s(name)]:
+                raise ClusterError(f"{', '.join(late)} did not start within {self._start_limit_s(late[0]):.0f} s")
+            if now >= ask_at:
+                ask_at = now + POLL_INTERVAL_S
+                asked |= {
+                    self._actors[name].progress.remote(): name
+                    for name in self._worker_plans.keys() - set(asked.values())
+                }
+            done, _ = ray.wait([*waiting, *asked], num_returns=1, timeout=ask_at - now, fetch_local=False)
             for ref in done:
-                self._get(ref, STOP_TIMEOUT_S, waiting.pop(ref))
-            self._show_progress()
+                if ref in asked:
+                    self._show_progress(asked.pop(ref), ref)
+                    continue
+                name = waiting.pop(ref)
+                self._get(ref, STOP_TIMEOUT_S, name)
+                if name in self._router_configs:
+                    self._on_progress(name, "ready")
+                    self.router_ready_s = time.monotonic() - began
+                    logger.info("%s ready after %.2f s", name, self.router_ready_s)
+        # What they were asked before may have been answered before they ended.
+        for name, ref in [(name, self._actors[name].progress.remote()) for name in self._worker_plans]:
+            self._show_progress(name, ref)
 
-    def _show_progress(self) -> None:
-        refs = {self._actors[worker_id].progress.remote(): worker_id for worker_id in self._worker_plans}
-        done, _ = ray.wait(list(refs), num_returns=len(refs), timeout=POLL_INTERVAL_S, fetch_local=False)
-        for ref in done:
-            self._on_progress(refs[ref], self._get(ref, STOP_TIMEOUT_S, refs[ref]))
+    def _start_limit_s(self, name: str) -> float:
+        return ROUTER_START_TIMEOUT_S if name in self._router_configs else START_TIMEOUT_S
+
+    def _show_progress(self, worker_id: str, ref: Any) -> None:
+        self._on_progress(worker_id, self._get(ref, STOP_TIMEOUT_S, worker_id))
 
     def _get(self, ref: Any, timeout_s: float, name: str) -> Any:
         try:

@@ -16,6 +16,7 @@ from typing import Any, TextIO
 
 import grpc
 
+from deploy.bare_node import AliveNodes, bare_node
 from deploy.run_record import check_private, ray_token_path
 from tandem.processes import ProcessId
 
@@ -31,8 +32,12 @@ os.environ.update(
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 # Ray would run actors at nice 15: whatever else ran on the host would keep every token waiting.
 os.environ.setdefault("RAY_worker_niceness", "0")
+# Ray's node connects to its own object store a moment before that listens, and would try again after a second.
+os.environ.setdefault("RAY_raylet_client_connect_timeout_milliseconds", "20")
+os.environ.setdefault("RAY_raylet_client_num_connect_attempts", "500")
 
 import ray
+from ray._private import node, services, state
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
 logger = logging.getLogger(__name__)
@@ -89,15 +94,16 @@ class LocalRay:
         os.environ["RAY_AUTH_TOKEN_PATH"] = str(self._token_path)
         forget_token()
         rephrase_errors()
-        ray.init(
-            address="local",
-            num_cpus=num_cpus,
-            include_dashboard=False,
-            object_store_memory=OBJECT_STORE_BYTES,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            _temp_dir=self._temp_directory(),
-        )
+        with bare_node(node.Node, services, _watch_nodes):
+            ray.init(
+                address="local",
+                num_cpus=num_cpus,
+                include_dashboard=False,
+                object_store_memory=OBJECT_STORE_BYTES,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                _temp_dir=self._temp_directory(),
+            )
         check_closed(ray.get_runtime_context().gcs_address)
 
     def stop(self) -> None:
@@ -119,6 +125,12 @@ class LocalRay:
     def _temp_directory(self) -> str:
         own = os.environ.get("RAY_TMPDIR")
         return f"{own}/ray" if own else f"{self._directory}/ray"
+
+
+def _watch_nodes(gcs_address: str) -> AliveNodes:
+    found = state.GlobalState()
+    found._initialize_global_state(services._get_gcs_client_options(gcs_address))
+    return lambda: {info["NodeID"] for info in found.node_table() if info["Alive"]}
 
 
 def rephrase_errors() -> None:

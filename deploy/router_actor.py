@@ -1,11 +1,14 @@
-"""A router as a Ray actor. Nothing here imports torch."""
+"""A router as a Ray actor. Nothing here imports torch; the launcher imports this too, without what a router needs."""
 
 import threading
+from typing import TYPE_CHECKING
 
-from deploy.garbage import collect_young_seldom, freeze_objects
+from deploy.garbage import collect_young_seldom, freeze_objects, no_collections
 from router.config import RouterAddresses, RouterConfig
-from router.process import RouterProcess
 from tandem import logs
+
+if TYPE_CHECKING:
+    from router.process import RouterProcess
 
 
 class RouterActor:
@@ -13,22 +16,28 @@ class RouterActor:
 
     def __init__(self, config: RouterConfig) -> None:
         self._config = config
-        self._process = RouterProcess(config)
+        # It is there once a router's imports are over.
+        self._process: RouterProcess | None = None
         self._stopped = threading.Event()
 
     def start(self) -> RouterAddresses:
         logs.configure(self._config.router_id, self._config.log)
-        addresses = self._process.start()
+        with no_collections():
+            from router.process import RouterProcess
+        process = self._process = RouterProcess(self._config)
+        addresses = process.start()
         freeze_objects()
         collect_young_seldom()
         return addresses
 
     def open_shared_ports(self) -> None:
         """Returns when clients are let in at the ports that all routers share; raises ValueError if one is taken."""
+        assert self._process is not None
         self._process.open_shared_ports()
 
     def probe(self) -> None:
         """Returns if the router's loop turns; raises TimeoutError if it does not."""
+        assert self._process is not None
         self._process.probe()
 
     def wait_stopped(self) -> None:
@@ -36,8 +45,9 @@ class RouterActor:
         self._stopped.wait()
 
     def drain(self, timeout_s: float) -> int:
-        return self._process.drain(timeout_s)
+        return self._process.drain(timeout_s) if self._process is not None else 0
 
     def stop(self) -> None:
-        self._process.stop()
+        if self._process is not None:
+            self._process.stop()
         self._stopped.set()

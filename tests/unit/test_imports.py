@@ -112,6 +112,9 @@ LIGHT = (
     "cli.main",
     "cli.reference",
     "deploy.cluster_config",
+    # The launcher imports these before it asks Ray for any process.
+    "deploy.router_actor",
+    "deploy.worker_actor",
     "router.process",
     "tandem.client",
     "engine.models.config",

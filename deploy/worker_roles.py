@@ -1,0 +1,25 @@
+"""The process of a worker of any role, with all that a worker imports: torch takes seconds."""
+
+from collections.abc import Callable
+
+from both_worker.worker import BothRole
+from decode_worker.worker import DecodeRole
+from deploy.cluster_config import WorkerPlan
+from prefill_worker.worker import PrefillRole
+from worker.base import WorkerRole
+from worker.process import WorkerProcess
+
+
+def worker_process(plan: WorkerPlan, on_progress: Callable[[str], None]) -> WorkerProcess:
+    """Args: on_progress: told what start-up does next."""
+    return WorkerProcess(plan.worker, _role(plan), on_progress)
+
+
+def _role(plan: WorkerPlan) -> WorkerRole:
+    match plan.worker.role:
+        case "prefill":
+            return PrefillRole(plan.prefill, plan.links)
+        case "decode":
+            return DecodeRole(plan.decode, plan.links)
+        case "both":
+            return BothRole(plan.prefill, plan.decode)
