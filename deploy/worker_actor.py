@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from deploy.cluster_config import WorkerPlan
 from deploy.garbage import collect_seldom, freeze_objects, no_collections
+from deploy.gpu_opening import GpuOpening
 from tandem import logs
 
 if TYPE_CHECKING:
@@ -27,8 +28,11 @@ class WorkerActor:
         worker = self._plan.worker
         logs.configure(worker.worker_id, worker.log)
         self._set_progress("importing")
+        opening = GpuOpening() if worker.engine.device == "cuda" else None
         with no_collections():
             from deploy.worker_roles import worker_process
+        if opening is not None:
+            opening.wait()
         process = self._process = worker_process(self._plan, self._set_progress)
         process.start()
         freeze_objects()

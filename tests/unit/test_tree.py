@@ -30,6 +30,7 @@ TESTED_ELSEWHERE = {
     "deploy/launcher.py": "unit/deploy/test_serve.py",
     "deploy/plan.py": "unit/deploy/test_serve.py",
     "deploy/run_record.py": "unit/deploy/test_process_tree.py",
+    "deploy/worker_actor.py": "cluster/test_death.py",
     "engine/config.py": "unit/deploy/test_cluster_config.py",
     "engine/draws.py": "unit/engine/test_sampler.py",
     "engine/kvcache/cuda_pool.py": "gpu/kvtransfer/transports/test_nvlink.py",
