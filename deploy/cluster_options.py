@@ -363,6 +363,14 @@ class ClusterOptions:
         name="drain-timeout",
         metavar="SECONDS",
     )
+    ray_address: str = option(
+        "",
+        OPERATION,
+        "a Ray that runs on this host already, which the cluster joins, and leaves running",
+        metavar="HOST:PORT",
+        shown="none: the cluster starts a Ray of its own",
+        detail=" ([below](#a-ray-that-is-there-already))",
+    )
     log_level: str = option(
         default_of(LogConfig, "level"),
         OPERATION,

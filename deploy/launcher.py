@@ -1,4 +1,4 @@
-"""Starts, watches and stops a cluster on this host: one local Ray, routers and workers."""
+"""Starts, watches and stops a cluster on this host: routers and workers, on its own Ray or on one that is there."""
 
 import contextlib
 import logging
@@ -11,9 +11,12 @@ from dataclasses import replace
 from typing import Any
 
 from deploy.cluster_config import DEVICES_PER_WORKER, ClusterConfig, WorkerPlan
-from deploy.local_ray import LocalRay, RayActorError, RayError, RayTaskError, ray
+from deploy.joined_ray import JoinedRay
+from deploy.local_ray import LocalRay
 from deploy.plan import check_own_classes, plan
 from deploy.ports import ClientAddresses, ReservedPorts
+from deploy.ray_base import RayBase
+from deploy.ray_module import RayActorError, RayError, RayTaskError, ray
 from deploy.request_lines import RequestLineServer
 from deploy.run_record import default_directory
 from deploy.supervisor import ProcessKind, Supervisor
@@ -58,7 +61,7 @@ class Cluster:
         self._on_progress = on_progress
         self._on_request_line = on_request_line
         self._request_lines: RequestLineServer | None = None
-        self._ray = LocalRay(default_directory())
+        self._ray: RayBase = JoinedRay(config.ray_address) if config.ray_address else LocalRay(default_directory())
         # Actors by name; a process that is started again replaces its actor.
         self._actors: dict[str, Any] = {}
         self._router_configs: dict[str, RouterConfig] = {}
@@ -172,6 +175,9 @@ class Cluster:
                 refs = [self._actors[name].stop.remote() for name in names if name in self._actors]
                 if refs:
                     ray.wait(refs, num_returns=len(refs), timeout=STOP_TIMEOUT_S / 2)
+            # A Ray that goes on would keep them for a while.
+            for actor in self._actors.values():
+                ray.kill(actor)
             self._actors = {}
         if self._request_lines is not None:
             self._request_lines.close()
@@ -191,18 +197,23 @@ class Cluster:
 
     def _check_num_gpus(self) -> None:
         """Raises ConfigurationError if there are fewer GPUs than workers take."""
-        num_gpus = int(ray.cluster_resources().get("GPU", 0))
-        if num_gpus == 0:
+        num_gpus = self._ray.num_free("GPU")
+        if num_gpus >= self._config.num_devices:
+            return
+        advice = f"use fewer workers (num_both 1 needs {DEVICES_PER_WORKER}) or set `device` to cpu"
+        if self._config.ray_address:
+            where = f"the Ray at {self._config.ray_address} has {num_gpus} GPUs left on this host"
+        elif num_gpus == 0:
             raise ConfigurationError(
                 "device cuda needs NVIDIA GPUs, and none is visible here (see nvidia-smi and CUDA_VISIBLE_DEVICES); "
                 "set `device` to cpu"
             )
-        if num_gpus < self._config.num_devices:
-            raise ConfigurationError(
-                f"device cuda takes {DEVICES_PER_WORKER} GPU for each worker: {self._config.num_workers} workers, "
-                f"but {num_gpus} GPUs here; use fewer workers (num_both 1 needs {DEVICES_PER_WORKER}) or set `device` "
-                "to cpu"
-            )
+        else:
+            where = f"{num_gpus} GPUs here"
+        raise ConfigurationError(
+            f"device cuda takes {DEVICES_PER_WORKER} GPU for each worker: {self._config.num_workers} workers, but "
+            f"{where}; {advice}"
+        )
 
     def _start_router(self, name: str) -> Any:
         """Starts a router's process; returns the reference that ends when its own ports are open."""
@@ -211,7 +222,7 @@ class Cluster:
         self._on_progress(name, "starting")
         config = replace(self._router_configs[name], num_restarts=self._num_starts[name])
         self._num_starts[name] += 1
-        actor = self._actors[name] = _actor_class(RouterActor).remote(config)
+        actor = self._actors[name] = self._actor_class(RouterActor).remote(config)
         return actor.start.remote()
 
     def _start_worker(self, name: str) -> Any:
@@ -223,8 +234,14 @@ class Cluster:
         self._num_starts[name] += 1
         self._on_progress(name, "starting")
         num_gpus = plan.worker.engine.num_devices if plan.worker.engine.device == "cuda" else 0
-        actor = self._actors[name] = _actor_class(WorkerActor, num_gpus).remote(plan)
+        actor = self._actors[name] = self._actor_class(WorkerActor, num_gpus).remote(plan)
         return actor.start.remote()
+
+    def _actor_class(self, cls: type, num_gpus: int = 0) -> Any:
+        """A class as a Ray actor: three concurrent calls, so that it can be asked for progress and to stop while it
+        starts; and no restart but ours. It has no name: Ray frees a dead actor's name too late for its successor."""
+        options = self._ray.actor_options()
+        return ray.remote(cls).options(**options, num_gpus=num_gpus, max_concurrency=3, max_restarts=0)
 
     def _join_worker(self, actor: Any) -> Any:
         """Has a worker that is loaded take part."""
@@ -297,10 +314,3 @@ def _refusals() -> Iterator[None]:
         yield
     except (ValueError, OSError) as error:
         raise ConfigurationError(str(error)) from error
-
-
-def _actor_class(cls: type, num_gpus: int = 0) -> Any:
-    """A class as a Ray actor: three concurrent calls, so that it can be asked for progress and to stop while it
-    starts; no CPU of Ray's own accounting, and no restart but ours. It has no name: Ray frees a dead actor's name too
-    late for its successor."""
-    return ray.remote(cls).options(num_cpus=0, num_gpus=num_gpus, max_concurrency=3, max_restarts=0)

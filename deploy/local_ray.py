@@ -1,7 +1,6 @@
-"""Ray as a cluster of one host wants it: on loopback alone, and closed to whoever lacks its token.
+"""A Ray of the cluster's own, as one host wants it: on loopback alone, and closed to whoever lacks its token.
 
-Whoever gets at an open Ray runs code as its user. Everybody here imports Ray from this module, because Ray reads some
-of its settings from the environment once, when it is first imported.
+Whoever gets at an open Ray runs code as its user.
 """
 
 import contextlib
@@ -10,50 +9,28 @@ import ipaddress
 import logging
 import os
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
 import grpc
 
 from deploy.bare_node import AliveNodes, bare_node
+from deploy.ray_base import RayBase
+from deploy.ray_module import FIRST_VERSION, node, ray, ray_worker, services, settings_reset, state
+from deploy.ray_probe import call_ray
 from deploy.run_record import check_private, ray_token_path
 from tandem.processes import ProcessId
 
-os.environ.update(
-    {
-        "RAY_AUTH_MODE": "token",
-        # Named for other systems, this has Ray take loopback for the host's own address, and listen nowhere else.
-        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-        # Its autoscaler has nothing to scale, and its metrics would take the same port for every cluster.
-        "AUTOSCALER_METRIC_PORT": "0",
-    }
-)
-os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-# Ray would run actors at nice 15: whatever else ran on the host would keep every token waiting.
-os.environ.setdefault("RAY_worker_niceness", "0")
-# Ray's node connects to its own object store a moment before that listens, and would try again after a second.
-os.environ.setdefault("RAY_raylet_client_connect_timeout_milliseconds", "20")
-os.environ.setdefault("RAY_raylet_client_num_connect_attempts", "500")
-
-import ray
-from ray._private import node, services, state
-from ray.exceptions import RayActorError, RayError, RayTaskError
-
 logger = logging.getLogger(__name__)
 
-__all__ = ["LocalRay", "RayActorError", "RayError", "RayTaskError", "ray"]
-
-FIRST_VERSION = "2.52"
 # Ray's own store is for its bookkeeping here: no request data and no KV ever enters it.
 OBJECT_STORE_BYTES = 80 * 2**20
-_PROBE = "/ray.rpc.NodeInfoGcsService/CheckAlive"
-_PROBE_TIMEOUT_S = 10.0
 # Ray begins so when one of its processes has died, and goes on for a paragraph.
 _DEATH = "A worker died or was killed"
 
 
-class LocalRay:
+class LocalRay(RayBase):
     """One Ray on this host, from its start to its stop; a process has one at a time."""
 
     def __init__(self, directory: Path) -> None:
@@ -70,14 +47,14 @@ class LocalRay:
     def log_directory(self) -> str:
         return f"{self._temp_directory()}/session_latest/logs"
 
-    def start(self, num_cpus: int) -> None:
+    def start(self, num_processes: int) -> None:
         """Starts Ray and makes sure that it is closed.
 
         Raises:
             ValueError: this version of Ray, or what the environment tells it, leaves it open.
             OSError: its token cannot be kept.
         """
-        forget_token = _token_cache_reset()
+        reset_settings = settings_reset()
         token = secrets.token_hex(32)
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         check_private(self._directory)
@@ -92,12 +69,13 @@ class LocalRay:
         # The token itself in the environment would go before the file, and be another cluster's.
         os.environ.pop("RAY_AUTH_TOKEN", None)
         os.environ["RAY_AUTH_TOKEN_PATH"] = str(self._token_path)
-        forget_token()
+        os.environ["RAY_AUTH_MODE"] = "token"
+        reset_settings()
         rephrase_errors()
         with bare_node(node.Node, services, _watch_nodes):
             ray.init(
                 address="local",
-                num_cpus=num_cpus,
+                num_cpus=num_processes,
                 include_dashboard=False,
                 object_store_memory=OBJECT_STORE_BYTES,
                 log_to_driver=False,
@@ -122,6 +100,13 @@ class LocalRay:
             os.close(self._held)
             self._held = None
 
+    def num_free(self, resource: str) -> int:
+        return int(ray.cluster_resources().get(resource, 0))
+
+    def actor_options(self) -> dict[str, Any]:
+        # Nobody else uses this Ray: it has nothing to account for.
+        return {"num_cpus": 0}
+
     def _temp_directory(self) -> str:
         own = os.environ.get("RAY_TMPDIR")
         return f"{own}/ray" if own else f"{self._directory}/ray"
@@ -135,7 +120,6 @@ def _watch_nodes(gcs_address: str) -> AliveNodes:
 
 def rephrase_errors() -> None:
     """Has what Ray says of its own accord come as one line among ours. That a process has died we say ourselves."""
-    from ray._private import worker
 
     def say(data: Mapping[str, Any], ignore_prefix: bool = False) -> None:
         for message in data["lines"]:
@@ -143,7 +127,7 @@ def rephrase_errors() -> None:
                 logger.warning("Ray: %s", " ".join(message.split()))
 
     # There is no option for it; what Ray's processes print goes another way.
-    worker.print_to_stdstream = say
+    ray_worker.print_to_stdstream = say
 
 
 def check_closed(address: str) -> None:
@@ -151,32 +135,16 @@ def check_closed(address: str) -> None:
     host = address.rpartition(":")[0].strip("[]")
     if not ipaddress.ip_address(host).is_loopback:
         raise ValueError(f"Ray {ray.__version__} listens at {address}, which is not loopback")
-    with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
-        try:
-            channel.unary_unary(_PROBE)(b"", timeout=_PROBE_TIMEOUT_S)
-        except grpc.RpcError as error:
-            if error.code() == grpc.StatusCode.UNAUTHENTICATED:
-                return
-            raise ValueError(
-                f"Ray at {address} does not say whether it asks for a token: {error.code().name}"
-            ) from error
+    try:
+        call_ray(address)
+    except grpc.RpcError as error:
+        if error.code() == grpc.StatusCode.UNAUTHENTICATED:
+            return
+        raise ValueError(f"Ray at {address} does not say whether it asks for a token: {error.code().name}") from error
     raise ValueError(
         f"Ray {ray.__version__} answers calls without a token, so everybody on this host could run code here; "
         f"install ray>={FIRST_VERSION}"
     )
-
-
-def _token_cache_reset() -> Callable[[], None]:
-    """What has Ray read the token anew, which it keeps for the life of a process; raises ValueError without one."""
-    try:
-        from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]
-
-        return AuthenticationTokenLoader.instance().reset_cache
-    except (ImportError, AttributeError) as error:
-        raise ValueError(
-            f"Ray {ray.__version__} knows no token authentication, so everybody on this host could run code here; "
-            f"install ray>={FIRST_VERSION}"
-        ) from error
 
 
 def _private(path: str, flags: int) -> int:

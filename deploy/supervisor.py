@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from deploy.local_ray import RayError, RayTaskError, ray
 from deploy.mappers import Mappers
+from deploy.ray_module import RayError, RayTaskError, ray
 
 logger = logging.getLogger(__name__)
 

@@ -156,7 +156,7 @@ def test_only_deploy_knows_ray(package: str) -> None:
 
 def test_ray_is_imported_where_its_settings_are_made() -> None:
     importers = {m for m, path in modules() if "ray" in {t.partition(".")[0] for t in imported(path)}}
-    assert importers == {"deploy.local_ray"}
+    assert importers == {"deploy.ray_module"}
 
 
 def test_no_import_cycles() -> None:

@@ -90,6 +90,6 @@ def test_a_ray_that_works_in_another_way_starts_as_ever() -> None:
 
 def test_this_ray_has_what_is_changed() -> None:
     """Otherwise nothing would be wrong but the time that a start takes."""
-    from deploy.local_ray import node, services
+    from deploy.ray_module import node, services
 
     assert all(hasattr(node.Node, name) for name in UNUSED_SERVICES) and hasattr(services, "get_node")

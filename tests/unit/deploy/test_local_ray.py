@@ -13,7 +13,8 @@ import grpc
 import pytest
 
 from deploy import local_ray
-from deploy.local_ray import LocalRay, check_closed, ray
+from deploy.local_ray import LocalRay, check_closed
+from deploy.ray_module import ray
 from deploy.run_record import RunOwner, end_leftovers, ray_token_path, remove_record, write_record
 from tandem.processes import ProcessId
 

@@ -12,7 +12,7 @@ import deploy.serve
 from cli.main import main
 from deploy.cluster_config import ClusterConfig
 from deploy.launcher import Cluster, ClusterError, ConfigurationError
-from deploy.local_ray import RayTaskError, ray
+from deploy.ray_module import RayTaskError, ray
 from deploy.serve import run_cluster, serve
 from tests.conftest import Certificates
 from tests.fakes.model_config import TINY_LLAMA

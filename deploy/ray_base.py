@@ -1,0 +1,37 @@
+"""A Ray that a cluster runs on: one of its own, or one that was there before and goes on without it."""
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+
+class RayBase(ABC):
+    """A process has one at a time. What it did not start it does not stop."""
+
+    @property
+    @abstractmethod
+    def log_directory(self) -> str:
+        """Where processes write what they print."""
+
+    @abstractmethod
+    def start(self, num_processes: int) -> None:
+        """Has this process take part in Ray.
+
+        Args:
+            num_processes: that the cluster will ask it for.
+
+        Raises:
+            ValueError: it cannot be used as it is; the message says why.
+            OSError: what it needs of this host cannot be had.
+        """
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Leaves nothing behind of what start did, whether or not that came to its end."""
+
+    @abstractmethod
+    def num_free(self, resource: str) -> int:
+        """How much of "GPU" or "CPU" there is on this host that nobody has."""
+
+    @abstractmethod
+    def actor_options(self) -> dict[str, Any]:
+        """What every process is asked for with, besides its GPUs."""

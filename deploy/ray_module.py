@@ -1,0 +1,61 @@
+"""Ray itself, imported here alone: it reads some of its settings from the environment when it is first imported."""
+
+import os
+from collections.abc import Callable
+
+os.environ.update(
+    {
+        "RAY_AUTH_MODE": "token",
+        # Named for other systems, this has Ray take loopback for the host's own address, and listen nowhere else.
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+        # Its autoscaler has nothing to scale, and its metrics would take the same port for every cluster.
+        "AUTOSCALER_METRIC_PORT": "0",
+    }
+)
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+# Ray would run actors at nice 15: whatever else ran on the host would keep every token waiting.
+os.environ.setdefault("RAY_worker_niceness", "0")
+# Ray's node connects to its own object store a moment before that listens, and would try again after a second.
+os.environ.setdefault("RAY_raylet_client_connect_timeout_milliseconds", "20")
+os.environ.setdefault("RAY_raylet_client_num_connect_attempts", "500")
+
+import ray
+from ray._private import node, services, state
+from ray._private import worker as ray_worker
+from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+__all__ = [
+    "FIRST_VERSION",
+    "NodeAffinitySchedulingStrategy",
+    "RayActorError",
+    "RayError",
+    "RayTaskError",
+    "node",
+    "ray",
+    "ray_worker",
+    "services",
+    "settings_reset",
+    "state",
+]
+
+FIRST_VERSION = "2.52"
+
+
+def settings_reset() -> Callable[[], None]:
+    """What has Ray read its settings and the token anew, which it keeps otherwise; raises ValueError without one."""
+    try:
+        from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
+
+        forget_token = AuthenticationTokenLoader.instance().reset_cache
+    except (ImportError, AttributeError) as error:
+        raise ValueError(
+            f"Ray {ray.__version__} knows no token authentication, so everybody on this host could run code here; "
+            f"install ray>={FIRST_VERSION}"
+        ) from error
+
+    def reset() -> None:
+        Config.initialize("")
+        forget_token()
+
+    return reset
