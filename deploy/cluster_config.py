@@ -112,11 +112,13 @@ class ClusterConfig(ClusterOptions):
                 "model_name": first,
                 "other_model_names": tuple(others),
                 "max_model_len": max_model_len,
-                "tls": TlsConfig(self.tls_cert, self.tls_key, self.tls_client_ca) if self.tls_cert else None,
+                # A process's working directory may be another, so paths are whole.
+                "tls": TlsConfig(*map(_whole, (self.tls_cert, self.tls_key, self.tls_client_ca)))
+                if self.tls_cert
+                else None,
                 "cluster_token": cluster_token,
-                # A router's working directory may be another.
-                "chat_template": str(Path(self.chat_template).absolute()) if self.chat_template else "",
-                "log": LogConfig(self.log_level, self.log_dir),
+                "chat_template": _whole(self.chat_template),
+                "log": LogConfig(self.log_level, _whole(self.log_dir)),
             }
         )
 
@@ -152,7 +154,7 @@ class ClusterConfig(ClusterOptions):
                 # The clients' address is the router's alone.
                 "host": default_of(WorkerConfig, "host"),
                 "cluster_token": cluster_token,
-                "log": LogConfig(self.log_level, self.log_dir),
+                "log": LogConfig(self.log_level, _whole(self.log_dir)),
             }
         )
         named = (
@@ -164,6 +166,11 @@ class ClusterConfig(ClusterOptions):
             DecodeConfig(**_passed_on(self, DecodeConfig) | {"max_batch_size": max_batch_size, "overlap": overlap}),
             LinkConfig(**_passed_on(self, LinkConfig) | {"transports": named}),
         )
+
+
+def _whole(path: str) -> str:
+    """A path from the root; "" stays."""
+    return str(Path(path).absolute()) if path else ""
 
 
 def _passed_on(config: ClusterOptions, to: type) -> dict[str, Any]:

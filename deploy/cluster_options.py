@@ -366,8 +366,8 @@ class ClusterOptions:
     ray_address: str = option(
         "",
         OPERATION,
-        "a Ray that runs on this host already, which the cluster joins, and leaves running",
-        metavar="HOST:PORT",
+        "host:port of a Ray that runs on this host already, which the cluster joins, and leaves running",
+        metavar="ADDRESS",
         shown="none: the cluster starts a Ray of its own",
         detail=" ([below](#a-ray-that-is-there-already))",
     )

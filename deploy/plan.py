@@ -57,6 +57,8 @@ def plan(
         ValueError: it does not fit the model or the memory, or the model is incomplete, or the
             chat template cannot be used.
     """
+    # A process's working directory may be another.
+    model_dir = model_dir.absolute()
     model_config = ModelConfig.from_dir(model_dir)
     tokenizer_file(model_dir)
     if config.chat_template:

@@ -29,6 +29,7 @@ TESTED_ELSEWHERE = {
     "deploy/guard.py": "cluster/test_guard.py",
     "deploy/launcher.py": "unit/deploy/test_serve.py",
     "deploy/plan.py": "unit/deploy/test_serve.py",
+    "deploy/ray_module.py": "unit/deploy/test_local_ray.py",
     "deploy/run_record.py": "unit/deploy/test_process_tree.py",
     "deploy/worker_actor.py": "cluster/test_death.py",
     "engine/config.py": "unit/deploy/test_cluster_config.py",

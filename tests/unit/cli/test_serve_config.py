@@ -32,6 +32,7 @@ OTHER_VALUES = {
     "api_keys": ("first", "second"),
     "allowed_origins": ("https://one.example", "http://localhost:3000"),
     "root_path": "/tandem",
+    "ray_address": "127.0.0.1:6379",
     "otlp_endpoint": "http://collector:4318/v1/traces",
     "chat_template": "own.jinja",
     "log_dir": "logs",

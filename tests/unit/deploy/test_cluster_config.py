@@ -102,6 +102,7 @@ def test_every_option_is_followed_by_somebody() -> None:
         "disable_overlap_schedule",
     }
     decided_here |= {"tls_cert", "tls_key", "tls_client_ca", "log_level", "log_dir", "log_requests", "drain_timeout_s"}
+    decided_here.add("ray_address")
     processes = (EngineConfig, RouterConfig, WorkerConfig, PrefillConfig, DecodeConfig, LinkConfig)
     followed = {f.name for process in processes for f in fields(process)}
     assert {f.name for f in fields(ClusterConfig)} - followed == decided_here
