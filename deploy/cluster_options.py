@@ -366,10 +366,10 @@ class ClusterOptions:
     ray_address: str = option(
         "",
         OPERATION,
-        "host:port of a Ray that runs on this host already, which the cluster joins, and leaves running",
+        "a Ray that runs on this host already, which the cluster joins, and leaves running",
         metavar="ADDRESS",
         shown="none: the cluster starts a Ray of its own",
-        detail=" ([below](#a-ray-that-is-there-already))",
+        detail=", such as `127.0.0.1:6379` ([below](#a-ray-that-is-there-already))",
     )
     log_level: str = option(
         default_of(LogConfig, "level"),
