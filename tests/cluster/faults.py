@@ -7,15 +7,25 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import ray
 
+from deploy.cluster_config import ClusterConfig
+from router.config import RouterConfig
 from tandem.client import TandemClient
 from tests.cluster.conftest import RESTART_S, Answer, ServedCluster, wait_until
 
 STREAM_TIMEOUT_S = 60.0
+
+
+class QuickConfig(ClusterConfig):
+    """Silence is noticed sooner, so that short tests see it."""
+
+    def router(self, *args: Any) -> RouterConfig:
+        return replace(ClusterConfig.router(self, *args), heartbeat_timeout_s=1.0)
 
 
 class LiveStream:
@@ -62,6 +72,13 @@ class LiveStream:
         """The longest time for which the client waited for a token, the first one included."""
         times = [self.sent, *self._times]
         return max((b - a for a, b in itertools.pairwise(times)), default=0.0)
+
+    def resumed_at(self, moment: float) -> float:
+        """The end of the client's longest wait, for a token or the stream's end, of those that ended after this
+        moment."""
+        with self._changed:
+            waits = itertools.pairwise((self.sent, *self._times, self.ended))
+            return max((end - start, end) for start, end in waits if end > moment)[1]
 
     def _read(self) -> None:
         try:

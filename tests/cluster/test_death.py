@@ -17,10 +17,9 @@ from typing import Any
 import pytest
 
 from deploy.cluster_config import ClusterConfig
-from router.config import RouterConfig
 from tandem.client import TandemError
 from tests.cluster.conftest import Clusters, Oracle, ServedCluster, random_ids, wait_until
-from tests.cluster.faults import Footprints, LiveStream, cut_control, cut_links, frozen, wait_whole
+from tests.cluster.faults import Footprints, LiveStream, QuickConfig, cut_control, cut_links, frozen, wait_whole
 
 FAULTS = ("kill", "stop", "cut control", "cut links")
 VICTIMS = {"P": ("prefill",), "D": ("decode",), "P and D": ("prefill", "decode")}
@@ -32,13 +31,6 @@ MAX_GAP_S = 2.0
 MAX_NOTICE_S = 5.0
 NUM_REPETITIONS = 20
 STOP_S = 30.0
-
-
-class QuickConfig(ClusterConfig):
-    """Silence is noticed sooner, so that short tests see it."""
-
-    def router(self, *args: Any) -> RouterConfig:
-        return replace(ClusterConfig.router(self, *args), heartbeat_timeout_s=1.0)
 
 
 def config_for(cls: type[ClusterConfig], base: ClusterConfig) -> ClusterConfig:

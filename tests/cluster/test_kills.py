@@ -1,0 +1,19 @@
+"""Twenty kills and stops during transfers over TCP, which stands in for the two-sided transport of GPUs:
+tests/gpu/test_kills.py does the same over NCCL."""
+
+import pytest
+
+from deploy.cluster_config import ClusterConfig
+from tests.cluster.conftest import Clusters, Oracle
+from tests.cluster.kills import KillDrill, config_for
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_twenty_kills_during_transfers_change_nothing(
+    clusters: Clusters, tiny_config: ClusterConfig, tiny_oracle: Oracle, capsys: pytest.CaptureFixture[str]
+) -> None:
+    served = clusters.get(config_for(tiny_config, "tcp"))
+    for cycle in KillDrill(served, tiny_oracle).run_all():
+        with capsys.disabled():
+            print(f"\n{cycle}", end="", flush=True)
