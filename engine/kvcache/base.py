@@ -51,5 +51,10 @@ class Completion(Protocol):
     """Something under way that has page numbers in hand: a forward, a copy that reads pages, one that writes them."""
 
     def done(self) -> bool:
-        """Whether it is over. Once True, always True; never blocks."""
+        """Whether it is over. Once True, always True; never blocks.
+
+        Raises:
+            RuntimeError: nobody can say any more, because the device is lost. The page numbers stay in hand for ever,
+                so the process has to end.
+        """
         ...

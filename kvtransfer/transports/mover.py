@@ -24,11 +24,19 @@ class Flag:
 
     def __init__(self) -> None:
         self._event = threading.Event()
+        self._error = ""
 
     def set(self) -> None:
         self._event.set()
 
+    def fail(self, error: str) -> None:
+        """It will never be set: whoever asks is told why."""
+        self._error = error
+
     def done(self) -> bool:
+        """Raises RuntimeError: nobody can say any more."""
+        if self._error:
+            raise RuntimeError(self._error)
         return self._event.is_set()
 
 
@@ -79,7 +87,16 @@ class Mover(ABC):
             logger.exception("the thread that moves pages failed")
             self._fail(repr(error))
         finally:
+            self._end()
+
+    def _end(self) -> None:
+        try:
             self._close()
+        except Exception as error:
+            # Something may touch this worker's pages still, and nothing will say when it is over.
+            logger.exception("the thread that moves pages could not end what it had begun")
+            self._over.fail(f"a transport could not be closed: {error!r}")
+        else:
             self._over.set()
 
     def _fail(self, why: str) -> None:
@@ -105,7 +122,8 @@ class Mover(ABC):
 
     @abstractmethod
     def _close(self) -> None:
-        """Lets go of everything; nothing touches this worker's pages afterwards. The thread's last act."""
+        """Lets go of everything; nothing touches this worker's pages afterwards. The thread's last act. If it raises,
+        that is not so, and the process has to end."""
 
 
 class _Sent:

@@ -10,7 +10,6 @@ both ends have come to it: a kernel that waits for the other end keeps multiproc
 also tells of a peer's end, at which the communicator is aborted, because NCCL itself would wait for ever.
 """
 
-import os
 import time
 
 from engine.kvcache.cuda_pool import CudaKvPool
@@ -18,13 +17,14 @@ from engine.kvcache.pool import KvPool
 from kvtransfer.transports import peer_socket
 from kvtransfer.transports.base import ReceiverTransport, SenderTransport, Transport
 from kvtransfer.transports.mover import HEADER, Flag, ReceivingMover, SendingMover, Transfer, check_announced
-from kvtransfer.transports.nccl_mover import CONNECT_TIMEOUT_S, PEER_POLL_S, RECEIVER, SENDER, NcclMover
+from kvtransfer.transports.nccl_communicator import RECEIVER, SENDER
+from kvtransfer.transports.nccl_mover import CONNECT_TIMEOUT_S, PEER_POLL_S, STALL_TIMEOUT_S, NcclMover
 
 _UNIQUE_ID_BYTES = 128
 
 
 class NcclSender(NcclMover, SendingMover):
-    def __init__(self, pool: CudaKvPool, endpoint: bytes) -> None:
+    def __init__(self, pool: CudaKvPool, host: str, endpoint: bytes) -> None:
         """Connects to the receiver, over TCP and by NCCL.
 
         Raises:
@@ -32,9 +32,10 @@ class NcclSender(NcclMover, SendingMover):
             OSError: the receiver cannot be reached.
             RuntimeError: the slots do not fit into the device's memory.
         """
-        super().__init__(pool, SENDER)
+        super().__init__(pool, host, SENDER)
         self._connected = Flag()
         self._connection = peer_socket.connect(endpoint)
+        self._connection.setblocking(False)
         self._thread.start()
         deadline = time.monotonic() + CONNECT_TIMEOUT_S
         while not (self._connected.done() or self._over.done()):
@@ -46,10 +47,7 @@ class NcclSender(NcclMover, SendingMover):
             raise OSError(self._failure)
 
     def _meet_peer(self) -> None:
-        assert self._connection is not None
-        unique_id = bytearray(_UNIQUE_ID_BYTES)
-        peer_socket.read_into(self._connection, memoryview(unique_id))
-        self._join(self._connection, bytes(unique_id))
+        self._join(self._read(_UNIQUE_ID_BYTES, CONNECT_TIMEOUT_S))
         self._connected.set()
 
     def _move(self, transfer: Transfer) -> None:
@@ -58,14 +56,14 @@ class NcclSender(NcclMover, SendingMover):
         self._connection.sendall(header)
         is_expected = False
         for piece in self._pieces(transfer.pages):
-            slot, free = self._ring.take(self._local)
+            slot, free = self._slots.take(self._local)
             self._copies.copy(slot, range(len(piece)), self._pool.address, piece, self._local.cuda_stream)
             self._network.wait_stream(self._local)
             if not is_expected:
                 if (answer := self._read(HEADER.size)) != header:
                     raise ValueError(f"push {transfer[:2]} where the other end has {HEADER.unpack(answer)}")
                 is_expected = True
-            self._transmit(slot, len(piece) * self._page_bytes)
+            self._transmit(slot, len(piece) * self._page_bytes, time.monotonic() + STALL_TIMEOUT_S)
             free.record(self._network)
         self._submitted(self._network, transfer)
 
@@ -79,15 +77,16 @@ class NcclReceiver(NcclMover, ReceivingMover):
             OSError: `host` is no address of this host's.
             RuntimeError: the slots do not fit into the device's memory.
         """
-        super().__init__(pool, RECEIVER)
+        super().__init__(pool, host, RECEIVER)
         self._listener = peer_socket.Listener(host)
         self._thread.start()
 
     def _meet_peer(self) -> None:
         self._connection = self._listener.accept()
+        self._connection.setblocking(False)
         unique_id = self._nccl.get_unique_id()
         self._connection.sendall(unique_id)
-        self._join(self._connection, unique_id)
+        self._join(unique_id)
 
     def _move(self, transfer: Transfer) -> None:
         assert self._connection is not None
@@ -98,8 +97,8 @@ class NcclReceiver(NcclMover, ReceivingMover):
         # What is thrown away takes the same way, up to the slot.
         pages = transfer.pages if transfer.pages is not None else range(transfer.num_pages)
         for piece in self._pieces(pages):
-            slot, free = self._ring.take(self._network)
-            self._transmit(slot, len(piece) * self._page_bytes)
+            slot, free = self._slots.take(self._network)
+            self._transmit(slot, len(piece) * self._page_bytes, time.monotonic() + STALL_TIMEOUT_S)
             self._local.wait_stream(self._network)
             if transfer.pages is not None:
                 self._copies.copy(self._pool.address, piece, slot, range(len(piece)), self._local.cuda_stream)
@@ -120,14 +119,9 @@ class Nccl(Transport):
             raise ValueError("transport nccl moves pages between pools on GPUs: use shared_memory or tcp on a CPU")
         self._pool = pool
         self._host = host
-        # NCCL reads these once in a process. Two ends have no use for multicast, and what the workers of one host say
-        # to each other stays on it.
-        os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
-        if host == "127.0.0.1":
-            os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
 
     def open_sender(self, endpoint: bytes) -> SenderTransport:
-        return NcclSender(self._pool, endpoint)
+        return NcclSender(self._pool, self._host, endpoint)
 
     def open_receiver(self) -> ReceiverTransport:
         return NcclReceiver(self._pool, self._host)

@@ -1,13 +1,13 @@
 """What both ends of an NCCL transport are: a thread that has a communicator, its streams and a ring of slots to itself.
 Imported on CUDA machines alone."""
 
+import logging
 import queue
 import socket
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
-from typing import Any
 
 import torch
 
@@ -16,6 +16,9 @@ from engine.kvcache.batched_copies import PageCopies
 from engine.kvcache.cuda_pool import CudaKvPool
 from kvtransfer.transports import peer_socket
 from kvtransfer.transports.mover import Flag, Mover, Transfer
+from kvtransfer.transports.nccl_communicator import Communicator, load_nccl
+
+logger = logging.getLogger(__name__)
 
 # Larger pieces are little faster, smaller ones are slower: 16 MiB have 0.84 of the speed.
 SLOT_BYTES = 64 * 2**20
@@ -25,14 +28,18 @@ NUM_SLOTS = 3
 MAX_PENDING = 8
 # What is under way is looked at so often.
 POLL_S = 0.00005
+# What NCCL begins on a connection that stands takes some 30 microseconds: at first it is looked at again at once.
+NUM_QUICK_LOOKS = 50
 # Whether the peer is there is looked at so often meanwhile.
 PEER_POLL_S = 0.01
 # A transfer that takes longer comes to nothing any more.
 STALL_TIMEOUT_S = 30.0
 # The making of a communicator may take so long; OPEN_TIMEOUT_S is a little longer.
 CONNECT_TIMEOUT_S = 4.5
-# Ranks in a communicator.
-SENDER, RECEIVER = 0, 1
+# An end that has been aborted is over after so long, or never.
+ABORT_TIMEOUT_S = 30.0
+# Of the time between two looks at it so much counts at most: who stood still has not waited.
+ABORT_LOOK_S = 0.5
 
 
 class _Ring:
@@ -69,36 +76,54 @@ class _Pending:
 
 
 class _Quiet:
-    """An end that has been aborted touches no page any more: its thread has ended, or never came to move any."""
+    """An end that has been aborted touches no page any more: its thread has ended, or never came to move any.
 
-    def __init__(self, mover: "NcclMover") -> None:
+    One that never gets that far, in NCCL or on the device, leaves pages that nobody may use again: asking raises
+    RuntimeError then, which ends the engine thread and so the process.
+    """
+
+    def __init__(self, mover: "NcclMover", clock: Callable[[], float] = time.monotonic) -> None:
         self._mover = mover
+        self._clock = clock
+        self._looked_at = clock()
+        self._waited_s = 0.0
 
     def done(self) -> bool:
-        return self._mover.is_quiet()
+        if self._mover.is_quiet():
+            return True
+        now = self._clock()
+        self._waited_s += min(now - self._looked_at, ABORT_LOOK_S)
+        self._looked_at = now
+        if self._waited_s > ABORT_TIMEOUT_S:
+            raise RuntimeError(f"an NCCL transport that was aborted has not ended within {ABORT_TIMEOUT_S:g} s")
+        return False
 
 
 class NcclMover(Mover):
     """An end. NCCL and its streams belong to its thread."""
 
-    def __init__(self, pool: CudaKvPool, rank: int) -> None:
+    def __init__(self, pool: CudaKvPool, host: str, rank: int) -> None:
         """
+        Args:
+            host: the address that this worker receives at.
+            rank: SENDER or RECEIVER.
+
         Raises:
             ValueError: cupy is missing.
             RuntimeError: the slots do not fit into the device's memory.
         """
         super().__init__()
-        self._nccl = _load_nccl()
+        self._nccl = load_nccl(host)
         self._pool = pool
         self._page_bytes = pool.layout.page_bytes
         self._rank = rank
-        self._ring = _Ring(self._page_bytes, pool.device)
+        self._ring: _Ring | None = _Ring(self._page_bytes, pool.device)
         # One stream has what NCCL does, the other one copies within the device: a piece is gathered while the one
         # before it travels.
         self._network, self._local = torch.cuda.Stream(pool.device), torch.cuda.Stream(pool.device)
         self._copies = PageCopies(self._page_bytes)
         self._connection: socket.socket | None = None
-        self._communicator: Any = None
+        self._communicator: Communicator | None = None
         self._moves = False
         self._pending: deque[_Pending] = deque()
         self._peer_looked_at = 0.0
@@ -108,28 +133,37 @@ class NcclMover(Mover):
         return _Quiet(self)
 
     def is_quiet(self) -> bool:
-        # The thread looks whether it is aborted after it has set this: one of the two sees the other. Nothing ends the
-        # making of a communicator but the other end's process.
+        # The thread looks whether it is aborted after it has set this: one of the two sees the other.
         return self._over.done() or (self._aborted and not self._moves)
 
     def _main(self) -> None:
         with torch.cuda.device(self._pool.device):
             super()._main()
 
-    def _join(self, connection: socket.socket, unique_id: bytes) -> None:
+    def _join(self, unique_id: bytes) -> None:
         """Makes the communicator, together with the other end."""
-        connection.setblocking(False)
-        self._communicator = self._nccl.NcclCommunicator(2, unique_id, self._rank)
+        deadline = time.monotonic() + CONNECT_TIMEOUT_S
+        self._communicator = Communicator(self._nccl, unique_id, self._rank)
+        self._wait_for(self._communicator.is_ready, deadline)
         # With the first message the two connect. That takes long: no request's pages should wait for it.
-        address, _ = self._ring.take(self._network)
-        self._transmit(address, 1)
+        address, _ = self._slots.take(self._network)
+        self._transmit(address, 1, deadline)
         connected = torch.cuda.Event()
         connected.record(self._network)
-        deadline = time.monotonic() + CONNECT_TIMEOUT_S
-        while not connected.query():
+        self._wait_for(connected.query, deadline)
+
+    @property
+    def _slots(self) -> _Ring:
+        assert self._ring is not None
+        return self._ring
+
+    def _wait_for(self, condition: Callable[[], bool], deadline: float) -> None:
+        """Raises as `_check_going_on`."""
+        num_looks = 0
+        while not condition():
             self._check_going_on(deadline)
-            time.sleep(POLL_S)
-        self._communicator.check_async_error()
+            num_looks += 1
+            time.sleep(POLL_S if num_looks > NUM_QUICK_LOOKS else 0)
 
     def _work(self) -> None:
         self._moves = True
@@ -149,8 +183,9 @@ class NcclMover(Mover):
     def _settle(self) -> None:
         """Completes the transfers that are over. Raises OSError or RuntimeError: nothing more can move."""
         while self._pending and self._pending[0].event.query():
-            # What aborts a communicator ends its kernels too, with nothing done.
-            self._communicator.check_async_error()
+            # What has failed in a communicator ends its kernels too, with nothing done.
+            assert self._communicator is not None
+            self._communicator.is_ready()
             self._pending.popleft().completion.set()
             if self._pending:
                 self._pending[0].since = time.monotonic()
@@ -167,15 +202,15 @@ class NcclMover(Mover):
         if now >= self._peer_looked_at + PEER_POLL_S:
             self._peer_looked_at = now
             if self._communicator is not None:
-                self._communicator.check_async_error()
+                self._communicator.is_ready()
             assert self._connection is not None
             if _peek(self._connection) == b"":
                 raise OSError("the other end closed the connection")
 
-    def _read(self, num_bytes: int) -> bytes:
+    def _read(self, num_bytes: int, timeout_s: float = STALL_TIMEOUT_S) -> bytes:
         """What the other end says next; transfers are completed meanwhile. Raises as `_settle`."""
         assert self._connection is not None
-        deadline = time.monotonic() + STALL_TIMEOUT_S
+        deadline = time.monotonic() + timeout_s
         said = b""
         while True:
             if _peek(self._connection):
@@ -186,14 +221,15 @@ class NcclMover(Mover):
             self._check_going_on(deadline)
             time.sleep(POLL_S)
 
-    def _transmit(self, address: int, num_bytes: int) -> None:
-        """Has NCCL send what is there, or receive to there."""
-        post = self._communicator.send if self._rank == SENDER else self._communicator.recv
-        post(address, num_bytes, self._nccl.NCCL_UINT8, 1 - self._rank, self._network.cuda_stream)
+    def _transmit(self, address: int, num_bytes: int, deadline: float) -> None:
+        """Has NCCL send what is there, or receive to there; the stream has it when this returns."""
+        assert self._communicator is not None
+        if not self._communicator.transmit(address, num_bytes, self._network):
+            self._wait_for(self._communicator.is_ready, deadline)
 
     def _pieces(self, pages: Sequence[int]) -> Iterator[list[int]]:
         rest = iter(pages)
-        while piece := list(islice(rest, self._ring.num_pages)):
+        while piece := list(islice(rest, self._slots.num_pages)):
             yield piece
 
     def _submitted(self, stream: torch.cuda.Stream, transfer: Transfer) -> None:
@@ -210,17 +246,15 @@ class NcclMover(Mover):
         if self._connection is not None:
             peer_socket.close(self._connection)
         if self._communicator is not None:
-            self._communicator.abort()
+            try:
+                self._communicator.abort()
+            except RuntimeError:
+                # Whether anything still runs is for the streams to say.
+                logger.exception("a communicator could not be aborted")
         self._network.synchronize()
         self._local.synchronize()
-
-
-def _load_nccl() -> Any:
-    try:
-        from cupy.cuda import nccl
-    except ImportError as error:
-        raise ValueError(f"NCCL is called through cupy, which is missing or has none: {error}") from error
-    return nccl
+        # Who remembers this end keeps no memory of the device with it.
+        self._ring = None
 
 
 def _peek(connection: socket.socket) -> bytes | None:

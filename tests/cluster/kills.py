@@ -196,8 +196,8 @@ class KillDrill:
 
     @contextmanager
     def _open_leases(self) -> Iterator[int]:
-        """Waits until the decode worker has leases that are not settled, and says of how many pages: prefill computes and
-        ships them chunk by chunk, so some are on their way then, and more will be in the next milliseconds."""
+        """Waits until the decode worker has leases that are not settled, and says of how many pages: prefill computes
+        and ships them chunk by chunk, so some are on their way then, and more will be in the next milliseconds."""
         worker = self._served.worker("decode-0")
         assert worker is not None
         metadata = cluster_metadata(self._served.cluster.cluster_token)

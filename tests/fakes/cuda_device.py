@@ -1,0 +1,155 @@
+"""What code for NVIDIA GPUs needs of a device, on the CPU: streams, events and batched copies, in the memory that torch
+has anyway. What a stream has been given is done when somebody looks: in its order, and no further than what is waited
+for."""
+
+import contextlib
+import ctypes
+import itertools
+import sys
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+# Whoever waits for longer waits for ever.
+SYNCHRONIZE_TIMEOUT_S = 20.0
+_numbers = itertools.count(1)
+_streams: "weakref.WeakValueDictionary[int, FakeStream]" = weakref.WeakValueDictionary()
+
+
+class FakeStream:
+    """
+    Attributes:
+        cuda_stream: its handle, which names it to libraries.
+        failure: what waiting for it raises, if not "": the device is lost.
+    """
+
+    failure = ""
+
+    def __init__(self, device: torch.device) -> None:
+        self.cuda_stream = next(_numbers)
+        self._work: deque[Callable[[], bool]] = deque()
+        self._advancing = False
+        _streams[self.cuda_stream] = self
+
+    def submit(self, work: Callable[[], bool]) -> None:
+        """Args: work: called until it returns True, which means that it is done."""
+        self._work.append(work)
+
+    def advance(self) -> bool:
+        """Does what can be done; returns whether that is all."""
+        # What this stream waits for may ask for what it has done itself so far.
+        if not self._advancing:
+            self._advancing = True
+            while self._work and self._work[0]():
+                self._work.popleft()
+            self._advancing = False
+        return not self._work
+
+    def wait_event(self, event: "FakeEvent") -> None:
+        self.submit(event.recorded())
+
+    def wait_stream(self, other: "FakeStream") -> None:
+        event = FakeEvent()
+        event.record(other)
+        self.wait_event(event)
+
+    def synchronize(self) -> None:
+        if self.failure:
+            raise RuntimeError(self.failure)
+        deadline = time.monotonic() + SYNCHRONIZE_TIMEOUT_S
+        while not self.advance():
+            assert time.monotonic() < deadline, "the stream never ends"
+            time.sleep(0.001)
+
+
+class FakeEvent:
+    """One that was never recorded has happened, as CUDA has it."""
+
+    def __init__(self) -> None:
+        self._recorded: Callable[[], bool] = lambda: True
+
+    def record(self, stream: FakeStream) -> None:
+        happened: list[bool] = []
+        stream.submit(lambda: happened.append(True) or True)
+
+        def has_happened() -> bool:
+            stream.advance()
+            return bool(happened)
+
+        self._recorded = has_happened
+
+    def recorded(self) -> Callable[[], bool]:
+        """Whether what it was recorded behind last is done, whatever it is recorded behind from now on."""
+        return self._recorded
+
+    def query(self) -> bool:
+        return self._recorded()
+
+
+def stream_of(handle: int) -> FakeStream:
+    return _streams[handle]
+
+
+def _copy_batch(dst: list[int], src: list[int], sizes: list[int], *rest: Any) -> tuple[int]:
+    def copy() -> bool:
+        for to, source, num_bytes in zip(dst, src, sizes, strict=True):
+            ctypes.memmove(to, source, num_bytes)
+        return True
+
+    stream_of(rest[-1]).submit(copy)
+    return (0,)
+
+
+@contextlib.contextmanager
+def fake_cuda(others: dict[str, ModuleType], imported_anew: tuple[str, ...]) -> Iterator[None]:
+    """Has modules that are written for GPUs import this device in place of CUDA's, as long as the block lasts.
+
+    Args:
+        others: further modules that stand in for libraries.
+        imported_anew: our modules that import any of them.
+    """
+    runtime, bindings, cuda = (ModuleType(name) for name in ("cuda.bindings.runtime", "cuda.bindings", "cuda"))
+    vars(runtime).update(
+        cudaError_t=SimpleNamespace(cudaSuccess=0),
+        cudaMemcpyAttributes=SimpleNamespace,
+        cudaMemcpySrcAccessOrder=SimpleNamespace(cudaMemcpySrcAccessOrderStream=1),
+        cudaMemcpyBatchAsync=_copy_batch,
+    )
+    vars(bindings)["runtime"], vars(cuda)["bindings"] = runtime, bindings
+    stand_ins = {"cuda": cuda, "cuda.bindings": bindings, "cuda.bindings.runtime": runtime, **others}
+    names = (*stand_ins, "engine.kvcache.cuda_pool", "engine.kvcache.batched_copies", *imported_anew)
+    before = {name: sys.modules[name] for name in names if name in sys.modules}
+    _forget(names)
+    sys.modules.update(stand_ins)
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(torch.cuda, "Stream", FakeStream)
+            patch.setattr(torch.cuda, "Event", FakeEvent)
+            patch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
+            yield
+    finally:
+        _forget(names)
+        for name, module in before.items():
+            sys.modules[name] = module
+            _set_in_package(name, module)
+
+
+def _forget(names: Iterable[str]) -> None:
+    for name in names:
+        sys.modules.pop(name, None)
+        _set_in_package(name, None)
+
+
+def _set_in_package(name: str, module: ModuleType | None) -> None:
+    """What `from package import module` finds there."""
+    package, _, own_name = name.rpartition(".")
+    if package in sys.modules:
+        vars(sys.modules[package]).pop(own_name, None)
+        if module is not None:
+            vars(sys.modules[package])[own_name] = module

@@ -1,0 +1,106 @@
+"""NCCL as cupy has it, between two ends in one process, on the fake device."""
+
+import ctypes
+import os
+import secrets
+import threading
+import time
+from collections import deque
+from types import ModuleType
+from typing import Any
+
+from tests.fakes.cuda_device import stream_of
+
+IN_PROGRESS = 7
+# A call that would block for ever ends after so long, so that the test's process does.
+BLOCKED_LIMIT_S = 20.0
+
+
+class FakeNcclError(RuntimeError):
+    def __init__(self, status: int) -> None:
+        super().__init__("NCCL operation in progress" if status == IN_PROGRESS else f"NCCL status {status}")
+        self.status = status
+
+
+class _Meeting:
+    """What the two ends of one unique id share."""
+
+    def __init__(self) -> None:
+        self.ranks: set[int] = set()
+        self.sent: deque[bytes] = deque()
+
+
+class FakeNccl:
+    """
+    Attributes:
+        communicators: all that were begun, in order.
+        abort_error: what aborting one raises; None: nothing.
+        abort_hangs: set while it never returns.
+    """
+
+    def __init__(self) -> None:
+        self.communicators: list[Any] = []
+        self.abort_error: Exception | None = None
+        self.abort_hangs = threading.Event()
+        self._meetings: dict[bytes, _Meeting] = {}
+
+    def modules(self) -> dict[str, ModuleType]:
+        """cupy, as far as it is asked for."""
+        cupy, cuda, nccl = (ModuleType(name) for name in ("cupy", "cupy.cuda", "cupy.cuda.nccl"))
+        vars(nccl).update(
+            NCCL_UINT8=1,
+            NcclError=FakeNcclError,
+            NcclCommunicator=self._communicator_class(),
+            get_unique_id=lambda: secrets.token_bytes(128),
+        )
+        vars(cuda)["nccl"], vars(cupy)["cuda"] = nccl, cuda
+        return {"cupy": cupy, "cupy.cuda": cuda, "cupy.cuda.nccl": nccl}
+
+    def _communicator_class(self) -> type:
+        fake = self
+
+        class NcclCommunicator:
+            def __init__(self, num_ranks: int, unique_id: bytes, rank: int) -> None:
+                assert num_ranks == 2 and len(unique_id) == 128
+                self._meeting = fake._meetings.setdefault(unique_id, _Meeting())
+                self._meeting.ranks.add(rank)
+                self.aborted = False
+                fake.communicators.append(self)
+                if os.environ.get("NCCL_COMM_BLOCKING") == "0":
+                    self.check_async_error()
+                else:
+                    deadline = time.monotonic() + BLOCKED_LIMIT_S
+                    while len(self._meeting.ranks) < 2 and time.monotonic() < deadline:
+                        time.sleep(0.001)
+
+            def check_async_error(self) -> None:
+                if len(self._meeting.ranks) < 2:
+                    raise FakeNcclError(IN_PROGRESS)
+
+            def send(self, address: int, num_bytes: int, dtype: int, peer: int, stream: int) -> None:
+                def post() -> bool:
+                    self._meeting.sent.append(ctypes.string_at(address, num_bytes))
+                    return True
+
+                stream_of(stream).submit(post)
+
+            def recv(self, address: int, num_bytes: int, dtype: int, peer: int, stream: int) -> None:
+                def take() -> bool:
+                    if self.aborted:
+                        return True
+                    if not self._meeting.sent:
+                        return False
+                    ctypes.memmove(address, self._meeting.sent.popleft(), num_bytes)
+                    return True
+
+                stream_of(stream).submit(take)
+
+            def abort(self) -> None:
+                deadline = time.monotonic() + BLOCKED_LIMIT_S
+                while fake.abort_hangs.is_set() and time.monotonic() < deadline:
+                    time.sleep(0.001)
+                self.aborted = True
+                if fake.abort_error is not None:
+                    raise fake.abort_error
+
+        return NcclCommunicator

@@ -1,0 +1,241 @@
+"""What the ends of an NCCL transport do when their peer, NCCL or the device fails them, over stand-ins for NCCL and the
+device; how those behave themselves is seen on GPUs (tests/gpu/kvtransfer/transports/test_nccl.py)."""
+
+import gc
+import socket
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from engine.kvcache.cache_manager import CacheManager
+from kvtransfer.transports import peer_socket
+from kvtransfer.transports.peer_socket import Listener
+from tests.fakes.cuda_device import FakeStream, fake_cuda
+from tests.fakes.nccl import FakeNccl
+
+PAGE_BYTES = 64
+UNIQUE_ID_BYTES = 128
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeNccl]:
+    # What the code sets in the environment ends with the test.
+    monkeypatch.setenv("NCCL_COMM_BLOCKING", "1")
+    fake = FakeNccl()
+    ours = ("nccl", "nccl_mover", "nccl_communicator")
+    with fake_cuda(fake.modules(), tuple(f"kvtransfer.transports.{name}" for name in ours)):
+        from kvtransfer.transports import nccl_mover
+
+        monkeypatch.setattr(nccl_mover, "SLOT_BYTES", 4 * PAGE_BYTES)
+        monkeypatch.setattr(nccl_mover, "CONNECT_TIMEOUT_S", 0.5)
+        yield fake
+        fake.abort_hangs.clear()
+
+
+def pool() -> Any:
+    memory = torch.zeros((64, PAGE_BYTES), dtype=torch.uint8)
+    layout = SimpleNamespace(page_bytes=PAGE_BYTES)
+    return SimpleNamespace(layout=layout, device=torch.device("cpu"), memory=memory, address=memory.data_ptr())
+
+
+def open_receiver(into: Any = None) -> Any:
+    from kvtransfer.transports.nccl import NcclReceiver
+
+    return NcclReceiver(into or pool(), "127.0.0.1")
+
+
+def open_pair() -> tuple[Any, Any, Any, Any]:
+    """Two pools, the first of random pages, and the ends between them."""
+    from kvtransfer.transports.nccl import NcclSender
+
+    source, destination = pool(), pool()
+    source.memory.random_(1, 256)
+    receiver = open_receiver(destination)
+    return source, destination, NcclSender(source, "127.0.0.1", receiver.endpoint()), receiver
+
+
+def wait_for(condition: Callable[[], Any], timeout_s: float = 5.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.001)
+
+
+def end(*ends: Any) -> None:
+    for one in ends:
+        wait_for(one.abort().done)
+        wait_for(lambda one=one: not one._thread.is_alive(), 1.0)
+
+
+def test_pages_go_where_they_belong_in_pieces_and_in_order(fake: FakeNccl) -> None:
+    source, destination, sender, receiver = open_pair()
+    pushes = [sender.copy_pages(0, list(range(10)), [0] * 10), sender.copy_pages(1, [3], [0])]
+    # What nobody wants is received and thrown away.
+    receives = [receiver.receive_pages(0, list(range(20, 30)), 10), receiver.receive_pages(1, None, 1)]
+    pushes.append(sender.copy_pages(2, [7], [9]))
+    receives.append(receiver.receive_pages(2, [40], 1))
+    wait_for(lambda: all(one.done() for one in [*pushes, *receives]))
+    assert torch.equal(destination.memory[20:30], source.memory[0:10])
+    assert torch.equal(destination.memory[40], source.memory[7])
+    assert int(destination.memory.any(1).sum()) == 11 and (sender.failure, receiver.failure) == ("", "")
+    end(sender, receiver)
+    assert [communicator.aborted for communicator in fake.communicators] == [True, True]
+
+
+def test_pushes_out_of_step_are_a_failure(fake: FakeNccl) -> None:
+    _, destination, sender, receiver = open_pair()
+    receiver.receive_pages(0, [1, 2], 2)
+    sender.copy_pages(0, [1], [1])
+    wait_for(lambda: "was announced" in receiver.failure and sender.failure)
+    end(sender, receiver)
+    assert not destination.memory.any()
+
+
+def met(receiver: Any) -> socket.socket:
+    """The connection of a sender that has been told the unique id, and does not join."""
+    connection = peer_socket.connect(receiver.endpoint())
+    peer_socket.read_into(connection, memoryview(bytearray(UNIQUE_ID_BYTES)))
+    wait_for(lambda: receiver._communicator is not None)
+    return connection
+
+
+def test_a_sender_that_dies_before_it_joins_is_noticed_at_once(fake: FakeNccl) -> None:
+    """NCCL by itself would wait for it as long as this process lives."""
+    receiver = open_receiver()
+    met(receiver).close()
+    wait_for(lambda: "closed the connection" in receiver.failure, 0.4)
+    end(receiver)
+    assert fake.communicators[0].aborted
+
+
+def test_a_sender_that_stands_still_before_it_joins_is_given_up(fake: FakeNccl) -> None:
+    receiver = open_receiver()
+    with met(receiver):
+        wait_for(lambda: "takes no part" in receiver.failure)
+        end(receiver)
+    assert fake.communicators[0].aborted
+
+
+def test_aborting_an_end_that_waits_for_its_peer_ends_its_thread(fake: FakeNccl) -> None:
+    receiver = open_receiver()
+    with met(receiver):
+        end(receiver)
+    assert fake.communicators[0].aborted and receiver.failure == ""
+
+
+def test_a_receiver_that_stands_still_before_it_tells_the_id_is_given_up(fake: FakeNccl) -> None:
+    from kvtransfer.transports.nccl import NcclSender
+
+    begun = []
+
+    class Begun(NcclSender):
+        def __init__(self, *args: Any) -> None:
+            begun.append(self)
+            super().__init__(*args)
+
+    # Its host takes the connection for it.
+    listener = Listener("127.0.0.1")
+    with pytest.raises(OSError, match=r"did not connect within|takes no part"):
+        Begun(pool(), "127.0.0.1", listener.endpoint.encode())
+    wait_for(lambda: not begun[0]._thread.is_alive(), 1.0)
+    listener.close()
+
+
+def test_a_receiver_that_stands_still_before_it_joins_is_given_up(fake: FakeNccl) -> None:
+    from kvtransfer.transports.nccl import NcclSender
+
+    listener = Listener("127.0.0.1")
+
+    class Told(NcclSender):
+        def _meet_peer(self) -> None:
+            listener.accept().sendall(bytes(UNIQUE_ID_BYTES))
+            super()._meet_peer()
+
+    with pytest.raises(OSError, match=r"did not connect within|takes no part|closed the connection"):
+        Told(pool(), "127.0.0.1", listener.endpoint.encode())
+    wait_for(lambda: fake.communicators[0].aborted)
+    listener.close()
+
+
+def test_what_a_dead_epoch_had_of_the_device_is_given_back(fake: FakeNccl) -> None:
+    """Though somebody still remembers the epoch."""
+    _, _, sender, receiver = open_pair()
+    slots = [weakref.ref(one._ring._slots) for one in (sender, receiver)]
+    end(sender, receiver)
+    gc.collect()
+    assert [slot() for slot in slots] == [None, None]
+
+
+def lease_under_receive(receiver: Any) -> tuple[CacheManager, Any]:
+    """A decode worker's cache, and what it waits for before it frees the pages of the link's only lease."""
+    cache = CacheManager(8, 4)
+    handle = cache.acquire_pages(list(range(20)), 20, max_cached_len=0, leased=True)
+    assert handle is not None
+    receiver.receive_pages(0, handle.page_ids, len(handle.page_ids))
+    wait_for(lambda: receiver._moves)
+    cache.release_pages(handle, after=[quiet := receiver.abort()])
+    return cache, quiet
+
+
+def test_a_communicator_that_cannot_be_aborted_frees_pages_once_the_streams_are_empty(fake: FakeNccl) -> None:
+    _, _, sender, receiver = open_pair()
+    fake.abort_error = RuntimeError("unhandled system error")
+    cache, quiet = lease_under_receive(receiver)
+    wait_for(quiet.done)
+    cache.free_deferred_pages()
+    assert cache.num_free_pages == 8
+    end(sender)
+
+
+def test_a_device_that_is_lost_ends_the_engine_thread_and_frees_nothing(
+    fake: FakeNccl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, _, _, receiver = open_pair()
+    monkeypatch.setattr(FakeStream, "failure", "CUDA error: an illegal memory access was encountered")
+    cache, quiet = lease_under_receive(receiver)
+    wait_for(lambda: not receiver._thread.is_alive())
+    # The engine thread asks at every step.
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="illegal memory access"):
+            quiet.done()
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        cache.free_deferred_pages()
+    assert cache.num_free_pages < 8
+
+
+def test_an_abort_that_never_ends_is_not_waited_for_for_ever(fake: FakeNccl, monkeypatch: pytest.MonkeyPatch) -> None:
+    from kvtransfer.transports import nccl_mover
+
+    monkeypatch.setattr(nccl_mover, "ABORT_TIMEOUT_S", 0.3)
+    _, _, _, receiver = open_pair()
+    fake.abort_hangs.set()
+    _, quiet = lease_under_receive(receiver)
+    assert not quiet.done()
+
+    def is_given_up() -> bool:
+        try:
+            assert not quiet.done()
+        except RuntimeError as error:
+            assert "has not ended" in str(error)
+            return True
+        return False
+
+    wait_for(is_given_up)
+
+
+def test_who_stood_still_has_not_waited_for_an_abort(fake: FakeNccl) -> None:
+    from kvtransfer.transports.nccl_mover import ABORT_TIMEOUT_S, _Quiet
+
+    now = 0.0
+    _, _, sender, receiver = open_pair()
+    quiet = _Quiet(receiver, lambda: now)
+    receiver._aborted = receiver._moves = True
+    assert not quiet.done()
+    now = 100 * ABORT_TIMEOUT_S
+    assert not quiet.done()
+    end(sender, receiver)
