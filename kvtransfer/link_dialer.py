@@ -134,12 +134,11 @@ class LinkDialer:
         # This says of transports, by their names, why they could not be opened here.
         failures: dict[str, str] = {}
         while True:
-            offer = [name for name in self._transports if name not in failures]
             try:
-                await self._run_epoch(peer, offer)
+                await self._run_epoch(peer, failures)
             except _SenderEndError as error:
                 failures[error.transport] = str(error)
-                left = [name for name in offer if name != error.transport]
+                left = [name for name in self._transports if name not in failures]
                 what_next = f"{' or '.join(left)} is tried next" if left else "none is left"
                 logger.warning(
                     "link to %s: transport %s cannot be opened: %s; %s",
@@ -181,11 +180,11 @@ class LinkDialer:
         await asyncio.sleep(REOPEN_DELAY_S)
         failures.clear()
 
-    async def _run_epoch(self, peer: Peer, offer: Sequence[str]) -> None:
+    async def _run_epoch(self, peer: Peer, failures: Mapping[str, str]) -> None:
         """One epoch from its handshake to its end.
 
         Args:
-            offer: names of transports, best first.
+            failures: what is not offered, with the reasons.
 
         Raises:
             _SenderEndError: the transport that the receiver chose could not be opened here.
@@ -196,6 +195,7 @@ class LinkDialer:
             # There is no deadline on purpose: a copy that never completes must keep the next epoch shut. A stuck engine
             # thread, which would never say that the copies are over, is noticed by worker/process.py.
             await self._quiet[peer].wait()
+        offer = [name for name in self._transports if name not in failures]
         writer = BatchWriter(SENDER_CODEC)
         writer.send([self._hello(peer, offer)])
         async with open_channel(peer.address) as channel:
@@ -211,6 +211,9 @@ class LinkDialer:
             self._writers[opened.epoch] = writer
             self._quiet[peer] = asyncio.Event()
             self._post(opened)
+            passed_over = [*(f"{name}: {reason}" for name, reason in failures.items()), *welcome.passed_over]
+            instead = "".join(f"; not {one}" for one in passed_over)
+            logger.info("link to %s: pages go over %s%s", peer.worker_id, opened.transport_name, instead)
             reason = "the stream ended"
             try:
                 for message in rest:

@@ -105,7 +105,7 @@ class LinkServer(kv_link_pb2_grpc.KvLinkServicer):
         life = hello.sender_id, hello.sender_incarnation
         self._newest[life] = hello
         try:
-            name, transport, endpoint = await self._open_transport(hello)
+            name, transport, endpoint, passed_over = await self._open_transport(hello)
         except _NoTransportError as error:
             yield RECEIVER_CODEC.encode([LinkRefused(str(error), no_transport=True)])
             return
@@ -121,7 +121,7 @@ class LinkServer(kv_link_pb2_grpc.KvLinkServicer):
         # Nothing is awaited between the opening and the try: what was opened is closed with its epoch.
         epoch = uuid.uuid4().hex
         writer = self._writers[epoch] = BatchWriter(RECEIVER_CODEC)
-        writer.send([LinkWelcome(epoch, name, endpoint)])
+        writer.send([LinkWelcome(epoch, name, endpoint, passed_over)])
         self._post(ReceiverLinkOpened(epoch, hello, transport, ExitWatch(hello.sender_pid).is_gone))
         for message in rest:
             self._post(FromLink(epoch, message))
@@ -135,19 +135,26 @@ class LinkServer(kv_link_pb2_grpc.KvLinkServicer):
             del self._writers[epoch]
             self._post(ReceiverLinkClosed(epoch))
 
-    async def _open_transport(self, hello: LinkHello) -> tuple[str, ReceiverTransport, bytes]:
-        """The best of the offer that can be opened here: its name, this end of it, and where the sender finds that."""
-        names = [name for name in hello.transports if name in self._transports]
-        if not names:
+    async def _open_transport(self, hello: LinkHello) -> tuple[str, ReceiverTransport, bytes, tuple[str, ...]]:
+        """The best of the offer that can be opened here: its name, this end of it, where the sender finds that, and why
+        it is none of those before it, as in LinkWelcome."""
+        left = [name for name in hello.transports if name in self._transports]
+        if not left:
             ours = ", ".join(self._transports)
             raise _NoTransportError(f"no common transport: {', '.join(hello.transports)} at the sender, {ours} here")
+        passed_over: list[str] = []
         failures: list[str] = []
-        for position, name in enumerate(names, start=1):
+        for name in hello.transports:
+            if name not in self._transports:
+                passed_over.append(f"{name}: the receiver does not have it")
+                continue
+            left.remove(name)
             try:
-                return name, *await _open_receiver(self._transports[name])
+                return name, *await _open_receiver(self._transports[name]), tuple(passed_over)
             except OpeningError as error:
                 failures.append(f"{name}: {error}")
-                what_next = f"{names[position]} is tried next" if position < len(names) else "none is left"
+                passed_over.append(f"{name}: the receiver cannot open it: {error}")
+                what_next = f"{left[0]} is tried next" if left else "none is left"
                 logger.warning(
                     "link from %s: transport %s cannot be opened: %s; %s", hello.sender_id, name, error, what_next
                 )

@@ -225,12 +225,10 @@ class SenderLink:
             self._in_flight.popleft()
 
     def _settle_if_copied(self, lease: SenderLease) -> None:
-        # After a failure of the transport copies are over without having arrived. The epoch ends soon, and its leases
-        # with it.
-        if self._transport.failure:
-            return
         lease.copies = [c for c in lease.copies if not c.done()]
-        if lease.copies:
+        # After a failure of the transport copies are over without having arrived; it is told before they are over, so
+        # it is asked for after them. The epoch ends soon, and its leases with it.
+        if lease.copies or self._transport.failure:
             return
         if lease.state is LeaseState.COMMITTING:
             assert lease._commit is not None

@@ -475,11 +475,13 @@ class LinkWelcome:
 
     Attributes:
         endpoint: where the sender finds the receiving end; only that transport understands it.
+        passed_over: those of the offer that stand before it, each with why it was not taken: "name: reason".
     """
 
     epoch: str
     transport: str
     endpoint: bytes
+    passed_over: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

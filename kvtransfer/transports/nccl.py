@@ -106,7 +106,7 @@ class NcclReceiver(NcclMover, ReceivingMover):
         self._submitted(self._local, transfer)
 
     def _wake(self) -> None:
-        self._listener.close()
+        self._listener.wake()
 
     def _close(self) -> None:
         self._listener.close()

@@ -88,6 +88,10 @@ class Listener:
                 return connection
             connection.close()
 
+    def wake(self) -> None:
+        """Ends `accept`, which another thread may be in."""
+        wake(self._socket)
+
     def close(self) -> None:
         close(self._socket)
 
@@ -120,9 +124,17 @@ def read_into(connection: socket.socket, view: memoryview, is_aborted: Callable[
         view = view[num_read:]
 
 
-def close(sock: socket.socket) -> None:
-    """Closes a socket that another thread may be blocked on: shutdown wakes that thread."""
+def wake(sock: socket.socket) -> None:
+    """Ends what another thread is blocked on at a socket. It stays open: who is just about to use it would use whatever
+    has its number next."""
     # It fails where nothing is connected, or is closed already: nobody is blocked then.
     with contextlib.suppress(OSError):
         sock.shutdown(socket.SHUT_RDWR)
-    sock.close()
+
+
+def close(sock: socket.socket) -> None:
+    """Closes a socket that no other thread uses any more."""
+    # The peer hears of it at once, though a child of this process may have the socket too.
+    wake(sock)
+    with contextlib.suppress(OSError):
+        sock.close()

@@ -36,7 +36,7 @@ class TcpSender(SendingMover):
             self._connection.sendall(self._pages[page_id].data)
 
     def _wake(self) -> None:
-        self._close()
+        peer_socket.wake(self._connection)
 
     def _close(self) -> None:
         peer_socket.close(self._connection)
@@ -77,7 +77,9 @@ class TcpReceiver(ReceivingMover):
         peer_socket.read_into(self._connection, view, lambda: self._aborted)
 
     def _wake(self) -> None:
-        self._close()
+        self._listener.wake()
+        if self._connection is not None:
+            peer_socket.wake(self._connection)
 
     def _close(self) -> None:
         self._listener.close()

@@ -69,14 +69,16 @@ class LinkHello(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., sender_id: _Optional[str] = ..., sender_incarnation: _Optional[str] = ..., sender_pid: _Optional[int] = ..., receiver_incarnation: _Optional[str] = ..., page_format: _Optional[_Union[_worker_pb2.PageFormat, _Mapping]] = ..., transports: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class LinkWelcome(_message.Message):
-    __slots__ = ("epoch", "transport", "endpoint")
+    __slots__ = ("epoch", "transport", "endpoint", "passed_over")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     TRANSPORT_FIELD_NUMBER: _ClassVar[int]
     ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    PASSED_OVER_FIELD_NUMBER: _ClassVar[int]
     epoch: str
     transport: str
     endpoint: bytes
-    def __init__(self, epoch: _Optional[str] = ..., transport: _Optional[str] = ..., endpoint: _Optional[bytes] = ...) -> None: ...
+    passed_over: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, epoch: _Optional[str] = ..., transport: _Optional[str] = ..., endpoint: _Optional[bytes] = ..., passed_over: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class LinkRefused(_message.Message):
     __slots__ = ("reason", "no_transport")

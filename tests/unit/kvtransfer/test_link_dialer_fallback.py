@@ -18,6 +18,7 @@ from kvtransfer.events import (
 )
 from kvtransfer.transports import opening
 from kvtransfer.transports.shared_memory import SharedMemory
+from kvtransfer.transports.table import TRANSPORTS
 from kvtransfer.transports.tcp import Tcp
 from tandem.messages import LinkState, Renewed, Revoke
 from tests.fakes.link_ends import ReceiverEnd, SenderEnd, wait_until
@@ -54,6 +55,42 @@ def test_the_second_is_taken_if_the_first_cannot_be_opened(caplog: pytest.LogCap
             assert first.senders == [] and not sender.of(SenderLinkFailed)
 
     asyncio.run(scenario())
+
+
+def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Which way each link took, and why."""
+    lines = [record.getMessage() for record in caplog.records]
+    return [line.partition(": ")[2] for line in lines if "pages go over" in line]
+
+
+@pytest.mark.parametrize(
+    ("first_fails", "line"),
+    [
+        ("nowhere", "pages go over shared_memory"),
+        ("here", "pages go over tcp; not shared_memory: the receiver's pool cannot be mapped"),
+        ("there", "pages go over tcp; not shared_memory: the receiver cannot open it: RuntimeError('no pool to map')"),
+        ("elsewhere", "pages go over tcp; not shared_memory: the receiver does not have it"),
+    ],
+)
+def test_one_line_says_which_way_pages_go_and_why_not_the_first(
+    caplog: pytest.LogCaptureFixture, first_fails: str, line: str
+) -> None:
+    async def scenario() -> None:
+        ours = {name: ScriptedOpening() for name in TRANSPORTS.for_device("cpu")}
+        theirs = {name: ScriptedOpening() for name in ours}
+        if first_fails == "here":
+            ours["shared_memory"].sender_error = ValueError("the receiver's pool cannot be mapped")
+        elif first_fails == "there":
+            theirs["shared_memory"].receiver_error = RuntimeError("no pool to map")
+        elif first_fails == "elsewhere":
+            del theirs["shared_memory"]
+        async with ReceiverEnd(theirs) as receiver, SenderEnd(ours) as sender:
+            sender.links.set_peers([receiver.peer])
+            await wait_until(lambda: len(sender.opened) == 1)
+
+    with caplog.at_level(logging.INFO, "kvtransfer"):
+        asyncio.run(scenario())
+    assert told(caplog) == [line]
 
 
 def test_another_worker_is_offered_all_of_them() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from kvtransfer.sender_link import LeaseState, SenderLink
 from tandem.messages import Committed, Granted, LeaseRequest, LinkWelcome, Pushing, Refused, Released, Renewed, Revoke
-from tests.fakes.transport import ScriptedTransport
+from tests.fakes.transport import ManualCompletion, ScriptedTransport
 
 
 @pytest.fixture
@@ -143,3 +143,26 @@ def test_only_a_two_sided_transport_has_its_pushes_announced(sent: list[Any]) ->
 def test_a_message_that_begins_a_link_is_none_that_goes_on_with_it(link: SenderLink) -> None:
     with pytest.raises(ValueError, match="unexpected LinkWelcome"):
         link.receive_from_peer(LinkWelcome("epoch", "scripted", b""))
+
+
+def test_a_transport_that_fails_as_it_is_asked_commits_nothing(
+    link: SenderLink, transport: ScriptedTransport, sent: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its thread fails and ends at any moment of the engine thread's look, and all copies are over then."""
+    leases = [link.request_lease("r", i, 8) for i in range(2)]
+    for lease in leases:
+        link.receive_from_peer(Granted(lease.lease_id, 0, (4, 5)))
+        link.push_pages(lease, [0, 1], [4, 5])
+
+    def fails(copy: ManualCompletion) -> bool:
+        transport.failure_reason = "the page connection failed"
+        return True
+
+    monkeypatch.setattr(ManualCompletion, "done", fails)
+    commit(link, leases[0])
+    transport.failure_reason = ""
+    link.release_lease(leases[1])
+    link.send_settlements()
+    assert [type(m) for m in sent] == [LeaseRequest, LeaseRequest]
+    link.end_epoch()
+    assert [lease.state for lease in leases] == [LeaseState.LOST, LeaseState.LOST]

@@ -172,7 +172,7 @@ def test_what_a_dead_epoch_had_of_the_device_is_given_back(fake: FakeNccl) -> No
 
 
 def lease_under_receive(receiver: Any) -> tuple[CacheManager, PageHandle, Any]:
-    """A decode worker's cache with the pages of the link's only lease, and what they wait for once the link has ended."""
+    """A decode worker's cache, the pages of the link's only lease, and what they wait for once the link has ended."""
     cache = CacheManager(8, 4)
     handle = cache.acquire_pages(list(range(20)), 20, max_cached_len=0, leased=True)
     assert handle is not None

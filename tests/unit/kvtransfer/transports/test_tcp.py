@@ -2,6 +2,7 @@
 
 import contextlib
 import socket
+import threading
 import time
 from collections.abc import Callable
 
@@ -56,6 +57,37 @@ def test_aborting_a_receiver_that_waits_is_soon_over() -> None:
     assert not receive.done() and receiver.failure == ""
     assert not destination.memory.any()
     wait_for(sender.abort().done, 2.0)
+
+
+@pytest.mark.parametrize("cls", [TcpSender, TcpReceiver])
+def test_an_aborted_end_keeps_its_descriptor_as_long_as_its_thread_may_use_it(
+    cls: type[TcpSender] | type[TcpReceiver], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the thread, about to read or write, does so with whatever the process opens next under the number: pages
+    would get what is meant for others."""
+    is_moving, may_move = threading.Event(), threading.Event()
+
+    def stand_still(*_: object) -> None:
+        is_moving.set()
+        may_move.wait(10.0)
+
+    _, _, sender, receiver = tcp_pair()
+    monkeypatch.setattr(cls, "_move", stand_still)
+    end = sender if cls is TcpSender else receiver
+    sender.copy_pages(0, [1], [1])
+    receiver.receive_pages(0, [1], 1)
+    assert is_moving.wait(5.0)
+    assert end._connection is not None
+    descriptor = end._connection.fileno()
+    over = end.abort()
+    others = [socket.socket() for _ in range(8)]
+    assert descriptor not in [other.fileno() for other in others] and not over.done()
+    may_move.set()
+    wait_for(over.done)
+    assert end._connection.fileno() == -1
+    for other in others:
+        other.close()
+    wait_for((receiver if cls is TcpSender else sender).abort().done)
 
 
 def test_a_peer_that_goes_away_is_a_failure() -> None:
