@@ -74,11 +74,11 @@ class LiveStream:
         return max((b - a for a, b in itertools.pairwise(times)), default=0.0)
 
     def resumed_at(self, moment: float) -> float:
-        """The end of the client's longest wait, for a token or the stream's end, of those that ended after this
-        moment."""
+        """The end of the client's longest wait, for a token or the stream's end, of those that ended after this moment,
+        or this moment if none did."""
         with self._changed:
             waits = itertools.pairwise((self.sent, *self._times, self.ended))
-            return max((end - start, end) for start, end in waits if end > moment)[1]
+            return max(((end - start, end) for start, end in waits if end > moment), default=(0.0, moment))[1]
 
     def _read(self) -> None:
         try:

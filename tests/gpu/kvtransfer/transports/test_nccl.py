@@ -5,6 +5,8 @@ import multiprocessing
 import os
 import random
 import signal
+import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
@@ -13,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 
+from kvtransfer.transports import peer_socket
 from kvtransfer.transports.opening import OpeningError, load_transports, open_end
 from tests.fakes.page_layout import OpaqueLayout
 
@@ -72,6 +75,9 @@ def serve_ends(pipe: Connection, visible: str) -> None:
                 sender = receiver = None
                 under_way = []
                 return time.monotonic() - started
+            case ("held",):
+                names = [thread.name for thread in threading.enumerate()]
+                return names.count("move-pages"), torch.cuda.memory_allocated()
             case ("digests",):
                 weights = torch.arange(1, LAYOUT.page_bytes + 1, device="cuda")
                 return [int((page.to(torch.int64) * weights).sum()) for page in pool.memory]
@@ -233,6 +239,69 @@ def test_a_peer_that_stands_still_holds_nobody(workers: list[Worker], stands: st
     _wait(lambda: still.ask("failures") != [""])
     assert still.ask("abort") < 5.0
     assert other.ask("digests") == before
+    link(sender, receiver)
+    push_all(sender, receiver, [([4], [400])])
+    for worker in workers:
+        worker.ask("wait")
+    assert receiver.ask("digests")[400] == sender.ask("digests")[4]
+
+
+def told_and_gone(receiver: Worker) -> socket.socket:
+    """The connection of a sender that has been told NCCL's id, and does not join."""
+    connection = peer_socket.connect(receiver.ask("listen"))
+    peer_socket.read_into(connection, memoryview(bytearray(128)))
+    # It is in the middle of making the communicator.
+    time.sleep(0.5)
+    return connection
+
+
+@pytest.mark.parametrize("dies", [True, False])
+def test_a_sender_that_never_joins_costs_neither_a_thread_nor_memory(workers: list[Worker], dies: bool) -> None:
+    sender, receiver = workers
+    link(sender, receiver)
+    for worker in workers:
+        worker.ask("abort")
+    for _ in range(3):
+        with told_and_gone(receiver) as connection:
+            if dies:
+                connection.close()
+            _wait(lambda: receiver.ask("failures") != [""])
+            (failure,) = receiver.ask("failures")
+            assert ("closed the connection" if dies else "takes no part") in failure
+            assert receiver.ask("abort") < 5.0
+    num_threads, num_bytes = receiver.ask("held")
+    assert num_threads == 0 and num_bytes < 2**20
+    link(sender, receiver)
+    push_all(sender, receiver, [([4], [400])])
+    for worker in workers:
+        worker.ask("wait")
+    assert receiver.ask("digests")[400] == sender.ask("digests")[4]
+
+
+@pytest.mark.parametrize("stands", ["sender", "receiver"])
+def test_a_peer_that_stops_while_the_two_connect_is_given_up(workers: list[Worker], stands: str) -> None:
+    """At many moments of the making of a communicator, which takes a second or so."""
+    sender, receiver = workers
+    link(sender, receiver)
+    for worker in workers:
+        worker.ask("abort")
+    still, other = (sender, receiver) if stands == "sender" else (receiver, sender)
+    for delay_s in (0.0, 0.02, 0.1, 0.3):
+        sender.tell("dial", receiver.ask("listen"))
+        time.sleep(delay_s)
+        still.signal(signal.SIGSTOP)
+        if other is sender:
+            # Whether it was connected before depends on the moment.
+            sender.answer()
+        else:
+            time.sleep(5.0)
+        assert other.ask("abort") < 5.0
+        still.signal(signal.SIGCONT)
+        if still is sender:
+            sender.answer()
+        assert still.ask("abort") < 5.0
+        for worker in workers:
+            _wait(lambda worker=worker: worker.ask("held")[0] == 0)
     link(sender, receiver)
     push_all(sender, receiver, [([4], [400])])
     for worker in workers:
