@@ -29,7 +29,7 @@ MAX_PENDING = 8
 # What is under way is looked at so often.
 POLL_S = 0.00005
 # What NCCL begins on a connection that stands takes some 30 microseconds: at first it is looked at again at once.
-NUM_QUICK_LOOKS = 50
+NUM_QUICK_LOOKS = 20
 # Whether the peer is there is looked at so often meanwhile.
 PEER_POLL_S = 0.01
 # A transfer that takes longer comes to nothing any more.

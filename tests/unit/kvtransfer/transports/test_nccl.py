@@ -13,10 +13,14 @@ import pytest
 import torch
 
 from engine.kvcache.cache_manager import CacheManager, PageHandle
+from engine.kvcache.pool import CpuKvPool
 from kvtransfer.transports import peer_socket
 from kvtransfer.transports.peer_socket import Listener
+from prefill_worker.config import PrefillConfig
 from tests.fakes.cuda_device import FakeStream, fake_cuda
+from tests.fakes.engine import expected_tokens
 from tests.fakes.nccl import FakeNccl
+from tests.fakes.workers import WorkerPair
 
 PAGE_BYTES = 64
 UNIQUE_ID_BYTES = 128
@@ -238,3 +242,48 @@ def test_who_stood_still_has_not_waited_for_an_abort(fake: FakeNccl) -> None:
     now = 100 * ABORT_TIMEOUT_S
     assert not quiet.done()
     end(sender, receiver)
+
+
+def test_tokens_are_those_of_the_model_and_no_page_is_lost_though_links_are_cut(fake: FakeNccl) -> None:
+    from kvtransfer.transports.nccl import NcclReceiver, NcclSender
+
+    def on_device(cpu_pool: CpuKvPool) -> Any:
+        memory = cpu_pool.memory
+        return SimpleNamespace(layout=cpu_pool.layout, device=torch.device("cpu"), address=memory.data_ptr())
+
+    pair = WorkerPair(
+        open_sender=lambda pool, endpoint: NcclSender(on_device(pool), "127.0.0.1", endpoint),
+        open_receiver=lambda pool: NcclReceiver(on_device(pool), "127.0.0.1"),
+        prefill={"config": PrefillConfig(8, min_shared_tokens=4)},
+    )
+    prompts = {f"r{n}": list(range(n, 4 * n)) for n in (5, 16, 33)}
+
+    def turn_until(condition: Callable[[], Any]) -> None:
+        def turned() -> Any:
+            pair.turn()
+            return condition()
+
+        wait_for(turned, 10.0)
+
+    def num_pushed() -> int:
+        return sum(shipped.num_pages for shipped in pair.p.handover.shipped)
+
+    for attempt in range(8):
+        before = num_pushed()
+        for request_id, prompt in prompts.items():
+            # Nothing of it is cached from the attempt before.
+            pair.submit(request_id, prompt, max_tokens=4, attempt=attempt, cache_namespace=f"attempt {attempt}")
+        if attempt < 7:
+            turn_until(lambda before=before, attempt=attempt: num_pushed() > before + attempt)
+            pair.cut_link()
+            for request_id in prompts:
+                pair.abort(request_id, attempt)
+            pair.open_link()
+    turn_until(lambda: all(len(pair.tokens(request_id, 7)) == 4 for request_id in prompts))
+    for request_id, prompt in prompts.items():
+        assert pair.output(request_id, 7) == expected_tokens(prompt, 4)
+    pair.cut_link()
+    turn_until(lambda: not pair.d.scheduler.stats().num_leased_pages and not pair.p.scheduler.stats().num_locked_pages)
+    pair.check_idle()
+    assert len(fake.communicators) == 16
+    wait_for(lambda: all(communicator.aborted for communicator in fake.communicators))
