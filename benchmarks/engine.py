@@ -1,6 +1,6 @@
 """One engine on one GPU through the whole engine loop: schedulers, caches, forward and sampling, without sockets.
 
-Weights are random, prompts too; they share nothing. Parts of it, each with its floor (benchmarks/engine_limits.py),
+Weights are random, prompts too; they share nothing. Parts of it, each with its floor (engine/floors.py),
 from rates that are measured in the same run:
 
 decode    a decode step: (time for 257 output tokens - time for 1) / 256, all requests at once, prompts of 1,024 tokens
@@ -24,8 +24,9 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.engine_limits import Limits, decode_floor, measure_limits, prefill_floor
+from benchmarks.engine_limits import measure_limits
 from benchmarks.engine_loop import PAGE_SIZE, Loop, add_engine_arguments, build_loop, open_model
+from engine.floors import Limits, decode_floor, prefill_floor
 from engine.models.config import ModelConfig
 from engine.stage_timer import StageTimer
 

@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 import torch
 
-from benchmarks.engine_limits import BYTES_PER_NUMBER
 from engine.attention.layout import KvHeadLayout
 from engine.attention.paged_decode import PagedDecode
+from engine.floors import BYTES_PER_NUMBER
 from engine.kvcache.cuda_pool import CudaKvPool
 from engine.layers.cuda_ops import CudaOps
 from engine.layers.linear import Linear

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 from cli.bench_options import COMPARISONS, add_bench_options, add_comparison_options
 from cli.bench_options import EPILOG as BENCH_EPILOG
+from cli.estimate_options import EPILOG as ESTIMATE_EPILOG
+from cli.estimate_options import add_estimate_options
 from cli.parser import SuggestingParser
 from cli.serve_options import API_KEY_VARIABLE, EPILOG, add_serve_options
 from tandem import __version__, exit_codes
@@ -154,6 +156,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     cache.add_argument("action", nargs="?", choices=("list", "clear", "path"), default="list", help="(default: list)")
     cache.set_defaults(run=_cache, name=cache.prog)
+    estimate = add(
+        "estimate",
+        "say how many GPUs a load needs",
+        "Say what a model's work takes on a kind of GPU, and how many of them, shared out how, a load needs.",
+        ESTIMATE_EPILOG,
+    )
+    add_estimate_options(estimate)
+    estimate.set_defaults(run=_estimate, name=estimate.prog)
     bench = add(
         "bench",
         "measure a server",
@@ -326,6 +336,12 @@ def _cache(arguments: argparse.Namespace) -> int:
     from cli.cache import run_cache
 
     return run_cache(arguments.action)
+
+
+def _estimate(arguments: argparse.Namespace) -> int:
+    from cli.estimate_command import run_estimate
+
+    return run_estimate(arguments)
 
 
 def _bench(arguments: argparse.Namespace) -> int:

@@ -58,7 +58,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "both_worker",
     ),
     "bench": ("tandem",),
-    "cli": ("tandem", "deploy", "bench", "engine.weights.conversions"),
+    "cli": ("tandem", "deploy", "bench", "engine.config", "engine.floors", "engine.weights.conversions"),
 }
 # Only the command line, and what measures, speak to a cluster as its clients do.
 FOR_CLIENTS_ALONE = ("tandem.client",)
@@ -128,7 +128,9 @@ def test_what_runs_without_torch_does_not_import_it(module: str) -> None:
     assert done.stdout.split() == []
 
 
-@pytest.mark.parametrize("module", ["tandem.client", "cli.main", "cli.terminal", "cli.cache", "cli.bench_command"])
+@pytest.mark.parametrize(
+    "module", ["tandem.client", "cli.main", "cli.terminal", "cli.cache", "cli.bench_command", "cli.estimate_command"]
+)
 def test_a_client_needs_little(module: str) -> None:
     heavy = {
         "torch",

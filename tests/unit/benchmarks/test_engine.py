@@ -8,11 +8,11 @@ import torch
 
 from benchmarks import decode_kernels, engine, profile_step
 from benchmarks.engine import EngineBenchmark, Result, Sizes, start_up_results
-from benchmarks.engine_limits import Limits, decode_floor, prefill_floor
 from benchmarks.engine_loop import Loop
 from decode_worker.config import DecodeConfig
 from engine.build import build_engine
 from engine.config import EngineConfig
+from engine.floors import Limits
 from engine.models.config import ModelConfig
 from engine.stage_timer import StageTimer
 from prefill_worker.config import PrefillConfig
@@ -84,20 +84,6 @@ def test_a_ratio_is_how_many_times_the_floors_time_it_takes() -> None:
     assert Result("step", 3.0, "ms", 2.0).ratio == 1.5
     assert Result("prefill", 200.0, "tok/s", 300.0).ratio == 1.5
     assert Result("start", 3.0, "s").ratio is None
-
-
-def test_floors_count_what_must_be_read_and_computed(model_dir: Path) -> None:
-    model = ModelConfig.from_dir(model_dir)
-    # Two layers: q and o 64 x 64, k and v 64 x 32, three MLP matrices 64 x 128; the head 300 x 64.
-    layers, head = 2 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128), 300 * 64
-    slow_memory, slow_math = Limits(1.0, 1e30), Limits(1e30, 1.0)
-    kv_of_a_token = 2 * 2 * 32
-    assert decode_floor(model, slow_memory, 3, 10) == 2 * (layers + head) + 2 * 3 * 10 * kv_of_a_token
-    assert decode_floor(model, slow_math, 3, 10) == 2 * 3 * (layers + head)
-    assert prefill_floor(model, slow_memory, 3, 10) == 2 * (layers + head)
-    # 55 pairs of a query and a key that it sees, 64 numbers each over all heads, two products of two operations.
-    attention = 2 * 55 * 64 * 4
-    assert prefill_floor(model, slow_math, 3, 10) == 3 * (2 * layers * 10 + 2 * head + attention)
 
 
 def test_start_up_is_split_into_its_phases() -> None:

@@ -1,0 +1,16 @@
+"""The shape of a model by the name that `tandem serve` takes."""
+
+from pathlib import Path
+
+from engine.models.config import ModelConfig
+from engine.weights.resolve import resolve_model
+
+
+def read_model(name: str) -> ModelConfig:
+    """Reads its config.json. A hub model comes from the local hub cache, and from the network only if it is not there;
+    weights are not fetched.
+
+    Raises:
+        ValueError: the model cannot be found or fetched, or is of a kind that is not supported.
+    """
+    return ModelConfig.from_dir(Path(resolve_model(name, "dummy")))

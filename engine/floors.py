@@ -1,0 +1,78 @@
+"""What a model's work takes at best: bytes that must be read and operations that must be done. Imports no torch.
+
+docs/estimate.md has the formulas in words, with what was measured beside them.
+"""
+
+from typing import NamedTuple
+
+from engine.models.config import ModelConfig
+
+# Weights and KV are in bfloat16.
+BYTES_PER_NUMBER = 2
+
+
+class Limits(NamedTuple):
+    """What one GPU can do at best.
+
+    Attributes: copy_bandwidth: bytes read and written per second; matmul_rate: FLOP per second, bfloat16.
+    """
+
+    copy_bandwidth: float
+    matmul_rate: float
+
+
+def decode_floor(model: ModelConfig, limits: Limits, batch_size: int, kv_len: int) -> float:
+    """Seconds of a decode step: bytes of weights and KV once, or the matrix products, whichever is longer.
+
+    Args:
+        kv_len: tokens of each sequence.
+    """
+    num_bytes = read_weight_bytes(model) + batch_size * kv_len * kv_bytes_per_token(model)
+    return max(num_bytes / limits.copy_bandwidth, decode_flops(model, batch_size) / limits.matmul_rate)
+
+
+def prefill_floor(model: ModelConfig, limits: Limits, num_requests: int, prompt_len: int) -> float:
+    """Seconds until as many prompts have their first tokens: bytes of weights once, or the matrix products and causal
+    attention at the rate of matrix products, whichever is longer."""
+    flops = prefill_flops(model, num_requests, prompt_len)
+    return max(read_weight_bytes(model) / limits.copy_bandwidth, flops / limits.matmul_rate)
+
+
+def decode_flops(model: ModelConfig, batch_size: int) -> int:
+    """FLOP of a step's matrix products. Attention is left out: reading its KV takes longer than computing with it."""
+    return 2 * (_num_layer_weights(model) + _num_head_weights(model)) * batch_size
+
+
+def prefill_flops(model: ModelConfig, num_requests: int, prompt_len: int) -> int:
+    """FLOP of as many prompts' matrix products and causal attention. Only a prompt's last row needs logits."""
+    # A query and a key meet in one product of head_dim numbers, and so do their weight and the value.
+    num_pairs = prompt_len * (prompt_len + 1) // 2
+    attention = 2 * 2 * model.head_dim * model.num_q_heads * model.num_layers * num_pairs
+    return num_requests * (2 * _num_layer_weights(model) * prompt_len + 2 * _num_head_weights(model) + attention)
+
+
+def kv_bytes_per_token(model: ModelConfig) -> int:
+    """Bytes of one token's keys and values in all layers."""
+    return BYTES_PER_NUMBER * model.num_layers * 2 * model.num_kv_heads * model.head_dim
+
+
+def read_weight_bytes(model: ModelConfig) -> int:
+    """Bytes of the weights that every forward reads: all matrices but the embedding, of which it reads single rows."""
+    return BYTES_PER_NUMBER * (_num_layer_weights(model) + _num_head_weights(model))
+
+
+def weight_bytes(model: ModelConfig) -> int:
+    """Bytes of the weights in memory; norms and biases, less than a thousandth, are left out."""
+    embedding = 0 if model.tie_word_embeddings else BYTES_PER_NUMBER * _num_head_weights(model)
+    return read_weight_bytes(model) + embedding
+
+
+def _num_layer_weights(model: ModelConfig) -> int:
+    """Numbers in the matrices of all layers."""
+    attention = model.hidden_size * model.head_dim * (2 * model.num_q_heads + 2 * model.num_kv_heads)
+    return model.num_layers * (attention + 3 * model.hidden_size * model.intermediate_size)
+
+
+def _num_head_weights(model: ModelConfig) -> int:
+    """Numbers in the matrix that gives the logits."""
+    return model.vocab_size * model.hidden_size

@@ -1,0 +1,33 @@
+"""Shapes of models that were measured, written out: no checkpoint is needed to compute with them."""
+
+from engine.models.config import ModelConfig
+
+LLAMA_8B = ModelConfig(
+    architecture="LlamaForCausalLM",
+    vocab_size=128_256,
+    hidden_size=4096,
+    intermediate_size=14_336,
+    num_layers=32,
+    num_q_heads=32,
+    num_kv_heads=8,
+    head_dim=128,
+    rms_norm_eps=1e-5,
+    rope_theta=500_000.0,
+    max_position_embeddings=131_072,
+    tie_word_embeddings=False,
+)
+QWEN_0_6B = ModelConfig(
+    architecture="Qwen3ForCausalLM",
+    vocab_size=151_936,
+    hidden_size=1024,
+    intermediate_size=3072,
+    num_layers=28,
+    num_q_heads=16,
+    num_kv_heads=8,
+    head_dim=128,
+    rms_norm_eps=1e-6,
+    rope_theta=1_000_000.0,
+    max_position_embeddings=40_960,
+    tie_word_embeddings=True,
+    qk_norm=True,
+)

@@ -1,0 +1,21 @@
+"""Figures of GPUs: what is reached of a data sheet, and that each says where its figures are from."""
+
+import pytest
+
+from deploy.estimate.gpus import GPUS
+
+
+def test_an_h200_reaches_what_was_measured() -> None:
+    limits = GPUS["h200"].limits
+    assert limits.copy_bandwidth == pytest.approx(4.15e12)
+    assert limits.matmul_rate == pytest.approx(780e12)
+    assert GPUS["h200"].reached_link == pytest.approx(336e9)
+
+
+@pytest.mark.parametrize("name", [name for name in GPUS if name != "h200"])
+def test_what_was_not_measured_is_said_to_be_a_data_sheets_and_is_not_taken_whole(name: str) -> None:
+    gpu = GPUS[name]
+    assert "data sheet" in gpu.source and "assumed" in gpu.source and "measured" not in gpu.source
+    assert gpu.limits.copy_bandwidth < gpu.bandwidth
+    assert gpu.limits.matmul_rate < gpu.flops
+    assert gpu.reached_link < gpu.link
