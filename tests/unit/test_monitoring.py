@@ -117,15 +117,16 @@ def test_an_alert_tells_somebody_what_to_do(alert: dict[str, Any]) -> None:
     assert alert["labels"]["severity"] in ("warning", "critical")
     annotations = alert["annotations"]
     assert annotations["summary"] and annotations["description"]
-    document = (ROOT / "docs/monitoring.md").read_text()
-    assert annotations["runbook"].endswith(f" docs/monitoring.md#{alert['alert'].lower()}")
-    assert f"### {alert['alert']}\n" in document
+    document = (ROOT / "docs/operations.md").read_text()
+    assert annotations["runbook"].endswith(f" docs/operations.md#{alert['alert'].lower()}")
+    severity, lasting = alert["labels"]["severity"], alert["for"]
+    assert f"### {alert['alert']}\n\n*{severity}, after {lasting}.* " in document
     tests = yaml.safe_load((PROMETHEUS / "tests/alerts.yml").read_text())["tests"]
     assert alert["alert"] in {test["name"] for test in tests}
 
 
 def test_the_document_has_no_other_alerts() -> None:
-    titles = set(re.findall(r"^### (Tandem\w+)$", (ROOT / "docs/monitoring.md").read_text(), re.MULTILINE))
+    titles = set(re.findall(r"^### (Tandem\w+)$", (ROOT / "docs/operations.md").read_text(), re.MULTILINE))
     assert titles == {alert["alert"] for alert in ALERTS}
 
 
