@@ -1,0 +1,305 @@
+"""What is in deployment/: manifests fit their schemas, `tandem serve` takes what it is told, times fit each other."""
+
+import configparser
+import gzip
+import json
+import re
+import shutil
+import subprocess
+import tomllib
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from cli.main import _parser
+from cli.serve_config import cluster_config
+from deploy.cluster_config import ClusterConfig
+from deploy.serve import STOP_GRACE_S
+from router.frontends.openai.middleware import OPEN_PATHS
+from tandem.exit_codes import USAGE
+
+ROOT = Path(__file__).parents[2]
+DEPLOYMENT = ROOT / "deployment"
+KUBERNETES = DEPLOYMENT / "kubernetes"
+SCHEMAS = ROOT / "tests/data/schemas"
+MANIFESTS = sorted(
+    path
+    for folder in ("base", "components/monitoring")
+    for path in (KUBERNETES / folder).glob("*.yaml")
+    if path.name not in ("kustomization.yaml", "serve.yaml", "sidecar.yaml")
+)
+OVERLAYS = ("cpu", "gpu")
+DOCKERFILES = sorted(DEPLOYMENT.glob("Dockerfile.*"))
+INSTRUCTIONS = {"FROM", "ARG", "RUN", "COPY", "WORKDIR", "ENV", "USER", "EXPOSE", "CMD"}
+needs_kubectl = pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
+
+
+@cache
+def schema(name: str) -> dict[str, Any]:
+    return json.loads(gzip.decompress((SCHEMAS / f"{name}.json.gz").read_bytes()))
+
+
+def closed(node: Any) -> Any:
+    """A schema of a custom resource, where fields that nobody knows would be dropped, with these refused."""
+    if isinstance(node, dict):
+        node = {key: closed(value) for key, value in node.items()}
+        if node.get("type") == "object" and "properties" in node:
+            node.setdefault("additionalProperties", False)
+    return node
+
+
+def check_manifest(manifest: dict[str, Any]) -> None:
+    if manifest["kind"] == "ServiceMonitor":
+        form = closed(schema("service-monitor"))
+        form["properties"]["metadata"] = {"type": "object"}
+        jsonschema.Draft202012Validator(form).validate(manifest)
+        return
+    (name,) = [
+        name
+        for name, definition in schema("kubernetes")["$defs"].items()
+        for made in definition.get("x-kubernetes-group-version-kind", ())
+        if "/".join(filter(None, (made["group"], made["version"]))) == manifest["apiVersion"]
+        and made["kind"] == manifest["kind"]
+    ]
+    jsonschema.Draft202012Validator({**schema("kubernetes"), "$ref": f"#/$defs/{name}"}).validate(manifest)
+
+
+def rendered(overlay: Path) -> list[dict[str, Any]]:
+    done = subprocess.run(
+        ["kubectl", "kustomize", str(overlay)], capture_output=True, text=True, timeout=60, check=True
+    )
+    return [manifest for manifest in yaml.safe_load_all(done.stdout) if manifest]
+
+
+def of_kind(manifests: list[dict[str, Any]], kind: str) -> dict[str, Any]:
+    (found,) = [manifest for manifest in manifests if manifest["kind"] == kind]
+    return found
+
+
+def served(*words: str) -> ClusterConfig:
+    """What `tandem serve` makes of its arguments."""
+    return cluster_config(_parser().parse_args(["serve", *words]), {"TANDEM_API_KEY": "key"})
+
+
+def seconds(text: str) -> float:
+    number, unit = re.fullmatch(r"(\d+)(s|m)", text).groups()  # type: ignore[union-attr]
+    return int(number) * {"s": 1, "m": 60}[unit]
+
+
+# --- Kubernetes ---
+
+
+@pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.name)
+def test_manifests_fit_their_schemas(path: Path) -> None:
+    check_manifest(yaml.safe_load(path.read_text()))
+
+
+def test_a_field_that_nobody_knows_is_found() -> None:
+    for name, section in (("base/deployment", "spec"), ("components/monitoring/service-monitor", "spec")):
+        manifest = yaml.safe_load((KUBERNETES / f"{name}.yaml").read_text())
+        manifest[section]["replica"] = 1
+        with pytest.raises(jsonschema.ValidationError):
+            check_manifest(manifest)
+
+
+@needs_kubectl
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_overlays_make_whole_manifests(overlay: str, tmp_path: Path) -> None:
+    tree = tmp_path / "kubernetes"
+    shutil.copytree(KUBERNETES, tree)
+    with (tree / "overlays" / overlay / "kustomization.yaml").open("a") as file:
+        file.write("components:\n  - ../../components/monitoring\n")
+    manifests = rendered(tree / "overlays" / overlay)
+    for manifest in manifests:
+        check_manifest(manifest)
+    pod = of_kind(manifests, "Deployment")["spec"]["template"]["spec"]
+    # What is patched in does not take the place of what was there.
+    assert [container["name"] for container in pod["containers"]] == ["tandem", "prometheus"]
+    container, prometheus = pod["containers"]
+    assert container["image"] == {"cpu": "tandem:cpu", "gpu": "tandem:cuda13"}[overlay]
+    mounted = {mount["name"] for mount in (*container["volumeMounts"], *prometheus["volumeMounts"])}
+    assert mounted == {volume["name"] for volume in pod["volumes"]}
+    assert {mount["mountPath"] for mount in container["volumeMounts"]} >= {"/etc/tandem", "/dev/shm", "/var/log/tandem"}
+    assert container["resources"]["limits"]["memory"] == container["resources"]["requests"]["memory"]
+
+
+@pytest.mark.parametrize("folder", ["base", "overlays/cpu", "overlays/gpu"])
+def test_what_the_pod_is_told_makes_a_cluster(folder: str) -> None:
+    config = served("--config", str(KUBERNETES / folder / "serve.yaml"))
+    pod = yaml.safe_load((KUBERNETES / "base/deployment.yaml").read_text())["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert config.host == "0.0.0.0"
+    assert {port["name"]: port["containerPort"] for port in container["ports"]} == {
+        "http": config.http_port,
+        "grpc": config.grpc_port,
+    }
+    (_, waiting) = container["lifecycle"]["preStop"]["exec"]["command"]
+    assert pod["terminationGracePeriodSeconds"] >= int(waiting) + config.drain_timeout_s + STOP_GRACE_S
+    assert config.log_dir in {mount["mountPath"] for mount in container["volumeMounts"]}
+
+
+def test_each_worker_has_a_gpu() -> None:
+    config = served("--config", str(KUBERNETES / "overlays/gpu/serve.yaml"))
+    patch = yaml.safe_load((KUBERNETES / "overlays/gpu/deployment.yaml").read_text())
+    (container,) = patch["spec"]["template"]["spec"]["containers"]
+    num_workers = config.num_prefill + config.num_decode + config.num_both
+    assert config.device == "cuda"
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == str(num_workers)
+    assert config.model in {mount["mountPath"] for mount in container["volumeMounts"]}
+    (device,) = compose("gpu")["services"]["tandem"]["deploy"]["resources"]["reservations"]["devices"]
+    assert device["count"] == num_workers
+
+
+def test_probes_ask_what_is_open_without_a_key() -> None:
+    pod = yaml.safe_load((KUBERNETES / "base/deployment.yaml").read_text())["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    paths = {name: container[name]["httpGet"]["path"] for name in container if name.endswith("Probe")}
+    assert paths == {"startupProbe": "/health", "readinessProbe": "/ready", "livenessProbe": "/health"}
+    assert set(paths.values()) <= set(OPEN_PATHS)
+
+
+def test_the_pod_s_prometheus_reads_as_the_host_s_does() -> None:
+    text = (KUBERNETES / "components/monitoring/prometheus.yml").read_text()
+    (job,) = yaml.safe_load(text)["scrape_configs"]
+    (known,) = yaml.safe_load((ROOT / "monitoring/prometheus/prometheus.yml").read_text())["scrape_configs"]
+    assert job["relabel_configs"] == known["relabel_configs"]
+    assert job["http_sd_configs"][0]["url"] == known["http_sd_configs"][0]["url"]
+    # Prometheus 2.42 leaves the word out where it looks for targets, unless it is told.
+    assert job["authorization"] == job["http_sd_configs"][0]["authorization"]
+    assert job["authorization"]["type"] == "Bearer"
+    monitor = yaml.safe_load((KUBERNETES / "components/monitoring/service-monitor.yaml").read_text())
+    (endpoint,) = monitor["spec"]["endpoints"]
+    assert endpoint["params"]["match[]"] == [f'{{job="{job["job_name"]}"}}']
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+def test_promtool_takes_the_pod_s_configuration(tmp_path: Path) -> None:
+    text = (KUBERNETES / "components/monitoring/prometheus.yml").read_text()
+    (tmp_path / "api-key").write_text("key")
+    file = tmp_path / "prometheus.yml"
+    file.write_text(text.replace("/etc/tandem-api-key", str(tmp_path)))
+    subprocess.run(["promtool", "check", "config", str(file)], check=True, capture_output=True, timeout=60)
+
+
+# --- containers ---
+
+
+def compose(name: str) -> dict[str, Any]:
+    return yaml.safe_load((DEPLOYMENT / f"compose/{name}.yaml").read_text())
+
+
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_compose_files(name: str) -> None:
+    content = compose(name)
+    jsonschema.validate(content, schema("compose-spec"))
+    service = content["services"]["tandem"]
+    folder = DEPLOYMENT / "compose"
+    assert (folder / service["build"]["context"]).resolve() == ROOT
+    assert (ROOT / service["build"]["dockerfile"]).is_file()
+    words = service["command"]
+    assert words[:2] == ["tandem", "serve"]
+    sources = dict(volume.split(":")[:2][::-1] for volume in service["volumes"] if volume.startswith("."))
+    for target, source in sources.items():
+        assert (folder / source).is_file()
+        words = [word.replace(target, str((folder / source).resolve())) for word in words]
+    config = served(*words[2:])
+    assert config.host == "0.0.0.0"
+    assert seconds(service["stop_grace_period"]) >= config.drain_timeout_s + STOP_GRACE_S
+    assert {port.split(":")[-1] for port in service["ports"]} == {str(config.http_port), str(config.grpc_port)}
+    if "TANDEM_API_KEY" not in service.get("environment", {}):
+        assert all(port.startswith("127.0.0.1:") for port in service["ports"])
+    assert _parser().parse_args(service["healthcheck"]["test"][2:])
+
+
+def instructions(path: Path) -> list[tuple[str, str]]:
+    """Of a Dockerfile, with continued lines as one."""
+    lines = [line for line in path.read_text().splitlines() if line.strip() and not line.startswith("#")]
+    joined = re.sub(r"\\\n\s*", "", "\n".join(lines))
+    return [(word, rest.strip()) for word, _, rest in (line.partition(" ") for line in joined.splitlines())]
+
+
+@pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.name)
+def test_dockerfiles(path: Path) -> None:
+    steps = instructions(path)
+    assert {word for word, _ in steps} <= INSTRUCTIONS
+    assert steps[0][0] == "FROM"
+    for word, rest in steps:
+        if word == "FROM":
+            # A tag of a version, and no `latest`.
+            assert re.match(r"[\w./-]+:[\w.-]*\d[\w.-]*( AS \w+)?$", rest)
+        if word == "COPY":
+            assert rest in (". /src", "--from=build /opt/venv /opt/venv")
+        if word == "RUN":
+            done = subprocess.run(["sh", "-n", "-c", rest], capture_output=True, text=True, timeout=10, check=False)
+            assert done.returncode == 0, done.stderr
+    last = dict(steps)
+    assert last["USER"] == "10001"
+    assert json.loads(last["CMD"]) == ["tandem", "--help"]
+    config = served("--model", "m")
+    assert last["EXPOSE"].split() == [str(config.http_port), str(config.grpc_port)]
+    runs = " ".join(rest for word, rest in steps if word == "RUN")
+    for name in re.findall(r"--constraint (\S+)", runs):
+        assert (ROOT / name).is_file()
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    (asked,) = re.findall(r"'\.\[([\w,]+)\]'", runs)
+    assert set(asked.split(",")) <= set(extras)
+    # What the image makes writable is what the Pod and the compose files mount.
+    assert "/var/cache/tandem" in runs and "/var/log/tandem" in runs
+
+
+# --- one host ---
+
+
+def test_the_unit_waits_for_a_drain_and_leaves_what_only_a_person_can_put_right() -> None:
+    unit = configparser.RawConfigParser(strict=False)
+    unit.optionxform = str  # type: ignore[assignment, method-assign]
+    unit.read(DEPLOYMENT / "systemd/tandem.service")
+    service = unit["Service"]
+    config = served("--model", "m")
+    assert service["KillMode"] == "mixed"
+    assert int(service["TimeoutStopSec"]) >= config.drain_timeout_s + STOP_GRACE_S
+    assert int(service["RestartPreventExitStatus"]) == USAGE
+    command, serve, *words = service["ExecStart"].split()
+    assert (command, serve) == ("/opt/tandem/bin/tandem", "serve")
+    words[words.index("/etc/tandem/serve.yaml")] = str(ROOT / "deploy/examples/serve.yaml")
+    assert served(*words).log_dir == f"/var/log/{service['LogsDirectory']}"
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
+def test_systemd_takes_the_unit(tmp_path: Path) -> None:
+    unit = tmp_path / "tandem.service"
+    text = (DEPLOYMENT / "systemd/tandem.service").read_text()
+    unit.write_text(text.replace("/opt/tandem/bin/tandem", "/bin/true"))
+    done = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", str(unit)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")
+
+
+def test_the_wheelhouse_is_of_kinds_that_there_are(tmp_path: Path) -> None:
+    script = DEPLOYMENT / "wheelhouse.sh"
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    kinds = re.findall(r"^    (\w+)\) index=", script.read_text(), re.MULTILINE)
+    assert kinds and set(kinds) <= set(extras)
+    for name in re.findall(r"constraints-\w+\.txt", script.read_text()):
+        assert (ROOT / name).is_file()
+    done = subprocess.run(
+        ["sh", str(script), str(tmp_path), "cuda11"], capture_output=True, text=True, timeout=10, check=False
+    )
+    assert (done.returncode, done.stderr) == (2, "cuda11 must be serve, cuda12 or cuda13\n")
+
+
+# --- docs/deploy.md ---
+
+
+def test_the_document_names_what_is_there() -> None:
+    text = (ROOT / "docs/deploy.md").read_text()
+    table = text[text.index("| path in") : text.index("\n\n## What was tried")]
+    named = {name for line in table.splitlines()[2:] for name in re.findall(r"`([\w./-]+)`", line.split("|")[1])}
+    assert {name for name in named if not (DEPLOYMENT / name).exists()} == set()
+    covered = {path for name in named for path in (DEPLOYMENT / name, *(DEPLOYMENT / name).rglob("*"))}
+    assert {path for path in DEPLOYMENT.rglob("*") if path.is_file()} - covered == set()
