@@ -66,6 +66,11 @@ def run_estimate(arguments: argparse.Namespace) -> int:
     except ValueError as error:
         print(f"{arguments.name}: {error}", file=sys.stderr)
         return exit_codes.USAGE
+    except ModuleNotFoundError as error:
+        # A client's install finds no model by a hub's name and converts none.
+        advice = "pip install 'tandem-llm[serve]', or give a directory with its config.json"
+        print(f"{arguments.name}: {arguments.model} cannot be read without {error.name}: {advice}", file=sys.stderr)
+        return exit_codes.USAGE
     if arguments.json:
         found["splits"] = None if shared is None else [asdict(split) for split in shared]
         print(json.dumps(found, indent=2))

@@ -1,6 +1,7 @@
 """`tandem estimate`: from the command line to what is printed."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,15 @@ def test_what_cannot_be_estimated_is_said_in_one_line(
     assert main(["estimate", "--model", model_dir, "--workload", "4096/256", *flags]) == 2
     error = capsys.readouterr().err
     assert error.startswith("tandem estimate: ") and message in error and error.count("\n") == 1
+
+
+def test_a_client_s_install_is_told_what_a_hub_name_needs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    assert main(["estimate", "--model", "org/name", "--gpu", "h200", "--workload", "4096/256"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("tandem estimate: org/name cannot be read without huggingface_hub: pip install ")
 
 
 def test_a_rate_that_no_host_gives_is_a_failure(model_dir: str, capsys: pytest.CaptureFixture[str]) -> None:
