@@ -1,6 +1,6 @@
 """`tandem compile`: what it refuses, and that it runs all that a worker would."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -46,10 +46,10 @@ def test_requests_of_every_kind_are_run(
     batches: list[tuple[str, list[tuple[int, int]], bool]] = []
     forward = Engine.forward
 
-    def recording(engine: Engine, batch: Batch) -> ForwardOutput:
+    def recording(engine: Engine, batch: Batch, meanwhile: Callable[[], None] | None = None) -> ForwardOutput:
         lengths = [(s.cached_len, s.extend_len) for s in batch.sequences]
         batches.append((batch.mode, lengths, any(s.needs_logits for s in batch.sequences)))
-        return forward(engine, batch)
+        return forward(engine, batch, meanwhile)
 
     monkeypatch.setattr(Engine, "forward", recording)
     config = ClusterConfig(str(model_dir), max_batch_size=20, chunk_size=chunk_size, page_size=page_size)
