@@ -30,9 +30,10 @@ SHORT_STOP_S, LONG_STOP_S = 1.5, 6.5
 # How many of those that are stopped in turn go on after so long; who is stopped once more is ended in its sleep, as the
 # supervisor does it after a minute.
 STOPS_S = (SHORT_STOP_S, LONG_STOP_S, SHORT_STOP_S, LONG_STOP_S)
-# What libraries take at their first use; less than half of the slots of one end of an NCCL transport.
-DEVICE_SLACK_BYTES = 80 * 2**20
+# What libraries take at their first use; less than the slots of one end of an NCCL transport.
+DEVICE_SLACK_BYTES = 128 * 2**20
 NUM_CYCLES_OF_A_KIND = 5
+TWO_SIDED = ("nccl", "tcp")
 
 
 def config_for(base: ClusterConfig, transport: str) -> ClusterConfig:
@@ -145,12 +146,11 @@ class KillDrill:
         self._devices: dict[str, str] = {}
         self._device_bytes: dict[int, int] = {}
 
-    def run_all(self) -> Iterator[Cycle]:
-        """Each kind of fault so many times, one kind after the other."""
+    def run_all(self, role: str) -> Iterator[Cycle]:
+        """The worker of a role is killed and stopped in turn, ten times in all."""
         for number in range(NUM_CYCLES_OF_A_KIND):
             for signum in (signal.SIGKILL, signal.SIGSTOP):
-                for role in ("prefill", "decode"):
-                    yield self.run(signum, role, number)
+                yield self.run(signum, role, number)
 
     def run(self, signum: signal.Signals, role: str, number: int) -> Cycle:
         """One cycle: traffic, a signal to the only worker of a role while pages are on their way, and all that has to
@@ -252,8 +252,9 @@ class KillDrill:
             wait_until(is_as_before, 10.0, f"{worker_id} holds no more device memory than before")
 
     def _check_threads(self) -> None:
-        """Each end of the one link has the thread that moves its pages; those of dead epochs have ended, and so has all
-        that opened or closed an end."""
+        """Each end of the one link has the thread that moves its pages, where the transport needs one; those of dead
+        epochs have ended, and so has all that opened or closed an end."""
+        expected = ["move-pages"] if self._served.cluster._config.transport in TWO_SIDED else []
 
         def names(actor: object) -> list[str]:
             import threading
@@ -264,6 +265,6 @@ class KillDrill:
 
             def is_alone(worker_id: str = worker_id) -> bool:
                 running = ray.get(self._served.cluster._actors[worker_id].__ray_call__.remote(names))
-                return [n for n in running if n.endswith(("move-pages", "-transport"))] == ["move-pages"]
+                return [n for n in running if n.endswith(("move-pages", "-transport"))] == expected
 
             wait_until(is_alone, 40.0, f"no thread of a dead epoch is left in {worker_id}")
