@@ -43,14 +43,16 @@ def load_nccl(host: str) -> Any:
 class Communicator:
     """It belongs to one thread. Every call raises RuntimeError if NCCL says that something has failed."""
 
-    def __init__(self, nccl: Any, unique_id: bytes, rank: int) -> None:
-        """Begins to make it, together with the other end, which has the same id."""
+    def __init__(self, nccl: Any, rank: int) -> None:
+        """Args: nccl: of `load_nccl`; rank: SENDER or RECEIVER."""
         self._nccl = nccl
-        self._peer = 1 - rank
-        self._post_name = "send" if rank == SENDER else "recv"
-        # It is made in two steps: of one whose initialization raises nothing would be left to ask or to abort.
+        self._rank = rank
+        # It is initialized later: of one whose initialization raises nothing would be left to ask or to abort.
         self._communicator = nccl.NcclCommunicator.__new__(nccl.NcclCommunicator)
-        self._is_over(lambda: self._communicator.__init__(2, unique_id, rank))
+
+    def begin(self, unique_id: bytes) -> None:
+        """Begins to make it, together with the other end, which has the same id."""
+        self._is_over(lambda: self._communicator.__init__(2, unique_id, self._rank))
 
     def is_ready(self) -> bool:
         """Whether what was begun last is over; until then nothing else may be begun, nor a stream be relied on."""
@@ -58,8 +60,10 @@ class Communicator:
 
     def transmit(self, address: int, num_bytes: int, stream: torch.cuda.Stream) -> bool:
         """Has the device send what is there, or receive to there, in the stream's order; returns as `is_ready`."""
-        post = getattr(self._communicator, self._post_name)
-        return self._is_over(lambda: post(address, num_bytes, self._nccl.NCCL_UINT8, self._peer, stream.cuda_stream))
+        post = self._communicator.send if self._rank == SENDER else self._communicator.recv
+        return self._is_over(
+            lambda: post(address, num_bytes, self._nccl.NCCL_UINT8, 1 - self._rank, stream.cuda_stream)
+        )
 
     def abort(self) -> None:
         """Ends what was begun, and what the device does for it, whatever the other end does."""

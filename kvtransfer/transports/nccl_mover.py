@@ -143,7 +143,8 @@ class NcclMover(Mover):
     def _join(self, unique_id: bytes) -> None:
         """Makes the communicator, together with the other end."""
         deadline = time.monotonic() + CONNECT_TIMEOUT_S
-        self._communicator = Communicator(self._nccl, unique_id, self._rank)
+        self._communicator = Communicator(self._nccl, self._rank)
+        self._communicator.begin(unique_id)
         self._wait_for(self._communicator.is_ready, deadline)
         # With the first message the two connect. That takes long: no request's pages should wait for it.
         address, _ = self._slots.take(self._network)

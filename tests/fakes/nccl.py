@@ -38,12 +38,14 @@ class FakeNccl:
     """
     Attributes:
         communicators: all that were begun, in order.
+        begin_error: what beginning one raises, which has begun all the same; None: nothing.
         abort_error: what aborting one raises; None: nothing.
         abort_hangs: set while it never returns.
     """
 
     def __init__(self) -> None:
         self.communicators: list[Any] = []
+        self.begin_error: Exception | None = None
         self.abort_error: Exception | None = None
         self.abort_hangs = threading.Event()
         self._meetings: dict[bytes, _Meeting] = {}
@@ -70,6 +72,8 @@ class FakeNccl:
                 self._meeting.ranks.add(rank)
                 self.aborted = False
                 fake.communicators.append(self)
+                if fake.begin_error is not None:
+                    raise fake.begin_error
                 if os.environ.get("NCCL_COMM_BLOCKING") == "0":
                     self.check_async_error()
                 else:

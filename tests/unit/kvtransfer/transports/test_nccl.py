@@ -131,6 +131,15 @@ def test_a_sender_that_stands_still_before_it_joins_is_given_up(fake: FakeNccl) 
     assert fake.communicators[0].aborted
 
 
+def test_a_communicator_that_fails_to_begin_is_aborted(fake: FakeNccl) -> None:
+    fake.begin_error = RuntimeError("unhandled system error")
+    receiver = open_receiver()
+    with peer_socket.connect(receiver.endpoint()):
+        wait_for(lambda: "unhandled system error" in receiver.failure)
+        end(receiver)
+    assert fake.communicators[0].aborted
+
+
 def test_aborting_an_end_that_waits_for_its_peer_ends_its_thread(fake: FakeNccl) -> None:
     receiver = open_receiver()
     with met(receiver):
