@@ -1,5 +1,7 @@
 """The cells of `benchmarks.interference`: what each sends, and the figures and aims that it is judged by."""
 
+import statistics
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -221,6 +223,7 @@ def rows_of(
             add("streams' ITL p99", STREAMS_ITL, "p99")
             if STREAMS_ITL in found:
                 add_ratio("streams' ITL p99 / p50", found[STREAMS_ITL]["p99"] / found[STREAMS_ITL]["p50"], 1.2)
+                add_ratio("streams' ITL p99 / p50 of its second", _p99_of_its_second(records), 1.2)
             if lone_ttft_ms is not None and CLIENT_TTFT in found:
                 high = 1.05 if cell.name == "steady-3" else None
                 add_ratio("TTFT p50 / that of lone", found[CLIENT_TTFT]["p50"] / lone_ttft_ms, high)
@@ -250,6 +253,23 @@ def _gaps_within(records: Iterable[RequestRecord], begin_s: float, end_s: float)
         for before, after in pairwise(record.times):
             if begin_s < after <= end_s:
                 yield after - before
+
+
+def _p99_of_its_second(records: Sequence[RequestRecord]) -> float:
+    """What of the streams' gaps is left when each is divided by the median of those that end within the same second,
+    while requests are served: contexts grow while streams run, and steps with them, which is no interference."""
+    requests = [record for record in records if record.group == "requests" and not record.error]
+    begin, end = min(record.due_s for record in requests), max(record.ended_s for record in requests)
+    by_second: dict[int, list[float]] = defaultdict(list)
+    for record in records:
+        if record.group == "streams":
+            for before, after in pairwise(record.times):
+                if begin < after <= end:
+                    by_second[int(after)].append(after - before)
+    ratios = [gap / statistics.median(gaps) for gaps in by_second.values() for gap in gaps]
+    found = distribution(ratios)
+    assert found is not None
+    return float(found["p99"])
 
 
 def _ms(seconds: Iterable[float | None]) -> Distribution | None:

@@ -11,6 +11,7 @@ from decode_worker.leases import LeaseBook
 from decode_worker.pacing import StepPace
 from decode_worker.step import LaunchedStep
 from engine.base import EngineBase
+from engine.kvcache.base import Completion
 from engine.kvcache.cache_manager import CacheManager, PageHandle
 from engine.token_sequence import TokenSequence
 from tandem.lifecycle import (
@@ -73,6 +74,8 @@ class DecodeScheduler(ForwardScheduler):
         self._in_flight: LaunchedStep | None = None
         self._running: list[DecodeJob] = []
         self._leases = LeaseBook(cache, outbox, config, clock, self._start_committed, self._recorder)
+        # Their prompts' pages are in the tree only when the step that they joined has been launched.
+        self._uncached: list[DecodeJob] = []
         self._num_given_back = 0
 
     @property
@@ -103,6 +106,7 @@ class DecodeScheduler(ForwardScheduler):
         self._recorder.lap("settle")
         previous = self._in_flight
         if previous is not None and not (self._pace.is_due or previous.output.done()):
+            self._cache_adopted()
             self._leases.answer_requests(num_reserved=len(self._running))
             self._recorder.lap("grant")
             return False
@@ -120,6 +124,7 @@ class DecodeScheduler(ForwardScheduler):
             self._recorder.lap("sample")
         if not jobs or not self._overlaps:
             self.collect_launched()
+        self._cache_adopted()
         return previous is not None or bool(jobs)
 
     def collect_launched(self) -> None:
@@ -166,8 +171,8 @@ class DecodeScheduler(ForwardScheduler):
         """
         token_ids = [*admit.prompt_ids, *admit.output_ids, first_token]
         num_computed = len(token_ids) - 1
-        self._cache.cache_pages(handle, token_ids, num_computed)
         if finish_reason:
+            self._cache.cache_pages(handle, token_ids, num_computed)
             self._cache.release_pages(handle)
             return
         job = DecodeJob(
@@ -195,6 +200,25 @@ class DecodeScheduler(ForwardScheduler):
         # They stand by age over all attempts, and priority: that is the order of growth, and the first is never given
         # back.
         bisect.insort(self._running, job, key=lambda j: j.queue_key)
+        self._uncached.append(job)
+
+    def _cache_adopted(self) -> None:
+        """Puts the pages of prompts that have come into the tree. Their first steps do not wait for that, which takes 3
+        microseconds a page, nor do tokens."""
+        if not self._uncached:
+            return
+        self._outbox.flush()
+        adopted, self._uncached = self._uncached, []
+        for job in adopted:
+            if not job.has_ended:
+                self._cache.cache_pages(
+                    job.handle, job.sequence.token_ids, job.sequence.cached_len, after=self._in_use(job)
+                )
+        self._recorder.lap("cache")
+
+    def _in_use(self, job: DecodeJob) -> list[Completion]:
+        """What has been launched with a job's pages and may still run."""
+        return [self._in_flight.output] if self._in_flight is not None and job in self._in_flight.jobs else []
 
     def take_admitted(self, request_id: str, attempt: int) -> Admit | None:
         """Hands out an admitted request that is adopted without a lease."""
@@ -367,6 +391,6 @@ class DecodeScheduler(ForwardScheduler):
         self._running.remove(job)
         job.has_ended = True
         token_ids = job.sequence.token_ids
-        in_use = [self._in_flight.output] if self._in_flight is not None and job in self._in_flight.jobs else []
+        in_use = self._in_use(job)
         self._cache.cache_pages(job.handle, token_ids, min(job.sequence.cached_len, len(token_ids) - 1), after=in_use)
         self._cache.release_pages(job.handle, after=in_use)

@@ -17,10 +17,13 @@ from tandem.sampling_params import MAX_LOGPROBS, SamplingParams
 # Graphs up to this batch size are captured to see what one takes by itself. There are graphs of few sequences among
 # them, which run kernels of our own, and graphs of more.
 TRIAL_BATCH_SIZE = 24
-# Prefills of these numbers of tokens, and the largest, of these numbers of prompts in turn. Libraries choose other
-# kernels for other sizes, and load each when it is first launched, which waits until the device has come to an end.
-PREFILL_TOKENS = (1, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144)
-NUM_PROMPTS = (128, 4, 17, 24, 1, 32, 64, 9, 96, 48, 2)
+# Prefills of as few tokens as these, in as many prompts, run other kernels than large ones.
+SMALL_PREFILLS = (1, 8, 16, 64)
+# Libraries choose other kernels for other numbers of tokens, a multiple of this at a time, and of prompts.
+TOKEN_STEP = 128
+NUM_PROMPTS = (1, 17, 32, 4, 64, 24, 9, 96, 48)
+# Graphs of so many sizes are captured to see what one of a prefill takes.
+NUM_TRIAL_SIZES = 6
 
 _GREEDY = SamplingParams(max_tokens=1)
 # These parameters ask for everything that takes memory when a token is chosen, or a prompt's are looked at.
@@ -68,12 +71,11 @@ def measure_memory(
     prefill_sizes: tuple[int, ...] = ()
     if config.max_chunk_tokens:
         longest = engine.model.config.max_position_embeddings
-        for number, num_tokens in enumerate(size for size in PREFILL_TOKENS if size < config.max_chunk_tokens):
-            num_prompts = NUM_PROMPTS[number % len(NUM_PROMPTS)]
-            sampling = (_SAMPLED, _GREEDY)[number % 2]
-            engine.forward(_prefill(num_tokens, longest, number // 2 % 2, num_prompts, sampling)).logprobs()
+        _load_kernels(engine, config.max_chunk_tokens)
         # Prompts that go on run other kernels than new ones.
         for cached_len in (0, 1):
+            for num_tokens in SMALL_PREFILLS:
+                engine.forward(_prefill(num_tokens, longest, cached_len, num_tokens, _SAMPLED)).logprobs()
             batch = _prefill(config.max_chunk_tokens, longest, cached_len, MAX_PREFILL_BATCH_SIZE, _SAMPLED)
             forward = max(forward, _peak_bytes(engine, batch))
     batch_size = max(config.max_batch_size, config.cuda_graph_max_bs)
@@ -99,17 +101,26 @@ def measure_memory(
 
 
 def _prefill_graph_bytes(sizes: Sequence[int], capture: Callable[[Sequence[int]], object]) -> int:
-    """What graphs of all these sizes are going to take, from two trials: they share the memory that the largest needs,
-    and each takes something of its own beside."""
+    """What graphs of all these sizes are going to take, from a trial of the largest. It is rather too much, for the
+    memory that all of them share is in it more than once."""
     if not sizes:
         return 0
-    taken = []
-    for num_sizes in (1, 2):
-        before = free_bytes()
-        captured = capture(sizes[-num_sizes:])
-        taken.append(before - free_bytes())
-        del captured
-    return max(0, taken[0]) + max(0, taken[1] - taken[0]) * (len(sizes) - 1)
+    trial = sizes[-NUM_TRIAL_SIZES:]
+    before = free_bytes()
+    captured = capture(trial)
+    taken = before - free_bytes()
+    del captured
+    return max(0, taken) * -(-len(sizes) // len(trial))
+
+
+def _load_kernels(engine: Engine, max_tokens: int) -> None:
+    """Has the kernels of prefills of all sizes loaded; all layers have the same. A kernel is loaded when it is first
+    launched, which takes milliseconds and may wait until the device has come to an end."""
+    shallow = engine.shallow()
+    longest = engine.model.config.max_position_embeddings
+    for number, num_tokens in enumerate(range(TOKEN_STEP, max_tokens, TOKEN_STEP)):
+        num_prompts = NUM_PROMPTS[number % len(NUM_PROMPTS)]
+        shallow.forward(_prefill(num_tokens, longest, number % 2, num_prompts, _GREEDY))
 
 
 def _peak_bytes(engine: Engine, batch: Batch) -> int:

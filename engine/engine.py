@@ -160,6 +160,10 @@ class Engine(EngineBase):
         self._graphs = graphs
         self._prefill_graphs = prefill_graphs
 
+    def shallow(self) -> "Engine":
+        """An engine on the same pool whose model computes one layer alone, and without graphs."""
+        return Engine(self.model.shallow(), self.pool, self._attention)
+
     @property
     def is_asynchronous(self) -> bool:
         return self.device.type == "cuda"

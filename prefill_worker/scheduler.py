@@ -279,6 +279,7 @@ class PrefillScheduler(ForwardScheduler):
     def _go_on_meanwhile(self) -> None:
         """Handovers do not wait for what else this thread does, which may take longer than they do."""
         if self._handover.is_copying:
+            self._recorder.look()
             self._handover.go_on()
             self._outbox.flush()
 

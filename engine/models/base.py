@@ -38,6 +38,11 @@ class Model(ABC):
             ValueError: a tensor is missing, unexpected or of the wrong shape; the message names it.
         """
 
+    def shallow(self) -> "Model":
+        """A model of the same weights that computes one layer alone, for who wants to have the kernels of all layers
+        loaded; one that cannot is as deep as ever."""
+        return self
+
     @abstractmethod
     def hidden_states(self, input_ids: torch.Tensor, positions: torch.Tensor, attention: Attention) -> torch.Tensor:
         """What the last layer gives for each token.

@@ -1,5 +1,6 @@
 """The decoder that Llama, Mistral, Qwen2 and Qwen3 share. What differs between them is in the configuration."""
 
+import copy
 from collections.abc import Iterable, Iterator
 
 import torch
@@ -76,6 +77,11 @@ class DecoderModel(Model):
             raise ValueError("tensor lm_head.weight differs from the embedding, though the configuration ties them")
         if self.config.tie_word_embeddings:
             self._lm_head.weight.copy_(self._embedding)
+
+    def shallow(self) -> "DecoderModel":
+        model = copy.copy(self)
+        model._layers = self._layers[:1]
+        return model
 
     @torch.inference_mode()
     def hidden_states(self, input_ids: torch.Tensor, positions: torch.Tensor, attention: Attention) -> torch.Tensor:

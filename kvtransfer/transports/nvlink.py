@@ -13,6 +13,9 @@ from engine.kvcache.cuda_pool import CudaKvPool, check
 from engine.kvcache.pool import KvPool
 from kvtransfer.transports.base import OneSidedReceiver, ReceiverTransport, SenderTransport, Transport
 
+# A push is submitted in batches of so many pages, twice as many, and so on.
+FIRST_PAGES = 32
+
 # An endpoint is the size of the receiver's pool, and the handle that CUDA opens it with.
 _ENDPOINT = struct.Struct("!Q64s")
 
@@ -77,7 +80,15 @@ class NvlinkSender(SenderTransport):
     def copy_pages(self, link_seq: int, src_pages: Sequence[int], dst_pages: Sequence[int]) -> Completion:
         assert not self._aborted, "a copy after abort"
         assert len(src_pages) == len(dst_pages) and max(dst_pages) < self._num_dst_pages
-        self._copies.copy(self._dst, dst_pages, self._src, src_pages, self._stream.cuda_stream)
+        # Submitting takes the host half as long as copying takes the engines: they begin with few pages, and the next
+        # ones are submitted meanwhile.
+        start, num_pages = 0, FIRST_PAGES
+        while start < len(src_pages):
+            end = start + num_pages
+            self._copies.copy(
+                self._dst, dst_pages[start:end], self._src, src_pages[start:end], self._stream.cuda_stream
+            )
+            start, num_pages = end, 2 * num_pages
         copied = torch.cuda.Event()
         copied.record(self._stream)
         self._last = _Copied(copied)

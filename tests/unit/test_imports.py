@@ -42,7 +42,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "tandem.client": ("tandem.v1",),
     "engine": VOCABULARY,
     "worker": (*VOCABULARY, "tandem.lifecycle", "tandem.process_metrics", "tandem.rpc", "tandem.v1", "engine"),
-    "kvtransfer": (*VOCABULARY, "tandem.rpc", "tandem.v1", "worker.events", "engine.kvcache"),
+    "kvtransfer": (*VOCABULARY, "tandem.lifecycle", "tandem.rpc", "tandem.v1", "worker.events", "engine.kvcache"),
     "prefill_worker": ("tandem", "engine", "worker", "kvtransfer"),
     "decode_worker": ("tandem", "engine", "worker", "kvtransfer"),
     "both_worker": ("tandem", "engine", "worker", "prefill_worker", "decode_worker"),

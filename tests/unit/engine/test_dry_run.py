@@ -29,6 +29,10 @@ class FakeDevice:
         self._peak = 0
         self._forward = engine.forward
         monkeypatch.setattr(engine, "forward", self.run)
+        self.shallow_batches: list[Batch] = []
+        shallow = engine.shallow()
+        monkeypatch.setattr(shallow, "forward", self.shallow_batches.append)
+        monkeypatch.setattr(engine, "shallow", lambda: shallow)
         monkeypatch.setattr(dry_run, "free_bytes", lambda: self.free)
         monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: None)
         monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 50 * MIB)
@@ -52,14 +56,15 @@ def test_the_largest_forwards_run_on_a_single_page(model_dir: str, monkeypatch: 
     device = FakeDevice(monkeypatch, engine)
     config = EngineConfig(model_dir, max_chunk_tokens=300, max_batch_size=9, cuda_graph_max_bs=4)
     memory, prefill_sizes = measure_memory(engine, config, 1000 * MIB, device.capture, None)
-    small = [("prefill", num_tokens) for num_tokens in dry_run.PREFILL_TOKENS if num_tokens < 300]
+    # First new prompts, then such as go on.
+    prefills = [("prefill", num_tokens) for num_tokens in (*dry_run.SMALL_PREFILLS, 300)]
     forwards = [(b.mode, b.num_tokens) for b in device.batches]
-    assert forwards == [*small, ("prefill", 300), ("prefill", 300), ("decode", 9), ("decode", 4)]
-    # The largest are new prompts first, then such as go on.
-    largest = device.batches[len(small) : len(small) + 2]
-    assert [{s.cached_len for s in b.sequences} for b in largest] == [{0}, {1}]
-    assert [len(b.logits_rows()) for b in largest] == [MAX_PREFILL_BATCH_SIZE] * 2
-    assert not prefill_sizes
+    assert forwards == [*prefills, *prefills, ("decode", 9), ("decode", 4)]
+    cached = [{s.cached_len for s in b.sequences} for b in device.batches[: 2 * len(prefills)]]
+    assert cached == [{0}] * len(prefills) + [{1}] * len(prefills)
+    assert len(device.batches[len(prefills) - 1].logits_rows()) == MAX_PREFILL_BATCH_SIZE
+    # A layer has run for multiples of the step.
+    assert [b.num_tokens for b in device.shallow_batches] == [128, 256] and not prefill_sizes
     assert memory.forward == 300 * MIB
     # Three sizes, all of which were tried, and 4 sequences of 4 pages in the page tables.
     assert device.num_captured == 1 and memory.graphs == 4 * MIB + 34 * MIB // 3 * 3 + 4 * 4 * 4
@@ -77,17 +82,20 @@ def test_no_prompt_of_the_dry_run_is_longer_than_the_model_allows(
     assert batch.num_tokens == 64 * 200 + 1 and max(s.length for s in batch.sequences) <= 64
 
 
-def test_prefill_graphs_are_estimated_from_two_trials(model_dir: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_prefill_graphs_take_is_estimated_from_the_largest(
+    model_dir: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine = build(model_dir, 1)
     device = FakeDevice(monkeypatch, engine)
-    monkeypatch.setattr(dry_run, "launch_bound_sizes", lambda engine, max_tokens: (16, 32, 48))
+    bound = tuple(range(16, 161, 16))
+    monkeypatch.setattr(dry_run, "launch_bound_sizes", lambda engine, max_tokens: bound)
     tried = []
 
     class Captured:
         """Each size takes 5 MiB, and what they share 40."""
 
         def __init__(self, sizes: Sequence[int]) -> None:
-            tried.append(list(sizes))
+            tried.append(tuple(sizes))
             self._taken = 40 * MIB + 5 * MIB * len(sizes)
             device.free -= self._taken
 
@@ -96,5 +104,6 @@ def test_prefill_graphs_are_estimated_from_two_trials(model_dir: str, monkeypatc
 
     config = EngineConfig(model_dir, max_chunk_tokens=64, max_batch_size=0, cuda_graph_max_bs=0)
     memory, sizes = measure_memory(engine, config, 1000 * MIB, None, Captured)
-    assert sizes == (16, 32, 48) and tried == [[48], [32, 48]]
-    assert memory.graphs == 55 * MIB and memory.free == 900 * MIB
+    assert sizes == bound and tried == [bound[-6:]]
+    # Enough is kept for ten, and no more than twice as much.
+    assert 90 * MIB <= memory.graphs <= 180 * MIB and memory.free == 900 * MIB
