@@ -17,6 +17,8 @@ LAUNCHER, RAY, PROCESSES, REST, JOINING = (
     "rest of loading",
     "ports and joining",
 )
+# What a worker says it does before its engine does anything.
+_PROCESS_STAGES = ("starting", "importing")
 _PROGRESS = re.compile(r"\s*([\d.]+) s  ([\w-]+): (.+)")
 _READY = re.compile(r"Ready after ([\d.]+) s")
 _ENGINE = re.compile(r"engine ready: (.+)")
@@ -73,7 +75,7 @@ def start_stages(lines: Sequence[str], engine: dict[str, dict[str, float]]) -> d
     if not loaded or not ready_s:
         return {}
     last = max(loaded, key=lambda part: loaded[part])
-    began_s = min(moment for (part, doing), moment in first.items() if part == last and doing != "starting")
+    began_s = min(moment for (part, doing), moment in first.items() if part == last and doing not in _PROCESS_STAGES)
     ray_s, ray_ready_s = first.get(("ray", "starting"), 0.0), first.get(("ray", "ready"), 0.0)
     stages = {LAUNCHER: ray_s, RAY: ray_ready_s - ray_s, PROCESSES: began_s - ray_ready_s, **engine[last]}
     rest = loaded[last] - began_s - sum(engine[last].values())

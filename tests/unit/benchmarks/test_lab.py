@@ -234,6 +234,8 @@ tandem 0.1.0: starting with the model m
    2.6 s  ray: ready
    4.1 s  both-0: starting
    4.1 s  both-1: starting
+   4.4 s  both-0: importing
+   4.5 s  both-1: importing
    5.6 s  both-0: loading weights (0.11 of 0.54 GB)
    5.8 s  both-1: loading weights (0.00 of 0.54 GB)
    7.9 s  both-0: loading weights (0.52 of 0.54 GB), both-1: loading weights (0.51 of 0.54 GB)
