@@ -266,8 +266,8 @@ def _p99_of_its_second(records: Sequence[RequestRecord]) -> float:
             for before, after in pairwise(record.times):
                 if begin < after <= end:
                     by_second[int(after)].append(after - before)
-    ratios = [gap / statistics.median(gaps) for gaps in by_second.values() for gap in gaps]
-    found = distribution(ratios)
+    medians = {second: statistics.median(gaps) for second, gaps in by_second.items()}
+    found = distribution(gap / medians[second] for second, gaps in by_second.items() for gap in gaps)
     assert found is not None
     return float(found["p99"])
 
