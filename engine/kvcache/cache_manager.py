@@ -1,12 +1,14 @@
 """The one owner of a worker's pages: allocates, shares, evicts and frees. Everyone else holds a handle."""
 
 from array import array
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.kvcache.allocator import PageAllocator
 from engine.kvcache.base import Completion
 from engine.kvcache.eviction.table import EVICTION_POLICIES
+from engine.kvcache.page_ceiling import PageCeiling
 from engine.kvcache.radix_cache import RadixCache, RadixNode
 
 
@@ -21,6 +23,7 @@ class PageHandle:
         cached_len: tokens found in the tree when the pages were acquired, a multiple of the page size.
         priority: of the request, for eviction by priority.
         leased: whether the private pages are a lease, still written by another worker.
+        ceiling: what bounds the pages of all handles of its class, if anything does.
     """
 
     page_ids: "array[int]"
@@ -29,6 +32,7 @@ class PageHandle:
     cached_len: int
     priority: int = 0
     leased: bool = False
+    ceiling: PageCeiling | None = None
 
 
 @dataclass(slots=True)
@@ -39,11 +43,15 @@ class _DeferredFree:
         page_ids: to be freed.
         node: where a lock in the tree is held until then, if any.
         pending: the operations that may still run.
+        ceiling: that of the class whose pages they were, if it had one.
+        held: what counts under it until then.
     """
 
     page_ids: Sequence[int]
     node: RadixNode | None
     pending: list[Completion]
+    ceiling: PageCeiling | None = None
+    held: Sequence[int] = ()
 
 
 class CacheManager:
@@ -57,9 +65,16 @@ class CacheManager:
     with their numbers.
     """
 
-    def __init__(self, num_pages: int, page_size: int, eviction: str = "lru") -> None:
-        """Args: eviction: a name in EVICTION_POLICIES, or the import path of a policy."""
+    def __init__(
+        self, num_pages: int, page_size: int, eviction: str = "lru", max_request_pages: int | None = None
+    ) -> None:
+        """
+        Args:
+            eviction: a name in EVICTION_POLICIES, or the import path of a policy.
+            max_request_pages: of the largest request that is ever served; None: it may fill the pool.
+        """
         self.num_pages = num_pages
+        self.max_request_pages = num_pages if max_request_pages is None else max_request_pages
         self.page_size = page_size
         self._allocator = PageAllocator(num_pages)
         self._tree = RadixCache(page_size, EVICTION_POLICIES.load(eviction)())
@@ -116,6 +131,7 @@ class CacheManager:
         priority: int = 0,
         leased: bool = False,
         num_reserved: int = 0,
+        ceiling: PageCeiling | None = None,
     ) -> PageHandle | None:
         """Holds pages for `num_tokens` tokens that begin with `token_ids`, reusing the cached prefix.
 
@@ -127,6 +143,7 @@ class CacheManager:
             priority: of the request, for eviction by priority.
             leased: the private pages will be written by another worker.
             num_reserved: free or evictable pages that must be left over.
+            ceiling: what all handles of its class may have together; None: it is of no class.
 
         Returns:
             None if there are not enough pages; nothing has changed then but access order.
@@ -135,7 +152,8 @@ class CacheManager:
         shared = self._tree.path_pages(node)
         root = self._tree.lock_path(node)
         num_private = self.num_pages_for(num_tokens) - len(shared)
-        if num_private + num_reserved > self.num_available_pages:
+        is_over = ceiling is not None and not ceiling.fits(shared, num_private)
+        if is_over or num_private + num_reserved > self.num_available_pages:
             self._tree.unlock_path(node)
             return None
         handle = PageHandle(
@@ -145,7 +163,10 @@ class CacheManager:
             cached_len=len(shared) * self.page_size,
             priority=priority,
             leased=leased,
+            ceiling=ceiling,
         )
+        if ceiling is not None:
+            ceiling.hold(handle.page_ids)
         self._tree.keep_root(namespace, root)
         self._handles[id(handle)] = handle
         if leased:
@@ -154,7 +175,7 @@ class CacheManager:
 
     def grow_pages(self, handle: PageHandle, num_tokens: int) -> bool:
         """Adds private pages until `handle` holds `num_tokens` tokens; returns False, unchanged, if there are none."""
-        assert id(handle) in self._handles and not handle.leased
+        assert id(handle) in self._handles and not handle.leased and handle.ceiling is None
         missing = self.num_pages_for(num_tokens) - len(handle.page_ids)
         if missing <= 0:
             return True
@@ -182,7 +203,8 @@ class CacheManager:
         assert id(handle) in self._handles and not handle.leased
         tree, size = self._tree, self.page_size
         node = handle.node
-        duplicates = []
+        duplicates: list[int] = []
+        originals: list[int] = []
         for i in range(handle.num_shared, computed_len // size):
             key = tuple(token_ids[i * size : (i + 1) * size])
             child = tree.get_child(node, key)
@@ -191,12 +213,15 @@ class CacheManager:
             else:
                 tree.lock_node(child)
                 duplicates.append(handle.page_ids[i])
+                originals.append(child.page_id)
                 handle.page_ids[i] = child.page_id
             node = child
         handle.node = node
         handle.num_shared = max(handle.num_shared, computed_len // size)
         if duplicates:
-            self._free_when_done(_DeferredFree(duplicates, None, list(after)))
+            if handle.ceiling is not None:
+                handle.ceiling.hold(originals)
+            self._free_when_done(_DeferredFree(duplicates, None, list(after), handle.ceiling, duplicates))
 
     def release_pages(self, handle: PageHandle, after: Sequence[Completion] = ()) -> None:
         """Gives all of a handle's pages back: private ones are freed, those of the tree unlocked.
@@ -207,7 +232,8 @@ class CacheManager:
         del self._handles[id(handle)]
         if handle.leased:
             self._end_lease(handle)
-        self._free_when_done(_DeferredFree(handle.page_ids[handle.num_shared :], handle.node, list(after)))
+        private = handle.page_ids[handle.num_shared :]
+        self._free_when_done(_DeferredFree(private, handle.node, list(after), handle.ceiling, handle.page_ids))
 
     def free_deferred_pages(self) -> None:
         """Frees the pages whose operations have ended since the last call."""
@@ -265,6 +291,17 @@ class CacheManager:
             return "the tree's page counts are wrong"
         if self._num_leased_pages != sum(len(h.page_ids) - h.num_shared for h in self._handles.values() if h.leased):
             return "the count of leased pages is wrong"
+        return self._check_ceilings()
+
+    def _check_ceilings(self) -> str:
+        held: list[tuple[PageCeiling | None, Sequence[int]]] = [(h.ceiling, h.page_ids) for h in self._handles.values()]
+        held += [(d.ceiling, d.held) for d in self._deferred]
+        expected: dict[PageCeiling, Counter[int]] = {}
+        for ceiling, page_ids in held:
+            if ceiling is not None:
+                expected.setdefault(ceiling, Counter()).update(page_ids)
+        if any(ceiling.holds() != counts for ceiling, counts in expected.items()):
+            return "the pages under a ceiling are counted wrongly"
         return ""
 
     def _end_lease(self, handle: PageHandle) -> None:
@@ -283,4 +320,6 @@ class CacheManager:
             return
         if deferred.node is not None:
             self._tree.unlock_path(deferred.node)
+        if deferred.ceiling is not None:
+            deferred.ceiling.let_go(deferred.held)
         self._allocator.free(deferred.page_ids)

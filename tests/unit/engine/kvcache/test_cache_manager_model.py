@@ -8,10 +8,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from engine.kvcache.cache_manager import CacheManager, PageHandle
 from engine.kvcache.eviction.table import EVICTION_POLICIES
+from engine.kvcache.page_ceiling import PageCeiling
 from tests.fakes.transport import ManualCompletion
 
 PAGE_SIZE = 2
 NUM_PAGES = 10
+MAX_BOUNDED_PAGES = 6
 TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=11)
 NAMESPACES = st.sampled_from(["", "tenant"])
 MOVING_KEYS = ("tests.fakes.eviction:NeverTheSame", "tests.fakes.eviction:EverLater")
@@ -23,6 +25,7 @@ class Held:
     namespace: str
     tokens: list[int]
     computed_len: int
+    is_bounded: bool
 
     def prefix(self, page_index: int) -> tuple[object, ...]:
         """What the KV of a page depends on: everything up to its end."""
@@ -39,7 +42,8 @@ class CacheMachine(RuleBasedStateMachine):
         super().__init__()
         self.cache = CacheManager(NUM_PAGES, PAGE_SIZE)
         self.held: list[Held] = []
-        self.deferred: list[tuple[list[int], list[ManualCompletion]]] = []
+        self.deferred: list[tuple[list[int], list[ManualCompletion], bool]] = []
+        self.ceiling = PageCeiling(MAX_BOUNDED_PAGES)
         self.content: dict[int, tuple[object, ...]] = {}
 
     @initialize(policy=st.sampled_from((*EVICTION_POLICIES.names, *MOVING_KEYS)))
@@ -56,9 +60,16 @@ class CacheMachine(RuleBasedStateMachine):
                 self.content[page_id] = prefix
         held.computed_len = max(held.computed_len, length)
 
-    @rule(tokens=TOKENS, namespace=NAMESPACES, priority=st.integers(0, 2), reserved=st.integers(0, 3))
-    def acquire(self, tokens: list[int], namespace: str, priority: int, reserved: int) -> None:
+    @rule(
+        tokens=TOKENS,
+        namespace=NAMESPACES,
+        priority=st.integers(0, 2),
+        reserved=st.integers(0, 3),
+        is_bounded=st.booleans(),
+    )
+    def acquire(self, tokens: list[int], namespace: str, priority: int, reserved: int, is_bounded: bool) -> None:
         available = self.cache.num_available_pages
+        bounded = self.bounded_pages()
         handle = self.cache.acquire_pages(
             tokens,
             len(tokens),
@@ -66,16 +77,27 @@ class CacheMachine(RuleBasedStateMachine):
             namespace=namespace,
             priority=priority,
             num_reserved=reserved,
+            ceiling=self.ceiling if is_bounded else None,
         )
         if handle is None:
-            assert -(-len(tokens) // PAGE_SIZE) + reserved > available - self.num_matchable(tokens)
+            matched = self.cache.peek(tokens, namespace)[: self.num_matchable(tokens)]
+            num_more = self.cache.num_pages_for(len(tokens)) - len(bounded.intersection(matched))
+            is_over = is_bounded and len(bounded) + num_more > MAX_BOUNDED_PAGES
+            assert is_over or -(-len(tokens) // PAGE_SIZE) + reserved > available - self.num_matchable(tokens)
             return
-        held = Held(handle, namespace, tokens, handle.cached_len)
+        if is_bounded:
+            assert len(bounded.union(handle.page_ids)) <= MAX_BOUNDED_PAGES, "more pages than its class may have"
+        held = Held(handle, namespace, tokens, handle.cached_len, is_bounded)
         for i in range(handle.num_shared):
             assert self.content[handle.page_ids[i]] == held.prefix(i), "a wrong page was found"
-        in_use = {p for h in self.held for p in h.handle.page_ids} | {p for pages, _ in self.deferred for p in pages}
+        in_use = {p for h in self.held for p in h.handle.page_ids} | {p for pages, *_ in self.deferred for p in pages}
         assert not in_use & set(handle.page_ids[handle.num_shared :]), "a page was given out twice"
         self.held.append(held)
+
+    def bounded_pages(self) -> set[int]:
+        """Those under the ceiling, of handles and of what may still run with the numbers that they had."""
+        held = {p for h in self.held if h.is_bounded for p in h.handle.page_ids}
+        return held | {p for pages, _, is_bounded in self.deferred if is_bounded for p in pages}
 
     def num_matchable(self, tokens: list[int]) -> int:
         return (len(tokens) - 1) // PAGE_SIZE
@@ -90,10 +112,10 @@ class CacheMachine(RuleBasedStateMachine):
         for i in range(held.computed_len // PAGE_SIZE):
             assert self.content[held.handle.page_ids[i]] == held.prefix(i)
 
-    @precondition(lambda self: self.held)
+    @precondition(lambda self: any(not held.is_bounded for held in self.held))
     @rule(data=st.data(), token=st.integers(0, 1))
     def grow(self, data: st.DataObject, token: int) -> None:
-        held = data.draw(st.sampled_from(self.held))
+        held = data.draw(st.sampled_from([held for held in self.held if not held.is_bounded]))
         pages_before = list(held.handle.page_ids)
         if self.cache.grow_pages(held.handle, len(held.tokens) + 1):
             held.tokens = [*held.tokens, token]
@@ -106,7 +128,7 @@ class CacheMachine(RuleBasedStateMachine):
         held = self.held.pop(data.draw(st.integers(0, len(self.held) - 1)))
         copies = [ManualCompletion() for _ in range(num_copies)]
         if copies:
-            self.deferred.append((list(held.handle.page_ids), copies))
+            self.deferred.append((list(held.handle.page_ids), copies, held.is_bounded))
         self.cache.release_pages(held.handle, after=copies)
 
     @precondition(lambda self: self.deferred)
@@ -143,15 +165,16 @@ class CacheMachine(RuleBasedStateMachine):
             self.cache.num_leased_pages,
         )
         assert min(counts) >= 0 and sum(counts) == NUM_PAGES
+        assert self.ceiling.num_pages == len(self.bounded_pages())
 
     def teardown(self) -> None:
         for held in self.held:
             self.cache.release_pages(held.handle)
-        for _, copies in self.deferred:
+        for _, copies, _ in self.deferred:
             for copy in copies:
                 copy.is_done = True
         self.cache.free_deferred_pages()
-        assert self.cache.num_locked_pages == 0
+        assert (self.cache.num_locked_pages, self.ceiling.num_pages) == (0, 0)
         assert self.cache.num_free_pages + self.cache.num_cached_pages == NUM_PAGES
 
 
