@@ -4,6 +4,7 @@ at once, and the transport, which moves nothing."""
 import itertools
 import time
 from collections.abc import Callable, Sequence
+from typing import cast
 
 from decode_worker.config import DecodeConfig
 from decode_worker.scheduler import DecodeScheduler
@@ -14,7 +15,7 @@ from engine.kvcache.base import Completion
 from engine.kvcache.cache_manager import CacheManager
 from engine.kvcache.pool import CpuKvPool, KvPool
 from engine.token_sequence import TokenSequence
-from kvtransfer.events import FromLink, ReceiverLinkOpened, SenderLinkOpened
+from kvtransfer.events import FromReceiver, FromSender, ReceiverLinkOpened, SenderLinkOpened
 from kvtransfer.transports.base import COMPLETED, ReceiverTransport, SenderTransport
 from prefill_worker.config import PrefillConfig
 from prefill_worker.handover import LinkHandover
@@ -25,6 +26,8 @@ from tandem.messages import (
     LinkHello,
     PageFormat,
     Prefill,
+    ReceiverMessage,
+    SenderMessage,
     Tokens,
 )
 from tandem.prompt_logprobs import PackedLogprobs
@@ -165,11 +168,11 @@ class HostWorkers:
 
     def _from_prefill(self, outgoing: Outgoing) -> None:
         for message in outgoing.to_links.get(EPOCH, ()):
-            self.decode.receive(FromLink(EPOCH, message))
+            self.decode.receive(FromSender(EPOCH, cast(SenderMessage, message)))
 
     def _from_decode(self, outgoing: Outgoing) -> None:
         for message in outgoing.to_links.get(EPOCH, ()):
-            self.prefill.receive(FromLink(EPOCH, message))
+            self.prefill.receive(FromReceiver(EPOCH, cast(ReceiverMessage, message)))
         self.last_tokens = next((m for m in outgoing.to_router if isinstance(m, Tokens)), self.last_tokens)
 
 

@@ -15,8 +15,7 @@ class LocalHandover(Handover):
         self._decode = decode
         self._results: list[HandoverResult] = []
 
-    @property
-    def continues_here(self) -> bool:
+    def continues_here(self, request: Prefill) -> bool:
         return True
 
     @property

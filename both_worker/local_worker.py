@@ -68,7 +68,7 @@ class LocalWorker:
     ) -> None:
         """Args: on_message: told what a router would be; called within `step`."""
         cache = CacheManager(engine.pool.num_pages, engine.pool.layout.page_size, eviction)
-        self.scheduler = make_both_scheduler(engine, cache, _Outbox(on_message), prefill, decode)
+        self.scheduler = make_both_scheduler(WORKER_ID, engine, cache, _Outbox(on_message), prefill, decode)
 
     def submit(
         self,

@@ -1,8 +1,10 @@
 """Role `both`: prefill and decode in one worker, over one engine and one pool."""
 
+from both_worker.pages import SharedPages
 from decode_worker.scheduler import DecodeScheduler
 from engine.base import EngineBase
 from engine.kvcache.cache_manager import CacheManager
+from kvtransfer.events import ReceiverLinkEvent, SenderLinkEvent
 from prefill_worker.scheduler import PrefillScheduler
 from tandem.messages import WorkerStats
 from worker.base import Scheduler
@@ -15,20 +17,36 @@ class BothScheduler(Scheduler):
     while nothing is decoded."""
 
     def __init__(
-        self, engine: EngineBase, cache: CacheManager, prefill: PrefillScheduler, decode: DecodeScheduler
+        self,
+        engine: EngineBase,
+        cache: CacheManager,
+        prefill: PrefillScheduler,
+        decode: DecodeScheduler,
+        pages: SharedPages,
     ) -> None:
-        """Args: engine, cache: those of both schedulers."""
+        """
+        Args:
+            engine, cache: those of both schedulers.
+            pages: how prompts get theirs.
+        """
         self._engine = engine
         self._cache = cache
         self._prefill = prefill
         self._decode = decode
+        self._pages = pages
 
     def receive(self, event: Event) -> None:
-        self._prefill.receive(event)
-        self._decode.receive(event)
+        # What befalls a link is for the end that this worker has of it, and for that one alone.
+        if not isinstance(event, ReceiverLinkEvent):
+            self._prefill.receive(event)
+        if not isinstance(event, SenderLinkEvent):
+            self._decode.receive(event)
 
     def step(self) -> bool:
+        # Lease requests go before prompts: their senders hold pages already.
+        self._decode.answer_leases()
         prefilled = self._prefill.step()
+        self._pages.tell_leases()
         if self._decode.num_running:
             if prefilled:
                 # The decode step in flight ends before the prefill behind it: its tokens have waited for the launch of
@@ -37,8 +55,11 @@ class BothScheduler(Scheduler):
             # The next decode step would run behind the prefill in flight anyway: what that prefill gives goes on with
             # this step, not with the one after.
             self._prefill.collect_launched()
+        num_waiting = self._decode.leases.num_waiting
         decoded = self._decode.step()
-        return prefilled or decoded
+        # A prompt may have waited for a lease that has been granted meanwhile.
+        granted = self._decode.leases.num_waiting < num_waiting
+        return prefilled or decoded or granted
 
     def next_deadline(self) -> float | None:
         deadlines = (self._prefill.next_deadline(), self._decode.next_deadline())

@@ -1,67 +1,99 @@
-"""A worker of role `both`: one scheduler of each kind over one engine and one pool, and no links."""
+"""A worker of role `both`: one scheduler of each kind over one engine and one pool, and links both ways or none."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-import grpc
-
+from both_worker.choosing_handover import ChoosingHandover
 from both_worker.handover import LocalHandover
+from both_worker.links import NoLinks, TwoWayLinks
+from both_worker.pages import SharedPages
 from both_worker.scheduler import BothScheduler
 from decode_worker.config import DecodeConfig
 from decode_worker.scheduler import DecodeScheduler
 from engine.base import EngineBase
 from engine.kvcache.cache_manager import CacheManager
+from kvtransfer.config import LinkConfig
+from kvtransfer.link_dialer import LinkDialer
+from kvtransfer.link_server import LinkServer
+from kvtransfer.sender_link import MAX_PAGES_IN_FLIGHT
+from kvtransfer.transports.opening import load_transports
+from prefill_worker.base import Handover
 from prefill_worker.config import PrefillConfig
+from prefill_worker.handover import LinkHandover
 from prefill_worker.scheduler import PrefillScheduler
-from tandem.messages import Hello, Peer, ReceiverMessage, SenderMessage
+from tandem.messages import Hello
 from tandem.recording import Recorder
 from worker.base import LinkConnections, Outbox, WorkerRole
 from worker.config import WorkerConfig
 from worker.events import Event
 
 
-class NoLinks(LinkConnections):
-    """A worker that ships nothing has no links."""
-
-    def add_to(self, server: grpc.aio.Server) -> None: ...
-
-    def set_peers(self, peers: Sequence[Peer]) -> None: ...
-
-    def send(self, epoch: str, messages: Sequence[SenderMessage | ReceiverMessage]) -> None: ...
-
-    def close_link(self, epoch: str, reason: str) -> None: ...
-
-    def mapped_workers(self) -> list[str]:
-        return []
-
-    async def stop(self) -> None: ...
-
-
 def make_both_scheduler(
+    worker_id: str,
     engine: EngineBase,
     cache: CacheManager,
     outbox: Outbox,
     prefill: PrefillConfig,
     decode: DecodeConfig,
+    *,
+    has_links: bool = False,
     recorder: Recorder | None = None,
+    clock: Callable[[], float] = time.monotonic,
+    max_pages_in_flight: int = MAX_PAGES_IN_FLIGHT,
 ) -> BothScheduler:
-    decode_scheduler = DecodeScheduler(engine, cache, outbox, decode, time.monotonic, recorder)
-    handover = LocalHandover(decode_scheduler)
-    prefill_scheduler = PrefillScheduler(engine, cache, handover, outbox, prefill, time.monotonic, recorder)
-    return BothScheduler(engine, cache, prefill_scheduler, decode_scheduler)
+    """
+    Args:
+        cache: its largest request leaves room for prompts that are decoded elsewhere, where there are links.
+        has_links: whether it hands over to other workers, and takes over from them.
+        max_pages_in_flight: of each link.
+    """
+    decode_scheduler = DecodeScheduler(engine, cache, outbox, decode, clock, recorder)
+    handover: Handover = LocalHandover(decode_scheduler)
+    if has_links:
+        elsewhere = LinkHandover(engine.pool.layout, outbox, clock, max_pages_in_flight, recorder)
+        handover = ChoosingHandover(worker_id, cache, LocalHandover(decode_scheduler), elsewhere)
+    pages = SharedPages(cache, decode_scheduler, worker_id)
+    prefill_scheduler = PrefillScheduler(engine, cache, handover, outbox, prefill, clock, recorder, pages)
+    return BothScheduler(engine, cache, prefill_scheduler, decode_scheduler, pages)
 
 
 class BothRole(WorkerRole):
-    def __init__(self, prefill: PrefillConfig, decode: DecodeConfig) -> None:
+    def __init__(self, prefill: PrefillConfig, decode: DecodeConfig, links: LinkConfig | None = None) -> None:
+        """Args: links: those to other workers and from them; None: it serves its requests alone."""
         self._prefill = prefill
         self._decode = decode
+        self._links = links
+
+    @property
+    def has_links(self) -> bool:
+        return self._links is not None
+
+    def max_request_pages(self, num_pages: int, page_size: int, max_model_len: int) -> int:
+        if self._links is None:
+            return num_pages
+        # It must fit what prompts bound for other workers leave it, and be one of them.
+        return min(-(-max_model_len // page_size), num_pages // 2)
 
     def build_scheduler(
         self, engine: EngineBase, cache: CacheManager, outbox: Outbox, config: WorkerConfig, recorder: Recorder
     ) -> BothScheduler:
-        return make_both_scheduler(engine, cache, outbox, self._prefill, self._decode, recorder)
+        return make_both_scheduler(
+            config.worker_id,
+            engine,
+            cache,
+            outbox,
+            self._prefill,
+            self._decode,
+            has_links=self.has_links,
+            recorder=recorder,
+        )
 
     def build_links(
         self, engine: EngineBase, hello: Hello, config: WorkerConfig, post: Callable[[Event], None]
     ) -> LinkConnections:
-        return NoLinks()
+        if self._links is None:
+            return NoLinks()
+        transports = load_transports(self._links.transports, engine.pool, config.host)
+        out = LinkDialer(hello.worker_id, hello.incarnation, hello.page_format, transports, post, config.cluster_token)
+        into = LinkServer(hello.incarnation, hello.page_format, transports, post)
+        return TwoWayLinks(hello.worker_id, out, into)

@@ -7,7 +7,7 @@ from decode_worker.config import DecodeConfig
 from decode_worker.lease_records import GrantedLease, WaitingLease
 from decode_worker.waiting_leases import WaitingLeases
 from engine.kvcache.cache_manager import CacheManager, PageHandle
-from kvtransfer.events import FromLink, ReceiverLinkClosed, ReceiverLinkOpened
+from kvtransfer.events import FromSender, ReceiverLinkClosed, ReceiverLinkEvent, ReceiverLinkOpened
 from kvtransfer.receiver_link import ReceiverLink
 from tandem.lifecycle import now_ns
 from tandem.messages import (
@@ -23,7 +23,6 @@ from tandem.messages import (
 from tandem.recording import HANDOVERS, Recorder
 from tandem.request_ids import router_of
 from worker.base import Outbox
-from worker.events import Event
 
 # Receives that have completed are looked for again so soon.
 POLL_S = 0.001
@@ -80,6 +79,15 @@ class LeaseBook:
     def num_waiting(self) -> int:
         return len(self._waiting)
 
+    @property
+    def first_waiting_place(self) -> int | None:
+        """Where the first of those stands that wait for pages, by age and priority (tandem.priority)."""
+        return self._waiting.first_place
+
+    def note_prompts(self, first: int | None, *, has_started: bool) -> None:
+        """As in WaitingLeases."""
+        self._waiting.note_prompts(first, has_started=has_started)
+
     def admit_request(self, admit: Admit) -> None:
         """Remembers a request that the router has announced, and keeps what is cached of it."""
         self._admissions.remember_admitted(admit)
@@ -92,13 +100,13 @@ class LeaseBook:
         """Hands out a request that needs no lease."""
         return self._admissions.take_admitted((request_id, attempt))
 
-    def receive(self, event: Event) -> None:
-        """Takes whatever the scheduler is told; most of it concerns no lease."""
+    def receive(self, event: ReceiverLinkEvent) -> None:
+        """Takes what befalls the links on which this worker receives."""
         if isinstance(event, ReceiverLinkOpened):
             self._open(event)
         elif isinstance(event, ReceiverLinkClosed):
             self._close(event)
-        elif isinstance(event, FromLink) and event.epoch in self._links:
+        elif isinstance(event, FromSender) and event.epoch in self._links:
             try:
                 self._receive_message(self._links[event.epoch], event)
             except ValueError as error:
@@ -215,7 +223,7 @@ class LeaseBook:
         self._arriving = [lease for lease in self._arriving if lease.link is not link]
         self._unquiet = [u for u in [*self._unquiet, link] if not u.is_quiet()]
 
-    def _receive_message(self, link: ReceiverLink, event: FromLink) -> None:
+    def _receive_message(self, link: ReceiverLink, event: FromSender) -> None:
         message = event.message
         if isinstance(message, LeaseRequest):
             self._ask(link, message)
@@ -256,7 +264,7 @@ class LeaseBook:
         refusal = ""
         if num_tokens != waiting.request.num_tokens:
             refusal = "unknown"
-        elif self._cache.num_pages_for(num_tokens + 1) > self._cache.num_pages:
+        elif self._cache.num_pages_for(num_tokens + 1) > self._cache.max_request_pages:
             refusal = "too_large"
         if refusal:
             if self._waiting.find(waiting.lease_id) is not None:

@@ -14,6 +14,7 @@ from engine.base import EngineBase
 from engine.kvcache.base import Completion
 from engine.kvcache.cache_manager import CacheManager, PageHandle
 from engine.token_sequence import TokenSequence
+from kvtransfer.events import ReceiverLinkEvent
 from tandem.lifecycle import (
     COMMITTED,
     DECODE_STARTED,
@@ -82,6 +83,14 @@ class DecodeScheduler(ForwardScheduler):
     def num_running(self) -> int:
         return len(self._running)
 
+    @property
+    def leases(self) -> LeaseBook:
+        return self._leases
+
+    def answer_leases(self) -> None:
+        """Grants what can be granted, leaving running requests the pages that they grow into."""
+        self._leases.answer_requests(num_reserved=len(self._running))
+
     def receive(self, event: Event) -> None:
         if isinstance(event, FromRouter):
             if isinstance(event.message, Admit):
@@ -97,7 +106,7 @@ class DecodeScheduler(ForwardScheduler):
             for job in list(self._running):
                 if router_of(job.request_id) == event.router:
                     self._end_job(job)
-        else:
+        elif isinstance(event, ReceiverLinkEvent):
             self._leases.receive(event)
 
     def step(self) -> bool:
@@ -107,13 +116,13 @@ class DecodeScheduler(ForwardScheduler):
         previous = self._in_flight
         if previous is not None and not (self._pace.is_due or previous.output.done()):
             self._cache_adopted()
-            self._leases.answer_requests(num_reserved=len(self._running))
+            self.answer_leases()
             self._recorder.lap("grant")
             return False
         self._pace.composing()
         # Growth goes before new leases.
         jobs = self._grow()
-        self._leases.answer_requests(num_reserved=len(self._running))
+        self.answer_leases()
         if jobs:
             unknown, self._in_flight = self._in_flight, self._launch(jobs, self._in_flight)
             if unknown is not None:

@@ -44,6 +44,10 @@ class WaitingLeases:
         # Whether the line has changed since it was last looked through, and how many pages there were then.
         self._changed = False
         self._num_available = 0
+        # Where the first of this worker's own prompts stands that wait for pages, and how many leases that stand behind
+        # it were granted since one of them last got some.
+        self._prompt: int | None = None
+        self._num_prompt_overtaken = 0
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -141,6 +145,29 @@ class WaitingLeases:
             deadlines.append(next(iter(self._parked.values())).deadline)
         return min(deadlines, default=None)
 
+    @property
+    def first_place(self) -> int | None:
+        """Where the first of those in line stands."""
+        return self._line[0].place[0] if self._line else None
+
+    def note_prompts(self, first: int | None, *, has_started: bool) -> None:
+        """Says which of this worker's own prompts wait for pages of the same pool. Leases overtake them as often as
+        each other, and then those behind the first of them wait until one has got its pages.
+
+        Args:
+            first: where the first of them stands; None: none waits, or not for pages that leases could be granted.
+            has_started: one has got its pages since the last call.
+        """
+        was_limit = self._prompt_limit
+        self._prompt = first
+        if has_started:
+            self._num_prompt_overtaken = 0
+        self._changed = self._changed or self._prompt_limit != was_limit
+
+    @property
+    def _prompt_limit(self) -> int | None:
+        return self._prompt if self._num_prompt_overtaken >= self._max_overtaken else None
+
     def look_again(self) -> None:
         """More may fit now in as many pages: what is cached has grown."""
         self._changed = True
@@ -160,12 +187,15 @@ class WaitingLeases:
         self._changed = False
         passed_over: list[WaitingLease] = []
         granted: list[WaitingLease] = []
-        limit = min((standing for standing, _ in self._held.values()), default=None)
+        held = [standing for standing, _ in self._held.values()]
         for waiting in self._line:
-            if limit is not None and waiting.place[0] > limit:
+            limits = held if self._prompt_limit is None else [*held, self._prompt_limit]
+            if limits and waiting.place[0] > min(limits):
                 break
             if grant(waiting):
                 granted.append(waiting)
+                if self._prompt is not None and waiting.place[0] > self._prompt:
+                    self._num_prompt_overtaken += 1
                 for other in passed_over:
                     other.num_overtaken += 1
             else:

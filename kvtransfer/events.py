@@ -1,5 +1,9 @@
-"""What the gRPC side of a worker's links tells its engine thread. An epoch's beginning and end are told to the end that
-the worker has of it, so that none takes the other's."""
+"""What the gRPC side of a worker's links tells its engine thread.
+
+A worker may be the sender on some links and the receiver on others. What befalls an epoch is told to the end that the
+worker has of it, by the event's type: no end can take the other's beginning, end or message for its own, whatever the
+epochs are called.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,9 +13,21 @@ from tandem.messages import LinkHello, ReceiverMessage, SenderMessage
 from worker.events import Event
 
 
+class SenderLinkEvent(Event):
+    """Of a link on which this worker sends: for its handover alone."""
+
+    __slots__ = ()
+
+
+class ReceiverLinkEvent(Event):
+    """Of a link on which this worker receives: for its lease book alone."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True)
-class SenderLinkOpened(Event):
-    """This prefill worker's link to `peer_id`, in that life of it, opened an epoch.
+class SenderLinkOpened(SenderLinkEvent):
+    """This worker's link to `peer_id`, in that life of it, opened an epoch.
 
     Attributes:
         transport: the sending end of the epoch's transport, of the name beside it.
@@ -25,7 +41,7 @@ class SenderLinkOpened(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class SenderLinkFailed(Event):
+class SenderLinkFailed(SenderLinkEvent):
     """No transport to that life of `peer_id` can be opened for now; `reason` says why, of each."""
 
     peer_id: str
@@ -34,7 +50,7 @@ class SenderLinkFailed(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class SenderLinkClosed(Event):
+class SenderLinkClosed(SenderLinkEvent):
     """The stream of an epoch that was opened to a receiver ended.
 
     Attributes:
@@ -47,8 +63,8 @@ class SenderLinkClosed(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class ReceiverLinkOpened(Event):
-    """A prefill worker opened an epoch of its link to this decode worker.
+class ReceiverLinkOpened(ReceiverLinkEvent):
+    """A sender opened an epoch of its link to this worker.
 
     Attributes:
         transport: the receiving end of the epoch's transport.
@@ -62,15 +78,23 @@ class ReceiverLinkOpened(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class ReceiverLinkClosed(Event):
+class ReceiverLinkClosed(ReceiverLinkEvent):
     """The stream of an epoch that a sender had opened ended. Its sender may be writing still."""
 
     epoch: str
 
 
 @dataclass(frozen=True, slots=True)
-class FromLink(Event):
-    """What the other end of an open epoch says."""
+class FromReceiver(SenderLinkEvent):
+    """What the receiver of an open epoch says to this worker, which sends on it."""
 
     epoch: str
-    message: SenderMessage | ReceiverMessage
+    message: ReceiverMessage
+
+
+@dataclass(frozen=True, slots=True)
+class FromSender(ReceiverLinkEvent):
+    """What the sender of an open epoch says to this worker, which receives on it."""
+
+    epoch: str
+    message: SenderMessage

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import grpc
 
-from kvtransfer.events import FromLink, SenderLinkClosed, SenderLinkFailed, SenderLinkOpened
+from kvtransfer.events import FromReceiver, SenderLinkClosed, SenderLinkFailed, SenderLinkOpened
 from kvtransfer.transports.base import Transport
 from kvtransfer.transports.opening import OPEN_TIMEOUT_S, OpeningError, open_end
 from tandem.messages import (
@@ -217,10 +217,10 @@ class LinkDialer:
             reason = "the stream ended"
             try:
                 for message in rest:
-                    self._post(FromLink(opened.epoch, message))
+                    self._post(FromReceiver(opened.epoch, message))
                 while (batch := await call.read()) is not grpc.aio.EOF:
                     for message in RECEIVER_CODEC.decode(batch):
-                        self._post(FromLink(opened.epoch, message))
+                        self._post(FromReceiver(opened.epoch, message))
             except grpc.aio.AioRpcError as error:
                 reason = error.details() or reason
             finally:

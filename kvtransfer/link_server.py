@@ -9,7 +9,7 @@ from typing import Any
 
 import grpc
 
-from kvtransfer.events import FromLink, ReceiverLinkClosed, ReceiverLinkOpened
+from kvtransfer.events import FromSender, ReceiverLinkClosed, ReceiverLinkOpened
 from kvtransfer.exit_watch import ExitWatch
 from kvtransfer.transports.base import ReceiverTransport, Transport
 from kvtransfer.transports.opening import OpeningError, describe, let_go, open_end
@@ -124,7 +124,7 @@ class LinkServer(kv_link_pb2_grpc.KvLinkServicer):
         writer.send([LinkWelcome(epoch, name, endpoint, passed_over)])
         self._post(ReceiverLinkOpened(epoch, hello, transport, ExitWatch(hello.sender_pid).is_gone))
         for message in rest:
-            self._post(FromLink(epoch, message))
+            self._post(FromSender(epoch, message))
         reader = asyncio.create_task(self._read(epoch, batches, writer))
         try:
             async for batch in writer.batches():
@@ -164,7 +164,7 @@ class LinkServer(kv_link_pb2_grpc.KvLinkServicer):
         try:
             async for batch in batches:
                 for message in SENDER_CODEC.decode(batch):
-                    self._post(FromLink(epoch, message))
+                    self._post(FromSender(epoch, message))
         except (grpc.RpcError, ValueError) as error:
             logger.warning("link epoch %s: %s", epoch, error)
         finally:

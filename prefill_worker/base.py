@@ -57,10 +57,9 @@ class Handover(ABC):
     def take_results(self) -> list[HandoverResult]:
         """Goes on, and returns the jobs that ended since the last call."""
 
-    @property
     @abstractmethod
-    def continues_here(self) -> bool:
-        """Whether jobs are decoded by the same engine, behind the forwards that are launched for prefill."""
+    def continues_here(self, request: Prefill) -> bool:
+        """Whether it is decoded by the same engine, behind the forwards that are launched for prefill."""
 
     @property
     @abstractmethod

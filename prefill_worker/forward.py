@@ -16,7 +16,7 @@ class LaunchedForward:
     Attributes:
         jobs: in the order of the batch; also those that have ended since.
         output: of the forward; until it is done, the pages of all these jobs are in use.
-        hands_over: whether a prompt ends with it that is to be decoded.
+        handed_over: those of them whose prompts end with it and are to be decoded.
     """
 
     def __init__(self, engine: EngineBase, jobs: Sequence[PrefillJob], meanwhile: Callable[[], None]) -> None:
@@ -31,10 +31,11 @@ class LaunchedForward:
         self.output = engine.forward(Batch("prefill", sequences), meanwhile)
         # These are remembered because the next chunk of a sequence may have been launched when this one is collected.
         self._ends = [(sequence.device_len, sequence.needs_logits) for sequence in sequences]
-        self.hands_over = any(
-            needs_logits and job.request.sampling.max_tokens > len(job.request.output_ids) + 1
+        self.handed_over = [
+            job
             for job, (_, needs_logits) in zip(jobs, self._ends, strict=True)
-        )
+            if needs_logits and job.request.sampling.max_tokens > len(job.request.output_ids) + 1
+        ]
         for sequence in sequences:
             sequence.complete_extend()
 

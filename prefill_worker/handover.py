@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from engine.kvcache.base import Completion, PageLayout
-from kvtransfer.events import FromLink, SenderLinkClosed, SenderLinkFailed, SenderLinkOpened
+from kvtransfer.events import FromReceiver, SenderLinkClosed, SenderLinkFailed, SenderLinkOpened
 from kvtransfer.sender_link import MAX_PAGES_IN_FLIGHT, LeaseState, SenderLease, SenderLink
 from prefill_worker.base import Handover, HandoverResult
 from prefill_worker.job import PrefillJob
@@ -57,8 +57,7 @@ class LinkHandover(Handover):
         # By the receiving worker and the transport.
         self._shipped: dict[tuple[str, str], Shipped] = {}
 
-    @property
-    def continues_here(self) -> bool:
+    def continues_here(self, request: Prefill) -> bool:
         return False
 
     @property
@@ -106,7 +105,7 @@ class LinkHandover(Handover):
             self._open(event)
         elif isinstance(event, SenderLinkFailed):
             self._outbox.to_router(LinkState(event.peer_id, event.peer_incarnation, up=False, reason=event.reason))
-        elif isinstance(event, FromLink):
+        elif isinstance(event, FromReceiver):
             self._receive_message(event)
         elif isinstance(event, SenderLinkClosed):
             self._close(event)
@@ -169,7 +168,7 @@ class LinkHandover(Handover):
     def _tell_up(self, link: SenderLink) -> None:
         self._outbox.to_router(LinkState(link.peer_id, link.peer_incarnation, up=True))
 
-    def _receive_message(self, event: FromLink) -> None:
+    def _receive_message(self, event: FromReceiver) -> None:
         link = self._links.get(event.epoch)
         message = event.message
         if link is None:

@@ -13,6 +13,7 @@ from prefill_worker.base import Handover
 from prefill_worker.config import PrefillConfig
 from prefill_worker.forward import LaunchedForward
 from prefill_worker.job import PrefillJob
+from prefill_worker.pages import PromptPages
 from prefill_worker.policies.table import PREFILL_POLICIES
 from prefill_worker.queued_request import PagesInWork, QueuedRequest
 from prefill_worker.waiting import WaitingRequests
@@ -64,9 +65,12 @@ class PrefillScheduler(ForwardScheduler):
         config: PrefillConfig,
         clock: Callable[[], float],
         recorder: Recorder | None = None,
+        pages: PromptPages | None = None,
     ) -> None:
+        """Args: pages: how prompts get theirs; None: as in a worker that does nothing else."""
         super().__init__(engine, cache, recorder)
         self._handover = handover
+        self._pages = pages or PromptPages(cache)
         self._outbox = outbox
         self._config = config
         self._clock = clock
@@ -137,7 +141,8 @@ class PrefillScheduler(ForwardScheduler):
 
     def _may_launch(self, collected: list[LaunchedForward]) -> bool:
         """Args: collected: in this step."""
-        if self._handover.continues_here and any(f.hands_over for f in (*collected, *self._launched)):
+        handed_over = (job for f in (*collected, *self._launched) for job in f.handed_over)
+        if any(self._handover.continues_here(job.request) for job in handed_over):
             # What they hand over is decoded before the next one is launched, and does not wait behind it.
             return False
         return len(self._launched) < MAX_LAUNCHED
@@ -170,12 +175,15 @@ class PrefillScheduler(ForwardScheduler):
 
     def _start_jobs(self) -> None:
         """Locks pages for queued requests as long as the next forward has tokens to spare."""
+        self._pages.begin_pass()
         budget = self._config.chunk_size - sum(job.sequence.remaining_len for job in self._computing)
         if budget <= 0 or not self._waiting:
             return
         for queued in self._waiting.start_order():
             if budget <= 0:
                 break
+            if self._pages.must_wait(queued):
+                continue
             request = queued.request
             if refusal := self._handover.refusal(request):
                 self._waiting.drop(queued)
@@ -187,19 +195,10 @@ class PrefillScheduler(ForwardScheduler):
                 continue
             if self._must_wait_for_prefix(queued):
                 continue
-            # At least one token is computed, to have logits, and all of them where theirs are asked for.
-            handle = self._cache.acquire_pages(
-                queued.token_ids,
-                len(queued.token_ids),
-                max_cached_len=0 if queued.computes_all else len(queued.token_ids) - 1,
-                namespace=request.cache_namespace,
-                priority=request.priority,
-            )
-            if handle is None:
-                # Later ones that fit would keep this one waiting for ever.
-                break
-            budget -= self._start(queued, handle)
-            self._go_on_meanwhile()
+            handle = self._pages.acquire(queued)
+            if handle is not None:
+                budget -= self._start(queued, handle)
+                self._go_on_meanwhile()
 
     def _must_wait_for_prefix(self, queued: QueuedRequest) -> bool:
         """Whether a job is computing pages that this request needs next: it holds nothing until those are in the cache

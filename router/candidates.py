@@ -48,7 +48,7 @@ class Candidates(Sequence[Pair]):
         ]
 
     def decode_workers_of(self, prefill: Worker) -> list[Worker]:
-        """Those that can go on with what this one has computed; of a worker of role `both` itself alone."""
+        """Those that can go on with what this one has computed; a worker of role `both` can itself."""
         return [worker for worker in prefill.decode_workers.values() if self._is_open(worker)]
 
     def least(self, prefill_cost: WorkerCost, decode_cost: WorkerCost, both_cost: WorkerCost | None = None) -> Pair:
@@ -58,24 +58,25 @@ class Candidates(Sequence[Pair]):
         Args:
             both_cost: of a pair that is one worker of role `both`; None: its two costs added up.
         """
-        costs = {w: decode_cost(w) for w in self._workers.values() if w.role == "decode" and self._is_open(w)}
+        costs = {w: decode_cost(w) for w in self._workers.values() if w.receives and self._is_open(w)}
         by_cost = sorted(costs, key=costs.__getitem__)
         best: Pair | None = None
         least = 0.0
         for prefill in self._workers.values():
             if not prefill.decode_workers or not self._is_open(prefill):
                 continue
-            decode: Worker | None
             if prefill.role == "both":
-                decode = prefill
                 cost = both_cost(prefill) if both_cost is not None else prefill_cost(prefill) + decode_cost(prefill)
-            else:
-                cost = prefill_cost(prefill)
-                if best is not None and by_cost and cost + costs[by_cost[0]] >= least:
-                    continue
-                if (decode := _cheapest_linked(prefill, by_cost, costs)) is None:
-                    continue
-                cost += costs[decode]
+                if best is None or cost < least:
+                    best, least = Pair(prefill, prefill), cost
+            if not prefill.sends or not by_cost:
+                continue
+            cost = prefill_cost(prefill)
+            if best is not None and cost + costs[by_cost[0]] >= least:
+                continue
+            if (decode := _cheapest_linked(prefill, by_cost, costs)) is None:
+                continue
+            cost += costs[decode]
             if best is None or cost < least:
                 best, least = Pair(prefill, decode), cost
         assert best is not None, "there is no candidate"
@@ -126,9 +127,14 @@ class Candidates(Sequence[Pair]):
 
 
 def _cheapest_linked(prefill: Worker, by_cost: Sequence[Worker], costs: Mapping[Worker, float]) -> Worker | None:
-    """Args: by_cost: decode workers, the cheapest first; costs: of each of them."""
+    """
+    Args:
+        by_cost: workers that take over from others, the cheapest first.
+        costs: of each of them.
+    """
     linked = prefill.decode_workers
     if len(linked) ** 2 < len(by_cost):
         # The cheapest are mostly not among so few.
-        return min((worker for worker in linked.values() if worker in costs), key=costs.__getitem__, default=None)
-    return next((worker for worker in by_cost if linked.get(worker.worker_id) is worker), None)
+        others = (worker for worker in linked.values() if worker in costs and worker is not prefill)
+        return min(others, key=costs.__getitem__, default=None)
+    return next((w for w in by_cost if w is not prefill and linked.get(w.worker_id) is w), None)

@@ -405,5 +405,5 @@ class Router:
     def _send_peers(self) -> None:
         peers = Peers(self.workers.peers())
         for worker in self.workers:
-            if worker.role == "prefill":
+            if worker.sends:
                 worker.send([peers])

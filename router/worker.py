@@ -21,8 +21,8 @@ class Worker:
         stats: what it said of itself in its last heartbeat.
         links_up: decode workers this prefill worker has a link to, with the life of them that it is to.
         links_down: what it last said of decode workers that it has no link to.
-        decode_workers: those that can go on with what it has computed, by their ids: the lives of decode workers that
-            are here and that it has a link to; itself in role `both`. The registry keeps this.
+        decode_workers: those that can go on with what it has computed, by their ids: the lives of workers that decode,
+            are here, and that it has a link to; itself in role `both`. The registry keeps this.
         num_assigned: requests that it serves now, by the routers' own counts, which are fresher than a heartbeat.
         num_pending_tokens: tokens of those that it has yet to prefill.
         assigned_here, assigned_elsewhere: what this router's and other routers' requests make of both.
@@ -72,6 +72,21 @@ class Worker:
         return self.hello.role
 
     @property
+    def sends(self) -> bool:
+        """Whether it hands over to other workers."""
+        return self.role == "prefill" or self.hello.has_links
+
+    @property
+    def receives(self) -> bool:
+        """Whether it takes over from other workers."""
+        return self.role == "decode" or self.hello.has_links
+
+    @property
+    def max_request_tokens(self) -> int:
+        """Tokens of the largest request that it takes."""
+        return (self.hello.max_request_pages or self.hello.num_pages) * self.page_size
+
+    @property
     def incarnation(self) -> str:
         """Names this life of the worker: one that is started again has another, and an empty cache."""
         return self.hello.incarnation
@@ -84,7 +99,7 @@ class Worker:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """The workers of one attempt: `prefill` and `decode` are one and the same in role `both`."""
+    """The workers of one attempt: `prefill` and `decode` may be one and the same in role `both`."""
 
     prefill: Worker
     decode: Worker

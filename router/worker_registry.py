@@ -63,7 +63,7 @@ class WorkerRegistry:
         self._workers[hello.worker_id] = worker
         if worker.role == "both":
             self._link(worker, worker)
-        elif worker.role == "decode":
+        if worker.receives:
             # Word of a link to it may have come before it did.
             for prefill in self._workers.values():
                 if prefill.links_up.get(worker.worker_id) == worker.incarnation:
@@ -141,10 +141,13 @@ class WorkerRegistry:
         """Why a request does not fit the workers' pools even alone, or ""."""
         if not self._workers or num_prompt_tokens + max_tokens <= self.max_request_tokens:
             return ""
-        return (
+        refusal = (
             f"{num_prompt_tokens} prompt tokens and {max_tokens} output tokens do not fit the workers' "
             f"{self.max_request_tokens} tokens of KV memory"
         )
+        if self.max_request_tokens < min(w.hello.num_pages * w.page_size for w in self._workers.values()):
+            refusal += ", of which prompts for other workers may take half; a larger num_pages makes room"
+        return refusal
 
     def _link_failures(self) -> Iterator[str]:
         """Why links between workers that are here now are down, as far as the prefill workers have said."""
@@ -155,10 +158,8 @@ class WorkerRegistry:
                     yield f"{worker.worker_id} to {worker_id}: {state.reason}"
 
     def peers(self) -> tuple[Peer, ...]:
-        """The decode workers that every prefill worker should have a link to."""
-        return tuple(
-            Peer(w.worker_id, w.incarnation, w.hello.address) for w in self._workers.values() if w.role == "decode"
-        )
+        """The workers that all that hand over should have a link to, each to all but itself."""
+        return tuple(Peer(w.worker_id, w.incarnation, w.hello.address) for w in self._workers.values() if w.receives)
 
     def _link(self, prefill: Worker, decode: Worker) -> None:
         """These two can serve a request together from now on."""
@@ -172,4 +173,4 @@ class WorkerRegistry:
             self._num_pairs -= 1
 
     def _update_limit(self) -> None:
-        self.max_request_tokens = min((w.hello.num_pages * w.page_size for w in self._workers.values()), default=0)
+        self.max_request_tokens = min((w.max_request_tokens for w in self._workers.values()), default=0)

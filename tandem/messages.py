@@ -102,6 +102,9 @@ class Hello:
         page_size: tokens of one page.
         metrics_address: where the worker's metrics are served, "host:port"; empty: nowhere.
         num_restarts: how often the cluster has started it again.
+        has_links: whether it hands over to other workers and takes over from them, in role `both`. Those of role
+            `prefill` and `decode` do the one or the other.
+        max_request_pages: of the largest request that it takes; 0: one that fills its pool.
     """
 
     protocol_version: int
@@ -116,6 +119,8 @@ class Hello:
     page_size: int
     metrics_address: str = ""
     num_restarts: int = 0
+    has_links: bool = False
+    max_request_pages: int = 0
 
 
 @dataclass(frozen=True, slots=True)

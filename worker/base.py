@@ -118,6 +118,15 @@ class WorkerRole(ABC):
     """What makes a worker one for prefill, for decode or for both. Its parts are made by different threads, when the
     engine is there."""
 
+    @property
+    def has_links(self) -> bool:
+        """Whether a worker of role `both` hands over to other workers, and takes over from them."""
+        return False
+
+    def max_request_pages(self, num_pages: int, page_size: int, max_model_len: int) -> int:
+        """Pages of the largest request that a worker with a pool of `num_pages` takes."""
+        return num_pages
+
     @abstractmethod
     def build_scheduler(
         self, engine: EngineBase, cache: CacheManager, outbox: Outbox, config: WorkerConfig, recorder: Recorder

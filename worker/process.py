@@ -118,8 +118,14 @@ class WorkerProcess:
     def _build(self, outbox: Outbox) -> Scheduler:
         config = self._config
         engine = self._engine = build_engine(config.engine, self._incarnation, self._on_progress)
-        cache = CacheManager(engine.pool.num_pages, engine.pool.layout.page_size, config.engine.eviction)
+        num_pages, page_size = engine.pool.num_pages, engine.pool.layout.page_size
+        cache = CacheManager(num_pages, page_size, config.engine.eviction, self._max_request_pages())
         return self._role.build_scheduler(engine, cache, outbox, config, self._recorder)
+
+    def _max_request_pages(self) -> int:
+        assert self._engine is not None
+        pool = self._engine.pool
+        return self._role.max_request_pages(pool.num_pages, pool.layout.page_size, self._config.max_model_len)
 
     def _deliver(self, outgoing: Outgoing) -> None:
         assert self._loop_thread.loop is not None
@@ -164,6 +170,8 @@ class WorkerProcess:
             layout.page_size,
             self._metrics.address,
             config.num_restarts,
+            self._role.has_links,
+            self._max_request_pages(),
         )
         self._links = self._role.build_links(engine, hello, config, self._engine_thread.post)
         self._links.add_to(server)

@@ -184,14 +184,14 @@ class SnapshotBuilder:
 
     def _links(self, worker: Worker) -> Iterable[dict[str, Any]]:
         """Those from this worker to the decode workers that are there, and what is known of others."""
-        if worker.role != "prefill":
+        if not worker.sends:
             return
         sent = self._rates.of(worker.worker_id).sent_bytes or {}
         shipped_to: dict[str, list[Shipped]] = {}
         for one in worker.stats.shipped:
             shipped_to.setdefault(one.receiver_id, []).append(one)
         for other in self._router.workers:
-            if other.role != "decode":
+            if not other.receives or other is worker:
                 continue
             receiver_id = other.worker_id
             is_up = receiver_id in worker.decode_workers

@@ -10,7 +10,14 @@ PAGE_FORMAT = PageFormat("fake", 32, "fake")
 
 
 def hello(
-    worker_id: str, role: str, *, num_pages: int = 100, page_format: PageFormat = PAGE_FORMAT, life: str = "life"
+    worker_id: str,
+    role: str,
+    *,
+    num_pages: int = 100,
+    page_format: PageFormat = PAGE_FORMAT,
+    life: str = "life",
+    has_links: bool = False,
+    max_request_pages: int = 0,
 ) -> Hello:
     return Hello(
         PROTOCOL_VERSION,
@@ -24,6 +31,8 @@ def hello(
         num_pages,
         page_size=4,
         metrics_address="nowhere:2",
+        has_links=has_links,
+        max_request_pages=max_request_pages,
     )
 
 

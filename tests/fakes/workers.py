@@ -10,7 +10,8 @@ from decode_worker.scheduler import DecodeScheduler
 from engine.kvcache.cache_manager import CacheManager
 from engine.kvcache.pool import CpuKvPool
 from kvtransfer.events import (
-    FromLink,
+    FromReceiver,
+    FromSender,
     ReceiverLinkClosed,
     ReceiverLinkOpened,
     SenderLinkClosed,
@@ -186,9 +187,9 @@ class WorkerPair:
         to_d, self.p.outbox.link = self.p.outbox.link, []
         to_p, self.d.outbox.link = self.d.outbox.link, []
         for epoch, message in to_d:
-            self.d.scheduler.receive(FromLink(epoch, message))
+            self.d.scheduler.receive(FromSender(epoch, message))
         for epoch, message in to_p:
-            self.p.scheduler.receive(FromLink(epoch, message))
+            self.p.scheduler.receive(FromReceiver(epoch, message))
         return bool(to_d or to_p)
 
     def turn(self) -> bool:

@@ -45,7 +45,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "kvtransfer": (*VOCABULARY, "tandem.lifecycle", "tandem.rpc", "tandem.v1", "worker.events", "engine.kvcache"),
     "prefill_worker": ("tandem", "engine", "worker", "kvtransfer"),
     "decode_worker": ("tandem", "engine", "worker", "kvtransfer"),
-    "both_worker": ("tandem", "engine", "worker", "prefill_worker", "decode_worker"),
+    "both_worker": ("tandem", "engine", "worker", "kvtransfer", "prefill_worker", "decode_worker"),
     "router": (*VOCABULARY, "tandem.lifecycle", "tandem.prefix", "tandem.process_metrics", "tandem.rpc", "tandem.v1"),
     "deploy": (
         "tandem",

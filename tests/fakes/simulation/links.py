@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from engine.kvcache.base import Completion
-from kvtransfer.events import FromLink, ReceiverLinkClosed, SenderLinkClosed
+from kvtransfer.events import FromReceiver, FromSender, ReceiverLinkClosed, SenderLinkClosed
 from kvtransfer.transports.base import COMPLETED, ReceiverTransport, SenderTransport
 from tests.fakes.simulation.streams import END
 from tests.fakes.transport import ManualCompletion
@@ -181,7 +181,8 @@ class SimLink:
         message = self.queue_to(worker).popleft()
         if message is not END:
             if self.is_open_at(worker):
-                worker.take(FromLink(self.epoch, message))
+                is_sender = worker is self.sender
+                worker.take(FromReceiver(self.epoch, message) if is_sender else FromSender(self.epoch, message))
         elif worker is self.sender and self.sender_open:
             self.sender_open = False
             worker.take(SenderLinkClosed(self.epoch, "cut", self._set_quiet))

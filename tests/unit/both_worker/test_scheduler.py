@@ -5,25 +5,48 @@ from dataclasses import fields, replace
 import pytest
 
 from both_worker.handover import LocalHandover
+from both_worker.pages import SharedPages
 from both_worker.scheduler import BothScheduler
 from decode_worker.config import DecodeConfig
 from decode_worker.scheduler import DecodeScheduler
 from engine.kvcache.cache_manager import CacheManager
+from kvtransfer.events import (
+    FromReceiver,
+    FromSender,
+    ReceiverLinkClosed,
+    ReceiverLinkOpened,
+    SenderLinkClosed,
+    SenderLinkFailed,
+    SenderLinkOpened,
+)
 from prefill_worker.config import PrefillConfig
 from prefill_worker.scheduler import PrefillScheduler
-from tandem.messages import Admit, Prefill, Shipped, WorkerStats
+from tandem.messages import (
+    PROTOCOL_VERSION,
+    Abort,
+    Admit,
+    LinkHello,
+    PageFormat,
+    Prefill,
+    Renewed,
+    Revoke,
+    Shipped,
+    WorkerStats,
+)
 from tandem.sampling_params import SamplingParams
 from tests.fakes.clock import FakeClock
 from tests.fakes.engine import FakeEngine
+from tests.fakes.transport import ScriptedReceiver, ScriptedTransport
 from tests.fakes.workers import ListOutbox
-from worker.events import FromRouter
+from worker.events import FromRouter, RouterLost
 
 
 def make_schedulers() -> tuple[BothScheduler, PrefillScheduler, DecodeScheduler]:
     clock, outbox, engine, cache = FakeClock(), ListOutbox(), FakeEngine(64, 4), CacheManager(64, 4)
     decode = DecodeScheduler(engine, cache, outbox, DecodeConfig(), clock)
-    prefill = PrefillScheduler(engine, cache, LocalHandover(decode), outbox, PrefillConfig(), clock)
-    return BothScheduler(engine, cache, prefill, decode), prefill, decode
+    pages = SharedPages(cache, decode, "both-0")
+    prefill = PrefillScheduler(engine, cache, LocalHandover(decode), outbox, PrefillConfig(), clock, pages=pages)
+    return BothScheduler(engine, cache, prefill, decode, pages), prefill, decode
 
 
 def test_a_prompt_is_counted_at_prefill_alone() -> None:
@@ -39,6 +62,33 @@ def test_a_prompt_is_counted_at_prefill_alone() -> None:
     assert stats.shipped == ()
     num_pages = (stats.num_free_pages, stats.num_cached_pages, stats.num_locked_pages, stats.num_leased_pages)
     assert sum(num_pages) == stats.num_total_pages
+
+
+def test_what_befalls_a_link_is_told_to_the_end_that_the_worker_has_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its type alone: were the end of a sending epoch taken for that of a receiving one, pages that a sender still
+    writes would be given to others."""
+    both, prefill, decode = make_schedulers()
+    told: dict[str, list[type]] = {"prefill": [], "decode": []}
+    monkeypatch.setattr(prefill, "receive", lambda event: told["prefill"].append(type(event)))
+    monkeypatch.setattr(decode, "receive", lambda event: told["decode"].append(type(event)))
+    page_format = PageFormat("fake", 1, "fake")
+    hello = LinkHello(PROTOCOL_VERSION, "other", "other-life", 1, "life", page_format, ("scripted",))
+    of_sender = [
+        SenderLinkOpened("other", "other-life", "epoch", "scripted", ScriptedTransport()),
+        SenderLinkFailed("other", "other-life", "no transport"),
+        FromReceiver("epoch", Revoke("lease")),
+        SenderLinkClosed("epoch", "cut", lambda: None),
+    ]
+    of_receiver = [
+        ReceiverLinkOpened("epoch", hello, ScriptedReceiver(), lambda: False),
+        FromSender("epoch", Renewed("lease")),
+        ReceiverLinkClosed("epoch"),
+    ]
+    for event in (*of_sender, *of_receiver, FromRouter(Abort("r", 0)), RouterLost("router")):
+        both.receive(event)
+    of_requests = [FromRouter, RouterLost]
+    assert told["prefill"] == [*map(type, of_sender), *of_requests]
+    assert told["decode"] == [*map(type, of_receiver), *of_requests]
 
 
 def test_every_counter_of_both_schedulers_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:

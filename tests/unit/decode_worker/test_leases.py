@@ -7,7 +7,7 @@ import pytest
 from decode_worker.config import DecodeConfig
 from decode_worker.leases import LeaseBook
 from engine.kvcache.cache_manager import CacheManager, PageHandle
-from kvtransfer.events import FromLink, ReceiverLinkClosed, ReceiverLinkOpened
+from kvtransfer.events import FromSender, ReceiverLinkClosed, ReceiverLinkOpened
 from kvtransfer.transports.base import ReceiverTransport
 from tandem.messages import (
     PROTOCOL_VERSION,
@@ -69,7 +69,7 @@ class Decode:
         return prompt
 
     def say(self, message: Any, epoch: str = "epoch") -> None:
-        self.book.receive(FromLink(epoch, message))
+        self.book.receive(FromSender(epoch, message))
 
     def answers(self, num_reserved: int = 0) -> list[Any]:
         """What is said on the link from now on, after a step."""

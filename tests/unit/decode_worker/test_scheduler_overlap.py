@@ -5,13 +5,10 @@ from typing import Any
 
 import pytest
 
-from both_worker.handover import LocalHandover
-from both_worker.scheduler import BothScheduler
+from both_worker.worker import make_both_scheduler
 from decode_worker.config import DecodeConfig
-from decode_worker.scheduler import DecodeScheduler
 from engine.kvcache.cache_manager import CacheManager
 from prefill_worker.config import PrefillConfig
-from prefill_worker.scheduler import PrefillScheduler
 from tandem.messages import Admit, Finished, GaveBack, Prefill, Tokens
 from tandem.sampling_params import SamplingParams
 from tests.fakes.clock import FakeClock
@@ -221,11 +218,8 @@ def test_one_worker_for_both_phases_loses_no_token() -> None:
     """All forwards run in the order of their launch, whichever mode they are of."""
     clock, outbox = FakeClock(), ListOutbox()
     engine, cache = FakeEngine(64, 4, asynchronous=True), CacheManager(64, 4)
-    decode = DecodeScheduler(engine, cache, outbox, DecodeConfig(), clock)
     config = PrefillConfig(chunk_size=4, min_shared_tokens=4)
-    handover = LocalHandover(decode)
-    prefill = PrefillScheduler(engine, cache, handover, outbox, config, clock)
-    both = BothScheduler(engine, cache, prefill, decode)
+    both = make_both_scheduler("both", engine, cache, outbox, config, DecodeConfig(), clock=clock)
     prompts = {f"r{i}": (*PROMPT, i, *PROMPT) for i in range(5)}
     for name, prompt in prompts.items():
         sampling = SamplingParams(9)

@@ -9,7 +9,8 @@ import pytest
 from engine.kvcache.pool import CpuKvPool
 from kvtransfer import link_dialer
 from kvtransfer.events import (
-    FromLink,
+    FromReceiver,
+    FromSender,
     ReceiverLinkClosed,
     ReceiverLinkOpened,
     SenderLinkClosed,
@@ -240,7 +241,7 @@ def test_a_link_opens_with_tcp_where_the_pool_cannot_be_mapped() -> None:
             (opened,) = sender.of(SenderLinkOpened)
             sender.links.send(opened.epoch, [Renewed("lease")])
             receiver.links.send(opened.epoch, [Revoke("lease")])
-            await wait_until(lambda: len(receiver.of(FromLink)) == len(sender.of(FromLink)) == 1)
+            await wait_until(lambda: len(receiver.of(FromSender)) == len(sender.of(FromReceiver)) == 1)
             for end in (opened.transport, *(event.transport for event in receiver.of(ReceiverLinkOpened))):
                 await wait_until(end.abort().done)
 

@@ -9,7 +9,7 @@ from decode_worker.config import DecodeConfig
 from engine.batch import Batch
 from engine.grammars import CompiledGrammar, Constraint
 from engine.output import ForwardOutput
-from kvtransfer.events import FromLink, SenderLinkClosed
+from kvtransfer.events import FromSender, SenderLinkClosed
 from prefill_worker.config import PrefillConfig
 from prefill_worker.handover import ASK_AGAIN_S
 from prefill_worker.scheduler import MAX_DOUBLINGS, POLL_S
@@ -221,7 +221,7 @@ def test_a_sender_that_breaks_the_rules_loses_its_link_only() -> None:
     for _ in range(4):
         pair.turn()
     for _ in range(2):
-        pair.d.scheduler.receive(FromLink(pair.epoch, LeaseRequest("twice", "other", 0, 5)))
+        pair.d.scheduler.receive(FromSender(pair.epoch, LeaseRequest("twice", "other", 0, 5)))
     assert "asked for twice" in pair.d.outbox.closed[pair.epoch]
     assert pair.d.scheduler.num_running == 1
 
@@ -384,7 +384,7 @@ def test_the_decode_worker_does_not_report_an_end_that_the_prefill_worker_report
     pair.submit("r", list(range(5)), max_tokens=1)
     pair.p.scheduler.step()
     (epoch, request), *_ = pair.p.outbox.link
-    pair.d.scheduler.receive(FromLink(epoch, request))
+    pair.d.scheduler.receive(FromSender(epoch, request))
     del pair.p.outbox.link[0]
     pair.d.scheduler.step()
     assert pair.d.scheduler.stats().num_leased_pages == 2

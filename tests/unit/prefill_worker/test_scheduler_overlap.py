@@ -6,13 +6,10 @@ from typing import Any
 
 import pytest
 
-from both_worker.handover import LocalHandover
-from both_worker.scheduler import BothScheduler
+from both_worker.worker import make_both_scheduler
 from decode_worker.config import DecodeConfig
-from decode_worker.scheduler import DecodeScheduler
 from engine.kvcache.cache_manager import CacheManager
 from prefill_worker.config import PrefillConfig
-from prefill_worker.scheduler import PrefillScheduler
 from tandem.messages import Admit, Failed, FirstToken, Prefill, PrefillDeferred, Tokens, WorkerMessage
 from tandem.sampling_params import SamplingParams
 from tests.fakes.clock import FakeClock
@@ -306,10 +303,10 @@ class Both:
     def __init__(self, max_tokens: int) -> None:
         clock, self.outbox = FakeClock(), ListOutbox()
         self.engine, cache = FakeEngine(64, 4, asynchronous=True), CacheManager(64, 4)
-        decode = DecodeScheduler(self.engine, cache, self.outbox, DecodeConfig(), clock)
         config = PrefillConfig(CHUNK_SIZE, min_shared_tokens=4)
-        prefill = PrefillScheduler(self.engine, cache, LocalHandover(decode), self.outbox, config, clock)
-        self.scheduler = BothScheduler(self.engine, cache, prefill, decode)
+        self.scheduler = make_both_scheduler(
+            "both", self.engine, cache, self.outbox, config, DecodeConfig(), clock=clock
+        )
         self._sampling = SamplingParams(max_tokens)
 
     def submit(self, name: str, prompt: list[int]) -> None:

@@ -11,8 +11,8 @@ from tests.fakes.routing import link, make_candidates
 from tests.fakes.scripted_worker import hello
 
 
-def new_worker(worker_id: str, role: str, num_assigned: int = 0) -> Worker:
-    worker = Worker(hello(worker_id, role), lambda _: None, lambda _: None, 0.0, 0.0)
+def new_worker(worker_id: str, role: str, num_assigned: int = 0, *, has_links: bool = False) -> Worker:
+    worker = Worker(hello(worker_id, role, has_links=has_links), lambda _: None, lambda _: None, 0.0, 0.0)
     worker.num_assigned = num_assigned
     if role == "both":
         link(worker, worker)
@@ -91,11 +91,12 @@ def test_the_least_costly_is_that_of_all_pairs(share_of_links: float) -> None:
     for _ in range(60):
         prefills = [new_worker(f"p{i}", "prefill", rng.randrange(9)) for i in range(rng.randint(1, 12))]
         decodes = [new_worker(f"d{i}", "decode", rng.randrange(9)) for i in range(rng.randint(1, 30))]
-        boths = [new_worker(f"b{i}", "both", rng.randrange(9)) for i in range(rng.randrange(3))]
-        for prefill, decode in itertools.product(prefills, decodes):
+        # Those with links hand over to each other too, and to themselves.
+        boths = [new_worker(f"b{i}", "both", rng.randrange(9), has_links=i > 0) for i in range(rng.randrange(4))]
+        for prefill, decode in itertools.product([*prefills, *boths[1:]], [*decodes, *boths[1:]]):
             if rng.random() < share_of_links:
                 link(prefill, decode)
-        closed = set(rng.sample(decodes, len(decodes) // 3))
+        closed = {*rng.sample(decodes, len(decodes) // 3), *rng.sample(boths, len(boths) // 3)}
         workers = [*prefills, *decodes, *boths]
         rng.shuffle(workers)
         candidates = candidates_of(*workers).among(lambda worker, closed=closed: worker not in closed)  # type: ignore[misc]

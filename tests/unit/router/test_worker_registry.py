@@ -3,13 +3,17 @@
 import pytest
 
 from router.errors import UnavailableError
-from tandem.messages import Heartbeat, LinkState, Tokens
+from tandem.messages import Heartbeat, LinkState, Peers, Tokens
 from tests.fakes.router_harness import RouterHarness, run
 from tests.fakes.scripted_worker import ScriptedWorker
 
 
 def lost(h: RouterHarness) -> list[tuple[str, str, str]]:
     return [(worker.worker_id, kind, reason) for worker, kind, reason in h.router.workers.find_lost()]
+
+
+def pairs(h: RouterHarness) -> list[str]:
+    return [f"{pair.prefill.worker_id}-{pair.decode.worker_id}" for pair in h.router.workers.candidates]
 
 
 @run
@@ -96,3 +100,39 @@ async def test_silence_and_standstill_lose_a_worker() -> None:
         h.d[0].say(Heartbeat(2))
         h.d[1].say(Heartbeat(9))
     assert lost(h) == [("d0", "stalled", "no scheduler step for 5 s")]
+
+
+@run
+async def test_workers_with_links_both_ways_are_linked_to_all_others_and_to_themselves() -> None:
+    h = RouterHarness(0, 0)
+    p, a, b, alone = (
+        ScriptedWorker(h.router, "p", "prefill"),
+        ScriptedWorker(h.router, "a", "both", has_links=True),
+        ScriptedWorker(h.router, "b", "both", has_links=True),
+        ScriptedWorker(h.router, "alone", "both"),
+    )
+    for worker in (p, a, b):
+        (*_, peers) = [message for message in worker.sent if isinstance(message, Peers)]
+        assert [peer.worker_id for peer in peers.decode_workers] == ["a", "b"]
+    assert not [message for message in alone.sent if isinstance(message, Peers)]
+    assert pairs(h) == ["a-a", "b-b", "alone-alone"]
+    p.link_to("a")
+    a.link_to("b")
+    assert pairs(h) == ["p-a", "a-a", "a-b", "b-b", "alone-alone"]
+    # Word of a link may come before its other end does.
+    h.router.lose_worker(b.worker, "silent", "gone")
+    a.say(LinkState("b", "b-next", up=True))
+    assert pairs(h) == ["p-a", "a-a", "alone-alone"]
+    ScriptedWorker(h.router, "b", "both", life="next", has_links=True)
+    assert pairs(h) == ["p-a", "a-a", "a-b", "alone-alone", "b-b"]
+
+
+@run
+async def test_a_request_that_leaves_no_room_for_prompts_of_others_is_refused() -> None:
+    h = RouterHarness(0, 0)
+    ScriptedWorker(h.router, "a", "both", num_pages=20, has_links=True, max_request_pages=10)
+    assert h.router.workers.size_refusal(20, 20) == ""
+    assert h.router.workers.size_refusal(20, 21) == (
+        "20 prompt tokens and 21 output tokens do not fit the workers' 40 tokens of KV memory, of which prompts for "
+        "other workers may take half; a larger num_pages makes room"
+    )

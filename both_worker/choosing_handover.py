@@ -1,0 +1,61 @@
+"""From prefill to whoever decodes the request: this worker, or another one over a link."""
+
+from both_worker.handover import LocalHandover
+from engine.kvcache.cache_manager import CacheManager
+from prefill_worker.base import Handover, HandoverResult
+from prefill_worker.handover import LinkHandover
+from prefill_worker.job import PrefillJob
+from tandem.messages import Prefill, Shipped
+from worker.events import Event
+
+
+class ChoosingHandover(Handover):
+    """Of each job either the one handover or the other is asked, by the worker that its request names."""
+
+    def __init__(self, worker_id: str, cache: CacheManager, here: LocalHandover, elsewhere: LinkHandover) -> None:
+        """Args: worker_id: this worker's, which decodes what goes `here`."""
+        self._worker_id = worker_id
+        self._cache = cache
+        self._here = here
+        self._elsewhere = elsewhere
+
+    def continues_here(self, request: Prefill) -> bool:
+        return self._of(request).continues_here(request)
+
+    @property
+    def shipped(self) -> tuple[Shipped, ...]:
+        return self._elsewhere.shipped
+
+    @property
+    def is_copying(self) -> bool:
+        return self._elsewhere.is_copying
+
+    def refusal(self, request: Prefill) -> str:
+        num_tokens = len(request.prompt_ids) + request.sampling.max_tokens
+        if self._cache.num_pages_for(num_tokens) > self._cache.max_request_pages:
+            # Routers refuse it when it arrives. One that has not would leave it waiting for ever.
+            most = self._cache.max_request_pages * self._cache.page_size
+            return f"{num_tokens} tokens are more than the {most} of the largest request that this worker takes"
+        return self._of(request).refusal(request)
+
+    def begin(self, job: PrefillJob) -> None:
+        self._of(job.request).begin(job)
+
+    def advance(self, job: PrefillJob) -> None:
+        self._of(job.request).advance(job)
+
+    def cancel(self, job: PrefillJob, *, reported: bool) -> None:
+        self._of(job.request).cancel(job, reported=reported)
+
+    def receive(self, event: Event) -> None:
+        self._elsewhere.receive(event)
+
+    def go_on(self) -> None:
+        self._here.go_on()
+        self._elsewhere.go_on()
+
+    def take_results(self) -> list[HandoverResult]:
+        return [*self._here.take_results(), *self._elsewhere.take_results()]
+
+    def _of(self, request: Prefill) -> Handover:
+        return self._here if request.decode_worker_id == self._worker_id else self._elsewhere

@@ -1,0 +1,60 @@
+"""The gRPC side of the links of a worker that prefills and decodes."""
+
+from collections.abc import Sequence
+
+import grpc
+
+from kvtransfer.link_dialer import LinkDialer
+from kvtransfer.link_server import LinkServer
+from tandem.messages import Peer, ReceiverMessage, SenderMessage
+from worker.base import LinkConnections
+
+
+class NoLinks(LinkConnections):
+    """A worker that ships nothing has no links."""
+
+    def add_to(self, server: grpc.aio.Server) -> None: ...
+
+    def set_peers(self, peers: Sequence[Peer]) -> None: ...
+
+    def send(self, epoch: str, messages: Sequence[SenderMessage | ReceiverMessage]) -> None: ...
+
+    def close_link(self, epoch: str, reason: str) -> None: ...
+
+    def mapped_workers(self) -> list[str]:
+        return []
+
+    async def stop(self) -> None: ...
+
+
+class TwoWayLinks(LinkConnections):
+    """Links out to others, which this worker dials, and links in from others, which it serves. Between two workers
+    there may be one each way, and neither knows of the other."""
+
+    def __init__(self, worker_id: str, out: LinkDialer, into: LinkServer) -> None:
+        """Args: worker_id: this worker's, to which it needs no link."""
+        self._worker_id = worker_id
+        self._out = out
+        self._into = into
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        self._into.add_to(server)
+
+    def set_peers(self, peers: Sequence[Peer]) -> None:
+        self._out.set_peers([peer for peer in peers if peer.worker_id != self._worker_id])
+
+    def send(self, epoch: str, messages: Sequence[SenderMessage | ReceiverMessage]) -> None:
+        # Receivers name epochs, by random names: it is known to that end alone whose it is.
+        self._out.send(epoch, messages)
+        self._into.send(epoch, messages)
+
+    def close_link(self, epoch: str, reason: str) -> None:
+        self._out.close_link(epoch, reason)
+        self._into.close_link(epoch, reason)
+
+    def mapped_workers(self) -> list[str]:
+        return self._out.mapped_workers()
+
+    async def stop(self) -> None:
+        await self._out.stop()
+        await self._into.stop()

@@ -1,0 +1,159 @@
+"""Who gets pages of a pool that is prefilled into, for here and for elsewhere, and decoded from."""
+
+from collections.abc import Callable
+
+import pytest
+
+from decode_worker.config import DecodeConfig
+from engine.kvcache.page_ceiling import PageCeiling
+from tandem.messages import Abort, Failed, GaveBack
+from tests.fakes.both_workers import PAGE_SIZE, BothWorkers
+from tests.fakes.engine import expected_tokens
+from worker.events import FromRouter
+
+
+def prompt(number: int, num_pages: int) -> list[int]:
+    """It shares no prefix with others, and its first decode step needs a further page."""
+    return [number] * (num_pages * PAGE_SIZE)
+
+
+def submit_each_for_the_other(workers: BothWorkers, num_requests: int, num_pages: int) -> dict[str, list[int]]:
+    """Returns the prompts by the requests' ids; those that begin with "a" are decoded at a."""
+    prompts = {}
+    for number in range(num_requests):
+        for here, there in (("a", "b"), ("b", "a")):
+            request_id = f"{there}{number}"
+            prompts[request_id] = prompt(2 * number + (here == "a"), num_pages)
+            workers.submit(request_id, prompts[request_id], prefill_at=here, decode_at=there)
+    return prompts
+
+
+def test_two_workers_that_prefill_for_each_other_both_get_on() -> None:
+    """Two pools of ten pages. Three prompts of three pages each would lock nine of them at both, and each lease takes
+    four: nothing would ever be granted."""
+    workers = BothWorkers(num_pages=10)
+    prompts = submit_each_for_the_other(workers, num_requests=3, num_pages=3)
+    workers.run()
+    for request_id, token_ids in prompts.items():
+        assert workers.output(request_id[0], request_id) == expected_tokens(token_ids, 3)
+
+
+def test_without_the_ceiling_they_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So the test above can fail."""
+    monkeypatch.setattr(PageCeiling, "fits", lambda self, shared, num_private: True)
+    workers = BothWorkers(num_pages=10)
+    submit_each_for_the_other(workers, num_requests=3, num_pages=3)
+    workers.run()
+    for worker in workers.workers.values():
+        stats = worker.scheduler.stats()
+        assert (stats.num_locked_pages, stats.num_leased_pages, stats.num_free_pages) == (9, 0, 1)
+
+
+def test_what_is_larger_than_the_room_kept_free_is_refused() -> None:
+    """Two pools of ten pages, and six pages for each other: no ceiling leaves room for both."""
+    workers = BothWorkers(num_pages=10)
+    submit_each_for_the_other(workers, num_requests=1, num_pages=6)
+    workers.run()
+    for name in ("a", "b"):
+        (failed,) = workers.of(name, Failed)
+        assert failed.reason == "27 tokens are more than the 20 of the largest request that this worker takes"
+
+
+def test_prompts_that_wait_for_a_lease_elsewhere_hold_up_none_that_is_decoded_here() -> None:
+    workers = BothWorkers(num_pages=10)
+    # What is decoded at b keeps it busy: a's prompts for it get no lease, and a's next one for it no pages.
+    workers.workers["b"].scheduler.step = lambda: False  # type: ignore[method-assign]
+    for number in range(3):
+        workers.submit(f"there{number}", prompt(number, 2), prefill_at="a", decode_at="b")
+    workers.submit("here", prompt(9, 3), prefill_at="a", decode_at="a")
+    workers.run()
+    assert workers.output("a", "here") == expected_tokens(prompt(9, 3), 3)
+    stats = workers.workers["a"].scheduler.stats()
+    assert (stats.num_running, stats.num_queued, stats.num_locked_pages) == (2, 1, 4)
+
+
+def fill(workers: BothWorkers, worker_id: str) -> Callable[[], None]:
+    """Has requests run on a worker that leave a page free; returns what ends them."""
+    cache = workers.workers[worker_id].cache
+    handle = cache.acquire_pages([7], (cache.num_pages - 1) * PAGE_SIZE, max_cached_len=0)
+    assert handle is not None
+    return lambda: cache.release_pages(handle)
+
+
+def test_a_prompt_waits_for_leases_that_are_older() -> None:
+    workers = BothWorkers(num_pages=10)
+    end = fill(workers, "a")
+    workers.submit("lease", prompt(1, 4), prefill_at="b", decode_at="a")
+    for _ in range(4):
+        workers.turn()
+    # It would fit, and take the page that the lease waits for.
+    workers.submit("here", prompt(2, 1)[:3], prefill_at="a", decode_at="a", max_tokens=1)
+    workers.submit("there", prompt(3, 1)[:3], prefill_at="a", decode_at="b", max_tokens=1)
+    for _ in range(4):
+        workers.turn()
+    assert workers.workers["a"].scheduler.stats().num_queued == 3
+    end()
+    workers.run()
+    assert workers.output("a", "lease") == expected_tokens(prompt(1, 4), 3)
+    assert workers.workers["a"].scheduler.stats().num_queued == 0
+
+
+def test_an_older_prompt_does_not_wait_for_leases() -> None:
+    workers = BothWorkers(num_pages=10)
+    cache = workers.workers["a"].cache
+    handle = cache.acquire_pages([7], 8 * PAGE_SIZE, max_cached_len=0)
+    assert handle is not None
+    workers.submit("old", prompt(2, 1), prefill_at="a", decode_at="a", max_tokens=1)
+    workers.submit("lease", prompt(1, 4), prefill_at="b", decode_at="a")
+    for _ in range(5):
+        workers.turn()
+    assert workers.workers["a"].scheduler.stats().num_queued == 1, "the lease alone"
+
+
+@pytest.mark.parametrize("decode_at", ["a", "b"])
+def test_leases_overtake_a_prompt_only_so_often(decode_at: str) -> None:
+    """Small ones that come again and again would keep it waiting for ever."""
+    workers = BothWorkers(num_pages=10, config=DecodeConfig(max_overtaken=2))
+    end = fill(workers, "a")
+    workers.submit("prompt", prompt(1, 4), prefill_at="a", decode_at=decode_at)
+    for number in range(5):
+        # Each ends at once where it is decoded, with its first token: the page is free for the next.
+        workers.submit(f"lease{number}", [number], prefill_at="b", decode_at="a", max_tokens=2)
+        for _ in range(8):
+            workers.turn()
+    assert [bool(workers.output("a", f"lease{number}")) for number in range(5)] == [True, True, False, False, False]
+    end()
+    workers.run()
+    assert workers.output(decode_at, "prompt") == expected_tokens(prompt(1, 4), 3)
+    assert all(workers.output("a", f"lease{number}") for number in range(5))
+
+
+@pytest.mark.parametrize("decode_at", ["a", "b"])
+def test_a_prompt_leaves_running_requests_the_page_that_they_grow_into(decode_at: str) -> None:
+    workers = BothWorkers(num_pages=10)
+    cache = workers.workers["a"].cache
+    assert cache.acquire_pages([7], 7 * PAGE_SIZE, max_cached_len=0) is not None
+    workers.submit("runs", prompt(1, 1), prefill_at="a", decode_at="a", max_tokens=8)
+    workers.turn()
+    assert (cache.num_available_pages, len(workers.output("a", "runs"))) == (1, 2)
+    workers.submit("waits", [2], prefill_at="a", decode_at=decode_at)
+    workers.turn()
+    stats = workers.workers["a"].scheduler.stats()
+    assert (stats.num_running, stats.num_queued) == (1, 1)
+    workers.run()
+    assert workers.output("a", "runs") == expected_tokens(prompt(1, 1), 8) and not workers.of("a", GaveBack)
+    assert workers.output(decode_at, "waits") == expected_tokens([2], 3)
+
+
+def test_a_prompt_that_is_given_up_holds_up_no_lease() -> None:
+    workers = BothWorkers(num_pages=10, config=DecodeConfig(max_overtaken=0))
+    fill(workers, "a")
+    workers.submit("prompt", prompt(1, 4), prefill_at="a", decode_at="a")
+    workers.turn()
+    workers.submit("lease", [1], prefill_at="b", decode_at="a", max_tokens=2)
+    for _ in range(8):
+        workers.turn()
+    assert not workers.output("a", "lease")
+    workers.workers["a"].scheduler.receive(FromRouter(Abort("prompt", 0)))
+    workers.run()
+    assert workers.output("a", "lease") == expected_tokens([1], 2)
