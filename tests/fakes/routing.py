@@ -1,5 +1,6 @@
 """What a routing policy is asked with, one that keeps a record of all it is told, and one that checks it."""
 
+import random
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -29,6 +30,17 @@ class FirstLeastLoaded(RoutingPolicy):
 
     def choose(self, candidates: Candidates, request: RoutingRequest) -> Pair:
         return candidates.least(lambda worker: worker.num_assigned, lambda worker: worker.num_assigned)
+
+
+class AnyPair(RoutingPolicy):
+    """Any of the pairs that there are; mostly of those that hand over, where there are some."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+
+    def choose(self, candidates: Candidates, request: RoutingRequest) -> Pair:
+        apart = [pair for pair in candidates if pair.prefill is not pair.decode]
+        return self._random.choice(apart if apart and self._random.randrange(4) else candidates)
 
 
 def make_candidates(num_prefill: int, num_decode: int) -> Candidates:

@@ -61,9 +61,13 @@ class Simulation:
         max_waiting: int = 1024,
         num_routers: int = 1,
         workers_have_time: bool = False,
+        num_both: int = 0,
+        largest_request_pages: int = 0,
     ) -> None:
         """
         Args:
+            num_both: workers that do both, with links to each other and to those of one role.
+            largest_request_pages: of the largest request that those of role both take.
             asynchronous: forwards of a worker overlap; each runs on its device when the simulation says so.
             step_s: how long a decode step is thought to take: 0 launches the next one at once.
             min_shared_tokens: as in PrefillConfig.
@@ -86,6 +90,8 @@ class Simulation:
         self.num_forgotten_links = 0
         self.prefill_policy = prefill_policy
         self.num_pages = num_pages
+        self.num_both = num_both
+        self.largest_request_pages = largest_request_pages
         self._routing = routing
         self.routers = {
             address: SimRouter(self, address, routing) for address in map("router{}".format, range(num_routers))
@@ -98,10 +104,10 @@ class Simulation:
         self.transports: list[SimTransport] = []
         self.clients: list[SimClient] = []
         self._unfinished: list[SimClient] = []
-        for role, count in (("prefill", num_prefill), ("decode", num_decode)):
+        for role, count in (("prefill", num_prefill), ("decode", num_decode), ("both", num_both)):
             for i in range(count):
                 self.start_worker(f"{role}{i}", role)
-        self._num_pairs = num_prefill * num_decode
+        self._num_pairs = (num_prefill + num_both) * (num_decode + num_both)
         self._settle()
 
     # --- This can happen by itself. ---
@@ -170,7 +176,12 @@ class Simulation:
                 continue
             for peer in sender.peers:
                 receiver = self.workers.get(peer.worker_id)
-                if receiver is None or not receiver.runs or receiver.incarnation != peer.incarnation:
+                if (
+                    receiver is sender
+                    or receiver is None
+                    or not receiver.runs
+                    or receiver.incarnation != peer.incarnation
+                ):
                     continue
                 # The next epoch opens only when this end has seen the old one closed and its copies completed.
                 ours = [link for link in self.links.values() if (link.sender, link.receiver) == (sender, receiver)]
@@ -395,13 +406,13 @@ class Simulation:
             assert not router.policy.violations
 
     def _check_links(self) -> None:
-        """Every prefill worker has one to every decode worker that there is, and no other."""
-        decodes = {w.incarnation for w in self.workers.values() if w.role == "decode"}
+        """Everyone who hands over has one to every other one who takes over, and no other."""
+        receivers = {w.incarnation for w in self.workers.values() if w.role != "prefill"}
         for worker in self.workers.values():
-            if worker.role == "prefill":
-                assert {peer.incarnation for peer in worker.peers} == decodes
+            if worker.role != "decode":
+                assert {peer.incarnation for peer in worker.peers} == receivers
                 links = [link for link in self.links.values() if link.sender is worker and link.sender_open]
-                assert sorted(link.receiver.incarnation for link in links) == sorted(decodes)
+                assert sorted(link.receiver.incarnation for link in links) == sorted(receivers - {worker.incarnation})
 
     def check_undisturbed(self) -> None:
         """Where nothing but routers has failed, no attempt has, but for want of pages."""

@@ -13,6 +13,10 @@ from tests.fakes.simulation.router import SimRouter
 from tests.fakes.simulation.worker import PAGE_SIZE, SimWorker
 
 MAX_TOTAL_TOKENS = 14
+ANY_PAIR = "tests.fakes.routing:AnyPair"
+LARGEST_REQUEST_PAGES = MAX_TOTAL_TOKENS // PAGE_SIZE
+# Pools hold two of them: the smaller they are the sooner prompts for others would fill them.
+LARGEST_TWO_WAY_PAGES = 4
 
 
 class Tape:
@@ -33,11 +37,12 @@ class Tape:
         return value % limit
 
 
-def run_schedule(data: bytes, asynchronous: bool = False) -> Simulation:
+def run_schedule(data: bytes, asynchronous: bool = False, two_way: bool = False) -> Simulation:
     """Runs a schedule to its end.
 
     Args:
         asynchronous: forwards overlap.
+        two_way: workers prefill and decode, with links both ways.
 
     Raises:
         AssertionError: a promise is broken.
@@ -47,14 +52,30 @@ def run_schedule(data: bytes, asynchronous: bool = False) -> Simulation:
     only_routers_fail = not tape.draw(4)
     # One thing happens after the other; or much at once too, so that many requests are under way when something fails.
     is_fast = not tape.draw(3)
-    simulation = Simulation(
-        num_routers=2 + tape.draw(2) if only_routers_fail else (1, 2, 1, 3)[tape.draw(4)],
-        num_prefill=(2, 1, 2, 3)[tape.draw(4)],
-        num_decode=(2, 1, 2, 3)[tape.draw(4)],
+    # Policies would rather have a request decoded where it is prefilled.
+    is_routed = not two_way or not tape.draw(4)
+    num_routers = 2 + tape.draw(2) if only_routers_fail else (1, 2, 1, 3)[tape.draw(4)]
+    if two_way:
+        # They do both, and each request is placed anew: here and here, here and there, there and here. Some have
+        # workers of one role beside them.
+        num_prefill, num_decode, num_both = ((0, 0, 2), (0, 0, 3), (1, 0, 2), (0, 1, 2), (0, 0, 2))[tape.draw(5)]
+        # There is room for the largest request beside another one of its size.
+        largest = LARGEST_TWO_WAY_PAGES
+        num_pages = 2 * largest + tape.draw(3)
+    else:
+        num_prefill, num_decode, num_both = (2, 1, 2, 3)[tape.draw(4)], (2, 1, 2, 3)[tape.draw(4)], 0
         # The largest request just fits, with the page of the first decode step.
-        num_pages=8 + tape.draw(3),
+        largest = LARGEST_REQUEST_PAGES
+        num_pages = largest + 1 + tape.draw(3)
+    simulation = Simulation(
+        num_routers=num_routers,
+        num_prefill=num_prefill,
+        num_decode=num_decode,
+        num_both=num_both,
+        largest_request_pages=largest,
+        num_pages=num_pages,
         prefill_policy=PREFILL_POLICIES.names[tape.draw(len(PREFILL_POLICIES.names))],
-        routing=ROUTING_POLICIES.names[tape.draw(len(ROUTING_POLICIES.names))],
+        routing=ROUTING_POLICIES.names[tape.draw(len(ROUTING_POLICIES.names))] if is_routed else ANY_PAIR,
         two_sided=bool(tape.draw(2)),
         asynchronous=asynchronous,
         # Composed at once, while the step before has not run; or mostly when it has, and sometimes before.
@@ -80,6 +101,7 @@ def _happen(simulation: Simulation, tape: Tape, only_routers_fail: bool, is_fast
     kind = tape.draw(32)
     workers = list(simulation.workers.values())
     routers = list(simulation.routers.values())
+    is_two_way = bool(simulation.num_both)
     if kind < (18 if is_fast else 21):
         actions = simulation.progress_actions()
         if actions:
@@ -89,17 +111,9 @@ def _happen(simulation: Simulation, tape: Tape, only_routers_fail: bool, is_fast
             chosen = tape.draw(256)
             simulation.go_on(lambda number, chosen=chosen: bool(chosen >> number % 8 & 1))
     elif kind < 25:
-        # Few distinct tokens and lengths, so that prefixes are shared often.
-        length = 1 + tape.draw(9)
-        prompt_ids = [tape.draw(2)] * (length // 2) + [1] * (length - length // 2)
-        max_tokens = 1 + tape.draw(MAX_TOTAL_TOKENS - length)
-        simulation.submit(
-            prompt_ids,
-            max_tokens,
-            priority=tape.draw(2),
-            num_stop_ids=(0, 16, 48)[tape.draw(3)],
-            router=tape.draw(len(routers)),
-        )
+        # Several at once make prompts wait for each other's pages.
+        for _ in range((1, 5)[tape.draw(2)] if is_two_way else 1):
+            _submit(simulation, tape, num_beginnings=4 if is_two_way else 2)
     elif kind == 25 and tape.draw(2):
         if waiting := [c for c in simulation.clients if not c.ended]:
             waiting[tape.draw(len(waiting))].leave()
@@ -110,7 +124,8 @@ def _happen(simulation: Simulation, tape: Tape, only_routers_fail: bool, is_fast
             client.break_off(tape.draw(len(client.tokens) + 1))
     elif kind == 27:
         simulation.advance((0.4, 1.5, 6.0 if only_routers_fail else 25.0)[tape.draw(3)])
-    elif kind == 28:
+    elif kind == 28 or (kind == 30 and is_two_way):
+        # A worker that does both serves whatever there is by itself: only while others live too are there links.
         for worker in list(simulation.dead):
             simulation.revive(worker)
         for worker in workers:
@@ -121,6 +136,21 @@ def _happen(simulation: Simulation, tape: Tape, only_routers_fail: bool, is_fast
         _fail_router(simulation, routers[tape.draw(len(routers))], tape)
     elif workers:
         _fault(simulation, workers[tape.draw(len(workers))], tape)
+
+
+def _submit(simulation: Simulation, tape: Tape, num_beginnings: int) -> None:
+    # Few distinct tokens and lengths, so that prefixes are shared often.
+    total = simulation.largest_request_pages * PAGE_SIZE
+    length = 1 + tape.draw(min(total - 2, 9))
+    prompt_ids = [tape.draw(num_beginnings)] * (length // 2) + [1] * (length - length // 2)
+    max_tokens = 1 + tape.draw(total - length)
+    simulation.submit(
+        prompt_ids,
+        max_tokens,
+        priority=tape.draw(2),
+        num_stop_ids=(0, 16, 48)[tape.draw(3)],
+        router=tape.draw(len(simulation.routers)),
+    )
 
 
 def _fail_router(simulation: Simulation, router: SimRouter, tape: Tape) -> None:
@@ -137,14 +167,19 @@ def _fail_router(simulation: Simulation, router: SimRouter, tape: Tape) -> None:
 
 def _fault(simulation: Simulation, worker: SimWorker, tape: Tape) -> None:
     decodes = [w for w in simulation.workers.values() if w.role == "decode"]
+    copying = {(t.source, t.destination) for t in simulation.transports if t.pending}
+    links = list(simulation.links.values())
+    links = [link for link in links if (link.sender, link.receiver) in copying] or links
     faults: list[Callable[[], object]] = [
         lambda: simulation.kill(worker),
         lambda: setattr(worker, "paused", not worker.paused),
         lambda: _cut_control(worker, tape),
         lambda: [link.cut() for link in simulation.links.values() if worker in (link.sender, link.receiver)],
         lambda: [simulation.kill(w) for w in decodes],
+        # Best while copies are under way on them.
+        *[lambda: links[tape.draw(len(links))].cut() if links else None] * 5,
     ]
-    faults[tape.draw(len(faults))]()
+    faults[tape.draw(len(faults) if worker.role == "both" else 5)]()
 
 
 def _cut_control(worker: SimWorker, tape: Tape) -> None:

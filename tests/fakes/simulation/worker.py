@@ -4,6 +4,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from both_worker.scheduler import BothScheduler
+from both_worker.worker import make_both_scheduler
 from decode_worker.config import DecodeConfig
 from decode_worker.scheduler import DecodeScheduler
 from engine.kvcache.cache_manager import CacheManager
@@ -72,7 +74,9 @@ class SimWorker:
             step_s=simulation.step_s,
             sample=simulation.samples.sample,
         )
-        self.cache = CacheManager(num_pages, PAGE_SIZE)
+        # Those of role both keep room for the largest request beside prompts that are bound for others.
+        max_request_pages = simulation.largest_request_pages if role == "both" else num_pages
+        self.cache = CacheManager(num_pages, PAGE_SIZE, max_request_pages=max_request_pages)
         self.alive = True
         self.paused = False
         # It says of a dead worker whether its end can be seen by others.
@@ -84,21 +88,33 @@ class SimWorker:
         self.num_steps = 0
         outbox = SimOutbox(self)
         self.scheduler: Scheduler
+        prefill = PrefillConfig(
+            3, simulation.prefill_policy, min_shared_tokens=simulation.min_shared_tokens, grant_timeout_s=30.0
+        )
+        decode = DecodeConfig(
+            max_batch_size=3,
+            lease_duration_s=simulation.lease_duration_s,
+            admit_grace_s=simulation.admit_grace_s,
+            max_overtaken=MAX_OVERTAKEN,
+            max_waiting=simulation.max_waiting,
+        )
         if role == "prefill":
-            config = PrefillConfig(
-                3, simulation.prefill_policy, min_shared_tokens=simulation.min_shared_tokens, grant_timeout_s=30.0
-            )
             handover = LinkHandover(self.engine.pool.layout, outbox, simulation.clock, max_pages_in_flight=3)
-            self.scheduler = PrefillScheduler(self.engine, self.cache, handover, outbox, config, simulation.clock)
+            self.scheduler = PrefillScheduler(self.engine, self.cache, handover, outbox, prefill, simulation.clock)
+        elif role == "decode":
+            self.scheduler = DecodeScheduler(self.engine, self.cache, outbox, decode, simulation.clock)
         else:
-            config = DecodeConfig(
-                max_batch_size=3,
-                lease_duration_s=simulation.lease_duration_s,
-                admit_grace_s=simulation.admit_grace_s,
-                max_overtaken=MAX_OVERTAKEN,
-                max_waiting=simulation.max_waiting,
+            self.scheduler = make_both_scheduler(
+                worker_id,
+                self.engine,
+                self.cache,
+                outbox,
+                prefill,
+                decode,
+                has_links=True,
+                clock=simulation.clock,
+                max_pages_in_flight=3,
             )
-            self.scheduler = DecodeScheduler(self.engine, self.cache, outbox, config, simulation.clock)
         hello = Hello(
             PROTOCOL_VERSION,
             worker_id,
@@ -110,6 +126,8 @@ class SimWorker:
             PAGE_FORMAT,
             num_pages,
             PAGE_SIZE,
+            has_links=role == "both",
+            max_request_pages=max_request_pages,
         )
         self.routers = RouterStreams(
             simulation.routers,
@@ -163,8 +181,8 @@ class SimWorker:
 
     def check_overtakes(self, lease_id: str) -> None:
         """A lease is granted before all who stand before it in line; nobody's are more than so many in its life."""
-        assert isinstance(self.scheduler, DecodeScheduler)
-        book = self.scheduler._leases
+        (decode,) = [part for part in self._schedulers if isinstance(part, DecodeScheduler)]
+        book = decode._leases
         for waiting in book._waiting._line:
             if waiting.lease_id == lease_id:
                 break
@@ -218,17 +236,14 @@ class SimWorker:
 
     # --- attempts ---
 
+    @property
+    def _schedulers(self) -> list[Scheduler]:
+        both = self.scheduler
+        return [both._prefill, both._decode] if isinstance(both, BothScheduler) else [both]
+
     def attempts(self) -> set[AttemptKey]:
         """All that it would still do something for."""
-        if isinstance(self.scheduler, PrefillScheduler):
-            waiting = {queued.key for queued in self.scheduler._waiting._requests}
-            return waiting | {job.key for job in self.scheduler._jobs()}
-        assert isinstance(self.scheduler, DecodeScheduler)
-        book = self.scheduler._leases
-        leases = [lease for lease in (*book._granted.values(), *book._arriving) if not lease.abandoned]
-        running = {(job.request_id, job.attempt) for job in self.scheduler._running}
-        before_grant = {*book._admissions.attempts(), *book._waiting.attempts()}
-        return running | before_grant | {lease.key for lease in leases}
+        return set[AttemptKey]().union(*map(_attempts, self._schedulers))
 
     def take(self, event: Event) -> None:
         """Takes what a link says: it may come before what a router has said earlier."""
@@ -248,3 +263,16 @@ class SimWorker:
         self.scheduler.receive(event)
         if ends is not None:
             assert self.attempts() == left, f"{self.incarnation}: {event} has ended {left ^ self.attempts()} wrongly"
+
+
+def _attempts(scheduler: Scheduler) -> set[AttemptKey]:
+    """Those of one of its schedulers."""
+    if isinstance(scheduler, PrefillScheduler):
+        waiting = {queued.key for queued in scheduler._waiting._requests}
+        return waiting | {job.key for job in scheduler._jobs()}
+    assert isinstance(scheduler, DecodeScheduler)
+    book = scheduler._leases
+    leases = [lease for lease in (*book._granted.values(), *book._arriving) if not lease.abandoned]
+    running = {(job.request_id, job.attempt) for job in scheduler._running}
+    before_grant = {*book._admissions.attempts(), *book._waiting.attempts()}
+    return running | before_grant | {lease.key for lease in leases}

@@ -8,13 +8,17 @@ from typing import Any
 
 import pytest
 
+from both_worker.scheduler import BothScheduler
 from decode_worker.job import DecodeJob
 from decode_worker.lease_records import WaitingLease
 from decode_worker.leases import LeaseBook
 from decode_worker.scheduler import DecodeScheduler
 from decode_worker.waiting_leases import WaitingLeases
 from engine.kvcache.cache_manager import CacheManager, PageHandle
+from engine.kvcache.page_ceiling import PageCeiling
+from kvtransfer.events import SenderLinkClosed
 from kvtransfer.sender_link import SenderLease, SenderLink
+from prefill_worker.forward import LaunchedForward
 from prefill_worker.job import PrefillJob
 from prefill_worker.queued_request import QueuedRequest
 from prefill_worker.scheduler import PrefillScheduler
@@ -27,6 +31,7 @@ from tandem.messages import Admit, LinkState, Peer
 from tests.fakes.simulation.schedule import run_schedule
 from worker import router_streams
 from worker.control_client import ControlClient
+from worker.events import Event
 from worker.peer_union import PeerUnion
 
 # What a tape begins with where only routers fail, and where everything may and one thing happens after the other.
@@ -35,17 +40,18 @@ ALL_MAY_FAIL = b"\1\1"
 NUM_SCHEDULES = 3000
 
 
-def find_violation(beginning: bytes = b"", asynchronous: bool = False, first: int = 0) -> str:
+def find_violation(beginning: bytes = b"", asynchronous: bool = False, first: int = 0, two_way: bool = False) -> str:
     """Runs random schedules until one breaks a promise; returns what it said.
 
     Args:
         beginning: what every tape begins with.
         first: number of the first schedule, for what few of them lead to.
+        two_way: workers prefill and decode, with links both ways.
     """
     for number in range(first, first + NUM_SCHEDULES):
         data = random.Random(number).randbytes(400)
         try:
-            run_schedule(beginning + data[len(beginning) :], asynchronous)
+            run_schedule(beginning + data[len(beginning) :], asynchronous, two_way)
         except (AssertionError, RuntimeError, ValueError) as error:
             return str(error) or repr(error)
     return ""
@@ -256,3 +262,41 @@ def test_load_that_a_dead_router_leaves_is_caught(monkeypatch: pytest.MonkeyPatc
 def test_workers_that_a_stopped_router_blames_for_its_own_silence_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(WorkerRegistry, "excuse_silence", lambda self, seconds: None)
     assert "silent" in find_violation(ONLY_ROUTERS_FAIL)
+
+
+# --- workers that do both ---
+
+
+def test_an_end_of_a_sending_epoch_that_the_lease_book_takes_for_its_own_is_caught(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It knows no such epoch, so nothing can run on it: the next one opens, and pages are given away under copies."""
+    original = BothScheduler.receive
+
+    def receive(self: BothScheduler, event: Event) -> None:
+        if isinstance(event, SenderLinkClosed):
+            event.when_quiet()
+        original(self, event)
+
+    monkeypatch.setattr(BothScheduler, "receive", receive)
+    assert "written by a sender that has no lease" in find_violation(ALL_MAY_FAIL, first=213, two_way=True)
+
+
+def test_prompts_for_others_that_fill_a_pool_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two workers that prefill for each other wait for each other's pages."""
+    monkeypatch.setattr(PageCeiling, "fits", lambda self, shared, num_private: True)
+    assert "no progress" in find_violation(ONLY_ROUTERS_FAIL, first=217, two_way=True)
+
+
+def test_pages_shipped_before_the_launch_that_writes_them_has_completed_are_caught(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    original = LaunchedForward.__init__
+
+    def launch(self: LaunchedForward, engine: Any, jobs: Sequence[PrefillJob], *args: Any) -> None:
+        original(self, engine, jobs, *args)
+        for job, (end, _) in zip(jobs, self._ends, strict=True):
+            job.computed_len = end
+
+    monkeypatch.setattr(LaunchedForward, "__init__", launch)
+    assert "before they are computed" in find_violation(asynchronous=True, two_way=True)
