@@ -220,9 +220,10 @@ class DecodeScheduler(ForwardScheduler):
         adopted, self._uncached = self._uncached, []
         for job in adopted:
             if not job.has_ended:
-                self._cache.cache_pages(
-                    job.handle, job.sequence.token_ids, job.sequence.cached_len, after=self._in_use(job)
-                )
+                # The step in flight computes the last token: a page that it completes may not be shipped before.
+                token_ids = job.sequence.token_ids
+                num_computed = min(job.sequence.cached_len, len(token_ids) - 1)
+                self._cache.cache_pages(job.handle, token_ids, num_computed, after=self._in_use(job))
         self._recorder.lap("cache")
 
     def _in_use(self, job: DecodeJob) -> list[Completion]:
