@@ -11,10 +11,10 @@ from engine.floors import Limits
 GB = 10**9
 GIB = 2**30
 # An H200 copies 4.15 of 4.8 TB/s, multiplies matrices at 780 of 989 TFLOP/s, and sends scattered pages to another one
-# at 336 of 450 GB/s.
+# at 382 of 450 GB/s.
 COPY_SHARE = 4.15 / 4.8
 MATMUL_SHARE = 780 / 989
-LINK_SHARE = 336 / 450
+LINK_SHARE = 382 / 450
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ GPUS = {
         989e12,
         450e9,
         True,
-        "measured by this project: copies 4.15 TB/s, bfloat16 780 TFLOP/s, pages over NVLink 336 GB/s",
+        "measured by this project: copies 4.15 TB/s, bfloat16 780 TFLOP/s, pages over NVLink 382 GB/s",
     ),
     "h100": Gpu(
         "H100 SXM", 80 * GB, 3.35e12, 989e12, 450e9, True, f"NVIDIA's data sheet of the H100 Tensor Core GPU{_ASSUMED}"

@@ -9,7 +9,7 @@ def test_an_h200_reaches_what_was_measured() -> None:
     limits = GPUS["h200"].limits
     assert limits.copy_bandwidth == pytest.approx(4.15e12)
     assert limits.matmul_rate == pytest.approx(780e12)
-    assert GPUS["h200"].reached_link == pytest.approx(336e9)
+    assert GPUS["h200"].reached_link == pytest.approx(382e9)
 
 
 @pytest.mark.parametrize("name", [name for name in GPUS if name != "h200"])

@@ -68,4 +68,4 @@ def test_older_gpus_run_small_steps_without_our_own_kernels() -> None:
 
 
 def test_a_handover_takes_its_bytes_time_on_the_link() -> None:
-    assert Worker(LLAMA_8B, H200).transfer(4096) == pytest.approx(4096 * 128 * 1024 / 336e9)
+    assert Worker(LLAMA_8B, H200).transfer(4096) == pytest.approx(4096 * 128 * 1024 / 382e9)
