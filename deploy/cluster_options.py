@@ -165,7 +165,7 @@ class ClusterOptions:
     cuda_graph_max_bs: int = option(
         default_of(EngineConfig, "cuda_graph_max_bs"),
         WORKERS,
-        "largest decode batch that runs as a CUDA graph; 0: none",
+        "largest decode batch that runs as a CUDA graph; 0: no forward does",
         metavar="N",
     )
     # --- memory and scheduling ---
