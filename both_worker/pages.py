@@ -35,13 +35,13 @@ class SharedPages(PromptPages):
         self._first_waiting = None
 
     def must_wait(self, queued: QueuedRequest) -> bool:
-        return self._is_short or (self._is_ceiling_reached and self._goes_elsewhere(queued))
+        return self._is_ceiling_reached and self._goes_elsewhere(queued)
 
     def acquire(self, queued: QueuedRequest) -> PageHandle | None:
         place, _ = queued.queue_key
         first_lease = self._decode.leases.first_waiting_place
         if first_lease is not None and first_lease < place:
-            self._is_short = True
+            self.is_short = True
             return None
         goes_elsewhere = self._goes_elsewhere(queued)
         ceiling = self._bound_elsewhere if goes_elsewhere else None
@@ -52,7 +52,7 @@ class SharedPages(PromptPages):
         elif goes_elsewhere and not self._bound_elsewhere.fits((), self._cache.num_pages_for(len(queued.token_ids))):
             self._is_ceiling_reached = True
         else:
-            self._is_short = True
+            self.is_short = True
             self._first_waiting = place
         return handle
 

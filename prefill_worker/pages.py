@@ -8,24 +8,27 @@ from prefill_worker.queued_request import QueuedRequest
 class PromptPages:
     """Locks pages for prompts, which ask in the order in which they may start. In a pool that nobody else takes pages
     from, who comes first waits for room and all others behind it: later ones that fit would keep it waiting for ever.
+
+    Attributes:
+        is_short: whether there is nothing for anybody else in this pass.
     """
 
     def __init__(self, cache: CacheManager) -> None:
         self._cache = cache
-        self._is_short = False
+        self.is_short = False
 
     def begin_pass(self) -> None:
         """Those that wait are about to ask, in order."""
-        self._is_short = False
+        self.is_short = False
 
     def must_wait(self, queued: QueuedRequest) -> bool:
-        """Whether there is nothing for this one in this pass."""
-        return self._is_short
+        """Whether there is nothing for this one in this pass, though there may be for others behind it."""
+        return False
 
     def acquire(self, queued: QueuedRequest) -> PageHandle | None:
         """Locks pages for a whole prompt, if there are enough."""
         handle = self._lock(queued)
-        self._is_short = handle is None
+        self.is_short = handle is None
         return handle
 
     def _lock(

@@ -183,7 +183,7 @@ class PrefillScheduler(ForwardScheduler):
         if budget <= 0 or not self._waiting:
             return
         for queued in self._waiting.start_order():
-            if budget <= 0:
+            if budget <= 0 or self._pages.is_short:
                 break
             if self._pages.must_wait(queued):
                 continue
