@@ -1,10 +1,13 @@
 """One prefill forward, from its launch until its results are known."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from engine.base import EngineBase
 from engine.batch import Batch
 from prefill_worker.job import PrefillJob
+from tandem.lifecycle import now_ns
+from tandem.prompt_logprobs import PackedLogprobs
+from tandem.sampling_params import TokenLogprobs
 
 
 class LaunchedForward:
@@ -39,19 +42,24 @@ class LaunchedForward:
         for sequence in sequences:
             sequence.complete_extend()
 
-    def collect(self) -> list[PrefillJob]:
-        """Waits for the forward and tells each job what is computed of it; returns the jobs that have not ended."""
-        going_on: list[PrefillJob] = []
+    def collect(self) -> Iterator[PrefillJob]:
+        """Waits for the forward; then tells one job after the other what is computed of it. It goes on with those that
+        have not ended, each before the next is told: what the caller does in between finds that one as it was."""
         sampled = zip(self.output.token_ids(), self.output.logprobs(), strict=True)
-        for job, (computed_len, needs_logits), scored in zip(
-            self.jobs, self._ends, self.output.prompt_logprobs(), strict=True
-        ):
+        return self._tell(sampled, self.output.prompt_logprobs(), now_ns())
+
+    def _tell(
+        self,
+        sampled: Iterator[tuple[int, TokenLogprobs | None]],
+        prompt_logprobs: Sequence[PackedLogprobs | None],
+        ended_ns: int,
+    ) -> Iterator[PrefillJob]:
+        for job, (computed_len, needs_logits), scored in zip(self.jobs, self._ends, prompt_logprobs, strict=True):
             first = next(sampled) if needs_logits else None
             if job.handle is None:
                 continue
             job.computed_len = computed_len
             job.prompt_logprobs = scored
             if first is not None:
-                job.take_first(*first)
-            going_on.append(job)
-        return going_on
+                job.take_first(*first, ended_ns)
+            yield job

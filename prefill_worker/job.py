@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from engine.kvcache.base import Completion
 from engine.kvcache.cache_manager import PageHandle
 from engine.token_sequence import TokenSequence
-from tandem.lifecycle import FIRST_TOKEN, PREFILL_RECEIVED, PREFILL_STARTED, now_ns
+from tandem.lifecycle import FIRST_TOKEN, PREFILL_RECEIVED, PREFILL_STARTED
 from tandem.messages import Moment, Prefill
 from tandem.prompt_logprobs import PackedLogprobs
 from tandem.sampling_params import TokenLogprobs
@@ -65,8 +65,8 @@ class PrefillJob:
         moments = (*known, (FIRST_TOKEN, self.first_token_time_ns))
         return tuple([Moment(name, time_ns) for name, time_ns in moments if time_ns])
 
-    def take_first(self, token_id: int, logprobs: TokenLogprobs | None) -> None:
+    def take_first(self, token_id: int, logprobs: TokenLogprobs | None, time_ns: int) -> None:
         """Prefill is done."""
         self.first_token = token_id
         self.logprobs = () if logprobs is None else (logprobs,)
-        self.first_token_time_ns = now_ns()
+        self.first_token_time_ns = time_ns

@@ -20,12 +20,13 @@ from tandem.messages import (
     LeaseLost,
     LeaseRequest,
     PrefillDeferred,
+    ResetCache,
     Revoke,
 )
 from tests.fakes.engine import FakeEngine, expected_tokens
 from tests.fakes.transport import ScriptedTransport
 from tests.fakes.workers import WorkerPair
-from worker.events import RouterLost
+from worker.events import FromRouter, RouterLost
 
 
 def test_tokens_are_those_of_the_model_alone() -> None:
@@ -145,6 +146,38 @@ def test_a_handover_is_over_while_the_next_forward_is_being_launched() -> None:
         pair.turn()
         transport.complete_all()
     pair.run()
+    pair.check_idle()
+
+
+def test_what_goes_on_between_the_prompts_of_a_forward_commits_none_that_has_not_been_looked_at() -> None:
+    """Pages of "ends" were held back until "first", of the same forward, has been told of: all of its pages may go out
+    then, but that its first token ends it has yet to be found."""
+    transport = ScriptedTransport()
+    prefill = {"config": PrefillConfig(chunk_size=64), "max_pages_in_flight": 3, "asynchronous": True}
+    pair = WorkerPair(prefill=prefill, open_sender=lambda *_: transport)
+    prefix = list(range(28))
+    pair.submit("before", prefix, max_tokens=1)
+    for _ in range(12):
+        pair.turn()
+        transport.complete_all()
+    pair.run()
+    pair.d.scheduler.receive(FromRouter(ResetCache()))
+    pair.submit("first", [500], max_tokens=4)
+    pair.submit("ends", [*prefix, 600, 601], max_tokens=1)
+    transport.pushes.clear()
+    pair.turn()
+    pair.turn()
+    transport.complete_all()
+    pair.p.engine.run_next()
+    pair.p.outbox.flush = transport.complete_all  # type: ignore[method-assign]
+    pair.p.scheduler.step()
+    # What is shipped between the two was computed before; the last page is shipped when that one is looked at.
+    assert [len(src) for _, src, _ in transport.pushes] == [3, 3, 1, 1, 1]
+    for _ in range(10):
+        pair.turn()
+    assert [token.finish_reason for token in pair.p.outbox.of(FirstToken)] == ["length", "", "length"]
+    # The transport moves nothing, so tokens mean nothing here. "first" alone is decoded.
+    assert pair.output("ends") == [] and pair.d.engine.batches == [("decode", [1])] * 3
     pair.check_idle()
 
 
