@@ -160,6 +160,10 @@ class LeaseBook:
             self._outbox.to_router(LeaseLost(*key))
         self._expire(now)
 
+    def look_again(self) -> None:
+        """What is in the tree has grown: it need not be sent to others, so more of those that wait may fit."""
+        self._waiting.look_again()
+
     def start_arrived(self) -> None:
         """Hands over the requests whose pages are all here, in the order in which they were committed."""
         arriving, self._arriving = self._arriving, []
@@ -174,8 +178,6 @@ class LeaseBook:
                 self._recorder.add(HANDOVERS, "commit", lease.committed_ns, (lease.admit.request_id,))
                 self._cache.commit_lease(lease.handle)
                 self._start(lease.admit, lease.handle, message, lease.granted_ns)
-                # What is in the tree now, others need not be sent.
-                self._waiting.look_again()
 
     def next_deadline(self) -> float | None:
         if self._arriving:

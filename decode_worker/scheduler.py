@@ -183,6 +183,7 @@ class DecodeScheduler(ForwardScheduler):
         if finish_reason:
             self._cache.cache_pages(handle, token_ids, num_computed)
             self._cache.release_pages(handle)
+            self._leases.look_again()
             return
         job = DecodeJob(
             admit.request_id,
@@ -224,6 +225,7 @@ class DecodeScheduler(ForwardScheduler):
                 token_ids = job.sequence.token_ids
                 num_computed = min(job.sequence.cached_len, len(token_ids) - 1)
                 self._cache.cache_pages(job.handle, token_ids, num_computed, after=self._in_use(job))
+        self._leases.look_again()
         self._recorder.lap("cache")
 
     def _in_use(self, job: DecodeJob) -> list[Completion]:

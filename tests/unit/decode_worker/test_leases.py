@@ -601,6 +601,7 @@ def test_what_others_put_into_the_tree_may_make_room() -> None:
 
     def start(admit: Admit, handle: PageHandle, *_: Any) -> None:
         decode.cache.cache_pages(handle, admit.prompt_ids, 8)
+        decode.book.look_again()
 
     decode.book._start = start
     assert [(a.lease_id, a.cached_len) for a in decode.answers()] == [("second", 8)]

@@ -183,3 +183,16 @@ def test_the_same_requests_run_in_the_same_order_every_time() -> None:
         pair.run()
         runs.append((pair.d.engine.batches, started(pair), [m.request_id for m in pair.d.outbox.of(Finished)]))
     assert runs[0] == runs[1]
+
+
+def test_a_lease_that_fits_by_what_has_just_come_into_the_tree_is_granted() -> None:
+    """Nothing else changes for many steps: no page becomes free, and no lease comes or goes."""
+    pair = make_pair(12)
+    prompt = list(range(32))
+    pair.submit("runs", prompt, max_tokens=12, arrival_ns=1)
+    pair.submit("waits", prompt, max_tokens=2, arrival_ns=2)
+    pair.run()
+    order = [m.request_id for m in pair.d.outbox.of(Finished)]
+    assert order == ["waits", "runs"]
+    assert pair.d.outbox.of(GaveBack) == []
+    pair.check_idle()
