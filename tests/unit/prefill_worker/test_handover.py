@@ -170,6 +170,7 @@ def test_what_goes_on_between_the_prompts_of_a_forward_commits_none_that_has_not
     transport.complete_all()
     pair.p.engine.run_next()
     pair.p.outbox.flush = transport.complete_all  # type: ignore[method-assign]
+    pair.clock.advance(1.0)
     pair.p.scheduler.step()
     # What is shipped between the two was computed before; the last page is shipped when that one is looked at.
     assert [len(src) for _, src, _ in transport.pushes] == [3, 3, 1, 1, 1]
