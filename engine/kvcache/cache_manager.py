@@ -82,6 +82,7 @@ class CacheManager:
         # order, and the order must not depend on addresses.
         self._handles: dict[int, PageHandle] = {}
         self._deferred: list[_DeferredFree] = []
+        self._ceilings: set[PageCeiling] = set()
         self._num_leased_pages = 0
 
     @property
@@ -166,6 +167,7 @@ class CacheManager:
             ceiling=ceiling,
         )
         if ceiling is not None:
+            self._ceilings.add(ceiling)
             ceiling.hold(handle.page_ids)
         self._tree.keep_root(namespace, root)
         self._handles[id(handle)] = handle
@@ -296,10 +298,11 @@ class CacheManager:
     def _check_ceilings(self) -> str:
         held: list[tuple[PageCeiling | None, Sequence[int]]] = [(h.ceiling, h.page_ids) for h in self._handles.values()]
         held += [(d.ceiling, d.held) for d in self._deferred]
-        expected: dict[PageCeiling, Counter[int]] = {}
+        # Those of which nobody is left must count nothing.
+        expected: dict[PageCeiling, Counter[int]] = {ceiling: Counter() for ceiling in self._ceilings}
         for ceiling, page_ids in held:
             if ceiling is not None:
-                expected.setdefault(ceiling, Counter()).update(page_ids)
+                expected[ceiling].update(page_ids)
         if any(ceiling.holds() != counts for ceiling, counts in expected.items()):
             return "the pages under a ceiling are counted wrongly"
         return ""

@@ -61,3 +61,15 @@ def test_a_count_that_has_gone_wrong_is_seen() -> None:
     assert handle is not None
     ceiling.let_go(handle.page_ids[:1])
     assert cache.check_integrity() == "the pages under a ceiling are counted wrongly"
+
+
+def test_pages_that_count_though_nobody_has_them_are_seen() -> None:
+    """They would be missing from the class for ever."""
+    cache, ceiling = CacheManager(10, 2), PageCeiling(4)
+    handle = acquire(cache, [1] * 8, ceiling)
+    assert handle is not None
+    page_ids = [*handle.page_ids]
+    cache.release_pages(handle)
+    assert cache.check_integrity() == ""
+    ceiling.hold(page_ids[:1])
+    assert cache.check_integrity() == "the pages under a ceiling are counted wrongly"
