@@ -1,7 +1,7 @@
 """`tandem compile`: has every kernel that a configuration needs compiled, so that a worker starts without a compiler.
 
 Triton and FlashInfer compile a kernel when it is first launched, and keep it on disk. So the engine is built with made
-up weights, once as prefill workers have it (without graphs) and once as decode workers do, and real schedulers run
+up weights, once without graphs, as long prefills run, and once with those of both kinds, and real schedulers run
 requests of every kind on it.
 """
 
