@@ -1,0 +1,56 @@
+"""What jobs are told when the forward that computed them has ended."""
+
+from engine.kvcache.cache_manager import CacheManager
+from engine.token_sequence import TokenSequence
+from prefill_worker.forward import LaunchedForward
+from prefill_worker.job import PrefillJob
+from tandem.messages import Prefill
+from tandem.sampling_params import SamplingParams
+from tests.fakes.engine import FakeEngine, expected_tokens
+
+NUM_PAGES, PAGE_SIZE = 16, 4
+
+
+def new_job(cache: CacheManager, request_id: str, prompt: list[int], max_tokens: int = 5) -> PrefillJob:
+    handle = cache.acquire_pages(prompt, len(prompt), max_cached_len=0)
+    assert handle is not None
+    sampling = SamplingParams(max_tokens)
+    sequence = TokenSequence(prompt, len(prompt), handle.page_ids, sampling=sampling)
+    return PrefillJob(Prefill(request_id, 0, tuple(prompt), (), sampling, "d"), sequence, handle, 1)
+
+
+def launch(engine: FakeEngine, *jobs: tuple[PrefillJob, int]) -> LaunchedForward:
+    """Args: jobs: each with how many of its tokens are to be computed."""
+    for job, num_tokens in jobs:
+        job.sequence.extend(num_tokens)
+    return LaunchedForward(engine, [job for job, _ in jobs], lambda: None)
+
+
+def test_one_job_is_told_after_the_other_and_none_that_has_ended() -> None:
+    engine, cache = FakeEngine(NUM_PAGES, PAGE_SIZE), CacheManager(NUM_PAGES, PAGE_SIZE)
+    prompts = {name: [number, 50, 51, 52, 53] for number, name in enumerate("abcd")}
+    a, b, c, d = (new_job(cache, name, prompt) for name, prompt in prompts.items())
+    launched = launch(engine, (a, 5), (b, 5), (c, 5), (d, 2))
+    b.handle = None
+    told = launched.collect()
+    assert next(told) is a
+    assert (a.first_token, a.computed_len) == (expected_tokens(prompts["a"], 1)[0], 5)
+    assert [(job.first_token, job.computed_len) for job in (b, c, d)] == [(None, 0)] * 3
+    # What is done in between may end one that has not been told.
+    c.handle = None
+    assert list(told) == [d]
+    assert [(job.first_token, job.computed_len) for job in (b, c, d)] == [(None, 0), (None, 0), (None, 2)]
+
+
+def test_all_first_tokens_of_a_forward_are_as_old() -> None:
+    engine, cache = FakeEngine(NUM_PAGES, PAGE_SIZE), CacheManager(NUM_PAGES, PAGE_SIZE)
+    jobs = [new_job(cache, name, [number, 7]) for number, name in enumerate("ab")]
+    told = list(launch(engine, *((job, 2) for job in jobs)).collect())
+    assert told == jobs
+    assert jobs[0].first_token_time_ns == jobs[1].first_token_time_ns > 0
+
+
+def test_what_hands_over_ends_with_the_forward_and_has_more_to_come() -> None:
+    engine, cache = FakeEngine(NUM_PAGES, PAGE_SIZE), CacheManager(NUM_PAGES, PAGE_SIZE)
+    whole, last, begun = new_job(cache, "a", [1, 2]), new_job(cache, "b", [3, 4], 1), new_job(cache, "c", [5, 6])
+    assert launch(engine, (whole, 2), (last, 2), (begun, 1)).handed_over == [whole]
