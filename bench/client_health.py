@@ -100,7 +100,14 @@ def _warnings_about_cache(result: dict[str, Any]) -> list[str]:
     share = (requests["num_cached_tokens"] or 0) / max(requests["num_input_tokens"], 1)
     if has_common or share <= CACHED_SHARE:
         return []
-    return [
-        f"{share:.0%} of the input tokens were in the server's cache, though no two prompts of this run begin alike: "
-        "they have come before, as from a run with the same --seed, and their TTFT is better than new ones' would be."
-    ]
+    in_cache = (
+        f"{share:.0%} of the input tokens were in the server's cache, though no two prompts of this run begin alike"
+    )
+    better = "and their TTFT is better than new ones' would be."
+    before = "they have come before, as from a run with the same --seed"
+    if result["config"]["endpoint"]["api"] == "chat":
+        return [
+            f"{in_cache}: the chat template begins them all with the same text, which is much of short prompts, or "
+            f"{before}, {better}"
+        ]
+    return [f"{in_cache}: {before}, {better}"]

@@ -67,3 +67,11 @@ def test_prompts_that_the_server_has_had_before_are_told() -> None:
     assert "96% of the input tokens were in the server's cache" in warnings(run)
     common = BenchConfig(EndpointConfig("grpc://h:1"), WorkloadConfig(num_system_tokens=96))
     assert make_result(common, run)["warnings"] == []
+
+
+def test_of_short_chats_the_template_may_be_what_was_cached() -> None:
+    run = run_of(record([1.0], prompt_tokens=100, cached_tokens=35))
+    chats = BenchConfig(EndpointConfig("http://h:1/v1", api="chat"), WorkloadConfig(prompt_as="text"))
+    (warning,) = make_result(chats, run)["warnings"]
+    assert "the chat template begins them all with the same text" in warning
+    assert "template" not in warnings(run)
