@@ -1,8 +1,12 @@
 """Figures of GPUs: what is reached of a data sheet, and that each says where its figures are from."""
 
+from pathlib import Path
+
 import pytest
 
-from deploy.estimate.gpus import GPUS
+from deploy.estimate.gpus import COPY_SHARE, GPUS, LINK_SHARE, MATMUL_SHARE
+
+PAGE = Path(__file__).parents[4] / "docs/estimate.md"
 
 
 def test_an_h200_reaches_what_was_measured() -> None:
@@ -10,6 +14,11 @@ def test_an_h200_reaches_what_was_measured() -> None:
     assert limits.copy_bandwidth == pytest.approx(4.15e12)
     assert limits.matmul_rate == pytest.approx(780e12)
     assert GPUS["h200"].reached_link == pytest.approx(382e9)
+
+
+def test_the_page_says_what_shares_are_assumed_of_other_gpus() -> None:
+    words = f"{COPY_SHARE:.2f} of the bandwidth, {MATMUL_SHARE:.2f} of the FLOP/s, {LINK_SHARE:.2f} of the link"
+    assert words in " ".join(PAGE.read_text().split())
 
 
 @pytest.mark.parametrize("name", [name for name in GPUS if name != "h200"])
