@@ -4,6 +4,7 @@ import argparse
 import importlib.util
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -84,6 +85,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(_joined(sys.argv[1:] if argv is None else argv))
     try:
         return arguments.run(arguments)
+    except KeyboardInterrupt:
+        # It came while the command was still importing.
+        return exit_codes.SIGNALLED + signal.SIGINT
     except UnicodeEncodeError:
         print("tandem: an argument is not valid UTF-8", file=sys.stderr)
         return exit_codes.USAGE

@@ -31,14 +31,15 @@ def bare_node(node_class: type, services: Any, watch_nodes: Callable[[str], Aliv
     with contextlib.ExitStack() as changes:
         for name in UNUSED_SERVICES:
             if hasattr(node_class, name):
-                changes.enter_context(_replaced(node_class, name, _nothing))
+                changes.enter_context(replaced(node_class, name, _nothing))
         if hasattr(services, "get_node"):
-            changes.enter_context(_replaced(services, "get_node", _soon(services.get_node, watch_nodes)))
+            changes.enter_context(replaced(services, "get_node", _soon(services.get_node, watch_nodes)))
         yield
 
 
 @contextlib.contextmanager
-def _replaced(owner: Any, name: str, by: Callable[..., Any]) -> Iterator[None]:
+def replaced(owner: Any, name: str, by: Any) -> Iterator[None]:
+    """Something of Ray's is another within it."""
     original = getattr(owner, name)
     setattr(owner, name, by)
     try:

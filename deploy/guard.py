@@ -146,10 +146,15 @@ def _launch(
         die_with_parent(signal.SIGTERM)
         become_subreaper()
         if os.getppid() == guard_pid:
-            _set_handlers(stop_signals)
             watch = (guard_fd, stop_fd, orphan_grace_s)
-            threading.Thread(target=_obey_and_outlive, args=watch, name="guard-watch", daemon=True).start()
-            status = _status_of(main)
+
+            def watched() -> int:
+                # From here on a stop may come at any moment.
+                _set_handlers(stop_signals)
+                threading.Thread(target=_obey_and_outlive, args=watch, name="guard-watch", daemon=True).start()
+                return main()
+
+            status = _status_of(watched)
     finally:
         try:
             # The guard's death, or a hasty user, must not interrupt the sweep.

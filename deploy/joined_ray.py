@@ -14,8 +14,17 @@ import grpc
 
 from deploy.local_ray import rephrase_errors
 from deploy.ray_base import RayBase
-from deploy.ray_module import NodeAffinitySchedulingStrategy, ray, ray_worker, settings_reset, state
+from deploy.ray_module import (
+    NodeAffinitySchedulingStrategy,
+    ray,
+    ray_constants,
+    ray_worker,
+    settings_reset,
+    state,
+    utils,
+)
 from deploy.ray_probe import call_ray
+from deploy.ray_signals import own_signals
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +60,8 @@ class JoinedRay(RayBase):
         settings_reset()()
         rephrase_errors()
         try:
-            ray.init(address=self._address, log_to_driver=False, logging_level=logging.ERROR)
+            with own_signals(utils, ray_constants):
+                ray.init(address=self._address, log_to_driver=False, logging_level=logging.ERROR)
         except (RuntimeError, ConnectionError, ValueError) as error:
             # Another version of Python is among what it says then.
             raise ValueError(f"cannot join the Ray at {self._address}: {' '.join(str(error).split())}") from error

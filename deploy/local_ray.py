@@ -17,8 +17,19 @@ import grpc
 
 from deploy.bare_node import AliveNodes, bare_node
 from deploy.ray_base import RayBase
-from deploy.ray_module import FIRST_VERSION, node, ray, ray_worker, services, settings_reset, state
+from deploy.ray_module import (
+    FIRST_VERSION,
+    node,
+    ray,
+    ray_constants,
+    ray_worker,
+    services,
+    settings_reset,
+    state,
+    utils,
+)
 from deploy.ray_probe import call_ray
+from deploy.ray_signals import own_signals
 from deploy.run_record import check_private, ray_token_path
 from tandem.processes import ProcessId
 
@@ -72,7 +83,7 @@ class LocalRay(RayBase):
         os.environ["RAY_AUTH_MODE"] = "token"
         reset_settings()
         rephrase_errors()
-        with bare_node(node.Node, services, _watch_nodes):
+        with own_signals(utils, ray_constants), bare_node(node.Node, services, _watch_nodes):
             ray.init(
                 address="local",
                 num_cpus=num_processes,

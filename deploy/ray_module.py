@@ -20,7 +20,7 @@ os.environ.setdefault("RAY_raylet_client_connect_timeout_milliseconds", "20")
 os.environ.setdefault("RAY_raylet_client_num_connect_attempts", "500")
 
 import ray
-from ray._private import node, services, state
+from ray._private import node, ray_constants, services, state, utils
 from ray._private import worker as ray_worker
 from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -33,10 +33,12 @@ __all__ = [
     "RayTaskError",
     "node",
     "ray",
+    "ray_constants",
     "ray_worker",
     "services",
     "settings_reset",
     "state",
+    "utils",
 ]
 
 FIRST_VERSION = "2.52"

@@ -67,12 +67,23 @@ def _run(config: ClusterConfig, use: Callable[[Cluster, threading.Event], int]) 
         console.print(f"Ended {len(left)} processes that a killed cluster had left behind.")
     owner = RunOwner.of_launcher()
     stop = threading.Event()
+    start_is_stopped = False
     progress = StartProgress(console, started_s_ago=owner.guard.age_s())
 
+    def stop_starting(signum: int, frame: FrameType | None) -> NoReturn:
+        """It may be asked for more than once."""
+        nonlocal start_is_stopped
+        signal.signal(signum, signal.SIG_IGN)
+        start_is_stopped = True
+        raise SystemExit(0)
+
     def on_progress(part: str, doing: str) -> None:
+        if start_is_stopped:
+            # Whoever was called at that moment has kept the stop to itself.
+            raise SystemExit(0)
         if (part, doing) == ("ray", "ready"):
-            # Ray has set a handler of its own, which aborts.
-            signal.signal(signal.SIGTERM, _stop_starting)
+            # A Ray of another version may have set a handler of its own, which aborts.
+            signal.signal(signal.SIGTERM, stop_starting)
         progress(part, doing)
         # The record is kept up to date while processes come into being, so that the next start knows of them whatever
         # happens.
@@ -89,9 +100,11 @@ def _run(config: ClusterConfig, use: Callable[[Cluster, threading.Event], int]) 
 
     cluster = Cluster(config, on_progress, on_request_line)
     try:
-        signal.signal(signal.SIGTERM, _stop_starting)
+        signal.signal(signal.SIGTERM, stop_starting)
         with progress:
             cluster.start()
+        if start_is_stopped:
+            return 0
         console.print(f"Ready after {progress.seconds:.1f} s", highlight=False)
         signal.signal(signal.SIGTERM, on_stop)
         write_record(directory, owner, descendants())
@@ -99,18 +112,17 @@ def _run(config: ClusterConfig, use: Callable[[Cluster, threading.Event], int]) 
         if stop.is_set():
             _drain(cluster, config.drain_timeout_s, owner.guard, console)
         return status
+    except SystemExit:
+        if not start_is_stopped:
+            raise
+        # A stop that is asked for is no failure, though Ray makes one of it where it comes in the midst of a call.
+        return 0
     except ClusterError as error:
         print(f"tandem: {in_flags(str(error), OPTIONS)}", file=sys.stderr)
         return exit_codes.USAGE if isinstance(error, ConfigurationError) else exit_codes.FAILED
     finally:
         cluster.stop()
         remove_record(directory, owner)
-
-
-def _stop_starting(signum: int, frame: FrameType | None) -> NoReturn:
-    """A stop that is asked for is no failure; it may be asked for more than once."""
-    signal.signal(signum, signal.SIG_IGN)
-    raise SystemExit(0)
 
 
 def _drain(cluster: Cluster, timeout_s: float, guard: ProcessId, console: Console) -> None:

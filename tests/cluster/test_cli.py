@@ -4,16 +4,18 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from deploy.process_tree import end_processes
+from deploy.process_tree import descendants, end_processes
 from tandem.client import TandemClient
+from tandem.processes import ProcessId
 from tandem.v1 import inference_pb2 as pb
-from tests.cluster.command import GONE_S, Server, start, tandem
+from tests.cluster.command import GONE_S, TANDEM, Server, start, tandem
 from tests.cluster.conftest import Answer, Clusters, Oracle, wait_until
 from tests.conftest import Certificates
 
@@ -240,6 +242,32 @@ def test_killed_server_leaves_nothing(clusters: Clusters, tiny_model_dir: Path, 
     wait_until(lambda: not any(p.is_alive() for p in server.tree), GONE_S, "nothing is left")
     print("gone after", time.monotonic() - began)
     assert server.process.wait(1.0) == -signal.SIGKILL
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_ctrl_c_at_any_moment_of_a_start_is_no_failure_and_leaves_nothing(tiny_model_dir: Path) -> None:
+    flags = ("--both", "1", "--threads", "1", "--num-pages", "64", "--grpc-port", "0", "--http-port", "0")
+    for number in range(20):
+        process = subprocess.Popen(
+            [TANDEM, "serve", "--model", str(tiny_model_dir), *flags],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        seen = {ProcessId.of(process.pid)}
+        stop_at = time.monotonic() + 0.3 + number * 0.25
+        while time.monotonic() < stop_at:
+            seen |= set(descendants(process.pid))
+            time.sleep(0.01)
+        os.killpg(process.pid, signal.SIGINT)
+        output, _ = process.communicate(timeout=2 * GONE_S)
+        # A shell's status of what a Ctrl-C or SIGTERM ended, until it has begun to start anything.
+        assert process.returncode in ({0, 130, 143} if "ray: starting" not in output else {0}), output
+        assert "Traceback" not in output and "SIGTERM received" not in output
+        assert [p for p in seen if p.is_alive()] == []
 
 
 @pytest.mark.parametrize("command", [("generate", "hi"), ("chat",), ("status",), ("status", "--json")])

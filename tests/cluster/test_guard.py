@@ -246,6 +246,25 @@ def test_stop_goes_to_the_main_thread(start: Start) -> None:
     assert command.finish() == (signal.SIGTERM, "")
 
 
+def test_a_stop_that_comes_before_main_is_a_stop(start: Start) -> None:
+    # The launcher's watch over the guard may be told to stop while it is being started.
+    hasty = """
+import threading
+
+class Hasty(threading.Thread):
+    def start(self):
+        super().start()
+        print("ready ", flush=True)
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGTERM)
+
+threading.Thread = Hasty
+"""
+    script = plain("time.sleep(60)").replace("if __name__", hasty + "\nif __name__")
+    command = start(script)
+    command.wait_until_gone(5.0)
+    assert command.finish() == (128 + signal.SIGTERM, "")
+
+
 def test_in_the_background_of_a_script_only_the_terminals_ctrl_c_is_ignored(start: Start) -> None:
     # This is how a shell starts what stands before an `&`.
     script = plain("input(); time.sleep(60)").replace("signal.default_int_handler", "signal.SIG_IGN")

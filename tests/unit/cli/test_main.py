@@ -59,3 +59,11 @@ def test_one_that_is_silent_is_said_to_be(capsys: pytest.CaptureFixture[str], mo
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         assert main(["status", "--address", address]) == 1
     assert capsys.readouterr().err == f"tandem status: {address} has not answered in time\n"
+
+
+def test_ctrl_c_while_a_command_imports_shows_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(arguments: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("cli.main._cache", interrupted)
+    assert main(["cache"]) == 130

@@ -1,7 +1,10 @@
 """What a person can put right ends `tandem serve` with status 2 and one line, before any process is started."""
 
 import json
+import os
+import signal
 import socket
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -176,6 +179,39 @@ def test_exit_status(error: Exception, status: int, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(Cluster, "start", start)
     assert run_cluster(ClusterConfig("m"), lambda cluster, stop: 0) == status
+
+
+@pytest.fixture
+def own_sigterm() -> Iterator[None]:
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.parametrize("made_of_it", ["passed on", "another status", "nothing, and goes on", "nothing, and is over"])
+def test_a_stop_that_comes_during_the_start_is_no_failure(
+    made_of_it: str, own_sigterm: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever is made of it by a library that was called at that moment."""
+
+    def start(self: Cluster) -> None:
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(1.0)
+        except SystemExit:
+            if made_of_it == "passed on":
+                raise
+            if made_of_it == "another status":
+                raise SystemExit(1) from None
+        if made_of_it == "nothing, and goes on":
+            self._on_progress("both-0", "importing")
+            raise AssertionError("the start goes on")
+
+    def use(cluster: Cluster, stop: object) -> int:
+        raise AssertionError("a cluster that was stopped is used")
+
+    monkeypatch.setattr(Cluster, "start", start)
+    assert run_cluster(ClusterConfig("m"), use) == 0
 
 
 @pytest.mark.parametrize(
