@@ -62,8 +62,10 @@ def run_estimate(arguments: argparse.Namespace) -> int:
         if arguments.rate:
             shared = splits_for(worker, load, arguments.rate)
         elif arguments.gpus:
+            if arguments.gpus > MAX_GPUS:
+                raise ValueError(f"a cluster is one host: {MAX_GPUS} GPUs are the most that are looked at")
             shared = splits(worker, load, arguments.gpus)
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         print(f"{arguments.name}: {error}", file=sys.stderr)
         return exit_codes.USAGE
     except ModuleNotFoundError as error:

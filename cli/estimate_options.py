@@ -22,6 +22,11 @@ examples:
 """
 _WORKLOAD = re.compile(r"([\d_,]+)/([\d_,]+)")
 _LIMITS = ("ttft", "itl")
+# Figures of data sheets, in their units: what is outside was meant otherwise, and would overflow.
+_SMALLEST_FIGURE, _LARGEST_FIGURE = 0.1, 1_000_000
+# All sizes up to it are looked at, for each number of GPUs.
+_MAX_BATCH_SIZE = 4096
+_MAX_SHOWN = 40
 
 
 def add_estimate_options(parser: argparse.ArgumentParser) -> None:
@@ -54,15 +59,15 @@ def add_estimate_options(parser: argparse.ArgumentParser) -> None:
     asked.add_argument("--rate", type=_positive, metavar="R", help="requests a second: how many GPUs they need")
     add("--json", action="store_true", help="print JSON: seconds, bytes, tokens")
     figures = parser.add_argument_group("other GPUs", "figures as on a data sheet, instead of those of --gpu")
-    figures.add_argument("--gpu-memory", type=_positive, metavar="GB", help="memory")
-    figures.add_argument("--bandwidth", type=_positive, metavar="GB/S", help="of the memory")
-    figures.add_argument("--flops", type=_positive, metavar="TFLOPS", help="of bfloat16 products, without sparsity")
-    figures.add_argument("--link", type=_positive, metavar="GB/S", help="to another GPU of the host, in one direction")
+    figures.add_argument("--gpu-memory", type=_figure, metavar="GB", help="memory")
+    figures.add_argument("--bandwidth", type=_figure, metavar="GB/S", help="of the memory")
+    figures.add_argument("--flops", type=_figure, metavar="TFLOPS", help="of bfloat16 products, without sparsity")
+    figures.add_argument("--link", type=_figure, metavar="GB/S", help="to another GPU of the host, in one direction")
     served = parser.add_argument_group("served with", "as for `tandem serve --device cuda`")
     for flag, parse, default, metavar in (
         ("--mem-fraction-static", _share, default_of(EngineConfig, "mem_fraction_static"), "F"),
         ("--chunk-size", _count, GPU_DEFAULTS.chunk_size, "N"),
-        ("--max-batch-size", _count, GPU_DEFAULTS.max_batch_size, "N"),
+        ("--max-batch-size", _batch_size, GPU_DEFAULTS.max_batch_size, "N"),
         ("--page-size", _count, default_of(EngineConfig, "page_size"), "N"),
     ):
         served.add_argument(flag, type=parse, default=default, metavar=metavar, help="(default: %(default)s)")
@@ -96,21 +101,45 @@ def _limits(text: str) -> dict[str, float]:
 
 
 def _share(text: str) -> float:
-    share = float(text)
+    share = _number(text)
     if not 0 < share < 1:
-        raise argparse.ArgumentTypeError("must be between 0 and 1")
+        raise argparse.ArgumentTypeError(f"must be between 0 and 1, not {text}")
     return share
 
 
 def _positive(text: str) -> float:
-    number = float(text)
+    number = _number(text)
     if not (number > 0 and isfinite(number)):
-        raise argparse.ArgumentTypeError("must be above 0")
+        raise argparse.ArgumentTypeError(f"must be above 0, not {text}")
     return number
 
 
+def _figure(text: str) -> float:
+    figure = _number(text)
+    if not _SMALLEST_FIGURE <= figure <= _LARGEST_FIGURE:
+        raise argparse.ArgumentTypeError(f"must be from {_SMALLEST_FIGURE:g} to {_LARGEST_FIGURE:,}, not {text}")
+    return figure
+
+
+def _batch_size(text: str) -> int:
+    size = _count(text)
+    if size > _MAX_BATCH_SIZE:
+        raise argparse.ArgumentTypeError(f"must be at most {_MAX_BATCH_SIZE:,}")
+    return size
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a number, not {text!r}") from None
+
+
 def _count(text: str) -> int:
-    number = int(text)
+    try:
+        number = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a whole number, not {text[:_MAX_SHOWN]!r}") from None
     if number < 1:
         raise argparse.ArgumentTypeError("must be at least 1")
     return number

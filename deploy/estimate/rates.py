@@ -89,11 +89,17 @@ def splits(worker: Worker, load: Load, num_gpus: int) -> list[Split]:
 
 def splits_for(worker: Worker, load: Load, rate: float) -> list[Split]:
     """As `splits`, with the fewest GPUs of which one way gives the rate; empty: MAX_GPUS do not."""
-    for num_gpus in range(1, MAX_GPUS + 1):
-        found = splits(worker, load, num_gpus)
-        if found[0].rate >= rate:
-            return found
-    return []
+    # More GPUs never give less.
+    too_few, enough = 0, MAX_GPUS + 1
+    found: list[Split] = []
+    while enough - too_few > 1:
+        num_gpus = (too_few + enough) // 2
+        tried = splits(worker, load, num_gpus)
+        if tried[0].rate >= rate:
+            enough, found = num_gpus, tried
+        else:
+            too_few = num_gpus
+    return found
 
 
 def largest_batch(worker: Worker, load: Load) -> int:
@@ -190,12 +196,18 @@ def _both(worker: Worker, load: Load, num_workers: int) -> Split:
 
 
 def _largest_chunk(worker: Worker, load: Load, room: float) -> int:
-    """Tokens of a prompt's forward that takes at most `room` seconds; 0: there is none. A multiple of a page."""
+    """Tokens of a prompt's forward that takes at most `room` seconds; 0: there is none. A multiple of a page, or the
+    worker's own."""
     largest = min(worker.chunk_size, load.prompt_len)
-    fits, too_large = 0, largest // worker.page_size + 1
+
+    def chunk_of(num_pages: int) -> int:
+        # A whole prompt is one chunk, whether or not it fills its last page.
+        return min(num_pages * worker.page_size, worker.chunk_size)
+
+    fits, too_large = 0, ceil(largest / worker.page_size) + 1
     while too_large - fits > 1:
         middle = (fits + too_large) // 2
-        chunk = middle * worker.page_size
+        chunk = chunk_of(middle)
         in_time = worker.prefill(1, load.prompt_len, chunk) / ceil(load.prompt_len / chunk) <= room
         fits, too_large = (middle, too_large) if in_time else (fits, middle)
-    return fits * worker.page_size
+    return chunk_of(fits)

@@ -17,7 +17,17 @@ from cli.main import main
         (["--slo", "ttft=0ms"], "the limit on ttft must be above 0"),
         (["--gpus", "0"], "must be at least 1"),
         (["--gpus", "2", "--rate", "3"], "not allowed with argument"),
+        (["--gpus", "two"], "must be a whole number, not 'two'"),
+        (["--chunk-size", "9" * 5000], "must be a whole number"),
         (["--rate", "nan"], "must be above 0"),
+        (["--rate", "many"], "must be a number, not 'many'"),
+        # They would overflow, or be taken for none.
+        (["--gpu-memory", "1e300"], "must be from 0.1 to 1,000,000, not 1e300"),
+        (["--gpu-memory", "1e-300"], "must be from 0.1 to 1,000,000"),
+        (["--flops", "inf"], "must be from 0.1 to 1,000,000"),
+        (["--link", "nan"], "must be from 0.1 to 1,000,000"),
+        # All sizes would be looked at.
+        (["--max-batch-size", "100000000"], "must be at most 4,096"),
         (["--mem-fraction-static", "1.5"], "must be between 0 and 1"),
         (["--gpu", "h20"], "did you mean h200?"),
     ],

@@ -89,6 +89,16 @@ def test_a_chunk_between_two_steps_keeps_to_the_limit() -> None:
     assert split.chunk_size % WORKER.page_size == 0
 
 
+@pytest.mark.parametrize("prompt_len", [1, 15, 17, 100, 4090])
+def test_a_prompt_that_fills_no_last_page_is_computed_whole(prompt_len: int) -> None:
+    (whole,) = splits(WORKER, Load(prompt_len, 256), 1)
+    (longer,) = splits(WORKER, Load(-(-prompt_len // 16) * 16, 256), 1)
+    assert whole.chunk_size == longer.chunk_size >= prompt_len
+    assert whole.rate >= longer.rate > 0
+    own = Worker(LLAMA_8B, GPUS["h200"], chunk_size=100)
+    assert splits(own, Load(prompt_len, 256), 1)[0].chunk_size <= 100
+
+
 @pytest.mark.parametrize("num_servers", [1, 3])
 def test_a_line_is_as_long_as_it_is_simulated_to_be(num_servers: int) -> None:
     service, wait, share = 0.1, 0.3, 0.9
