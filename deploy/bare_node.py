@@ -52,14 +52,14 @@ def _nothing(*args: object, **named: object) -> None:
     pass
 
 
-def _soon(get_node: Callable[[str, str], Any], watch_nodes: Callable[[str], AliveNodes]) -> Callable[[str, str], Any]:
-    def looked_for(gcs_address: str, node_id: str) -> Any:
+def _soon(get_node: Callable[..., Any], watch_nodes: Callable[[str], AliveNodes]) -> Callable[..., Any]:
+    def looked_for(gcs_address: str, node_id: str, *args: Any, **named: Any) -> Any:
         deadline = time.monotonic() + LOOK_TIMEOUT_S
         # A Ray that is asked for its nodes in another way is not looked at.
-        with contextlib.suppress(AttributeError, TypeError):
+        with contextlib.suppress(AttributeError, TypeError, LookupError):
             alive_nodes = watch_nodes(gcs_address)
             while node_id not in alive_nodes() and time.monotonic() < deadline:
                 time.sleep(LOOK_INTERVAL_S)
-        return get_node(gcs_address, node_id)
+        return get_node(gcs_address, node_id, *args, **named)
 
     return looked_for

@@ -23,7 +23,7 @@ from deploy.ray_module import (
     state,
     utils,
 )
-from deploy.ray_probe import call_ray
+from deploy.ray_probe import call_ray, node_is_up
 from deploy.ray_signals import own_signals
 
 logger = logging.getLogger(__name__)
@@ -80,6 +80,10 @@ class JoinedRay(RayBase):
             if value is not None:
                 os.environ[name] = value
 
+    def is_up(self) -> bool:
+        joined = ray_worker._global_node
+        return joined is not None and node_is_up(joined.raylet_socket_name)
+
     def num_free(self, resource: str) -> int:
         free = state.available_resources_per_node().get(ray.get_runtime_context().get_node_id(), {})
         return int(free.get(resource, 0))
@@ -99,6 +103,8 @@ class JoinedRay(RayBase):
             )
             return ""
         token = self._given_token()
+        if not (token.isascii() and token.isprintable()):
+            raise ValueError("RAY_AUTH_TOKEN, or RAY_AUTH_TOKEN_PATH's file, has characters that no token has")
         if not token:
             raise ValueError(
                 f"the Ray at {self._address} asks for a token: set RAY_AUTH_TOKEN, or RAY_AUTH_TOKEN_PATH to its file"

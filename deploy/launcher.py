@@ -134,7 +134,11 @@ class Cluster:
             self._get(ref, ROUTER_START_TIMEOUT_S, name)
 
     def supervise(self, stop: threading.Event) -> None:
-        """Keeps routers and workers alive until `stop` is set: one that dies is started again."""
+        """Keeps routers and workers alive until `stop` is set: one that dies is started again.
+
+        Raises:
+            ClusterError: Ray has ended, with which all of them die.
+        """
         router = ProcessKind(
             self._start_router,
             _open_shared_ports,
@@ -153,7 +157,7 @@ class Cluster:
             mapped=lambda actor: actor.mapped_workers.remote(),
         )
         kinds = dict.fromkeys(self._router_configs, router) | dict.fromkeys(self._worker_plans, worker)
-        Supervisor(self._actors, kinds).run(stop)
+        Supervisor(self._actors, kinds, self._check_ray).run(stop)
 
     def drain(self, timeout_s: float) -> int:
         """Takes no new requests from now on and waits for those in hand; returns how many are left. What a router had
@@ -169,7 +173,7 @@ class Cluster:
     def stop(self) -> None:
         """Stops every process this cluster started."""
         self._ports.close()
-        if ray.is_initialized():
+        if ray.is_initialized() and self._ray.is_up():
             # Routers stop first: what is cut short then is told so, and not that its worker is gone.
             for names in (self._router_configs, self._worker_plans):
                 refs = [self._actors[name].stop.remote() for name in names if name in self._actors]
@@ -190,6 +194,10 @@ class Cluster:
         with _refusals():
             self._ray.start(self._config.num_workers + self._config.num_routers_started)
         self._on_progress("ray", "ready")
+
+    def _check_ray(self) -> None:
+        if not self._ray.is_up():
+            raise ClusterError(f"Ray has ended, and the cluster with it; {self._ray.log_directory} says why")
 
     def _on_model_progress(self, stage: str, fraction: float) -> None:
         done = f" ({100 * fraction:.0f} of 100 %)" if 0 < fraction < 1 else ""

@@ -28,7 +28,7 @@ from deploy.ray_module import (
     state,
     utils,
 )
-from deploy.ray_probe import call_ray
+from deploy.ray_probe import call_ray, node_is_up
 from deploy.ray_signals import own_signals
 from deploy.run_record import check_private, ray_token_path
 from tandem.processes import ProcessId
@@ -39,6 +39,8 @@ logger = logging.getLogger(__name__)
 OBJECT_STORE_BYTES = 80 * 2**20
 # Ray begins so when one of its processes has died, and goes on for a paragraph.
 _DEATH = "A worker died or was killed"
+# Some of it is a log of its own, thousands of characters long.
+_MAX_SAID = 400
 
 
 class LocalRay(RayBase):
@@ -111,6 +113,10 @@ class LocalRay(RayBase):
             os.close(self._held)
             self._held = None
 
+    def is_up(self) -> bool:
+        started = ray_worker._global_node
+        return started is not None and node_is_up(started.raylet_socket_name)
+
     def num_free(self, resource: str) -> int:
         return int(ray.cluster_resources().get(resource, 0))
 
@@ -135,7 +141,7 @@ def rephrase_errors() -> None:
     def say(data: Mapping[str, Any], ignore_prefix: bool = False) -> None:
         for message in data["lines"]:
             if not message.startswith(_DEATH):
-                logger.warning("Ray: %s", " ".join(message.split()))
+                logger.warning("Ray: %s", " ".join(message.split())[:_MAX_SAID])
 
     # There is no option for it; what Ray's processes print goes another way.
     ray_worker.print_to_stdstream = say

@@ -29,6 +29,10 @@ class RayBase(ABC):
         """Leaves nothing behind of what start did, whether or not that came to its end."""
 
     @abstractmethod
+    def is_up(self) -> bool:
+        """Whether there is a Ray of this process that could start something; looks and never waits."""
+
+    @abstractmethod
     def num_free(self, resource: str) -> int:
         """How much of "GPU" or "CPU" there is on this host that nobody has."""
 

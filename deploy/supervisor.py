@@ -59,14 +59,18 @@ class Supervisor:
     """Watches routers and workers; one that dies, or does not answer, is started again. Nothing here blocks for longer
     than a poll, so that a stop or another death is always seen."""
 
-    def __init__(self, actors: Mapping[str, Any], kinds: Mapping[str, ProcessKind]) -> None:
+    def __init__(
+        self, actors: Mapping[str, Any], kinds: Mapping[str, ProcessKind], check_startable: Callable[[], None]
+    ) -> None:
         """
         Args:
             actors: by name; a kind's `start` replaces entries.
             kinds: what each of them is, by the same names.
+            check_startable: called before a process is started again; what it raises ends the supervision.
         """
         self._actors = actors
         self._kinds = kinds
+        self._check_startable = check_startable
         self._awaited: dict[Any, _Awaited] = {}
         self._restart_at: dict[str, float] = {}
         self._mappers = Mappers()
@@ -89,6 +93,7 @@ class Supervisor:
             for name in [name for name, due in self._restart_at.items() if now >= due]:
                 if not self._mappers.take_released(name, now):
                     continue
+                self._check_startable()
                 del self._restart_at[name]
                 self._join_by[name] = now + self._kinds[name].start_limit_s
                 self._awaited[self._kinds[name].start(name)] = _Awaited("load", name)

@@ -23,6 +23,8 @@ from tests.cluster.conftest import wait_until
 
 TOKEN = "ab" * 32
 NUM_CPUS = 4
+# Ray notices only by silence that a node was killed.
+NODE_GONE_S = 45.0
 # A prefill and a decode worker would need three processes, and two of these clusters need four.
 ONE_WORKER = ("--both", "1", "--threads", "1", "--num-pages", "64")
 
@@ -166,3 +168,20 @@ def test_what_is_wrong_is_said(
     assert "no Ray answers at 127.0.0.1:1 (UNAVAILABLE)" in refusal("127.0.0.1:1")
     assert "0 GPUs" in refusal(joinable.address, "--device", "cuda")
     assert joinable.answers() and joinable.actors() == []
+
+
+# It comes last: the Ray of all tests is gone afterwards.
+@pytest.mark.slow
+def test_a_cluster_ends_with_the_ray_that_it_is_on(
+    joinable: JoinableRay, tiny_model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN)
+    server = start("--model", str(tiny_model_dir), "--ray-address", joinable.address, *ONE_WORKER, runtime_dir=tmp_path)
+    try:
+        (raylet,) = [p for p in descendants(joinable.process.pid) if psutil.Process(p.pid).name() == "raylet"]
+        os.kill(raylet.pid, signal.SIGKILL)
+        assert server.process.wait(NODE_GONE_S) == exit_codes.FAILED
+        assert [p for p in server.tree if p.is_alive()] == []
+        wait_until(lambda: joinable.actors() == [], GONE_S, "its processes have ended")
+    finally:
+        finish(server)

@@ -44,7 +44,7 @@ class FakeServices:
         self.num_looks += 1
         return {"other"} if self.num_looks < 3 else {"other", "node"}
 
-    def get_node(self, gcs_address: str, node_id: str) -> str:
+    def get_node(self, gcs_address: str, node_id: str, timeout_s: float = 30.0) -> str:
         self.num_waits += self.num_looks < 3
         return f"{gcs_address} {node_id}"
 
@@ -72,7 +72,8 @@ def test_all_is_as_before_after_a_start_that_failed() -> None:
     assert services.get_node("gcs:1", "node") == "gcs:1 node" and services.num_waits == 1
 
 
-def test_a_ray_that_works_in_another_way_starts_as_ever() -> None:
+@pytest.mark.parametrize("error", [AttributeError("_initialize"), TypeError("3 arguments"), KeyError("NodeID")])
+def test_a_ray_that_works_in_another_way_starts_as_ever(error: Exception) -> None:
     class OtherNode:
         def start_everything(self) -> str:
             return "started"
@@ -80,11 +81,11 @@ def test_a_ray_that_works_in_another_way_starts_as_ever() -> None:
     services = FakeServices()
 
     def cannot_watch(gcs_address: str) -> FakeServices:
-        raise AttributeError("no such thing in this Ray")
+        raise error
 
     with bare_node(OtherNode, services, cannot_watch):
         assert OtherNode().start_everything() == "started"
-        assert services.get_node("gcs:1", "node") == "gcs:1 node"
+        assert services.get_node("gcs:1", node_id="node", timeout_s=1.0) == "gcs:1 node"
     assert not any(hasattr(OtherNode, name) for name in UNUSED_SERVICES)
 
 

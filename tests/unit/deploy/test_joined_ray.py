@@ -148,3 +148,10 @@ def test_what_ray_says_itself_is_a_line_too(fake: FakeRay) -> None:
 def test_a_full_one_is_said_to_be(fake: FakeRay) -> None:
     with gcs(token="") as address, pytest.raises(ValueError, match=r"has 3 CPUs left on this host.* its 4 processes"):
         JoinedRay(address).start(4)
+
+
+@pytest.mark.parametrize("token", ["t\u00f6ken", "two\nlines", "a\tb"])
+def test_a_token_that_none_can_be_is_said(token: str, fake: FakeRay, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_AUTH_TOKEN", token)
+    with gcs() as address, pytest.raises(ValueError, match="characters that no token has"):
+        JoinedRay(address).start(1)

@@ -183,6 +183,7 @@ def test_of_a_death_ray_says_nothing_and_of_other_things_a_line(
         def __init__(self) -> None:
             self.left = [
                 "A worker died or was killed while executing a task by\nan error.",
+                "Raylet is terminated. Its log: " + 1000 * "[state-dump]\n",
                 "1 Workers killed,\nby OOM",
             ]
 
@@ -205,7 +206,9 @@ def test_of_a_death_ray_says_nothing_and_of_other_things_a_line(
     local_ray.rephrase_errors()
     # This is the thread that would write to the terminal.
     worker.listen_error_messages(Words(), stop)
-    assert [record.getMessage() for record in caplog.records] == ["Ray: 1 Workers killed, by OOM"]
+    (long, short) = [record.getMessage() for record in caplog.records]
+    assert short == "Ray: 1 Workers killed, by OOM"
+    assert long.startswith("Ray: Raylet is terminated. Its log: [state-dump]") and len(long) < 500
     assert capsys.readouterr() == ("", "")
 
 

@@ -63,18 +63,22 @@ class Cluster:
 
     Attributes:
         started: names of those that were started again.
+        can_start: whether there is a Ray that could start them.
+        failure: what ended the supervision.
     """
 
     def __init__(self, *names: str, start_limit_s: float = 60.0, loads: bool = True) -> None:
         self._loads = loads
         self.actors = {name: Actor() for name in names}
         self.started: list[str] = []
+        self.can_start = True
+        self.failure: Exception | None = None
         kind = ProcessKind(
             self._start, lambda _: Ref(None), lambda _: Ref(None), 60.0, 60.0, start_limit_s, Actor.mapped
         )
         self._stop = threading.Event()
-        supervised = Supervisor(self.actors, dict.fromkeys(names, kind))
-        self._thread = threading.Thread(target=supervised.run, args=(self._stop,))
+        self._supervised = Supervisor(self.actors, dict.fromkeys(names, kind), self._check_startable)
+        self._thread = threading.Thread(target=self._run)
 
     def __enter__(self) -> "Cluster":
         self._thread.start()
@@ -93,6 +97,20 @@ class Cluster:
         while name not in self.started and time.monotonic() < deadline:
             time.sleep(0.005)
         return name in self.started
+
+    def wait_ended(self) -> None:
+        self._thread.join(5.0)
+        assert not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            self._supervised.run(self._stop)
+        except RuntimeError as error:
+            self.failure = error
+
+    def _check_startable(self) -> None:
+        if not self.can_start:
+            raise RuntimeError("no Ray")
 
     def _start(self, name: str) -> Ref:
         self.started.append(name)
@@ -118,6 +136,14 @@ def test_a_replacement_is_started_when_nobody_maps_the_dead_one_s_memory() -> No
         assert cluster.has_started("d0") and cluster.has_started("p1")
 
 
+def test_supervision_ends_when_nothing_can_be_started_any_more() -> None:
+    with Cluster("p0", "d0") as cluster:
+        cluster.can_start = False
+        cluster.kill("d0")
+        cluster.wait_ended()
+        assert str(cluster.failure) == "no Ray" and cluster.started == []
+
+
 def test_who_does_not_say_what_it_maps_delays_a_replacement_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mappers, "MAPPED_LIMIT_S", 0.3)
     with Cluster("p0", "d0") as cluster:
@@ -141,7 +167,7 @@ def test_who_stood_still_himself_calls_nobody_silent(monkeypatch: pytest.MonkeyP
     killed: list[Actor] = []
     monkeypatch.setattr(Ray, "kill", lambda self, actor: killed.append(actor))
     silent = ProcessKind(lambda _: Ref(), lambda _: Ref(), lambda _: Ref(), 0.01, 3.0, 60.0)
-    supervised = Supervisor({"router-0": Actor()}, {"router-0": silent})
+    supervised = Supervisor({"router-0": Actor()}, {"router-0": silent}, lambda: None)
     now = time.monotonic()
     supervised._probe(now)
     supervised._probe(now + 100.0)
