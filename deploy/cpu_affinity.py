@@ -1,30 +1,40 @@
 """Which CPUs a worker runs on: those beside its GPU, where the host says which these are."""
 
-import contextlib
 import os
 from collections.abc import Collection
 from pathlib import Path
 
 SYSFS = Path("/sys")
+# A worker's two threads, those of a transport and of grammars run at the same time: fewer would cost more than memory
+# that is further away. A container's own CPUs may be next to all on the other side.
+MIN_CPUS = 4
 
 
-def run_beside(pci_id: str, sysfs: Path = SYSFS) -> str:
+def run_beside(pci_id: str, sysfs: Path = SYSFS, min_cpus: int = MIN_CPUS) -> str:
     """Keeps this process, with all the threads that it has, to those of its CPUs that are beside a device. Says what it
     did, for the log.
 
     Args:
         pci_id: domain:bus:device.function, as drivers write it.
+        min_cpus: if fewer are beside it, the process keeps all that it has.
     """
     allowed = os.sched_getaffinity(0)
     chosen = cpus_beside(pci_id, allowed, sysfs)
     if not chosen:
         return f"runs on all of its {len(allowed)} CPUs: the host names none of them that are nearer to {pci_id}"
+    if len(chosen) < min_cpus:
+        return f"runs on all of its {len(allowed)} CPUs: only {len(chosen)} of them are beside {pci_id}"
     pinned = set[int]()
     # Whichever thread starts another meanwhile passes on what it may use itself.
     while threads := {int(thread.name) for thread in Path("/proc/self/task").iterdir()} - pinned:
         for thread in threads:
-            with contextlib.suppress(ProcessLookupError):
+            try:
                 os.sched_setaffinity(thread, chosen)
+            except ProcessLookupError:
+                pass
+            except OSError as error:
+                # A container may forbid it, or have lost CPUs meanwhile.
+                return f"cannot be kept to the CPUs beside {pci_id}: {error.strerror}"
         pinned |= threads
     return f"runs on CPUs {_as_list(chosen)} of its {len(allowed)}, which are beside {pci_id}"
 

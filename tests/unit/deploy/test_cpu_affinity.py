@@ -56,6 +56,27 @@ def test_a_host_without_such_files_is_no_error(tmp_path: Path) -> None:
     assert "runs on all of its" in run_beside(PCI_ID, tmp_path)
 
 
+def test_a_worker_is_not_crowded_on_few_cpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pinned: list[set[int]] = []
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(12, 24)))
+    monkeypatch.setattr(os, "sched_setaffinity", lambda thread, cpus: pinned.append(cpus))
+    root = sysfs(tmp_path, "0-14\n")
+    assert run_beside(PCI_ID, root) == f"runs on all of its 12 CPUs: only 3 of them are beside {PCI_ID}"
+    assert pinned == []
+    assert run_beside(PCI_ID, root, min_cpus=3) == f"runs on CPUs 12-14 of its 12, which are beside {PCI_ID}"
+    assert all(cpus == {12, 13, 14} for cpus in pinned) and pinned
+
+
+def test_a_host_that_forbids_it_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbidden(thread: int, cpus: set[int]) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
+    monkeypatch.setattr(os, "sched_setaffinity", forbidden)
+    said = run_beside(PCI_ID, sysfs(tmp_path, "0-3\n"))
+    assert said == f"cannot be kept to the CPUs beside {PCI_ID}: Operation not permitted"
+
+
 SCRIPT = """
 import os, sys, threading
 from pathlib import Path
@@ -69,7 +90,7 @@ def wait():
 thread = threading.Thread(target=wait)
 thread.start()
 before.wait()
-print(run_beside("0000:c1:00.0", Path(sys.argv[1])))
+print(run_beside("0000:c1:00.0", Path(sys.argv[1]), min_cpus=1))
 later = threading.Thread(target=lambda: tids.append(threading.get_native_id()) or print(os.sched_getaffinity(0)))
 later.start()
 later.join()
