@@ -32,6 +32,8 @@ OnProgress = Callable[[str, str], None]
 
 START_TIMEOUT_S = 1800.0
 ROUTER_START_TIMEOUT_S = 60.0
+# Until a worker's process is there and answers, whatever it has yet to load.
+PROCESS_START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 6.0
 POLL_INTERVAL_S = 0.2
 
@@ -259,11 +261,18 @@ class Cluster:
         """Waits for start-up steps of several parts, showing the workers' progress. Whatever ends is seen at once: a
         worker that imports answers late what it does."""
         began = ask_at = time.monotonic()
+        address = self._config.ray_address
         waiting, asked = dict(refs), dict[Any, str]()
+        silent = set(self._worker_plans)
         while waiting:
             now = time.monotonic()
             if late := [name for name in waiting.values() if now - began > self._start_limit_s(name)]:
                 raise ClusterError(f"{', '.join(late)} did not start within {self._start_limit_s(late[0]):.0f} s")
+            if silent and now - began > PROCESS_START_TIMEOUT_S:
+                raise ClusterError(
+                    f"no process for {', '.join(sorted(silent))} within {PROCESS_START_TIMEOUT_S:.0f} s"
+                    + (f": others may have taken what the Ray at {address} had left" if address else "")
+                )
             if now >= ask_at:
                 ask_at = now + POLL_INTERVAL_S
                 asked |= {
@@ -273,7 +282,9 @@ class Cluster:
             done, _ = ray.wait([*waiting, *asked], num_returns=1, timeout=ask_at - now, fetch_local=False)
             for ref in done:
                 if ref in asked:
-                    self._show_progress(asked.pop(ref), ref)
+                    name = asked.pop(ref)
+                    self._show_progress(name, ref)
+                    silent.discard(name)
                     continue
                 name = waiting.pop(ref)
                 self._get(ref, STOP_TIMEOUT_S, name)

@@ -163,6 +163,40 @@ def test_a_worker_that_refuses_is_told_from_one_that_fails(
 
 
 @pytest.mark.parametrize(
+    ("ray_address", "message"),
+    [
+        ("", "^no process for both-1 within 0 s$"),
+        ("127.0.0.1:6379", "both-1 within 0 s: others may have taken what the Ray at 127.0.0.1:6379 had left$"),
+    ],
+)
+def test_a_process_that_ray_never_starts_is_not_waited_for(
+    ray_address: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as where two clusters joined a Ray at the same moment and both found it had enough."""
+    cluster = Cluster(ClusterConfig("m", ray_address=ray_address), lambda part, doing: None)
+
+    class Actor:
+        def __init__(self, name: str) -> None:
+            self.progress, self.name = self, name
+
+        def remote(self) -> str:
+            return self.name
+
+    def wait(refs: list[str], **_: Any) -> tuple[list[str], list[str]]:
+        time.sleep(0.01)
+        return [ref for ref in refs if ref == "both-0"], []
+
+    monkeypatch.setattr("deploy.launcher.PROCESS_START_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("deploy.launcher.ray.wait", wait)
+    monkeypatch.setattr("deploy.launcher.ray.get", lambda ref, timeout: "loading")
+    names = ("both-0", "both-1")
+    cluster._worker_plans = dict.fromkeys(names)  # type: ignore[arg-type]
+    cluster._actors = {name: Actor(name) for name in names}
+    with pytest.raises(ClusterError, match=message):
+        cluster._wait_for({f"loaded {name}": name for name in names})
+
+
+@pytest.mark.parametrize(
     ("log_dir", "log"), [("", "/ray/session_latest/logs"), ("/var/log/cluster", " /var/log/cluster/prefill-0.log")]
 )
 def test_where_the_log_of_a_process_that_died_is(log_dir: str, log: str, monkeypatch: pytest.MonkeyPatch) -> None:
