@@ -54,7 +54,9 @@ class Install:
 
 def pip(*arguments: str) -> None:
     command = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", *arguments]
-    subprocess.run(command, check=True, timeout=120.0)
+    # A checkout on the path that was installed from once counts as installed, so that nothing would be.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    subprocess.run(command, check=True, timeout=120.0, env=environment)
 
 
 def required(requirements: list[str]) -> Iterator[importlib.metadata.Distribution]:
