@@ -103,6 +103,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, metavar="FILE", help="where the figures go, as JSON")
     parser.add_argument("--limit", type=float, default=120.0, metavar="S", help="seconds for a start (%(default)s)")
     arguments, serve_flags = parser.parse_known_args(argv)
+    if arguments.runs < 1:
+        parser.error("--runs must be at least 1")
     runs = []
     with tempfile.TemporaryDirectory() as directory:
         flags = ["--model", fit_to_serve(arguments.model, Path(directory)), *serve_flags]

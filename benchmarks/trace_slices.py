@@ -4,6 +4,7 @@ import bisect
 import gzip
 import itertools
 import json
+import zlib
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -60,7 +61,7 @@ def read_trace(file: Path) -> dict[str, Any]:
         trace = json.loads(gzip.decompress(content) if content.startswith(_GZIP_MAGIC) else content)
     except OSError as error:
         raise ValueError(f"{file} cannot be read: {error.strerror or error}") from error
-    except (ValueError, EOFError) as error:
+    except (ValueError, EOFError, zlib.error) as error:
         raise ValueError(f"{file} is no trace: {error}") from error
     if not isinstance(trace, dict) or not isinstance(trace.get("traceEvents"), list):
         raise ValueError(f"{file} is no trace: it has no events")

@@ -2,9 +2,10 @@
 
 from io import StringIO
 
+import pytest
 from rich.console import Console
 
-from benchmarks.start_up import print_table, summary, until
+from benchmarks.start_up import main, print_table, summary, until
 
 LINES = """tandem 0.1.0: starting with the model tiny
    0.5 s  ray: starting
@@ -52,3 +53,9 @@ def test_the_first_run_is_shown_apart() -> None:
     assert "20.0" in file.getvalue() and "8.0" in file.getvalue()
     # A single run is all there is to know.
     assert summary(runs[:1]) == {"ready": {"first": 20.0, "median_of_later": 20.0}}
+
+
+def test_no_run_is_no_measurement(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--runs", "0", "--model", "m"])
+    assert "--runs must be at least 1" in capsys.readouterr().err
