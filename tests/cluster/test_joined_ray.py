@@ -161,6 +161,8 @@ def test_what_is_wrong_is_said(
 
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
+    # A cluster that this process has started keeps its own Ray's there.
+    monkeypatch.delenv("RAY_AUTH_TOKEN_PATH", raising=False)
     assert "asks for a token: set RAY_AUTH_TOKEN" in refusal(joinable.address)
     monkeypatch.setenv("RAY_AUTH_TOKEN", "cd" * 32)
     assert "does not take this token" in refusal(joinable.address)
