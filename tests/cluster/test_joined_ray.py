@@ -83,6 +83,8 @@ def joinable() -> Iterator[JoinableRay]:
                 "RAY_AUTH_MODE": "token",
                 "RAY_AUTH_TOKEN": TOKEN,
                 "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+                # Whatever else runs on the host would keep the actors from starting in time, as the documents say.
+                "RAY_worker_niceness": "0",
             },
         )
         started = JoinableRay(f"127.0.0.1:{port}", process)
