@@ -1,16 +1,18 @@
 """What a GPU's memory is needed for beside weights and pool: found by running the largest forwards before there is a
 pool, which also sets up kernels and libraries before the first request."""
 
+import time
 from collections.abc import Callable, Sequence
 
 import torch
 
+from engine.base import EngineBase
 from engine.batch import Batch
 from engine.config import MAX_PREFILL_BATCH_SIZE, EngineConfig
 from engine.engine import Engine
 from engine.graph_runner import graph_sizes
 from engine.kvcache.sizing import DeviceMemory
-from engine.prefill_graphs import launch_bound_sizes
+from engine.prefill_graphs import SIZES
 from engine.token_sequence import TokenSequence
 from tandem.sampling_params import MAX_LOGPROBS, SamplingParams
 
@@ -24,6 +26,11 @@ TOKEN_STEP = 128
 NUM_PROMPTS = (1, 17, 32, 4, 64, 24, 9, 96, 48)
 # Graphs of so many sizes are captured to see what one of a prefill takes.
 NUM_TRIAL_SIZES = 6
+# Where the device takes so many times as long as launching does, a graph would save the host's time and no other.
+LAUNCH_BOUND = 1.2
+# Each size is tried so often, and the shortest times count: who is held up while it waits for the device would have no
+# graphs for life, and other workers of the host start at the same time.
+NUM_TRIALS = 3
 
 _GREEDY = SamplingParams(max_tokens=1)
 # These parameters ask for everything that takes memory when a token is chosen, or a prompt's are looked at.
@@ -93,11 +100,43 @@ def measure_memory(
         del captured
         graphs += max(0, each) * len(graph_sizes(config.cuda_graph_max_bs))
     if capture_prefill is not None and config.max_chunk_tokens:
-        prefill_sizes = launch_bound_sizes(engine, config.max_chunk_tokens)
+        prefill_sizes = launch_bound_sizes(engine, config.max_chunk_tokens, engine.model.config.max_position_embeddings)
         graphs += _prefill_graph_bytes(prefill_sizes, capture_prefill)
     free = free_bytes()
     total = torch.cuda.mem_get_info()[1]
     return DeviceMemory(total, free, max(0, free_at_start - free), graphs, forward), prefill_sizes
+
+
+def launch_bound_sizes(
+    engine: EngineBase, max_tokens: int, longest: int, clock: Callable[[], float] = time.perf_counter
+) -> tuple[int, ...]:
+    """Those of SIZES at which launching a forward takes about as long as the device does, or longer, as measured here
+    and now. All kernels must have been loaded.
+
+    Args:
+        engine: without prefill graphs, on a pool as in measure_memory.
+        max_tokens: of the largest forward.
+        longest: tokens of a prompt at most.
+        clock: seconds.
+    """
+    bound = 0
+    for num_tokens in (size for size in SIZES if size.bit_count() == 1 and size <= max_tokens):
+        batch = _prefill(num_tokens, longest, 0, 1, _GREEDY)
+        trials = [_time_forward(engine, batch, clock) for _ in range(NUM_TRIALS)]
+        launched_s, ended_s = map(min, zip(*trials, strict=True))
+        if ended_s > LAUNCH_BOUND * launched_s:
+            break
+        bound = num_tokens
+    return tuple(size for size in SIZES if size <= bound)
+
+
+def _time_forward(engine: EngineBase, batch: Batch, clock: Callable[[], float]) -> tuple[float, float]:
+    """Seconds from a forward's beginning until it is launched, and until its tokens are known."""
+    began = clock()
+    output = engine.forward(batch)
+    launched_s = clock() - began
+    output.token_ids()
+    return launched_s, clock() - began
 
 
 def _prefill_graph_bytes(sizes: Sequence[int], capture: Callable[[Sequence[int]], object]) -> int:

@@ -1,6 +1,5 @@
 """Short prefills as CUDA graphs: a device computes them faster than a host launches their kernels one by one."""
 
-import time
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -9,12 +8,10 @@ import numpy as np
 import torch
 
 from engine.attention.base import GraphableBackend, GraphedAttention
-from engine.base import EngineBase
 from engine.batch import Batch
 from engine.graph_capture import GraphCapture
 from engine.graph_runner import GraphOutput
 from engine.models.base import Model
-from engine.token_sequence import TokenSequence
 from engine.upload import Packed
 
 # A forward of more prompts is launched kernel by kernel.
@@ -24,11 +21,6 @@ MAX_PROMPTS = 16
 MAX_TOKENS = 2048
 _STEPS = ((0, 128, 16), (128, 256, 32), (256, 512, 64), (512, 1024, 128), (1024, MAX_TOKENS, 256))
 SIZES = tuple(size for start, end, step in _STEPS for size in range(start + step, end + 1, step))
-# Where the device takes so many times as long as launching does, a graph would save the host's time and no other.
-LAUNCH_BOUND = 1.2
-# Each size is tried so often, and the shortest times count: who is held up while it waits for the device would have no
-# graphs for life, and other workers of the host start at the same time.
-NUM_TRIALS = 3
 
 
 class _Graph(NamedTuple):
@@ -106,35 +98,3 @@ class PrefillGraphs:
             self._most_likely.find(logits, self._token_ids)
 
         return _Graph(capture.capture(run), attention, input_ids, staged.view(torch.uint8))
-
-
-def launch_bound_sizes(
-    engine: EngineBase, max_tokens: int, clock: Callable[[], float] = time.perf_counter
-) -> tuple[int, ...]:
-    """Those of SIZES at which launching a forward takes about as long as the device does, or longer, as measured here
-    and now. All kernels must have been loaded.
-
-    Args:
-        engine: without prefill graphs, on a pool that need not have more than one page.
-        max_tokens: of the largest forward.
-        clock: seconds.
-    """
-    bound = 0
-    for num_tokens in (size for size in SIZES if size.bit_count() == 1 and size <= max_tokens):
-        trials = [_time_forward(engine, num_tokens, clock) for _ in range(NUM_TRIALS)]
-        launched_s, ended_s = map(min, zip(*trials, strict=True))
-        if ended_s > LAUNCH_BOUND * launched_s:
-            break
-        bound = num_tokens
-    return tuple(size for size in SIZES if size <= bound)
-
-
-def _time_forward(engine: EngineBase, num_tokens: int, clock: Callable[[], float]) -> tuple[float, float]:
-    """Seconds from the beginning of a prefill of one prompt until it is launched, and until its token is known."""
-    sequence = TokenSequence([0] * num_tokens, num_tokens, [0] * num_tokens)
-    sequence.extend(num_tokens)
-    began = clock()
-    output = engine.forward(Batch("prefill", [sequence]))
-    launched_s = clock() - began
-    output.token_ids()
-    return launched_s, clock() - began

@@ -1,16 +1,23 @@
 """What is measured before a GPU's pool is sized."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
 
 from engine import dry_run
+from engine.base import EngineBase
 from engine.batch import Batch
 from engine.build import build_engine
 from engine.config import MAX_PREFILL_BATCH_SIZE, EngineConfig
-from engine.dry_run import measure_memory
+from engine.dry_run import launch_bound_sizes, measure_memory
 from engine.engine import Engine
+from engine.kvcache.pool import CpuKvPool
+from engine.output import ForwardOutput
+from engine.prefill_graphs import SIZES
+from tests.fakes.clock import FakeClock
+from tests.fakes.engine import FakeEngine
+from tests.fakes.page_layout import OpaqueLayout
 
 MIB = 2**20
 
@@ -88,7 +95,7 @@ def test_what_prefill_graphs_take_is_estimated_from_the_largest(
     engine = build(model_dir, 1)
     device = FakeDevice(monkeypatch, engine)
     bound = tuple(range(16, 161, 16))
-    monkeypatch.setattr(dry_run, "launch_bound_sizes", lambda engine, max_tokens: bound)
+    monkeypatch.setattr(dry_run, "launch_bound_sizes", lambda engine, max_tokens, longest: bound)
     tried = []
 
     class Captured:
@@ -107,3 +114,70 @@ def test_what_prefill_graphs_take_is_estimated_from_the_largest(
     assert sizes == bound and tried == [bound[-6:]]
     # Enough is kept for ten, and no more than twice as much.
     assert 90 * MIB <= memory.graphs <= 180 * MIB and memory.free == 900 * MIB
+
+
+# --- which prefills are launch-bound ---
+
+LAUNCH_S = 0.010
+# Tokens of a prompt, at most.
+LONGEST = 10_000
+
+
+class Device(EngineBase):
+    """A launch takes the host LAUNCH_S whatever is launched, each token the device so many seconds."""
+
+    def __init__(self, clock: FakeClock, token_s: float, held_up: Callable[[int], float] = lambda number: 0.0) -> None:
+        """Args: held_up: for how long the host is, as it waits for the forward of this number."""
+        super().__init__(CpuKvPool(OpaqueLayout(4, 32), 1, "launch-bound"))
+        self._clock = clock
+        self._token_s = token_s
+        self._held_up = held_up
+        self._num_forwards = 0
+        self.prompt_lens: list[int] = []
+
+    def forward(self, batch: Batch, meanwhile: Callable[[], None] | None = None) -> ForwardOutput:
+        self.prompt_lens += [s.length for s in batch.sequences]
+        output = FakeEngine(len(batch.sequences[0].page_ids), 4).forward(batch)
+        ends = self._clock() + batch.num_tokens * self._token_s
+        self._clock.advance(LAUNCH_S)
+        token_ids = output.token_ids
+        held_up_s = self._held_up(self._num_forwards)
+        self._num_forwards += 1
+
+        def wait() -> list[int]:
+            self._clock.advance(max(0.0, ends - self._clock()) + held_up_s)
+            return token_ids()
+
+        output.token_ids = wait  # type: ignore[method-assign]
+        return output
+
+
+@pytest.mark.parametrize(
+    ("token_s", "largest"),
+    [(LAUNCH_S / 1e6, 2048), (LAUNCH_S / 1024, 1024), (LAUNCH_S / 500, 512), (LAUNCH_S / 400, 256), (LAUNCH_S, 0)],
+)
+def test_graphs_are_of_what_takes_longer_to_launch_than_to_compute(token_s: float, largest: int) -> None:
+    clock = FakeClock()
+    sizes = launch_bound_sizes(Device(clock, token_s), 8192, LONGEST, clock)
+    assert max(sizes, default=0) == largest
+    assert sizes == tuple(size for size in SIZES if size <= largest)
+
+
+@pytest.mark.parametrize("when", range(2))
+def test_a_host_that_is_held_up_now_and_then_has_graphs_all_the_same(when: int) -> None:
+    clock = FakeClock()
+    device = Device(clock, LAUNCH_S / 500, lambda number: LAUNCH_S if number % 2 == when else 0.0)
+    assert max(launch_bound_sizes(device, 8192, LONGEST, clock), default=0) == 512
+
+
+def test_none_is_larger_than_the_largest_forward() -> None:
+    clock = FakeClock()
+    assert max(launch_bound_sizes(Device(clock, 0.0), 300, LONGEST, clock)) == 256
+
+
+def test_no_prompt_that_is_timed_is_longer_than_the_model_allows() -> None:
+    clock = FakeClock()
+    device = Device(clock, 0.0)
+    # Graphs may be larger all the same: they are of several prompts.
+    assert max(launch_bound_sizes(device, 8192, 300, clock)) == 2048
+    assert max(device.prompt_lens) <= 300 and sum(device.prompt_lens[-7:]) == 2048
