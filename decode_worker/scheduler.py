@@ -221,16 +221,20 @@ class DecodeScheduler(ForwardScheduler):
         adopted, self._uncached = self._uncached, []
         for job in adopted:
             if not job.has_ended:
-                # The step in flight computes the last token: a page that it completes may not be shipped before.
-                token_ids = job.sequence.token_ids
-                num_computed = min(job.sequence.cached_len, len(token_ids) - 1)
-                self._cache.cache_pages(job.handle, token_ids, num_computed, after=self._in_use(job))
+                self._cache_computed(job)
         self._leases.look_again()
         self._recorder.lap("cache")
 
-    def _in_use(self, job: DecodeJob) -> list[Completion]:
-        """What has been launched with a job's pages and may still run."""
-        return [self._in_flight.output] if self._in_flight is not None and job in self._in_flight.jobs else []
+    def _cache_computed(self, job: DecodeJob) -> list[Completion]:
+        """Puts what is computed of a job into the tree. The last token has no KV yet, or a step in flight computes it,
+        and a page may not be shared before that has run: it stays out. Returns what has been launched with the job's
+        pages and may still run."""
+        in_use: list[Completion] = (
+            [self._in_flight.output] if self._in_flight is not None and job in self._in_flight.jobs else []
+        )
+        token_ids = job.sequence.token_ids
+        self._cache.cache_pages(job.handle, token_ids, min(job.sequence.cached_len, len(token_ids) - 1), after=in_use)
+        return in_use
 
     def take_admitted(self, request_id: str, attempt: int) -> Admit | None:
         """Hands out an admitted request that is adopted without a lease."""
@@ -398,11 +402,7 @@ class DecodeScheduler(ForwardScheduler):
         self._leases.abort_attempt(request_id, attempt)
 
     def _end_job(self, job: DecodeJob) -> None:
-        """The one place where a running job's pages are given back; what it computed stays for reuse. The last token
-        has no KV yet, or a step in flight that nobody waits for computes it: it stays out of the tree."""
+        """The one place where a running job's pages are given back; what it computed stays for reuse."""
         self._running.remove(job)
         job.has_ended = True
-        token_ids = job.sequence.token_ids
-        in_use = self._in_use(job)
-        self._cache.cache_pages(job.handle, token_ids, min(job.sequence.cached_len, len(token_ids) - 1), after=in_use)
-        self._cache.release_pages(job.handle, after=in_use)
+        self._cache.release_pages(job.handle, after=self._cache_computed(job))

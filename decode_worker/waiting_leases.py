@@ -2,6 +2,7 @@
 
 import bisect
 import itertools
+import math
 from collections.abc import Callable
 
 from decode_worker.admissions import AttemptKey
@@ -165,8 +166,11 @@ class WaitingLeases:
         self._changed = self._changed or self._prompt_limit != was_limit
 
     @property
-    def _prompt_limit(self) -> int | None:
-        return self._prompt if self._num_prompt_overtaken >= self._max_overtaken else None
+    def _prompt_limit(self) -> float:
+        """Leases that stand behind it wait."""
+        if self._prompt is None or self._num_prompt_overtaken < self._max_overtaken:
+            return math.inf
+        return self._prompt
 
     def look_again(self) -> None:
         """More may fit now in as many pages: what is cached has grown."""
@@ -187,10 +191,9 @@ class WaitingLeases:
         self._changed = False
         passed_over: list[WaitingLease] = []
         granted: list[WaitingLease] = []
-        held = [standing for standing, _ in self._held.values()]
+        held = min((standing for standing, _ in self._held.values()), default=math.inf)
         for waiting in self._line:
-            limits = held if self._prompt_limit is None else [*held, self._prompt_limit]
-            if limits and waiting.place[0] > min(limits):
+            if waiting.place[0] > min(held, self._prompt_limit):
                 break
             if grant(waiting):
                 granted.append(waiting)
