@@ -23,7 +23,7 @@ from deploy.ray_module import (
     state,
     utils,
 )
-from deploy.ray_probe import call_ray, node_is_up
+from deploy.ray_probe import call_ray
 from deploy.ray_signals import own_signals
 
 logger = logging.getLogger(__name__)
@@ -79,10 +79,6 @@ class JoinedRay(RayBase):
             os.environ.pop(name, None)
             if value is not None:
                 os.environ[name] = value
-
-    def is_up(self) -> bool:
-        joined = ray_worker._global_node
-        return joined is not None and node_is_up(joined.raylet_socket_name)
 
     def num_free(self, resource: str) -> int:
         free = state.available_resources_per_node().get(ray.get_runtime_context().get_node_id(), {})

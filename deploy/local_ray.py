@@ -28,7 +28,7 @@ from deploy.ray_module import (
     state,
     utils,
 )
-from deploy.ray_probe import call_ray, node_is_up
+from deploy.ray_probe import call_ray
 from deploy.ray_signals import own_signals
 from deploy.run_record import check_private, ray_token_path
 from tandem.processes import ProcessId
@@ -112,10 +112,6 @@ class LocalRay(RayBase):
         if self._held is not None:
             os.close(self._held)
             self._held = None
-
-    def is_up(self) -> bool:
-        started = ray_worker._global_node
-        return started is not None and node_is_up(started.raylet_socket_name)
 
     def num_free(self, resource: str) -> int:
         return int(ray.cluster_resources().get(resource, 0))

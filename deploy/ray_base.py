@@ -3,6 +3,9 @@
 from abc import ABC, abstractmethod
 from typing import Any
 
+from deploy.ray_module import ray_worker
+from deploy.ray_probe import node_is_up
+
 
 class RayBase(ABC):
     """A process has one at a time. What it did not start it does not stop."""
@@ -28,9 +31,10 @@ class RayBase(ABC):
     def stop(self) -> None:
         """Leaves nothing behind of what start did, whether or not that came to its end."""
 
-    @abstractmethod
     def is_up(self) -> bool:
         """Whether there is a Ray of this process that could start something; looks and never waits."""
+        taken_part_in = ray_worker._global_node
+        return taken_part_in is not None and node_is_up(taken_part_in.raylet_socket_name)
 
     @abstractmethod
     def num_free(self, resource: str) -> int:
