@@ -58,8 +58,9 @@ class LocalHandover(Handover):
     def receive(self, event: Event) -> None:
         """Without links there are no events of theirs."""
 
-    def go_on(self) -> None:
-        """A job passes on at once."""
+    def go_on(self) -> bool:
+        # A job passes on at once.
+        return False
 
     def take_results(self) -> list[HandoverResult]:
         results, self._results = self._results, []

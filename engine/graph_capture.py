@@ -28,13 +28,18 @@ class GraphCapture:
     def __exit__(self, *raised: Any) -> None:
         self._pausing.__exit__(*raised)
 
-    def capture(self, run: Callable[[], None]) -> torch.cuda.CUDAGraph:
-        """Args: run: launches what the graph is to hold, and waits for nothing. The largest should come first: the
-        smaller ones find room in what it has taken."""
+    def capture(self, run: Callable[[], None], warm_up: Callable[[], None]) -> torch.cuda.CUDAGraph:
+        """The largest should come first: the smaller ones find room in what it has taken.
+
+        Args:
+            run: launches what the graph is to hold, and waits for nothing.
+            warm_up: launches each of its kernels once at least, with tensors of the same shapes. It need not launch
+                those of all layers, which would take three times as long as capturing them.
+        """
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
             for _ in range(NUM_WARMUPS):
-                run()
+                warm_up()
         torch.cuda.current_stream(self._device).wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):

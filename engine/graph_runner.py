@@ -64,6 +64,7 @@ class DecodeGraphs:
         from engine.layers.most_likely import MostLikely
 
         self._model = model
+        self._shallow = model.shallow()
         self._device = device
         self._graphs: dict[int, _Graph] = {}
         # What a step gives has one memory for all sizes: (max_batch_size, vocab_size).
@@ -114,10 +115,10 @@ class DecodeGraphs:
         # All rows are padding: nobody's pages are touched.
         attention.plan(())
 
-        def step() -> None:
+        def step(model: Model) -> None:
             torch.index_select(self._tokens, 0, staged[size:], out=input_ids)
-            logits = self._model.forward(input_ids, attention.positions, attention, None, out=self._logits[:size])
+            logits = model.forward(input_ids, attention.positions, attention, None, out=self._logits[:size])
             self._most_likely.find(logits, self._tokens[:size])
 
-        graph = capture.capture(step)
+        graph = capture.capture(lambda: step(self._model), lambda: step(self._shallow))
         return _Graph(graph, attention, input_ids, staged.view(torch.uint8))

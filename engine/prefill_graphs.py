@@ -54,6 +54,7 @@ class PrefillGraphs:
         from engine.layers.most_likely import MostLikely
 
         self._model = model
+        self._shallow = model.shallow()
         self._device = device
         self._graphs: dict[int, _Graph] = {}
         # What a forward gives has one memory for all sizes.
@@ -92,9 +93,10 @@ class PrefillGraphs:
         # All tokens are padding: nobody's pages are touched.
         attention.plan(())
 
-        def run() -> None:
-            hidden = self._model.hidden_states(input_ids, attention.positions, attention)
-            logits = self._model.logits(hidden.index_select(0, rows), self._logits)
+        def run(model: Model) -> None:
+            hidden = model.hidden_states(input_ids, attention.positions, attention)
+            logits = model.logits(hidden.index_select(0, rows), self._logits)
             self._most_likely.find(logits, self._token_ids)
 
-        return _Graph(capture.capture(run), attention, input_ids, staged.view(torch.uint8))
+        graph = capture.capture(lambda: run(self._model), lambda: run(self._shallow))
+        return _Graph(graph, attention, input_ids, staged.view(torch.uint8))

@@ -106,6 +106,8 @@ class SenderLink:
         self._max_pages_in_flight = max_pages_in_flight
         # The copies under way stand here in order, each with its number of pages.
         self._in_flight: deque[tuple[Completion, int]] = deque()
+        # Some of them have ended since settlements were looked at.
+        self._some_copied = False
         self._next_seq = 0
         self._ended = False
 
@@ -205,11 +207,17 @@ class SenderLink:
         elif isinstance(message, Revoke):
             lease.revoked = True
 
-    def send_settlements(self) -> None:
-        """Sends those whose copies have completed."""
+    def send_settlements(self) -> bool:
+        """Sends those whose copies have completed; returns whether there were any. Where none has, only the oldest copy
+        is looked at."""
         self._forget_copied()
+        if not self._some_copied:
+            return False
+        self._some_copied = False
+        num_settling = len(self._settling)
         for lease in list(self._settling.values()):
             self._settle_if_copied(lease)
+        return len(self._settling) < num_settling
 
     def end_epoch(self) -> Completion:
         """Every open lease is lost. The completion means that no copy touches the receiver's pages any more; only then
@@ -223,6 +231,7 @@ class SenderLink:
         # They end in the order in which they were submitted.
         while self._in_flight and self._in_flight[0][0].done():
             self._in_flight.popleft()
+            self._some_copied = True
 
     def _settle_if_copied(self, lease: SenderLease) -> None:
         lease.copies = [c for c in lease.copies if not c.done()]

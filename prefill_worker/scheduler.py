@@ -39,8 +39,9 @@ logger = logging.getLogger(__name__)
 
 # Copies and forwards that have completed are looked for again so soon.
 POLL_S = 0.0002
-# While this thread does something else it looks for them so often: what it says each time costs it more than looking.
-GO_ON_S = 0.0005
+# While this thread does something else it looks for them all the time, and tells of them so often at most: telling
+# takes it longer than looking.
+TELL_S = 0.0005
 # The device runs so many forwards, or has them before it, at most.
 MAX_LAUNCHED = 2
 # The wait for pages doubles so often at most.
@@ -85,7 +86,7 @@ class PrefillScheduler(ForwardScheduler):
         # The prefill of these jobs is done, and they wait to be handed over, each until the time beside it.
         self._handing_over: dict[tuple[str, int], tuple[PrefillJob, float]] = {}
         self._prefix_cached_tokens = 0
-        self._went_on_at = -math.inf
+        self._told_at = -math.inf
 
     @property
     def num_running(self) -> int:
@@ -281,11 +282,11 @@ class PrefillScheduler(ForwardScheduler):
     def _go_on_meanwhile(self) -> None:
         """Handovers do not wait for what else this thread does, which may take longer than they do."""
         now = self._clock()
-        if now >= self._went_on_at + GO_ON_S and self._handover.is_copying:
-            self._went_on_at = now
+        if now >= self._told_at + TELL_S and self._handover.is_copying:
             self._recorder.look()
-            self._handover.go_on()
-            self._outbox.flush()
+            if self._handover.go_on():
+                self._told_at = now
+                self._outbox.flush()
 
     def _record_launch(self, launched: LaunchedForward, num_tokens: list[int]) -> None:
         """Args: num_tokens: that are computed of each job."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from tandem.lifecycle import now_ns
 from tandem.messages import ReceiverMessage, SenderMessage, WorkerMessage, WorkerStats
 from tandem.recording import INBOX, Recorder
+from tandem.timer_slack import sleep_exactly
 from worker.base import Outbox, Scheduler
 from worker.events import Event, Inspect, StartRecording, StopRecording
 
@@ -113,6 +114,7 @@ class EngineThread:
             self._thread.join(timeout_s)
 
     def _main(self) -> None:
+        sleep_exactly()
         try:
             scheduler = self._build(self._outbox)
         except BaseException as error:

@@ -18,9 +18,11 @@ from kvtransfer.transports import peer_socket
 from kvtransfer.transports.base import ReceiverTransport, SenderTransport, Transport
 from kvtransfer.transports.mover import HEADER, Flag, ReceivingMover, SendingMover, Transfer, check_announced
 from kvtransfer.transports.nccl_communicator import RECEIVER, SENDER
-from kvtransfer.transports.nccl_mover import CONNECT_TIMEOUT_S, PEER_POLL_S, STALL_TIMEOUT_S, NcclMover
+from kvtransfer.transports.nccl_mover import CONNECT_TIMEOUT_S, PEER_POLL_S, NcclMover
 
 _UNIQUE_ID_BYTES = 128
+# The sender's word that it has the unique id, and is about to join.
+_JOINING = b"j"
 
 
 class NcclSender(NcclMover, SendingMover):
@@ -47,7 +49,10 @@ class NcclSender(NcclMover, SendingMover):
             raise OSError(self._failure)
 
     def _meet_peer(self) -> None:
-        self._join(self._read(_UNIQUE_ID_BYTES, CONNECT_TIMEOUT_S))
+        assert self._connection is not None
+        unique_id = self._read(_UNIQUE_ID_BYTES, CONNECT_TIMEOUT_S)
+        self._connection.sendall(_JOINING)
+        self._join(unique_id)
         self._connected.set()
 
     def _move(self, transfer: Transfer) -> None:
@@ -63,7 +68,7 @@ class NcclSender(NcclMover, SendingMover):
                 if (answer := self._read(HEADER.size)) != header:
                     raise ValueError(f"push {transfer[:2]} where the other end has {HEADER.unpack(answer)}")
                 is_expected = True
-            self._transmit(slot, len(piece) * self._page_bytes, time.monotonic() + STALL_TIMEOUT_S)
+            self._transmit(slot, len(piece) * self._page_bytes)
             free.record(self._network)
         self._submitted(self._network, transfer)
 
@@ -86,19 +91,20 @@ class NcclReceiver(NcclMover, ReceivingMover):
         self._connection.setblocking(False)
         unique_id = self._nccl.get_unique_id()
         self._connection.sendall(unique_id)
+        # NCCL waits for ever for one that never begins to join, and has nobody tell it that there is none.
+        self._read(len(_JOINING), CONNECT_TIMEOUT_S)
         self._join(unique_id)
 
     def _move(self, transfer: Transfer) -> None:
         assert self._connection is not None
-        header = self._read(HEADER.size)
-        check_announced(header, transfer)
-        # The sender waits for the same words.
-        self._connection.sendall(header)
+        # The sender waits for the same words, and does not wait for its own to come back.
+        self._connection.sendall(HEADER.pack(transfer.link_seq, transfer.num_pages))
+        check_announced(self._read(HEADER.size), transfer)
         # What is thrown away takes the same way, up to the slot.
         pages = transfer.pages if transfer.pages is not None else range(transfer.num_pages)
         for piece in self._pieces(pages):
             slot, free = self._slots.take(self._network)
-            self._transmit(slot, len(piece) * self._page_bytes, time.monotonic() + STALL_TIMEOUT_S)
+            self._transmit(slot, len(piece) * self._page_bytes)
             self._local.wait_stream(self._network)
             if transfer.pages is not None:
                 self._copies.copy(self._pool.address, piece, slot, range(len(piece)), self._local.cuda_stream)

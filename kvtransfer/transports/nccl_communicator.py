@@ -1,20 +1,18 @@
-"""NCCL's communicator of two, called through cupy, of which no call waits for the other end.
+"""NCCL's communicator of two, called through cupy.
 
-NCCL by itself waits for ever for a peer that has died or stands still, also in the calls that make and connect a
-communicator, and nobody can end what blocks there. So it is told not to block: such a call begins something, says with
-an error that it is in progress, and whether it is ready is asked for.
+NCCL waits for ever for a peer that stands still while a communicator is made and connected, and nobody can end what
+blocks there. So that happens on a thread of its own, which is left alone with it if it takes too long. Told not to
+block, NCCL would start a thread for every piece of pages, which takes as long as a piece of 30 MiB travels.
 """
 
 import os
-from collections.abc import Callable
+import threading
 from typing import Any
 
 import torch
 
 # Ranks in a communicator.
 SENDER, RECEIVER = 0, 1
-# NCCL's ncclInProgress.
-_IN_PROGRESS = 7
 
 
 def load_nccl(host: str) -> Any:
@@ -31,8 +29,6 @@ def load_nccl(host: str) -> Any:
     os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
     if host == "127.0.0.1":
         os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
-    # This one is no choice: cupy can set it in no other way, and without it a peer's death may cost a thread.
-    os.environ["NCCL_COMM_BLOCKING"] = "0"
     try:
         from cupy.cuda import nccl
     except ImportError as error:
@@ -41,44 +37,69 @@ def load_nccl(host: str) -> Any:
 
 
 class Communicator:
-    """It belongs to one thread. Every call raises RuntimeError if NCCL says that something has failed."""
+    """It belongs to one thread, whom no call makes wait for the other end. Every call raises RuntimeError if NCCL says
+    that something has failed."""
 
-    def __init__(self, nccl: Any, rank: int) -> None:
-        """Args: nccl: of `load_nccl`; rank: SENDER or RECEIVER."""
+    def __init__(self, nccl: Any, rank: int, unique_id: bytes, device: torch.device) -> None:
+        """Begins to make it, together with the other end, which has the same id.
+
+        Args:
+            nccl: of `load_nccl`.
+            rank: SENDER or RECEIVER.
+        """
         self._nccl = nccl
         self._rank = rank
-        # It is initialized later: of one whose initialization raises nothing would be left to ask or to abort.
-        self._communicator = nccl.NcclCommunicator.__new__(nccl.NcclCommunicator)
+        self._device = device
+        self._communicator: Any = None
+        # The first message, with which the two connect: it takes long, and no request's pages should wait for it.
+        self._message = torch.empty(1, dtype=torch.uint8, device=device)
+        self._stream = torch.cuda.Stream(device)
+        self._arrived = torch.cuda.Event()
+        self._error: Exception | None = None
+        # Guards which thread has the communicator: the connecting one as long as it is neither made nor abandoned.
+        self._lock = threading.Lock()
+        self._is_made = False
+        self._is_abandoned = False
+        threading.Thread(target=self._make, args=(unique_id,), name="connect-nccl", daemon=True).start()
 
-    def begin(self, unique_id: bytes) -> None:
-        """Begins to make it, together with the other end, which has the same id."""
-        self._is_over(lambda: self._communicator.__init__(2, unique_id, self._rank))
+    def is_connected(self) -> bool:
+        """Nothing may be transmitted before."""
+        if self._error is not None:
+            raise RuntimeError(f"no communicator could be made: {self._error}") from self._error
+        return self._is_made and self._arrived.query()
 
-    def is_ready(self) -> bool:
-        """Whether what was begun last is over; until then nothing else may be begun, nor a stream be relied on."""
-        return self._is_over(self._communicator.check_async_error)
+    def check(self) -> None:
+        """Looks whether anything has failed."""
+        if self._is_made:
+            self._communicator.check_async_error()
 
-    def transmit(self, address: int, num_bytes: int, stream: torch.cuda.Stream) -> bool:
-        """Has the device send what is there, or receive to there, in the stream's order; returns as `is_ready`."""
+    def transmit(self, address: int, num_bytes: int, stream: torch.cuda.Stream) -> None:
+        """Has the device send what is there, or receive to there, in the stream's order."""
         post = self._communicator.send if self._rank == SENDER else self._communicator.recv
-        return self._is_over(
-            lambda: post(address, num_bytes, self._nccl.NCCL_UINT8, 1 - self._rank, stream.cuda_stream)
-        )
+        post(address, num_bytes, self._nccl.NCCL_UINT8, 1 - self._rank, stream.cuda_stream)
 
     def abort(self) -> None:
         """Ends what was begun, and what the device does for it, whatever the other end does."""
+        with self._lock:
+            self._is_abandoned = True
+            if not self._is_made:
+                # NCCL has the connecting thread, which ends it all as soon as it is let go, when the peer's process has
+                # ended at the latest. Until then nothing but that message can move.
+                return
         self._communicator.abort()
 
-    def _is_over(self, call: Callable[[], None]) -> bool:
+    def _make(self, unique_id: bytes) -> None:
         try:
-            call()
-        except self._nccl.NcclError as error:
-            if error.status != _IN_PROGRESS:
-                raise
-            return False
-        except KeyError as error:
-            # cupy 14 looks up what a status is called, and has nothing for this one.
-            if error.args != (_IN_PROGRESS,):
-                raise
-            return False
-        return True
+            with torch.cuda.device(self._device):
+                self._communicator = self._nccl.NcclCommunicator(2, unique_id, self._rank)
+                if self._is_abandoned:
+                    raise RuntimeError("nobody waits for it any more")
+                self.transmit(self._message.data_ptr(), 1, self._stream)
+                self._arrived.record(self._stream)
+        except Exception as error:
+            self._error = error
+        with self._lock:
+            self._is_made = self._communicator is not None
+            if not (self._is_made and self._is_abandoned):
+                return
+        self._communicator.abort()

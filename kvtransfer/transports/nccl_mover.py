@@ -3,6 +3,7 @@ Imported on CUDA machines alone."""
 
 import logging
 import queue
+import select
 import socket
 import time
 from collections import deque
@@ -17,6 +18,7 @@ from engine.kvcache.cuda_pool import CudaKvPool
 from kvtransfer.transports import peer_socket
 from kvtransfer.transports.mover import Flag, Mover, Transfer
 from kvtransfer.transports.nccl_communicator import Communicator, load_nccl
+from tandem.timer_slack import sleep_exactly
 
 logger = logging.getLogger(__name__)
 
@@ -28,15 +30,14 @@ NUM_SLOTS = 3
 # So many transfers are under way at most.
 MAX_PENDING = 8
 # What is under way is looked at so often.
-POLL_S = 0.00005
-# What NCCL begins on a connection that stands takes some 30 microseconds: at first it is looked at again at once.
-NUM_QUICK_LOOKS = 20
+POLL_S = 0.00002
 # Whether the peer is there is looked at so often meanwhile.
 PEER_POLL_S = 0.01
 # A transfer that takes longer comes to nothing any more.
 STALL_TIMEOUT_S = 30.0
 # The making of a communicator may take so long; OPEN_TIMEOUT_S is a little longer.
 CONNECT_TIMEOUT_S = 4.5
+CONNECT_POLL_S = 0.001
 # An end that has been aborted is over after so long, or never.
 ABORT_TIMEOUT_S = 30.0
 # Of the time between two looks at it so much counts at most: who stood still has not waited.
@@ -138,34 +139,22 @@ class NcclMover(Mover):
         return self._over.done() or (self._aborted and not self._moves)
 
     def _main(self) -> None:
+        sleep_exactly()
         with torch.cuda.device(self._pool.device):
             super()._main()
 
     def _join(self, unique_id: bytes) -> None:
         """Makes the communicator, together with the other end."""
         deadline = time.monotonic() + CONNECT_TIMEOUT_S
-        self._communicator = Communicator(self._nccl, self._rank)
-        self._communicator.begin(unique_id)
-        self._wait_for(self._communicator.is_ready, deadline)
-        # With the first message the two connect. That takes long: no request's pages should wait for it.
-        address, _ = self._slots.take(self._network)
-        self._transmit(address, 1, deadline)
-        connected = torch.cuda.Event()
-        connected.record(self._network)
-        self._wait_for(connected.query, deadline)
+        self._communicator = Communicator(self._nccl, self._rank, unique_id, self._pool.device)
+        while not self._communicator.is_connected():
+            self._check_going_on(deadline)
+            time.sleep(CONNECT_POLL_S)
 
     @property
     def _slots(self) -> _Ring:
         assert self._ring is not None
         return self._ring
-
-    def _wait_for(self, condition: Callable[[], bool], deadline: float) -> None:
-        """Raises as `_check_going_on`."""
-        num_looks = 0
-        while not condition():
-            self._check_going_on(deadline)
-            num_looks += 1
-            time.sleep(POLL_S if num_looks > NUM_QUICK_LOOKS else 0)
 
     def _work(self) -> None:
         self._moves = True
@@ -187,7 +176,7 @@ class NcclMover(Mover):
         while self._pending and self._pending[0].event.query():
             # What has failed in a communicator ends its kernels too, with nothing done.
             assert self._communicator is not None
-            self._communicator.is_ready()
+            self._communicator.check()
             self._pending.popleft().completion.set()
             if self._pending:
                 self._pending[0].since = time.monotonic()
@@ -204,7 +193,7 @@ class NcclMover(Mover):
         if now >= self._peer_looked_at + PEER_POLL_S:
             self._peer_looked_at = now
             if self._communicator is not None:
-                self._communicator.is_ready()
+                self._communicator.check()
             assert self._connection is not None
             if _peek(self._connection) == b"":
                 raise OSError("the other end closed the connection")
@@ -221,13 +210,16 @@ class NcclMover(Mover):
                     return said
             self._settle()
             self._check_going_on(deadline)
-            time.sleep(POLL_S)
+            if self._pending:
+                time.sleep(POLL_S)
+            else:
+                # What comes meanwhile ends this at once.
+                select.select([self._connection], [], [], PEER_POLL_S)
 
-    def _transmit(self, address: int, num_bytes: int, deadline: float) -> None:
-        """Has NCCL send what is there, or receive to there; the stream has it when this returns."""
+    def _transmit(self, address: int, num_bytes: int) -> None:
+        """Has NCCL send what is there, or receive to there."""
         assert self._communicator is not None
-        if not self._communicator.transmit(address, num_bytes, self._network):
-            self._wait_for(self._communicator.is_ready, deadline)
+        self._communicator.transmit(address, num_bytes, self._network)
 
     def _pieces(self, pages: Sequence[int]) -> Iterator[list[int]]:
         rest = iter(pages)

@@ -14,7 +14,7 @@ from engine.kvcache.pool import KvPool
 from kvtransfer.transports.base import OneSidedReceiver, ReceiverTransport, SenderTransport, Transport
 
 # A push is submitted in batches of so many pages, twice as many, and so on.
-FIRST_PAGES = 32
+FIRST_PAGES = 4
 
 # An endpoint is the size of the receiver's pool, and the handle that CUDA opens it with.
 _ENDPOINT = struct.Struct("!Q64s")

@@ -1,29 +1,17 @@
 """NCCL as cupy has it, between two ends in one process, on the fake device."""
 
 import ctypes
-import os
 import secrets
 import threading
 import time
 from collections import deque
 from types import ModuleType
-from typing import Any, ClassVar
+from typing import Any
 
 from tests.fakes.cuda_device import stream_of
 
-IN_PROGRESS = 7
 # A call that would block for ever ends after so long, so that the test's process does.
 BLOCKED_LIMIT_S = 20.0
-
-
-class FakeNcclError(RuntimeError):
-    """As cupy 14 has it, which knows no status after 6 and fails with KeyError at making one of those."""
-
-    names: ClassVar[dict[int, str]] = dict.fromkeys(range(7), "one that has a name")
-
-    def __init__(self, status: int) -> None:
-        self.status = status
-        super().__init__(self.names[status])
 
 
 class _Meeting:
@@ -38,7 +26,8 @@ class FakeNccl:
     """
     Attributes:
         communicators: all that were begun, in order.
-        begin_error: what beginning one raises, which has begun all the same; None: nothing.
+        begin_error: what making one raises; None: nothing.
+        peer_has_ended: once set, who waits for a peer to join is told that it is gone.
         abort_error: what aborting one raises; None: nothing.
         abort_hangs: set while it never returns.
     """
@@ -46,6 +35,7 @@ class FakeNccl:
     def __init__(self) -> None:
         self.communicators: list[Any] = []
         self.begin_error: Exception | None = None
+        self.peer_has_ended = threading.Event()
         self.abort_error: Exception | None = None
         self.abort_hangs = threading.Event()
         self._meetings: dict[bytes, _Meeting] = {}
@@ -55,7 +45,6 @@ class FakeNccl:
         cupy, cuda, nccl = (ModuleType(name) for name in ("cupy", "cupy.cuda", "cupy.cuda.nccl"))
         vars(nccl).update(
             NCCL_UINT8=1,
-            NcclError=FakeNcclError,
             NcclCommunicator=self._communicator_class(),
             get_unique_id=lambda: secrets.token_bytes(128),
         )
@@ -71,25 +60,25 @@ class FakeNccl:
                 self._meeting = fake._meetings.setdefault(unique_id, _Meeting())
                 self._meeting.ranks.add(rank)
                 self.aborted = False
+                self.num_posted = 0
                 fake.communicators.append(self)
                 if fake.begin_error is not None:
                     raise fake.begin_error
-                if os.environ.get("NCCL_COMM_BLOCKING") == "0":
-                    self.check_async_error()
-                else:
-                    deadline = time.monotonic() + BLOCKED_LIMIT_S
-                    while len(self._meeting.ranks) < 2 and time.monotonic() < deadline:
-                        time.sleep(0.001)
+                deadline = time.monotonic() + BLOCKED_LIMIT_S
+                while len(self._meeting.ranks) < 2:
+                    if fake.peer_has_ended.is_set() or time.monotonic() > deadline:
+                        raise RuntimeError("remote process exited or there was a network error")
+                    time.sleep(0.001)
 
             def check_async_error(self) -> None:
-                if len(self._meeting.ranks) < 2:
-                    raise FakeNcclError(IN_PROGRESS)
+                """Nothing fails."""
 
             def send(self, address: int, num_bytes: int, dtype: int, peer: int, stream: int) -> None:
                 def post() -> bool:
                     self._meeting.sent.append(ctypes.string_at(address, num_bytes))
                     return True
 
+                self.num_posted += 1
                 stream_of(stream).submit(post)
 
             def recv(self, address: int, num_bytes: int, dtype: int, peer: int, stream: int) -> None:
@@ -101,6 +90,7 @@ class FakeNccl:
                     ctypes.memmove(address, self._meeting.sent.popleft(), num_bytes)
                     return True
 
+                self.num_posted += 1
                 stream_of(stream).submit(take)
 
             def abort(self) -> None:

@@ -25,6 +25,7 @@ TESTED_ELSEWHERE = {
     "both_worker/worker.py": "unit/both_worker/test_scheduler.py",
     "decode_worker/job.py": "unit/decode_worker/test_scheduler.py",
     "decode_worker/lease_records.py": "unit/decode_worker/test_leases.py",
+    "engine/graph_capture.py": "gpu/engine/test_graph_runner.py",
     "deploy/cluster_options.py": "unit/cli/test_reference.py",
     "deploy/guard.py": "cluster/test_guard.py",
     "deploy/launcher.py": "unit/deploy/test_serve.py",

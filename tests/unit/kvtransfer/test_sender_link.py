@@ -38,10 +38,10 @@ def test_settlements_wait_for_their_own_copies_only(
         link.push_pages(lease, [0, 1], [4, 5])
         commit(link, lease)
     assert [type(m) for m in sent] == [LeaseRequest, LeaseRequest]
-    transport.copies[1].is_done = True
+    transport.copies[0].is_done = True
     link.send_settlements()
-    assert isinstance(sent[-1], Committed) and sent[-1].lease_id == leases[1].lease_id
-    assert [lease.state for lease in leases] == [LeaseState.COMMITTING, LeaseState.COMMITTED]
+    assert isinstance(sent[-1], Committed) and sent[-1].lease_id == leases[0].lease_id
+    assert [lease.state for lease in leases] == [LeaseState.COMMITTED, LeaseState.COMMITTING]
     transport.complete_all()
     link.send_settlements()
     link.send_settlements()

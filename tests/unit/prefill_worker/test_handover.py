@@ -12,7 +12,7 @@ from engine.output import ForwardOutput
 from kvtransfer.events import FromSender, SenderLinkClosed
 from prefill_worker.config import PrefillConfig
 from prefill_worker.handover import ASK_AGAIN_S
-from prefill_worker.scheduler import GO_ON_S, MAX_DOUBLINGS, POLL_S
+from prefill_worker.scheduler import MAX_DOUBLINGS, POLL_S, TELL_S
 from tandem.messages import (
     Failed,
     Finished,
@@ -133,7 +133,7 @@ def test_a_handover_is_over_while_the_next_forward_is_being_launched() -> None:
             assert meanwhile is not None
             for _ in range(2):
                 transport.complete_all()
-                pair.clock.advance(GO_ON_S)
+                pair.clock.advance(TELL_S)
                 meanwhile()
             settled.append([type(message).__name__ for _, message in pair.p.outbox.link])
             return super().forward(batch)

@@ -3,6 +3,7 @@ device; how those behave themselves is seen on GPUs (tests/gpu/kvtransfer/transp
 
 import gc
 import socket
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
@@ -19,7 +20,7 @@ from kvtransfer.transports.peer_socket import Listener
 from prefill_worker.config import PrefillConfig
 from tests.fakes.cuda_device import FakeStream, fake_cuda
 from tests.fakes.engine import expected_tokens
-from tests.fakes.nccl import IN_PROGRESS, FakeNccl, FakeNcclError
+from tests.fakes.nccl import FakeNccl
 from tests.fakes.workers import WorkerPair
 
 PAGE_BYTES = 64
@@ -28,17 +29,16 @@ UNIQUE_ID_BYTES = 128
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeNccl]:
-    # What the code sets in the environment ends with the test.
-    monkeypatch.setenv("NCCL_COMM_BLOCKING", "1")
     fake = FakeNccl()
     ours = ("nccl", "nccl_mover", "nccl_communicator")
     with fake_cuda(fake.modules(), tuple(f"kvtransfer.transports.{name}" for name in ours)):
         from kvtransfer.transports import nccl_mover
 
         monkeypatch.setattr(nccl_mover, "SLOT_BYTES", 4 * PAGE_BYTES)
-        monkeypatch.setattr(nccl_mover, "CONNECT_TIMEOUT_S", 0.5)
+        monkeypatch.setattr(nccl_mover, "CONNECT_TIMEOUT_S", 1.0)
         yield fake
         fake.abort_hangs.clear()
+        fake.peer_has_ended.set()
 
 
 def pool() -> Any:
@@ -76,13 +76,7 @@ def end(*ends: Any) -> None:
         wait_for(lambda one=one: not one._thread.is_alive(), 1.0)
 
 
-@pytest.mark.parametrize("has_name", [False, True])
-def test_pages_go_where_they_belong_in_pieces_and_in_order(
-    fake: FakeNccl, monkeypatch: pytest.MonkeyPatch, has_name: bool
-) -> None:
-    if has_name:
-        # As a later cupy may have it.
-        monkeypatch.setitem(FakeNcclError.names, IN_PROGRESS, "in progress")
+def test_pages_go_where_they_belong_in_pieces_and_in_order(fake: FakeNccl) -> None:
     source, destination, sender, receiver = open_pair()
     pushes = [sender.copy_pages(0, list(range(10)), [0] * 10), sender.copy_pages(1, [3], [0])]
     # What nobody wants is received and thrown away.
@@ -106,45 +100,70 @@ def test_pushes_out_of_step_are_a_failure(fake: FakeNccl) -> None:
     assert not destination.memory.any()
 
 
-def met(receiver: Any) -> socket.socket:
-    """The connection of a sender that has been told the unique id, and does not join."""
+def met(receiver: Any, joins: bool = False) -> socket.socket:
+    """The connection of a sender that has been told the unique id, and does not join.
+
+    Args:
+        joins: it has said that it is about to.
+    """
     connection = peer_socket.connect(receiver.endpoint())
     peer_socket.read_into(connection, memoryview(bytearray(UNIQUE_ID_BYTES)))
-    wait_for(lambda: receiver._communicator is not None)
+    if joins:
+        connection.sendall(b"j")
+        wait_for(lambda: receiver._communicator is not None)
     return connection
 
 
-def test_a_sender_that_dies_before_it_joins_is_noticed_at_once(fake: FakeNccl) -> None:
+@pytest.mark.parametrize("joins", [False, True])
+def test_a_sender_that_dies_before_it_joins_is_noticed_at_once(fake: FakeNccl, joins: bool) -> None:
     """NCCL by itself would wait for it as long as this process lives."""
     receiver = open_receiver()
-    met(receiver).close()
+    met(receiver, joins).close()
     wait_for(lambda: "closed the connection" in receiver.failure, 0.4)
     end(receiver)
-    assert fake.communicators[0].aborted
+    assert len(fake.communicators) == joins
 
 
-def test_a_sender_that_stands_still_before_it_joins_is_given_up(fake: FakeNccl) -> None:
+@pytest.mark.parametrize("joins", [False, True])
+def test_a_sender_that_stands_still_before_it_joins_is_given_up(fake: FakeNccl, joins: bool) -> None:
     receiver = open_receiver()
-    with met(receiver):
+    with met(receiver, joins):
         wait_for(lambda: "takes no part" in receiver.failure)
         end(receiver)
-    assert fake.communicators[0].aborted
+    assert len(fake.communicators) == joins
 
 
-def test_a_communicator_that_fails_to_begin_is_aborted(fake: FakeNccl) -> None:
+def connecting_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "connect-nccl"]
+
+
+def test_what_nccl_makes_too_late_is_aborted_before_it_moves_anything(fake: FakeNccl) -> None:
+    """The thread that NCCL held ends then."""
+    receiver = open_receiver()
+    with met(receiver, joins=True):
+        end(receiver)
+    (late,) = fake.communicators
+    assert not late.aborted
+    late._meeting.ranks.add(0)
+    wait_for(lambda: late.aborted and not connecting_threads())
+    assert not late.num_posted and receiver.failure == ""
+
+
+def test_a_thread_that_nccl_holds_ends_with_the_peers_process(fake: FakeNccl) -> None:
+    receiver = open_receiver()
+    with met(receiver, joins=True):
+        end(receiver)
+    assert connecting_threads()
+    fake.peer_has_ended.set()
+    wait_for(lambda: not connecting_threads())
+
+
+def test_a_communicator_that_cannot_be_made_is_a_failure(fake: FakeNccl) -> None:
     fake.begin_error = RuntimeError("unhandled system error")
     receiver = open_receiver()
-    with peer_socket.connect(receiver.endpoint()):
+    with met(receiver, joins=True):
         wait_for(lambda: "unhandled system error" in receiver.failure)
         end(receiver)
-    assert fake.communicators[0].aborted
-
-
-def test_aborting_an_end_that_waits_for_its_peer_ends_its_thread(fake: FakeNccl) -> None:
-    receiver = open_receiver()
-    with met(receiver):
-        end(receiver)
-    assert fake.communicators[0].aborted and receiver.failure == ""
 
 
 def test_a_receiver_that_stands_still_before_it_tells_the_id_is_given_up(fake: FakeNccl) -> None:
@@ -177,7 +196,9 @@ def test_a_receiver_that_stands_still_before_it_joins_is_given_up(fake: FakeNccl
 
     with pytest.raises(OSError, match=r"did not connect within|takes no part|closed the connection"):
         Told(pool(), "127.0.0.1", listener.endpoint.encode())
-    wait_for(lambda: fake.communicators[0].aborted)
+    assert len(fake.communicators) == 1
+    fake.peer_has_ended.set()
+    wait_for(lambda: not connecting_threads())
     listener.close()
 
 
