@@ -3,6 +3,7 @@
 import argparse
 import os
 import re
+import secrets
 import signal
 import subprocess
 import sys
@@ -62,7 +63,20 @@ class Served:
         self._token_file = token_file
         began = time.monotonic()
         self.process = subprocess.Popen(
-            [sys.executable, *command, *flags, "--grpc-port", "0", "--http-port", "0", "--log-dir", str(log_dir)],
+            # A cluster of the usual name may run beside it.
+            [
+                sys.executable,
+                *command,
+                *flags,
+                "--name",
+                f"bench-{secrets.token_hex(6)}",
+                "--grpc-port",
+                "0",
+                "--http-port",
+                "0",
+                "--log-dir",
+                str(log_dir),
+            ],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

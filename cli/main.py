@@ -15,13 +15,15 @@ from cli.estimate_options import EPILOG as ESTIMATE_EPILOG
 from cli.estimate_options import add_estimate_options
 from cli.parser import SuggestingParser
 from cli.serve_options import API_KEY_VARIABLE, EPILOG, add_serve_options
+from deploy.cluster_options import DEFAULT_NAME
 from tandem import __version__, exit_codes
+from tandem.config import ROLES
 
 if TYPE_CHECKING:
     from deploy.cluster_config import ClusterConfig
     from tandem.client import TandemClient
 
-ClusterCommand = Callable[["ClusterConfig"], int]
+ClusterCommand = Callable[[argparse.Namespace, "ClusterConfig"], int]
 ClientCommand = Callable[[argparse.Namespace, "TandemClient"], int]
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"
@@ -61,11 +63,42 @@ examples:
   tandem cache
   tandem cache clear
 """
+SERVE_DETACHED = "return when the cluster is ready, and have it serve on without this terminal"
+LIST_EXAMPLES = """\
+examples:
+  tandem list
+"""
+LOGS_EXAMPLES = """\
+Without PROCESS it is what the cluster says to whoever started it, which a cluster in the foreground says to its
+terminal.
+
+examples:
+  tandem logs
+  tandem logs chat --follow
+  tandem logs chat prefill-0
+"""
+SCALE_EXAMPLES = """\
+Requests go on: a worker that is too many gets no new ones, and ends when it has none left. What it has after
+--drain-timeout is begun again elsewhere, from what its client has.
+
+examples:
+  tandem scale --decode 3
+  tandem scale chat --prefill 1 --decode 2
+"""
+STOP_EXAMPLES = """\
+It is what Ctrl-C does in the cluster's terminal: the requests in hand finish, for as long as --drain-timeout allows. A
+second one ends them at once.
+
+examples:
+  tandem stop
+  tandem stop chat
+"""
 STATUS_EXAMPLES = """\
 The exit status is 0 if a request would be served now, else 1.
 
 examples:
   tandem status
+  tandem status chat
   tandem status --json --address server:50051
 """
 
@@ -127,6 +160,7 @@ def _parser() -> argparse.ArgumentParser:
         "serve", "start a cluster on this host", "Start a cluster on this host and keep it until Ctrl-C.", EPILOG
     )
     add_serve_options(serve)
+    serve.add_argument("--detach", action="store_true", help=SERVE_DETACHED)
     serve.set_defaults(run=_run_configured, name=serve.prog, command=_serve)
     compile_ahead = add(
         "compile",
@@ -135,7 +169,7 @@ def _parser() -> argparse.ArgumentParser:
         COMPILE_EXAMPLES,
     )
     add_serve_options(compile_ahead)
-    compile_ahead.set_defaults(run=_run_configured, name=compile_ahead.prog, command=_compile)
+    compile_ahead.set_defaults(run=_run_configured, name=compile_ahead.prog, command=_compile, detach=False)
     generate = add(
         "generate", "complete one prompt", "Send one prompt and print its answer as it comes.", GENERATE_EXAMPLES
     )
@@ -181,8 +215,28 @@ def _parser() -> argparse.ArgumentParser:
         add_comparison_options(comparison, default, metavar)
         comparison.set_defaults(run=_compare, name=comparison.prog, comparison=name)
     status = add("status", "show workers and pages", "Show a cluster's workers, requests and pages.", STATUS_EXAMPLES)
+    _add_cluster_name(status, "a cluster of this host (default: the one at --address)", default="")
     status.add_argument("--json", action="store_true", help="print JSON")
     _add_connection_arguments(status, _status)
+    clusters = add("list", "list this host's clusters", "List the clusters of this user on this host.", LIST_EXAMPLES)
+    clusters.set_defaults(run=_list, name=clusters.prog)
+    logs = add("logs", "show a cluster's logs", "Show what a cluster, or one of its processes, says.", LOGS_EXAMPLES)
+    _add_cluster_name(logs)
+    logs.add_argument("process", nargs="?", default="", metavar="PROCESS", help="such as router-0 or prefill-0")
+    logs.add_argument("--follow", action="store_true", help="show what is added too, until Ctrl-C")
+    logs.set_defaults(run=_logs, name=logs.prog)
+    scale = add(
+        "scale", "change the number of workers", "Start or end workers of a cluster while it serves.", SCALE_EXAMPLES
+    )
+    _add_cluster_name(scale)
+    for role in ROLES:
+        scale.add_argument(
+            f"--{role}", type=_count, metavar="N", help=f"{role} workers (default: as many as there are)"
+        )
+    scale.set_defaults(run=_scale, name=scale.prog)
+    stop = add("stop", "stop a cluster", "Stop a cluster of this user on this host.", STOP_EXAMPLES)
+    _add_cluster_name(stop)
+    stop.set_defaults(run=_stop, name=stop.prog)
     trace = add(
         "trace",
         "record what a cluster does",
@@ -195,6 +249,14 @@ def _parser() -> argparse.ArgumentParser:
     trace.add_argument("--out", default="trace.json", metavar="FILE", help="(default: %(default)s)")
     _add_connection_arguments(trace, _trace)
     return parser
+
+
+def _add_cluster_name(
+    parser: argparse.ArgumentParser,
+    summary: str = f"of the cluster (default: {DEFAULT_NAME})",
+    default: str = DEFAULT_NAME,
+) -> None:
+    parser.add_argument("cluster", nargs="?", default=default, metavar="NAME", help=summary)
 
 
 def _add_connection_arguments(parser: argparse.ArgumentParser, command: ClientCommand) -> None:
@@ -257,6 +319,13 @@ def _positive(text: str) -> int:
     return number
 
 
+def _count(text: str) -> int:
+    number = int(text)
+    if number < 0:
+        raise argparse.ArgumentTypeError("must not be negative")
+    return number
+
+
 def _seed(text: str) -> int:
     seed = int(text)
     if not 0 <= seed < 2**64:
@@ -287,18 +356,18 @@ def _run_configured(arguments: argparse.Namespace) -> int:
         print(f"{arguments.name}: {error}", file=sys.stderr)
         return exit_codes.USAGE
     command: ClusterCommand = arguments.command
-    return command(config)
+    return command(arguments, config)
 
 
-def _serve(config: "ClusterConfig") -> int:
+def _serve(arguments: argparse.Namespace, config: "ClusterConfig") -> int:
     # What is imported next takes half a second.
     print(f"tandem {__version__}: starting with the model {config.model}", flush=True)
     from deploy.serve import serve
 
-    return serve(config)
+    return serve(config, detach=arguments.detach)
 
 
-def _compile(config: "ClusterConfig") -> int:
+def _compile(arguments: argparse.Namespace, config: "ClusterConfig") -> int:
     from deploy.compile import compile_kernels
 
     return compile_kernels(config)
@@ -308,6 +377,15 @@ def _run_client(arguments: argparse.Namespace) -> int:
     from cli.terminal import open_client
 
     arguments.address_from = "" if arguments.address is None else "--address"
+    if getattr(arguments, "cluster", ""):
+        from cli.clusters import address_of
+
+        if arguments.address_from:
+            print(f"{arguments.name}: give a cluster's name or --address, not both", file=sys.stderr)
+            return exit_codes.USAGE
+        if not (found := address_of(arguments.cluster)):
+            return exit_codes.FAILED
+        arguments.address, arguments.address_from = found, f"the cluster {arguments.cluster}"
     # A variable that is set to nothing is as good as none.
     if not arguments.address_from and (address := os.environ.get(ADDRESS_VARIABLE)):
         arguments.address, arguments.address_from = address, f"${ADDRESS_VARIABLE}"
@@ -340,6 +418,34 @@ def _cache(arguments: argparse.Namespace) -> int:
     from cli.cache import run_cache
 
     return run_cache(arguments.action)
+
+
+def _list(arguments: argparse.Namespace) -> int:
+    from cli.clusters import list_clusters
+
+    return list_clusters()
+
+
+def _logs(arguments: argparse.Namespace) -> int:
+    from cli.clusters import show_logs
+
+    return show_logs(arguments.cluster, arguments.process, follow=arguments.follow)
+
+
+def _scale(arguments: argparse.Namespace) -> int:
+    from cli.clusters import scale_cluster
+
+    counts: dict[str, int] = {role: count for role in ROLES if (count := getattr(arguments, role)) is not None}
+    if not counts:
+        print(f"{arguments.name}: how many? give --prefill, --decode or --both", file=sys.stderr)
+        return exit_codes.USAGE
+    return scale_cluster(arguments.cluster, counts)
+
+
+def _stop(arguments: argparse.Namespace) -> int:
+    from cli.clusters import stop_cluster
+
+    return stop_cluster(arguments.cluster)
 
 
 def _estimate(arguments: argparse.Namespace) -> int:

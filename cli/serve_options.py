@@ -23,7 +23,7 @@ _AFTER = [option.field for option in OPTIONS].index("api_keys") + 1
 SERVE_OPTIONS = (*OPTIONS[:_AFTER], API_KEY_FILE, *OPTIONS[_AFTER:])
 
 EPILOG = f"""\
-Every flag but --config can stand in a YAML file, under its name without the
+Every flag but --config and --detach can stand in a YAML file, under its name without the
 dashes in front (prefill: 2, api-key: [FIRST, SECOND]). A flag goes before the
 file, the file before the defaults; paths in the file are relative to the
 current directory. ${API_KEY_VARIABLE}, if set, is one more API key. Where a

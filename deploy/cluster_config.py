@@ -3,6 +3,7 @@
 Nothing here imports torch: the command line reads this too.
 """
 
+import re
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,11 @@ class ClusterConfig(ClusterOptions):
         counts = ("num_prefill", "num_decode", "num_both", "num_routers", "num_pages", "chunk_size", "max_batch_size")
         for name in (*counts, "max_model_len", "num_threads", "drain_timeout_s"):
             require(getattr(self, name) >= 0, f"{name} must not be negative, but is {getattr(self, name)}")
+        require(
+            re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}", self.cluster_name) is not None,
+            f"cluster_name must be 1 to 40 letters, digits, - and _, and begin with a letter or digit, not "
+            f"{self.cluster_name!r}",
+        )
         names = self.served_model_name
         require(
             all(0 < len(name) <= MAX_MODEL_NAME_LEN and name.isprintable() for name in names),

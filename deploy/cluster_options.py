@@ -53,6 +53,8 @@ DEVICE_DEFAULTS = {
     # A GPU computes thousands of prompt tokens in the time of a few hundred; prompts that long fill its matrix units.
     "cuda": DeviceDefaults("bfloat16", num_pages=0, chunk_size=8192, max_batch_size=256),
 }
+# The name of a cluster to which nobody gave one.
+DEFAULT_NAME = "tandem"
 CPU, GPU = DEVICE_DEFAULTS["cpu"], DEVICE_DEFAULTS["cuda"]
 
 
@@ -356,6 +358,14 @@ class ClusterOptions:
         metavar="FILE",
     )
     # --- operation ---
+    cluster_name: str = option(
+        DEFAULT_NAME,
+        OPERATION,
+        "what commands call the cluster by; no other that runs here has it",
+        name="name",
+        metavar="NAME",
+        detail=" ([operations.md](operations.md#clusters-by-name))",
+    )
     drain_timeout_s: float = option(
         30.0,
         OPERATION,

@@ -2,26 +2,30 @@
 
 import contextlib
 import logging
+import queue
 import secrets
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from deploy.cluster_config import DEVICES_PER_WORKER, ClusterConfig, WorkerPlan
 from deploy.joined_ray import JoinedRay
 from deploy.local_ray import LocalRay
 from deploy.plan import check_own_classes, plan
-from deploy.ports import ClientAddresses, ReservedPorts
+from deploy.ports import ClientAddresses, ClusterPorts, ReservedPorts
 from deploy.ray_base import RayBase
 from deploy.ray_module import RayActorError, RayError, RayTaskError, ray
 from deploy.request_lines import RequestLineServer
 from deploy.run_record import default_directory
+from deploy.scaling import ScaleJob, Scaling, in_counts
 from deploy.supervisor import ProcessKind, Supervisor
 from engine.weights.resolve import resolve_model
 from router.config import RouterAddresses, RouterConfig
+from tandem.config import ROLES
 from tandem.logs import log_file
 from tandem.rpc.tls import check_tls_files
 
@@ -70,6 +74,11 @@ class Cluster:
         self._worker_plans: dict[str, WorkerPlan] = {}
         self._num_starts: Counter[str] = Counter()
         self._ports = ReservedPorts()
+        self._cluster_ports = ClusterPorts(ClientAddresses("", ""), {})
+        self._model_dir = Path()
+        # Other threads ask for another number of workers; one change is made at a time.
+        self._scale_jobs: queue.SimpleQueue[ScaleJob] = queue.SimpleQueue()
+        self._scaling: Scaling | None = None
         # What the cluster's processes read, which nobody may clear away meanwhile.
         self._held = contextlib.ExitStack()
         # The token is made anew for each life of the cluster: who has it may speak to the cluster's processes.
@@ -117,6 +126,7 @@ class Cluster:
                 held=self._held,
             )
             router_configs, worker_plans = plan(config, model_dir, self.cluster_token, ports)
+        self._model_dir, self._cluster_ports = model_dir, ports
         self.model_name = router_configs[0].model_name
         self.addresses, self.routers = ports.shared, ports.routers
         self._on_progress("model", "ready")
@@ -132,18 +142,19 @@ class Cluster:
         starting |= {self._start_router(name): name for name in self._router_configs}
         self._wait_for(starting)
         self._wait_for({self._join_worker(self._actors[name]): name for name in self._worker_plans})
-        for ref, name in [(_open_shared_ports(self._actors[name]), name) for name in self._router_configs]:
+        for ref, name in [(self._join_router(self._actors[name]), name) for name in self._router_configs]:
             self._get(ref, ROUTER_START_TIMEOUT_S, name)
 
     def supervise(self, stop: threading.Event) -> None:
-        """Keeps routers and workers alive until `stop` is set: one that dies is started again.
+        """Keeps routers and workers alive until `stop` is set: one that dies is started again. What `scale` asks for is
+        done here.
 
         Raises:
             ClusterError: Ray has ended, with which all of them die.
         """
         router = ProcessKind(
             self._start_router,
-            _open_shared_ports,
+            self._join_router,
             lambda actor: actor.probe.remote(),
             probe_interval_s=1.0,
             silence_limit_s=5.0,
@@ -159,7 +170,20 @@ class Cluster:
             mapped=lambda actor: actor.mapped_workers.remote(),
         )
         kinds = dict.fromkeys(self._router_configs, router) | dict.fromkeys(self._worker_plans, worker)
-        Supervisor(self._actors, kinds, self._check_ray).run(stop)
+        supervisor = Supervisor(self._actors, kinds, self._check_ray)
+        try:
+            supervisor.run(stop, lambda: self._take_turn(supervisor, worker))
+        finally:
+            self._give_up_scaling()
+
+    def scale(self, counts: Mapping[str, int]) -> ScaleJob:
+        """Asks for other numbers of workers, of each role that is named; may be called from any thread, and is done
+        while the cluster is supervised. New workers are started first. One that is too many, those of the highest
+        numbers, gets no new requests, and ends when those that it has are over or drain_timeout_s have passed: what it
+        had then is begun again elsewhere."""
+        job = ScaleJob(counts)
+        self._scale_jobs.put(job)
+        return job
 
     def drain(self, timeout_s: float) -> int:
         """Takes no new requests from now on and waits for those in hand; returns how many are left. What a router had
@@ -190,6 +214,86 @@ class Cluster:
             self._request_lines = None
         self._ray.stop()
         self._held.close()
+
+    def _take_turn(self, supervisor: Supervisor, kind: ProcessKind) -> None:
+        if self._scaling is None:
+            with contextlib.suppress(queue.Empty):
+                job = self._scale_jobs.get_nowait()
+                try:
+                    self._scaling = self._plan_scaling(job, supervisor, kind)
+                except (ValueError, ClusterError) as error:
+                    job.finish(str(error), is_usage=True)
+        if self._scaling is not None and self._scaling.take_turn():
+            self._scaling = None
+
+    def _plan_scaling(self, job: ScaleJob, supervisor: Supervisor, kind: ProcessKind) -> Scaling:
+        running = Counter(p.worker.role for p in self._worker_plans.values())
+        counts = dict.fromkeys(ROLES, 0) | running | dict(job.counts)
+        config = replace(self._config, **in_counts(counts), num_routers=len(self._router_configs))
+        num_running = len(self._worker_plans)
+        _, plans = plan(config, self._model_dir, self.cluster_token, self._cluster_ports, num_running)
+        wanted = {p.worker.worker_id: p for p in plans}
+        joining = {name: p for name, p in wanted.items() if name not in self._worker_plans}
+        leaving = [name for name in self._worker_plans if name not in wanted]
+        has_room = self._check_room(len(joining), len(leaving))
+        return Scaling(job, self, supervisor, kind, joining, leaving, join_first=has_room)
+
+    def _check_room(self, num_joining: int, num_leaving: int) -> bool:
+        """Whether there is room for so many more workers before others leave; raises ConfigurationError if there is
+        not even then."""
+        needs = {"GPU": DEVICES_PER_WORKER} if self._config.device == "cuda" else {}
+        if self._config.ray_address:
+            needs["CPU"] = 1
+        has_room = True
+        for resource, each in needs.items():
+            free = self._ray.num_free(resource)
+            if free + each * num_leaving < each * num_joining:
+                raise ConfigurationError(
+                    f"no room for {num_joining} more workers: each takes {each} {resource}, and Ray has {free} left on "
+                    "this host; ask for fewer, or give Ray more"
+                )
+            has_room = has_room and free >= each * num_joining
+        return has_room
+
+    def _give_up_scaling(self) -> None:
+        if self._scaling is not None:
+            self._scaling.give_up()
+            self._scaling = None
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._scale_jobs.get_nowait().finish("the cluster is stopping")
+
+    # --- what a change of the number of workers is made of (deploy/scaling.py) ---
+
+    @property
+    def drain_timeout_s(self) -> float:
+        return self._config.drain_timeout_s
+
+    @property
+    def worker_names(self) -> list[str]:
+        return list(self._worker_plans)
+
+    def add_workers(self, plans: Mapping[str, WorkerPlan]) -> None:
+        """These are part of the cluster from now on; who supervises it starts them."""
+        self._worker_plans |= plans
+
+    def remove_workers(self, names: Sequence[str]) -> None:
+        """Ends what is left of these."""
+        for name in names:
+            del self._worker_plans[name]
+            if (actor := self._actors.pop(name, None)) is not None:
+                ray.kill(actor)
+
+    def tell_routers(self, names: Sequence[str]) -> list[Any]:
+        """Has the routers know these workers alone as those that are to be there; returns a reference to each one's
+        answer, as RouterActor.set_workers has it."""
+        planned = {name: self._worker_plans[name].worker.role for name in names}
+        self._router_configs = {name: replace(c, workers=planned) for name, c in self._router_configs.items()}
+        return [self._actors[name].set_workers.remote(planned) for name in self._router_configs]
+
+    def actor(self, name: str) -> Any:
+        """The process of that name; None: it is not there yet."""
+        return self._actors.get(name)
 
     def _init_ray(self) -> None:
         self._on_progress("ray", "starting")
@@ -252,6 +356,14 @@ class Cluster:
         starts; and no restart but ours. It has no name: Ray frees a dead actor's name too late for its successor."""
         options = self._ray.actor_options()
         return ray.remote(cls).options(**options, num_gpus=num_gpus, max_concurrency=3, max_restarts=0)
+
+    def _join_router(self, actor: Any) -> Any:
+        """Has a router take part. Since it was told what workers there are, others may have been asked for."""
+        planned = {name: plan.worker.role for name, plan in self._worker_plans.items()}
+        if self._scaling is not None:
+            planned = {name: planned[name] for name in self._scaling.planned}
+        actor.set_workers.remote(planned)
+        return actor.open_shared_ports.remote()
 
     def _join_worker(self, actor: Any) -> Any:
         """Has a worker that is loaded take part."""
@@ -319,11 +431,6 @@ class Cluster:
             log = log_file(directory, name) if directory else self._ray.log_directory
             return f"its process died; {log} says why"
         return str(error) or type(error).__name__
-
-
-def _open_shared_ports(actor: Any) -> Any:
-    """Has a router take part."""
-    return actor.open_shared_ports.remote()
 
 
 @contextlib.contextmanager

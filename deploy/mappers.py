@@ -30,6 +30,13 @@ class Mappers:
             if name not in mapped:
                 mappers.discard(mapper)
 
+    def forget(self, name: str) -> None:
+        """The process maps nothing, and nobody waits for what it left."""
+        for mappers in self._mappers.values():
+            mappers.discard(name)
+        self._mappers.pop(name, None)
+        self._deadlines.pop(name, None)
+
     def take_released(self, name: str, now: float) -> bool:
         """Whether the process may be started again: nobody maps what it left, or the time is over. If so, nothing more
         is remembered of it."""

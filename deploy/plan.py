@@ -46,12 +46,13 @@ def check_own_classes(config: ClusterConfig) -> None:
 
 
 def plan(
-    config: ClusterConfig, model_dir: Path, cluster_token: str, ports: ClusterPorts
+    config: ClusterConfig, model_dir: Path, cluster_token: str, ports: ClusterPorts, num_running: int = 0
 ) -> tuple[list[RouterConfig], list[WorkerPlan]]:
     """Turns a cluster's configuration into that of its processes.
 
     Args:
         ports: reserved for its routers.
+        num_running: of the workers, how many there are already, with their pools.
 
     Raises:
         ValueError: it does not fit the model or the memory, or the model is incomplete, or the
@@ -80,7 +81,7 @@ def plan(
             f"{engine.num_pages} pages of {engine.page_size} tokens hold {longest} tokens, fewer than "
             f"max_model_len {max_model_len}; use a larger num_pages or a smaller max_model_len"
         )
-    _check_memory(config.num_devices, engine, model_config)
+    _check_memory(max(0, config.num_devices - num_running), engine, model_config)
     router = config.router(str(model_dir), config.model.rstrip("/").rpartition("/")[2], max_model_len, cluster_token)
     workers = [
         config.worker(f"{role}-{i}", role, engine, max_model_len, cluster_token)

@@ -1,6 +1,7 @@
 """A router as a Ray actor. Nothing here imports torch; the launcher imports this too, without what a router needs."""
 
 import threading
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from deploy.garbage import collect_young_seldom, freeze_objects, no_collections
@@ -39,6 +40,10 @@ class RouterActor:
         """Returns if the router's loop turns; raises TimeoutError if it does not."""
         assert self._process is not None
         self._process.probe()
+
+    def set_workers(self, planned: Mapping[str, str]) -> dict[str, int]:
+        """As Router.set_workers: {} if it has yet to start, and asks again."""
+        return self._process.set_workers(planned) if self._process is not None else {}
 
     def wait_stopped(self) -> None:
         """Returns after stop; the caller sees an error at once if the process dies."""

@@ -10,7 +10,7 @@ import json
 import os
 import stat
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +33,50 @@ class RunOwner:
         return RunOwner(guard=ProcessId.of(os.getppid()), launcher=ProcessId.of(os.getpid()))
 
 
+@dataclass(frozen=True)
+class RunAbout:
+    """What commands are told of a cluster that runs here.
+
+    Attributes:
+        name: of the cluster.
+        state: "starting", "serving" or "stopping".
+        grpc, http: the clients' ports, each "host:port"; "" before they are known.
+        log: the file with what it says to whoever started it; "": a terminal has it.
+        log_dir: where its processes write their logs; "": Ray knows.
+        stop_limit_s: how long stopping it takes at most.
+    """
+
+    name: str
+    state: str = "starting"
+    grpc: str = ""
+    http: str = ""
+    log: str = ""
+    log_dir: str = ""
+    stop_limit_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Run:
+    """A cluster with a name that runs on this host."""
+
+    owner: RunOwner
+    about: RunAbout
+    control_path: Path
+
+
 def default_directory() -> Path:
     """Where this user's records are kept: the same for every command, whatever session it is run from."""
     return Path(f"/tmp/tandem-{os.getuid()}")
 
 
-def write_record(directory: Path, owner: RunOwner, processes: Iterable[ProcessId]) -> Path:
-    """Writes or replaces the record of a run, atomically; the directory is made if need be."""
+def write_record(
+    directory: Path, owner: RunOwner, processes: Iterable[ProcessId], about: RunAbout | None = None
+) -> Path:
+    """Writes or replaces the record of a run, atomically; the directory is made if need be.
+
+    Args:
+        about: of a cluster with a name.
+    """
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     check_private(directory)
     record = {
@@ -47,6 +84,7 @@ def write_record(directory: Path, owner: RunOwner, processes: Iterable[ProcessId
         "guard": _to_json(owner.guard),
         "launcher": _to_json(owner.launcher),
         "processes": [_to_json(process) for process in processes],
+        "about": asdict(about) if about is not None else None,
     }
     path = _record_path(directory, owner)
     draft = path.with_suffix(".draft")
@@ -77,6 +115,31 @@ def end_leftovers(directory: Path) -> list[ProcessId]:
         with contextlib.suppress(OSError):
             _remove_if_stale(path)
     return found
+
+
+def find_runs(directory: Path) -> list[Run]:
+    """The clusters with names that run here, by their names; those of other containers are not among them.
+
+    Raises:
+        PermissionError: somebody else could have written which there are.
+    """
+    if not directory.is_dir():
+        return []
+    check_private(directory)
+    found = []
+    for path in directory.glob("*.json"):
+        # It may end meanwhile, or be another version's.
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            record = json.loads(path.read_text())
+            owner = RunOwner(_from_json(record["guard"]), _from_json(record["launcher"]))
+            if record["machine"] == _machine() and record["about"] and owner.launcher.is_alive():
+                found.append(Run(owner, RunAbout(**record["about"]), control_path(directory, owner)))
+    return sorted(found, key=lambda run: run.about.name)
+
+
+def control_path(directory: Path, owner: RunOwner) -> Path:
+    """Where a run is spoken to: beside its record, with which it goes."""
+    return _record_path(directory, owner).with_suffix(".sock")
 
 
 def ray_token_path(directory: Path, launcher: ProcessId) -> Path:
@@ -150,7 +213,7 @@ def _path_stem(directory: Path, launcher: ProcessId) -> Path:
 
 def _remove(path: Path) -> None:
     """Removes a run's record and what is kept beside it."""
-    for suffix in (".draft", ".token"):
+    for suffix in (".draft", ".token", ".sock"):
         path.with_suffix(suffix).unlink(missing_ok=True)
     path.unlink(missing_ok=True)
 

@@ -1,4 +1,4 @@
-"""Runs a cluster in the foreground until a signal stops it, and leaves nothing behind."""
+"""Runs a cluster until a signal stops it, and leaves nothing behind: in the foreground, or without a terminal."""
 
 import functools
 import ipaddress
@@ -8,30 +8,49 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from rich.console import Console
 
 from deploy.cluster_config import ClusterConfig
 from deploy.cluster_options import OPTIONS
+from deploy.control import ControlServer
+from deploy.detach import run_detached
 from deploy.guard import run_guarded
 from deploy.launcher import Cluster, ClusterError, ConfigurationError
+from deploy.names import ClusterName, NameTakenError
 from deploy.options import in_flags
 from deploy.process_tree import descendants
 from deploy.progress import StartProgress
-from deploy.run_record import RunOwner, default_directory, end_leftovers, remove_record, write_record
+from deploy.run_record import (
+    RunAbout,
+    RunOwner,
+    check_private,
+    control_path,
+    default_directory,
+    end_leftovers,
+    find_runs,
+    remove_record,
+    write_record,
+)
 from tandem import exit_codes
+from tandem.config import ROLES
 from tandem.processes import ProcessId
 
 # Stopping takes no longer than this once no request is waited for any more.
 STOP_GRACE_S = 20.0
 DRAIN_REPORT_INTERVAL_S = 1.0
+# Whoever asks hears at least so often that an answer is to come.
+SILENCE_S = 5.0
+# What a cluster without a terminal says of itself.
+LAUNCHER_LOG = "tandem.log"
 
 
-def serve(config: ClusterConfig) -> int:
+def serve(config: ClusterConfig, *, detach: bool = False) -> int:
     """`tandem serve`: returns the exit status."""
     if not config.api_keys and not config.tls_client_ca and not _is_loopback(config.host):
         print(
@@ -39,36 +58,95 @@ def serve(config: ClusterConfig) -> int:
             "can use this cluster; set one with --api-key-file, or listen on 127.0.0.1",
             file=sys.stderr,
         )
-    return run_cluster(config, functools.partial(announce_and_wait, config))
+    directory = default_directory()
+    try:
+        # It is let go before it is taken for good: what is refused here says so before anything else is done.
+        ClusterName(directory, config.cluster_name).close()
+        if not detach:
+            return run_cluster(config, functools.partial(announce_and_wait, config), is_named=True)
+        logs = directory / "clusters" / config.cluster_name
+        logs.mkdir(mode=0o700, parents=True, exist_ok=True)
+        check_private(logs)
+    except NameTakenError:
+        return _refuse_name(directory, config.cluster_name)
+    except PermissionError as error:
+        print(f"tandem: {error}", file=sys.stderr)
+        return exit_codes.FAILED
+    if not config.log_dir:
+        for old in logs.glob("*.log"):
+            old.unlink()
+        config = replace(config, log_dir=str(logs))
+    log = logs / LAUNCHER_LOG
+
+    def run(on_ready: Callable[[], None]) -> int:
+        stop = f"{_own_command()} stop {config.cluster_name}"
+        use = functools.partial(announce_and_wait, config, how_to_stop=stop, on_ready=on_ready)
+        return run_cluster(config, use, is_named=True, log=str(log))
+
+    return run_detached(run, log)
 
 
-def run_cluster(config: ClusterConfig, use: Callable[[Cluster, threading.Event], int]) -> int:
+def _refuse_name(directory: Path, name: str) -> int:
+    pids = [run.owner.guard.pid for run in find_runs(directory) if run.about.name == name]
+    which = f" (pid {pids[0]})" if pids else ""
+    print(
+        f"tandem: a cluster named {name} runs here already{which}; give this one another --name, or stop that one: "
+        f"tandem stop {name}",
+        file=sys.stderr,
+    )
+    return exit_codes.USAGE
+
+
+def run_cluster(
+    config: ClusterConfig,
+    use: Callable[[Cluster, threading.Event], int],
+    *,
+    is_named: bool = False,
+    log: str = "",
+) -> int:
     """Starts a cluster in a guarded child process, calls `use` with it there, and stops it; returns the exit status.
 
     Args:
         use: given the running cluster and an event that is set when the cluster is asked to stop. Its result is the
             exit status. If the cluster was asked to stop, the requests in hand get drain_timeout_s to finish.
+        is_named: whether commands may call it by its name.
+        log: the file that has what it says; "": a terminal has it.
 
     Returns 2 if the cluster cannot start as configured, 1 if it failed otherwise.
     """
-    return run_guarded(lambda: _run(config, use), stop_grace_s=config.drain_timeout_s + STOP_GRACE_S)
+    return run_guarded(lambda: _run(config, use, is_named, log), stop_grace_s=config.drain_timeout_s + STOP_GRACE_S)
 
 
-def _run(config: ClusterConfig, use: Callable[[Cluster, threading.Event], int]) -> int:
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
+def _run(config: ClusterConfig, use: Callable[[Cluster, threading.Event], int], is_named: bool, log: str) -> int:
+    logging.basicConfig(
+        level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s" if log else "%(levelname)s: %(message)s"
+    )
     console = Console()
     directory = default_directory()
     try:
         left = end_leftovers(directory)
+        name = ClusterName(directory, config.cluster_name) if is_named else None
     except PermissionError as error:
         print(f"tandem: {error}", file=sys.stderr)
         return exit_codes.FAILED
+    except NameTakenError:
+        return _refuse_name(directory, config.cluster_name)
     if left:
         console.print(f"Ended {len(left)} processes that a killed cluster had left behind.")
     owner = RunOwner.of_launcher()
     stop = threading.Event()
     start_is_stopped = False
     progress = StartProgress(console, started_s_ago=owner.guard.age_s())
+    about: RunAbout | None = None
+    if is_named:
+        stop_limit_s = config.drain_timeout_s + STOP_GRACE_S
+        about = RunAbout(config.cluster_name, "starting", "", "", log, config.log_dir, stop_limit_s)
+
+    def record(state: str = "") -> None:
+        nonlocal about
+        if about is not None:
+            about = replace(about, state=state or about.state, grpc=cluster.addresses.grpc, http=cluster.addresses.http)
+        write_record(directory, owner, descendants(), about)
 
     def stop_starting(signum: int, frame: FrameType | None) -> NoReturn:
         """It may be asked for more than once."""
@@ -87,7 +165,7 @@ def _run(config: ClusterConfig, use: Callable[[Cluster, threading.Event], int]) 
         progress(part, doing)
         # The record is kept up to date while processes come into being, so that the next start knows of them whatever
         # happens.
-        write_record(directory, owner, descendants())
+        record()
 
     def on_stop(signum: int, frame: FrameType | None) -> None:
         # It may run only once: set() holds a lock, and the handler of a second signal would interrupt it and wait for
@@ -99,6 +177,7 @@ def _run(config: ClusterConfig, use: Callable[[Cluster, threading.Event], int]) 
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     cluster = Cluster(config, on_progress, on_request_line)
+    control: ControlServer | None = None
     try:
         signal.signal(signal.SIGTERM, stop_starting)
         with progress:
@@ -107,9 +186,12 @@ def _run(config: ClusterConfig, use: Callable[[Cluster, threading.Event], int]) 
             return 0
         console.print(f"Ready after {progress.seconds:.1f} s", highlight=False)
         signal.signal(signal.SIGTERM, on_stop)
-        write_record(directory, owner, descendants())
+        if is_named:
+            control = ControlServer(control_path(directory, owner), functools.partial(_answer, cluster))
+        record("serving")
         status = use(cluster, stop)
         if stop.is_set():
+            record("stopping")
             _drain(cluster, config.drain_timeout_s, owner.guard, console)
         return status
     except SystemExit:
@@ -121,8 +203,29 @@ def _run(config: ClusterConfig, use: Callable[[Cluster, threading.Event], int]) 
         print(f"tandem: {in_flags(str(error), OPTIONS)}", file=sys.stderr)
         return exit_codes.USAGE if isinstance(error, ConfigurationError) else exit_codes.FAILED
     finally:
+        if control is not None:
+            control.close()
         cluster.stop()
         remove_record(directory, owner)
+        if name is not None:
+            name.close()
+
+
+def _answer(cluster: Cluster, asked: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """What a command asks of a cluster that runs."""
+    counts = asked.get("counts")
+    if (
+        asked.get("do") != "scale"
+        or not isinstance(counts, dict)
+        or not all(role in ROLES and isinstance(count, int) for role, count in counts.items())
+    ):
+        yield {"error": "this cluster does not know what it is asked for: it is of another version"}
+        return
+    job = cluster.scale(counts)
+    while (line := job.next_line(SILENCE_S)) is not None:
+        # Nothing to show says that it goes on.
+        yield {"line": line}
+    yield {"error": in_flags(job.error, OPTIONS), "is_usage": job.is_usage}
 
 
 def _drain(cluster: Cluster, timeout_s: float, guard: ProcessId, console: Console) -> None:
@@ -156,7 +259,14 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def announce_and_wait(config: ClusterConfig, cluster: Cluster, stop: threading.Event) -> int:
+def announce_and_wait(
+    config: ClusterConfig,
+    cluster: Cluster,
+    stop: threading.Event,
+    *,
+    how_to_stop: str = "Ctrl-C",
+    on_ready: Callable[[], None] = lambda: None,
+) -> int:
     """What `tandem serve` does with a cluster that runs: says where it is, and keeps it alive until it is to stop."""
     console = Console(highlight=False)
     url = f"{'https' if config.tls_cert else 'http'}://{cluster.addresses.http}"
@@ -174,7 +284,8 @@ def announce_and_wait(config: ClusterConfig, cluster: Cluster, stop: threading.E
         *(["--api-key KEY"] if config.api_keys else []),
     ]
     command = " ".join([_own_command(), "generate", *flags, '"What is the capital of France?"'])
-    console.print(f"Try: {command}   (Ctrl-C stops the cluster)", soft_wrap=True)
+    console.print(f"Try: {command}   ({how_to_stop} stops the cluster)", soft_wrap=True)
+    on_ready()
     cluster.supervise(stop)
     console.print("Stopping")
     return 0

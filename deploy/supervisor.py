@@ -69,7 +69,7 @@ class Supervisor:
             check_startable: called before a process is started again; what it raises ends the supervision.
         """
         self._actors = actors
-        self._kinds = kinds
+        self._kinds = dict(kinds)
         self._check_startable = check_startable
         self._awaited: dict[Any, _Awaited] = {}
         self._restart_at: dict[str, float] = {}
@@ -80,12 +80,47 @@ class Supervisor:
         self._looked_at = time.monotonic()
         # Until when each process that is being started again must have joined.
         self._join_by: dict[str, float] = {}
+        # Why each process that has not joined yet could not be started, when that was last tried.
+        self._failures: dict[str, str] = {}
+        self._added: set[str] = set()
+        self._retired: set[str] = set()
         for name in actors:
             self._watch(name)
 
-    def run(self, stop: threading.Event) -> None:
-        """Returns when `stop` is set."""
+    def add(self, name: str, kind: ProcessKind) -> None:
+        """Starts one more process, like one that has died."""
+        assert name not in self._kinds
+        self._kinds[name] = kind
+        self._added.add(name)
+        self._restart_at[name] = time.monotonic()
+
+    def has_joined(self, name: str) -> bool:
+        """Whether a process runs and takes part."""
+        return name in self._answered_at
+
+    def failure(self, name: str) -> str:
+        """Why a process could not be started when that was last tried; "" once it has joined."""
+        return self._failures.get(name, "")
+
+    def retire(self, name: str) -> None:
+        """From now on a process is not started again: it may end."""
+        self._retired.add(name)
+        if name in self._restart_at:
+            self.forget(name)
+
+    def forget(self, name: str) -> None:
+        """Has nothing more to do with a process, whether or not it runs."""
+        self._awaited = {ref: awaited for ref, awaited in self._awaited.items() if awaited.name != name}
+        for known in (self._kinds, self._restart_at, self._join_by, self._answered_at, self._probe_at, self._failures):
+            known.pop(name, None)
+        self._added.discard(name)
+        self._retired.discard(name)
+        self._mappers.forget(name)
+
+    def run(self, stop: threading.Event, on_turn: Callable[[], None] = lambda: None) -> None:
+        """Returns when `stop` is set. Args: on_turn: called several times a second."""
         while not stop.is_set():
+            on_turn()
             ended, _ = ray.wait(list(self._awaited), num_returns=1, timeout=POLL_INTERVAL_S, fetch_local=False)
             for ref in ended:
                 self._handle(self._awaited.pop(ref), ref)
@@ -105,6 +140,8 @@ class Supervisor:
     def _handle(self, awaited: _Awaited, ref: Any) -> None:
         name = awaited.name
         match awaited.stage:
+            case "end" if name in self._retired:
+                self.forget(name)
             case "end":
                 logger.warning("%s died; starting it again", name)
                 self._start_later(name)
@@ -125,10 +162,14 @@ class Supervisor:
                 except (RayError, ValueError, TimeoutError) as error:
                     self._give_up_start(name, error.cause if isinstance(error, RayTaskError) else error)
                     return
+                if name in self._retired:
+                    return
                 if stage == "load":
                     self._awaited[self._kinds[name].join(self._actors[name])] = _Awaited("join", name)
                 else:
-                    logger.warning("%s is back", name)
+                    logger.warning("%s has joined" if name in self._added else "%s is back", name)
+                    self._added.discard(name)
+                    self._failures.pop(name, None)
                     self._watch(name)
 
     def _watch(self, name: str) -> None:
@@ -140,6 +181,7 @@ class Supervisor:
     def _give_up_start(self, name: str, reason: object) -> None:
         """A process that was to be started again has failed to; another attempt follows."""
         logger.error("%s could not be started again: %s", name, reason)
+        self._failures[name] = str(reason) or type(reason).__name__
         self._awaited = {
             ref: a for ref, a in self._awaited.items() if a.name != name or a.stage not in ("load", "join")
         }
@@ -147,6 +189,9 @@ class Supervisor:
         self._start_later(name)
 
     def _start_later(self, name: str) -> None:
+        if name in self._retired:
+            self.forget(name)
+            return
         self._answered_at.pop(name, None)
         self._join_by.pop(name, None)
         self._restart_at[name] = time.monotonic() + RESTART_DELAY_S

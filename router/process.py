@@ -7,7 +7,7 @@ import logging
 import os
 import resource
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +90,10 @@ class RouterProcess:
         """Returns if the loop turns; raises TimeoutError if it does not for PROBE_TIMEOUT_S."""
         self._loop_thread.call(asyncio.sleep(0), PROBE_TIMEOUT_S)
 
+    def set_workers(self, planned: Mapping[str, str]) -> dict[str, int]:
+        """As Router.set_workers."""
+        return self._loop_thread.call(self._set_workers(planned), PROBE_TIMEOUT_S)
+
     def drain(self, timeout_s: float) -> int:
         """Takes no new requests from now on and waits for those in hand; returns how many are left."""
         return self._loop_thread.call(self._drain(timeout_s), timeout_s + STOP_TIMEOUT_S)
@@ -164,6 +168,10 @@ class RouterProcess:
         shared = self._open_ports(config.shared_grpc_port, config.shared_http_port)
         self._client_servers.append(shared)
         await shared.start()
+
+    async def _set_workers(self, planned: Mapping[str, str]) -> dict[str, int]:
+        assert self._router is not None
+        return self._router.set_workers(planned)
 
     async def _drain(self, timeout_s: float) -> int:
         assert self._router is not None

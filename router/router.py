@@ -95,7 +95,7 @@ class Router:
         self.idle = asyncio.Event()
         self.idle.set()
         self.elsewhere = PeerCounts(clock)
-        self.workers = WorkerRegistry(clock, config.heartbeat_timeout_s, config.stall_timeout_s)
+        self.workers = WorkerRegistry(clock, config.heartbeat_timeout_s, config.stall_timeout_s, config.workers)
         self.recalls = Recalls(self.workers, self.incarnation, clock)
         self.clocks = ClockOffsets()
         self._next_probe = clock()
@@ -106,7 +106,7 @@ class Router:
             lambda: self.num_waiting,
             self.not_ready_reason,
             clocks=self.clocks,
-            planned=config.workers,
+            planned=self.workers.planned,
             num_restarts=config.num_restarts,
         )
         self.live = LiveRecord()
@@ -301,6 +301,19 @@ class Router:
         self._attempts.serve_waiting()
         return worker
 
+    def set_workers(self, planned: Mapping[str, str]) -> dict[str, int]:
+        """From now on these are to be the cluster's workers; new requests go to no others. Returns how many requests of
+        this router each of the others has in hand.
+
+        Args:
+            planned: their roles by their names.
+        """
+        if planned != self.workers.planned:
+            self.workers.set_planned(planned)
+            self._room.is_due = True
+            self._attempts.serve_waiting()
+        return {w.worker_id: w.assigned_here.num_requests for w in self.workers if not self.workers.stays(w)}
+
     def receive(self, worker: Worker, message: WorkerMessage) -> None:
         """A message on a worker's control stream."""
         self.workers.record_heard(worker)
@@ -345,9 +358,13 @@ class Router:
         """
         if self.workers.get(worker.worker_id) is not worker:
             return
-        self.metrics.fault(kind)
-        logger.warning("worker %s lost: %s", worker.worker_id, reason)
-        self.live.journal.worker_lost(worker.worker_id, kind, reason)
+        if self.workers.stays(worker):
+            self.metrics.fault(kind)
+            logger.warning("worker %s lost: %s", worker.worker_id, reason)
+            self.live.journal.worker_lost(worker.worker_id, kind, reason)
+        else:
+            logger.info("worker %s has left: %s", worker.worker_id, reason)
+            self.live.journal.worker_left(worker.worker_id)
         self.workers.unregister(worker)
         self.recalls.lose_worker(worker)
         self.clocks.forget(worker.worker_id)

@@ -1,6 +1,6 @@
 """The live workers, as the router knows them."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from router.candidates import Candidates
 from router.worker import Worker
@@ -15,10 +15,18 @@ class WorkerRegistry:
 
     Attributes:
         candidates: every pair of workers that can serve a request now.
+        planned: the workers that the cluster is to have, their roles by their names. One that is not among them is
+            about to leave: it finishes what it has and takes nothing new. Empty: nobody has said who they are.
         max_request_tokens: tokens of the largest request that fits every worker's pool alone; 0 without workers.
     """
 
-    def __init__(self, clock: Callable[[], float], heartbeat_timeout_s: float, stall_timeout_s: float) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        heartbeat_timeout_s: float,
+        stall_timeout_s: float,
+        planned: Mapping[str, str] | None = None,
+    ) -> None:
         self._clock = clock
         self._heartbeat_timeout_s = heartbeat_timeout_s
         self._stall_timeout_s = stall_timeout_s
@@ -27,6 +35,7 @@ class WorkerRegistry:
         self._page_format: PageFormat | None = None
         self._num_pairs = 0
         self.candidates = Candidates(self._workers)
+        self.planned = dict(planned or {})
         self.max_request_tokens = 0
 
     @property
@@ -45,6 +54,20 @@ class WorkerRegistry:
     def get(self, worker_id: str) -> Worker | None:
         return self._workers.get(worker_id)
 
+    def stays(self, worker: Worker) -> bool:
+        """Whether a worker is to be part of the cluster further on."""
+        return not self.planned or worker.worker_id in self.planned
+
+    def set_planned(self, planned: Mapping[str, str]) -> None:
+        """From now on these are to be the cluster's workers. What is served by others is left to them."""
+        self.planned.clear()
+        self.planned.update(planned)
+        for worker in self._workers.values():
+            if not self.stays(worker):
+                self._unlink_all(worker)
+        for worker in self._workers.values():
+            self._link_all(worker)
+
     def refusal(self, hello: Hello) -> str:
         """Why this worker cannot join, or "": all workers must mean the same by a page, for as long as the router
         lives, and compute with the model that the router tokenizes for."""
@@ -61,25 +84,14 @@ class WorkerRegistry:
         worker = Worker(hello, send, disconnect, last_heard=now, last_progress=now)
         self._page_format = hello.page_format
         self._workers[hello.worker_id] = worker
-        if worker.role == "both":
-            self._link(worker, worker)
-        if worker.receives:
-            # Word of a link to it may have come before it did.
-            for prefill in self._workers.values():
-                if prefill.links_up.get(worker.worker_id) == worker.incarnation:
-                    self._link(prefill, worker)
+        self._link_all(worker)
         self._update_limit()
         return worker
 
     def unregister(self, worker: Worker) -> None:
         if self._workers.get(worker.worker_id) is worker:
-            for decode in list(worker.decode_workers.values()):
-                self._unlink(worker, decode)
+            self._unlink_all(worker)
             del self._workers[worker.worker_id]
-            for other in self._workers.values():
-                # What it has said of its links stays true: it keeps one to a worker that only this router has lost, and
-                # says no more of it when that worker is back.
-                self._unlink(other, worker)
             self._update_limit()
 
     def record_heard(self, worker: Worker) -> None:
@@ -161,8 +173,29 @@ class WorkerRegistry:
         """The workers that all that hand over should have a link to, each to all but itself."""
         return tuple(Peer(w.worker_id, w.incarnation, w.hello.address) for w in self._workers.values() if w.receives)
 
+    def _link_all(self, worker: Worker) -> None:
+        """It can serve with those that can go on with what it computes, and that have a link to it."""
+        if worker.role == "both":
+            self._link(worker, worker)
+        if worker.receives:
+            # Word of a link to it may have come before it did.
+            for prefill in self._workers.values():
+                if prefill.links_up.get(worker.worker_id) == worker.incarnation:
+                    self._link(prefill, worker)
+
+    def _unlink_all(self, worker: Worker) -> None:
+        """It serves with nobody from now on."""
+        for decode in list(worker.decode_workers.values()):
+            self._unlink(worker, decode)
+        for other in self._workers.values():
+            # What another has said of its links stays true: it keeps one to a worker that only this router has lost,
+            # and says no more of it when that worker is back.
+            self._unlink(other, worker)
+
     def _link(self, prefill: Worker, decode: Worker) -> None:
-        """These two can serve a request together from now on."""
+        """These two can serve a request together from now on, unless one of them is about to leave."""
+        if not (self.stays(prefill) and self.stays(decode)):
+            return
         if self._workers.get(prefill.worker_id) is prefill and decode.worker_id not in prefill.decode_workers:
             prefill.decode_workers[decode.worker_id] = decode
             self._num_pairs += 1

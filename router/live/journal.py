@@ -69,6 +69,9 @@ class Journal:
     def worker_lost(self, worker_id: str, kind: str, reason: str) -> None:
         self._note("worker", worker_id, f"lost, {kind}: {reason}", is_fault=True)
 
+    def worker_left(self, worker_id: str) -> None:
+        self._note("worker", worker_id, "left: the cluster needs it no more")
+
     def link_changed(self, worker: Worker, state: LinkState) -> None:
         """To be called before the worker's own notes of its links change: those that open first are no news."""
         subject = f"{worker.worker_id} to {state.decode_worker_id}"

@@ -151,7 +151,7 @@ class SnapshotBuilder:
 
     def _workers(self) -> list[dict[str, Any]]:
         here = {worker.worker_id: worker for worker in self._router.workers}
-        away: Iterable[tuple[str, str]] = ((name, role) for name, role in self._config.workers.items())
+        away: Iterable[tuple[str, str]] = ((name, role) for name, role in self._router.workers.planned.items())
         found = [self._worker(worker) for worker in here.values()]
         found += [{"id": name, "role": role, "alive": False} for name, role in away if name not in here]
         return sorted(found, key=lambda worker: (ROLES.index(worker["role"]), worker["id"]))

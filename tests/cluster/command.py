@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import threading
+import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,12 +35,19 @@ class Server:
 
 
 def tandem(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    if arguments[0] == "serve" and "--name" not in arguments:
+        arguments = ("serve", *own_name(), *arguments[1:])
     return subprocess.run([TANDEM, *arguments], input=stdin, capture_output=True, text=True, timeout=60.0)
+
+
+def own_name() -> tuple[str, str]:
+    """A name that no other cluster on this host has."""
+    return "--name", f"test-{uuid.uuid4().hex[:12]}"
 
 
 def start(*arguments: str, runtime_dir: Path, cwd: Path | None = None) -> Server:
     process = subprocess.Popen(
-        [TANDEM, "serve", "--grpc-port", "0", "--http-port", "0", *arguments],
+        [TANDEM, "serve", *own_name(), "--grpc-port", "0", "--http-port", "0", *arguments],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         text=True,

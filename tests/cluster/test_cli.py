@@ -15,7 +15,7 @@ from deploy.process_tree import descendants, end_processes
 from tandem.client import TandemClient
 from tandem.processes import ProcessId
 from tandem.v1 import inference_pb2 as pb
-from tests.cluster.command import GONE_S, TANDEM, Server, start, tandem
+from tests.cluster.command import GONE_S, TANDEM, Server, own_name, start, tandem
 from tests.cluster.conftest import Answer, Clusters, Oracle, wait_until
 from tests.conftest import Certificates
 
@@ -250,7 +250,7 @@ def test_ctrl_c_at_any_moment_of_a_start_is_no_failure_and_leaves_nothing(tiny_m
     flags = ("--both", "1", "--threads", "1", "--num-pages", "64", "--grpc-port", "0", "--http-port", "0")
     for number in range(20):
         process = subprocess.Popen(
-            [TANDEM, "serve", "--model", str(tiny_model_dir), *flags],
+            [TANDEM, "serve", *own_name(), "--model", str(tiny_model_dir), *flags],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -21,6 +21,7 @@ ROOT = Path(__file__).parents[3]
 EXAMPLE = ROOT / "deploy/examples/serve.yaml"
 # A value for each field that is not its default, where any other than a larger number or another choice is needed.
 OTHER_VALUES = {
+    "cluster_name": "chat",
     "served_model_name": ("one", "org/two"),
     "model": "other",
     "num_prefill": 2,

@@ -75,6 +75,7 @@ def test_an_engine_knows_its_largest_forwards(role: Role, chunk: int, batch: int
         (["--model", "m", "--prefill", "1", "--decode", "0"], "both kinds are needed"),
         (["--model", "m", "--chunk-size", "-5"], "--chunk-size must not be negative"),
         (["--model", "m", "--dtype", "int4"], "invalid choice: 'int4'"),
+        (["--model", "m", "--name", "../chat"], "--name must be 1 to 40 letters, digits, - and _"),
         ([], "which model? give --model"),
     ],
 )
@@ -102,7 +103,7 @@ def test_every_option_is_followed_by_somebody() -> None:
         "disable_overlap_schedule",
     }
     decided_here |= {"tls_cert", "tls_key", "tls_client_ca", "log_level", "log_dir", "log_requests", "drain_timeout_s"}
-    decided_here.add("ray_address")
+    decided_here |= {"ray_address", "cluster_name"}
     processes = (EngineConfig, RouterConfig, WorkerConfig, PrefillConfig, DecodeConfig, LinkConfig)
     followed = {f.name for process in processes for f in fields(process)}
     assert {f.name for f in fields(ClusterConfig)} - followed == decided_here

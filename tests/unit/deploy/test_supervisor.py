@@ -1,7 +1,10 @@
 """When a process that has died is started again, with the answers of the others played by the test."""
 
+import contextlib
+import queue
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -73,11 +76,13 @@ class Cluster:
         self.started: list[str] = []
         self.can_start = True
         self.failure: Exception | None = None
-        kind = ProcessKind(
+        self.load_error: Exception | None = None
+        self._turns: queue.SimpleQueue[Callable[[], Any]] = queue.SimpleQueue()
+        kind = self.kind = ProcessKind(
             self._start, lambda _: Ref(None), lambda _: Ref(None), 60.0, 60.0, start_limit_s, Actor.mapped
         )
         self._stop = threading.Event()
-        self._supervised = Supervisor(self.actors, dict.fromkeys(names, kind), self._check_startable)
+        self.supervised = Supervisor(self.actors, dict.fromkeys(names, kind), self._check_startable)
         self._thread = threading.Thread(target=self._run)
 
     def __enter__(self) -> "Cluster":
@@ -88,6 +93,20 @@ class Cluster:
         self._stop.set()
         self._thread.join(5.0)
         assert not self._thread.is_alive()
+
+    def on_turn(self, do: Callable[[], Any]) -> None:
+        """Has this done by the thread that supervises."""
+        self._turns.put(do)
+
+    def wait(self, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 5.0
+        while not condition():
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+
+    def _take_turn(self) -> None:
+        with contextlib.suppress(queue.Empty):
+            self._turns.get_nowait()()
 
     def kill(self, name: str) -> None:
         self.actors[name].end.value = (RayError(),)
@@ -104,7 +123,7 @@ class Cluster:
 
     def _run(self) -> None:
         try:
-            self._supervised.run(self._stop)
+            self.supervised.run(self._stop, self._take_turn)
         except RuntimeError as error:
             self.failure = error
 
@@ -115,7 +134,7 @@ class Cluster:
     def _start(self, name: str) -> Ref:
         self.started.append(name)
         self.actors[name] = Actor()
-        return Ref(None) if self._loads else Ref()
+        return Ref(self.load_error) if self._loads else Ref()
 
 
 @pytest.fixture(autouse=True)
@@ -175,3 +194,33 @@ def test_who_stood_still_himself_calls_nobody_silent(monkeypatch: pytest.MonkeyP
     for tenths in range(1, 36):
         supervised._probe(now + 100.0 + tenths / 10)
     assert len(killed) == 1
+
+
+def test_one_more_is_started_and_one_that_is_to_end_is_not_started_again() -> None:
+    with Cluster("p0", "d0") as cluster:
+        supervised = cluster.supervised
+        cluster.on_turn(lambda: supervised.add("d1", cluster.kind))
+        assert cluster.has_started("d1")
+        cluster.wait(lambda: supervised.has_joined("d1"))
+        cluster.on_turn(lambda: supervised.retire("d0"))
+        cluster.kill("d0")
+        cluster.wait(lambda: not supervised.has_joined("d0"))
+        assert not cluster.has_started("d0", within_s=0.2)
+        # One that waits to be started again is not either.
+        cluster.on_turn(lambda: (supervised.retire("d1"), cluster.kill("d1")))
+        cluster.wait(lambda: not supervised.has_joined("d1"))
+        # The name can be had again.
+        cluster.started.clear()
+        cluster.on_turn(lambda: supervised.add("d0", cluster.kind))
+        assert cluster.has_started("d0") and cluster.started == ["d0"]
+
+
+def test_why_one_more_cannot_be_started_is_known() -> None:
+    with Cluster("p0") as cluster:
+        cluster.load_error = ValueError("no room")
+        cluster.on_turn(lambda: cluster.supervised.add("d1", cluster.kind))
+        cluster.wait(lambda: cluster.supervised.failure("d1") == "no room")
+        cluster.on_turn(lambda: cluster.supervised.forget("d1"))
+        cluster.wait(lambda: not cluster.supervised.failure("d1"))
+        cluster.started.clear()
+        assert not cluster.has_started("d1", within_s=0.2)

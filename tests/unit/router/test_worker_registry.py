@@ -4,7 +4,7 @@ import pytest
 
 from router.errors import UnavailableError
 from tandem.messages import Heartbeat, LinkState, Peers, Tokens
-from tests.fakes.router_harness import RouterHarness, run
+from tests.fakes.router_harness import RouterHarness, run, settle
 from tests.fakes.scripted_worker import ScriptedWorker
 
 
@@ -136,3 +136,44 @@ async def test_a_request_that_leaves_no_room_for_prompts_of_others_is_refused() 
         "20 prompt tokens and 21 output tokens do not fit the workers' 40 tokens of KV memory, of which prompts for "
         "other workers may take half; a larger num_pages makes room"
     )
+
+
+@run
+async def test_who_is_planned_no_more_finishes_what_it_has_and_gets_nothing_new() -> None:
+    everybody = {"p0": "prefill", "p1": "prefill", "d0": "decode", "d1": "decode", "b": "both"}
+    h = RouterHarness(2, 2, workers=everybody)
+    ScriptedWorker(h.router, "b", "both")
+    client = h.request()
+    await settle()
+    assert client.tracker.prefill_worker_id == "p0" and client.tracker.decode_worker_id == "d0"
+    assert h.router.set_workers({"p1": "prefill", "d1": "decode"}) == {"p0": 1, "d0": 1, "b": 0}
+    assert pairs(h) == ["p1-d1"]
+    other = h.request()
+    await settle()
+    assert other.tracker.decode_worker_id == "d1"
+    # Links that open now change nothing, nor does its coming back.
+    h.p[0].link_to("d1")
+    h.router.lose_worker(h.d[0].worker, "disconnected", "it has ended")
+    d0 = ScriptedWorker(h.router, "d0", "decode", life="next")
+    h.p[1].link_to_life("d0", "d0-next")
+    assert pairs(h) == ["p1-d1"]
+    await settle()
+    # What it had has begun again elsewhere.
+    assert client.tracker.attempt == 1 and client.tracker.decode_worker_id == "d1"
+    assert h.router.set_workers({"p1": "prefill", "d1": "decode"}) == {"p0": 0, "d0": 0, "b": 0}
+    # Whoever is planned again serves with those that it has links to.
+    h.router.set_workers(everybody)
+    assert sorted(pairs(h)) == ["b-b", "p0-d1", "p1-d0", "p1-d1"]
+    h.router.lose_worker(d0.worker, "disconnected", "killed")
+    await client.leave()
+    await other.leave()
+
+
+@run
+async def test_a_worker_that_leaves_is_no_fault() -> None:
+    h = RouterHarness(1, 2, workers={"p0": "prefill", "d0": "decode", "d1": "decode"})
+    h.router.set_workers({"p0": "prefill", "d0": "decode"})
+    h.router.lose_worker(h.d[1].worker, "disconnected", "its stream has ended")
+    metrics = "\n".join(str(metric) for metric in h.router.metrics.collect())
+    assert "value=1.0" not in "\n".join(line for line in metrics.splitlines() if "tandem_faults" in line)
+    assert "d1" not in metrics

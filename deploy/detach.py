@@ -1,0 +1,101 @@
+"""A command that goes on without its terminal, once what it starts is ready."""
+
+import contextlib
+import os
+import select
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+from tandem import exit_codes
+
+_LOOK_INTERVAL_S = 0.1
+_READY = b"r"
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+def run_detached(main: Callable[[Callable[[], None]], int], log: Path) -> int:
+    """Runs `main` in a process without a terminal, in a session of its own, and shows what it says until it is ready or
+    has ended.
+
+    Ctrl-C, or SIGTERM, has it end as long as it is not ready; the end of this process, or of its terminal, does not.
+
+    Args:
+        main: given what it calls when it is ready; its result is the exit status.
+        log: the file for what it says, made anew.
+
+    Returns 0 if it is ready, else its exit status. The calling process must have one thread.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    log.unlink(missing_ok=True)
+    log_fd = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(reader)
+        _run(main, log_fd, writer)
+    os.close(writer)
+    os.close(log_fd)
+    before = {signum: signal.getsignal(signum) for signum in _STOP_SIGNALS}
+
+    def stop(signum: int, frame: FrameType | None) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+
+    for signum in _STOP_SIGNALS:
+        signal.signal(signum, stop)
+    try:
+        is_ready = _show(log, reader)
+        # One that is not ready has ended, or is about to.
+        return 0 if is_ready else _status(os.waitpid(pid, 0)[1])
+    finally:
+        os.close(reader)
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+
+
+def _show(log: Path, reader: int) -> bool:
+    """Shows what is said, until it is ready or has ended; returns whether it is ready."""
+    with log.open(encoding="utf-8", errors="replace") as said:
+        while True:
+            has_news, _, _ = select.select([reader], [], [], _LOOK_INTERVAL_S)
+            news = os.read(reader, 1) if has_news else None
+            sys.stdout.write(said.read())
+            sys.stdout.flush()
+            if news is not None:
+                return news == _READY
+
+
+def _run(main: Callable[[Callable[[], None]], int], log_fd: int, writer: int) -> NoReturn:
+    status = 1
+    try:
+        os.setsid()
+        with Path(os.devnull).open() as nothing:
+            os.dup2(nothing.fileno(), 0)
+        os.dup2(log_fd, 1)
+        os.dup2(log_fd, 2)
+        os.close(log_fd)
+
+        def on_ready() -> None:
+            # Whoever waited may be gone.
+            with contextlib.suppress(BrokenPipeError):
+                os.write(writer, _READY)
+            os.close(writer)
+
+        status = main(on_ready)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status & 0xFF)
+
+
+def _status(wait_status: int) -> int:
+    code = os.waitstatus_to_exitcode(wait_status)
+    return code if code >= 0 else exit_codes.SIGNALLED - code
