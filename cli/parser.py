@@ -51,7 +51,6 @@ UNSERVED_FLAGS = {
     "--enable-prefix-caching": "prefixes are always cached",
     "--enable-chunked-prefill": "long prompts are always computed in chunks; --chunk-size says of how many tokens",
     "--trust-remote-code": "no code of a model is run",
-    "--quantization": "weights are used as they are",
     "--enable-lora": "LoRA adapters are not supported",
 }
 # The nearest in letters to this is a CPU.

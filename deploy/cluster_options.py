@@ -11,6 +11,7 @@ from deploy.options import option, options_of
 from engine.attention import table as attention
 from engine.config import DTYPES, LOAD_FORMATS, EngineConfig
 from engine.kvcache.eviction.table import EVICTION_POLICIES
+from engine.models.quantization import QUANTIZATIONS
 from kvtransfer.transports import table as transports
 from prefill_worker.config import PrefillConfig
 from prefill_worker.policies.table import PREFILL_POLICIES
@@ -92,6 +93,13 @@ class ClusterOptions:
         MODEL,
         "number format of weights and KV pages; auto: bfloat16 on a GPU, float32 on a CPU",
         choices=("auto", *DTYPES),
+    )
+    quantization: str = option(
+        default_of(EngineConfig, "quantization"),
+        MODEL,
+        "auto: weights as the checkpoint has them; fp8: those that are not quantised become FP8 when they are loaded",
+        choices=QUANTIZATIONS,
+        detail=" ([quantization.md](quantization.md))",
     )
     max_model_len: int = option(
         default_of(EngineConfig, "max_model_len"),

@@ -52,7 +52,7 @@ def build_engine(config: EngineConfig, pool_name: str, on_progress: Callable[[st
     """
     if config.num_threads:
         torch.set_num_threads(config.num_threads)
-    model_config = ModelConfig.from_dir(Path(config.model_dir))
+    model_config = ModelConfig.from_dir(Path(config.model_dir)).quantized(config.quantization)
     device = _device(config.device)
     layout = page_layout_of(model_config, config.page_size, config.dtype)
     stages = StageTimer()
@@ -119,7 +119,7 @@ def _load_model(
     model = build_model(model_config, getattr(torch, config.dtype), device)
     # Weights take minutes: whether attention can be computed is found out first.
     backend = choose_backend(config, layout, model_config.num_q_heads, device)
-    load_weights(model, Path(config.model_dir), config.load_format, device, on_progress)
+    load_weights(model, Path(config.model_dir), config.load_format, model_config.quantization, device, on_progress)
     on_progress("fingerprinting weights")
     return model, model_fingerprint(model), backend
 

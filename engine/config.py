@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 from engine.attention.table import ATTENTION_BACKENDS, AUTO
 from engine.kvcache.eviction.table import EVICTION_POLICIES
+from engine.models.quantization import AUTO as AS_THE_CHECKPOINT
+from engine.models.quantization import QUANTIZATIONS
 from tandem.config import DEVICES, require, require_one_of, require_positive
 
 DTYPES = ("float32", "bfloat16")
@@ -19,6 +21,7 @@ class EngineConfig:
     Attributes:
         model_dir: a local Hugging Face directory.
         load_format: "auto" reads the checkpoint; "dummy" makes random weights for the config.
+        quantization: "auto": weights are as the checkpoint has them; "fp8": plain ones become FP8 when they are loaded.
         num_pages: size of the pool, in pages; 0, on a GPU alone: as many as mem_fraction_static leaves room for.
         num_devices: devices that the model is spread over; one so far.
         num_threads: CPU threads of one forward; 0 leaves torch's choice.
@@ -40,6 +43,7 @@ class EngineConfig:
     load_format: str = "auto"
     device: str = "cpu"
     dtype: str = "float32"
+    quantization: str = AS_THE_CHECKPOINT
     page_size: int = 16
     num_pages: int = 1024
     num_devices: int = 1
@@ -65,6 +69,7 @@ class EngineConfig:
         )
         require_one_of(self, "load_format", LOAD_FORMATS)
         require_one_of(self, "dtype", DTYPES)
+        require_one_of(self, "quantization", QUANTIZATIONS)
         require(self.num_devices == 1, f"a model runs on 1 device so far, not on {self.num_devices}")
         require_positive(self, "page_size")
         if self.num_pages != 0 or self.device != "cuda":

@@ -6,37 +6,58 @@ import triton
 import triton.language as tl
 
 from engine.layers.few_rows import FewRows
-from engine.layers.linear import Linear
+from engine.layers.fp8_linear import Fp8Linear
+from engine.layers.fp8_products import Fp8Products
+from engine.layers.fp8_quantize import quantize
+from engine.layers.linear import LinearBase
 from engine.layers.norm import Norm
 from engine.layers.ops import LayerOps
 
 
 class CudaOps(LayerOps):
-    """Few tokens go through a kernel of our own; for many the libraries' matrix products are as fast as there are."""
+    """Few tokens go through a kernel of our own; for many the libraries' matrix products are as fast as there are.
+
+    With FP8 weights few tokens are multiplied as they are, in bfloat16; of many each product's inputs are quantised.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._few_rows = FewRows(device)
+        self._fp8 = Fp8Products(device)
 
-    def norm_linear(self, x: torch.Tensor, norm: Norm, linear: Linear, out: torch.Tensor | None = None) -> torch.Tensor:
+    def norm_linear(
+        self, x: torch.Tensor, norm: Norm, linear: LinearBase, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
         if self._few_rows.fits(x, linear):
             return self._few_rows.norm_linear(x, norm, linear, out)
+        if isinstance(linear, Fp8Linear):
+            product = self._fp8.multiply(quantize(x, linear, norm), linear)
+            return product if out is None else out.copy_(product)
         x = rms_norm(x, norm)
         if out is None:
             return linear(x)
         return torch.mm(x, linear.weight.t(), out=out) if linear.bias is None else out.copy_(linear(x))
 
-    def norm_gated(self, x: torch.Tensor, norm: Norm, linear: Linear) -> torch.Tensor:
+    def norm_gated(self, x: torch.Tensor, norm: Norm, linear: LinearBase) -> torch.Tensor:
         if self._few_rows.fits(x, linear):
             return self._few_rows.norm_gated(x, norm, linear)
-        return flashinfer.activation.silu_and_mul(linear(rms_norm(x, norm)))
+        return flashinfer.activation.silu_and_mul(self.norm_linear(x, norm, linear))
 
-    def linear_add(self, x: torch.Tensor, linear: Linear, residual: torch.Tensor) -> torch.Tensor:
+    def linear_add(self, x: torch.Tensor, linear: LinearBase, residual: torch.Tensor) -> torch.Tensor:
         if self._few_rows.fits(x, linear):
             return self._few_rows.linear_add(x, linear, residual)
+        if isinstance(linear, Fp8Linear):
+            return self._fp8.multiply(quantize(x, linear), linear, residual)
         if linear.bias is not None:
             residual += linear.bias
         # The product is added where it is made, which saves a pass over memory.
         return torch.addmm(residual, x, linear.weight.t(), out=residual)
+
+    def gated_mlp(self, x: torch.Tensor, norm: Norm, gate_up: LinearBase, down: LinearBase) -> torch.Tensor:
+        if self._few_rows.fits(x, gate_up) or not isinstance(down, Fp8Linear):
+            return super().gated_mlp(x, norm, gate_up, down)
+        # What is gated is quantised where it is made.
+        projected = self.norm_linear(x, norm, gate_up)
+        return self._fp8.multiply(quantize(projected, down, is_gated=True), down, x)
 
 
 def rms_norm(x: torch.Tensor, norm: Norm) -> torch.Tensor:

@@ -1,9 +1,14 @@
 // Matrix products of few tokens: y = x W^T, where reading W is all the time there is.
 //
 // One block computes ROW_TILES * 16 outputs of every token; its warps share the inputs among them, each taking every
-// WARPS-th stretch of 32, and add up what they have in shared memory. A product is one mma.m16n8k16: 16 rows of W by 8
-// tokens. Which input is which number inside an mma is free as long as W and x agree, so that a thread takes 8 numbers
-// that lie side by side (16 bytes) for two mmas.
+// WARPS-th stretch of 32 (64 of FP8), and add up what they have in shared memory. A product is one mma.m16n8k16: 16 rows
+// of W by 8 tokens. Which input is which number inside an mma is free as long as W and x agree, so that a thread takes
+// numbers of W that lie side by side (16 bytes) for two mmas, or of FP8 for four.
+//
+// FP8 weights (float8_e4m3fn) become bfloat16 in registers, which is exact, and x is not quantised. The bits of the one
+// are put where the other has its own, which leaves a number 2^-120 times as large, because their exponents count from
+// elsewhere. Inputs are made 2^60 times as large, so that sums are far from the smallest numbers, and sums are put right
+// at the end.
 //
 // Weights depend on no kernel before: the first are asked for before the kernel waits for its inputs, while the kernels
 // before it still run (programmatic dependent launch). What those write is not __restrict__: the compiler could read it
@@ -18,10 +23,24 @@
 //   NORM         1: x is RMS-normalised first
 //   GATED        1: W is [gate; up], y = silu(x gate^T) * (x up^T); a tile is 8 rows of each
 //   ADD          1: y += x W^T
+//   FP8          0: W is bfloat16; 1: FP8 with a scale for each row; 2: FP8 with a scale for each 128 x 128
 
 #include "bfloat16.cuh"
 
-__device__ __forceinline__ Chunk load_weights(const unsigned short* p) {
+#if FP8
+typedef unsigned char Weight;
+#else
+typedef unsigned short Weight;
+#endif
+constexpr int NUM_OF_THREAD = 16 / sizeof(Weight);
+constexpr int STRETCH = 4 * NUM_OF_THREAD;
+constexpr int INPUT_CHUNKS = NUM_OF_THREAD / 8;
+#if FP8 == 2
+// The rows of W that a thread reads of a tile are in one block of scales, or with GATED in two.
+constexpr int BLOCK_SCALES = GATED ? 2 : 1;
+#endif
+
+__device__ __forceinline__ Chunk load_weights(const Weight* p) {
     Chunk c;
     asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(c.v[0]), "=r"(c.v[1]), "=r"(c.v[2]), "=r"(c.v[3])
@@ -43,17 +62,39 @@ __device__ __forceinline__ void multiply(float* sum, const unsigned int* a, unsi
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// What a thread needs for one stretch of 32 inputs.
+#if FP8
+constexpr float UP = 1152921504606846976.0f;  // 2^60
+constexpr float DOWN = UP;                    // 2^(120 - 60)
+
+// Four numbers of FP8 as bfloat16, 2^-120 times as large: numbers 0 and 2, and numbers 1 and 3.
+__device__ __forceinline__ void unpack(unsigned int four, unsigned int& even, unsigned int& odd) {
+    even = (four << 8 & 0x80008000u) | (four << 4 & 0x07f007f0u);
+    odd = (four & 0x80008000u) | (four >> 4 & 0x07f007f0u);
+}
+
+// Two bfloat16, 2^60 times as large.
+__device__ __forceinline__ unsigned int up(unsigned int pair) {
+    unsigned int larger;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(larger) : "r"(pair), "r"(0x5d805d80u), "r"(0x80008000u));
+    return larger;
+}
+#endif
+
+// What a thread needs for one stretch of inputs.
 struct Stretch {
     Chunk weights[ROW_TILES][2];
-    Chunk inputs[TOKEN_TILES];
+    Chunk inputs[TOKEN_TILES][INPUT_CHUNKS];
 #if NORM
-    Chunk scale;
+    Chunk scale[INPUT_CHUNKS];
+#endif
+#if FP8 == 2
+    float block_scale[ROW_TILES][BLOCK_SCALES];
 #endif
 };
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32) few_rows(
-    const unsigned short* __restrict__ weight,       // (num_out [* 2 if GATED], num_in)
+    const Weight* __restrict__ weight,               // (num_out [* 2 if GATED], num_in)
+    const float* __restrict__ weight_scale,          // null, a scale for each row, or (rows / 128, num_in / 128)
     const unsigned short* x,                         // (num_tokens, num_in)
     const unsigned short* __restrict__ norm_weight,  // (num_in,) if NORM
     const unsigned short* __restrict__ bias,         // (num_out [* 2 if GATED],) or null
@@ -63,10 +104,13 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) few_rows(
     constexpr int TOKENS = TOKEN_TILES * 8;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / 4, part = lane % 4;
     const int first_tile = blockIdx.x * ROW_TILES;
-    const int num_steps = num_in / 32;
+    const int num_steps = num_in / STRETCH;
 
     // The rows of W that this thread reads: `group` and `group + 8` of each tile.
-    const unsigned short* rows[ROW_TILES][2];
+    const Weight* rows[ROW_TILES][2];
+#if FP8 == 2
+    const float* block_scales[ROW_TILES][BLOCK_SCALES];
+#endif
 #pragma unroll
     for (int t = 0; t < ROW_TILES; t++) {
         const int tile = first_tile + t;
@@ -75,8 +119,12 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) few_rows(
 #else
         const int upper = min(tile * 16 + group, num_out - 1), lower = min(tile * 16 + group + 8, num_out - 1);
 #endif
-        rows[t][0] = weight + (long long)upper * num_in + part * 8;
-        rows[t][1] = weight + (long long)lower * num_in + part * 8;
+        rows[t][0] = weight + (long long)upper * num_in + part * NUM_OF_THREAD;
+        rows[t][1] = weight + (long long)lower * num_in + part * NUM_OF_THREAD;
+#if FP8 == 2
+        block_scales[t][0] = weight_scale + upper / 128 * (num_in / 128);
+        if (GATED) block_scales[t][BLOCK_SCALES - 1] = weight_scale + lower / 128 * (num_in / 128);
+#endif
     }
 
     float sums[ROW_TILES][TOKEN_TILES][4] = {};
@@ -87,32 +135,86 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) few_rows(
     auto ask_weights = [&](Stretch& s, int step) {
 #pragma unroll
         for (int t = 0; t < ROW_TILES; t++) {
-            s.weights[t][0] = load_weights(rows[t][0] + step * 32);
-            s.weights[t][1] = load_weights(rows[t][1] + step * 32);
+            s.weights[t][0] = load_weights(rows[t][0] + step * STRETCH);
+            s.weights[t][1] = load_weights(rows[t][1] + step * STRETCH);
+#if FP8 == 2
+#pragma unroll
+            for (int b = 0; b < BLOCK_SCALES; b++) s.block_scale[t][b] = block_scales[t][b][step * STRETCH / 128];
+#endif
         }
     };
     auto ask_inputs = [&](Stretch& s, int step) {
-        const int place = step * 32 + part * 8;
+        const int place = step * STRETCH + part * NUM_OF_THREAD;
+#pragma unroll
+        for (int c = 0; c < INPUT_CHUNKS; c++) {
 #if NORM
-        s.scale = load(norm_weight + place);
+            s.scale[c] = load(norm_weight + place + c * 8);
 #endif
 #pragma unroll
-        for (int n = 0; n < TOKEN_TILES; n++) {
-            const int token = n * 8 + group;
-            s.inputs[n] = Chunk{};
-            if (token < num_tokens) s.inputs[n] = load(x + (long long)token * num_in + place);
+            for (int n = 0; n < TOKEN_TILES; n++) {
+                const int token = n * 8 + group;
+                s.inputs[n][c] = Chunk{};
+                if (token < num_tokens) s.inputs[n][c] = load(x + (long long)token * num_in + place + c * 8);
+            }
         }
     };
+#if FP8
+    auto compute = [&](Stretch& s) {
+        // Pairs of inputs in the order in which `unpack` has weights.
+        unsigned int inputs[TOKEN_TILES][8];
+#pragma unroll
+        for (int n = 0; n < TOKEN_TILES; n++) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const unsigned int first = s.inputs[n][i / 2].v[i % 2 * 2], second = s.inputs[n][i / 2].v[i % 2 * 2 + 1];
+#if NORM
+                const unsigned int scale0 = s.scale[i / 2].v[i % 2 * 2], scale1 = s.scale[i / 2].v[i % 2 * 2 + 1];
+                const float a0 = low(first), a1 = high(first), a2 = low(second), a3 = high(second);
+                squares[n] += a0 * a0 + a1 * a1 + a2 * a2 + a3 * a3;
+                inputs[n][2 * i] = pack(a0 * low(scale0) * UP, a2 * low(scale1) * UP);
+                inputs[n][2 * i + 1] = pack(a1 * high(scale0) * UP, a3 * high(scale1) * UP);
+#else
+                inputs[n][2 * i] = up(__byte_perm(first, second, 0x5410));
+                inputs[n][2 * i + 1] = up(__byte_perm(first, second, 0x7632));
+#endif
+            }
+        }
+#pragma unroll
+        for (int t = 0; t < ROW_TILES; t++) {
+#if FP8 == 2
+            float products[TOKEN_TILES][4] = {};
+#else
+            float(&products)[TOKEN_TILES][4] = sums[t];
+#endif
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                unsigned int a[4];
+                unpack(s.weights[t][0].v[i], a[0], a[2]);
+                unpack(s.weights[t][1].v[i], a[1], a[3]);
+#pragma unroll
+                for (int n = 0; n < TOKEN_TILES; n++)
+                    multiply(products[n], a, inputs[n][2 * i], inputs[n][2 * i + 1]);
+            }
+#if FP8 == 2
+#pragma unroll
+            for (int n = 0; n < TOKEN_TILES; n++)
+#pragma unroll
+                for (int i = 0; i < 4; i++)
+                    sums[t][n][i] += products[n][i] * s.block_scale[t][i / 2 * (BLOCK_SCALES - 1)];
+#endif
+        }
+    };
+#else
     auto compute = [&](Stretch& s) {
 #pragma unroll
         for (int n = 0; n < TOKEN_TILES; n++) {
-            Chunk& input = s.inputs[n];
+            Chunk& input = s.inputs[n][0];
 #if NORM
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 const float a = low(input.v[i]), b = high(input.v[i]);
                 squares[n] += a * a + b * b;
-                input.v[i] = pack(a * low(s.scale.v[i]), b * high(s.scale.v[i]));
+                input.v[i] = pack(a * low(s.scale[0].v[i]), b * high(s.scale[0].v[i]));
             }
 #endif
 #pragma unroll
@@ -125,6 +227,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) few_rows(
             }
         }
     };
+#endif
 
 #pragma unroll
     for (int d = 0; d < DEPTH; d++)
@@ -138,11 +241,11 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) few_rows(
 #else
         const int row = min((first_tile + t) * 16 + r, num_out - 1);
 #endif
-        const int skip = DEPTH * WARPS * 32;
+        const int skip = DEPTH * WARPS * STRETCH;
         const int size = min(num_in - skip, PREFETCH);
         if (size > 0)
             asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(weight + (long long)row * num_in + skip),
-                         "r"(size * 2));
+                         "r"(size * (int)sizeof(Weight)));
     }
 #endif
     asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -203,10 +306,19 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) few_rows(
         for (int w = 0; w < WARPS; w++) square += part_squares[w][token];
         scale = rsqrtf(square / num_in + eps);
 #endif
+#if FP8
+        scale *= DOWN;
+#endif
         sum *= scale;
+#if FP8 == 1
+        sum *= weight_scale[out];
+#endif
         if (bias) sum += number(bias[out]);
 #if GATED
         gated *= scale;
+#if FP8 == 1
+        gated *= weight_scale[num_out + out];
+#endif
         if (bias) gated += number(bias[num_out + out]);
         sum = sum / (1.0f + __expf(-sum)) * gated;
 #endif

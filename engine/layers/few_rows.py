@@ -6,7 +6,8 @@ from typing import NamedTuple
 import torch
 
 from engine.layers.cuda_kernel import PDL_CAPABILITY, CudaKernel
-from engine.layers.linear import Linear
+from engine.layers.fp8_linear import Fp8Linear
+from engine.layers.linear import LinearBase
 from engine.layers.norm import Norm
 
 # For more tokens than this the libraries' kernels do as well.
@@ -15,11 +16,12 @@ MAX_TOKENS = 16
 # MAX_TOKENS_WIDE already.
 MAX_TOKENS_WIDE = 8
 WIDE_TILES = 4096
-# So many numbers are in a warp's stretch of inputs.
+# So many numbers are in a warp's stretch of inputs, with weights of 2 bytes and of FP8.
 STEP = 32
+FP8_STEP = 64
 
 
-class _Tuning(NamedTuple):
+class Tuning(NamedTuple):
     """See few_rows.cu."""
 
     row_tiles: int
@@ -35,33 +37,34 @@ class FewRows:
         self._device = device
         self._num_sms = torch.cuda.get_device_properties(device).multi_processor_count
         self._has_kernel = torch.cuda.get_device_capability(device)[0] >= PDL_CAPABILITY
-        self._kernels: dict[tuple[_Tuning, int, bool, bool, bool], CudaKernel] = {}
+        self._kernels: dict[tuple[Tuning, int, bool, bool, bool, int], CudaKernel] = {}
 
-    def fits(self, x: torch.Tensor, linear: Linear) -> bool:
+    def fits(self, x: torch.Tensor, linear: LinearBase) -> bool:
         """Whether this is the kernel for x: (num_tokens, num_in)."""
         num_out, num_in = linear.weight.shape
         max_tokens = MAX_TOKENS_WIDE if num_out // 16 >= WIDE_TILES else MAX_TOKENS
-        return self._has_kernel and x.dtype is torch.bfloat16 and 0 < len(x) <= max_tokens and num_in % STEP == 0
+        step = FP8_STEP if isinstance(linear, Fp8Linear) else STEP
+        return self._has_kernel and x.dtype is torch.bfloat16 and 0 < len(x) <= max_tokens and num_in % step == 0
 
-    def norm_linear(self, x: torch.Tensor, norm: Norm, linear: Linear, out: torch.Tensor | None) -> torch.Tensor:
+    def norm_linear(self, x: torch.Tensor, norm: Norm, linear: LinearBase, out: torch.Tensor | None) -> torch.Tensor:
         if out is None:
             out = x.new_empty(len(x), len(linear.weight))
         self._launch(x, linear, out, norm=norm)
         return out
 
-    def norm_gated(self, x: torch.Tensor, norm: Norm, linear: Linear) -> torch.Tensor:
+    def norm_gated(self, x: torch.Tensor, norm: Norm, linear: LinearBase) -> torch.Tensor:
         out = x.new_empty(len(x), len(linear.weight) // 2)
         self._launch(x, linear, out, norm=norm, gated=True)
         return out
 
-    def linear_add(self, x: torch.Tensor, linear: Linear, residual: torch.Tensor) -> torch.Tensor:
+    def linear_add(self, x: torch.Tensor, linear: LinearBase, residual: torch.Tensor) -> torch.Tensor:
         self._launch(x, linear, residual, add=True)
         return residual
 
     def _launch(
         self,
         x: torch.Tensor,
-        linear: Linear,
+        linear: LinearBase,
         out: torch.Tensor,
         *,
         norm: Norm | None = None,
@@ -73,17 +76,21 @@ class FewRows:
         num_out = out.shape[1]
         # A tile is 16 rows of the matrix: 16 outputs, or 8 with both their factors.
         num_tiles = -(-num_out // (8 if gated else 16))
-        tuning = self._tuning(num_tiles, num_tokens)
-        key = tuning, -(-num_tokens // 8), norm is not None, gated, add
+        scale, fp8 = None, 0
+        if isinstance(linear, Fp8Linear):
+            scale, fp8 = linear.scale, 2 if linear.is_block else 1
+        tuning = self.fp8_tuning(num_tiles, num_tokens) if fp8 else self.tuning(num_tiles, num_tokens)
+        key = tuning, -(-num_tokens // 8), norm is not None, gated, add, fp8
         kernel = self._kernels.get(key)
         if kernel is None:
-            names = "ROW_TILES", "WARPS", "DEPTH", "PREFETCH", "TOKEN_TILES", "NORM", "GATED", "ADD"
+            names = "ROW_TILES", "WARPS", "DEPTH", "PREFETCH", "TOKEN_TILES", "NORM", "GATED", "ADD", "FP8"
             macros = dict(zip(names, map(int, (*tuning, *key[1:])), strict=True))
             kernel = self._kernels[key] = CudaKernel(__package__, "few_rows", macros, self._device)
         kernel.launch(
             (-(-num_tiles // tuning.row_tiles), 1),
             tuning.warps * 32,
             linear.weight,
+            scale,
             x,
             norm.weight if norm else None,
             linear.bias,
@@ -94,15 +101,27 @@ class FewRows:
             norm.eps if norm else 0.0,
         )
 
-    def _tuning(self, num_tiles: int, num_tokens: int) -> _Tuning:
+    def tuning(self, num_tiles: int, num_tokens: int) -> Tuning:
         """Measured on an H200 over the matrices of models from 0.6B to 8B. What wins is to have the whole device busy
         with one wave of blocks, and not to read the tokens more often than there are blocks."""
         if num_tiles <= self._num_sms:
-            return _Tuning(row_tiles=1, warps=16, depth=4, prefetch=2048)
+            return Tuning(row_tiles=1, warps=16, depth=4, prefetch=2048)
         if num_tiles <= 2 * self._num_sms:
-            return _Tuning(row_tiles=2, warps=16, depth=2, prefetch=0)
+            return Tuning(row_tiles=2, warps=16, depth=2, prefetch=0)
         if num_tiles >= 32 * self._num_sms or (num_tokens > 8 and num_tiles >= 8 * self._num_sms):
-            return _Tuning(row_tiles=4, warps=8, depth=1, prefetch=0)
+            return Tuning(row_tiles=4, warps=8, depth=1, prefetch=0)
         if num_tokens > 8:
-            return _Tuning(row_tiles=2, warps=8, depth=2, prefetch=0)
-        return _Tuning(row_tiles=2, warps=16, depth=1, prefetch=0)
+            return Tuning(row_tiles=2, warps=8, depth=2, prefetch=0)
+        return Tuning(row_tiles=2, warps=16, depth=1, prefetch=0)
+
+    def fp8_tuning(self, num_tiles: int, num_tokens: int) -> Tuning:
+        """A thread has twice as many inputs for as many bytes of weights, which leaves room for fewer stretches."""
+        if num_tiles <= self._num_sms:
+            return Tuning(row_tiles=1, warps=16, depth=2, prefetch=4096)
+        if num_tiles <= 2 * self._num_sms:
+            return Tuning(row_tiles=2, warps=16, depth=2 if num_tokens <= 8 else 1, prefetch=0)
+        if num_tokens > 8 and num_tiles >= 8 * self._num_sms:
+            return Tuning(row_tiles=4, warps=8, depth=1, prefetch=0)
+        if num_tokens > 8:
+            return Tuning(row_tiles=2, warps=8, depth=2, prefetch=0)
+        return Tuning(row_tiles=2, warps=16, depth=1, prefetch=0)

@@ -1,5 +1,7 @@
 """Makes the model of a configuration, by the class that its architecture names."""
 
+from dataclasses import replace
+
 import torch
 
 from engine.layers.ops import LayerOps, TorchOps
@@ -10,6 +12,8 @@ from tandem.choices import Choices
 
 # The fused kernels compute these; float32 stays with torch, whose results are the oracle's.
 FUSED_DTYPES = (torch.bfloat16, torch.float16)
+# Ada is the first that multiplies FP8 numbers.
+FP8_CAPABILITY = (8, 9)
 
 _MODELS: Choices[Model] = Choices(
     "engine.models.base:Model", {name: architecture.model for name, architecture in ARCHITECTURES.items()}
@@ -19,9 +23,17 @@ _MODELS: Choices[Model] = Choices(
 def build_model(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Model:
     """Allocates a model with weights that are not yet loaded.
 
+    FP8 weights stay FP8 where they are multiplied as such, which is on GPUs in bfloat16. Elsewhere the model has plain
+    weights, and its configuration says nothing of FP8.
+
     Args:
         dtype: of weights and activations; a float type.
+
+    Raises:
+        ValueError: the GPU cannot compute with FP8 weights.
     """
+    if config.quantization is not None and not _multiplies_fp8(dtype, device):
+        config = replace(config, quantization=None)
     return _MODELS.load(config.architecture)(config, dtype, device, _ops(dtype, device))
 
 
@@ -32,3 +44,13 @@ def _ops(dtype: torch.dtype, device: torch.device) -> LayerOps:
     from engine.layers.cuda_ops import CudaOps
 
     return CudaOps(device)
+
+
+def _multiplies_fp8(dtype: torch.dtype, device: torch.device) -> bool:
+    """Raises ValueError on a GPU for which weights would have to become twice as large as they are."""
+    if device.type != "cuda" or dtype is not torch.bfloat16:
+        return False
+    if torch.cuda.get_device_capability(device) < FP8_CAPABILITY:
+        name, wanted = torch.cuda.get_device_name(device), ".".join(map(str, FP8_CAPABILITY))
+        raise ValueError(f"FP8 weights need a GPU of compute capability {wanted} or later, which {name} is not")
+    return True

@@ -1,16 +1,16 @@
 """What a model directory's config.json says about the model, checked before anything runs."""
 
 import json
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from engine.models.architectures import ARCHITECTURES, Architecture
 from engine.models.checks import require_count, require_dict, require_positive, required
+from engine.models.quantization import AT_LOAD, FP8, Quantization, read_quantization
 from engine.models.rope import Llama3RopeScaling, read_rope
 
-# These keys mark weights stored in other than plain floats, and mixtures of experts. No served architecture has them.
-_QUANTIZATION_KEYS = ("quantization_config", "compression_config")
+# These keys mark mixtures of experts. No served architecture has them.
 _EXPERT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
@@ -28,6 +28,7 @@ class ModelConfig:
         qkv_bias, o_bias: whether the projections into and out of attention have biases.
         mlp_bias: whether gate, up and down projections have biases.
         qk_norm: whether each head's queries and keys are normalised before they are rotated.
+        quantization: which weights are FP8; None: none are.
 
     Raises:
         ValueError: on construction, for values that make no model.
@@ -50,6 +51,7 @@ class ModelConfig:
     o_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
+    quantization: Quantization | None = None
 
     def __post_init__(self) -> None:
         _supported(self.architecture)
@@ -82,6 +84,10 @@ class ModelConfig:
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
 
+    def quantized(self, how: str) -> "ModelConfig":
+        """The same model, in FP8 where that is asked for. Args: how: of QUANTIZATIONS."""
+        return replace(self, quantization=AT_LOAD) if how == FP8 and self.quantization is None else self
+
     @classmethod
     def _from_json(cls, raw: dict[str, Any]) -> "ModelConfig":
         names = raw.get("architectures")
@@ -112,6 +118,7 @@ class ModelConfig:
             o_bias=_bias(raw, architecture.o_bias),
             mlp_bias=_bias(raw, architecture.mlp_bias),
             qk_norm=architecture.qk_norm,
+            quantization=read_quantization(raw),
         )
 
 
@@ -123,9 +130,6 @@ def _supported(name: object) -> Architecture:
 
 def _refuse_unsupported(raw: dict[str, Any]) -> None:
     """Raises ValueError for settings that change what a model computes and that no code here follows."""
-    for key in _QUANTIZATION_KEYS:
-        if raw.get(key) is not None:
-            raise ValueError(f"{key} is set, but quantized weights are not supported")
     for key in _EXPERT_KEYS:
         if raw.get(key):
             raise ValueError(f"{key} is {raw[key]!r}, but mixtures of experts are not supported")

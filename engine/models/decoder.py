@@ -7,15 +7,22 @@ import torch
 import torch.nn.functional as F
 
 from engine.attention.base import Attention
-from engine.layers.linear import Linear
+from engine.layers.fp8 import FP8_DTYPE
+from engine.layers.fp8_linear import Fp8Linear
+from engine.layers.linear import Linear, LinearBase
 from engine.layers.norm import Norm, QkNorm
 from engine.layers.ops import LayerOps
 from engine.layers.rotary import RotaryEmbedding, Rotation
 from engine.models.base import Model
 from engine.models.config import ModelConfig
 
-# Whatever else a checkpoint holds (integers, float8) needs scales that this model does not know.
+# Whatever else a checkpoint holds (integers, float8) needs scales, which only FP8 projections have.
 _WEIGHT_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+# Projections that are one matrix, by their names in a layer.
+_QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+_O = ("self_attn.o_proj",)
+_GATE_UP = ("mlp.gate_proj", "mlp.up_proj")
+_DOWN = ("mlp.down_proj",)
 
 
 class DecoderModel(Model):
@@ -31,7 +38,7 @@ class DecoderModel(Model):
         self.dtype = dtype
         self._ops = ops
         self._embedding = torch.empty(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
-        self._layers = [_Layer(config, dtype, device) for _ in range(config.num_layers)]
+        self._layers = [_Layer(config, index, dtype, device) for index in range(config.num_layers)]
         self._norm = Norm(torch.empty(config.hidden_size, dtype=dtype, device=device), config.rms_norm_eps)
         # It has memory of its own even if it is tied: looking up rows and multiplying want different orders.
         self._lm_head = Linear([config.vocab_size], config.hidden_size, False, dtype, device)
@@ -77,6 +84,8 @@ class DecoderModel(Model):
             raise ValueError("tensor lm_head.weight differs from the embedding, though the configuration ties them")
         if self.config.tie_word_embeddings:
             self._lm_head.weight.copy_(self._embedding)
+        for layer in self._layers:
+            layer.loaded()
 
     def shallow(self) -> "DecoderModel":
         model = copy.copy(self)
@@ -102,30 +111,42 @@ class DecoderModel(Model):
 class _Layer:
     """One decoder layer: attention and a gated MLP, each normalised before and added to what came in."""
 
-    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, config: ModelConfig, index: int, dtype: torch.dtype, device: torch.device) -> None:
+        def linear(names: tuple[str, ...], out_sizes: list[int], in_size: int, bias: bool) -> LinearBase:
+            modules = [f"model.layers.{index}.{name}" for name in names]
+            if not _are_fp8(config, modules):
+                return Linear(out_sizes, in_size, bias, dtype, device)
+            assert config.quantization is not None
+            return Fp8Linear(modules, out_sizes, in_size, bias, config.quantization, dtype, device)
+
         hidden, head_dim = config.hidden_size, config.head_dim
         eps = config.rms_norm_eps
         self._head_dim = head_dim
         q_rows, kv_rows = config.num_q_heads * head_dim, config.num_kv_heads * head_dim
         self._input_norm = Norm(torch.empty(hidden, dtype=dtype, device=device), eps)
-        self._qkv = Linear([q_rows, kv_rows, kv_rows], hidden, config.qkv_bias, dtype, device)
+        self._qkv = linear(_QKV, [q_rows, kv_rows, kv_rows], hidden, config.qkv_bias)
         # Row 0 is for queries, row 1 for keys.
         self._qk_norm = QkNorm(torch.empty(2, head_dim, dtype=dtype, device=device), eps) if config.qk_norm else None
-        self._o = Linear([hidden], q_rows, config.o_bias, dtype, device)
+        self._o = linear(_O, [hidden], q_rows, config.o_bias)
         self._mlp_norm = Norm(torch.empty(hidden, dtype=dtype, device=device), eps)
-        self._gate_up = Linear([config.intermediate_size] * 2, hidden, config.mlp_bias, dtype, device)
-        self._down = Linear([hidden], config.intermediate_size, config.mlp_bias, dtype, device)
+        self._gate_up = linear(_GATE_UP, [config.intermediate_size] * 2, hidden, config.mlp_bias)
+        self._down = linear(_DOWN, [hidden], config.intermediate_size, config.mlp_bias)
 
     def named_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
         yield "input_layernorm.weight", self._input_norm.weight
-        yield from self._qkv.named_parameters("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+        yield from self._qkv.named_parameters(*_QKV)
         if self._qk_norm is not None:
             yield "self_attn.q_norm.weight", self._qk_norm.weight[0]
             yield "self_attn.k_norm.weight", self._qk_norm.weight[1]
-        yield from self._o.named_parameters("self_attn.o_proj")
+        yield from self._o.named_parameters(*_O)
         yield "post_attention_layernorm.weight", self._mlp_norm.weight
-        yield from self._gate_up.named_parameters("mlp.gate_proj", "mlp.up_proj")
-        yield from self._down.named_parameters("mlp.down_proj")
+        yield from self._gate_up.named_parameters(*_GATE_UP)
+        yield from self._down.named_parameters(*_DOWN)
+
+    def loaded(self) -> None:
+        """To be called once all parameters have their values."""
+        for linear in (self._qkv, self._o, self._gate_up, self._down):
+            linear.loaded()
 
     def forward(
         self, x: torch.Tensor, rotation: Rotation, attention: Attention, index: int, ops: LayerOps
@@ -134,11 +155,22 @@ class _Layer:
         qkv = ops.norm_linear(x, self._input_norm, self._qkv).unflatten(-1, (-1, self._head_dim))
         attended = attention.attend(qkv, rotation, self._qk_norm, index)
         x = ops.linear_add(attended, self._o, x)
-        return ops.linear_add(ops.norm_gated(x, self._mlp_norm, self._gate_up), self._down, x)
+        return ops.gated_mlp(x, self._mlp_norm, self._gate_up, self._down)
 
 
 def _check(name: str, tensor: torch.Tensor, parameter: torch.Tensor) -> None:
     if tensor.shape != parameter.shape:
         raise ValueError(f"tensor {name} has shape {tuple(tensor.shape)}, not {tuple(parameter.shape)}")
-    if tensor.dtype not in _WEIGHT_DTYPES:
+    if parameter.dtype is FP8_DTYPE:
+        if tensor.dtype is not FP8_DTYPE:
+            raise ValueError(f"tensor {name} has dtype {tensor.dtype}, not {FP8_DTYPE}")
+    elif tensor.dtype not in _WEIGHT_DTYPES:
         raise ValueError(f"tensor {name} has dtype {tensor.dtype}, which is not a plain float type")
+
+
+def _are_fp8(config: ModelConfig, modules: list[str]) -> bool:
+    """Raises ValueError if projections that are one matrix are not of one kind."""
+    kinds = {config.quantization is not None and config.quantization.covers(module) for module in modules}
+    if len(kinds) > 1:
+        raise ValueError(f"quantization_config ignores some of {', '.join(modules)}, but not all of them")
+    return kinds == {True}

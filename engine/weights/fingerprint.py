@@ -40,6 +40,9 @@ def model_fingerprint(model: Model) -> str:
 def _row_sums(tensor: torch.Tensor) -> torch.Tensor:
     """(num_rows,) int64; what has no rows is one."""
     rows = tensor.flatten(1) if tensor.dim() > 1 else tensor.view(1, -1)
+    if tensor.itemsize == 1:
+        # FP8 numbers cannot be padded everywhere; bytes can.
+        rows = rows.view(torch.uint8)
     # A row of an odd number of small elements ends in the middle of a word.
     num_padding = -rows.shape[1] % (_WORD_BYTES // min(_WORD_BYTES, tensor.itemsize))
     num_words = (rows.shape[1] + num_padding) * tensor.itemsize // _WORD_BYTES

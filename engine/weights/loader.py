@@ -11,24 +11,35 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 
+from engine.layers.fp8 import FP8_DTYPE, FP8_MAX
 from engine.models.base import Model
+from engine.models.quantization import Quantization
+from engine.weights.fp8 import read_fp8
 from engine.weights.headers import tensor_names
 from engine.weights.resolve import checkpoint_files
 
 # This is a prime above the number of rows of any matrix: no two rows come out equal.
 _DUMMY_PERIOD = 262_147
 _DUMMY_SCALE = 0.02
+# Inputs of projections are seldom larger than so many times this.
+_DUMMY_INPUT_SCALE = 16 / FP8_MAX
 # At least so many seconds lie between two messages about progress.
 _REPORT_INTERVAL_S = 0.1
 
 
 def load_weights(
-    model: Model, model_dir: Path, load_format: str, device: torch.device, on_progress: Callable[[str], None]
+    model: Model,
+    model_dir: Path,
+    load_format: str,
+    quantization: Quantization | None,
+    device: torch.device,
+    on_progress: Callable[[str], None],
 ) -> None:
     """Fills a model, tensor by tensor: from the mapped files straight to the device, or made there.
 
     Args:
         load_format: "auto" reads the checkpoint; "dummy" makes random weights.
+        quantization: of the checkpoint, whether or not the model keeps FP8 weights as such.
         on_progress: told how many bytes of how many are loaded, at most ten times a second.
 
     Raises:
@@ -42,7 +53,10 @@ def load_weights(
     else:
         num_bytes = sum(path.stat().st_size for path in checkpoint_files(model_dir))
         weights = checkpoint_weights(model_dir)
-    model.load_weights(_reported(weights, num_bytes, on_progress))
+    weights = _reported(weights, num_bytes, on_progress)
+    if quantization is not None and load_format != "dummy":
+        weights = read_fp8(weights, quantization, dict(model.named_parameters()), device)
+    model.load_weights(weights)
 
 
 def checkpoint_weights(model_dir: Path) -> Iterator[tuple[str, torch.Tensor]]:
@@ -74,19 +88,27 @@ def dummy_weights(
 
     A tensor depends on its name, shape and dtype and the seed alone, so every process makes the same ones
     in whatever order, on whatever device. Vectors are ones (norms) unless they are biases; the rest is uniform
-    in [-0.02, 0.02).
+    in [-0.02, 0.02). FP8 numbers are uniform over all that there are, under scales that make of them the same.
     """
     for name, shape, dtype in shapes:
+        if name.endswith("_scale"):
+            scale = _DUMMY_INPUT_SCALE if name.endswith("input_scale") else _DUMMY_SCALE / FP8_MAX
+            yield name, torch.full(shape, scale, dtype=dtype, device=device)
+            continue
         if len(shape) == 1 and not name.endswith("bias"):
             yield name, torch.ones(shape, dtype=dtype, device=device)
             continue
         count = math.prod(shape)
         generator = torch.Generator().manual_seed(zlib.crc32(name.encode(), seed))
         # Large tensors repeat one stretch of numbers: drawing billions would take longer than any benchmark.
-        drawn = torch.empty(min(count, _DUMMY_PERIOD)).uniform_(-_DUMMY_SCALE, _DUMMY_SCALE, generator=generator)
+        largest = FP8_MAX if dtype is FP8_DTYPE else _DUMMY_SCALE
+        drawn = torch.empty(min(count, _DUMMY_PERIOD)).uniform_(-largest, largest, generator=generator)
         # They are drawn and rounded on the CPU, where the numbers are the same for all.
         stretch = drawn.to(dtype).to(device)
-        yield name, stretch.repeat(math.ceil(count / len(stretch)))[:count].view(shape)
+        if dtype is FP8_DTYPE:
+            # Not all devices move FP8 numbers about in every way; bytes are moved everywhere.
+            stretch = stretch.view(torch.uint8)
+        yield name, stretch.repeat(math.ceil(count / len(stretch)))[:count].view(dtype).view(shape)
 
 
 def _reported(

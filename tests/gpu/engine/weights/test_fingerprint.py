@@ -20,7 +20,7 @@ def test_weights_have_one_fingerprint_on_every_device(tmp_path: Path, dtype: tor
     found = set()
     for device in (torch.device("cpu"), torch.device("cuda")):
         model = build_model(config, dtype, device)
-        load_weights(model, tmp_path, "auto", device, lambda doing: None)
+        load_weights(model, tmp_path, "auto", None, device, lambda doing: None)
         found.add(model_fingerprint(model))
     assert len(found) == 1
 

@@ -102,13 +102,13 @@ def test_loading_tells_how_many_bytes_of_how_many(
     told: list[str] = []
     monkeypatch.setattr(loader, "_REPORT_INTERVAL_S", 0.0)
     model = RecordingModel(shapes)
-    load_weights(model, tmp_path, load_format, torch.device("cpu"), told.append)
+    load_weights(model, tmp_path, load_format, None, torch.device("cpu"), told.append)
     assert sorted(model.weights) == ["a.weight", "b.weight", "c.weight"]
     assert told == [f"loading weights ({done:.2f} of 0.02 GB)" for done in (0.0, 0.008, 0.016)]
     # Not for every tensor, where they come quickly.
     monkeypatch.setattr(loader, "_REPORT_INTERVAL_S", 60.0)
     told.clear()
-    load_weights(model, tmp_path, load_format, torch.device("cpu"), told.append)
+    load_weights(model, tmp_path, load_format, None, torch.device("cpu"), told.append)
     assert len(told) == 1
 
 

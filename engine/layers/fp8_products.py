@@ -1,0 +1,128 @@
+"""Matrix products of FP8 numbers. Imported on CUDA machines alone."""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from engine.layers.fp8_linear import Fp8Linear
+from engine.layers.fp8_quantize import Quantized
+from engine.models.quantization import BLOCK as _BLOCK
+
+GROUP = tl.constexpr(_BLOCK)
+# cuBLAS multiplies blocks on Hopper alone, where a row of blocks is as many as a multiple of this.
+_BLOCK_MULTIPLE = 4
+_HOPPER = 9
+# For fewer tokens than this our own kernel multiplies blocks faster than the library's.
+MIN_LIBRARY_TOKENS_OF_BLOCKS = 64
+
+
+class Fp8Products:
+    """Products by the kernel that measures best for their size."""
+
+    def __init__(self, device: torch.device) -> None:
+        major, _ = torch.cuda.get_device_capability(device)
+        self._library_has_blocks = major == _HOPPER
+        self._num_sms = torch.cuda.get_device_properties(device).multi_processor_count
+
+    def multiply(self, x: Quantized, linear: Fp8Linear, residual: torch.Tensor | None = None) -> torch.Tensor:
+        """The projections of x, (num_tokens, out_size) bfloat16; with a residual added to it, in its memory."""
+        if linear.is_block and not self._fits_library(x, linear):
+            return multiply_blocks(x, linear, residual, self._num_sms)
+        product = multiply_by_library(x, linear)
+        return product if residual is None else residual.add_(product)
+
+    def _fits_library(self, x: Quantized, linear: Fp8Linear) -> bool:
+        fits = self._library_has_blocks and linear.scale.shape[1] % _BLOCK_MULTIPLE == 0
+        return fits and x.num_tokens >= MIN_LIBRARY_TOKENS_OF_BLOCKS
+
+
+def multiply_by_library(x: Quantized, linear: Fp8Linear) -> torch.Tensor:
+    """By cuBLAS, or by CUTLASS where cuBLAS has no scales of rows."""
+    product = torch._scaled_mm(
+        x.numbers,
+        linear.weight.t(),
+        scale_a=x.scales,
+        scale_b=linear.scale.t(),
+        bias=None if linear.is_block else linear.bias,
+        out_dtype=torch.bfloat16,
+        # Of blocks each has sums of its own, which are added in float32.
+        use_fast_accum=not linear.is_block,
+    )
+    if linear.is_block and linear.bias is not None:
+        product += linear.bias
+    return product[: x.num_tokens]
+
+
+def multiply_blocks(x: Quantized, linear: Fp8Linear, residual: torch.Tensor | None, num_sms: int) -> torch.Tensor:
+    """By a kernel of our own; `residual` is not to be used again."""
+    num_tokens, (out_size, in_size) = x.num_tokens, linear.weight.shape
+    out = x.numbers.new_empty(num_tokens, out_size, dtype=torch.bfloat16) if residual is None else residual
+    token_tile = min(128, max(16, triton.next_power_of_2(num_tokens)))
+    # As many blocks as the device runs at once, as far as tiles are worth it.
+    out_tile = 128
+    while out_tile > 32 and triton.cdiv(num_tokens, token_tile) * triton.cdiv(out_size, out_tile) < num_sms:
+        out_tile //= 2
+    launch: Any = _multiply_blocks[(triton.cdiv(num_tokens, token_tile), triton.cdiv(out_size, out_tile))]
+    launch(
+        x.numbers,
+        x.scales,
+        linear.weight,
+        linear.scale,
+        linear.bias if linear.bias is not None else out,
+        out,
+        num_tokens,
+        len(x.numbers),
+        out_size,
+        in_size,
+        TOKENS=token_tile,
+        OUTPUTS=out_tile,
+        HAS_BIAS=linear.bias is not None,
+        ADDS=residual is not None,
+        num_warps=8 if token_tile == 128 and out_tile == 128 else 4,
+        num_stages=4,
+    )
+    return out
+
+
+@triton.jit
+def _multiply_blocks(  # type: ignore[no-untyped-def]
+    x,
+    x_scales,
+    weight,
+    weight_scales,
+    bias,
+    out,
+    num_tokens,
+    num_rows,
+    out_size,
+    in_size,
+    TOKENS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    ADDS: tl.constexpr,
+):
+    """A tile of outputs is within one block of weights; x_scales has a token's scales num_rows apart."""
+    tokens = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
+    first_output = tl.program_id(1) * OUTPUTS
+    outputs = first_output + tl.arange(0, OUTPUTS)
+    k = tl.arange(0, GROUP)
+    num_groups = in_size // GROUP
+    has_token = tokens < num_tokens
+    x_rows = x + tokens[:, None].to(tl.int64) * in_size + k[None, :]
+    weight_columns = weight + outputs[None, :].to(tl.int64) * in_size + k[:, None]
+    of_block = weight_scales + first_output // GROUP * num_groups
+    sums = tl.zeros((TOKENS, OUTPUTS), dtype=tl.float32)
+    for group in range(num_groups):
+        a = tl.load(x_rows + group * GROUP, mask=has_token[:, None], other=0.0)
+        b = tl.load(weight_columns + group * GROUP)
+        a_scale = tl.load(x_scales + group * num_rows + tokens, mask=has_token, other=0.0)
+        b_scale = tl.load(of_block + group)
+        sums += tl.dot(a, b) * (a_scale * b_scale)[:, None]
+    if HAS_BIAS:
+        sums += tl.load(bias + outputs)[None, :].to(tl.float32)
+    places = out + tokens[:, None].to(tl.int64) * out_size + outputs[None, :]
+    if ADDS:
+        sums += tl.load(places, mask=has_token[:, None], other=0.0).to(tl.float32)
+    tl.store(places, sums.to(out.dtype.element_ty), mask=has_token[:, None])

@@ -1,0 +1,115 @@
+"""Inputs of FP8 products, quantised in the kernel that makes them. Imported on CUDA machines alone."""
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from engine.layers.fp8 import FP8_DTYPE
+from engine.layers.fp8 import FP8_MAX as _FP8_MAX
+from engine.layers.fp8 import SMALLEST_AMAX as _SMALLEST_AMAX
+from engine.layers.fp8_linear import Fp8Linear
+from engine.layers.norm import Norm
+from engine.models.quantization import BLOCK as _BLOCK
+
+FP8_MAX = tl.constexpr(_FP8_MAX)
+SMALLEST_AMAX = tl.constexpr(_SMALLEST_AMAX)
+GROUP = tl.constexpr(_BLOCK)
+# Where tokens have scales of groups, cuBLAS takes as many tokens as a multiple of this.
+ROW_MULTIPLE = 4
+# Numbers that a warp takes of a row.
+_NUM_OF_WARP = 1024
+_MIN_WARPS, _MAX_WARPS = 4, 32
+
+
+class Quantized(NamedTuple):
+    """Attributes:
+    numbers: (num_rows, in_size) float8_e4m3fn; those beyond num_tokens are padding, of any value.
+    scales: float32, (num_rows, 1); or for groups (num_rows, in_size / BLOCK) with rows side by side in memory.
+    num_tokens: tokens there are.
+    """
+
+    numbers: torch.Tensor
+    scales: torch.Tensor
+    num_tokens: int
+
+
+def quantize(x: torch.Tensor, linear: Fp8Linear, norm: Norm | None = None, *, is_gated: bool = False) -> Quantized:
+    """What `linear` multiplies, rounded once.
+
+    Args:
+        x: (num_tokens, in_size); if it is gated (num_tokens, 2 * in_size).
+        norm: applied to x first, in float32.
+        is_gated: of x the first half, as silu of it, times the second.
+    """
+    x = x.contiguous()
+    num_tokens, size = len(x), linear.weight.shape[1]
+    assert x.shape[1] == (2 if is_gated else 1) * size
+    num_rows, num_scales = num_tokens, 1
+    if linear.inputs == "group":
+        num_rows, num_scales = triton.cdiv(num_tokens, ROW_MULTIPLE) * ROW_MULTIPLE, size // _BLOCK
+    numbers = torch.empty(num_rows, size, dtype=FP8_DTYPE, device=x.device)
+    scales = torch.empty(num_scales, num_rows, device=x.device).t()
+    block = triton.next_power_of_2(size)
+    launch: Any = _quantize[(num_tokens,)]
+    launch(
+        x,
+        norm.weight if norm else x,
+        linear.input_scale if linear.input_scale is not None else scales,
+        numbers,
+        scales,
+        norm.eps if norm else 0.0,
+        num_rows,
+        SIZE=size,
+        BLOCK=block,
+        NORM=norm is not None,
+        GATED=is_gated,
+        INPUTS=linear.inputs,
+        num_warps=min(_MAX_WARPS, max(_MIN_WARPS, block // _NUM_OF_WARP)),
+    )
+    return Quantized(numbers, scales, num_tokens)
+
+
+@triton.jit
+def _quantize(  # type: ignore[no-untyped-def]
+    x,
+    norm_weight,
+    input_scale,
+    numbers,
+    scales,
+    eps,
+    num_rows,
+    SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    NORM: tl.constexpr,
+    GATED: tl.constexpr,
+    INPUTS: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    i = tl.arange(0, BLOCK)
+    exists = i < SIZE
+    if GATED:
+        gate = tl.load(x + token * 2 * SIZE + i, mask=exists, other=0.0).to(tl.float32)
+        a = tl.load(x + token * 2 * SIZE + SIZE + i, mask=exists, other=0.0).to(tl.float32)
+        a = gate / (1 + tl.exp(-gate)) * a
+    else:
+        a = tl.load(x + token * SIZE + i, mask=exists, other=0.0).to(tl.float32)
+    if NORM:
+        w = tl.load(norm_weight + i, mask=exists, other=0.0).to(tl.float32)
+        a = a * tl.rsqrt(tl.sum(a * a) / SIZE + eps) * w
+    if INPUTS == "group":
+        groups = tl.reshape(a, (BLOCK // GROUP, GROUP))
+        scale = tl.maximum(tl.max(tl.abs(groups), 1), SMALLEST_AMAX) / FP8_MAX
+        g = tl.arange(0, BLOCK // GROUP)
+        tl.store(scales + g * num_rows + token, scale, mask=g * GROUP < SIZE)
+        a = tl.reshape(groups / scale[:, None], (BLOCK,))
+    else:
+        if INPUTS == "static":
+            scale = tl.load(input_scale)
+        else:
+            scale = tl.maximum(tl.max(tl.abs(a)), SMALLEST_AMAX) / FP8_MAX
+        tl.store(scales + token, scale)
+        a = a / scale
+    a = tl.minimum(tl.maximum(a, -FP8_MAX), FP8_MAX)
+    tl.store(numbers + token * SIZE + i, a.to(numbers.dtype.element_ty), mask=exists)

@@ -1,0 +1,158 @@
+"""Which weights of a checkpoint are FP8, with which scales, and how the inputs of their products are quantised.
+
+Importing this costs no torch: configurations are checked without it.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from engine.models.checks import require_dict
+
+# Numbers of a side of a block of weights that share a scale, and of a token's stretch of inputs.
+BLOCK = 128
+# What `--quantization` can say: weights as the checkpoint has them, or FP8 in any case.
+AUTO = "auto"
+FP8 = "fp8"
+QUANTIZATIONS = (AUTO, FP8)
+SUPPORTED = (
+    "supported are FP8 weights (float8_e4m3fn) with a scale for each tensor, for each channel, or for each block of "
+    f"{BLOCK}x{BLOCK}, as compressed-tensors and fp8 have them"
+)
+
+WeightScales = Literal["tensor", "channel", "block"]
+InputScales = Literal["static", "token", "group"]
+
+
+@dataclass(frozen=True, slots=True)
+class Quantization:
+    """FP8 weights (float8_e4m3fn) of the layers' projections. All else is in the model's dtype.
+
+    Attributes:
+        weights: what a scale of weights is for: a whole projection, one of its outputs, or BLOCK x BLOCK numbers.
+        inputs: how inputs are quantised: by a scale that the checkpoint has, by one of each token, or by one for each
+            BLOCK numbers of a token. What says one for a whole batch is computed with one for each token: it is finer,
+            and a request's tokens do not depend on who else is in the batch.
+        ignored: modules that are not FP8, by their names, the ends of their names, or as "re:PATTERN".
+        scale_name: what follows a projection's name in that of its scales.
+        at_load: whether the checkpoint has plain weights, which become FP8 when they are loaded.
+    """
+
+    weights: WeightScales = "channel"
+    inputs: InputScales = "token"
+    ignored: tuple[str, ...] = ()
+    scale_name: str = "weight_scale"
+    at_load: bool = False
+
+    def covers(self, module: str) -> bool:
+        """Whether a projection of a layer is FP8. Args: module: such as model.layers.0.mlp.up_proj."""
+        return not any(_names(pattern, module) for pattern in self.ignored)
+
+
+# What plain weights become where FP8 is asked for.
+AT_LOAD = Quantization(at_load=True)
+
+
+def read_quantization(raw: dict[str, Any]) -> Quantization | None:
+    """What config.json says; None: nothing is quantised.
+
+    Raises:
+        ValueError: it is quantised in a way that is not served; the message names the key and says what is.
+    """
+    key = "quantization_config" if raw.get("quantization_config") is not None else "compression_config"
+    if raw.get(key) is None:
+        return None
+    config = require_dict(key, raw[key])
+    method = config.get("quant_method", "compressed-tensors" if key == "compression_config" else None)
+    if method == "fp8":
+        return _fp8(config)
+    if method == "compressed-tensors":
+        return _compressed_tensors(config)
+    raise ValueError(f"{key}: quant_method {method!r} is not supported; {SUPPORTED}")
+
+
+def _fp8(config: dict[str, Any]) -> Quantization:
+    scheme, block, fmt = config.get("activation_scheme"), config.get("weight_block_size"), config.get("fmt", "e4m3")
+    if fmt not in ("e4m3", "float8_e4m3fn"):
+        raise ValueError(f"quantization_config: fmt {fmt!r} is not supported; {SUPPORTED}")
+    if config.get("scale_fmt") not in (None, "float"):
+        raise ValueError(f"quantization_config: scale_fmt {config['scale_fmt']!r} is not supported; {SUPPORTED}")
+    if scheme not in ("static", "dynamic"):
+        raise ValueError(f"quantization_config: activation_scheme must be static or dynamic, not {scheme!r}")
+    ignored = (*_strings(config, "modules_to_not_convert"), *_strings(config, "ignored_layers"))
+    if block is None:
+        return Quantization("tensor", "static" if scheme == "static" else "token", ignored)
+    _check_block("weight_block_size", block)
+    if scheme == "static":
+        raise ValueError("quantization_config: activation_scheme static with weight_block_size is not supported")
+    return Quantization("block", "group", ignored, scale_name="weight_scale_inv")
+
+
+def _compressed_tensors(config: dict[str, Any]) -> Quantization:
+    if config.get("sparsity_config") and config["sparsity_config"].get("format", "dense") != "dense":
+        raise ValueError("quantization_config: sparse weights are not supported")
+    groups = require_dict("config_groups", config.get("config_groups"))
+    found = {_scheme(name, require_dict(f"config_groups.{name}", group)) for name, group in groups.items()}
+    if len(found) != 1:
+        raise ValueError(f"quantization_config: config_groups must say one thing of all layers, not {len(found)}")
+    ((weights, inputs),) = found
+    return Quantization(weights, inputs, _strings(config, "ignore"))
+
+
+def _scheme(name: str, group: dict[str, Any]) -> tuple[WeightScales, InputScales]:
+    where = f"quantization_config: config_groups.{name}"
+    if group.get("targets") != ["Linear"]:
+        raise ValueError(f"{where}.targets must be ['Linear'], not {group.get('targets')!r}")
+    if group.get("output_activations") is not None:
+        raise ValueError(f"{where}.output_activations is set, but outputs are not quantised")
+    weights = require_dict(f"{where}.weights", group.get("weights"))
+    if group.get("input_activations") is None:
+        raise ValueError(f"{where}.input_activations is not set, but FP8 weights multiply FP8 inputs")
+    inputs = require_dict(f"{where}.input_activations", group["input_activations"])
+    for part, scheme in (("weights", weights), ("input_activations", inputs)):
+        if scheme.get("num_bits") != 8 or scheme.get("type") != "float":
+            kind = f"{scheme.get('num_bits')} bits of type {scheme.get('type')!r}"
+            raise ValueError(f"{where}.{part} has {kind}, which is not supported; {SUPPORTED}")
+        if not scheme.get("symmetric", True):
+            raise ValueError(f"{where}.{part} is not symmetric, which FP8 always is")
+    if weights.get("dynamic"):
+        raise ValueError(f"{where}.weights.dynamic is set, but weights have scales of their own")
+    of_weights, of_inputs = weights.get("strategy"), inputs.get("strategy")
+    dynamic = inputs.get("dynamic", False)
+    if of_weights == "block":
+        _check_block(f"{where}.weights.block_structure", weights.get("block_structure"))
+        if of_inputs == "group" and dynamic and inputs.get("group_size") == BLOCK:
+            return "block", "group"
+    elif of_weights in ("tensor", "channel"):
+        if of_inputs == "tensor" and not dynamic:
+            return of_weights, "static"
+        if of_inputs in ("tensor", "token") and dynamic:
+            return of_weights, "token"
+    raise ValueError(
+        f"{where}: weights by {of_weights!r} with {'dynamic' if dynamic else 'static'} inputs by {of_inputs!r} are "
+        f"not supported; {SUPPORTED}, with inputs by tensor or token, or for blocks by dynamic groups of {BLOCK}"
+    )
+
+
+def _check_block(name: str, value: Any) -> None:
+    if value != [BLOCK, BLOCK]:
+        raise ValueError(f"{name} {value!r} is not supported; supported: [{BLOCK}, {BLOCK}]")
+
+
+def _strings(config: dict[str, Any], key: str) -> tuple[str, ...]:
+    names = config.get(key) or []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ValueError(f"quantization_config: {key} must be a list of names, not {names!r}")
+    for name in names:
+        if name.startswith("re:"):
+            try:
+                re.compile(name[3:])
+            except re.error as error:
+                raise ValueError(f"quantization_config: {key} has {name!r}, which is no pattern: {error}") from error
+    return tuple(names)
+
+
+def _names(pattern: str, module: str) -> bool:
+    if pattern.startswith("re:"):
+        return re.match(pattern[3:], module) is not None
+    return f".{module}.".startswith(f".{pattern}.") or module.endswith(f".{pattern}")

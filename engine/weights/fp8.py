@@ -1,0 +1,138 @@
+"""FP8 weights of a checkpoint, or of plain weights, as a model takes them."""
+
+from collections.abc import Iterable, Iterator, Mapping
+
+import torch
+
+from engine.layers.fp8 import FP8_DTYPE, dequantize, quantize_channels
+from engine.layers.fp8_linear import check_sizes
+from engine.models.quantization import BLOCK, Quantization
+
+_INPUT_SCALE = "input_scale"
+# Scales of quantised KV caches, which pages have no use for.
+_KV_SCALES = (".k_scale", ".v_scale", ".k_proj.output_scale", ".v_proj.output_scale")
+
+
+def read_fp8(
+    weights: Iterable[tuple[str, torch.Tensor]],
+    quantization: Quantization,
+    parameters: Mapping[str, torch.Tensor],
+    device: torch.device,
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors of a checkpoint under the names and in the shapes of the model's own.
+
+    FP8 weights come with a float32 scale for each output or block (X.weight_scale), whatever the checkpoint calls them
+    and whatever they are for there, and where inputs have a fixed scale with that (X.input_scale, without dimensions).
+    A model that has no scales gets what the weights stand for, in float32.
+
+    Args:
+        weights: by their names in the checkpoint, in whatever order.
+        parameters: of the model.
+        device: where plain weights are quantised.
+
+    Raises:
+        ValueError: a tensor is missing, comes twice, or is of the wrong shape or dtype, or a scale is none; the message
+            names it.
+    """
+    make = _quantized if quantization.at_load else _as_stored
+    return make(weights, quantization, parameters, device)
+
+
+def _quantized(
+    weights: Iterable[tuple[str, torch.Tensor]],
+    quantization: Quantization,
+    parameters: Mapping[str, torch.Tensor],
+    device: torch.device,
+) -> Iterator[tuple[str, torch.Tensor]]:
+    for name, tensor in weights:
+        module, _, kind = name.rpartition(".")
+        if kind != "weight" or not _is_projection(module) or tensor.dim() != 2:
+            yield name, tensor
+            continue
+        yield from _for_model(module, *quantize_channels(tensor.to(device)), parameters)
+
+
+def _as_stored(
+    weights: Iterable[tuple[str, torch.Tensor]],
+    quantization: Quantization,
+    parameters: Mapping[str, torch.Tensor],
+    device: torch.device,
+) -> Iterator[tuple[str, torch.Tensor]]:
+    wanted = ("weight", quantization.scale_name, *((_INPUT_SCALE,) if quantization.inputs == "static" else ()))
+    # What has come of each module that is not complete.
+    parts: dict[str, dict[str, torch.Tensor]] = {}
+    for name, tensor in weights:
+        module, _, kind = name.rpartition(".")
+        if name.endswith(_KV_SCALES):
+            continue
+        if kind == "weight" and tensor.dtype is not FP8_DTYPE:
+            if _is_projection(module) and quantization.covers(module):
+                raise ValueError(
+                    f"tensor {name} has dtype {tensor.dtype}, not {FP8_DTYPE}, though quantization_config does not "
+                    f"ignore {module}"
+                )
+            yield name, tensor
+            continue
+        if kind not in wanted:
+            yield name, tensor
+            continue
+        if not quantization.covers(module):
+            raise ValueError(f"tensor {name} is of FP8 weights, though quantization_config ignores {module}")
+        of_module = parts.setdefault(module, {})
+        if kind in of_module:
+            raise ValueError(f"tensor {name} comes twice")
+        of_module[kind] = tensor
+        if len(of_module) < len(wanted):
+            continue
+        del parts[module]
+        scale = _weight_scale(module, of_module, quantization)
+        yield from _for_model(module, of_module["weight"], scale, parameters)
+        if _INPUT_SCALE in of_module:
+            input_scale = _checked(f"{module}.{_INPUT_SCALE}", of_module[_INPUT_SCALE], (1,), ())
+            if f"{module}.{_INPUT_SCALE}" in parameters:
+                yield f"{module}.{_INPUT_SCALE}", input_scale.view(())
+    for module, of_module in parts.items():
+        missing = next(kind for kind in wanted if kind not in of_module)
+        raise ValueError(f"tensor {module}.{missing} is missing")
+
+
+def _for_model(
+    module: str, weight: torch.Tensor, scale: torch.Tensor, parameters: Mapping[str, torch.Tensor]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    if f"{module}.weight_scale" in parameters:
+        yield f"{module}.weight", weight
+        yield f"{module}.weight_scale", scale
+    else:
+        yield f"{module}.weight", dequantize(weight, scale)
+
+
+def _weight_scale(module: str, parts: Mapping[str, torch.Tensor], quantization: Quantization) -> torch.Tensor:
+    """(out_size, 1) or (out_size / BLOCK, in_size / BLOCK) float32."""
+    weight, name = parts["weight"], f"{module}.{quantization.scale_name}"
+    scale = parts[quantization.scale_name]
+    if weight.dim() != 2:
+        raise ValueError(f"tensor {module}.weight has shape {tuple(weight.shape)}, which is no matrix")
+    out_size, in_size = weight.shape
+    if quantization.weights == "tensor":
+        return _checked(name, scale, (1,), (), (1, 1)).view(1, 1).expand(out_size, 1)
+    if quantization.weights == "channel":
+        return _checked(name, scale, (out_size, 1), (out_size,)).view(out_size, 1)
+    check_sizes([module], [out_size], in_size, is_block=True)
+    return _checked(name, scale, (out_size // BLOCK, in_size // BLOCK))
+
+
+def _checked(name: str, scale: torch.Tensor, *shapes: tuple[int, ...]) -> torch.Tensor:
+    """The scale in float32. Args: shapes: that it may have."""
+    if tuple(scale.shape) not in shapes:
+        raise ValueError(f"tensor {name} has shape {tuple(scale.shape)}, not {shapes[0]}")
+    if scale.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        raise ValueError(f"tensor {name} has dtype {scale.dtype}, which is not a plain float type")
+    scale = scale.float()
+    if not bool(((scale > 0) & scale.isfinite()).all()):
+        raise ValueError(f"tensor {name} has a scale that is not a number greater than 0")
+    return scale
+
+
+def _is_projection(module: str) -> bool:
+    """Whether it is one of a layer's. All others, the one of the logits among them, stay as the checkpoint has them."""
+    return ".layers." in module and module.endswith("_proj")

@@ -1,0 +1,110 @@
+"""Products with FP8 weights, by every kernel, against weights and quantised inputs in float64."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from engine.layers.fp8 import as_quantized, dequantize
+from engine.layers.fp8_linear import Fp8Linear
+from engine.layers.norm import Norm
+from engine.models.quantization import BLOCK
+from tests.gpu.engine.layers.test_fp8_quantize import make_linear
+
+EPS = 1e-6
+KINDS = [("channel", "token"), ("channel", "static"), ("block", "group")]
+SIZES = [(256, 128), (1024, 1024), (896, 4864), (4096, 6144), (14336, 4096)]
+# Sums are rounded once to bfloat16; those of the tensor cores are a little coarser than float32.
+MAX_ERROR = 6e-3
+
+
+def error(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((actual.double() - expected).norm() / expected.norm())
+
+
+def product(x: torch.Tensor, linear: Fp8Linear, *, is_quantized: bool) -> torch.Tensor:
+    """Args: x: of float64."""
+    weight = dequantize(linear.weight, linear.scale).double()
+    if is_quantized:
+        x = as_quantized(x.float(), linear.inputs, linear.input_scale).double()
+    return F.linear(x, weight, None if linear.bias is None else linear.bias.double())
+
+
+@pytest.mark.parametrize("num_tokens", [1, 2, 7, 8, 9, 16, 17, 33, 64, 127, 256, 515])
+@pytest.mark.parametrize(("num_in", "num_out"), SIZES)
+@pytest.mark.parametrize(("weights", "inputs"), KINDS)
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_products_with_what_is_around_them(
+    num_tokens: int, num_in: int, num_out: int, weights: str, inputs: Any, has_bias: bool
+) -> None:
+    from engine.layers.cuda_ops import CudaOps
+
+    torch.manual_seed(0)
+    ops = CudaOps(torch.device("cuda", 0))
+    linear = make_linear(weights, inputs, num_out, num_in, has_bias)
+    x, residual = (torch.randn(num_tokens, size, device="cuda").bfloat16() for size in (num_in, num_out))
+    norm = Norm(torch.randn(num_in, device="cuda").bfloat16(), EPS)
+    # Few tokens are not quantised on Hopper and later.
+    is_quantized = not ops._few_rows.fits(x, linear)
+    normed = x.double() * torch.rsqrt(x.double().square().mean(-1, keepdim=True) + EPS) * norm.weight.double()
+    projected = product(normed, linear, is_quantized=is_quantized)
+    # Where two roundings differ, one step of FP8 is a thirtieth of a number.
+    bound = MAX_ERROR * (2 if is_quantized else 1)
+    assert error(ops.norm_linear(x, norm, linear), projected) < bound
+    gate, up = projected.chunk(2, dim=-1)
+    assert error(ops.norm_gated(x, norm, linear), F.silu(gate) * up) < 2 * bound
+    expected = product(x.double(), linear, is_quantized=is_quantized) + residual.double()
+    assert error(ops.linear_add(x, linear, residual.clone()), expected) < bound
+
+
+@pytest.mark.parametrize("num_tokens", [1, 16, 17, 256])
+@pytest.mark.parametrize(("weights", "inputs"), KINDS)
+def test_a_gated_mlp(num_tokens: int, weights: str, inputs: Any) -> None:
+    from engine.layers.cuda_ops import CudaOps
+
+    torch.manual_seed(0)
+    ops = CudaOps(torch.device("cuda", 0))
+    gate_up, down = make_linear(weights, inputs, 2 * 1536, 512), make_linear(weights, inputs, 512, 1536)
+    x = torch.randn(num_tokens, 512, device="cuda").bfloat16()
+    norm = Norm(torch.randn(512, device="cuda").bfloat16(), EPS)
+    is_quantized = not ops._few_rows.fits(x, gate_up)
+    normed = x.double() * torch.rsqrt(x.double().square().mean(-1, keepdim=True) + EPS) * norm.weight.double()
+    gate, up = product(normed, gate_up, is_quantized=is_quantized).bfloat16().double().chunk(2, dim=-1)
+    expected = product(F.silu(gate) * up, down, is_quantized=is_quantized) + x.double()
+    assert error(ops.gated_mlp(x.clone(), norm, gate_up, down), expected) < 3 * MAX_ERROR
+
+
+@pytest.mark.parametrize("num_tokens", [1, 5, 16, 17, 100, 256, 1031])
+@pytest.mark.parametrize(("num_in", "num_out"), SIZES)
+@pytest.mark.parametrize("adds", [True, False])
+def test_both_kernels_of_blocks(num_tokens: int, num_in: int, num_out: int, adds: bool) -> None:
+    from engine.layers.fp8_products import multiply_blocks, multiply_by_library
+    from engine.layers.fp8_quantize import quantize
+
+    torch.manual_seed(0)
+    linear = make_linear("block", "group", num_out, num_in, bias=True)
+    x = quantize(torch.randn(num_tokens, num_in, device="cuda").bfloat16(), linear)
+    residual = torch.randn(num_tokens, num_out, device="cuda").bfloat16() if adds else None
+    numbers = x.numbers[:num_tokens].double().unflatten(-1, (-1, BLOCK))
+    inputs = (numbers * x.scales[:num_tokens, :, None].double()).flatten(1)
+    assert linear.bias is not None
+    expected = F.linear(inputs, dequantize(linear.weight, linear.scale).double(), linear.bias.double())
+    if residual is not None:
+        expected += residual.double()
+    assert error(multiply_blocks(x, linear, residual, 132), expected) < MAX_ERROR
+    if not adds and torch.cuda.get_device_capability()[0] == 9 and num_in // BLOCK % 4 == 0:
+        assert error(multiply_by_library(x, linear), expected) < MAX_ERROR
+
+
+def test_padding_has_no_effect() -> None:
+    """The library multiplies rows beyond the tokens too, whatever is there."""
+    from engine.layers.fp8_products import multiply_by_library
+    from engine.layers.fp8_quantize import quantize
+
+    linear = make_linear("block", "group", 256, 512)
+    x = quantize(torch.randn(70, 512, device="cuda").bfloat16(), linear)
+    first = multiply_by_library(x, linear)
+    x.numbers.view(torch.uint8)[70:] = 0x7F
+    x.scales[70:] = float("nan")
+    assert torch.equal(multiply_by_library(x, linear), first) and first.isfinite().all()

@@ -1,0 +1,71 @@
+"""Quantised inputs, alone and with what is fused before them, against the same in plain torch."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from engine.layers.fp8 import as_quantized
+from engine.layers.fp8_linear import Fp8Linear
+from engine.layers.norm import Norm
+from engine.models.quantization import BLOCK, Quantization
+
+EPS = 1e-6
+
+
+def make_linear(weights: Any, inputs: Any, out_size: int, in_size: int, bias: bool = False) -> Fp8Linear:
+    """Random, with scales that differ from row to row."""
+    device = torch.device("cuda", 0)
+    names = ["model.layers.0.mlp.up_proj"]
+    linear = Fp8Linear(names, [out_size], in_size, bias, Quantization(weights, inputs), torch.bfloat16, device)
+    # Among them numbers below 2^-6, which FP8 has in steps of 2^-9.
+    numbers = torch.randn(out_size, in_size, device=device) * torch.logspace(-3, 2, out_size, device=device)[:, None]
+    linear.weight.copy_(numbers.clamp(-448, 448).to(linear.weight.dtype))
+    linear.scale.uniform_(0.5, 2.0).mul_(in_size**-0.5 / 100)
+    if linear.bias is not None:
+        linear.bias.normal_()
+    for name, parameter in linear.named_parameters(*names):
+        if name.endswith("input_scale"):
+            parameter.fill_(8 / 448)
+    linear.loaded()
+    return linear
+
+
+@pytest.mark.parametrize("num_tokens", [1, 2, 17, 255, 300])
+@pytest.mark.parametrize("size", [128, 896, 4096, 14336])
+@pytest.mark.parametrize(("weights", "inputs"), [("channel", "token"), ("channel", "static"), ("block", "group")])
+@pytest.mark.parametrize("before", ["nothing", "norm", "gate"])
+def test_quantised_inputs(num_tokens: int, size: int, weights: str, inputs: Any, before: str) -> None:
+    from engine.layers.fp8_quantize import quantize
+
+    torch.manual_seed(0)
+    linear = make_linear(weights, inputs, 128, size)
+    x = torch.randn(num_tokens, size * (2 if before == "gate" else 1), device="cuda").bfloat16()
+    x[0] *= 1e-30
+    norm = Norm(torch.randn(size, device="cuda").bfloat16(), EPS) if before == "norm" else None
+    exact = x.double()
+    if norm is not None:
+        exact = exact * torch.rsqrt(exact.square().mean(-1, keepdim=True) + EPS) * norm.weight.double()
+    if before == "gate":
+        exact = F.silu(exact[:, :size]) * exact[:, size:]
+    actual = quantize(x, linear, norm, is_gated=before == "gate")
+    assert actual.num_tokens == num_tokens and actual.numbers.dtype is torch.float8_e4m3fn
+    scales = actual.scales[:num_tokens]
+    assert scales.shape == (num_tokens, size // BLOCK if inputs == "group" else 1)
+    stands_for = (actual.numbers[:num_tokens].float().unflatten(-1, (scales.shape[1], -1)) * scales[..., None]).flatten(
+        1
+    )
+    expected = as_quantized(exact.float(), inputs, linear.input_scale)
+    # A number that lies between two may go to either where it was computed in another order.
+    assert (stands_for != expected).float().mean() < 0.02
+    assert (stands_for - expected).norm() <= 0.01 * expected.norm()
+
+
+def test_zeros_are_zeros() -> None:
+    from engine.layers.fp8_quantize import quantize
+
+    for weights, inputs in (("channel", "token"), ("block", "group")):
+        linear = make_linear(weights, inputs, 128, 256)
+        quantized = quantize(torch.zeros(3, 256, device="cuda").bfloat16(), linear)
+        assert (quantized.numbers[:3].float() == 0).all() and (quantized.scales[:3] > 0).all()
