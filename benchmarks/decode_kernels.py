@@ -16,6 +16,7 @@ from rich.table import Table
 
 from benchmarks.engine_limits import measure_limits
 from benchmarks.engine_loop import open_model
+from engine.config import QUANTIZATIONS
 
 
 @torch.inference_mode()
@@ -23,9 +24,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, required=True, help="a directory with a model's config.json")
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=(1, 8, 16, 32, 128))
+    parser.add_argument("--quantization", choices=QUANTIZATIONS, default=QUANTIZATIONS[0], help="fp8: FP8 weights")
     parser.add_argument("--kv-len", type=int, default=1152, help="tokens of each sequence")
     arguments = parser.parse_args(argv)
-    model = open_model(parser, arguments.model)
+    model = open_model(parser, arguments.model, arguments.quantization)
     # It is imported here because a machine without CUDA has nothing to import.
     from benchmarks.layer_kernels import LayerKernels
 

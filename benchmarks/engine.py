@@ -17,8 +17,9 @@ import statistics
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 from rich.console import Console
@@ -93,6 +94,10 @@ class EngineBenchmark:
         self._model = model
         self._limits = limits
         self._sizes = sizes
+
+    def at(self, **sizes: Any) -> "EngineBenchmark":
+        """The same with other sizes, of those in Sizes."""
+        return EngineBenchmark(self._loop, self._model, self._limits, replace(self._sizes, **sizes))
 
     def decode(self) -> Iterator[Result]:
         return self._decode_steps(self._sizes.batches)
@@ -185,7 +190,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     sizes = Sizes(batches=arguments.batch_sizes)
     stages.begin("device and model")
-    model = open_model(parser, Path(arguments.model))
+    model = open_model(parser, Path(arguments.model), arguments.quantization)
     loop = build_loop(arguments, sizes.num_tokens, sizes.max_batch_size, stages.begin)
     stages.end()
     first_request_s = loop.run([(512, 8)])
@@ -202,7 +207,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     }
     results = [result for part in parts for result in measure[part]()]
     overlap = "off" if arguments.disable_overlap else "on"
-    title = f"{Path(arguments.model).name}, bfloat16, attention {arguments.attention_backend}, overlap {overlap}"
+    weights = "FP8 weights" if model.quantization else "bfloat16"
+    title = f"{Path(arguments.model).name}, {weights}, attention {arguments.attention_backend}, overlap {overlap}"
     show(results, limits, title)
     if arguments.json:
         figures = {

@@ -14,7 +14,7 @@ from deploy.garbage import collect_seldom, freeze_objects
 from engine.attention.table import ATTENTION_BACKENDS, AUTO
 from engine.base import EngineBase
 from engine.build import build_engine, why_no_gpu
-from engine.config import EngineConfig
+from engine.config import QUANTIZATIONS, EngineConfig
 from engine.models.config import ModelConfig
 from prefill_worker.config import PrefillConfig
 from tandem import exit_codes
@@ -80,19 +80,20 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     """What build_loop reads."""
     parser.add_argument("--model", required=True, help="a directory with a model's config.json; its weights are random")
     parser.add_argument("--attention-backend", choices=(AUTO, *ATTENTION_BACKENDS.names), default=AUTO)
+    parser.add_argument("--quantization", choices=QUANTIZATIONS, default=QUANTIZATIONS[0], help="fp8: FP8 weights")
     parser.add_argument("--cuda-graph-max-bs", type=int, default=256, metavar="N")
     parser.add_argument("--disable-overlap", action="store_true", help="forwards follow one another")
 
 
-def open_model(parser: argparse.ArgumentParser, directory: Path) -> ModelConfig:
-    """The configuration of the model to measure on this machine's GPU.
+def open_model(parser: argparse.ArgumentParser, directory: Path, quantization: str = QUANTIZATIONS[0]) -> ModelConfig:
+    """The configuration of the model to measure on this machine's GPU. Args: quantization: as in EngineConfig.
 
     Without either it ends the program with status 2 and says why in one line on standard error.
     """
     try:
         if not directory.is_dir():
             raise ValueError(f"--model {directory} is no directory; it must be one with a model's config.json")
-        model = ModelConfig.from_dir(directory)
+        model = ModelConfig.from_dir(directory).quantized(quantization)
         if not torch.cuda.is_available():
             raise ValueError(f"{why_no_gpu()}; run this on a machine with a GPU")
     except ValueError as error:
@@ -103,7 +104,7 @@ def open_model(parser: argparse.ArgumentParser, directory: Path) -> ModelConfig:
 def build_loop(
     arguments: argparse.Namespace, num_tokens: int, max_batch_size: int, on_progress: Callable[[str], None]
 ) -> Loop:
-    """Builds an engine in bfloat16 on the GPU.
+    """Builds an engine in bfloat16 on the GPU, with FP8 weights if that is asked for.
 
     Args:
         num_tokens: what the pool is to hold.
@@ -114,6 +115,7 @@ def build_loop(
         load_format="dummy",
         device="cuda",
         dtype="bfloat16",
+        quantization=arguments.quantization,
         page_size=PAGE_SIZE,
         num_pages=-(-num_tokens // PAGE_SIZE),
         attention_backend=arguments.attention_backend,

@@ -8,10 +8,12 @@ import torch
 
 from engine.attention.layout import KvHeadLayout
 from engine.attention.paged_decode import PagedDecode
-from engine.floors import BYTES_PER_NUMBER
+from engine.floors import BYTES_PER_NUMBER, FP8_BYTES_PER_NUMBER
 from engine.kvcache.cuda_pool import CudaKvPool
 from engine.layers.cuda_ops import CudaOps
-from engine.layers.linear import Linear
+from engine.layers.fp8 import FP8_MAX
+from engine.layers.fp8_linear import Fp8Linear
+from engine.layers.linear import Linear, LinearBase
 from engine.layers.norm import Norm, QkNorm
 from engine.layers.rotary import RotaryEmbedding, Rotation
 from engine.models.config import ModelConfig
@@ -67,14 +69,25 @@ class LayerKernels:
             lambda w: ops.linear_add(gated, w, hidden),
         )
 
-    def _products(self, name: str, num_out: int, num_in: int, run: Callable[[Linear], object]) -> Measured:
-        linears = [
-            Linear([num_out], num_in, False, torch.bfloat16, self._device) for _ in range(self._model.num_layers)
-        ]
-        for linear in linears:
-            linear.weight.normal_(0, WEIGHT_SCALE)
-        time = self._time(lambda: [run(linear) for linear in linears])
-        return Measured(name, time, self._floor(num_out * num_in))
+    def _products(self, name: str, num_out: int, num_in: int, run: Callable[[LinearBase], object]) -> Measured:
+        linears = [self.linear(num_out, num_in) for _ in range(self._model.num_layers)]
+        time = self.time(lambda: [run(linear) for linear in linears], len(linears))
+        bytes_per_number = FP8_BYTES_PER_NUMBER if self._model.quantization else BYTES_PER_NUMBER
+        return Measured(name, time, self._floor(num_out * num_in * bytes_per_number))
+
+    def linear(self, num_out: int, num_in: int) -> LinearBase:
+        if self._model.quantization is None:
+            plain = Linear([num_out], num_in, False, torch.bfloat16, self._device)
+            plain.weight.normal_(0, WEIGHT_SCALE)
+            return plain
+        linear = Fp8Linear(["matrix"], [num_out], num_in, False, self._model.quantization, torch.bfloat16, self._device)
+        linear.weight.copy_(torch.randn(num_out, num_in, device=self._device) * FP8_MAX / 5)
+        linear.scale.fill_(5 * WEIGHT_SCALE / FP8_MAX)
+        for parameter_name, parameter in linear.named_parameters("matrix"):
+            if parameter_name.endswith("input_scale"):
+                parameter.fill_(8 / FP8_MAX)
+        linear.loaded()
+        return linear
 
     def _attention(self, batch_size: int, kv_len: int) -> Measured:
         model = self._model
@@ -95,13 +108,15 @@ class LayerKernels:
         rotation = Rotation(tables, plan[decode.plans.positions(batch_size)], torch.bfloat16)
         qkv = self._random(batch_size, model.num_q_heads + 2 * model.num_kv_heads, model.head_dim)
         qk_norm = QkNorm(self._random(2, model.head_dim), model.rms_norm_eps) if model.qk_norm else None
-        time = self._time(
-            lambda: [decode.launch(plan, qkv, rotation, qk_norm, layer) for layer in range(model.num_layers)]
+        time = self.time(
+            lambda: [decode.launch(plan, qkv, rotation, qk_norm, layer) for layer in range(model.num_layers)],
+            model.num_layers,
         )
         kv_numbers = batch_size * kv_len * 2 * model.num_kv_heads * model.head_dim
-        return Measured("attention, all of it", time, self._floor(kv_numbers))
+        return Measured("attention, all of it", time, self._floor(kv_numbers * BYTES_PER_NUMBER))
 
-    def _time(self, run: Callable[[], object]) -> float:
+    def time(self, run: Callable[[], object], num_layers: int) -> float:
+        """Microseconds of one layer, in a CUDA graph. Args: run: launches that of so many."""
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -118,11 +133,11 @@ class LayerKernels:
             graph.replay()
             end.record()
             end.synchronize()
-            times.append(start.elapsed_time(end) * 1e3 / self._model.num_layers)
+            times.append(start.elapsed_time(end) * 1e3 / num_layers)
         return sorted(times)[NUM_RUNS // 2]
 
-    def _floor(self, num_numbers: int) -> float:
-        return num_numbers * BYTES_PER_NUMBER / self._bandwidth * 1e6
+    def _floor(self, num_bytes: int) -> float:
+        return num_bytes / self._bandwidth * 1e6
 
     def _random(self, *shape: int) -> torch.Tensor:
         return torch.randn(shape, device=self._device).bfloat16()

@@ -44,7 +44,7 @@ def run_estimate(arguments: argparse.Namespace) -> int:
     """Prints the estimate; returns the exit status: 1 if as many GPUs as there may be do not give the rate."""
     try:
         worker = Worker(
-            read_model(arguments.model),
+            read_model(arguments.model, arguments.quantization),
             _gpu(arguments),
             arguments.mem_fraction_static,
             arguments.chunk_size,

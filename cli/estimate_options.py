@@ -7,7 +7,7 @@ from math import isfinite
 from bench.goodput import parse_duration
 from deploy.cluster_options import GPU as GPU_DEFAULTS
 from deploy.estimate.gpus import GPUS
-from engine.config import EngineConfig
+from engine.config import QUANTIZATIONS, EngineConfig
 from tandem.config import default_of
 
 EPILOG = """\
@@ -64,6 +64,12 @@ def add_estimate_options(parser: argparse.ArgumentParser) -> None:
     figures.add_argument("--flops", type=_figure, metavar="TFLOPS", help="of bfloat16 products, without sparsity")
     figures.add_argument("--link", type=_figure, metavar="GB/S", help="to another GPU of the host, in one direction")
     served = parser.add_argument_group("served with", "as for `tandem serve --device cuda`")
+    served.add_argument(
+        "--quantization",
+        choices=QUANTIZATIONS,
+        default=default_of(EngineConfig, "quantization"),
+        help="fp8: FP8 weights in any case (default: as the checkpoint has them)",
+    )
     for flag, parse, default, metavar in (
         ("--mem-fraction-static", _share, default_of(EngineConfig, "mem_fraction_static"), "F"),
         ("--chunk-size", _count, GPU_DEFAULTS.chunk_size, "N"),

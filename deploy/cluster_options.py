@@ -9,9 +9,8 @@ from typing import NamedTuple
 from decode_worker.config import DecodeConfig
 from deploy.options import option, options_of
 from engine.attention import table as attention
-from engine.config import DTYPES, LOAD_FORMATS, EngineConfig
+from engine.config import DTYPES, LOAD_FORMATS, QUANTIZATIONS, EngineConfig
 from engine.kvcache.eviction.table import EVICTION_POLICIES
-from engine.models.quantization import QUANTIZATIONS
 from kvtransfer.transports import table as transports
 from prefill_worker.config import PrefillConfig
 from prefill_worker.policies.table import PREFILL_POLICIES

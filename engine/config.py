@@ -4,12 +4,13 @@ from dataclasses import dataclass
 
 from engine.attention.table import ATTENTION_BACKENDS, AUTO
 from engine.kvcache.eviction.table import EVICTION_POLICIES
-from engine.models.quantization import AUTO as AS_THE_CHECKPOINT
-from engine.models.quantization import QUANTIZATIONS
+from engine.models.quantization import FP8
 from tandem.config import DEVICES, require, require_one_of, require_positive
 
 DTYPES = ("float32", "bfloat16")
 LOAD_FORMATS = ("auto", "dummy")
+# Weights as the checkpoint has them, or FP8 in any case.
+QUANTIZATIONS = ("auto", FP8)
 # One prefill forward computes chunks of at most so many prompts, which bounds what sampling their first tokens takes.
 MAX_PREFILL_BATCH_SIZE = 128
 
@@ -43,7 +44,7 @@ class EngineConfig:
     load_format: str = "auto"
     device: str = "cpu"
     dtype: str = "float32"
-    quantization: str = AS_THE_CHECKPOINT
+    quantization: str = "auto"
     page_size: int = 16
     num_pages: int = 1024
     num_devices: int = 1

@@ -7,8 +7,11 @@ from typing import NamedTuple
 
 from engine.models.config import ModelConfig
 
-# Weights and KV are in bfloat16.
+# Weights that are not FP8, and KV, are in bfloat16.
 BYTES_PER_NUMBER = 2
+FP8_BYTES_PER_NUMBER = 1
+# FP8 numbers are multiplied in half the time that bfloat16's take, by the data sheets of all GPUs that multiply them.
+FP8_SPEED = 2
 
 
 class Limits(NamedTuple):
@@ -28,14 +31,25 @@ def decode_floor(model: ModelConfig, limits: Limits, batch_size: int, kv_len: in
         kv_len: tokens of each sequence.
     """
     num_bytes = read_weight_bytes(model) + batch_size * kv_len * kv_bytes_per_token(model)
-    return max(num_bytes / limits.copy_bandwidth, decode_flops(model, batch_size) / limits.matmul_rate)
+    return max(num_bytes / limits.copy_bandwidth, decode_products(model, batch_size, limits.matmul_rate))
 
 
 def prefill_floor(model: ModelConfig, limits: Limits, num_requests: int, prompt_len: int) -> float:
     """Seconds until as many prompts have their first tokens: bytes of weights once, or the matrix products and causal
     attention at the rate of matrix products, whichever is longer."""
+    products = prefill_products(model, num_requests, prompt_len, limits.matmul_rate)
+    return max(read_weight_bytes(model) / limits.copy_bandwidth, products)
+
+
+def decode_products(model: ModelConfig, batch_size: int, matmul_rate: float) -> float:
+    """Seconds of decode_flops. Args: matmul_rate: FLOP per second, bfloat16."""
+    return (decode_flops(model, batch_size) - _saved_flops(model, batch_size)) / matmul_rate
+
+
+def prefill_products(model: ModelConfig, num_requests: int, prompt_len: int, matmul_rate: float) -> float:
+    """Seconds of prefill_flops. Args: matmul_rate: FLOP per second, bfloat16."""
     flops = prefill_flops(model, num_requests, prompt_len)
-    return max(read_weight_bytes(model) / limits.copy_bandwidth, flops / limits.matmul_rate)
+    return (flops - _saved_flops(model, num_requests * prompt_len)) / matmul_rate
 
 
 def decode_flops(model: ModelConfig, batch_size: int) -> int:
@@ -58,13 +72,20 @@ def kv_bytes_per_token(model: ModelConfig) -> int:
 
 def read_weight_bytes(model: ModelConfig) -> int:
     """Bytes of the weights that every forward reads: all matrices but the embedding, of which it reads single rows."""
-    return BYTES_PER_NUMBER * (_num_layer_weights(model) + _num_head_weights(model))
+    of_layers = FP8_BYTES_PER_NUMBER if model.quantization else BYTES_PER_NUMBER
+    return of_layers * _num_layer_weights(model) + BYTES_PER_NUMBER * _num_head_weights(model)
 
 
 def weight_bytes(model: ModelConfig) -> int:
-    """Bytes of the weights in memory; norms and biases, less than a thousandth, are left out."""
+    """Bytes of the weights in memory; norms, biases and scales, less than a thousandth, are left
+    out."""
     embedding = 0 if model.tie_word_embeddings else BYTES_PER_NUMBER * _num_head_weights(model)
     return read_weight_bytes(model) + embedding
+
+
+def _saved_flops(model: ModelConfig, num_tokens: int) -> float:
+    """FLOP of bfloat16 in whose time nothing needs to be done, because weights of layers are FP8."""
+    return 2 * _num_layer_weights(model) * num_tokens * (1 - 1 / FP8_SPEED) if model.quantization else 0
 
 
 def _num_layer_weights(model: ModelConfig) -> int:

@@ -30,6 +30,7 @@ class Gpu:
         has_own_kernels: whether decode steps of few sequences run the project's own kernels, which are for Hopper and
             later.
         source: where the figures are from.
+        has_fp8: whether it multiplies FP8 numbers, which takes half as long as bfloat16.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Gpu:
     link: float
     has_own_kernels: bool
     source: str
+    has_fp8: bool = True
 
     @property
     def limits(self) -> Limits:
@@ -75,6 +77,7 @@ GPUS = {
         300e9,
         False,
         f"NVIDIA's data sheet of the A100 80GB Tensor Core GPU{_ASSUMED}",
+        has_fp8=False,
     ),
     # It has no NVLink: what it has is PCIe 4.0 with 16 lanes.
     "l40s": Gpu("L40S", 48 * GB, 0.864e12, 362e12, 32e9, False, f"NVIDIA's data sheet of the L40S{_ASSUMED}"),

@@ -7,7 +7,7 @@ from math import hypot
 from deploy.cluster_options import GPU as GPU_DEFAULTS
 from deploy.estimate.gpus import GIB, Gpu
 from engine.config import EngineConfig
-from engine.floors import decode_flops, kv_bytes_per_token, prefill_flops, read_weight_bytes, weight_bytes
+from engine.floors import decode_products, kv_bytes_per_token, prefill_products, read_weight_bytes, weight_bytes
 from engine.kvcache.sizing import DeviceMemory, choose_num_pages
 from engine.models.config import ModelConfig
 from engine.page_layout import page_layout_of
@@ -40,7 +40,11 @@ MAX_OWN_BATCH_SIZE = 16
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """A model on one GPU, with the options of `tandem serve` that matter here."""
+    """A model on one GPU, with the options of `tandem serve` that matter here.
+
+    Raises:
+        ValueError: on construction, for FP8 weights on a GPU that does not multiply them.
+    """
 
     model: ModelConfig
     gpu: Gpu
@@ -48,6 +52,10 @@ class Worker:
     chunk_size: int = GPU_DEFAULTS.chunk_size
     max_batch_size: int = GPU_DEFAULTS.max_batch_size
     page_size: int = default_of(EngineConfig, "page_size")
+
+    def __post_init__(self) -> None:
+        if self.model.quantization and not self.gpu.has_fp8:
+            raise ValueError(f"{self.gpu.name} does not multiply FP8 weights; GPUs since Ada and Hopper do")
 
     def memory(self, role: Role) -> DeviceMemory:
         """The GPU's memory with the weights in it and the pool still to come."""
@@ -74,7 +82,7 @@ class Worker:
         """Seconds of a decode step. Args: kv_len: tokens of each sequence."""
         limits = self.gpu.limits
         reading = read_weight_bytes(self.model) / limits.copy_bandwidth
-        computing = decode_flops(self.model, batch_size) / (limits.matmul_rate * DECODE_MATMUL_SHARE)
+        computing = decode_products(self.model, batch_size, limits.matmul_rate * DECODE_MATMUL_SHARE)
         attention = batch_size * kv_len * kv_bytes_per_token(self.model) / (limits.copy_bandwidth * KV_READ_SHARE)
         is_own = self.gpu.has_own_kernels and batch_size <= MAX_OWN_BATCH_SIZE
         return hypot(reading, computing) + attention + self.model.num_layers * (OWN_LAYER_S if is_own else LAYER_S)
@@ -88,7 +96,7 @@ class Worker:
         num_tokens = num_requests * prompt_len
         num_forwards = -(-num_tokens // (chunk_size or self.chunk_size))
         limits = self.gpu.limits
-        computing = prefill_flops(self.model, num_requests, prompt_len) / (limits.matmul_rate * PREFILL_SHARE)
+        computing = prefill_products(self.model, num_requests, prompt_len, limits.matmul_rate * PREFILL_SHARE)
         reading = num_forwards * read_weight_bytes(self.model) / limits.copy_bandwidth
         launching = num_forwards * self.model.num_layers * LAUNCH_LAYER_S
         return max(computing, reading, launching) + num_forwards * FORWARD_S

@@ -1,6 +1,6 @@
 """Matrix products of FP8 numbers. Imported on CUDA machines alone."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -11,11 +11,20 @@ from engine.layers.fp8_quantize import Quantized
 from engine.models.quantization import BLOCK as _BLOCK
 
 GROUP = tl.constexpr(_BLOCK)
+# Up to so many tokens our own kernel is chosen.
+MAX_OWN_TOKENS = 64
 # cuBLAS multiplies blocks on Hopper alone, where a row of blocks is as many as a multiple of this.
 _BLOCK_MULTIPLE = 4
 _HOPPER = 9
-# For fewer tokens than this our own kernel multiplies blocks faster than the library's.
-MIN_LIBRARY_TOKENS_OF_BLOCKS = 64
+
+
+class Tile(NamedTuple):
+    """What one block of our own kernel computes, and how. Attributes: outputs: at most BLOCK, which it divides."""
+
+    tokens: int
+    outputs: int
+    num_warps: int
+    num_stages: int
 
 
 class Fp8Products:
@@ -28,14 +37,31 @@ class Fp8Products:
 
     def multiply(self, x: Quantized, linear: Fp8Linear, residual: torch.Tensor | None = None) -> torch.Tensor:
         """The projections of x, (num_tokens, out_size) bfloat16; with a residual added to it, in its memory."""
-        if linear.is_block and not self._fits_library(x, linear):
-            return multiply_blocks(x, linear, residual, self._num_sms)
+        if self._is_own(x, linear):
+            tile = tile_for(x.num_tokens, len(linear.weight), self._num_sms)
+            return multiply_by_own(x, linear, tile, residual)
         product = multiply_by_library(x, linear)
         return product if residual is None else residual.add_(product)
 
-    def _fits_library(self, x: Quantized, linear: Fp8Linear) -> bool:
-        fits = self._library_has_blocks and linear.scale.shape[1] % _BLOCK_MULTIPLE == 0
-        return fits and x.num_tokens >= MIN_LIBRARY_TOKENS_OF_BLOCKS
+    def _is_own(self, x: Quantized, linear: Fp8Linear) -> bool:
+        if linear.is_block and not (self._library_has_blocks and linear.scale.shape[1] % _BLOCK_MULTIPLE == 0):
+            return True
+        return x.num_tokens <= MAX_OWN_TOKENS and fits_own(linear)
+
+
+def fits_own(linear: Fp8Linear) -> bool:
+    """Whether our own kernel is made for such sizes."""
+    out_size, in_size = linear.weight.shape
+    return out_size % _BLOCK == 0 and in_size % _BLOCK == 0
+
+
+def tile_for(num_tokens: int, out_size: int, num_sms: int) -> Tile:
+    """Tiles as large as leave every multiprocessor one."""
+    tokens = min(128, max(16, triton.next_power_of_2(num_tokens)))
+    outputs = _BLOCK
+    while outputs > 32 and triton.cdiv(num_tokens, tokens) * (out_size // outputs) < num_sms:
+        outputs //= 2
+    return Tile(tokens, outputs, num_warps=8 if tokens == outputs == _BLOCK else 4, num_stages=4)
 
 
 def multiply_by_library(x: Quantized, linear: Fp8Linear) -> torch.Tensor:
@@ -55,16 +81,11 @@ def multiply_by_library(x: Quantized, linear: Fp8Linear) -> torch.Tensor:
     return product[: x.num_tokens]
 
 
-def multiply_blocks(x: Quantized, linear: Fp8Linear, residual: torch.Tensor | None, num_sms: int) -> torch.Tensor:
+def multiply_by_own(x: Quantized, linear: Fp8Linear, tile: Tile, residual: torch.Tensor | None = None) -> torch.Tensor:
     """By a kernel of our own; `residual` is not to be used again."""
     num_tokens, (out_size, in_size) = x.num_tokens, linear.weight.shape
     out = x.numbers.new_empty(num_tokens, out_size, dtype=torch.bfloat16) if residual is None else residual
-    token_tile = min(128, max(16, triton.next_power_of_2(num_tokens)))
-    # As many blocks as the device runs at once, as far as tiles are worth it.
-    out_tile = 128
-    while out_tile > 32 and triton.cdiv(num_tokens, token_tile) * triton.cdiv(out_size, out_tile) < num_sms:
-        out_tile //= 2
-    launch: Any = _multiply_blocks[(triton.cdiv(num_tokens, token_tile), triton.cdiv(out_size, out_tile))]
+    launch: Any = _multiply[(triton.cdiv(num_tokens, tile.tokens), out_size // tile.outputs)]
     launch(
         x.numbers,
         x.scales,
@@ -76,18 +97,19 @@ def multiply_blocks(x: Quantized, linear: Fp8Linear, residual: torch.Tensor | No
         len(x.numbers),
         out_size,
         in_size,
-        TOKENS=token_tile,
-        OUTPUTS=out_tile,
+        TOKENS=tile.tokens,
+        OUTPUTS=tile.outputs,
+        IS_BLOCK=linear.is_block,
         HAS_BIAS=linear.bias is not None,
         ADDS=residual is not None,
-        num_warps=8 if token_tile == 128 and out_tile == 128 else 4,
-        num_stages=4,
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
     )
     return out
 
 
 @triton.jit
-def _multiply_blocks(  # type: ignore[no-untyped-def]
+def _multiply(  # type: ignore[no-untyped-def]
     x,
     x_scales,
     weight,
@@ -100,10 +122,11 @@ def _multiply_blocks(  # type: ignore[no-untyped-def]
     in_size,
     TOKENS: tl.constexpr,
     OUTPUTS: tl.constexpr,
+    IS_BLOCK: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     ADDS: tl.constexpr,
 ):
-    """A tile of outputs is within one block of weights; x_scales has a token's scales num_rows apart."""
+    """Of blocks, a token's scales are num_rows apart, and a tile of outputs is within one block of weights."""
     tokens = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     first_output = tl.program_id(1) * OUTPUTS
     outputs = first_output + tl.arange(0, OUTPUTS)
@@ -117,9 +140,15 @@ def _multiply_blocks(  # type: ignore[no-untyped-def]
     for group in range(num_groups):
         a = tl.load(x_rows + group * GROUP, mask=has_token[:, None], other=0.0)
         b = tl.load(weight_columns + group * GROUP)
-        a_scale = tl.load(x_scales + group * num_rows + tokens, mask=has_token, other=0.0)
-        b_scale = tl.load(of_block + group)
-        sums += tl.dot(a, b) * (a_scale * b_scale)[:, None]
+        if IS_BLOCK:
+            a_scale = tl.load(x_scales + group * num_rows + tokens, mask=has_token, other=0.0)
+            b_scale = tl.load(of_block + group)
+            sums += tl.dot(a, b) * (a_scale * b_scale)[:, None]
+        else:
+            sums = tl.dot(a, b, sums)
+    if not IS_BLOCK:
+        sums *= tl.load(x_scales + tokens, mask=has_token, other=0.0)[:, None]
+        sums *= tl.load(weight_scales + outputs)[None, :]
     if HAS_BIAS:
         sums += tl.load(bias + outputs)[None, :].to(tl.float32)
     places = out + tokens[:, None].to(tl.int64) * out_size + outputs[None, :]

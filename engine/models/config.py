@@ -85,7 +85,7 @@ class ModelConfig:
             raise ValueError(f"{path}: {error}") from error
 
     def quantized(self, how: str) -> "ModelConfig":
-        """The same model, in FP8 where that is asked for. Args: how: of QUANTIZATIONS."""
+        """The same model, in FP8 where that is asked for. Args: how: as in EngineConfig."""
         return replace(self, quantization=AT_LOAD) if how == FP8 and self.quantization is None else self
 
     @classmethod

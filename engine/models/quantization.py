@@ -11,10 +11,8 @@ from engine.models.checks import require_dict
 
 # Numbers of a side of a block of weights that share a scale, and of a token's stretch of inputs.
 BLOCK = 128
-# What `--quantization` can say: weights as the checkpoint has them, or FP8 in any case.
-AUTO = "auto"
+# What asks for FP8 weights where the checkpoint has others.
 FP8 = "fp8"
-QUANTIZATIONS = (AUTO, FP8)
 SUPPORTED = (
     "supported are FP8 weights (float8_e4m3fn) with a scale for each tensor, for each channel, or for each block of "
     f"{BLOCK}x{BLOCK}, as compressed-tensors and fp8 have them"

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 
-from benchmarks import decode_kernels, engine, profile_step
+from benchmarks import decode_kernels, engine, fp8, profile_step
 from benchmarks.engine import EngineBenchmark, Result, Sizes, start_up_results
 from benchmarks.engine_loop import Loop
 from decode_worker.config import DecodeConfig
@@ -69,6 +70,29 @@ def test_every_part_measures_what_it_names(loop: Loop, model_dir: Path) -> None:
     assert all(result.ratio is not None for result in results if "workload" not in result.name)
 
 
+def test_fp8_and_bfloat16_are_measured_in_turns(
+    loop: Loop, model_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = ModelConfig.from_dir(model_dir)
+    benchmarks = {
+        kind: EngineBenchmark(loop, model.quantized(how), Limits(1e10, 1e11), SIZES) for kind, how in fp8.KINDS.items()
+    }
+    rows = list(fp8.compare(benchmarks, SIZES, num_turns=1))
+    assert [row.name for row in rows] == [
+        "decode step, batch 1",
+        "decode step, batch 2",
+        "prefill, 1 x 40",
+        "prefill, 2 x 20",
+    ]
+    for row in rows:
+        plain, other = (row.by_kind[kind] for kind in ("bfloat16", "FP8"))
+        assert plain.floor is not None and other.floor is not None and plain.floor != other.floor
+    faster = fp8.Compared("x", {"bfloat16": Result("x", 4.0, "ms", 1.0), "FP8": Result("x", 2.0, "ms", 1.0)})
+    assert faster.speedup == 2.0
+    fp8.show([faster], "title", Console())
+    assert "2.00" in capsys.readouterr().out
+
+
 def test_a_loop_can_be_held_in_the_middle_of_steady_steps(loop: Loop) -> None:
     loop.start(3, 20, 12)
     assert (loop.counts.num_first, loop.counts.num_ended) == (3, 0)
@@ -101,7 +125,7 @@ def test_start_up_is_split_into_its_phases() -> None:
     assert results["start-up, ready"] == pytest.approx(sum(stages.seconds.values()))
 
 
-@pytest.mark.parametrize("main", [engine.main, profile_step.main, decode_kernels.main])
+@pytest.mark.parametrize("main", [engine.main, profile_step.main, decode_kernels.main, fp8.main])
 def test_what_cannot_be_measured_is_said_in_one_line(
     main: Callable[[Sequence[str]], int],
     model_dir: Path,

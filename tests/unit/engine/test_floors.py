@@ -48,6 +48,19 @@ def test_floors_count_what_must_be_read_and_computed() -> None:
     assert prefill_floor(SMALL, slow_math, 3, 10) == 3 * (2 * layers * 10 + 2 * head + attention)
 
 
+def test_fp8_weights_are_half_as_large_and_multiplied_twice_as_fast() -> None:
+    layers, head = 2 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128), 300 * 64
+    fp8 = SMALL.quantized("fp8")
+    slow_memory, slow_math = Limits(1.0, 1e30), Limits(1e30, 1.0)
+    # The matrix of the logits, and KV, stay bfloat16.
+    assert decode_floor(fp8, slow_memory, 3, 10) == layers + 2 * head + 2 * 3 * 10 * 2 * 2 * 32
+    assert decode_floor(fp8, slow_math, 3, 10) == 2 * 3 * (layers / 2 + head)
+    assert prefill_floor(fp8, slow_memory, 3, 10) == layers + 2 * head
+    assert prefill_floor(fp8, slow_math, 3, 10) == 3 * (2 * layers / 2 * 10 + 2 * head + 2 * 55 * 64 * 4)
+    assert weight_bytes(LLAMA_8B.quantized("fp8")) == pytest.approx(6.98e9 + 2 * 2 * 0.525e9, rel=0.001)
+    assert decode_floor(LLAMA_8B.quantized("fp8"), H200, 1, 1152) == pytest.approx(1.97e-3, rel=0.01)
+
+
 def test_an_embedding_that_is_no_output_matrix_is_in_memory_and_is_not_read() -> None:
     tied = replace(SMALL, tie_word_embeddings=True)
     assert weight_bytes(tied) == read_weight_bytes(tied) == read_weight_bytes(SMALL)

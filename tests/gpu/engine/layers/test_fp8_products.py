@@ -77,23 +77,28 @@ def test_a_gated_mlp(num_tokens: int, weights: str, inputs: Any) -> None:
 
 @pytest.mark.parametrize("num_tokens", [1, 5, 16, 17, 100, 256, 1031])
 @pytest.mark.parametrize(("num_in", "num_out"), SIZES)
+@pytest.mark.parametrize(("weights", "inputs_by"), KINDS)
 @pytest.mark.parametrize("adds", [True, False])
-def test_both_kernels_of_blocks(num_tokens: int, num_in: int, num_out: int, adds: bool) -> None:
-    from engine.layers.fp8_products import multiply_blocks, multiply_by_library
+def test_both_kernels_at_every_size(
+    num_tokens: int, num_in: int, num_out: int, weights: str, inputs_by: Any, adds: bool
+) -> None:
+    from engine.layers.fp8_products import multiply_by_library, multiply_by_own, tile_for
     from engine.layers.fp8_quantize import quantize
 
     torch.manual_seed(0)
-    linear = make_linear("block", "group", num_out, num_in, bias=True)
+    linear = make_linear(weights, inputs_by, num_out, num_in, bias=True)
     x = quantize(torch.randn(num_tokens, num_in, device="cuda").bfloat16(), linear)
     residual = torch.randn(num_tokens, num_out, device="cuda").bfloat16() if adds else None
-    numbers = x.numbers[:num_tokens].double().unflatten(-1, (-1, BLOCK))
-    inputs = (numbers * x.scales[:num_tokens, :, None].double()).flatten(1)
+    scales = x.scales[:num_tokens].double()
+    numbers = x.numbers[:num_tokens].double().unflatten(-1, (scales.shape[1], -1))
+    inputs = (numbers * scales[..., None]).flatten(1)
     assert linear.bias is not None
     expected = F.linear(inputs, dequantize(linear.weight, linear.scale).double(), linear.bias.double())
     if residual is not None:
         expected += residual.double()
-    assert error(multiply_blocks(x, linear, residual, 132), expected) < MAX_ERROR
-    if not adds and torch.cuda.get_device_capability()[0] == 9 and num_in // BLOCK % 4 == 0:
+    assert error(multiply_by_own(x, linear, tile_for(num_tokens, num_out, 132), residual), expected) < MAX_ERROR
+    has_blocks = torch.cuda.get_device_capability()[0] == 9 and num_in // BLOCK % 4 == 0
+    if not adds and (has_blocks or not linear.is_block):
         assert error(multiply_by_library(x, linear), expected) < MAX_ERROR
 
 

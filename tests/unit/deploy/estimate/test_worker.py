@@ -40,6 +40,16 @@ def test_prefills(model: ModelConfig, measured: dict[tuple[int, int], int]) -> N
         assert estimated == pytest.approx(tokens_per_s, rel=WITHIN)
 
 
+def test_fp8_weights_leave_room_and_take_less_time() -> None:
+    plain, fp8 = Worker(LLAMA_8B, H200), Worker(LLAMA_8B.quantized("fp8"), H200)
+    more = fp8.pool_tokens("decode", 1) - plain.pool_tokens("decode", 1)
+    assert more * 128 * 1024 == pytest.approx(6.98e9, rel=0.001)
+    assert fp8.decode_step(1, 1152) == pytest.approx(plain.decode_step(1, 1152) - 6.98e9 / 4.15e12, rel=0.02)
+    assert fp8.prefill(8, 8192) < 0.7 * plain.prefill(8, 8192)
+    with pytest.raises(ValueError, match="A100 80GB SXM does not multiply FP8 weights"):
+        Worker(LLAMA_8B.quantized("fp8"), GPUS["a100"])
+
+
 def test_the_first_token_of_a_prompt_on_an_idle_cluster() -> None:
     assert Worker(LLAMA_8B, H200).prefill(1, 4096) * 1e3 == pytest.approx(98.9, rel=WITHIN)
     assert Worker(LLAMA_8B, H200).prefill(1, 2048) * 1e3 == pytest.approx(49.2, rel=WITHIN)

@@ -1,0 +1,135 @@
+"""FP8 weights beside bfloat16 on one GPU: decode steps and prefills of two engines in one process, in turns.
+
+Weights are random, and so are prompts, which share nothing. Each figure stands over its floor (engine/floors.py), from
+rates that are measured in the same run. Parts:
+
+steps     decode steps with prompts of 1,024 tokens, and prompt tokens per second until all have their first token
+products  each matrix of a layer by every kernel that there is for it, over numbers of tokens: microseconds, in a CUDA
+          graph over the matrices of all layers, with what is around it (norm, gate, residual) left out
+tuning    the kernel of few tokens in variants, for each matrix of a layer
+"""
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.engine import EngineBenchmark, Result, Sizes
+from benchmarks.engine_limits import measure_limits
+from benchmarks.engine_loop import add_engine_arguments, build_loop, open_model
+
+PARTS = ("steps", "products", "tuning")
+KINDS = {"bfloat16": "auto", "FP8": "fp8"}
+BATCHES = (1, 8, 32, 128, 256)
+PREFILLS = ((8, 8192), (64, 512), (1, 512))
+NUM_STEPS = 64
+TOKENS = (1, 8, 16, 17, 32, 48, 64, 128, 256, 512, 2048, 8192)
+TUNED_TOKENS = (1, 8, 16)
+SIZES = Sizes(batches=BATCHES, num_steps=NUM_STEPS, prefills=PREFILLS, sweep_batches=(1,), sweep_prompts=(1,))
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """Medians of one measure. Attributes: by_kind: by the keys of KINDS."""
+
+    name: str
+    by_kind: dict[str, Result]
+
+    @property
+    def speedup(self) -> float:
+        """How many times as fast FP8 is."""
+        plain, fp8 = (self.by_kind[kind].value for kind in KINDS)
+        return fp8 / plain if self.by_kind["FP8"].unit == "tok/s" else plain / fp8
+
+
+def compare(benchmarks: Mapping[str, EngineBenchmark], sizes: Sizes, num_turns: int) -> Iterator[Compared]:
+    """Each measure of all kinds, one after the other, several times.
+
+    Args:
+        benchmarks: by the keys of KINDS.
+    """
+    for size in sizes.batches:
+        at_size = {kind: benchmark.at(batches=(size,)) for kind, benchmark in benchmarks.items()}
+        yield _median([{kind: next(b.decode()) for kind, b in at_size.items()} for _ in range(num_turns)])
+    for shape in sizes.prefills:
+        of_shape = {kind: benchmark.at(prefills=(shape,)) for kind, benchmark in benchmarks.items()}
+        yield _median([{kind: next(b.prefill()) for kind, b in of_shape.items()} for _ in range(num_turns)])
+
+
+def _median(turns: Sequence[Mapping[str, Result]]) -> Compared:
+    found = {
+        kind: replace(first, value=statistics.median(turn[kind].value for turn in turns))
+        for kind, first in turns[0].items()
+    }
+    return Compared(found["FP8"].name, found)
+
+
+def show(rows: Sequence[Compared], title: str, console: Console) -> None:
+    table = Table("what", title=title)
+    for kind in KINDS:
+        for column in (kind, "floor", "times"):
+            table.add_column(column, justify="right")
+    table.add_column("speed-up", justify="right")
+    for row in rows:
+        cells = []
+        for result in row.by_kind.values():
+            digits = 0 if result.unit == "tok/s" else 2
+            assert result.floor is not None and result.ratio is not None
+            unit = "" if result.unit == "tok/s" else " ms"
+            cells += [f"{result.value:,.{digits}f}{unit}", f"{result.floor:,.{digits}f}{unit}", f"{result.ratio:.2f}"]
+        table.add_row(row.name, *cells, f"{row.speedup:.2f}")
+    console.print(table)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_engine_arguments(parser)
+    parser.add_argument("--only", choices=PARTS, nargs="+", default=PARTS[:1], help="parts (default: %(default)s)")
+    parser.add_argument("--turns", type=int, default=2, metavar="N", help="times that each measure is taken")
+    parser.add_argument("--batch-sizes", type=int, nargs="+", default=BATCHES, help="of decode steps")
+    parser.add_argument("--tokens", type=int, nargs="+", default=TOKENS, help="of products")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there too")
+    arguments = parser.parse_args(argv)
+    models = {kind: open_model(parser, Path(arguments.model), how) for kind, how in KINDS.items()}
+    console = Console(width=130)
+    name = Path(arguments.model).name
+    figures: dict[str, object] = {}
+    with torch.inference_mode():
+        if {"products", "tuning"} & {*arguments.only}:
+            # It is imported here because a machine without CUDA has nothing to import.
+            from benchmarks.fp8_kernels import Fp8Kernels
+
+            kernels = Fp8Kernels(models["FP8"], measure_limits())
+            for part, num_tokens in (("products", arguments.tokens), ("tuning", TUNED_TOKENS)):
+                if part in arguments.only:
+                    rows = [row for n in num_tokens for row in getattr(kernels, part)(n)]
+                    figures[part] = [row._asdict() for row in rows]
+                    kernels.show(rows, f"{name}, {part}, microseconds", console)
+            del kernels
+    if "steps" in arguments.only:
+        sizes = replace(SIZES, batches=arguments.batch_sizes)
+        loops = {}
+        for kind, how in KINDS.items():
+            options = argparse.Namespace(**vars(arguments) | {"quantization": how})
+            loops[kind] = build_loop(options, sizes.num_tokens, sizes.max_batch_size, lambda doing: None)
+            loops[kind].run([(sizes.prompt_len, 8)] * 2)
+        limits = measure_limits()
+        benchmarks = {kind: EngineBenchmark(loops[kind], models[kind], limits, sizes) for kind in KINDS}
+        compared = list(compare(benchmarks, sizes, arguments.turns))
+        show(compared, name, console)
+        console.print(f"copy {limits.copy_bandwidth / 1e12:.2f} TB/s, bfloat16 {limits.matmul_rate / 1e12:.0f} TFLOP/s")
+        figures["steps"] = [asdict(row) | {"speedup": row.speedup} for row in compared]
+    if arguments.json:
+        arguments.json.write_text(json.dumps(figures, indent=2) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
