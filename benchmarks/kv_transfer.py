@@ -41,11 +41,12 @@ def serve_end(pipe: Connection, visible: str) -> None:
     from engine.attention.layout import KvHeadLayout
     from engine.kvcache.cuda_pool import CudaKvPool
     from kvtransfer.transports.opening import load_transports, open_end
+    from tandem.rpc.credentials import ClusterCredentials
 
     pool = CudaKvPool(KvHeadLayout(32, 16, 8, 128, "bfloat16"), NUM_PAGES, torch.device("cuda", 0))
     pool.memory.random_(0, 256)
     torch.cuda.synchronize()
-    transports = load_transports(TRANSPORTS, pool, "127.0.0.1")
+    transports = load_transports(TRANSPORTS, pool, "127.0.0.1", ClusterCredentials())
     end: Any = None
     for question in questions(pipe):
         match question:

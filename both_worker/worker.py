@@ -23,6 +23,7 @@ from prefill_worker.handover import LinkHandover
 from prefill_worker.scheduler import PrefillScheduler
 from tandem.messages import Hello
 from tandem.recording import Recorder
+from tandem.rpc.credentials import ClusterCredentials
 from worker.base import LinkConnections, Outbox, WorkerRole
 from worker.config import WorkerConfig
 from worker.events import Event
@@ -89,11 +90,16 @@ class BothRole(WorkerRole):
         )
 
     def build_links(
-        self, engine: EngineBase, hello: Hello, config: WorkerConfig, post: Callable[[Event], None]
+        self,
+        engine: EngineBase,
+        hello: Hello,
+        config: WorkerConfig,
+        credentials: ClusterCredentials,
+        post: Callable[[Event], None],
     ) -> LinkConnections:
         if self._links is None:
             return NoLinks()
-        transports = load_transports(self._links.transports, engine.pool, config.host)
-        out = LinkDialer(hello.worker_id, hello.incarnation, hello.page_format, transports, post, config.cluster_token)
+        transports = load_transports(self._links.transports, engine.pool, config.host, credentials)
+        out = LinkDialer(hello.worker_id, hello.incarnation, hello.page_format, transports, post, credentials)
         into = LinkServer(hello.incarnation, hello.page_format, transports, post)
         return TwoWayLinks(hello.worker_id, out, into)

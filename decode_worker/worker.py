@@ -12,6 +12,7 @@ from kvtransfer.link_server import LinkServer
 from kvtransfer.transports.opening import load_transports
 from tandem.messages import Hello
 from tandem.recording import Recorder
+from tandem.rpc.credentials import ClusterCredentials
 from worker.base import LinkConnections, Outbox, Scheduler, WorkerRole
 from worker.config import WorkerConfig
 from worker.events import Event
@@ -28,7 +29,12 @@ class DecodeRole(WorkerRole):
         return DecodeScheduler(engine, cache, outbox, self._decode, time.monotonic, recorder)
 
     def build_links(
-        self, engine: EngineBase, hello: Hello, config: WorkerConfig, post: Callable[[Event], None]
+        self,
+        engine: EngineBase,
+        hello: Hello,
+        config: WorkerConfig,
+        credentials: ClusterCredentials,
+        post: Callable[[Event], None],
     ) -> LinkConnections:
-        transports = load_transports(self._links.transports, engine.pool, config.host)
+        transports = load_transports(self._links.transports, engine.pool, config.host, credentials)
         return LinkServer(hello.incarnation, hello.page_format, transports, post)

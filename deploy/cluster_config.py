@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from decode_worker.config import DecodeConfig
-from deploy.cluster_options import DEVICE_DEFAULTS, ClusterOptions, DeviceDefaults
+from deploy.cluster_options import DEVICE_DEFAULTS, INTERNAL_TLS, OFF, ClusterOptions, DeviceDefaults
 from engine.config import DTYPES, EngineConfig
 from kvtransfer.config import LinkConfig
 from kvtransfer.transports import table as transports
@@ -69,6 +69,14 @@ class ClusterConfig(ClusterOptions):
             not self.tls_client_ca or bool(self.tls_cert),
             "tls_client_ca asks clients for certificates over TLS: it needs tls_cert and tls_key",
         )
+        require_one_of(self, "internal_tls", INTERNAL_TLS)
+        given = [bool(file) for file in (self.internal_tls_ca, self.internal_tls_cert, self.internal_tls_key)]
+        require(
+            all(given) or not any(given),
+            "certificates for TLS inside the cluster are given by internal_tls_ca, internal_tls_cert and "
+            "internal_tls_key together, or made where none of them is given",
+        )
+        require(not any(given) or self.internal_tls != OFF, "internal_tls off has no use for internal_tls_cert")
         require(
             (self.num_prefill > 0) == (self.num_decode > 0),
             f"{self.num_prefill} prefill and {self.num_decode} decode workers: both kinds are needed, or neither",

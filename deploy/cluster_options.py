@@ -18,7 +18,7 @@ from router.config import GENERATION_CONFIGS, RouterConfig
 from router.policies.table import ROUTING_POLICIES
 from router.text.reasoning import REASONING_STYLES
 from router.text.tool_parsers.table import TOOL_PARSERS
-from tandem.config import DEVICES, LOG_LEVELS, LogConfig, TlsConfig, default_of
+from tandem.config import DEVICES, LOG_LEVELS, SERVER_NAME, LogConfig, TlsConfig, default_of
 
 MODEL, WORKERS, SCHEDULING, PORTS, SECURITY, OPERATION = GROUPS = (
     "model",
@@ -56,6 +56,7 @@ DEVICE_DEFAULTS = {
 # The name of a cluster to which nobody gave one.
 DEFAULT_NAME = "tandem"
 CPU, GPU = DEVICE_DEFAULTS["cpu"], DEVICE_DEFAULTS["cuda"]
+INTERNAL_TLS = AUTO, ON, OFF = ("auto", "on", "off")
 
 
 def _transports_for(device: str) -> str:
@@ -363,6 +364,35 @@ class ClusterOptions:
         SECURITY,
         "PEM file of authorities; only clients with a certificate of theirs are let in",
         metavar="FILE",
+    )
+    internal_tls: str = option(
+        AUTO,
+        SECURITY,
+        "whether the cluster's processes speak TLS with each other, each showing a certificate of the cluster's own; "
+        "auto: if --internal-tls-cert is given, or the Ray that the cluster joins has several nodes",
+        choices=INTERNAL_TLS,
+        detail=" ([operations.md](operations.md#tls-inside-the-cluster))",
+    )
+    internal_tls_ca: str = option(
+        "",
+        SECURITY,
+        "PEM file of the authority by whose certificates the cluster's processes know each other, on every host",
+        metavar="FILE",
+        shown="one that is made for the cluster's life",
+    )
+    internal_tls_cert: str = option(
+        "",
+        SECURITY,
+        f"PEM file with the certificate that they show, for the name {SERVER_NAME}, and its chain, on every host",
+        metavar="FILE",
+        shown="one that is made for the cluster's life",
+    )
+    internal_tls_key: str = option(
+        "",
+        SECURITY,
+        "PEM file with that certificate's private key, without a passphrase, on every host",
+        metavar="FILE",
+        shown="one that is made for the cluster's life",
     )
     # --- operation ---
     cluster_name: str = option(

@@ -84,6 +84,9 @@ class JoinedRay(RayBase):
         free = state.available_resources_per_node().get(ray.get_runtime_context().get_node_id(), {})
         return int(free.get(resource, 0))
 
+    def num_nodes(self) -> int:
+        return sum(node["Alive"] for node in ray.nodes())
+
     def actor_options(self) -> dict[str, Any]:
         # Others on it are to know that these run, and all must be on one host.
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)

@@ -12,7 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from deploy.certificates import given_certificates, make_certificates
 from deploy.cluster_config import DEVICES_PER_WORKER, ClusterConfig, WorkerPlan
+from deploy.cluster_options import AUTO, OFF
 from deploy.joined_ray import JoinedRay
 from deploy.local_ray import LocalRay
 from deploy.plan import check_own_classes, plan
@@ -25,7 +27,7 @@ from deploy.scaling import ScaleJob, Scaling, in_counts
 from deploy.supervisor import ProcessKind, Supervisor
 from engine.weights.resolve import resolve_model
 from router.config import RouterAddresses, RouterConfig
-from tandem.config import ROLES
+from tandem.config import ROLES, ClusterTls, ClusterTlsFiles
 from tandem.logs import log_file
 from tandem.rpc.tls import check_tls_files
 
@@ -83,6 +85,8 @@ class Cluster:
         self._held = contextlib.ExitStack()
         # The token is made anew for each life of the cluster: who has it may speak to the cluster's processes.
         self.cluster_token = secrets.token_hex(16)
+        # So are the certificates by which they know each other, where they speak TLS and no others are given.
+        self.cluster_tls: ClusterTls | ClusterTlsFiles | None = None
         self.addresses = ClientAddresses("", "")
         self.routers: dict[str, RouterAddresses] = {}
         self.model_name = ""
@@ -112,6 +116,10 @@ class Cluster:
             check_own_classes(config)
             ports = self._ports.reserve_all(config)
             check_tls_files(config.tls_cert, config.tls_key, config.tls_client_ca)
+            if config.internal_tls_cert:
+                self.cluster_tls = given_certificates(
+                    config.internal_tls_ca, config.internal_tls_cert, config.internal_tls_key
+                )
         if config.device == "cuda":
             # Ray counts the GPUs: that there are too few is said before a model is fetched for them.
             self._init_ray()
@@ -133,10 +141,14 @@ class Cluster:
         if config.log_requests:
             self._request_lines = RequestLineServer(self._on_request_line)
             router_configs = [replace(c, request_lines_socket=self._request_lines.name) for c in router_configs]
-        self._router_configs = {c.router_id: c for c in router_configs}
-        self._worker_plans = {p.worker.worker_id: p for p in worker_plans}
         if config.device != "cuda":
             self._init_ray()
+        if self.cluster_tls is None and self._is_tls_wanted():
+            self.cluster_tls = make_certificates()
+        if self.cluster_tls is not None:
+            logger.info("the cluster's processes speak TLS with each other")
+        self._router_configs = {c.router_id: c for c in router_configs}
+        self._worker_plans = {p.worker.worker_id: p for p in worker_plans}
         # All processes start side by side; those that take longest are asked for first.
         starting = {self._start_worker(name): name for name in self._worker_plans}
         starting |= {self._start_router(name): name for name in self._router_configs}
@@ -301,6 +313,12 @@ class Cluster:
             self._ray.start(self._config.num_workers + self._config.num_routers_started)
         self._on_progress("ray", "ready")
 
+    def _is_tls_wanted(self) -> bool:
+        """Whether what the processes say to each other is to be encrypted, where certificates are not given."""
+        if self._config.internal_tls == AUTO:
+            return self._ray.num_nodes() > 1
+        return self._config.internal_tls != OFF
+
     def _check_ray(self) -> None:
         if not self._ray.is_up():
             raise ClusterError(f"Ray has ended, and the cluster with it; {self._ray.log_directory} says why")
@@ -334,7 +352,9 @@ class Cluster:
         from deploy.router_actor import RouterActor
 
         self._on_progress(name, "starting")
-        config = replace(self._router_configs[name], num_restarts=self._num_starts[name])
+        config = replace(
+            self._router_configs[name], num_restarts=self._num_starts[name], cluster_tls=self.cluster_tls
+        )
         self._num_starts[name] += 1
         actor = self._actors[name] = self._actor_class(RouterActor).remote(config)
         return actor.start.remote()
@@ -344,7 +364,8 @@ class Cluster:
         from deploy.worker_actor import WorkerActor
 
         plan = self._worker_plans[name]
-        plan = replace(plan, worker=replace(plan.worker, num_restarts=self._num_starts[name]))
+        worker = replace(plan.worker, num_restarts=self._num_starts[name], cluster_tls=self.cluster_tls)
+        plan = replace(plan, worker=worker)
         self._num_starts[name] += 1
         self._on_progress(name, "starting")
         num_gpus = plan.worker.engine.num_devices if plan.worker.engine.device == "cuda" else 0

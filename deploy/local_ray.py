@@ -116,6 +116,9 @@ class LocalRay(RayBase):
     def num_free(self, resource: str) -> int:
         return int(ray.cluster_resources().get(resource, 0))
 
+    def num_nodes(self) -> int:
+        return 1
+
     def actor_options(self) -> dict[str, Any]:
         # Nobody else uses this Ray: it has nothing to account for.
         return {"num_cpus": 0}

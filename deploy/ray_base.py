@@ -41,5 +41,9 @@ class RayBase(ABC):
         """How much of "GPU" or "CPU" there is on this host that nobody has."""
 
     @abstractmethod
+    def num_nodes(self) -> int:
+        """How many hosts there are whose processes could be the cluster's."""
+
+    @abstractmethod
     def actor_options(self) -> dict[str, Any]:
         """What every process is asked for with, besides its GPUs."""

@@ -21,10 +21,9 @@ from tandem.messages import (
     ReceiverMessage,
     SenderMessage,
 )
-from tandem.rpc.auth import cluster_metadata
 from tandem.rpc.batch_writer import BatchWriter, is_cancelled
-from tandem.rpc.channel import open_channel
 from tandem.rpc.codec import RECEIVER_CODEC, SENDER_CODEC
+from tandem.rpc.credentials import ClusterCredentials
 from tandem.v1 import kv_link_pb2_grpc
 from worker.events import Event
 
@@ -64,7 +63,7 @@ class LinkDialer:
         page_format: PageFormat,
         transports: Mapping[str, Transport],
         post: Callable[[Event], None],
-        cluster_token: str,
+        credentials: ClusterCredentials,
     ) -> None:
         """
         Args:
@@ -72,7 +71,7 @@ class LinkDialer:
             post: tells the engine thread.
         """
         self._transports = transports
-        self._metadata = cluster_metadata(cluster_token)
+        self._credentials = credentials
         self._worker_id = worker_id
         self._incarnation = incarnation
         self._page_format = page_format
@@ -198,8 +197,9 @@ class LinkDialer:
         offer = [name for name in self._transports if name not in failures]
         writer = BatchWriter(SENDER_CODEC)
         writer.send([self._hello(peer, offer)])
-        async with open_channel(peer.address) as channel:
-            call = kv_link_pb2_grpc.KvLinkStub(channel).Link(writer.batches(), metadata=self._metadata)
+        async with self._credentials.open_channel(peer.address) as channel:
+            stub = kv_link_pb2_grpc.KvLinkStub(channel)
+            call = stub.Link(writer.batches(), metadata=self._credentials.metadata)
             # The receiver may try to open each of them before it answers.
             async with asyncio.timeout(HANDSHAKE_TIMEOUT_S + len(offer) * OPEN_TIMEOUT_S):
                 first = await call.read()

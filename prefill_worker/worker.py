@@ -13,6 +13,7 @@ from prefill_worker.handover import LinkHandover
 from prefill_worker.scheduler import PrefillScheduler
 from tandem.messages import Hello
 from tandem.recording import Recorder
+from tandem.rpc.credentials import ClusterCredentials
 from worker.base import LinkConnections, Outbox, Scheduler, WorkerRole
 from worker.config import WorkerConfig
 from worker.events import Event
@@ -30,7 +31,12 @@ class PrefillRole(WorkerRole):
         return PrefillScheduler(engine, cache, handover, outbox, self._prefill, time.monotonic, recorder)
 
     def build_links(
-        self, engine: EngineBase, hello: Hello, config: WorkerConfig, post: Callable[[Event], None]
+        self,
+        engine: EngineBase,
+        hello: Hello,
+        config: WorkerConfig,
+        credentials: ClusterCredentials,
+        post: Callable[[Event], None],
     ) -> LinkConnections:
-        transports = load_transports(self._links.transports, engine.pool, config.host)
-        return LinkDialer(hello.worker_id, hello.incarnation, hello.page_format, transports, post, config.cluster_token)
+        transports = load_transports(self._links.transports, engine.pool, config.host, credentials)
+        return LinkDialer(hello.worker_id, hello.incarnation, hello.page_format, transports, post, credentials)

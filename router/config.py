@@ -9,7 +9,17 @@ from typing import NamedTuple
 from router.policies.table import ROUTING_POLICIES
 from router.text.reasoning import REASONING_STYLES
 from router.text.tool_parsers.table import TOOL_PARSERS
-from tandem.config import LogConfig, Role, TlsConfig, parse_api_key, require, require_one_of, require_positive
+from tandem.config import (
+    ClusterTls,
+    ClusterTlsFiles,
+    LogConfig,
+    Role,
+    TlsConfig,
+    parse_api_key,
+    require,
+    require_one_of,
+    require_positive,
+)
 
 AUTO = "auto"
 GENERATION_CONFIGS = (AUTO, "none")
@@ -84,6 +94,7 @@ class RouterConfig:
         root_path: under which a proxy shows the HTTP port, and which it leaves out of what it passes on, or "".
         tls: on the clients' ports; None: plain.
         cluster_token: what the processes of this cluster know each other by.
+        cluster_tls: between them; None: plain.
         cluster_port: the workers' port; 0 picks a free one.
         cluster_host: the address of that port, for workers alone.
         heartbeat_timeout_s: silence after which a worker counts as lost.
@@ -136,6 +147,7 @@ class RouterConfig:
     root_path: str = ""
     tls: TlsConfig | None = None
     cluster_token: str = field(default="", repr=False)
+    cluster_tls: ClusterTls | ClusterTlsFiles | None = None
     cluster_port: int = 0
     cluster_host: str = "127.0.0.1"
     heartbeat_timeout_s: float = 3.0

@@ -8,9 +8,8 @@ from typing import Any
 import grpc
 
 from router.peer_counts import AssignedLoad, PeerCounts, RouterCounts
-from tandem.rpc.auth import cluster_metadata
 from tandem.rpc.batch_writer import is_cancelled
-from tandem.rpc.channel import open_channel
+from tandem.rpc.credentials import ClusterCredentials
 from tandem.v1 import router_pb2 as pb
 from tandem.v1 import router_pb2_grpc
 
@@ -32,7 +31,7 @@ class PeerExchange(router_pb2_grpc.RouterPeerServicer):
         counts: PeerCounts,
         own_counts: Callable[[], RouterCounts],
         on_counts: Callable[[], None],
-        cluster_token: str,
+        credentials: ClusterCredentials,
     ) -> None:
         """
         Args:
@@ -46,7 +45,7 @@ class PeerExchange(router_pb2_grpc.RouterPeerServicer):
         self._counts = counts
         self._own_counts = own_counts
         self._on_counts = on_counts
-        self._metadata = cluster_metadata(cluster_token)
+        self._credentials = credentials
 
     async def run(self) -> None:
         """Tells all others until cancelled."""
@@ -71,8 +70,9 @@ class PeerExchange(router_pb2_grpc.RouterPeerServicer):
     async def _tell(self, address: str) -> None:
         while True:
             try:
-                async with open_channel(address) as channel:
-                    await router_pb2_grpc.RouterPeerStub(channel).ShareCounts(self._messages(), metadata=self._metadata)
+                async with self._credentials.open_channel(address) as channel:
+                    stub = router_pb2_grpc.RouterPeerStub(channel)
+                    await stub.ShareCounts(self._messages(), metadata=self._credentials.metadata)
             except grpc.aio.AioRpcError as error:
                 logger.info("router at %s: %s", address, error.details())
             except asyncio.CancelledError:

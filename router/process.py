@@ -36,6 +36,7 @@ from tandem import exit_codes
 from tandem.config import ROLES
 from tandem.rpc.auth import cluster_auth
 from tandem.rpc.channel import bind, new_server
+from tandem.rpc.credentials import ClusterCredentials
 from tandem.rpc.grpc_loop import GrpcLoop
 from tandem.rpc.loop_thread import LoopThread
 from tandem.rpc.recording_service import REQUESTS_PER_PART, RecordingService
@@ -118,18 +119,19 @@ class RouterProcess:
                 logger.info("defaults of OpenAI's API, from the model's %s: %s", FILE, described)
         frontend = self._frontend = Frontend(router, tokenizer, config, defaults)
         frontend.output_format.find()
+        credentials = ClusterCredentials(config.cluster_token, config.cluster_tls)
         peers = {name: other.cluster for name, other in config.routers.items() if name != config.router_id}
         exchange = PeerExchange(
-            config.router_id, peers, router.elsewhere, frontend.counts, router.update_loads, config.cluster_token
+            config.router_id, peers, router.elsewhere, frontend.counts, router.update_loads, credentials
         )
         health_service = HealthService(_serving(router))
-        responses = ResponseExchange(config.router_id, peers, KeptResponses(time.monotonic), config.cluster_token)
+        responses = ResponseExchange(config.router_id, peers, KeptResponses(time.monotonic), credentials)
         feed = self._feed = LiveFeed(SnapshotBuilder(router, config), len(config.api_keys))
         app = make_app(frontend, responses, feed)
         workers = new_server([cluster_auth(config.cluster_token)], reuse_ports=config.reuse_ports)
-        cluster_address = bind(workers, config.cluster_host, config.cluster_port)
+        cluster_address = bind(workers, config.cluster_host, config.cluster_port, credentials.for_server())
         recordings = Recordings(
-            {**peers, config.router_id: cluster_address}, lambda: router.workers, router.clocks, config.cluster_token
+            {**peers, config.router_id: cluster_address}, lambda: router.workers, router.clocks, credentials
         )
         self._open_ports = functools.partial(ClientServers, frontend, app, health_service, recordings, config)
         worker_pb2_grpc.add_ClusterServicer_to_server(ControlServer(router), workers)

@@ -10,8 +10,7 @@ import grpc
 from router.clock_offsets import ClockOffsets
 from router.errors import InvalidRequestError, OverloadedError
 from router.worker import Worker
-from tandem.rpc.auth import cluster_metadata
-from tandem.rpc.channel import open_channel
+from tandem.rpc.credentials import ClusterCredentials
 from tandem.rpc.recording_service import MAX_DURATION_S, STOP_TIMEOUT_S, duration_refusal
 from tandem.v1 import recording_pb2 as pb
 from tandem.v1 import recording_pb2_grpc
@@ -36,7 +35,7 @@ class Recordings:
         routers: Mapping[str, str],
         workers: Callable[[], Iterable[Worker]],
         clocks: ClockOffsets,
-        cluster_token: str,
+        credentials: ClusterCredentials,
     ) -> None:
         """
         Args:
@@ -47,7 +46,7 @@ class Recordings:
         self._routers = routers
         self._workers = workers
         self._clocks = clocks
-        self._metadata = cluster_metadata(cluster_token)
+        self._credentials = credentials
         self._is_recording = False
 
     async def record(self, duration_s: float) -> AsyncGenerator[pb.RecordedPart, None]:
@@ -76,8 +75,8 @@ class Recordings:
         processes += [_Process(name, ROUTER, address) for name, address in self._routers.items()]
         async with AsyncExitStack() as channels:
             for process in processes:
-                channel = await channels.enter_async_context(open_channel(process.address))
-                process.call(channel, duration_s, self._metadata)
+                channel = await channels.enter_async_context(self._credentials.open_channel(process.address))
+                process.call(channel, duration_s, self._credentials.metadata)
             for part in await asyncio.gather(*(process.begin() for process in processes)):
                 yield part
             due = asyncio.get_running_loop().time() + duration_s + FIRST_PART_TIMEOUT_S

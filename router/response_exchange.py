@@ -14,8 +14,7 @@ import grpc
 
 from router.errors import OverloadedError, UnavailableError
 from router.kept_responses import KeptResponse, KeptResponses
-from tandem.rpc.auth import cluster_metadata
-from tandem.rpc.channel import open_channel
+from tandem.rpc.credentials import ClusterCredentials
 from tandem.v1 import router_pb2 as pb
 from tandem.v1 import router_pb2_grpc
 
@@ -37,12 +36,14 @@ class ResponseExchange(router_pb2_grpc.RouterResponsesServicer):
         kept: those of this router.
     """
 
-    def __init__(self, router_id: str, peers: Mapping[str, str], kept: KeptResponses, cluster_token: str) -> None:
+    def __init__(
+        self, router_id: str, peers: Mapping[str, str], kept: KeptResponses, credentials: ClusterCredentials
+    ) -> None:
         """Args: peers: addresses of the other routers, by their names."""
         self.kept = kept
         self._home = _home_of(router_id)
         self._peers = {_home_of(name): address for name, address in peers.items()}
-        self._metadata = cluster_metadata(cluster_token)
+        self._credentials = credentials
         self._slots = asyncio.Semaphore(MAX_ASKED)
 
     def new_id(self) -> str:
@@ -108,9 +109,9 @@ class ResponseExchange(router_pb2_grpc.RouterResponsesServicer):
         except TimeoutError as error:
             raise OverloadedError("too many responses are being looked up; try again later") from error
         try:
-            async with open_channel(address) as channel:
+            async with self._credentials.open_channel(address) as channel:
                 stub: Any = router_pb2_grpc.RouterResponsesStub(channel)
-                return await stub.FindResponse(request, metadata=self._metadata, timeout=FIND_TIMEOUT_S)
+                return await stub.FindResponse(request, metadata=self._credentials.metadata, timeout=FIND_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
             raise UnavailableError("the router that keeps this response does not answer; try again") from error
         finally:

@@ -4,13 +4,17 @@ Each package's own is in its `config.py`. Nothing here imports torch: the router
 """
 
 from collections.abc import Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, field, fields
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 Role = Literal["prefill", "decode", "both"]
 ROLES: tuple[Role, ...] = ("prefill", "decode", "both")
 DEVICES = ("cpu", "cuda")
 LOG_LEVELS = ("debug", "info", "warning", "error")
+# Every certificate that the processes of a cluster show each other is for this name, whatever their hosts are called.
+# It is in no DNS: who has signed a certificate is what counts.
+SERVER_NAME = "cluster.tandem.internal"
 
 
 def require(condition: bool, message: str) -> None:
@@ -84,6 +88,45 @@ class TlsConfig:
 
     def __post_init__(self) -> None:
         require(bool(self.cert_file and self.key_file), "TLS needs both a certificate and a key")
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterTls:
+    """TLS between the processes of a cluster, each of which shows the others a certificate.
+
+    Attributes:
+        ca: PEM: the authorities one of which must have signed whatever another process shows.
+        cert, key: PEM: what this process shows, with the chain above it, and the private key of that.
+    """
+
+    ca: bytes = field(repr=False)
+    cert: bytes = field(repr=False)
+    key: bytes = field(repr=False)
+
+    def read(self) -> "ClusterTls":
+        """As ClusterTlsFiles."""
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterTlsFiles:
+    """The same in files, which every process reads on its own host: no key goes from one to another.
+
+    Attributes:
+        ca_file, cert_file, key_file: PEM files, as the fields of ClusterTls.
+    """
+
+    ca_file: str
+    cert_file: str
+    key_file: str
+
+    def read(self) -> ClusterTls:
+        """What they have now: others may have taken their place since.
+
+        Raises:
+            OSError: one cannot be read.
+        """
+        return ClusterTls(*(Path(file).read_bytes() for file in (self.ca_file, self.cert_file, self.key_file)))
 
 
 @dataclass(frozen=True, slots=True)

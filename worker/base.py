@@ -10,6 +10,7 @@ from engine.base import EngineBase
 from engine.kvcache.cache_manager import CacheManager
 from tandem.messages import Hello, Peer, ReceiverMessage, SenderMessage, WorkerMessage, WorkerStats
 from tandem.recording import Recorder
+from tandem.rpc.credentials import ClusterCredentials
 from worker.config import WorkerConfig
 from worker.events import Event
 from worker.stats import worker_stats
@@ -135,6 +136,11 @@ class WorkerRole(ABC):
 
     @abstractmethod
     def build_links(
-        self, engine: EngineBase, hello: Hello, config: WorkerConfig, post: Callable[[Event], None]
+        self,
+        engine: EngineBase,
+        hello: Hello,
+        config: WorkerConfig,
+        credentials: ClusterCredentials,
+        post: Callable[[Event], None],
     ) -> LinkConnections:
         """Makes the gRPC side of the links; on the asyncio thread."""

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from engine.config import EngineConfig
-from tandem.config import ROLES, LogConfig, Role, require_one_of, require_positive
+from tandem.config import ROLES, ClusterTls, ClusterTlsFiles, LogConfig, Role, require_one_of, require_positive
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +19,7 @@ class WorkerConfig:
         connect_timeout_s: how long it looks for the router before it gives up.
         max_record_bytes: for records of what it has served, which clients over HTTP go on with; the oldest give way.
         cluster_token: what the processes of this cluster know each other by.
+        cluster_tls: between them; None: plain.
         num_restarts: how often this worker has been started again.
         api_keys: what readers of its metrics show; empty lets everybody in.
     """
@@ -34,6 +35,7 @@ class WorkerConfig:
     max_record_bytes: int = 64 * 2**20
     num_restarts: int = 0
     cluster_token: str = field(default="", repr=False)
+    cluster_tls: ClusterTls | ClusterTlsFiles | None = None
     api_keys: tuple[str, ...] = field(default=(), repr=False)
     log: LogConfig = field(default_factory=LogConfig)
 

@@ -22,10 +22,9 @@ from tandem.messages import (
     WorkerMessage,
 )
 from tandem.request_ids import router_of
-from tandem.rpc.auth import cluster_metadata
 from tandem.rpc.batch_writer import BatchWriter
-from tandem.rpc.channel import open_channel
 from tandem.rpc.codec import ROUTER_CODEC, WORKER_CODEC
+from tandem.rpc.credentials import ClusterCredentials
 from tandem.v1 import worker_pb2_grpc
 from worker.events import Event, FromRouter, RouterLost
 from worker.records import RecordKeeper
@@ -53,7 +52,7 @@ class ControlClient:
         address: str,
         hello: Hello,
         *,
-        cluster_token: str,
+        credentials: ClusterCredentials,
         heartbeat: Callable[[], Heartbeat],
         heartbeat_interval_s: float,
         records: RecordKeeper,
@@ -74,7 +73,7 @@ class ControlClient:
         self.address = address
         self.router = ""
         self._hello = hello
-        self._metadata = cluster_metadata(cluster_token)
+        self._credentials = credentials
         self._heartbeat = heartbeat
         self._heartbeat_interval_s = heartbeat_interval_s
         self._records = records
@@ -105,8 +104,9 @@ class ControlClient:
         self._begin_stream(writer)
         beats: asyncio.Task[None] | None = None
         try:
-            async with open_channel(self.address) as channel:
-                call = worker_pb2_grpc.ClusterStub(channel).Control(writer.batches(), metadata=self._metadata)
+            async with self._credentials.open_channel(self.address) as channel:
+                stub = worker_pb2_grpc.ClusterStub(channel)
+                call = stub.Control(writer.batches(), metadata=self._credentials.metadata)
                 async with asyncio.timeout(WELCOME_TIMEOUT_S):
                     first = await call.read()
                 if first is grpc.aio.EOF:

@@ -19,6 +19,7 @@ from tandem.recording import Recorder
 from tandem.rpc.auth import cluster_auth
 from tandem.rpc.batch_writer import is_cancelled
 from tandem.rpc.channel import bind, new_server
+from tandem.rpc.credentials import ClusterCredentials
 from tandem.rpc.loop_thread import LoopThread
 from tandem.rpc.metrics_server import MetricsServer
 from tandem.rpc.recording_service import RecordingService
@@ -50,6 +51,7 @@ class WorkerProcess:
         self._config = config
         self._role = role
         self._on_progress = on_progress
+        self._credentials = ClusterCredentials(config.cluster_token, config.cluster_tls)
         self._incarnation = uuid.uuid4().hex
         self._engine: EngineBase | None = None
         self._recorder = Recorder()
@@ -153,7 +155,7 @@ class WorkerProcess:
         assert self._engine is not None
         config, engine = self._config, self._engine
         server = self._server = new_server([cluster_auth(config.cluster_token)])
-        address = bind(server, config.host, 0)
+        address = bind(server, config.host, 0, self._credentials.for_server())
         registry = worker_registry(config.role, config.worker_id, self._heartbeat, config.num_restarts)
         self._metrics = MetricsServer(registry, config.host, config.api_keys)
         layout = engine.pool.layout
@@ -173,7 +175,7 @@ class WorkerProcess:
             self._role.has_links,
             self._max_request_pages(),
         )
-        self._links = self._role.build_links(engine, hello, config, self._engine_thread.post)
+        self._links = self._role.build_links(engine, hello, config, self._credentials, self._engine_thread.post)
         self._links.add_to(server)
         WorkerAdmin(self._engine_thread.post).add_to(server)
         post = self._engine_thread.post
@@ -188,7 +190,7 @@ class WorkerProcess:
         self._routers = RouterStreams(
             router_addresses,
             self._hello,
-            cluster_token=self._config.cluster_token,
+            credentials=self._credentials,
             heartbeat=self._heartbeat,
             heartbeat_interval_s=self._config.heartbeat_interval_s,
             records=RecordKeeper(self._config.max_record_bytes),

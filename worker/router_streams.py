@@ -23,6 +23,7 @@ from tandem.messages import (
     WorkerMessage,
 )
 from tandem.request_ids import router_of
+from tandem.rpc.credentials import ClusterCredentials
 from worker.control_client import ControlClient
 from worker.events import Event
 from worker.peer_union import PeerUnion
@@ -42,7 +43,7 @@ class RouterStreams:
         addresses: Iterable[str],
         hello: Hello,
         *,
-        cluster_token: str,
+        credentials: ClusterCredentials,
         heartbeat: Callable[[], Heartbeat],
         heartbeat_interval_s: float,
         connect_timeout_s: float,
@@ -70,7 +71,7 @@ class RouterStreams:
             ControlClient(
                 address,
                 hello,
-                cluster_token=cluster_token,
+                credentials=credentials,
                 heartbeat=heartbeat,
                 heartbeat_interval_s=heartbeat_interval_s,
                 records=records,

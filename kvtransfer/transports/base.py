@@ -16,6 +16,7 @@ from collections.abc import Sequence
 
 from engine.kvcache.base import Completion
 from engine.kvcache.pool import KvPool
+from tandem.rpc.credentials import ClusterCredentials
 
 
 class Completed:
@@ -118,12 +119,13 @@ class Transport(ABC):
     worker."""
 
     @abstractmethod
-    def __init__(self, pool: KvPool, host: str) -> None:
+    def __init__(self, pool: KvPool, host: str, credentials: ClusterCredentials) -> None:
         """Looks whether this worker's pool can travel this way; opens nothing yet.
 
         Args:
             pool: this worker's, which pages are sent from or received into.
             host: the address to receive at, where that takes an address.
+            credentials: for connections to and from other workers.
 
         Raises:
             ValueError: it cannot; the message says which pools can.

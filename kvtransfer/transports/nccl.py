@@ -10,6 +10,8 @@ both ends have come to it: a kernel that waits for the other end keeps multiproc
 also tells of a peer's end, at which the communicator is aborted, because NCCL itself would wait for ever.
 """
 
+import logging
+import ssl
 import time
 
 from engine.kvcache.cuda_pool import CudaKvPool
@@ -19,6 +21,10 @@ from kvtransfer.transports.base import ReceiverTransport, SenderTransport, Trans
 from kvtransfer.transports.mover import HEADER, Flag, ReceivingMover, SendingMover, Transfer, check_announced
 from kvtransfer.transports.nccl_communicator import RECEIVER, SENDER
 from kvtransfer.transports.nccl_mover import CONNECT_TIMEOUT_S, PEER_POLL_S, NcclMover
+from kvtransfer.transports.peer_socket import Endpoint
+from tandem.rpc.credentials import ClusterCredentials
+
+logger = logging.getLogger(__name__)
 
 _UNIQUE_ID_BYTES = 128
 # The sender's word that it has the unique id, and is about to join.
@@ -26,8 +32,11 @@ _JOINING = b"j"
 
 
 class NcclSender(NcclMover, SendingMover):
-    def __init__(self, pool: CudaKvPool, host: str, endpoint: bytes) -> None:
+    def __init__(self, pool: CudaKvPool, host: str, endpoint: bytes, context: ssl.SSLContext | None = None) -> None:
         """Connects to the receiver, over TCP and by NCCL.
+
+        Args:
+            context: for TLS on the TCP connection; None: plain.
 
         Raises:
             ValueError: the endpoint is none of this transport's, or cupy is missing.
@@ -36,7 +45,7 @@ class NcclSender(NcclMover, SendingMover):
         """
         super().__init__(pool, host, SENDER)
         self._connected = Flag()
-        self._connection = peer_socket.connect(endpoint)
+        self._connection = peer_socket.connect(endpoint, context)
         self._connection.setblocking(False)
         self._thread.start()
         deadline = time.monotonic() + CONNECT_TIMEOUT_S
@@ -74,8 +83,11 @@ class NcclSender(NcclMover, SendingMover):
 
 
 class NcclReceiver(NcclMover, ReceivingMover):
-    def __init__(self, pool: CudaKvPool, host: str) -> None:
+    def __init__(self, pool: CudaKvPool, host: str, context: ssl.SSLContext | None = None) -> None:
         """Listens for one connection, from the sender that was told the token.
+
+        Args:
+            context: for TLS on the TCP connection; None: plain.
 
         Raises:
             ValueError: cupy is missing.
@@ -83,7 +95,7 @@ class NcclReceiver(NcclMover, ReceivingMover):
             RuntimeError: the slots do not fit into the device's memory.
         """
         super().__init__(pool, host, RECEIVER)
-        self._listener = peer_socket.Listener(host)
+        self._listener = peer_socket.Listener(host, context)
         self._thread.start()
 
     def _meet_peer(self) -> None:
@@ -120,14 +132,22 @@ class NcclReceiver(NcclMover, ReceivingMover):
 
 
 class Nccl(Transport):
-    def __init__(self, pool: KvPool, host: str) -> None:
+    def __init__(self, pool: KvPool, host: str, credentials: ClusterCredentials) -> None:
         if not isinstance(pool, CudaKvPool):
             raise ValueError("transport nccl moves pages between pools on GPUs: use shared_memory or tcp on a CPU")
         self._pool = pool
         self._host = host
+        self._credentials = credentials
+        self._has_warned = False
 
     def open_sender(self, endpoint: bytes) -> SenderTransport:
-        return NcclSender(self._pool, self._host, endpoint)
+        if self._credentials.secure and not self._has_warned and Endpoint.decode(endpoint).host != self._host:
+            self._has_warned = True
+            logger.warning(
+                "transport nccl sends KV pages to other hosts in the clear, in spite of the cluster's TLS: NCCL's own "
+                "connections have none, so the network between the hosts must be encrypted"
+            )
+        return NcclSender(self._pool, self._host, endpoint, self._credentials.context(server_side=False))
 
     def open_receiver(self) -> ReceiverTransport:
-        return NcclReceiver(self._pool, self._host)
+        return NcclReceiver(self._pool, self._host, self._credentials.context(server_side=True))

@@ -195,7 +195,7 @@ class NcclMover(Mover):
             if self._communicator is not None:
                 self._communicator.check()
             assert self._connection is not None
-            if _peek(self._connection) == b"":
+            if peer_socket.has_ended(self._connection):
                 raise OSError("the other end closed the connection")
 
     def _read(self, num_bytes: int, timeout_s: float = STALL_TIMEOUT_S) -> bytes:
@@ -204,8 +204,8 @@ class NcclMover(Mover):
         deadline = time.monotonic() + timeout_s
         said = b""
         while True:
-            if _peek(self._connection):
-                said += self._connection.recv(num_bytes - len(said))
+            if peer_socket.has_come(self._connection):
+                said += peer_socket.take(self._connection, num_bytes - len(said))
                 if len(said) == num_bytes:
                     return said
             self._settle()
@@ -249,11 +249,3 @@ class NcclMover(Mover):
         self._local.synchronize()
         # Who remembers this end keeps no memory of the device with it.
         self._ring = None
-
-
-def _peek(connection: socket.socket) -> bytes | None:
-    """The next byte, which stays; b"" at the end; None if nothing has come. Raises OSError: the connection broke."""
-    try:
-        return connection.recv(1, socket.MSG_PEEK)
-    except BlockingIOError:
-        return None

@@ -12,6 +12,7 @@ from engine.kvcache.batched_copies import PageCopies
 from engine.kvcache.cuda_pool import CudaKvPool, check
 from engine.kvcache.pool import KvPool
 from kvtransfer.transports.base import OneSidedReceiver, ReceiverTransport, SenderTransport, Transport
+from tandem.rpc.credentials import ClusterCredentials
 
 # A push is submitted in batches of so many pages, twice as many, and so on.
 FIRST_PAGES = 4
@@ -126,7 +127,7 @@ class NvlinkReceiver(OneSidedReceiver):
 
 
 class Nvlink(Transport):
-    def __init__(self, pool: KvPool, host: str) -> None:
+    def __init__(self, pool: KvPool, host: str, credentials: ClusterCredentials) -> None:
         if not isinstance(pool, CudaKvPool):
             raise ValueError("transport nvlink moves pages between pools on GPUs: use shared_memory or tcp on a CPU")
         self._pool = pool

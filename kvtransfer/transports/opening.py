@@ -12,6 +12,7 @@ from typing import TypeVar
 from engine.kvcache.pool import KvPool
 from kvtransfer.transports.base import ReceiverTransport, SenderTransport, Transport
 from kvtransfer.transports.table import TRANSPORTS
+from tandem.rpc.credentials import ClusterCredentials
 
 # One end may take so long to open; mapping a pool and connecting to a port take milliseconds.
 OPEN_TIMEOUT_S = 5.0
@@ -25,16 +26,19 @@ class OpeningError(Exception):
     """An end of a transport did not open; the message says why."""
 
 
-def load_transports(names: Iterable[str], pool: KvPool, host: str) -> dict[str, Transport]:
+def load_transports(
+    names: Iterable[str], pool: KvPool, host: str, credentials: ClusterCredentials
+) -> dict[str, Transport]:
     """Makes a worker's transports, in the order of their names.
 
     Args:
         host: the address to receive at.
+        credentials: for connections to and from other workers.
 
     Raises:
         ValueError: there is no transport of such a name, or the worker's pool cannot travel that way.
     """
-    return {name: TRANSPORTS.load(name)(pool, host) for name in names}
+    return {name: TRANSPORTS.load(name)(pool, host, credentials) for name in names}
 
 
 async def open_end(open_now: Callable[[], End]) -> End:

@@ -11,6 +11,7 @@ import numpy as np
 from engine.kvcache.base import Completion
 from engine.kvcache.pool import CpuKvPool, KvPool, SharedPoolFile
 from kvtransfer.transports.base import COMPLETED, OneSidedReceiver, ReceiverTransport, SenderTransport, Transport
+from tandem.rpc.credentials import ClusterCredentials
 
 # An endpoint is the process id, the descriptor and the size of the receiver's memfd, then its name in UTF-8.
 _ENDPOINT = struct.Struct("!IIQ")
@@ -86,7 +87,7 @@ class SharedMemoryReceiver(OneSidedReceiver):
 
 
 class SharedMemory(Transport):
-    def __init__(self, pool: KvPool, host: str) -> None:
+    def __init__(self, pool: KvPool, host: str, credentials: ClusterCredentials) -> None:
         if not isinstance(pool, CpuKvPool):
             raise ValueError("transport shared_memory moves pages between pools in CPU memory: use nvlink on a GPU")
         self._pool = pool

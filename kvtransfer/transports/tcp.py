@@ -5,16 +5,21 @@ expect meet by number, and a thread at each end moves the bytes beside the engin
 """
 
 import socket
+import ssl
 
 from engine.kvcache.pool import CpuKvPool, KvPool
 from kvtransfer.transports import peer_socket
 from kvtransfer.transports.base import ReceiverTransport, SenderTransport, Transport
 from kvtransfer.transports.mover import HEADER, ReceivingMover, SendingMover, Transfer, check_announced
+from tandem.rpc.credentials import ClusterCredentials
 
 
 class TcpSender(SendingMover):
-    def __init__(self, pool: CpuKvPool, endpoint: bytes) -> None:
+    def __init__(self, pool: CpuKvPool, endpoint: bytes, context: ssl.SSLContext | None = None) -> None:
         """Connects to the receiver.
+
+        Args:
+            context: for TLS; None: plain.
 
         Raises:
             ValueError: the endpoint is none of this transport's.
@@ -23,7 +28,7 @@ class TcpSender(SendingMover):
         super().__init__()
         # This worker's memory is (num_pages, page_bytes) uint8.
         self._pages = pool.memory.numpy()
-        self._connection = peer_socket.connect(endpoint)
+        self._connection = peer_socket.connect(endpoint, context)
         self._thread.start()
 
     def _meet_peer(self) -> None:
@@ -43,8 +48,11 @@ class TcpSender(SendingMover):
 
 
 class TcpReceiver(ReceivingMover):
-    def __init__(self, pool: CpuKvPool, host: str) -> None:
+    def __init__(self, pool: CpuKvPool, host: str, context: ssl.SSLContext | None = None) -> None:
         """Listens for one connection, from the sender that was told the token.
+
+        Args:
+            context: for TLS; None: plain.
 
         Raises:
             OSError: `host` is no address of this host's.
@@ -52,7 +60,7 @@ class TcpReceiver(ReceivingMover):
         super().__init__()
         # As at the sender.
         self._pages = pool.memory.numpy()
-        self._listener = peer_socket.Listener(host)
+        self._listener = peer_socket.Listener(host, context)
         self._connection: socket.socket | None = None
         self._thread.start()
 
@@ -88,14 +96,15 @@ class TcpReceiver(ReceivingMover):
 
 
 class Tcp(Transport):
-    def __init__(self, pool: KvPool, host: str) -> None:
+    def __init__(self, pool: KvPool, host: str, credentials: ClusterCredentials) -> None:
         if not isinstance(pool, CpuKvPool):
             raise ValueError("transport tcp moves pages between pools in CPU memory: use nvlink or nccl on a GPU")
         self._pool = pool
         self._host = host
+        self._credentials = credentials
 
     def open_sender(self, endpoint: bytes) -> SenderTransport:
-        return TcpSender(self._pool, endpoint)
+        return TcpSender(self._pool, endpoint, self._credentials.context(server_side=False))
 
     def open_receiver(self) -> ReceiverTransport:
-        return TcpReceiver(self._pool, self._host)
+        return TcpReceiver(self._pool, self._host, self._credentials.context(server_side=True))

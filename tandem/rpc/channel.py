@@ -18,7 +18,7 @@ KEEPALIVE_INTERVAL_MS = 60_000
 KEEPALIVE_TIMEOUT_MS = 20_000
 # A connection without calls is closed; clients open a new one with their next call and notice nothing.
 MAX_IDLE_MS = 300_000
-# A connection must get so far as to say which HTTP/2 it speaks.
+# A connection must get so far as to say which HTTP/2 it speaks, after whatever TLS asks of it.
 HANDSHAKE_TIMEOUT_MS = 10_000
 # All calls together, those that wait or are refused included. Each keeps a few ten kB, whatever it asks for.
 MAX_CALLS = 8192
@@ -32,9 +32,19 @@ _OPTIONS: list[tuple[str, Any]] = [
 ]
 
 
-def open_channel(address: str) -> grpc.aio.Channel:
+def open_channel(
+    address: str, credentials: grpc.ChannelCredentials | None = None, server_name: str = ""
+) -> grpc.aio.Channel:
+    """
+    Args:
+        credentials: for TLS; None: plain.
+        server_name: what the server's certificate must be for, whatever its address is.
+    """
     options = [*_OPTIONS, ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES)]
-    return grpc.aio.insecure_channel(address, options=options)
+    if credentials is None:
+        return grpc.aio.insecure_channel(address, options=options)
+    options.append(("grpc.ssl_target_name_override", server_name))
+    return grpc.aio.secure_channel(address, credentials, options=options)
 
 
 def new_server(
@@ -50,6 +60,8 @@ def new_server(
         ("grpc.so_reuseport", int(reuse_ports)),
         ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
         ("grpc.max_concurrent_streams", MAX_STREAMS),
+        ("grpc.server_handshake_timeout_ms", HANDSHAKE_TIMEOUT_MS),
+        ("grpc.http2.settings_timeout", HANDSHAKE_TIMEOUT_MS),
     ]
     return grpc.aio.server(options=options, interceptors=interceptors)
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 
 from deploy.cluster_config import ClusterConfig
@@ -19,6 +18,7 @@ from tandem.client import ClientTls, TandemClient
 from tandem.rpc.auth import cluster_metadata
 from tandem.v1 import inference_pb2 as pb
 from tandem.v1 import worker_pb2, worker_pb2_grpc
+from tests.cluster.inside import open_inside
 
 VOCAB_SIZE = 300
 # Several, so that a good part of the outputs of a random model end early.
@@ -168,7 +168,7 @@ class ServedCluster:
         reports = {}
         for worker in self.client.server_info().workers:
             metadata = cluster_metadata(self.cluster.cluster_token)
-            with grpc.insecure_channel(worker.address, options=[("grpc.enable_http_proxy", 0)]) as channel:
+            with open_inside(self.cluster, worker.address) as channel:
                 admin = worker_pb2_grpc.WorkerAdminStub(channel)
                 reports[worker.worker_id] = admin.CheckIntegrity(
                     worker_pb2.CheckIntegrityRequest(), timeout=5.0, metadata=metadata

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-import grpc
 import ray
 
 from deploy.cluster_config import ClusterConfig
@@ -19,6 +18,7 @@ from tandem.rpc.auth import cluster_metadata
 from tandem.v1 import worker_pb2, worker_pb2_grpc
 from tests.cluster.conftest import Oracle, ServedCluster, random_ids, wait_until
 from tests.cluster.faults import LiveStream, QuickConfig, thaw, wait_whole
+from tests.cluster.inside import open_inside
 
 NUM_CLIENTS = 6
 PROMPT_TOKENS = (240, 440)
@@ -201,7 +201,7 @@ class KillDrill:
         worker = self._served.worker("decode-0")
         assert worker is not None
         metadata = cluster_metadata(self._served.cluster.cluster_token)
-        with grpc.insecure_channel(worker.address, options=[("grpc.enable_http_proxy", 0)]) as channel:
+        with open_inside(self._served.cluster, worker.address) as channel:
             admin = worker_pb2_grpc.WorkerAdminStub(channel)
 
             def num_leased() -> int:

@@ -11,6 +11,7 @@ from kvtransfer.link_server import LinkServer
 from kvtransfer.transports.base import Transport
 from tandem.messages import PageFormat, Peer
 from tandem.rpc.channel import bind, new_server
+from tandem.rpc.credentials import ClusterCredentials
 from worker.events import Event
 
 PAGE_FORMAT = PageFormat("fake", 64, "fake")
@@ -62,7 +63,9 @@ class SenderEnd:
         self, transports: Mapping[str, Transport], page_format: PageFormat = PAGE_FORMAT, worker_id: str = "p"
     ) -> None:
         self.events: list[Event] = []
-        self.links = LinkDialer(worker_id, f"{worker_id} life", page_format, transports, self.events.append, "")
+        self.links = LinkDialer(
+            worker_id, f"{worker_id} life", page_format, transports, self.events.append, ClusterCredentials()
+        )
 
     async def __aenter__(self) -> "SenderEnd":
         return self

@@ -46,7 +46,6 @@ TESTED_ELSEWHERE = {
     "kvtransfer/transports/mover.py": "unit/kvtransfer/transports/test_tcp.py",
     "kvtransfer/transports/nccl_communicator.py": "unit/kvtransfer/transports/test_nccl.py",
     "kvtransfer/transports/nccl_mover.py": "unit/kvtransfer/transports/test_nccl.py",
-    "kvtransfer/transports/peer_socket.py": "unit/kvtransfer/transports/test_tcp.py",
     "prefill_worker/job.py": "unit/prefill_worker/test_scheduler.py",
     "router/frontends/anthropic/schema.py": "unit/router/frontends/anthropic/test_routes.py",
     "router/frontends/anthropic/translation.py": "unit/router/frontends/anthropic/test_routes.py",

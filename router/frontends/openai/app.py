@@ -46,6 +46,7 @@ from router.live.feed import LiveFeed
 from router.live.snapshot import SnapshotBuilder
 from router.response_exchange import ResponseExchange
 from tandem import __version__
+from tandem.rpc.credentials import ClusterCredentials
 
 STATUS_CLIENT_GONE = 499
 _ERRORS: dict[int | str, dict[str, Any]] = {
@@ -79,7 +80,7 @@ def make_app(frontend: Frontend, responses: ResponseExchange | None = None, feed
     if feed is None:
         feed = LiveFeed(SnapshotBuilder(frontend.router, frontend.config), len(frontend.config.api_keys))
     if responses is None:
-        responses = ResponseExchange(frontend.config.router_id, {}, KeptResponses(time.monotonic), "")
+        responses = ResponseExchange(frontend.config.router_id, {}, KeptResponses(time.monotonic), ClusterCredentials())
     app = FastAPI(
         title="Tandem",
         version=__version__,

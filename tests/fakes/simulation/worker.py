@@ -14,6 +14,7 @@ from prefill_worker.handover import LinkHandover
 from prefill_worker.scheduler import PrefillScheduler
 from tandem.messages import PROTOCOL_VERSION, Abort, Granted, Heartbeat, Hello, PageFormat, Peer
 from tandem.request_ids import router_of
+from tandem.rpc.credentials import ClusterCredentials
 from tests.fakes.engine import FakeEngine
 from tests.fakes.simulation.streams import SimStream
 from worker.base import Outbox, Scheduler
@@ -132,7 +133,7 @@ class SimWorker:
         self.routers = RouterStreams(
             simulation.routers,
             hello,
-            cluster_token="",
+            credentials=ClusterCredentials(),
             heartbeat=lambda: Heartbeat(self.num_steps),
             heartbeat_interval_s=1.0,
             connect_timeout_s=1e9,

@@ -16,6 +16,7 @@ from kvtransfer.link_dialer import LinkDialer
 from kvtransfer.link_server import LinkServer
 from tandem.messages import Peer, Renewed, Revoke
 from tandem.rpc.channel import bind, new_server
+from tandem.rpc.credentials import ClusterCredentials
 from tests.fakes.link_ends import PAGE_FORMAT, wait_until
 from tests.fakes.transport import ScriptedOpening
 from worker.events import Event
@@ -32,7 +33,7 @@ class TwoWayEnd:
         self.events: list[Event] = []
         life = f"{worker_id} life"
         transports = {"scripted": ScriptedOpening()}
-        out = LinkDialer(worker_id, life, PAGE_FORMAT, transports, self.events.append, "")
+        out = LinkDialer(worker_id, life, PAGE_FORMAT, transports, self.events.append, ClusterCredentials())
         self.links = TwoWayLinks(worker_id, out, LinkServer(life, PAGE_FORMAT, transports, self.events.append))
         self.server = new_server()
         self.links.add_to(self.server)

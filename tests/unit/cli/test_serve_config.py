@@ -30,6 +30,10 @@ OTHER_VALUES = {
     "tls_cert": "cert.pem",
     "tls_key": "key.pem",
     "tls_client_ca": "ca.pem",
+    "internal_tls": "on",
+    "internal_tls_ca": "ca.pem",
+    "internal_tls_cert": "cert.pem",
+    "internal_tls_key": "key.pem",
     "api_keys": ("first", "second"),
     "allowed_origins": ("https://one.example", "http://localhost:3000"),
     "root_path": "/tandem",
@@ -88,7 +92,8 @@ def as_flags(option: Option, value: object) -> list[str]:
 def test_every_field_has_a_flag_and_a_key(field: str, tmp_path: Path) -> None:
     value = other_value(field)
     # What some fields cannot be without.
-    together = {f: OTHER_VALUES[f] for f in ("tls_cert", "tls_key", "tls_client_ca") if "tls" in field}
+    files = ("tls_cert", "tls_key", "tls_client_ca", "internal_tls_ca", "internal_tls_cert", "internal_tls_key")
+    together = {f: OTHER_VALUES[f] for f in files if "tls" in field}
     wanted = {"model": "m", **together, field: value}
     options = {o.field: o for o in SERVE_OPTIONS}
     flags = [text for f, v in wanted.items() for text in as_flags(options[f], v)]

@@ -38,6 +38,14 @@ from worker.config import WorkerConfig
         (lambda: ClusterConfig("m", num_prefill=0, num_decode=0), "at least one worker is needed"),
         (lambda: ClusterConfig("m", num_both=-1), "num_both must not be negative"),
         (lambda: ClusterConfig("m", dtype="int4"), "dtype must be one of"),
+        (lambda: ClusterConfig("m", internal_tls="yes"), "internal_tls must be one of auto, on, off"),
+        (lambda: ClusterConfig("m", internal_tls_cert="a", internal_tls_key="b"), "are given by internal_tls_ca,"),
+        (
+            lambda: ClusterConfig(
+                "m", internal_tls="off", internal_tls_ca="a", internal_tls_cert="b", internal_tls_key="c"
+            ),
+            "internal_tls off has no use for internal_tls_cert",
+        ),
         (lambda: ClusterConfig("m", grpc_port=99999), "grpc_port must be between"),
     ],
 )
@@ -103,6 +111,7 @@ def test_every_option_is_followed_by_somebody() -> None:
         "disable_overlap_schedule",
     }
     decided_here |= {"tls_cert", "tls_key", "tls_client_ca", "log_level", "log_dir", "log_requests", "drain_timeout_s"}
+    decided_here |= {"internal_tls", "internal_tls_ca", "internal_tls_cert", "internal_tls_key"}
     decided_here |= {"ray_address", "cluster_name"}
     processes = (EngineConfig, RouterConfig, WorkerConfig, PrefillConfig, DecodeConfig, LinkConfig)
     followed = {f.name for process in processes for f in fields(process)}

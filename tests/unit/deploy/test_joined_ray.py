@@ -56,6 +56,7 @@ class FakeRay:
         monkeypatch.setattr(ray, "init", self.init)
         monkeypatch.setattr(ray, "shutdown", self.shutdown)
         monkeypatch.setattr(ray, "get_runtime_context", lambda: self)
+        monkeypatch.setattr(ray, "nodes", self.nodes)
         monkeypatch.setattr(joined_ray, "state", self)
         monkeypatch.setattr(joined_ray, "rephrase_errors", lambda: None)
         # What joining sets in the environment goes with the test, and so does what Ray has read of it.
@@ -75,6 +76,9 @@ class FakeRay:
 
     def get_node_id(self) -> str:
         return NODE
+
+    def nodes(self) -> list[dict[str, Any]]:
+        return [{"NodeID": name, "Alive": name != "gone"} for name in (NODE, "elsewhere", "gone")]
 
     def available_resources_per_node(self) -> dict[str, dict[str, float]]:
         return {NODE: {"CPU": 3.0, "GPU": 1.0}, "elsewhere": {"CPU": 64.0, "GPU": 8.0}}
@@ -96,6 +100,7 @@ def test_it_joins_with_the_token_and_leaves_the_environment_as_it_was(
         assert fake.joined == [(address, {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN})]
         # Only what is on this host counts, and it is accounted for.
         assert joined.num_free("GPU") == 1 and joined.actor_options()["num_cpus"] == 1
+        assert joined.num_nodes() == 2
         joined.stop()
     assert fake.num_leaves == 1
     assert os.environ["RAY_AUTH_MODE"] == "token" and os.environ["RAY_AUTH_TOKEN"] == TOKEN

@@ -133,6 +133,26 @@ def test_tls_files(certificates: Certificates, capsys: pytest.CaptureFixture[str
     assert "does not belong to the certificate" in refusal(capsys, *flags, certificates.client_key)
 
 
+def test_certificates_of_the_inside_are_tried_before_anything_starts(
+    certificates: Certificates, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = ("--internal-tls-ca", certificates.ca, "--internal-tls-cert", certificates.cert)
+    error = refusal(capsys, "--model", "never-looked-for", *PORTS, *files, "--internal-tls-key", certificates.key)
+    assert "be for the name cluster.tandem.internal" in error and "certificate is not valid for" in error
+
+
+@pytest.mark.parametrize(
+    ("wanted", "num_nodes", "is_on"),
+    [("auto", 1, False), ("auto", 2, True), ("on", 1, True), ("off", 2, False)],
+)
+def test_the_inside_is_encrypted_by_itself_where_ray_has_several_nodes(
+    wanted: str, num_nodes: int, is_on: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = Cluster(ClusterConfig("m", internal_tls=wanted), lambda part, doing: None)
+    monkeypatch.setattr(cluster._ray, "num_nodes", lambda: num_nodes)
+    assert cluster._is_tls_wanted() is is_on
+
+
 class FakeRay:
     """Answers every call with one error."""
 

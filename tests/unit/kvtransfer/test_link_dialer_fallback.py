@@ -22,6 +22,7 @@ from kvtransfer.transports.shared_memory import SharedMemory
 from kvtransfer.transports.table import TRANSPORTS
 from kvtransfer.transports.tcp import Tcp
 from tandem.messages import LinkState, Renewed, Revoke
+from tandem.rpc.credentials import ClusterCredentials
 from tests.fakes.link_ends import ReceiverEnd, SenderEnd, wait_until
 from tests.fakes.page_layout import OpaqueLayout
 from tests.fakes.transport import ScriptedOpening, ScriptedTransport
@@ -232,8 +233,10 @@ def test_a_link_opens_with_tcp_where_the_pool_cannot_be_mapped() -> None:
     async def scenario() -> None:
         source = CpuKvPool(OpaqueLayout(4, 96), 4, "fallback-source")
         destination = CpuKvPool(OpaqueLayout(4, 64), 4, "fallback-destination")
-        ours = {"shared_memory": SharedMemory(source, "127.0.0.1"), "tcp": Tcp(source, "127.0.0.1")}
-        theirs = {"shared_memory": SharedMemory(destination, "127.0.0.1"), "tcp": Tcp(destination, "127.0.0.1")}
+        plain = ClusterCredentials()
+        ours = {"shared_memory": SharedMemory(source, "127.0.0.1", plain), "tcp": Tcp(source, "127.0.0.1", plain)}
+        into = destination, "127.0.0.1", plain
+        theirs = {"shared_memory": SharedMemory(*into), "tcp": Tcp(*into)}
         async with ReceiverEnd(theirs) as receiver, SenderEnd(ours) as sender:
             sender.links.set_peers([receiver.peer])
             await wait_until(lambda: sender.opened == ["tcp"])

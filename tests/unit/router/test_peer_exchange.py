@@ -12,6 +12,7 @@ from router.peer_counts import AssignedLoad, PeerCounts, RouterCounts
 from router.peer_exchange import INTERVAL_S, PeerExchange
 from tandem.rpc.auth import cluster_auth
 from tandem.rpc.channel import bind, new_server, open_channel
+from tandem.rpc.credentials import ClusterCredentials
 from tandem.v1 import router_pb2 as pb
 from tandem.v1 import router_pb2_grpc
 from tests.fakes.link_ends import wait_until
@@ -36,7 +37,8 @@ class End:
 
     async def join(self, *others: "End") -> None:
         peers = {other.name: other.address for other in others}
-        exchange = PeerExchange(self.name, peers, self.counts, lambda: self.own, lambda: None, TOKEN)
+        credentials = ClusterCredentials(TOKEN)
+        exchange = PeerExchange(self.name, peers, self.counts, lambda: self.own, lambda: None, credentials)
         assert self._server is not None
         router_pb2_grpc.add_RouterPeerServicer_to_server(exchange, self._server)
         await self._server.start()

@@ -18,6 +18,7 @@ from tandem.messages import ClockReply
 from tandem.recording import Recorder, Recording
 from tandem.rpc.auth import cluster_auth
 from tandem.rpc.channel import bind, new_server
+from tandem.rpc.credentials import ClusterCredentials
 from tandem.rpc.recording_service import RecordingService
 from tandem.v1 import recording_pb2 as pb
 from tests.fakes.link_ends import wait_until
@@ -68,7 +69,7 @@ class Cluster:
             {"router-0": self.router.address},
             lambda: [worker.as_worker() for worker in self.workers],
             self.clocks,
-            TOKEN,
+            ClusterCredentials(TOKEN),
         )
 
     @property

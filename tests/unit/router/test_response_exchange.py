@@ -14,6 +14,7 @@ from router.kept_responses import KeptResponses
 from router.response_exchange import ResponseExchange
 from tandem.rpc.auth import cluster_auth
 from tandem.rpc.channel import bind, new_server
+from tandem.rpc.credentials import ClusterCredentials
 from tandem.v1 import router_pb2_grpc
 from tests.fakes.clock import FakeClock
 
@@ -26,8 +27,8 @@ async def two_routers(token: str = TOKEN) -> AsyncIterator[tuple[ResponseExchang
     """The first can ask the second, whose server comes with them. Args: token: what the first shows."""
     server = new_server([cluster_auth(TOKEN)])
     address = bind(server, "127.0.0.1", 0)
-    first = ResponseExchange("r0", {"r1": address}, KeptResponses(FakeClock()), token)
-    second = ResponseExchange("r1", {}, KeptResponses(FakeClock()), TOKEN)
+    first = ResponseExchange("r0", {"r1": address}, KeptResponses(FakeClock()), ClusterCredentials(token))
+    second = ResponseExchange("r1", {}, KeptResponses(FakeClock()), ClusterCredentials(TOKEN))
     router_pb2_grpc.add_RouterResponsesServicer_to_server(second, server)
     await server.start()
     try:

@@ -31,6 +31,7 @@ from tandem.messages import (
     Tokens,
 )
 from tandem.rpc.channel import bind, new_server, open_channel
+from tandem.rpc.credentials import ClusterCredentials
 from tandem.sampling_params import SamplingParams
 from tandem.v1 import inference_pb2 as pb
 from tandem.v1 import inference_pb2_grpc, worker_pb2_grpc
@@ -75,7 +76,7 @@ class SkewedWorker:
         self.client = ControlClient(
             address,
             hello(self.worker_id, self.role),
-            cluster_token="secret",
+            credentials=ClusterCredentials("secret"),
             heartbeat=lambda: Heartbeat(1),
             heartbeat_interval_s=0.1,
             records=RecordKeeper(2**20),

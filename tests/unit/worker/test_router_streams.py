@@ -29,6 +29,7 @@ from tandem.request_ids import make_request_id, router_of
 from tandem.rpc.batch_writer import BatchWriter
 from tandem.rpc.channel import bind, new_server
 from tandem.rpc.codec import ROUTER_CODEC, WORKER_CODEC
+from tandem.rpc.credentials import ClusterCredentials
 from tandem.sampling_params import SamplingParams
 from tandem.v1 import worker_pb2_grpc
 from tests.fakes.link_ends import wait_until
@@ -111,7 +112,7 @@ class WorkerEnd:
         self.streams = RouterStreams(
             addresses,
             hello("p", "prefill"),
-            cluster_token="",
+            credentials=ClusterCredentials(),
             heartbeat=lambda: Heartbeat(1),
             heartbeat_interval_s=0.05,
             records=self.records,

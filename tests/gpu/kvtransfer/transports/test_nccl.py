@@ -17,6 +17,7 @@ import torch
 
 from kvtransfer.transports import peer_socket
 from kvtransfer.transports.opening import OpeningError, load_transports, open_end
+from tandem.rpc.credentials import ClusterCredentials
 from tests.fakes.page_layout import OpaqueLayout
 
 pytestmark = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="NCCL needs a GPU for each end")
@@ -39,7 +40,7 @@ def serve_ends(pipe: Connection, visible: str) -> None:
     torch.manual_seed(int(visible))
     pool.memory.random_(0, 256)
     torch.cuda.synchronize()
-    nccl = load_transports(["nccl"], pool, "127.0.0.1")["nccl"]
+    nccl = load_transports(["nccl"], pool, "127.0.0.1", ClusterCredentials())["nccl"]
     sender: Any = None
     receiver: Any = None
     under_way: list[Any] = []

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from kvtransfer.transports.opening import OpeningError, load_transports, open_end
+from tandem.rpc.credentials import ClusterCredentials
 from tests.fakes.page_layout import OpaqueLayout
 
 LAYOUT = OpaqueLayout(16, 2**18)
@@ -25,7 +26,7 @@ def receive(connection: Connection, visible: str) -> None:
     from engine.kvcache.cuda_pool import CudaKvPool
 
     pool = CudaKvPool(LAYOUT, NUM_PAGES, torch.device("cuda", 0))
-    nvlink = load_transports(["nvlink"], pool, "127.0.0.1")["nvlink"]
+    nvlink = load_transports(["nvlink"], pool, "127.0.0.1", ClusterCredentials())["nvlink"]
     connection.send(asyncio.run(open_end(nvlink.open_receiver)).endpoint())
     while (page := connection.recv()) is not None:
         connection.send(pool.memory[page].cpu())
@@ -52,7 +53,7 @@ def test_pages_arrive_where_they_were_sent(peer: Connection) -> None:
     assert peer.poll(TIMEOUT_S)
     endpoint: bytes = peer.recv()
     pool = CudaKvPool(LAYOUT, NUM_PAGES, torch.device("cuda", 0))
-    nvlink = load_transports(["nvlink"], pool, "127.0.0.1")["nvlink"]
+    nvlink = load_transports(["nvlink"], pool, "127.0.0.1", ClusterCredentials())["nvlink"]
     # A worker does it in this way too: the end is opened in a thread of its own and used in this one.
     sender = asyncio.run(open_end(lambda: nvlink.open_sender(endpoint)))
     pool.memory.random_(0, 256)
@@ -86,7 +87,7 @@ def test_a_pool_that_cannot_be_mapped_is_a_reason_to_take_another_transport(peer
         (OpaqueLayout(16, 3 * 2**16), endpoint, "does not consist of pages"),
     ):
         pool = CudaKvPool(layout, 2, torch.device("cuda", 0))
-        nvlink = load_transports(["nvlink"], pool, "127.0.0.1")["nvlink"]
+        nvlink = load_transports(["nvlink"], pool, "127.0.0.1", ClusterCredentials())["nvlink"]
         with pytest.raises(OpeningError, match=reason):
             asyncio.run(open_end(lambda nvlink=nvlink, told=told: nvlink.open_sender(told)))  # type: ignore[misc]
     # No failed call is left behind for others to find.

@@ -7,6 +7,7 @@ from engine.kvcache.pool import CpuKvPool
 from kvtransfer.transports.base import Transport
 from kvtransfer.transports.opening import load_transports
 from kvtransfer.transports.table import TRANSPORTS
+from tandem.rpc.credentials import ClusterCredentials
 from tests.fakes.page_layout import OpaqueLayout
 
 LAYOUT = OpaqueLayout(16, 4096)
@@ -17,7 +18,7 @@ def test_every_name_is_a_transport(name: str) -> None:
     from engine.kvcache.cuda_pool import CudaKvPool
 
     pool = CudaKvPool(LAYOUT, 2, torch.device("cuda", 0))
-    assert isinstance(load_transports([name], pool, "127.0.0.1")[name], Transport)
+    assert isinstance(load_transports([name], pool, "127.0.0.1", ClusterCredentials())[name], Transport)
 
 
 @pytest.mark.parametrize("name", TRANSPORTS.names)
@@ -30,4 +31,4 @@ def test_a_pool_that_cannot_travel_that_way_is_refused(name: str) -> None:
         else CudaKvPool(LAYOUT, 2, torch.device("cuda", 0))
     )
     with pytest.raises(ValueError, match=f"transport {name} moves pages between pools"):
-        load_transports([name], other, "127.0.0.1")
+        load_transports([name], other, "127.0.0.1", ClusterCredentials())

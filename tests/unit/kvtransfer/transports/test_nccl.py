@@ -3,6 +3,7 @@ device; how those behave themselves is seen on GPUs (tests/gpu/kvtransfer/transp
 
 import gc
 import socket
+import ssl
 import threading
 import time
 import weakref
@@ -13,11 +14,13 @@ from typing import Any
 import pytest
 import torch
 
+from deploy.certificates import make_certificates
 from engine.kvcache.cache_manager import CacheManager, PageHandle
 from engine.kvcache.pool import CpuKvPool
 from kvtransfer.transports import peer_socket
 from kvtransfer.transports.peer_socket import Listener
 from prefill_worker.config import PrefillConfig
+from tandem.rpc.credentials import ClusterCredentials
 from tests.fakes.cuda_device import FakeStream, fake_cuda
 from tests.fakes.engine import expected_tokens
 from tests.fakes.nccl import FakeNccl
@@ -89,6 +92,34 @@ def test_pages_go_where_they_belong_in_pieces_and_in_order(fake: FakeNccl) -> No
     assert int(destination.memory.any(1).sum()) == 11 and (sender.failure, receiver.failure) == ("", "")
     end(sender, receiver)
     assert [communicator.aborted for communicator in fake.communicators] == [True, True]
+
+
+def test_what_the_ends_tell_each_other_beside_nccl_is_encrypted(
+    fake: FakeNccl, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from kvtransfer.transports import nccl
+
+    monkeypatch.setattr(nccl, "CudaKvPool", SimpleNamespace)
+    source, destination = pool(), pool()
+    source.memory.random_(1, 256)
+    credentials = ClusterCredentials("", make_certificates())
+    here, there = (nccl.Nccl(p, h, credentials) for p, h in ((source, "127.0.0.2"), (destination, "127.0.0.1")))
+    receiver: Any = there.open_receiver()
+    sender: Any = here.open_sender(receiver.endpoint())
+    assert isinstance(sender._connection, ssl.SSLSocket) and isinstance(receiver._connection, ssl.SSLSocket)
+    receives = [receiver.receive_pages(0, list(range(20, 30)), 10), receiver.receive_pages(1, [3], 1)]
+    pushes = [sender.copy_pages(0, list(range(10)), [0] * 10), sender.copy_pages(1, [9], [0])]
+    wait_for(lambda: all(one.done() for one in [*pushes, *receives]))
+    assert torch.equal(destination.memory[20:30], source.memory[0:10])
+    assert torch.equal(destination.memory[3], source.memory[9])
+    end(sender)
+    receiver.receive_pages(2, [1], 1)
+    wait_for(lambda: "closed the connection" in receiver.failure)
+    end(receiver)
+    # That NCCL's own connections, by which pages go to another host, have no TLS is said once.
+    another = there.open_receiver()
+    end(here.open_sender(another.endpoint()), another)
+    assert ["in the clear" in message for message in caplog.messages].count(True) == 1
 
 
 def test_pushes_out_of_step_are_a_failure(fake: FakeNccl) -> None:

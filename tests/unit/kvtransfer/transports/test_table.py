@@ -7,6 +7,7 @@ from kvtransfer.transports.base import Transport
 from kvtransfer.transports.opening import load_transports
 from kvtransfer.transports.shared_memory import SharedMemory
 from kvtransfer.transports.table import TRANSPORTS
+from tandem.rpc.credentials import ClusterCredentials
 from tests.fakes.page_layout import OpaqueLayout
 
 
@@ -14,7 +15,7 @@ from tests.fakes.page_layout import OpaqueLayout
 @pytest.mark.parametrize("name", TRANSPORTS.for_device("cpu"))
 def test_every_name_is_a_transport(name: str) -> None:
     pool = CpuKvPool(OpaqueLayout(4, 64), 2, f"table-{name}")
-    assert isinstance(load_transports([name], pool, "127.0.0.1")[name], Transport)
+    assert isinstance(load_transports([name], pool, "127.0.0.1", ClusterCredentials())[name], Transport)
 
 
 class OwnTransport(SharedMemory):
@@ -23,6 +24,7 @@ class OwnTransport(SharedMemory):
 
 def test_a_transport_of_one_s_own_is_taken_by_where_it_is() -> None:
     name = f"{__name__}:OwnTransport"
-    transports = load_transports(["tcp", name], CpuKvPool(OpaqueLayout(4, 64), 2, "table-own"), "127.0.0.1")
+    pool = CpuKvPool(OpaqueLayout(4, 64), 2, "table-own")
+    transports = load_transports(["tcp", name], pool, "127.0.0.1", ClusterCredentials())
     assert list(transports) == ["tcp", name]
     assert isinstance(transports[name], OwnTransport)

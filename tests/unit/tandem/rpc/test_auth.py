@@ -19,6 +19,7 @@ from tandem.rpc import auth
 from tandem.rpc.auth import CLUSTER_TOKEN_HEADER, TokenSet, bearer_token, cluster_auth, cluster_metadata
 from tandem.rpc.channel import bind, new_server, open_channel
 from tandem.rpc.codec import WORKER_CODEC
+from tandem.rpc.credentials import ClusterCredentials
 from tandem.v1 import worker_pb2, worker_pb2_grpc
 from tests.fakes.scripted_worker import hello
 from worker.admin import WorkerAdmin
@@ -205,7 +206,7 @@ def test_a_worker_with_another_token_stays_out_and_gives_up(token: str) -> None:
             streams = RouterStreams(
                 [address],
                 hello("p", "prefill"),
-                cluster_token=token,
+                credentials=ClusterCredentials(token),
                 heartbeat=lambda: Heartbeat(1),
                 heartbeat_interval_s=0.1,
                 connect_timeout_s=0.3,

@@ -1,0 +1,113 @@
+"""What the processes of a cluster know each other by: its token, and certificates where they speak TLS."""
+
+import logging
+import os
+import ssl
+
+import grpc
+
+from tandem.config import SERVER_NAME, ClusterTls, ClusterTlsFiles
+from tandem.rpc.auth import cluster_metadata
+from tandem.rpc.channel import open_channel
+
+logger = logging.getLogger(__name__)
+
+
+class ClusterCredentials:
+    """One process's own, from any of its threads: what its servers ask for, and what its calls and connections show.
+
+    Certificates in files are read again for each new connection, so new ones take the place of old ones in a cluster
+    that runs. Where they cannot be read any more, what was read last stays.
+
+    Attributes:
+        metadata: of every call to another process.
+        secure: whether the cluster's processes speak TLS with each other.
+    """
+
+    def __init__(self, token: str = "", tls: ClusterTls | ClusterTlsFiles | None = None) -> None:
+        """
+        Args:
+            token: "" shows none.
+            tls: None: plain connections.
+
+        Raises:
+            ValueError: a file of the certificates cannot be read.
+        """
+        self.metadata = cluster_metadata(token)
+        self.secure = tls is not None
+        self._tls = tls
+        try:
+            self._certificates = tls.read() if tls is not None else None
+        except OSError as error:
+            raise ValueError(f"{error.filename} of the cluster's TLS cannot be read: {error.strerror}") from error
+
+    def open_channel(self, address: str) -> grpc.aio.Channel:
+        """To another process of the cluster."""
+        tls = self._newest()
+        if tls is None:
+            return open_channel(address)
+        credentials = grpc.ssl_channel_credentials(tls.ca, tls.key, tls.cert)
+        return open_channel(address, credentials, SERVER_NAME)
+
+    def for_server(self) -> grpc.ServerCredentials | None:
+        """For a port that only processes of the cluster get into; None: it is plain."""
+        tls = self._newest()
+        if tls is None:
+            return None
+        told = tls
+
+        def newer() -> grpc.ServerCertificateConfiguration | None:
+            nonlocal told
+            if (newest := self._newest()) is None or newest == told:
+                return None
+            told = newest
+            return _configuration(newest)
+
+        return grpc.dynamic_ssl_server_credentials(_configuration(tls), newer, require_client_authentication=True)
+
+    def context(self, *, server_side: bool) -> ssl.SSLContext | None:
+        """For a connection that is not gRPC's, to or from another process, which is called SERVER_NAME; None: it is
+        plain.
+
+        Raises:
+            ssl.SSLError: the certificate and the key that are there now do not belong together.
+        """
+        tls = self._newest()
+        return make_context(tls, server_side=server_side) if tls is not None else None
+
+    def _newest(self) -> ClusterTls | None:
+        if self._tls is not None:
+            try:
+                self._certificates = self._tls.read()
+            except OSError as error:
+                logger.warning("the cluster's TLS goes on with the certificates that it has: %s", error)
+        return self._certificates
+
+
+def make_context(tls: ClusterTls, *, server_side: bool) -> ssl.SSLContext:
+    """Asks the other side for a certificate for SERVER_NAME, and shows one.
+
+    Raises:
+        ssl.SSLError: these are no certificates, or the key is not the certificate's.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server_side else ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.verify_mode = ssl.CERT_REQUIRED
+    if server_side:
+        # A client that never reads would leave tickets unread, and its close would be a reset.
+        context.num_tickets = 0
+    context.load_verify_locations(cadata=tls.ca.decode())
+    # OpenSSL is given keys as files alone: this one has no name and is in memory, for this process only.
+    descriptor = os.memfd_create("tandem-tls", os.MFD_CLOEXEC)
+    with open(descriptor, "wb", buffering=0) as file:  # noqa: PTH123
+        file.write(tls.key + b"\n" + tls.cert)
+        context.load_cert_chain(f"/proc/self/fd/{descriptor}", password=_no_passphrase)
+    return context
+
+
+def _no_passphrase() -> str:
+    raise ValueError("the key has a passphrase: write one without, for nobody could type it")
+
+
+def _configuration(tls: ClusterTls) -> grpc.ServerCertificateConfiguration:
+    return grpc.ssl_server_certificate_configuration([(tls.key, tls.cert)], tls.ca)

@@ -1,0 +1,16 @@
+"""Calls to a cluster's ports for its own processes, as one of them."""
+
+import grpc
+
+from deploy.launcher import Cluster
+from tandem.config import SERVER_NAME
+
+OPTIONS = [("grpc.enable_http_proxy", 0), ("grpc.ssl_target_name_override", SERVER_NAME)]
+
+
+def open_inside(cluster: Cluster, address: str) -> grpc.Channel:
+    """Shows the cluster's certificate, where it has one; the token is for calls to show."""
+    if cluster.cluster_tls is None:
+        return grpc.insecure_channel(address, options=OPTIONS)
+    tls = cluster.cluster_tls.read()
+    return grpc.secure_channel(address, grpc.ssl_channel_credentials(tls.ca, tls.key, tls.cert), options=OPTIONS)

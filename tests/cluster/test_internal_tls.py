@@ -1,0 +1,99 @@
+"""A cluster whose processes speak TLS with each other: it serves as any other, and lets nobody else in."""
+
+import random
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+import grpc
+import pytest
+
+from deploy.certificates import make_certificates
+from deploy.cluster_config import ClusterConfig
+from tandem.rpc.auth import cluster_metadata
+from tandem.v1 import worker_pb2, worker_pb2_grpc
+from tests.cluster.conftest import Clusters, Oracle, ServedCluster, random_ids, wait_until
+from tests.cluster.inside import OPTIONS
+
+TIMEOUT_S = 5.0
+
+
+@pytest.fixture
+def tiny_inner_tls(clusters: Clusters, tiny_config: ClusterConfig) -> Iterator[ServedCluster]:
+    """The tiny model on two workers, whose pages go over connections too; every test must leave it clean."""
+    served = clusters.get(replace(tiny_config, internal_tls="on", transport="tcp"))
+    yield served
+    served.wait_clean()
+
+
+def test_tokens_are_those_of_transformers(tiny_inner_tls: ServedCluster, tiny_oracle: Oracle) -> None:
+    rng = random.Random(5)
+    for num_tokens in (1, 40, 100):
+        prompt = random_ids(rng, num_tokens)
+        answer = tiny_inner_tls.complete(prompt, max_tokens=16)
+        assert answer.token_ids == tiny_oracle.generate(prompt, 16)
+        assert answer.last.handover.pages_shipped > 0
+    shipped = {s.transport for w in tiny_inner_tls.client.server_info().workers for s in w.stats.shipped}
+    assert shipped == {"tcp"}
+
+
+@pytest.mark.slow
+def test_a_worker_that_dies_comes_back(tiny_inner_tls: ServedCluster, tiny_oracle: Oracle) -> None:
+    prompt = random_ids(random.Random(6), 60)
+    for worker_id in ("decode-0", "prefill-0"):
+        pid = tiny_inner_tls.kill(worker_id)
+        wait_until(lambda pid=pid: pid not in pids(tiny_inner_tls), TIMEOUT_S, "the router has noticed")
+        tiny_inner_tls.wait_ready()
+        assert tiny_inner_tls.complete(prompt, max_tokens=16).token_ids == tiny_oracle.generate(prompt, 16)
+
+
+def pids(served: ServedCluster) -> set[int]:
+    return {worker.pid for worker in served.client.server_info().workers if worker.alive}
+
+
+def ports_inside(served: ServedCluster) -> dict[str, str]:
+    addresses = {worker.worker_id: worker.address for worker in served.client.server_info().workers}
+    return addresses | {"router-0": served.cluster.routers["router-0"].cluster}
+
+
+def strangers(served: ServedCluster) -> dict[str, grpc.ChannelCredentials | None]:
+    assert served.cluster.cluster_tls is not None
+    ours, other = served.cluster.cluster_tls.read(), make_certificates()
+    return {
+        "plain": None,
+        "no certificate": grpc.ssl_channel_credentials(ours.ca),
+        "another cluster's": grpc.ssl_channel_credentials(ours.ca, other.key, other.cert),
+    }
+
+
+def test_nobody_else_gets_into_any_port_though_he_has_the_token(tiny_inner_tls: ServedCluster) -> None:
+    metadata = cluster_metadata(tiny_inner_tls.cluster.cluster_token)
+    for address in ports_inside(tiny_inner_tls).values():
+        for credentials in strangers(tiny_inner_tls).values():
+            began = time.monotonic()
+            with (
+                grpc.secure_channel(address, credentials, OPTIONS)
+                if credentials
+                else grpc.insecure_channel(address, OPTIONS) as channel,
+                pytest.raises(grpc.RpcError) as refused,
+            ):
+                worker_pb2_grpc.WorkerAdminStub(channel).CheckIntegrity(
+                    worker_pb2.CheckIntegrityRequest(), metadata=metadata, timeout=TIMEOUT_S
+                )
+            assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+            assert time.monotonic() - began < TIMEOUT_S / 2
+    # With the certificate and the token, which every process has, it is let in.
+    assert tiny_inner_tls.integrity().keys() == {"prefill-0", "decode-0"}
+
+
+@pytest.mark.slow
+def test_connections_that_say_nothing_are_closed(tiny_inner_tls: ServedCluster) -> None:
+    silent = []
+    for address in ports_inside(tiny_inner_tls).values():
+        host, port = address.split(":")
+        silent += [socket.create_connection((host, int(port)), 15.0) for _ in range(20)]
+    assert tiny_inner_tls.complete([5, 6, 7], max_tokens=4).token_ids
+    for connection in silent:
+        with connection:
+            assert connection.recv(1) == b""

@@ -1,0 +1,248 @@
+"""The connection between two ends over TLS: pages arrive as over a plain one, and nobody else gets anywhere."""
+
+import contextlib
+import logging
+import secrets
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+from deploy.certificates import make_certificates
+from engine.kvcache.pool import CpuKvPool
+from kvtransfer.transports import peer_socket
+from kvtransfer.transports.peer_socket import Endpoint
+from kvtransfer.transports.tcp import TcpReceiver, TcpSender
+from tandem.config import SERVER_NAME
+from tandem.rpc.credentials import make_context
+from tests.fakes.page_layout import OpaqueLayout
+
+# A page is many of TLS's records, and no whole number of them.
+LAYOUT = OpaqueLayout(4, 300_004)
+TLS, OTHER = make_certificates(), make_certificates()
+
+
+def wait_for(condition: Callable[[], object], timeout_s: float = 10.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.001)
+
+
+def client() -> ssl.SSLContext:
+    return make_context(TLS, server_side=False)
+
+
+def receiver_into(pool: CpuKvPool) -> TcpReceiver:
+    return TcpReceiver(pool, "127.0.0.1", make_context(TLS, server_side=True))
+
+
+@pytest.fixture
+def pools() -> Iterator[tuple[CpuKvPool, CpuKvPool]]:
+    source, destination = CpuKvPool(LAYOUT, 16, "tls-source"), CpuKvPool(LAYOUT, 16, "tls-destination")
+    source.memory.random_(0, 256)
+    yield source, destination
+    for pool in (source, destination):
+        pool.close()
+
+
+def end(*ends: TcpSender | TcpReceiver) -> None:
+    for one in ends:
+        wait_for(one.abort().done)
+        wait_for(lambda one=one: not one._thread.is_alive(), 2.0)
+
+
+def test_pages_arrive_as_they_are(pools: tuple[CpuKvPool, CpuKvPool]) -> None:
+    source, destination = pools
+    receiver = receiver_into(destination)
+    sender = TcpSender(source, receiver.endpoint(), client())
+    assert isinstance(sender._connection, ssl.SSLSocket) and sender._connection.version() == "TLSv1.3"
+    copies = [sender.copy_pages(0, list(range(12)), [0] * 12), sender.copy_pages(1, [15], [0])]
+    receives = [receiver.receive_pages(0, list(range(12)), 12), receiver.receive_pages(1, None, 1)]
+    copies.append(sender.copy_pages(2, [14], [0]))
+    receives.append(receiver.receive_pages(2, [13], 1))
+    wait_for(lambda: all(one.done() for one in [*copies, *receives]))
+    assert (sender.failure, receiver.failure) == ("", "")
+    assert torch.equal(destination.memory[:12], source.memory[:12])
+    assert torch.equal(destination.memory[13], source.memory[14])
+    assert not destination.memory[12].any() and not destination.memory[14:].any()
+    end(sender, receiver)
+
+
+def test_nothing_encrypted_is_taken_for_pages_when_the_receiver_is_aborted(pools: tuple[CpuKvPool, CpuKvPool]) -> None:
+    source, destination = pools
+    source.memory.fill_(7)
+    receiver = receiver_into(destination)
+    sender = TcpSender(source, receiver.endpoint(), client())
+    for number in range(40):
+        sender.copy_pages(number, list(range(16)), list(range(16)))
+        receiver.receive_pages(number, list(range(16)), 16)
+    wait_for(lambda: destination.memory[3].any())
+    end(receiver)
+    assert set(destination.memory.unique().tolist()) <= {0, 7}
+    wait_for(lambda: sender.failure)
+    end(sender)
+
+
+def test_a_peer_that_goes_away_is_a_failure(pools: tuple[CpuKvPool, CpuKvPool]) -> None:
+    source, destination = pools
+    receiver = receiver_into(destination)
+    sender = TcpSender(source, receiver.endpoint(), client())
+    sender.copy_pages(0, [1], [1])
+    wait_for(receiver.receive_pages(0, [1], 1).done)
+    waits = receiver.receive_pages(1, [1], 1)
+    end(sender)
+    wait_for(lambda: "closed the connection" in receiver.failure)
+    assert not waits.done()
+    end(receiver)
+
+
+def test_aborting_a_receiver_that_waits_for_its_sender_is_soon_over(pools: tuple[CpuKvPool, CpuKvPool]) -> None:
+    receiver = receiver_into(pools[1])
+    endpoint = Endpoint.decode(receiver.endpoint())
+    with socket.create_connection((endpoint.host, endpoint.port)):
+        time.sleep(0.05)
+        wait_for(receiver.abort().done, 2.0)
+
+
+def dial(endpoint: Endpoint) -> socket.socket:
+    connection = socket.create_connection((endpoint.host, endpoint.port), 5.0)
+    connection.settimeout(5.0)
+    return connection
+
+
+def silent(endpoint: Endpoint) -> socket.socket:
+    return dial(endpoint)
+
+
+def plain(endpoint: Endpoint) -> socket.socket:
+    connection = dial(endpoint)
+    connection.sendall(endpoint.token)
+    return connection
+
+
+def without_certificate(endpoint: Endpoint) -> socket.socket:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.load_verify_locations(cadata=TLS.ca.decode())
+    return over_tls(endpoint, context)
+
+
+def with_anothers(endpoint: Endpoint) -> socket.socket:
+    context = make_context(OTHER, server_side=False)
+    context.load_verify_locations(cadata=TLS.ca.decode())
+    return over_tls(endpoint, context)
+
+
+def without_the_token(endpoint: Endpoint) -> socket.socket:
+    return over_tls(endpoint._replace(token=secrets.token_bytes(16)), client())
+
+
+def over_tls(endpoint: Endpoint, context: ssl.SSLContext) -> socket.socket:
+    connection = context.wrap_socket(dial(endpoint), server_hostname=SERVER_NAME)
+    with contextlib.suppress(OSError):
+        connection.sendall(endpoint.token)
+    return connection
+
+
+STRANGERS = {
+    silent: "did not show the token within 0.3 s",
+    plain: "",
+    without_certificate: "peer did not return a certificate",
+    with_anothers: "certificate verify failed",
+    without_the_token: "its token is wrong",
+}
+
+
+def test_strangers_are_turned_away_with_the_reason_and_keep_nobody_out(
+    pools: tuple[CpuKvPool, CpuKvPool], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(peer_socket, "TOKEN_TIMEOUT_S", 0.3)
+    source, destination = pools
+    receiver = receiver_into(destination)
+    endpoint = Endpoint.decode(receiver.endpoint())
+    with caplog.at_level(logging.WARNING):
+        connections = [stranger(endpoint) for stranger in STRANGERS for _ in range(3)]
+        for connection in connections:
+            with connection:
+                assert _is_over(connection)
+        for reason in STRANGERS.values():
+            assert sum(reason in message for message in caplog.messages) >= 3, reason
+    began = time.monotonic()
+    waiting = [silent(endpoint) for _ in range(5)]
+    sender = TcpSender(source, endpoint.encode(), client())
+    assert time.monotonic() - began < 0.25
+    sender.copy_pages(0, [1], [0])
+    wait_for(receiver.receive_pages(0, [0], 1).done)
+    for connection in waiting:
+        with connection:
+            assert _is_over(connection)
+    end(sender, receiver)
+
+
+def _is_over(connection: socket.socket) -> bool:
+    """Whether it is closed, before this end gives up waiting."""
+    try:
+        while connection.recv(1024):
+            pass
+    except TimeoutError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def test_of_too_many_strangers_the_oldest_gives_way(pools: tuple[CpuKvPool, CpuKvPool]) -> None:
+    source, destination = pools
+    receiver = receiver_into(destination)
+    endpoint = Endpoint.decode(receiver.endpoint())
+    began = time.monotonic()
+    crowd = [silent(endpoint) for _ in range(60)]
+    assert _is_over(crowd[0]) and time.monotonic() - began < peer_socket.TOKEN_TIMEOUT_S
+    sender = TcpSender(source, endpoint.encode(), client())
+    assert time.monotonic() - began < peer_socket.TOKEN_TIMEOUT_S
+    end(sender, receiver)
+    for connection in crowd:
+        connection.close()
+
+
+@pytest.mark.parametrize(
+    ("shown", "reason"), [(OTHER, "certificate verify failed"), (None, "no TLS with"), (TLS, "")], ids=str
+)
+def test_a_sender_says_what_is_wrong_with_a_receiver(shown: object, reason: str) -> None:
+    """Of another cluster, or without TLS, it is no receiver."""
+    context = make_context(shown, server_side=True) if shown is not None else None  # type: ignore[arg-type]
+    destination = CpuKvPool(LAYOUT, 2, "tls-wrong")
+    receiver = TcpReceiver(destination, "127.0.0.1", context)
+    if reason:
+        with pytest.raises(OSError, match=reason):
+            TcpSender(destination, receiver.endpoint(), client())
+    else:
+        end(TcpSender(destination, receiver.endpoint(), client()))
+    end(receiver)
+
+
+def test_a_sender_whose_certificate_is_not_taken_is_told_so() -> None:
+    destination = CpuKvPool(LAYOUT, 2, "tls-refuses")
+    receiver = receiver_into(destination)
+    context = make_context(OTHER, server_side=False)
+    context.load_verify_locations(cadata=TLS.ca.decode())
+    with pytest.raises(OSError, match=r"no TLS with 127\.0\.0\.1:\d+: .*(unknown ca|decrypt error|bad certificate)"):
+        TcpSender(destination, receiver.endpoint(), context)
+    end(receiver)
+
+
+def test_nothing_is_left_of_those_who_were_turned_away() -> None:
+    destination = CpuKvPool(LAYOUT, 2, "tls-leaks")
+    before = threading.active_count()
+    for _ in range(3):
+        receiver = receiver_into(destination)
+        endpoint = Endpoint.decode(receiver.endpoint())
+        for stranger in (plain, with_anothers):
+            with stranger(endpoint) as connection:
+                assert _is_over(connection)
+        end(receiver)
+    wait_for(lambda: threading.active_count() == before)
