@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import os
 import queue
 import secrets
 import threading
@@ -144,9 +145,7 @@ class Cluster:
         if config.device != "cuda":
             self._init_ray()
         if self.cluster_tls is None and self._is_tls_wanted():
-            self.cluster_tls = make_certificates()
-        if self.cluster_tls is not None:
-            logger.info("the cluster's processes speak TLS with each other")
+            self.cluster_tls = self._made_certificates()
         self._router_configs = {c.router_id: c for c in router_configs}
         self._worker_plans = {p.worker.worker_id: p for p in worker_plans}
         # All processes start side by side; those that take longest are asked for first.
@@ -319,6 +318,14 @@ class Cluster:
             return self._ray.num_nodes() > 1
         return self._config.internal_tls != OFF
 
+    def _made_certificates(self) -> ClusterTls:
+        if self._ray.num_nodes() > 1 and os.environ.get("RAY_USE_TLS") != "1":
+            logger.warning(
+                "Ray carries the key of the cluster's certificates to other hosts in the clear, with its token and the "
+                "API keys: start Ray with RAY_USE_TLS=1, or give certificates (--internal-tls-cert)"
+            )
+        return make_certificates()
+
     def _check_ray(self) -> None:
         if not self._ray.is_up():
             raise ClusterError(f"Ray has ended, and the cluster with it; {self._ray.log_directory} says why")
@@ -352,9 +359,7 @@ class Cluster:
         from deploy.router_actor import RouterActor
 
         self._on_progress(name, "starting")
-        config = replace(
-            self._router_configs[name], num_restarts=self._num_starts[name], cluster_tls=self.cluster_tls
-        )
+        config = replace(self._router_configs[name], num_restarts=self._num_starts[name], cluster_tls=self.cluster_tls)
         self._num_starts[name] += 1
         actor = self._actors[name] = self._actor_class(RouterActor).remote(config)
         return actor.start.remote()

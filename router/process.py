@@ -127,7 +127,7 @@ class RouterProcess:
         health_service = HealthService(_serving(router))
         responses = ResponseExchange(config.router_id, peers, KeptResponses(time.monotonic), credentials)
         feed = self._feed = LiveFeed(SnapshotBuilder(router, config), len(config.api_keys))
-        app = make_app(frontend, responses, feed)
+        app = make_app(frontend, responses, feed, credentials)
         workers = new_server([cluster_auth(config.cluster_token)], reuse_ports=config.reuse_ports)
         cluster_address = bind(workers, config.cluster_host, config.cluster_port, credentials.for_server())
         recordings = Recordings(

@@ -1,10 +1,11 @@
-"""Questions an operator or a test asks one worker directly."""
+"""Questions that one worker is asked directly, by an operator, a test, or a router on behalf of Prometheus."""
 
 import asyncio
 from collections.abc import Callable
 from typing import Any
 
 import grpc
+from prometheus_client import CollectorRegistry, generate_latest
 
 from tandem.messages import WorkerStats
 from tandem.rpc.codec import STATS_CODEC
@@ -15,11 +16,21 @@ REPLY_TIMEOUT_S = 30.0
 
 
 class WorkerAdmin(worker_pb2_grpc.WorkerAdminServicer):
-    def __init__(self, post: Callable[[Event], None]) -> None:
+    def __init__(self, post: Callable[[Event], None], registry: CollectorRegistry) -> None:
+        """
+        Args:
+            post: tells the engine thread.
+            registry: of the worker's metrics.
+        """
         self._post = post
+        self._registry = registry
 
     def add_to(self, server: grpc.aio.Server) -> None:
         worker_pb2_grpc.add_WorkerAdminServicer_to_server(self, server)
+
+    async def ReadMetrics(self, request: Any, context: grpc.aio.ServicerContext) -> worker_pb2.WorkerMetrics:
+        # It takes a millisecond, in which this loop has better to do.
+        return worker_pb2.WorkerMetrics(text=await asyncio.to_thread(generate_latest, self._registry))
 
     async def CheckIntegrity(self, request: Any, context: grpc.aio.ServicerContext) -> worker_pb2.IntegrityReport:
         loop = asyncio.get_running_loop()

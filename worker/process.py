@@ -157,7 +157,9 @@ class WorkerProcess:
         server = self._server = new_server([cluster_auth(config.cluster_token)])
         address = bind(server, config.host, 0, self._credentials.for_server())
         registry = worker_registry(config.role, config.worker_id, self._heartbeat, config.num_restarts)
-        self._metrics = MetricsServer(registry, config.host, config.api_keys)
+        if not self._credentials.secure:
+            # Else routers are asked: readers have no certificate of the cluster's.
+            self._metrics = MetricsServer(registry, config.host, config.api_keys)
         layout = engine.pool.layout
         hello = self._hello = Hello(
             PROTOCOL_VERSION,
@@ -170,14 +172,14 @@ class WorkerProcess:
             PageFormat(engine.model_fingerprint, layout.page_bytes, layout.tag),
             engine.pool.num_pages,
             layout.page_size,
-            self._metrics.address,
+            self._metrics.address if self._metrics is not None else "",
             config.num_restarts,
             self._role.has_links,
             self._max_request_pages(),
         )
         self._links = self._role.build_links(engine, hello, config, self._credentials, self._engine_thread.post)
         self._links.add_to(server)
-        WorkerAdmin(self._engine_thread.post).add_to(server)
+        WorkerAdmin(self._engine_thread.post, registry).add_to(server)
         post = self._engine_thread.post
         RecordingService(
             config.worker_id, config.role, lambda: post(StartRecording()), lambda reply: post(StopRecording(reply))

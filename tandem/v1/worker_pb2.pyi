@@ -11,6 +11,16 @@ class CheckIntegrityRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class ReadMetricsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class WorkerMetrics(_message.Message):
+    __slots__ = ("text",)
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    text: bytes
+    def __init__(self, text: _Optional[bytes] = ...) -> None: ...
+
 class IntegrityReport(_message.Message):
     __slots__ = ("violation", "stats")
     VIOLATION_FIELD_NUMBER: _ClassVar[int]

@@ -118,6 +118,11 @@ class WorkerAdminStub:
                 request_serializer=tandem_dot_v1_dot_worker__pb2.CheckIntegrityRequest.SerializeToString,
                 response_deserializer=tandem_dot_v1_dot_worker__pb2.IntegrityReport.FromString,
                 _registered_method=True)
+        self.ReadMetrics = channel.unary_unary(
+                '/tandem.v1.WorkerAdmin/ReadMetrics',
+                request_serializer=tandem_dot_v1_dot_worker__pb2.ReadMetricsRequest.SerializeToString,
+                response_deserializer=tandem_dot_v1_dot_worker__pb2.WorkerMetrics.FromString,
+                _registered_method=True)
 
 
 class WorkerAdminServicer:
@@ -131,6 +136,13 @@ class WorkerAdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReadMetrics(self, request, context):
+        """What the worker tells Prometheus, for a router to pass on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WorkerAdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -138,6 +150,11 @@ def add_WorkerAdminServicer_to_server(servicer, server):
                     servicer.CheckIntegrity,
                     request_deserializer=tandem_dot_v1_dot_worker__pb2.CheckIntegrityRequest.FromString,
                     response_serializer=tandem_dot_v1_dot_worker__pb2.IntegrityReport.SerializeToString,
+            ),
+            'ReadMetrics': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReadMetrics,
+                    request_deserializer=tandem_dot_v1_dot_worker__pb2.ReadMetricsRequest.FromString,
+                    response_serializer=tandem_dot_v1_dot_worker__pb2.WorkerMetrics.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -168,6 +185,33 @@ class WorkerAdmin:
             '/tandem.v1.WorkerAdmin/CheckIntegrity',
             tandem_dot_v1_dot_worker__pb2.CheckIntegrityRequest.SerializeToString,
             tandem_dot_v1_dot_worker__pb2.IntegrityReport.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadMetrics(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tandem.v1.WorkerAdmin/ReadMetrics',
+            tandem_dot_v1_dot_worker__pb2.ReadMetricsRequest.SerializeToString,
+            tandem_dot_v1_dot_worker__pb2.WorkerMetrics.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,5 +1,6 @@
 """A cluster whose processes speak TLS with each other: it serves as any other, and lets nobody else in."""
 
+import json
 import random
 import socket
 import time
@@ -15,6 +16,8 @@ from tandem.rpc.auth import cluster_metadata
 from tandem.v1 import worker_pb2, worker_pb2_grpc
 from tests.cluster.conftest import Clusters, Oracle, ServedCluster, random_ids, wait_until
 from tests.cluster.inside import OPTIONS
+from tests.cluster.test_metrics import read
+from tests.cluster.wire import http
 
 TIMEOUT_S = 5.0
 
@@ -65,6 +68,18 @@ def strangers(served: ServedCluster) -> dict[str, grpc.ChannelCredentials | None
         "no certificate": grpc.ssl_channel_credentials(ours.ca),
         "another cluster's": grpc.ssl_channel_credentials(ours.ca, other.key, other.cert),
     }
+
+
+def test_prometheus_finds_workers_at_the_router(tiny_inner_tls: ServedCluster) -> None:
+    assert {worker.metrics_address for worker in tiny_inner_tls.client.server_info().workers} == {""}
+    here = tiny_inner_tls.cluster.addresses.http
+    targets = {target["labels"]["process"]: target for target in json.loads(read(here, "/sd"))}
+    assert targets.keys() == {"router-0", "prefill-0", "decode-0"}
+    for name in ("prefill-0", "decode-0"):
+        target = targets[name]
+        assert (target["targets"], target["labels"]["__scheme__"]) == ([here], "http")
+        assert f'worker="{name}"' in read(here, target["labels"]["__metrics_path__"])
+    assert http(tiny_inner_tls, "GET", "/metrics/decode-1").status == 404
 
 
 def test_nobody_else_gets_into_any_port_though_he_has_the_token(tiny_inner_tls: ServedCluster) -> None:

@@ -158,6 +158,7 @@ CLOSED = {
     "/v1/completions": 405,
     "/v1/chat/completions": 405,
     "/metrics": 200,
+    "/metrics/decode-0": 200,
     "/sd": 200,
     "/openapi.json": 200,
     "/health/": 404,

@@ -45,6 +45,7 @@ from router.kept_responses import KeptResponses
 from router.live.feed import LiveFeed
 from router.live.snapshot import SnapshotBuilder
 from router.response_exchange import ResponseExchange
+from router.worker_metrics import read_metrics
 from tandem import __version__
 from tandem.rpc.credentials import ClusterCredentials
 
@@ -70,17 +71,24 @@ _STREAMED = {"text/event-stream": {"itemSchema": _EVENT}}
 LastEventId = Annotated[str | None, Header(description="The id of the last event seen, to go on with a stream.")]
 
 
-def make_app(frontend: Frontend, responses: ResponseExchange | None = None, feed: LiveFeed | None = None) -> ASGIApp:
+def make_app(
+    frontend: Frontend,
+    responses: ResponseExchange | None = None,
+    feed: LiveFeed | None = None,
+    credentials: ClusterCredentials | None = None,
+) -> ASGIApp:
     """The ASGI application, wrapped in the middleware that looks at keys and bodies, and in what all answers have.
 
     Args:
         responses: those that clients may go on with; None: they come to no router but this one.
         feed: what the page shows; None: of this router, as it is when the page is opened.
+        credentials: by which workers are asked for their metrics; None: none of theirs asks for any.
     """
+    credentials = credentials or ClusterCredentials()
     if feed is None:
         feed = LiveFeed(SnapshotBuilder(frontend.router, frontend.config), len(frontend.config.api_keys))
     if responses is None:
-        responses = ResponseExchange(frontend.config.router_id, {}, KeptResponses(time.monotonic), ClusterCredentials())
+        responses = ResponseExchange(frontend.config.router_id, {}, KeptResponses(time.monotonic), credentials)
     app = FastAPI(
         title="Tandem",
         version=__version__,
@@ -100,7 +108,7 @@ def make_app(frontend: Frontend, responses: ResponseExchange | None = None, feed
     add_tokenizing(app, frontend)
     add_sglang(app, frontend)
     add_operation(app, frontend)
-    _add_operation(app, frontend)
+    _add_operation(app, frontend, credentials)
     add_page(app, frontend, feed)
     _add_error_handlers(app, frontend)
     app.openapi = partial(_description, app.openapi)  # type: ignore[method-assign]
@@ -152,7 +160,7 @@ def _add_inference(app: FastAPI, frontend: Frontend) -> None:
         return await serve_chat(frontend, body, request, last_event_id)
 
 
-def _add_operation(app: FastAPI, frontend: Frontend) -> None:
+def _add_operation(app: FastAPI, frontend: Frontend, credentials: ClusterCredentials) -> None:
     @app.get("/health", include_in_schema=False)
     async def health() -> Response:
         """200 as long as this process answers."""
@@ -169,6 +177,15 @@ def _add_operation(app: FastAPI, frontend: Frontend) -> None:
         """The router's metrics, in Prometheus' text format."""
         return Response(frontend.router.metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
 
+    @app.get("/metrics/{worker_id}", include_in_schema=False)
+    async def metrics_of_worker(worker_id: str) -> Response:
+        """A connected worker's, in the same format."""
+        for worker in frontend.router.workers:
+            if worker.worker_id == worker_id:
+                text = await read_metrics(worker.hello.address, credentials)
+                return Response(text, media_type=CONTENT_TYPE_LATEST)
+        return Response("no worker of this name is connected\n", 404, media_type="text/plain")
+
     @app.get("/sd", include_in_schema=False)
     async def service_discovery(request: Request) -> Response:
         """Where the cluster's metrics are, for Prometheus' HTTP service discovery."""
@@ -183,9 +200,12 @@ def _add_operation(app: FastAPI, frontend: Frontend) -> None:
             labels["__metrics_path__"] = f"{root_path}/metrics"
         targets = [{"targets": [address], "labels": {**labels, "process": name}} for name, address in found_at.items()]
         for worker in frontend.router.workers:
-            targets.append(
-                {"targets": [worker.hello.metrics_address], "labels": {**common, "process": worker.worker_id}}
-            )
+            own = {"process": worker.worker_id}
+            if address := worker.hello.metrics_address:
+                targets.append({"targets": [address], "labels": {**common, **own}})
+            else:
+                path = f"{frontend.config.root_path}/metrics/{worker.worker_id}"
+                targets.append({"targets": [request.url.netloc], "labels": {**labels, "__metrics_path__": path, **own}})
         return json_response(targets)
 
 

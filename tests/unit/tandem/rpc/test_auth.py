@@ -9,6 +9,7 @@ from typing import Any
 import grpc
 import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from prometheus_client import CollectorRegistry
 
 from router.config import RouterConfig
 from router.control_server import ControlServer
@@ -111,7 +112,10 @@ def test_a_workers_port_is_closed_without_the_token(metadata: Any) -> None:
     posted: list[object] = []
 
     async def scenario() -> None:
-        async with serving(WorkerAdmin(posted.append).add_to) as address, open_channel(address) as channel:
+        async with (
+            serving(WorkerAdmin(posted.append, CollectorRegistry()).add_to) as address,
+            open_channel(address) as channel,
+        ):
             admin: Any = worker_pb2_grpc.WorkerAdminStub(channel)
             with pytest.raises(grpc.aio.AioRpcError) as refused:
                 await admin.CheckIntegrity(worker_pb2.CheckIntegrityRequest(), metadata=metadata)

@@ -1,0 +1,83 @@
+"""What travels over loopback, read as anybody on the network between two hosts could read it. Needs root."""
+
+import contextlib
+import socket
+import struct
+import threading
+from collections import defaultdict
+from types import TracebackType
+
+ETH_P_IP = 0x0800
+# Of Linux; the module socket does not name them.
+SO_RCVBUFFORCE, SOL_PACKET, PACKET_STATISTICS = 33, 263, 6
+BUFFER_BYTES = 256 * 2**20
+ETHERNET_BYTES = 14
+TCP = 6
+# A connection's bytes are put in order by their numbers, which begin anew after so many.
+MODULUS = 2**32
+
+
+class WireCapture:
+    """Captures from its entry to its exit, in a thread of its own."""
+
+    def __init__(self) -> None:
+        self._socket = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
+        self._socket.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, BUFFER_BYTES)
+        self._socket.bind(("lo", ETH_P_IP))
+        self._socket.settimeout(0.1)
+        self._frames: list[bytes] = []
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._read, name="capture", daemon=True)
+
+    def __enter__(self) -> "WireCapture":
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._ended.set()
+        self._thread.join()
+        statistics = self._socket.getsockopt(SOL_PACKET, PACKET_STATISTICS, 8)
+        self._socket.close()
+        _, num_dropped = struct.unpack("II", statistics)
+        assert not num_dropped, f"{num_dropped} packets were not captured"
+
+    def connections(self) -> list[bytes]:
+        """What each end of each TCP connection said, in order. It may have begun before."""
+        parts: defaultdict[bytes, dict[int, bytes]] = defaultdict(dict)
+        for frame in self._frames:
+            packet = frame[ETHERNET_BYTES:]
+            header_bytes = (packet[0] & 0x0F) * 4
+            if packet[9] != TCP:
+                continue
+            total_bytes = int.from_bytes(packet[2:4], "big") or len(packet)
+            segment = packet[header_bytes:total_bytes]
+            payload = segment[(segment[12] >> 4) * 4 :]
+            if payload:
+                # Addresses and ports name one end's side of a connection.
+                parts[packet[12:20] + segment[:4]][int.from_bytes(segment[4:8], "big")] = payload
+        return [_in_order(said) for said in parts.values()]
+
+    def _read(self) -> None:
+        while not self._ended.is_set():
+            with contextlib.suppress(TimeoutError):
+                frame, (_, _, kind, *_) = self._socket.recvfrom(2**17)
+                # Loopback shows each packet as it leaves and as it comes.
+                if kind != socket.PACKET_OUTGOING:
+                    self._frames.append(frame)
+
+
+def _in_order(said: dict[int, bytes]) -> bytes:
+    """Segments put together by their numbers; what is there twice is taken once."""
+    # The smallest number, where they have not begun anew in between.
+    first = next(number for number in said if all((other - number) % MODULUS < MODULUS // 2 for other in said))
+    whole = bytearray()
+    for number in sorted(said, key=lambda number: (number - first) % MODULUS):
+        position = (number - first) % MODULUS
+        if position <= len(whole):
+            whole[position : position + len(said[number])] = said[number]
+        else:
+            # Something between was said before, or is missing.
+            whole += said[number]
+    return bytes(whole)
