@@ -20,7 +20,7 @@ from tandem.sampling_params import MAX_LOGPROBS, SamplingParams
 # them, which run kernels of our own, and graphs of more.
 TRIAL_BATCH_SIZE = 24
 # Prefills of as few tokens as these, in as many prompts, run other kernels than large ones.
-SMALL_PREFILLS = (1, 8, 16, 64)
+SMALL_PREFILLS = (1, 8, 16, 32, 64)
 # Libraries choose other kernels for other numbers of tokens, a multiple of this at a time, and of prompts.
 TOKEN_STEP = 128
 NUM_PROMPTS = (1, 17, 32, 4, 64, 24, 9, 96, 48)

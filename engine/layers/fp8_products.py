@@ -108,7 +108,8 @@ def multiply_by_own(x: Quantized, linear: Fp8Linear, tile: Tile, residual: torch
     return out
 
 
-@triton.jit
+# What is compiled must not depend on how many tokens there are: they change from forward to forward.
+@triton.jit(do_not_specialize=["num_tokens", "num_rows"])
 def _multiply(  # type: ignore[no-untyped-def]
     x,
     x_scales,

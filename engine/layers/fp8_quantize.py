@@ -71,7 +71,8 @@ def quantize(x: torch.Tensor, linear: Fp8Linear, norm: Norm | None = None, *, is
     return Quantized(numbers, scales, num_tokens)
 
 
-@triton.jit
+# What is compiled must not depend on how many tokens there are: they change from forward to forward.
+@triton.jit(do_not_specialize=["num_rows"])
 def _quantize(  # type: ignore[no-untyped-def]
     x,
     norm_weight,

@@ -89,7 +89,8 @@ class DecoderModel(Model):
 
     def shallow(self) -> "DecoderModel":
         model = copy.copy(self)
-        model._layers = self._layers[:1]
+        # A checkpoint may leave out some layers where it has FP8 weights.
+        model._layers = list({layer.kind: layer for layer in reversed(self._layers)}.values())[::-1]
         return model
 
     @torch.inference_mode()
@@ -131,6 +132,7 @@ class _Layer:
         self._mlp_norm = Norm(torch.empty(hidden, dtype=dtype, device=device), eps)
         self._gate_up = linear(_GATE_UP, [config.intermediate_size] * 2, hidden, config.mlp_bias)
         self._down = linear(_DOWN, [hidden], config.intermediate_size, config.mlp_bias)
+        self._linears = (self._qkv, self._o, self._gate_up, self._down)
 
     def named_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
         yield "input_layernorm.weight", self._input_norm.weight
@@ -143,9 +145,14 @@ class _Layer:
         yield from self._gate_up.named_parameters(*_GATE_UP)
         yield from self._down.named_parameters(*_DOWN)
 
+    @property
+    def kind(self) -> tuple[type, ...]:
+        """Equal where the same kernels compute."""
+        return tuple(map(type, self._linears))
+
     def loaded(self) -> None:
         """To be called once all parameters have their values."""
-        for linear in (self._qkv, self._o, self._gate_up, self._down):
+        for linear in self._linears:
             linear.loaded()
 
     def forward(

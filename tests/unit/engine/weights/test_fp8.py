@@ -24,6 +24,7 @@ from engine.models.build import build_model
 from engine.models.config import ModelConfig
 from engine.models.decoder import DecoderModel
 from engine.token_sequence import TokenSequence
+from engine.weights.fingerprint import model_fingerprint
 from engine.weights.loader import load_weights
 from tests.fakes.fp8_checkpoints import VOCAB_SIZE, make_model, save_fp8
 from tests.fakes.fp8_schemes import KINDS
@@ -206,6 +207,33 @@ def test_refuses_matrices_that_blocks_do_not_divide(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config | {"intermediate_size": 320}))
     with pytest.raises(ValueError, match=r"mlp.gate_proj is \(320, 256\), but blocks of 128x128"):
         load(tmp_path, keeps_fp8=True)
+
+
+def test_a_shallow_model_has_a_layer_of_each_kind(tmp_path: Path) -> None:
+    reference = make_model("llama", num_hidden_layers=4)
+    ignored = [f"model.layers.{layer}.self_attn.o_proj" for layer in (0, 2)]
+    save_fp8(reference, tmp_path, "channels_dynamic", tuple(ignored))
+    model = load(tmp_path, keeps_fp8=True)
+    assert isinstance(model, DecoderModel)
+    shallow = model.shallow()
+    assert sorted(map(model._layers.index, shallow._layers)) == [0, 1]
+    plain = load(tmp_path)
+    assert isinstance(plain, DecoderModel) and len(plain.shallow()._layers) == 1
+
+
+def test_fingerprints_cover_numbers_and_scales(tmp_path: Path) -> None:
+    save_fp8(make_model("llama"), tmp_path, "tensors_static")
+    found = set()
+    for kind in ("", "weight", "weight_scale", "input_scale"):
+        model = load(tmp_path, keeps_fp8=True)
+        assert model_fingerprint(model) == model_fingerprint(load(tmp_path, keeps_fp8=True))
+        if kind:
+            parameter = dict(model.named_parameters())[f"{UP}.{kind}"]
+            parameter.copy_((parameter.float() * 2).to(parameter.dtype))
+        found.add(model_fingerprint(model))
+    assert len(found) == 4
+    # What weights stand for is computed with otherwise.
+    assert model_fingerprint(load(tmp_path)) not in found
 
 
 def test_scales_of_kv_caches_are_left_out(tmp_path: Path) -> None:
