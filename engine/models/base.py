@@ -39,8 +39,8 @@ class Model(ABC):
         """
 
     def shallow(self) -> "Model":
-        """A model of the same weights that computes one layer of each kind alone, for who wants to have the kernels of all
-        layers loaded; one that cannot is as deep as ever."""
+        """A model of the same weights that computes one layer of each kind alone, for who wants to have the kernels of
+        all layers loaded; one that cannot is as deep as ever."""
         return self
 
     @abstractmethod

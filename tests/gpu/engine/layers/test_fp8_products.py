@@ -102,6 +102,22 @@ def test_both_kernels_at_every_size(
         assert error(multiply_by_library(x, linear), expected) < MAX_ERROR
 
 
+@pytest.mark.parametrize("num_tokens", [1, 16, 17, 64, 300])
+@pytest.mark.parametrize(("weights", "inputs"), KINDS)
+def test_the_smallest_numbers_count(num_tokens: int, weights: str, inputs: Any) -> None:
+    """Below 2^-6 FP8 has numbers without a leading one, which no kernel may take for zeros."""
+    from engine.layers.cuda_ops import CudaOps
+
+    torch.manual_seed(0)
+    ops = CudaOps(torch.device("cuda", 0))
+    linear = make_linear(weights, inputs, 128, 512)
+    linear.weight.copy_((torch.randint(-7, 8, (128, 512), device="cuda") * 2.0**-9).to(linear.weight.dtype))
+    x = torch.randn(num_tokens, 512, device="cuda").bfloat16()
+    expected = product(x.double(), linear, is_quantized=not ops._few_rows.fits(x, linear))
+    residual = torch.zeros(num_tokens, 128, device="cuda").bfloat16()
+    assert error(ops.linear_add(x, linear, residual), expected) < 2 * MAX_ERROR
+
+
 def test_padding_has_no_effect() -> None:
     """The library multiplies rows beyond the tokens too, whatever is there."""
     from engine.layers.fp8_products import multiply_by_library

@@ -128,7 +128,7 @@ def engine(checkpoint: Checkpoint) -> Engine:
     return make_engine(checkpoint.path, "fp8" if checkpoint.quantization.at_load else "auto")
 
 
-def make_engine(path: Path, quantization: str, num_pages: int = 320, dtype: str = "bfloat16") -> Engine:
+def make_engine(path: Path, quantization: str, num_pages: int = 320, dtype: str = "bfloat16", **more: Any) -> Engine:
     config = EngineConfig(
         str(path),
         device="cuda",
@@ -136,6 +136,7 @@ def make_engine(path: Path, quantization: str, num_pages: int = 320, dtype: str 
         quantization=quantization,
         num_pages=num_pages,
         max_batch_size=max(BATCHES),
+        **more,
     )
     return build_engine(config, "fp8", lambda doing: None)
 
@@ -251,6 +252,22 @@ def test_greedy_outputs_are_the_same_twice(engine: Engine, num_prompts: int) -> 
     first = greedy(engine, prompts, 40)
     assert len(first) == num_prompts and len(first[0]) == 40
     assert greedy(engine, prompts, 40) == first
+
+
+@pytest.mark.parametrize("kind", ["fp8_static", "fp8_blocks", "at_load"])
+def test_dummies_are_the_same_everywhere(tmp_path: Path, kind: str) -> None:
+    model = make_model("llama")
+    how = "fp8" if kind == "at_load" else "auto"
+    if kind == "at_load":
+        model.save_pretrained(tmp_path)
+    else:
+        save_fp8(model, tmp_path, kind)
+    engines = [make_engine(tmp_path, how, load_format="dummy", cuda_graph_max_bs=0) for _ in range(2)]
+    assert engines[0].model_fingerprint == engines[1].model_fingerprint
+    outputs = [greedy(engine, [[1, 2, 3]] * 20, 8) for engine in engines]
+    assert outputs[0] == outputs[1]
+    loaded = make_engine(tmp_path, how, cuda_graph_max_bs=0)
+    assert loaded.model_fingerprint != engines[0].model_fingerprint
 
 
 # Of so many stretches of a text.
