@@ -89,15 +89,19 @@ class Result:
 class EngineBenchmark:
     """The parts, on one loop."""
 
-    def __init__(self, loop: Loop, model: ModelConfig, limits: Limits, sizes: Sizes) -> None:
+    def __init__(
+        self, loop: Loop, model: ModelConfig, limits: Limits, sizes: Sizes, kv_cache_dtype: str = "auto"
+    ) -> None:
         self._loop = loop
         self._model = model
         self._limits = limits
+        self._kv_cache_dtype = kv_cache_dtype
         self._sizes = sizes
 
     def at(self, **sizes: Any) -> "EngineBenchmark":
         """The same with other sizes, of those in Sizes."""
-        return EngineBenchmark(self._loop, self._model, self._limits, replace(self._sizes, **sizes))
+        sizes_then = replace(self._sizes, **sizes)
+        return EngineBenchmark(self._loop, self._model, self._limits, sizes_then, self._kv_cache_dtype)
 
     def decode(self) -> Iterator[Result]:
         return self._decode_steps(self._sizes.batches)
@@ -137,7 +141,7 @@ class EngineBenchmark:
             self._loop.run([(prompt_len, 2)] * size)
             once_s = self._loop.run([(prompt_len, 1)] * size)
             many_s = self._loop.run([(prompt_len, num_steps + 1)] * size)
-            floor_s = decode_floor(self._model, self._limits, size, prompt_len + num_steps // 2)
+            floor_s = decode_floor(self._model, self._limits, size, prompt_len + num_steps // 2, self._kv_cache_dtype)
             yield Result(f"decode step, batch {size}", (many_s - once_s) / num_steps * 1e3, "ms", floor_s * 1e3)
 
     def _first_token_s(self, num_requests: int, prompt_len: int) -> float:
@@ -196,7 +200,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     first_request_s = loop.run([(512, 8)])
     # The limits are measured only now: this would set up the device, which is part of the start.
     limits = measure_limits()
-    benchmark = EngineBenchmark(loop, model, limits, sizes)
+    benchmark = EngineBenchmark(loop, model, limits, sizes, arguments.kv_cache_dtype)
     loop.run([(sizes.prompt_len, 8)] * 2)
     measure = {
         "decode": benchmark.decode,
@@ -208,7 +212,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     results = [result for part in parts for result in measure[part]()]
     overlap = "off" if arguments.disable_overlap else "on"
     weights = "FP8 weights" if model.quantization else "bfloat16"
-    title = f"{Path(arguments.model).name}, {weights}, attention {arguments.attention_backend}, overlap {overlap}"
+    kv = "" if arguments.kv_cache_dtype == "auto" else f", KV {arguments.kv_cache_dtype}"
+    title = f"{Path(arguments.model).name}, {weights}{kv}, attention {arguments.attention_backend}, overlap {overlap}"
     show(results, limits, title)
     if arguments.json:
         figures = {

@@ -14,7 +14,7 @@ from deploy.garbage import collect_seldom, freeze_objects
 from engine.attention.table import ATTENTION_BACKENDS, AUTO
 from engine.base import EngineBase
 from engine.build import build_engine, why_no_gpu
-from engine.config import QUANTIZATIONS, EngineConfig
+from engine.config import KV_CACHE_DTYPES, QUANTIZATIONS, EngineConfig
 from engine.models.config import ModelConfig
 from prefill_worker.config import PrefillConfig
 from tandem import exit_codes
@@ -81,6 +81,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", required=True, help="a directory with a model's config.json; its weights are random")
     parser.add_argument("--attention-backend", choices=(AUTO, *ATTENTION_BACKENDS.names), default=AUTO)
     parser.add_argument("--quantization", choices=QUANTIZATIONS, default=QUANTIZATIONS[0], help="fp8: FP8 weights")
+    parser.add_argument("--kv-cache-dtype", choices=tuple(KV_CACHE_DTYPES), default="auto", help="of pages")
     parser.add_argument("--cuda-graph-max-bs", type=int, default=256, metavar="N")
     parser.add_argument("--disable-overlap", action="store_true", help="forwards follow one another")
 
@@ -116,6 +117,7 @@ def build_loop(
         device="cuda",
         dtype="bfloat16",
         quantization=arguments.quantization,
+        kv_cache_dtype=arguments.kv_cache_dtype,
         page_size=PAGE_SIZE,
         num_pages=-(-num_tokens // PAGE_SIZE),
         attention_backend=arguments.attention_backend,

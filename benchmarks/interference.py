@@ -68,7 +68,7 @@ def layout_of(flags: Sequence[str]) -> PageLayout:
     config = cluster_config(parser.parse_args(flags), {})
     directory = resolve_model(config.model, config.load_format)
     engine = config.engine(str(directory))
-    return page_layout_of(ModelConfig.from_dir(directory), engine.page_size, engine.dtype)
+    return page_layout_of(ModelConfig.from_dir(directory), engine.page_size, engine.dtype, engine.kv_cache_dtype)
 
 
 def own_copy_ms(layout: PageLayout, num_tokens: int, gb_per_s: float) -> float:

@@ -1,8 +1,9 @@
 """Pages from one GPU's pool into another's, over each transport for GPUs, beside a plain copy in the same run.
 
 Two processes have a GPU each, as workers do under Ray; a third one has both, for the plain copy. Pages are of 2 MiB, as
-of an 8B model in bfloat16 with 16 tokens a page, and scattered at both ends. A push lasts from when the sender is told
-until it knows that its pages are read and, one-sided, written; medians, one push after the other.
+of an 8B model in bfloat16 with 16 tokens a page, or half as large with --kv-cache-dtype fp8_e4m3, and scattered at both
+ends. A push lasts from when the sender is told until it knows that its pages are read and, one-sided, written; medians,
+one push after the other.
 """
 
 import asyncio
@@ -17,9 +18,14 @@ from typing import Any
 
 from benchmarks.children import Child, questions
 from benchmarks.rows import Row, argument_parser, report
+from engine.attention.layout import KvHeadLayout
+from engine.config import KV_CACHE_DTYPES
 from tandem.timer_slack import sleep_exactly
 
-PAGE_BYTES = 2 * 2**20
+# By what is said of its pages on the command line.
+LAYOUTS = {
+    name: KvHeadLayout(32, 16, 8, 128, "bfloat16", quantized_to) for name, quantized_to in KV_CACHE_DTYPES.items()
+}
 NUM_PAGES = 2048
 NUM_PUSHES = 30
 # Of these transports, pages in a push: at least so many GB/s, or at most so many milliseconds.
@@ -32,18 +38,17 @@ TIMEOUT_S = 60.0
 LOOK_S = 0.000002
 
 
-def serve_end(pipe: Connection, visible: str) -> None:
+def serve_end(pipe: Connection, visible: str, kv_cache_dtype: str) -> None:
     """Either end, on one GPU: ("listen", transport), ("dial", transport, endpoint), ("expect", first number, pushes),
     ("push", first number, pushes), which gives each push's seconds."""
     os.environ["CUDA_VISIBLE_DEVICES"] = visible
     import torch
 
-    from engine.attention.layout import KvHeadLayout
     from engine.kvcache.cuda_pool import CudaKvPool
     from kvtransfer.transports.opening import load_transports, open_end
     from tandem.rpc.credentials import ClusterCredentials
 
-    pool = CudaKvPool(KvHeadLayout(32, 16, 8, 128, "bfloat16"), NUM_PAGES, torch.device("cuda", 0))
+    pool = CudaKvPool(LAYOUTS[kv_cache_dtype], NUM_PAGES, torch.device("cuda", 0))
     pool.memory.random_(0, 256)
     torch.cuda.synchronize()
     transports = load_transports(TRANSPORTS, pool, "127.0.0.1", ClusterCredentials())
@@ -51,7 +56,6 @@ def serve_end(pipe: Connection, visible: str) -> None:
     for question in questions(pipe):
         match question:
             case ("listen", name):
-                assert pool.layout.page_bytes == PAGE_BYTES
                 end = asyncio.run(open_end(transports[name].open_receiver))
                 pipe.send(end.endpoint())
             case ("dial", name, endpoint):
@@ -98,7 +102,7 @@ def serve_plain_copy(pipe: Connection) -> None:
     pipe.send(src.nbytes / statistics.median(seconds) / 1e9)
 
 
-def measure(name: str, sender: Child, receiver: Child) -> list[Row]:
+def measure(name: str, page_bytes: int, sender: Child, receiver: Child) -> list[Row]:
     rng = random.Random(0)
     sender.ask(("dial", name, receiver.ask(("listen", name))), TIMEOUT_S)
     rows = []
@@ -112,7 +116,7 @@ def measure(name: str, sender: Child, receiver: Child) -> list[Row]:
         seconds = statistics.median(sender.ask(("push", first, pushes), TIMEOUT_S))
         first += NUM_PUSHES
         if num_pages == MANY:
-            rate = num_pages * PAGE_BYTES / seconds / 1e9
+            rate = num_pages * page_bytes / seconds / 1e9
             rows.append(Row(f"{name}, {num_pages} scattered pages", rate, "GB/s", low=MIN_GBPS[name]))
         else:
             rows.append(Row(f"{name}, {num_pages} scattered pages", seconds * 1e3, "ms", high=MAX_MS[name]))
@@ -124,14 +128,19 @@ def measure(name: str, sender: Child, receiver: Child) -> list[Row]:
 
 
 def main() -> int:
-    args = argument_parser(__doc__).parse_args()
+    parser = argument_parser(__doc__)
+    parser.add_argument("--kv-cache-dtype", choices=tuple(KV_CACHE_DTYPES), default="auto", help="of the pages")
+    args = parser.parse_args()
+    page_bytes = LAYOUTS[args.kv_cache_dtype].page_bytes
     with ExitStack() as stack:
         with Child(serve_plain_copy) as both:
             rows = [Row("a plain copy of 1 GiB", both.answer(), "GB/s")]
-        receiver, sender = (stack.enter_context(Child(serve_end, visible)) for visible in ("1", "0"))
+        receiver, sender = (
+            stack.enter_context(Child(serve_end, visible, args.kv_cache_dtype)) for visible in ("1", "0")
+        )
         for name in TRANSPORTS:
-            rows += measure(name, sender, receiver)
-    return report(rows, "Pages between two GPUs", args.json)
+            rows += measure(name, page_bytes, sender, receiver)
+    return report(rows, f"Pages of {page_bytes / 2**20:g} MiB between two GPUs", args.json)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,6 @@ from deploy.estimate.worker import Worker
 from engine.floors import (
     decode_floor,
     decode_flops,
-    kv_bytes_per_token,
     prefill_floor,
     prefill_flops,
     read_weight_bytes,
@@ -50,6 +49,7 @@ def run_estimate(arguments: argparse.Namespace) -> int:
             arguments.chunk_size,
             arguments.max_batch_size,
             arguments.page_size,
+            arguments.kv_cache_dtype,
         )
         prompt_len, output_len = arguments.workload
         limits = arguments.slo
@@ -106,7 +106,7 @@ def estimate(worker: Worker, load: Load) -> dict[str, Any]:
             "link_bandwidth": gpu.reached_link,
         },
         "weight_bytes": weight_bytes(model),
-        "kv_bytes_per_token": kv_bytes_per_token(model),
+        "kv_bytes_per_token": worker.kv_bytes_per_token,
         "pool_tokens": pool_tokens,
         "prefill": {
             "flops": prefill_flops(model, 1, load.prompt_len),
@@ -118,14 +118,14 @@ def estimate(worker: Worker, load: Load) -> dict[str, Any]:
             {
                 "batch_size": size,
                 "flops": decode_flops(model, size),
-                "bytes": read_weight_bytes(model) + size * load.kv_len * kv_bytes_per_token(model),
-                "floor_s": decode_floor(model, gpu.limits, size, load.kv_len),
+                "bytes": read_weight_bytes(model) + size * load.kv_len * worker.kv_bytes_per_token,
+                "floor_s": decode_floor(model, gpu.limits, size, load.kv_len, worker.kv_cache_dtype),
                 "estimate_s": worker.decode_step(size, load.kv_len),
             }
             for size in sorted({*(size for size in _BATCH_SIZES if size < largest), largest})
         ],
         "transfer": {
-            "bytes": load.prompt_len * kv_bytes_per_token(model),
+            "bytes": load.prompt_len * worker.kv_bytes_per_token,
             "whole_s": worker.transfer(load.prompt_len),
             "last_chunk_s": worker.transfer((load.prompt_len - 1) % worker.chunk_size + 1),
         },

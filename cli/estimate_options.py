@@ -7,7 +7,7 @@ from math import isfinite
 from bench.goodput import parse_duration
 from deploy.cluster_options import GPU as GPU_DEFAULTS
 from deploy.estimate.gpus import GPUS
-from engine.config import QUANTIZATIONS, EngineConfig
+from engine.config import KV_CACHE_DTYPES, QUANTIZATIONS, EngineConfig
 from tandem.config import default_of
 
 EPILOG = """\
@@ -77,6 +77,12 @@ def add_estimate_options(parser: argparse.ArgumentParser) -> None:
         ("--page-size", _count, default_of(EngineConfig, "page_size"), "N"),
     ):
         served.add_argument(flag, type=parse, default=default, metavar=metavar, help="(default: %(default)s)")
+    served.add_argument(
+        "--kv-cache-dtype",
+        choices=tuple(KV_CACHE_DTYPES),
+        default=default_of(EngineConfig, "kv_cache_dtype"),
+        help="auto is bfloat16 (default: %(default)s)",
+    )
 
 
 def _workload(text: str) -> tuple[int, int]:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from decode_worker.config import DecodeConfig
 from deploy.options import option, options_of
 from engine.attention import table as attention
-from engine.config import DTYPES, LOAD_FORMATS, QUANTIZATIONS, EngineConfig
+from engine.config import DTYPES, KV_CACHE_DTYPES, LOAD_FORMATS, QUANTIZATIONS, EngineConfig
 from engine.kvcache.eviction.table import EVICTION_POLICIES
 from kvtransfer.transports import table as transports
 from prefill_worker.config import PrefillConfig
@@ -91,7 +91,8 @@ class ClusterOptions:
     dtype: str = option(
         "auto",
         MODEL,
-        "number format of weights and KV pages; auto: bfloat16 on a GPU, float32 on a CPU",
+        "number format of weights, and of KV pages unless --kv-cache-dtype says otherwise; auto: bfloat16 on a GPU, "
+        "float32 on a CPU",
         choices=("auto", *DTYPES),
     )
     quantization: str = option(
@@ -99,7 +100,14 @@ class ClusterOptions:
         MODEL,
         "auto: weights as the checkpoint has them; fp8: those that are not quantised become FP8 when they are loaded",
         choices=QUANTIZATIONS,
-        detail=" ([quantization.md](quantization.md))",
+        detail=" ([quantization.md](quantization.md#weights))",
+    )
+    kv_cache_dtype: str = option(
+        default_of(EngineConfig, "kv_cache_dtype"),
+        MODEL,
+        "number format of KV pages; auto: --dtype's; fp8_e4m3: 8 bits, with the checkpoint's scales where it has any",
+        choices=tuple(KV_CACHE_DTYPES),
+        detail=" ([quantization.md](quantization.md#kv-pages))",
     )
     max_model_len: int = option(
         default_of(EngineConfig, "max_model_len"),

@@ -97,7 +97,7 @@ def _check_memory(num_pools: int, engine: EngineConfig, model_config: ModelConfi
     if engine.device != "cpu":
         # Each worker has a GPU of its own and looks there.
         return
-    layout = page_layout_of(model_config, engine.page_size, engine.dtype)
+    layout = page_layout_of(model_config, engine.page_size, engine.dtype, engine.kv_cache_dtype)
     needed = num_pools * engine.num_pages * layout.page_bytes
     available = available_memory_bytes()
     if needed > available:

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,7 @@ from engine.engine import Engine
 from engine.grammars import Grammars
 from engine.graph_runner import DecodeGraphs
 from engine.kvcache.base import PageLayout
-from engine.kvcache.pool import CpuKvPool
+from engine.kvcache.pool import CpuKvPool, KvPool
 from engine.kvcache.sizing import GIB, DeviceMemory, choose_num_pages
 from engine.models.base import Model
 from engine.models.build import build_model
@@ -54,7 +55,7 @@ def build_engine(config: EngineConfig, pool_name: str, on_progress: Callable[[st
         torch.set_num_threads(config.num_threads)
     model_config = ModelConfig.from_dir(Path(config.model_dir)).quantized(config.quantization)
     device = _device(config.device)
-    layout = page_layout_of(model_config, config.page_size, config.dtype)
+    layout = page_layout_of(model_config, config.page_size, config.dtype, config.kv_cache_dtype)
     stages = StageTimer()
 
     def tell(doing: str) -> None:
@@ -113,15 +114,23 @@ def _load_model(
     layout: PageLayout,
     device: torch.device,
     on_progress: Callable[[str], None],
-) -> tuple[Model, str, type[AttentionBackend]]:
-    """The model with its weights, their fingerprint, and the backend that computes its attention."""
+) -> tuple[Model, str, Callable[[KvPool, int], AttentionBackend]]:
+    """The model with its weights, their fingerprint, and what makes the backend that computes its attention, of a pool
+    and the number of heads of queries."""
     on_progress("loading weights")
     model = build_model(model_config, getattr(torch, config.dtype), device)
     # Weights take minutes: whether attention can be computed is found out first.
     backend = choose_backend(config, layout, model_config.num_q_heads, device)
-    load_weights(model, Path(config.model_dir), config.load_format, model_config.quantization, device, on_progress)
+    kv_scales = load_weights(
+        model, Path(config.model_dir), config.load_format, model_config.quantization, device, on_progress
+    )
     on_progress("fingerprinting weights")
-    return model, model_fingerprint(model), backend
+    fingerprint = model_fingerprint(model, kv_scales)
+    if config.kv_cache_dtype == "auto":
+        return model, fingerprint, backend
+    scales = "all scales are 1" if kv_scales.are_ones else "scales are the checkpoint's"
+    logger.info("keys and values are kept as %s; %s", config.kv_cache_dtype, scales)
+    return model, fingerprint, partial(backend, kv_scales=kv_scales)
 
 
 def _cuda_engine(
@@ -161,7 +170,11 @@ def _grammars(config: EngineConfig, model_config: ModelConfig) -> Grammars | Non
 
 
 def _measure(
-    config: EngineConfig, model: Model, backend: type[AttentionBackend], pool: "CudaKvPool", free_at_start: int
+    config: EngineConfig,
+    model: Model,
+    backend: Callable[[KvPool, int], AttentionBackend],
+    pool: "CudaKvPool",
+    free_at_start: int,
 ) -> tuple[DeviceMemory, tuple[int, ...]]:
     """Args: pool: of one page. It goes, with its backend, when this returns. Returns: as measure_memory."""
     attention = backend(pool, model.config.num_q_heads)

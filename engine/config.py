@@ -8,6 +8,8 @@ from engine.models.quantization import FP8
 from tandem.config import DEVICES, require, require_one_of, require_positive
 
 DTYPES = ("float32", "bfloat16")
+# What keys and values are kept as in pages, by torch's names; "": as they are computed.
+KV_CACHE_DTYPES = {"auto": "", "fp8_e4m3": "float8_e4m3fn"}
 LOAD_FORMATS = ("auto", "dummy")
 # Weights as the checkpoint has them, or FP8 in any case.
 QUANTIZATIONS = ("auto", FP8)
@@ -23,6 +25,8 @@ class EngineConfig:
         model_dir: a local Hugging Face directory.
         load_format: "auto" reads the checkpoint; "dummy" makes random weights for the config.
         quantization: "auto": weights are as the checkpoint has them; "fp8": plain ones become FP8 when they are loaded.
+        kv_cache_dtype: what keys and values are kept as in pages: auto: as they are computed; fp8_e4m3: in 8 bits, each
+            divided by a scale of the checkpoint for its layer, or by 1.
         num_pages: size of the pool, in pages; 0, on a GPU alone: as many as mem_fraction_static leaves room for.
         num_devices: devices that the model is spread over; one so far.
         num_threads: CPU threads of one forward; 0 leaves torch's choice.
@@ -45,6 +49,7 @@ class EngineConfig:
     device: str = "cpu"
     dtype: str = "float32"
     quantization: str = "auto"
+    kv_cache_dtype: str = "auto"
     page_size: int = 16
     num_pages: int = 1024
     num_devices: int = 1
@@ -71,6 +76,7 @@ class EngineConfig:
         require_one_of(self, "load_format", LOAD_FORMATS)
         require_one_of(self, "dtype", DTYPES)
         require_one_of(self, "quantization", QUANTIZATIONS)
+        require_one_of(self, "kv_cache_dtype", tuple(KV_CACHE_DTYPES))
         require(self.num_devices == 1, f"a model runs on 1 device so far, not on {self.num_devices}")
         require_positive(self, "page_size")
         if self.num_pages != 0 or self.device != "cuda":

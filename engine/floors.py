@@ -5,9 +5,11 @@ docs/estimate.md has the formulas in words, with what was measured beside them.
 
 from typing import NamedTuple
 
+from engine.attention.layout import QUANTIZED_BYTES
+from engine.config import KV_CACHE_DTYPES
 from engine.models.config import ModelConfig
 
-# Weights that are not FP8, and KV, are in bfloat16.
+# Weights that are not FP8, and KV that is not quantized, are in bfloat16.
 BYTES_PER_NUMBER = 2
 FP8_BYTES_PER_NUMBER = 1
 # FP8 numbers are multiplied in half the time that bfloat16's take, by the data sheets of all GPUs that multiply them.
@@ -24,13 +26,15 @@ class Limits(NamedTuple):
     matmul_rate: float
 
 
-def decode_floor(model: ModelConfig, limits: Limits, batch_size: int, kv_len: int) -> float:
+def decode_floor(
+    model: ModelConfig, limits: Limits, batch_size: int, kv_len: int, kv_cache_dtype: str = "auto"
+) -> float:
     """Seconds of a decode step: bytes of weights and KV once, or the matrix products, whichever is longer.
 
     Args:
         kv_len: tokens of each sequence.
     """
-    num_bytes = read_weight_bytes(model) + batch_size * kv_len * kv_bytes_per_token(model)
+    num_bytes = read_weight_bytes(model) + batch_size * kv_len * kv_bytes_per_token(model, kv_cache_dtype)
     return max(num_bytes / limits.copy_bandwidth, decode_products(model, batch_size, limits.matmul_rate))
 
 
@@ -65,9 +69,10 @@ def prefill_flops(model: ModelConfig, num_requests: int, prompt_len: int) -> int
     return num_requests * (2 * _num_layer_weights(model) * prompt_len + 2 * _num_head_weights(model) + attention)
 
 
-def kv_bytes_per_token(model: ModelConfig) -> int:
+def kv_bytes_per_token(model: ModelConfig, kv_cache_dtype: str = "auto") -> int:
     """Bytes of one token's keys and values in all layers."""
-    return BYTES_PER_NUMBER * model.num_layers * 2 * model.num_kv_heads * model.head_dim
+    num_bytes = QUANTIZED_BYTES.get(KV_CACHE_DTYPES[kv_cache_dtype], BYTES_PER_NUMBER)
+    return num_bytes * model.num_layers * 2 * model.num_kv_heads * model.head_dim
 
 
 def read_weight_bytes(model: ModelConfig) -> int:

@@ -1,6 +1,7 @@
 """Which layout the pages of a model have. This is the one place that decides it; planner and engine both ask here, and
 importing it costs no torch."""
 
+from engine.config import KV_CACHE_DTYPES
 from engine.kvcache.base import PageLayout
 from engine.models.architectures import ARCHITECTURES
 from engine.models.config import ModelConfig
@@ -12,14 +13,15 @@ _LAYOUTS: Choices[PageLayout] = Choices(
 )
 
 
-def page_layout_of(config: ModelConfig, page_size: int, dtype: str) -> PageLayout:
+def page_layout_of(config: ModelConfig, page_size: int, dtype: str, kv_cache_dtype: str) -> PageLayout:
     """Returns the layout that the pages of a model have.
 
     Args:
         page_size: tokens of a page.
         dtype: what the engine computes in, by torch's name.
+        kv_cache_dtype: one of KV_CACHE_DTYPES.
 
     Raises:
         ValueError: pages cannot have this size or dtype.
     """
-    return _LAYOUTS.load(config.architecture).of(config, page_size, dtype)
+    return _LAYOUTS.load(config.architecture).of(config, page_size, dtype, KV_CACHE_DTYPES[kv_cache_dtype])

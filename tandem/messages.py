@@ -34,7 +34,10 @@ class PageFormat:
                 f"{other.model_fingerprint}; if the model's files were replaced, start the whole cluster again"
             )
         if self != other:
-            return f"pages differ: {self} at {own_name}, {other} at {other_name}"
+            return (
+                f"pages differ: {self.layout} of {self.page_bytes} bytes at {own_name}, {other.layout} of "
+                f"{other.page_bytes} at {other_name}; give both the same --dtype, --kv-cache-dtype and --page-size"
+            )
         return ""
 
 

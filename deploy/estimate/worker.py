@@ -52,6 +52,11 @@ class Worker:
     chunk_size: int = GPU_DEFAULTS.chunk_size
     max_batch_size: int = GPU_DEFAULTS.max_batch_size
     page_size: int = default_of(EngineConfig, "page_size")
+    kv_cache_dtype: str = default_of(EngineConfig, "kv_cache_dtype")
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        return kv_bytes_per_token(self.model, self.kv_cache_dtype)
 
     def __post_init__(self) -> None:
         if self.model.quantization and not self.gpu.has_fp8:
@@ -75,7 +80,7 @@ class Worker:
         Raises:
             ValueError: it does not; the message has the figures and says what to change.
         """
-        layout = page_layout_of(self.model, self.page_size, "bfloat16")
+        layout = page_layout_of(self.model, self.page_size, "bfloat16", self.kv_cache_dtype)
         return self.page_size * choose_num_pages(self.memory(role), layout, 0, self.mem_fraction_static, longest)
 
     def decode_step(self, batch_size: int, kv_len: int) -> float:
@@ -83,7 +88,7 @@ class Worker:
         limits = self.gpu.limits
         reading = read_weight_bytes(self.model) / limits.copy_bandwidth
         computing = decode_products(self.model, batch_size, limits.matmul_rate * DECODE_MATMUL_SHARE)
-        attention = batch_size * kv_len * kv_bytes_per_token(self.model) / (limits.copy_bandwidth * KV_READ_SHARE)
+        attention = batch_size * kv_len * self.kv_bytes_per_token / (limits.copy_bandwidth * KV_READ_SHARE)
         is_own = self.gpu.has_own_kernels and batch_size <= MAX_OWN_BATCH_SIZE
         return hypot(reading, computing) + attention + self.model.num_layers * (OWN_LAYER_S if is_own else LAYER_S)
 
@@ -103,4 +108,4 @@ class Worker:
 
     def transfer(self, num_tokens: int) -> float:
         """Seconds in which as many tokens' pages arrive at another GPU of the host."""
-        return num_tokens * kv_bytes_per_token(self.model) / self.gpu.reached_link
+        return num_tokens * self.kv_bytes_per_token / self.gpu.reached_link

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import torch
 
 from engine.attention.layout import KvHeadLayout
+from engine.attention.scales import KvScales
 from engine.batch import Batch
 from engine.kvcache.base import PageLayout
 from engine.kvcache.pool import KvPool
@@ -41,7 +42,13 @@ class AttentionBackend(Attention):
 
     An engine asks the class `why_not` before it makes a backend. `plan` is called once per forward, on the scheduler's
     side, and does whatever depends on lengths and page tables alone; `attend` is called once per layer.
+
+    Attributes:
+        reads_quantized: whether it takes pages of another dtype than it computes in. Then its class is made with
+            `kv_scales` where there are such pages.
     """
+
+    reads_quantized: bool = False
 
     @classmethod
     def why_not(cls, layout: PageLayout, num_q_heads: int, device: torch.device) -> str:
@@ -49,14 +56,17 @@ class AttentionBackend(Attention):
         stop; "" if it can. Here is what holds for every backend that reads keys and values by head."""
         if not isinstance(layout, KvHeadLayout):
             return f"{cls.__name__} reads keys and values by head, not pages of {layout.tag}"
+        if layout.quantized_to and not cls.reads_quantized:
+            return f"{cls.__name__} reads pages of the dtype that it computes in, so kv_cache_dtype must be auto"
         return ""
 
     @abstractmethod
-    def __init__(self, pool: KvPool, num_q_heads: int) -> None:
+    def __init__(self, pool: KvPool, num_q_heads: int, kv_scales: KvScales | None = None) -> None:
         """
         Args:
             pool: with a layout and on a device that `why_not` has nothing against; on a GPU it is a CudaKvPool.
             num_q_heads: heads of queries, a multiple of the layout's num_kv_heads.
+            kv_scales: of quantized pages; None: each is one. Pages of the dtype that is computed in have none.
         """
 
     @abstractmethod

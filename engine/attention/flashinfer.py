@@ -10,9 +10,10 @@ import torch
 
 from engine.attention.base import GraphableBackend, GraphedAttention
 from engine.attention.layout import KvHeadLayout
-from engine.attention.norm_rotate_write import norm_rotate_write
+from engine.attention.norm_rotate_write import norm_rotate_write, why_not_written
 from engine.attention.page_tables import decode_slots, page_tables, prefill_slots
 from engine.attention.paged_decode import PagedDecode, graphed_paged_decodes, has_kernel
+from engine.attention.scales import KvScales
 from engine.batch import Batch
 from engine.kvcache.base import PageLayout
 from engine.kvcache.cuda_pool import CudaKvPool
@@ -38,7 +39,10 @@ class FlashInferAttention(GraphableBackend):
     """Plans with lengths and page tables on the host: from device tensors a plan would copy them back first, and wait.
 
     The pool is page-major, so a layer's keys and values are strided views, which FlashInfer takes as they are.
+    Quantized pages are read by its kernels for all GPUs (fa2): those for Hopper (fa3) want quantized queries with them.
     """
+
+    reads_quantized = True
 
     @classmethod
     def why_not(cls, layout: PageLayout, num_q_heads: int, device: torch.device) -> str:
@@ -50,24 +54,26 @@ class FlashInferAttention(GraphableBackend):
             return f"FlashInfer computes {' and '.join(DTYPES)}, not {layout.dtype}"
         if layout.head_dim not in HEAD_DIMS:
             return f"FlashInfer computes heads of {', '.join(map(str, HEAD_DIMS))}, not {layout.head_dim}"
-        return ""
+        return why_not_written(layout, device)
 
-    def __init__(self, pool: CudaKvPool, num_q_heads: int) -> None:
+    def __init__(self, pool: CudaKvPool, num_q_heads: int, kv_scales: KvScales | None = None) -> None:
         layout = pool.layout
         assert isinstance(layout, KvHeadLayout)
         self._device = pool.device
         # All wrappers share it, for only one of them runs at a time. FlashInfer asks for zeros at first.
         self._workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=self._device)
-        self._paged = _PagedKernels(pool, layout, num_q_heads)
+        scales = kv_scales or KvScales.ones(layout.num_layers)
+        self._paged = _PagedKernels(pool, layout, num_q_heads, scales)
         major, _ = torch.cuda.get_device_capability(self._device)
         self._own_decode: PagedDecode | None = None
         if major >= PDL_CAPABILITY and has_kernel(layout, num_q_heads):
-            self._own_decode = PagedDecode(pool, num_q_heads, MAX_OWN_DECODE)
+            self._own_decode = PagedDecode(pool, num_q_heads, MAX_OWN_DECODE, scales)
         # This is the plan, on the device, of a decode step that our own kernel runs.
         self._own_plan: torch.Tensor | None = None
-        self._prefill_backend = prefill_backend = "fa3" if major == FA3_CAPABILITY else "fa2"
+        prefill_backend = "fa3" if major == FA3_CAPABILITY else "fa2"
+        self._paged_backend = "fa2" if layout.quantized_to else prefill_backend
         self._prefill = _Wrapper(
-            flashinfer.BatchPrefillWithPagedKVCacheWrapper(self._workspace, "NHD", backend=prefill_backend)
+            flashinfer.BatchPrefillWithPagedKVCacheWrapper(self._workspace, "NHD", backend=self._paged_backend)
         )
         # This one is for forwards whose prompts all begin with them: keys and values need not come out of pages.
         self._first_prefill = _Wrapper(
@@ -101,6 +107,8 @@ class FlashInferAttention(GraphableBackend):
             self._prefill.plan(indptr, *self._paged.tables(batch.sequences), *sizes, causal=True, **dtypes)
         else:
             self._wrapper = self._first_prefill
+            # What is read where it was projected has the queries' dtype.
+            dtypes = dtypes | {"kv_data_type": dtypes["q_data_type"]}
             self._first_prefill.plan(indptr, indptr, *sizes[:3], causal=True, **dtypes)
 
     def attend(self, qkv: torch.Tensor, rotation: Rotation, qk_norm: QkNorm | None, layer: int) -> torch.Tensor:
@@ -129,7 +137,7 @@ class FlashInferAttention(GraphableBackend):
         plans = torch.zeros(PLAN_BYTES, dtype=torch.uint8, device=self._device)
         return {
             size: _GraphedPrefill(
-                self._paged, self._workspace, plans, size, max_sequences + 1, indices, self._prefill_backend
+                self._paged, self._workspace, plans, size, max_sequences + 1, indices, self._paged_backend
             )
             for size in sizes
         }
@@ -154,9 +162,9 @@ class _Wrapper:
         self._wrapper.plan(*tables, **options)
         self._copied.record()
 
-    def run(self, q: torch.Tensor, *kv: Any) -> torch.Tensor:
+    def run(self, q: torch.Tensor, *kv: Any, **scales: float) -> torch.Tensor:
         # Every row is written; left to itself, the wrapper would fill its output with zeros first.
-        out: torch.Tensor = self._wrapper.run(q, *kv, out=torch.empty_like(q))
+        out: torch.Tensor = self._wrapper.run(q, *kv, out=torch.empty_like(q), **scales)
         return out
 
 
@@ -169,11 +177,14 @@ class _PagedKernels:
         dummy_page: the page after the pool's last.
     """
 
-    def __init__(self, pool: CudaKvPool, layout: KvHeadLayout, num_q_heads: int) -> None:
+    def __init__(self, pool: CudaKvPool, layout: KvHeadLayout, num_q_heads: int, kv_scales: KvScales) -> None:
+        """Args: kv_scales: ones where pages are not quantized."""
         self.layout = layout
-        dtype: torch.dtype = getattr(torch, layout.dtype)
+        self._scales = kv_scales
+        self._written_scales = kv_scales if layout.quantized_to else None
+        dtype, page_dtype = (getattr(torch, name) for name in (layout.dtype, layout.page_dtype))
         self.sizes = num_q_heads, layout.num_kv_heads, layout.head_dim, layout.page_size
-        self.dtypes = {"q_data_type": dtype, "kv_data_type": dtype}
+        self.dtypes: dict[str, torch.dtype] = {"q_data_type": dtype, "kv_data_type": page_dtype}
         self.dummy_page = pool.num_pages
         self._num_q_heads = num_q_heads
         kv = self._pool = layout.view(pool.memory_and_dummy)
@@ -204,10 +215,21 @@ class _PagedKernels:
         layer: int,
     ) -> torch.Tensor:
         """Attention.attend with a planned wrapper. Args: slots: (num_tokens,) int64, where each new token goes."""
-        keep_keys = not wrapper.reads_pages
-        q = norm_rotate_write(qkv, self._num_q_heads, rotation, qk_norm, self._pool, layer, slots, keep_keys=keep_keys)
+        q = norm_rotate_write(
+            qkv,
+            self._num_q_heads,
+            rotation,
+            qk_norm,
+            self._pool,
+            layer,
+            slots,
+            kv_scales=self._written_scales,
+            keep_kv=not wrapper.reads_pages,
+        )
         if wrapper.reads_pages:
-            return wrapper.run(q, self._caches[layer]).flatten(1)
+            # Both are floats of the host: scores are scaled by the one anyway, and 1.0 for the other costs nothing.
+            scales = {"k_scale": self._scales.keys[layer], "v_scale": self._scales.values[layer]}
+            return wrapper.run(q, self._caches[layer], **scales).flatten(1)
         num_kv_heads = self.layout.num_kv_heads
         _, k, v = qkv.split((self._num_q_heads, num_kv_heads, num_kv_heads), dim=1)
         return wrapper.run(q, k, v).flatten(1)

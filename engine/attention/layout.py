@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
 # Bytes per element of the dtypes that pages can have, by torch's names.
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+# Likewise of those into which keys and values can be quantized.
+QUANTIZED_BYTES = {"float8_e4m3fn": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +23,9 @@ class KvHeadLayout(PageLayout):
     page is therefore one contiguous piece of memory, and a transfer needs no gather per layer.
 
     Attributes:
-        dtype: of keys and values, by torch's name.
+        dtype: of keys and values as attention computes with them, by torch's name.
+        quantized_to: what pages have in place of it, each number divided by a scale of its layer (KvScales) and
+            rounded; "": pages have `dtype`.
     """
 
     num_layers: int
@@ -29,17 +33,25 @@ class KvHeadLayout(PageLayout):
     num_kv_heads: int
     head_dim: int
     dtype: str
+    quantized_to: str = ""
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPE_BYTES:
             raise ValueError(f"dtype {self.dtype!r} is not one of {', '.join(DTYPE_BYTES)}")
+        if self.quantized_to and self.quantized_to not in QUANTIZED_BYTES:
+            raise ValueError(f"quantized_to {self.quantized_to!r} is not one of {', '.join(QUANTIZED_BYTES)}")
         for name in ("num_layers", "page_size", "num_kv_heads", "head_dim"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
 
     @classmethod
-    def of(cls, config: ModelConfig, page_size: int, dtype: str) -> "KvHeadLayout":
-        return cls(config.num_layers, page_size, config.num_kv_heads, config.head_dim, dtype)
+    def of(cls, config: ModelConfig, page_size: int, dtype: str, quantized_to: str = "") -> "KvHeadLayout":
+        return cls(config.num_layers, page_size, config.num_kv_heads, config.head_dim, dtype, quantized_to)
+
+    @property
+    def page_dtype(self) -> str:
+        """What the numbers in pages are, by torch's name."""
+        return self.quantized_to or self.dtype
 
     @property
     def page_shape(self) -> tuple[int, int, int, int, int]:
@@ -47,11 +59,12 @@ class KvHeadLayout(PageLayout):
 
     @property
     def page_bytes(self) -> int:
-        return self.num_layers * 2 * self.page_size * self.num_kv_heads * self.head_dim * DTYPE_BYTES[self.dtype]
+        num_bytes = (DTYPE_BYTES | QUANTIZED_BYTES)[self.page_dtype]
+        return self.num_layers * 2 * self.page_size * self.num_kv_heads * self.head_dim * num_bytes
 
     @property
     def tag(self) -> str:
-        return f"kv-by-head/{self.dtype}/{'x'.join(map(str, self.page_shape))}"
+        return f"kv-by-head/{self.page_dtype}/{'x'.join(map(str, self.page_shape))}"
 
     def view(self, memory: "torch.Tensor") -> "torch.Tensor":
         """Pages as keys and values.
@@ -60,9 +73,9 @@ class KvHeadLayout(PageLayout):
             memory: (num_pages, page_bytes) uint8, contiguous, such as a pool's.
 
         Returns:
-            (num_pages, *page_shape) of the layout's dtype, the same memory.
+            (num_pages, *page_shape) of page_dtype, the same memory.
         """
         # Imported here because the planner reads layouts without torch.
         import torch
 
-        return memory.view(getattr(torch, self.dtype)).view(len(memory), *self.page_shape)
+        return memory.view(getattr(torch, self.page_dtype)).view(len(memory), *self.page_shape)

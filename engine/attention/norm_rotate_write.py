@@ -5,6 +5,8 @@ import torch
 import triton
 import triton.language as tl
 
+from engine.attention.layout import KvHeadLayout
+from engine.attention.scales import KvScales
 from engine.layers.norm import QkNorm
 from engine.layers.rotary import Rotation
 
@@ -13,6 +15,16 @@ from engine.layers.rotary import Rotation
 HEADS_OF_FEW_TOKENS = 4
 HEADS = 16
 FEW_TOKENS = 256
+# Ada is the first whose multiprocessors convert to 8 bits.
+QUANTIZING_CAPABILITY = 8, 9
+
+
+def why_not_written(layout: KvHeadLayout, device: torch.device) -> str:
+    """Why the kernel cannot write such pages on a GPU, as AttentionBackend.why_not says it."""
+    if layout.quantized_to and torch.cuda.get_device_capability(device) < QUANTIZING_CAPABILITY:
+        major, minor = QUANTIZING_CAPABILITY
+        return f"pages of {layout.quantized_to} take a GPU of compute capability {major}.{minor} or later"
+    return ""
 
 
 def norm_rotate_write(
@@ -24,17 +36,19 @@ def norm_rotate_write(
     layer: int,
     slots: torch.Tensor,
     *,
-    keep_keys: bool = False,
+    kv_scales: KvScales | None = None,
+    keep_kv: bool = False,
 ) -> torch.Tensor:
     """Normalises queries and keys (if the model does), turns both, and writes keys and values into their pages.
 
-    Everything in between is float32; the results are rounded once.
+    Everything in between is float32; the results are rounded once. Quantized pages get what Quantizer would give them.
 
     Args:
         qkv: (num_tokens, num_q_heads + 2 * num_kv_heads, head_dim), contiguous; head_dim a power of 2.
         pool: (num_pages, num_layers, 2, page_size, num_kv_heads, head_dim), contiguous.
         slots: (num_tokens,) int64, where each token goes: its page times page_size, plus its place in the page.
-        keep_keys: write the turned keys over those in qkv too.
+        kv_scales: of quantized pages; None: they are not.
+        keep_kv: write the keys and values over those in qkv too, as whoever reads the pages will find them.
 
     Returns:
         queries: (num_tokens, num_q_heads, head_dim).
@@ -47,6 +61,7 @@ def norm_rotate_write(
     weight, eps = qk_norm if qk_norm is not None else (qkv, 0.0)
     half_page = page_size * num_kv_heads * head_dim
     heads = HEADS_OF_FEW_TOKENS if num_tokens <= FEW_TOKENS else HEADS
+    k_scale, v_scale = (kv_scales.keys[layer], kv_scales.values[layer]) if kv_scales else (1.0, 1.0)
     _norm_rotate_write[(num_tokens, triton.cdiv(num_heads, heads))](
         qkv,
         q,
@@ -57,6 +72,10 @@ def norm_rotate_write(
         rotation.tables.sin,
         weight,
         eps,
+        k_scale,
+        v_scale,
+        1.0 / k_scale,
+        1.0 / v_scale,
         num_layers * 2 * half_page,
         layer * 2 * half_page,
         PAGE_SIZE=page_size,
@@ -64,7 +83,9 @@ def norm_rotate_write(
         NUM_KV=num_kv_heads,
         HALF=head_dim // 2,
         HAS_NORM=qk_norm is not None,
-        KEEP_KEYS=keep_keys,
+        KEEP_KV=keep_kv,
+        IS_QUANTIZED=kv_scales is not None,
+        LARGEST=torch.finfo(pool.dtype).max,
         HEADS=heads,
         num_warps=4,
     )
@@ -82,6 +103,10 @@ def _norm_rotate_write(  # type: ignore[no-untyped-def]
     sin,
     weight,
     eps,
+    k_scale,
+    v_scale,
+    inverse_k_scale,
+    inverse_v_scale,
     page_stride,
     layer_offset,
     PAGE_SIZE: tl.constexpr,
@@ -89,7 +114,9 @@ def _norm_rotate_write(  # type: ignore[no-untyped-def]
     NUM_KV: tl.constexpr,
     HALF: tl.constexpr,
     HAS_NORM: tl.constexpr,
-    KEEP_KEYS: tl.constexpr,
+    KEEP_KV: tl.constexpr,
+    IS_QUANTIZED: tl.constexpr,
+    LARGEST: tl.constexpr,
     HEADS: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
@@ -115,22 +142,39 @@ def _norm_rotate_write(  # type: ignore[no-untyped-def]
     s = tl.load(sin + position * HALF + i)[None, :]
     turned_a = a * c - b * s
     turned_b = b * c + a * s
-    a = tl.where(is_turned, turned_a, a).to(q_out.dtype.element_ty)
-    b = tl.where(is_turned, turned_b, b).to(q_out.dtype.element_ty)
+    a = tl.where(is_turned, turned_a, a)
+    b = tl.where(is_turned, turned_b, b)
     is_query = (head < NUM_Q)[:, None]
     target = (token * NUM_Q + head[:, None]) * (2 * HALF) + i[None, :]
-    tl.store(q_out + target, a, mask=is_query)
-    tl.store(q_out + target + HALF, b, mask=is_query)
-    if KEEP_KEYS:
-        # Nobody but this program reads them.
-        is_key = is_turned & (head >= NUM_Q)[:, None]
-        tl.store(qkv + source, a, mask=is_key)
-        tl.store(qkv + source + HALF, b, mask=is_key)
+    tl.store(q_out + target, a.to(q_out.dtype.element_ty), mask=is_query)
+    tl.store(q_out + target + HALF, b.to(q_out.dtype.element_ty), mask=is_query)
     slot = tl.load(slots + token)
     is_value = tl.where(head >= NUM_Q + NUM_KV, 1, 0)
+    is_written = exists & (head >= NUM_Q)[:, None]
+    if IS_QUANTIZED:
+        inverse = tl.where(is_value == 1, inverse_v_scale, inverse_k_scale)[:, None]
+        a = _within(a * inverse, LARGEST).to(pool.dtype.element_ty)
+        b = _within(b * inverse, LARGEST).to(pool.dtype.element_ty)
+        if KEEP_KV:
+            scale = tl.where(is_value == 1, v_scale, k_scale)[:, None]
+            tl.store(qkv + source, (a.to(tl.float32) * scale).to(qkv.dtype.element_ty), mask=is_written)
+            tl.store(qkv + source + HALF, (b.to(tl.float32) * scale).to(qkv.dtype.element_ty), mask=is_written)
+    else:
+        a = a.to(pool.dtype.element_ty)
+        b = b.to(pool.dtype.element_ty)
+        if KEEP_KV:
+            # Nobody but this program reads them. Values are there already.
+            is_key = is_turned & (head >= NUM_Q)[:, None]
+            tl.store(qkv + source, a, mask=is_key)
+            tl.store(qkv + source + HALF, b, mask=is_key)
     kv_head = head - NUM_Q - is_value * NUM_KV
     row_in_pages = (is_value * PAGE_SIZE + slot % PAGE_SIZE) * NUM_KV + kv_head  # (HEADS,) int64
     place = slot // PAGE_SIZE * page_stride + layer_offset + row_in_pages[:, None] * (2 * HALF) + i[None, :]
-    is_written = exists & (head >= NUM_Q)[:, None]
     tl.store(pool + place, a, mask=is_written)
     tl.store(pool + place + HALF, b, mask=is_written)
+
+
+@triton.jit
+def _within(x, LARGEST: tl.constexpr):  # type: ignore[no-untyped-def]
+    """What is beyond the largest number becomes that; NaN, which is neither above nor below, stays."""
+    return tl.where(x > LARGEST, LARGEST, tl.where(x < -LARGEST, -LARGEST, x))

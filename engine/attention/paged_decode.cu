@@ -4,7 +4,10 @@
 // A block has one item (a stretch of one sequence) and one head of keys with its GROUP heads of queries; its warps share
 // the stretch, 16 tokens at a time. Scores are mma.m16n8k16 with queries as the 16 rows (GROUP of them real) and tokens
 // as the columns; their layout is the one that the second product wants for its first operand. Which dimension is which
-// number inside an mma is free as long as both operands agree: threads take 8 that lie side by side (16 bytes).
+// number inside an mma is free as long as both operands agree: threads take 16 bytes that lie side by side, which are 8
+// numbers of bfloat16 or 16 of 8 bits. (Of values of 64 dimensions in 8 bits they take 8 bytes.) Numbers of 8 bits
+// become bfloat16 just before they are multiplied; what they were divided by comes in with the scale of the scores and
+// with the output.
 //
 // Of sequences with several items the last block to finish adds up the parts.
 //
@@ -18,6 +21,7 @@
 //   NUM_KV       heads of keys
 //   PAGE_SIZE    tokens of a page
 //   NORM         1: queries and keys are RMS-normalised, each head by itself
+//   FP8          1: pages have 8 bits for a number (e4m3); 0: they have bfloat16
 //   WARPS        in a block
 
 #define HALF (HEAD_DIM / 2)
@@ -29,13 +33,69 @@
 
 #include "bfloat16.cuh"
 
-__device__ __forceinline__ Chunk load(const unsigned short* p) {
+// What pages have; how many of that a thread loads at a time of a key and of a value; and how many such loads there are.
+#if FP8
+typedef unsigned char Stored;
+#define KEY_WIDTH 16
+#define VALUE_WIDTH (HEAD_DIM / 8)
+#else
+typedef unsigned short Stored;
+#define KEY_WIDTH 8
+#define VALUE_WIDTH 8
+#endif
+#define KEY_LOADS (HEAD_DIM / (4 * KEY_WIDTH))
+#define VALUE_LOADS (HEAD_DIM / (8 * VALUE_WIDTH))
+
+// The first of the 8 dimensions that are number `s` of those of one of the 4 threads that share a key.
+__device__ __forceinline__ constexpr int key_dim(int part, int s) {
+    return s * 8 / KEY_WIDTH * 4 * KEY_WIDTH + part * KEY_WIDTH + s * 8 % KEY_WIDTH;
+}
+
+// Likewise of the 8 threads that share a value.
+__device__ __forceinline__ constexpr int value_dim(int group, int s) {
+    return s * 8 / VALUE_WIDTH * 8 * VALUE_WIDTH + group * VALUE_WIDTH + s * 8 % VALUE_WIDTH;
+}
+
+#if FP8
+// Two e4m3 numbers, in bytes 1 and 3 of four, as a pair of bfloat16. Sign, exponent and mantissa go where bfloat16 has
+// them, and 2^120 makes up for the exponents' other bias, those of subnormal numbers too. NaN becomes 480.
+__device__ __forceinline__ unsigned int widen(unsigned int bytes) {
+    const unsigned int bits = (bytes & 0x80008000u) | (bytes >> 4 & 0x07f007f0u);
+    unsigned int pair;
+    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(pair) : "r"(bits), "r"(0x7b807b80u));
+    return pair;
+}
+#endif
+
+// A number into a page: divided by its scale, at most the largest there is; NaN stays NaN.
+__device__ __forceinline__ void store(Stored* p, float x, float inverse_scale) {
+#if FP8
+    unsigned short pair;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(0.0f), "f"(x * inverse_scale));
+    *p = pair & 0xffu;
+#else
+    *p = pack(x, 0.0f) & 0xffffu;
+#endif
+}
+
+__device__ __forceinline__ Chunk load(const Stored* p) {
     Chunk c;
     asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(c.v[0]), "=r"(c.v[1]), "=r"(c.v[2]), "=r"(c.v[3])
                  : "l"(p)
                  : "memory");
     return c;
+}
+
+__device__ __forceinline__ Chunk load_value(const Stored* p) {
+#if FP8 && HEAD_DIM == 64
+    // It is half a chunk.
+    Chunk c = {};
+    asm volatile("ld.global.v2.u32 {%0, %1}, [%2];" : "=r"(c.v[0]), "=r"(c.v[1]) : "l"(p) : "memory");
+    return c;
+#else
+    return load(p);
+#endif
 }
 
 // Rows 8 to 15 of the first operand are zero.
@@ -53,9 +113,10 @@ __device__ __forceinline__ float exp2(float x) {
     return y;
 }
 
-// One warp: a head, normalised and turned, as bfloat16.
+// One warp: a head, normalised and turned; each number is put(dimension, number).
+template <class Put>
 __device__ __forceinline__ void turn(const unsigned short* head, const unsigned short* norm_weight, float eps,
-                                     const float* cos, const float* sin, unsigned short* out, int lane) {
+                                     const float* cos, const float* sin, int lane, Put put) {
     float a[LANE_DIMS], b[LANE_DIMS], scale = 1.0f;
 #pragma unroll
     for (int i = 0; i < LANE_DIMS; i++) {
@@ -79,14 +140,14 @@ __device__ __forceinline__ void turn(const unsigned short* head, const unsigned 
         second *= scale * number(norm_weight[HALF + dim]);
 #endif
         const float c = cos[dim], s = sin[dim];
-        out[dim] = pack(first * c - second * s, 0.0f) & 0xffffu;
-        out[HALF + dim] = pack(second * c + first * s, 0.0f) & 0xffffu;
+        put(dim, first * c - second * s);
+        put(HALF + dim, second * c + first * s);
     }
 }
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32) paged_decode(
     const unsigned short* qkv,                       // (num_rows, (GROUP + 2) * NUM_KV, HEAD_DIM)
-    unsigned short* pool,                            // (num_pages, num_layers, 2, PAGE_SIZE, NUM_KV, HEAD_DIM)
+    Stored* pool,                                    // (num_pages, num_layers, 2, PAGE_SIZE, NUM_KV, HEAD_DIM)
     const int* __restrict__ plan,                    // see DecodePlan
     const float* __restrict__ cos_table,             // (num_positions, HALF)
     const float* __restrict__ sin_table,             // likewise
@@ -95,7 +156,9 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) paged_decode(
     float* parts,                                    // (max_items, NUM_KV, GROUP, HEAD_DIM)
     float* part_scales,                              // (max_items, NUM_KV, GROUP, 2): the largest score, and the sum
     unsigned int* arrivals,                          // (max_rows, NUM_KV), zero between launches
-    int page_stride, int layer_offset, int num_rows, int max_items, float eps, float score_scale) {
+    int page_stride, int layer_offset, int num_rows, int max_items, float eps,
+    float score_scale,                               // that of quantized keys is part of it
+    float value_scale, float inverse_key_scale, float inverse_value_scale) {
     asm volatile("griddepcontrol.launch_dependents;");
     __shared__ __align__(16) unsigned short queries[8][HEAD_DIM];
     __shared__ float warp_max[WARPS][8], warp_sum[WARPS][8];
@@ -119,16 +182,16 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) paged_decode(
                (token % PAGE_SIZE * NUM_KV + kv_head) * HEAD_DIM;
     };
 
-    Chunk keys[2][HEAD_DIM / 32], values[4][HEAD_DIM / 64];
+    Chunk keys[2][KEY_LOADS], values[4][VALUE_LOADS];
     // A tile may have tokens beyond the end: zeros stand for whatever their slots hold.
     auto ask_keys = [&](int tile) {
 #pragma unroll
         for (int j = 0; j < 2; j++) {
             const int token = tile + j * 8 + group;
             const bool exists = token < end;
-            const unsigned short* key = exists ? place(token) + part * 8 : nullptr;
+            const Stored* key = exists ? place(token) + part * KEY_WIDTH : nullptr;
 #pragma unroll
-            for (int s = 0; s < HEAD_DIM / 32; s++) keys[j][s] = exists ? load(key + s * 32) : Chunk{};
+            for (int s = 0; s < KEY_LOADS; s++) keys[j][s] = exists ? load(key + s * 4 * KEY_WIDTH) : Chunk{};
         }
     };
     auto ask_values = [&](int tile) {
@@ -136,10 +199,28 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) paged_decode(
         for (int j = 0; j < 4; j++) {
             const int token = tile + part * 2 + j % 2 + j / 2 * 8;
             const bool exists = token < end;
-            const unsigned short* value = exists ? place(token) + half_page + group * 8 : nullptr;
+            const Stored* value = exists ? place(token) + half_page + group * VALUE_WIDTH : nullptr;
 #pragma unroll
-            for (int s = 0; s < HEAD_DIM / 64; s++) values[j][s] = exists ? load(value + s * 64) : Chunk{};
+            for (int s = 0; s < VALUE_LOADS; s++)
+                values[j][s] = exists ? load_value(value + s * 8 * VALUE_WIDTH) : Chunk{};
         }
+    };
+    // Of the 8 dimensions `s` of key j those two that are pair i.
+    auto key_pair = [&](int j, int s, int i) {
+#if FP8
+        return widen(__byte_perm(keys[j][s / 2].v[s % 2 * 2 + i / 2], 0, i % 2 ? 0x3322 : 0x1100));
+#else
+        return keys[j][s].v[i];
+#endif
+    };
+    // Dimension i of the 8 dimensions `s` of the values of tokens j and j + 1, which lie side by side.
+    auto value_pair = [&](int j, int s, int i) {
+#if FP8
+        const unsigned int where = i % 4 * 0x1111 + 0x4400;
+        return widen(__byte_perm(values[j][0].v[s * 2 + i / 4], values[j + 1][0].v[s * 2 + i / 4], where));
+#else
+        return __byte_perm(values[j][s].v[i / 2], values[j + 1][s].v[i / 2], i % 2 ? 0x7632 : 0x5410);
+#endif
     };
 
     int tile = begin + warp * TILE;
@@ -156,23 +237,25 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) paged_decode(
     const unsigned short* heads = qkv + (long long)row * (GROUP + 2) * NUM_KV * HEAD_DIM;
     for (int g = warp; g < 8; g += WARPS) {
         if (g < GROUP) {
-            turn(heads + (kv_head * GROUP + g) * HEAD_DIM, norm_weight, eps, cos, sin, queries[g], lane);
+            turn(heads + (kv_head * GROUP + g) * HEAD_DIM, norm_weight, eps, cos, sin, lane,
+                 [&](int dim, float x) { queries[g][dim] = pack(x, 0.0f) & 0xffffu; });
         } else {
             for (int i = lane; i < HEAD_DIM; i += 32) queries[g][i] = 0;
         }
     }
     if (end == length && warp == WARPS - 1) {
-        unsigned short* key = place(length - 1);
-        turn(heads + (GROUP * NUM_KV + kv_head) * HEAD_DIM, norm_weight + HEAD_DIM, eps, cos, sin, key, lane);
+        Stored* key = place(length - 1);
+        turn(heads + (GROUP * NUM_KV + kv_head) * HEAD_DIM, norm_weight + HEAD_DIM, eps, cos, sin, lane,
+             [&](int dim, float x) { store(key + dim, x, inverse_key_scale); });
         const unsigned short* value = heads + ((GROUP + 1) * NUM_KV + kv_head) * HEAD_DIM;
-        for (int i = lane; i < HEAD_DIM; i += 32) key[half_page + i] = value[i];
+        for (int i = lane; i < HEAD_DIM; i += 32) store(key + half_page + i, number(value[i]), inverse_value_scale);
     }
     __syncthreads();
 
     Chunk query[HEAD_DIM / 32];
 #pragma unroll
     for (int s = 0; s < HEAD_DIM / 32; s++)
-        query[s] = *reinterpret_cast<const Chunk*>(&queries[group][s * 32 + part * 8]);
+        query[s] = *reinterpret_cast<const Chunk*>(&queries[group][key_dim(part, s)]);
     if (!is_early && tile < end) {
         ask_keys(tile);
         ask_values(tile);
@@ -188,8 +271,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) paged_decode(
         for (int j = 0; j < 2; j++)
 #pragma unroll
             for (int s = 0; s < HEAD_DIM / 32; s++) {
-                multiply(scores[j], query[s].v[0], query[s].v[1], keys[j][s].v[0], keys[j][s].v[1]);
-                multiply(scores[j], query[s].v[2], query[s].v[3], keys[j][s].v[2], keys[j][s].v[3]);
+                multiply(scores[j], query[s].v[0], query[s].v[1], key_pair(j, s, 0), key_pair(j, s, 1));
+                multiply(scores[j], query[s].v[2], query[s].v[3], key_pair(j, s, 2), key_pair(j, s, 3));
             }
         if (next < end) ask_keys(next);
         // This thread's tokens: part * 2, part * 2 + 1, and 8 further on.
@@ -224,11 +307,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) paged_decode(
                 float* output = outputs[s][i];
                 output[0] *= shrink;
                 output[1] *= shrink;
-                // Dimension i of the thread's 8, of two tokens side by side.
-                const unsigned int halves = i % 2 ? 0x7632 : 0x5410;
-                const unsigned int b0 = __byte_perm(values[0][s].v[i / 2], values[1][s].v[i / 2], halves);
-                const unsigned int b1 = __byte_perm(values[2][s].v[i / 2], values[3][s].v[i / 2], halves);
-                multiply(output, a0, a2, b0, b1);
+                multiply(output, a0, a2, value_pair(0, s, i), value_pair(2, s, i));
             }
         if (next < end) ask_values(next);
     }
@@ -244,8 +323,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) paged_decode(
         for (int s = 0; s < HEAD_DIM / 64; s++)
 #pragma unroll
             for (int i = 0; i < 8; i++) {
-                warp_out[warp][group][s * 64 + part * 16 + i] = outputs[s][i][0];
-                warp_out[warp][group][s * 64 + part * 16 + 8 + i] = outputs[s][i][1];
+                warp_out[warp][group][value_dim(part * 2, s) + i] = outputs[s][i][0];
+                warp_out[warp][group][value_dim(part * 2 + 1, s) + i] = outputs[s][i][1];
             }
     }
     __syncthreads();
@@ -264,7 +343,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) paged_decode(
             value += warp_out[w][g][dim] * share;
         }
         if (num_parts == 1) {
-            target[i] = pack(value / total, 0.0f) & 0xffffu;
+            target[i] = pack(value / total * value_scale, 0.0f) & 0xffffu;
         } else {
             parts[first_head * GROUP * HEAD_DIM + i] = value;
             if (dim == 0) {
@@ -314,6 +393,6 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) paged_decode(
                 value += part_value[p] * share;
             }
         }
-        target[i] = pack(value / total, 0.0f) & 0xffffu;
+        target[i] = pack(value / total * value_scale, 0.0f) & 0xffffu;
     }
 }

@@ -8,6 +8,7 @@ import torch
 from engine.attention.base import GraphedAttention
 from engine.attention.decode_plan import DecodePlan
 from engine.attention.layout import KvHeadLayout
+from engine.attention.scales import KvScales
 from engine.kvcache.cuda_pool import CudaKvPool
 from engine.layers.cuda_kernel import CudaKernel
 from engine.layers.norm import QkNorm
@@ -34,10 +35,14 @@ class PagedDecode:
         plans: makes what `launch` is told of a step.
     """
 
-    def __init__(self, pool: CudaKvPool, num_q_heads: int, max_batch_size: int) -> None:
+    def __init__(
+        self, pool: CudaKvPool, num_q_heads: int, max_batch_size: int, kv_scales: KvScales | None = None
+    ) -> None:
+        """Args: kv_scales: of quantized pages; None: each is one."""
         layout = pool.layout
         assert isinstance(layout, KvHeadLayout)
         self._layout = layout
+        self._scales = kv_scales or KvScales.ones(layout.num_layers)
         self.device = pool.device
         num_sms = torch.cuda.get_device_properties(self.device).multi_processor_count
         self.plans = DecodePlan(layout, num_sms, dummy_page=pool.num_pages)
@@ -65,6 +70,7 @@ class PagedDecode:
         num_rows = len(qkv)
         out = qkv.new_empty(num_rows, self._num_q_heads * layout.head_dim)
         num_warps, max_items = self.plans.num_warps(num_rows), self.plans.max_items(num_rows)
+        k_scale, v_scale = self._scales.keys[layer], self._scales.values[layer]
         self._kernel(qk_norm is not None, num_warps).launch(
             (max_items, layout.num_kv_heads),
             num_warps * 32,
@@ -83,7 +89,10 @@ class PagedDecode:
             num_rows,
             max_items,
             qk_norm.eps if qk_norm else 0.0,
-            layout.head_dim**-0.5 * LOG2_E,
+            layout.head_dim**-0.5 * LOG2_E * k_scale,
+            v_scale,
+            1.0 / k_scale,
+            1.0 / v_scale,
         )
         return out
 
@@ -97,6 +106,7 @@ class PagedDecode:
                 "NUM_KV": layout.num_kv_heads,
                 "PAGE_SIZE": layout.page_size,
                 "NORM": int(has_norm),
+                "FP8": int(layout.quantized_to == "float8_e4m3fn"),
                 "WARPS": num_warps,
             }
             self._kernels[key] = CudaKernel(__package__, "paged_decode", macros, self.device)

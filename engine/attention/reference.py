@@ -7,6 +7,8 @@ import torch.nn.functional as F
 
 from engine.attention.base import AttentionBackend
 from engine.attention.layout import KvHeadLayout
+from engine.attention.quantization import Quantizer
+from engine.attention.scales import KvScales
 from engine.batch import Batch
 from engine.kvcache.pool import KvPool
 from engine.layers.norm import QkNorm, rms_norm
@@ -19,7 +21,7 @@ class _Decode(NamedTuple):
 
     Attributes:
         rows: (2 * batch * kv_len,) int64, layer 0's rows of keys, then of values; padding repeats token 0.
-        mask: (batch, 1, 1, kv_len) of the pool's dtype, added to scores: -inf for padding.
+        mask: (batch, 1, 1, kv_len) of the layout's dtype, added to scores: -inf for padding.
         gathered: (2 * batch * kv_len, num_kv_heads * head_dim), memory that all layers share.
     """
 
@@ -34,7 +36,7 @@ class _Prefill(NamedTuple):
     Attributes:
         start, end: its rows of the token dimension.
         rows: (2 * device_len,) int64, layer 0's rows of keys, then of values.
-        mask: (extend_len, device_len) of the pool's dtype, added to scores; None without a cached prefix.
+        mask: (extend_len, device_len) of the layout's dtype, added to scores; None without a cached prefix.
     """
 
     start: int
@@ -53,16 +55,32 @@ class ReferenceAttention(AttentionBackend):
 
     A gather by row reads tokens and nothing else, so that whatever the unused slots of a page hold, even NaN,
     has no influence. It is as quick as gathering whole pages, and quicker than indexing one layer's view.
+
+    Rows of quantized pages are gathered as bytes, and only then become the numbers that one computes with. New keys and
+    values are read from their pages too, so whatever was cached before, the output is the same.
     """
 
-    def __init__(self, pool: KvPool, num_q_heads: int) -> None:
+    reads_quantized = True
+
+    def __init__(self, pool: KvPool, num_q_heads: int, kv_scales: KvScales | None = None) -> None:
         layout = pool.layout
         assert isinstance(layout, KvHeadLayout)
         assert num_q_heads % layout.num_kv_heads == 0
         self._layout = layout
         self._num_q_heads = num_q_heads
-        self._pool_rows = layout.view(pool.memory).view(-1, layout.num_kv_heads * layout.head_dim)
         self._device = pool.device
+        self._dtype: torch.dtype = getattr(torch, layout.dtype)
+        # Of each layer's keys and values; no layer has any where pages have the dtype that is computed in.
+        self._quantizers: list[tuple[Quantizer, Quantizer]] = []
+        pages = layout.view(pool.memory)
+        if layout.quantized_to:
+            scales = kv_scales or KvScales.ones(layout.num_layers)
+            for pair in zip(scales.keys, scales.values, strict=True):
+                keys, values = (Quantizer(layout, scale, pool.device) for scale in pair)
+                self._quantizers.append((keys, values))
+            # Gathering and scattering is not for every dtype.
+            pages = pages.view(torch.uint8)
+        self._pool_rows = pages.view(-1, layout.num_kv_heads * layout.head_dim)
         # (2 * num_tokens,) int64: layer 0's rows of new keys, then of new values.
         self._write_rows = torch.empty(0)
         self._decode: _Decode | None = None
@@ -88,12 +106,14 @@ class ReferenceAttention(AttentionBackend):
         return self._run(q, k, v, layer)
 
     def _run(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: int) -> torch.Tensor:
-        assert q.dtype == self._pool_rows.dtype, f"q is {q.dtype}, the pool {self._pool_rows.dtype}"
-        offset = layer * 2 * self._layout.page_size
-        self._pool_rows.index_copy_(0, self._write_rows + offset, torch.cat((k, v)).flatten(1))
+        assert q.dtype == self._dtype, f"q is {q.dtype}, keys are {self._dtype}"
+        if self._quantizers:
+            of_keys, of_values = self._quantizers[layer]
+            k, v = of_keys.quantized(k), of_values.quantized(v)
+        self._pool_rows.index_copy_(0, self._write_rows + self._offset(layer), torch.cat((k, v)).flatten(1))
         if self._decode is not None:
-            return self._run_decode(self._decode, q, offset)
-        return torch.cat([self._run_prefill(prefill, q, offset) for prefill in self._prefills])
+            return self._run_decode(self._decode, q, layer)
+        return torch.cat([self._run_prefill(prefill, q, layer) for prefill in self._prefills])
 
     def _plan_decode(self, batch: Batch) -> None:
         tables = [self._pages(s) for s in batch.sequences]
@@ -105,7 +125,7 @@ class ReferenceAttention(AttentionBackend):
         rows = self._token_rows(padded)[:, :kv_len]
         valid = torch.arange(kv_len, device=self._device) < lengths  # (batch, kv_len)
         rows = torch.where(valid, rows, rows[:, :1])
-        mask = torch.zeros_like(rows, dtype=self._pool_rows.dtype).masked_fill_(~valid, float("-inf"))
+        mask = torch.zeros_like(rows, dtype=self._dtype).masked_fill_(~valid, float("-inf"))
         self._write_rows = self._with_values(rows.gather(1, lengths - 1).flatten())
         self._decode = _Decode(
             self._with_values(rows.flatten()),
@@ -127,16 +147,17 @@ class ReferenceAttention(AttentionBackend):
             start = end
         self._write_rows = self._with_values(torch.cat(written))
 
-    def _run_decode(self, plan: _Decode, q: torch.Tensor, offset: int) -> torch.Tensor:
-        torch.index_select(self._pool_rows, 0, plan.rows + offset, out=plan.gathered)
-        keys, values = self._split_heads(plan.gathered, len(q))
+    def _run_decode(self, plan: _Decode, q: torch.Tensor, layer: int) -> torch.Tensor:
+        torch.index_select(self._pool_rows, 0, plan.rows + self._offset(layer), out=plan.gathered)
+        keys, values = self._split_heads(self._numbers(plan.gathered, layer), len(q))
         # The query heads that share a key-value head go where a sequence's queries would: torch then reads
         # each key and value once for all of them, on a CPU a quarter quicker than enable_gqa.
         grouped = q.unflatten(1, (self._layout.num_kv_heads, -1))  # (batch, num_kv_heads, group, head_dim)
         return F.scaled_dot_product_attention(grouped, keys, values, attn_mask=plan.mask).flatten(1)
 
-    def _run_prefill(self, plan: _Prefill, q: torch.Tensor, offset: int) -> torch.Tensor:
-        keys, values = self._split_heads(self._pool_rows.index_select(0, plan.rows + offset), 1)
+    def _run_prefill(self, plan: _Prefill, q: torch.Tensor, layer: int) -> torch.Tensor:
+        gathered = self._pool_rows.index_select(0, plan.rows + self._offset(layer))
+        keys, values = self._split_heads(self._numbers(gathered, layer), 1)
         out = F.scaled_dot_product_attention(
             q[plan.start : plan.end].transpose(0, 1).unsqueeze(0),  # (1, num_q_heads, extend_len, head_dim)
             keys,
@@ -164,6 +185,17 @@ class ReferenceAttention(AttentionBackend):
         """Rows of keys, then the rows of the same tokens' values."""
         return torch.cat((rows, rows + self._layout.page_size))
 
+    def _offset(self, layer: int) -> int:
+        """Of a layer's rows behind layer 0's."""
+        return layer * 2 * self._layout.page_size
+
+    def _numbers(self, gathered: torch.Tensor, layer: int) -> torch.Tensor:
+        """Rows of keys, then as many of values, as the numbers that they stand for."""
+        if not self._quantizers:
+            return gathered
+        halves = zip(self._quantizers[layer], gathered.chunk(2), strict=True)
+        return torch.cat([quantizer.numbers(half) for quantizer, half in halves])
+
     def _split_heads(self, gathered: torch.Tensor, batch: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values as (batch, num_kv_heads, kv_len, head_dim) views."""
         shape = (2, batch, -1, self._layout.num_kv_heads, self._layout.head_dim)
@@ -175,5 +207,5 @@ class ReferenceAttention(AttentionBackend):
         if s.cached_len == 0:
             return None
         shape = (s.extend_len, s.device_len)
-        mask = torch.full(shape, float("-inf"), dtype=self._pool_rows.dtype, device=self._device)
+        mask = torch.full(shape, float("-inf"), dtype=self._dtype, device=self._device)
         return mask.triu_(s.cached_len + 1)

@@ -8,8 +8,9 @@ import torch
 
 from engine.attention.base import GraphableBackend, GraphedAttention
 from engine.attention.layout import KvHeadLayout
-from engine.attention.norm_rotate_write import norm_rotate_write
+from engine.attention.norm_rotate_write import norm_rotate_write, why_not_written
 from engine.attention.page_tables import decode_slots, page_tables, prefill_slots
+from engine.attention.scales import KvScales
 from engine.attention.triton_kernels import decode, num_decode_splits, prefill, queries_per_tile
 from engine.batch import Batch
 from engine.kvcache.base import PageLayout
@@ -56,6 +57,8 @@ class _PrefillTables(NamedTuple):
 class TritonAttention(GraphableBackend):
     """Tables are made on the host and uploaded in one copy."""
 
+    reads_quantized = True
+
     @classmethod
     def why_not(cls, layout: PageLayout, num_q_heads: int, device: torch.device) -> str:
         if not isinstance(layout, KvHeadLayout):
@@ -66,15 +69,14 @@ class TritonAttention(GraphableBackend):
             return f"the Triton kernels compute {' and '.join(DTYPES)}, not {layout.dtype}"
         if layout.head_dim not in HEAD_DIMS:
             return f"the Triton kernels compute heads of {', '.join(map(str, HEAD_DIMS))}, not {layout.head_dim}"
-        return ""
+        return why_not_written(layout, device)
 
-    def __init__(self, pool: CudaKvPool, num_q_heads: int) -> None:
+    def __init__(self, pool: CudaKvPool, num_q_heads: int, kv_scales: KvScales | None = None) -> None:
         layout = pool.layout
         assert isinstance(layout, KvHeadLayout)
         assert num_q_heads % layout.num_kv_heads == 0
         self._layout = layout
-        self._num_q_heads = num_q_heads
-        self._pool = layout.view(pool.memory_and_dummy)
+        self._kernels = _Kernels(layout, layout.view(pool.memory_and_dummy), num_q_heads, kv_scales)
         self._dummy_page = pool.num_pages
         self._device = pool.device
         self._num_sms = torch.cuda.get_device_properties(self._device).multi_processor_count
@@ -92,13 +94,10 @@ class TritonAttention(GraphableBackend):
     def attend(self, qkv: torch.Tensor, rotation: Rotation, qk_norm: QkNorm | None, layer: int) -> torch.Tensor:
         tables = self._tables
         assert tables is not None
-        q = norm_rotate_write(qkv, self._num_q_heads, rotation, qk_norm, self._pool, layer, tables.slots)
         if isinstance(tables, _PrefillTables):
-            out = prefill(q, self._pool, layer, tables.tiles.view(-1, 4), tables.pages)
-        else:
-            num_splits = num_decode_splits(len(q), self._layout.num_kv_heads, self._num_sms)
-            out = decode(q, self._pool, layer, tables.positions, tables.first_pages, tables.pages, num_splits)
-        return out.flatten(1)
+            return self._kernels.prefill(tables, qkv, rotation, qk_norm, layer)
+        num_splits = num_decode_splits(len(qkv), self._layout.num_kv_heads, self._num_sms)
+        return self._kernels.decode(tables, num_splits, qkv, rotation, qk_norm, layer)
 
     def for_graphs(self, batch_sizes: Sequence[int], max_pages_per_sequence: int) -> dict[int, GraphedAttention]:
         # The tables of all sizes have one memory, as large as the largest of them can be.
@@ -108,9 +107,8 @@ class TritonAttention(GraphableBackend):
         memory = torch.zeros(num_bytes, dtype=torch.uint8, device=self._device)
         return {
             size: _GraphedDecode(
-                self._pool,
-                self._layout,
-                self._num_q_heads,
+                self._kernels,
+                self._dummy_page,
                 memory,
                 size,
                 num_decode_splits(size, self._layout.num_kv_heads, self._num_sms),
@@ -119,22 +117,54 @@ class TritonAttention(GraphableBackend):
         }
 
 
+class _Kernels:
+    """The kernels of prefills and decode steps, on one pool."""
+
+    def __init__(self, layout: KvHeadLayout, pool: torch.Tensor, num_q_heads: int, kv_scales: KvScales | None) -> None:
+        """Args: pool: as keys and values, with the dummy page last; kv_scales: as of the backend."""
+        self.layout = layout
+        self._pool = pool
+        self._num_q_heads = num_q_heads
+        self._scales = kv_scales or KvScales.ones(layout.num_layers)
+        self._written_scales = self._scales if layout.quantized_to else None
+
+    def prefill(
+        self, tables: _PrefillTables, qkv: torch.Tensor, rotation: Rotation, qk_norm: QkNorm | None, layer: int
+    ) -> torch.Tensor:
+        q = self._write(tables.slots, qkv, rotation, qk_norm, layer)
+        return prefill(q, self._pool, layer, tables.tiles.view(-1, 4), tables.pages, self._scales).flatten(1)
+
+    def decode(
+        self,
+        tables: _DecodeTables,
+        num_splits: int,
+        qkv: torch.Tensor,
+        rotation: Rotation,
+        qk_norm: QkNorm | None,
+        layer: int,
+    ) -> torch.Tensor:
+        q = self._write(tables.slots, qkv, rotation, qk_norm, layer)
+        where = tables.positions, tables.first_pages, tables.pages
+        return decode(q, self._pool, layer, *where, num_splits, self._scales).flatten(1)
+
+    def _write(
+        self, slots: torch.Tensor, qkv: torch.Tensor, rotation: Rotation, qk_norm: QkNorm | None, layer: int
+    ) -> torch.Tensor:
+        """Returns the queries."""
+        return norm_rotate_write(
+            qkv, self._num_q_heads, rotation, qk_norm, self._pool, layer, slots, kv_scales=self._written_scales
+        )
+
+
 class _GraphedDecode(GraphedAttention):
     """Decode attention of one batch size."""
 
     def __init__(
-        self,
-        pool: torch.Tensor,
-        layout: KvHeadLayout,
-        num_q_heads: int,
-        memory: torch.Tensor,
-        batch_size: int,
-        num_splits: int,
+        self, kernels: _Kernels, dummy_page: int, memory: torch.Tensor, batch_size: int, num_splits: int
     ) -> None:
-        """Args: pool: with the dummy page last; memory: uint8 on the device, for the tables."""
-        self._pool = pool
-        self._layout = layout
-        self._num_q_heads = num_q_heads
+        """Args: memory: uint8 on the device, for the tables."""
+        self._kernels = kernels
+        self._dummy_page = dummy_page
         self._memory = memory
         self._batch_size = batch_size
         self._num_splits = num_splits
@@ -145,13 +175,11 @@ class _GraphedDecode(GraphedAttention):
         self._pack(sequences).copy_to(self._memory)
 
     def attend(self, qkv: torch.Tensor, rotation: Rotation, qk_norm: QkNorm | None, layer: int) -> torch.Tensor:
-        tables = self._tables
-        q = norm_rotate_write(qkv, self._num_q_heads, rotation, qk_norm, self._pool, layer, tables.slots)
-        out = decode(q, self._pool, layer, tables.positions, tables.first_pages, tables.pages, self._num_splits)
-        return out.flatten(1)
+        return self._kernels.decode(self._tables, self._num_splits, qkv, rotation, qk_norm, layer)
 
     def _pack(self, sequences: Sequence[TokenSequence]) -> Packed:
-        return _pack_decode(self._layout, sequences, self._batch_size - len(sequences), len(self._pool) - 1)
+        num_padding = self._batch_size - len(sequences)
+        return _pack_decode(self._kernels.layout, sequences, num_padding, self._dummy_page)
 
 
 def _pack_decode(layout: PageLayout, sequences: Sequence[TokenSequence], num_padding: int, dummy_page: int) -> Packed:

@@ -12,6 +12,8 @@ import torch
 import triton
 import triton.language as tl
 
+from engine.attention.scales import KvScales
+
 # A program reads so many elements of the keys at a time, which are 16 KiB, and as many of the values.
 BLOCK_ELEMENTS = 8192
 # Tensor cores take at least so many rows.
@@ -45,16 +47,18 @@ def decode(
     first_pages: torch.Tensor,
     pages: torch.Tensor,
     num_splits: int,
+    kv_scales: KvScales,
 ) -> torch.Tensor:
     """Attention of one query a sequence to all its tokens.
 
     Args:
-        q: (num_rows, num_q_heads, head_dim), contiguous, of the pool's dtype.
-        pool: (num_pages, num_layers, 2, page_size, num_kv_heads, head_dim), contiguous.
+        q: (num_rows, num_q_heads, head_dim), contiguous.
+        pool: (num_pages, num_layers, 2, page_size, num_kv_heads, head_dim), contiguous, of q's dtype or quantized.
         positions: (num_rows,) int32, of the queries.
         first_pages: (num_rows,) int32, where in `pages` each sequence's begin.
         pages: (at least all sequences' pages,) int32.
         num_splits: as num_decode_splits gives it.
+        kv_scales: of quantized pages; ones for others.
 
     Returns:
         (num_rows, num_q_heads, head_dim), of q's dtype.
@@ -79,7 +83,8 @@ def decode(
         pages,
         pool.stride(0),
         layer * pool.stride(1),
-        _log2_scale(head_dim),
+        _log2_scale(head_dim) * kv_scales.keys[layer],
+        kv_scales.values[layer],
         PAGE_SIZE=page_size,
         NUM_KV=num_kv_heads,
         GROUP=group,
@@ -97,15 +102,18 @@ def decode(
     return out
 
 
-def prefill(q: torch.Tensor, pool: torch.Tensor, layer: int, tiles: torch.Tensor, pages: torch.Tensor) -> torch.Tensor:
+def prefill(
+    q: torch.Tensor, pool: torch.Tensor, layer: int, tiles: torch.Tensor, pages: torch.Tensor, kv_scales: KvScales
+) -> torch.Tensor:
     """Causal attention of each sequence's new tokens to all its tokens up to each.
 
     Args:
-        q: (num_tokens, num_q_heads, head_dim), contiguous, of the pool's dtype.
-        pool: (num_pages, num_layers, 2, page_size, num_kv_heads, head_dim), contiguous.
+        q: (num_tokens, num_q_heads, head_dim), contiguous.
+        pool: (num_pages, num_layers, 2, page_size, num_kv_heads, head_dim), contiguous, of q's dtype or quantized.
         tiles: (num_tiles, 4) int32, consecutive queries of one sequence each, at most queries_per_tile: the first one's
             row in q, how many there are, the first one's position, and where in `pages` the sequence's begin.
         pages: (all sequences' pages,) int32.
+        kv_scales: of quantized pages; ones for others.
 
     Returns:
         (num_tokens, num_q_heads, head_dim), of q's dtype.
@@ -121,7 +129,8 @@ def prefill(q: torch.Tensor, pool: torch.Tensor, layer: int, tiles: torch.Tensor
         pages,
         pool.stride(0),
         layer * pool.stride(1),
-        _log2_scale(head_dim),
+        _log2_scale(head_dim) * kv_scales.keys[layer],
+        kv_scales.values[layer],
         PAGE_SIZE=page_size,
         NUM_KV=num_kv_heads,
         GROUP=num_q_heads // num_kv_heads,
@@ -151,6 +160,7 @@ def _decode(  # type: ignore[no-untyped-def]
     page_stride,
     layer_offset,
     scale,
+    v_scale,
     PAGE_SIZE: tl.constexpr,
     NUM_KV: tl.constexpr,
     GROUP: tl.constexpr,
@@ -194,7 +204,7 @@ def _decode(  # type: ignore[no-untyped-def]
         BLOCK,
     )
     place = head * num_splits + split
-    acc = acc / total[:, None]
+    acc = acc * (v_scale / total)[:, None]
     tl.store(out + place[:, None] * HEAD_DIM + d[None, :], acc.to(out.dtype.element_ty), mask=is_head)
     if IS_SPLIT:
         tl.store(log_sums + place, top + tl.log2(total), mask=i < GROUP)
@@ -235,6 +245,7 @@ def _prefill(  # type: ignore[no-untyped-def]
     page_stride,
     layer_offset,
     scale,
+    v_scale,
     PAGE_SIZE: tl.constexpr,
     NUM_KV: tl.constexpr,
     GROUP: tl.constexpr,
@@ -295,7 +306,7 @@ def _prefill(  # type: ignore[no-untyped-def]
         HEAD_DIM,
         BLOCK,
     )
-    acc = acc / total[:, None]
+    acc = acc * (v_scale / total)[:, None]
     tl.store(out + place, acc.to(out.dtype.element_ty), mask=is_query)
 
 
@@ -354,6 +365,9 @@ def _attend(  # type: ignore[no-untyped-def]
         else:
             k = tl.load(keys)
             v = tl.load(values)
+        # What is quantized becomes what tensor cores multiply queries with; scales come in before and after.
+        k = k.to(queries.dtype)
+        v = v.to(queries.dtype)
         scores = tl.dot(queries, tl.trans(k)) * scale  # (ROWS, BLOCK)
         if MASKED:
             scores = tl.where(token[None, :] <= position[:, None], scores, float("-inf"))

@@ -21,11 +21,12 @@ class PageLayout(ABC):
 
     @classmethod
     @abstractmethod
-    def of(cls, config: "ModelConfig", page_size: int, dtype: str) -> Self:
+    def of(cls, config: "ModelConfig", page_size: int, dtype: str, quantized_to: str = "") -> Self:
         """The layout for a model's shape.
 
         Args:
             dtype: what the engine computes in, by torch's name.
+            quantized_to: the narrower dtype that pages are to have; "": that in which the engine computes.
 
         Raises:
             ValueError: pages cannot have this size or dtype.

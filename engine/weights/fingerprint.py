@@ -7,6 +7,7 @@ import json
 import torch
 import torch.nn.functional as F
 
+from engine.attention.scales import KvScales
 from engine.models.base import Model
 
 # So many elements are looked at in one go: as many as a CPU's cache holds, and enough to keep a GPU busy in memory that
@@ -17,12 +18,13 @@ _SEED = 20
 
 
 @torch.inference_mode()
-def model_fingerprint(model: Model) -> str:
+def model_fingerprint(model: Model, kv_scales: KvScales | None = None) -> str:
     """A short hex digest, equal where two processes compute with equal weights in the same way.
 
     It covers the configuration that the model was made with and every bit of every tensor that was loaded into it, in
     the order of the checkpoint, whatever the order in memory. So it is the same on every device, and another where the
-    files were replaced after some other process had read them.
+    files were replaced after some other process had read them. Scales for quantized pages count as well, whether or not
+    pages are quantized; none count as ones.
 
     Each row of a matrix becomes the sum, modulo 2**64, of its words of 32 bits times fixed random odd numbers, all in
     integers: the device reads its memory once, and in which order it adds is of no consequence. Two given rows that
@@ -34,6 +36,8 @@ def model_fingerprint(model: Model) -> str:
     for name, tensor in sorted(model.named_parameters(), key=lambda named: named[0]):
         digest.update(json.dumps([name, list(tensor.shape), str(tensor.dtype)]).encode())
         digest.update(_row_sums(tensor).cpu().numpy().tobytes())
+    if kv_scales is not None and not kv_scales.are_ones:
+        digest.update(json.dumps([kv_scales.keys, kv_scales.values]).encode())
     return digest.hexdigest()
 
 

@@ -9,8 +9,6 @@ from engine.layers.fp8_linear import check_sizes
 from engine.models.quantization import BLOCK, Quantization
 
 _INPUT_SCALE = "input_scale"
-# Scales of quantised KV caches, which pages have no use for.
-_KV_SCALES = (".k_scale", ".v_scale", ".k_proj.output_scale", ".v_proj.output_scale")
 
 
 def read_fp8(
@@ -63,8 +61,6 @@ def _as_stored(
     parts: dict[str, dict[str, torch.Tensor]] = {}
     for name, tensor in weights:
         module, _, kind = name.rpartition(".")
-        if name.endswith(_KV_SCALES):
-            continue
         if kind == "weight" and tensor.dtype is not FP8_DTYPE:
             if _is_projection(module) and quantization.covers(module):
                 raise ValueError(

@@ -11,11 +11,13 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 
+from engine.attention.scales import KvScales
 from engine.layers.fp8 import FP8_DTYPE, FP8_MAX
 from engine.models.base import Model
 from engine.models.quantization import Quantization
 from engine.weights.fp8 import read_fp8
 from engine.weights.headers import tensor_names
+from engine.weights.kv_scales import ScaleReader
 from engine.weights.resolve import checkpoint_files
 
 # This is a prime above the number of rows of any matrix: no two rows come out equal.
@@ -34,13 +36,16 @@ def load_weights(
     quantization: Quantization | None,
     device: torch.device,
     on_progress: Callable[[str], None],
-) -> None:
+) -> KvScales:
     """Fills a model, tensor by tensor: from the mapped files straight to the device, or made there.
 
     Args:
         load_format: "auto" reads the checkpoint; "dummy" makes random weights.
         quantization: of the checkpoint, whether or not the model keeps FP8 weights as such.
         on_progress: told how many bytes of how many are loaded, at most ten times a second.
+
+    Returns:
+        The scales for quantized pages that the checkpoint has.
 
     Raises:
         ValueError: the checkpoint is incomplete, corrupt, or not this model's.
@@ -53,10 +58,12 @@ def load_weights(
     else:
         num_bytes = sum(path.stat().st_size for path in checkpoint_files(model_dir))
         weights = checkpoint_weights(model_dir)
-    weights = _reported(weights, num_bytes, on_progress)
+    scales = ScaleReader(model.config.num_layers)
+    weights = scales.without_scales(_reported(weights, num_bytes, on_progress))
     if quantization is not None and load_format != "dummy":
         weights = read_fp8(weights, quantization, dict(model.named_parameters()), device)
     model.load_weights(weights)
+    return scales.scales()
 
 
 def checkpoint_weights(model_dir: Path) -> Iterator[tuple[str, torch.Tensor]]:

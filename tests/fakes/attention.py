@@ -8,6 +8,7 @@ import torch
 
 from engine.attention.base import AttentionBackend
 from engine.attention.layout import KvHeadLayout
+from engine.attention.scales import KvScales
 from engine.batch import Batch, ForwardMode
 from engine.kvcache.pool import KvPool
 from engine.layers.rotary import RotaryEmbedding, Rotation
@@ -23,12 +24,21 @@ class AttentionOracle:
         kv: the pool as keys and values.
     """
 
-    def __init__(self, pool: KvPool, num_q_heads: int, make_backend: Callable[[KvPool, int], AttentionBackend]) -> None:
+    def __init__(
+        self,
+        pool: KvPool,
+        num_q_heads: int,
+        make_backend: Callable[[KvPool, int], AttentionBackend],
+        kv_scales: KvScales | None = None,
+    ) -> None:
+        """Args: kv_scales: what the backend was made with, for quantized pages."""
         layout = pool.layout
         assert isinstance(layout, KvHeadLayout)
         self._layout = layout
         self.kv = layout.view(pool.memory)
         self.kv.fill_(math.nan)
+        self._scales = kv_scales or KvScales.ones(layout.num_layers)
+        self._dtype: torch.dtype = getattr(torch, layout.dtype)
         self.attention = make_backend(pool, num_q_heads)
         self._heads = (num_q_heads, layout.num_kv_heads, layout.num_kv_heads)
         self._free = list(range(pool.num_pages))
@@ -47,7 +57,7 @@ class AttentionOracle:
         self.qkv[id(sequence)] = [
             torch.randn(
                 self._layout.num_layers, num_tokens, heads, self._layout.head_dim, generator=self._generator
-            ).to(self.kv)
+            ).to(self.kv.device, self._dtype)
             for heads in self._heads
         ]
         return sequence
@@ -73,9 +83,17 @@ class AttentionOracle:
 
     def _expected(self, s: TokenSequence, layer: int) -> torch.Tensor:
         q, k, v = (tensor[layer, : s.device_len].double() for tensor in self.qkv[id(s)])
+        if self._layout.quantized_to:
+            k, v = self._rounded(k, self._scales.keys[layer]), self._rounded(v, self._scales.values[layer])
         group = self._heads[0] // self._heads[1]
         k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
         scores = torch.einsum("qhd,khd->hqk", q, k) / math.sqrt(self._layout.head_dim)
         future = torch.ones(s.device_len, s.device_len, dtype=torch.bool, device=q.device).triu(1)
         weights = scores.masked_fill(future, -math.inf).softmax(dim=-1)
         return torch.einsum("hqk,khd->qhd", weights, v)[s.cached_len :].flatten(1).float()
+
+    def _rounded(self, x: torch.Tensor, scale: float) -> torch.Tensor:
+        """What pages of e4m3 have in place of x: four bits from the first on, steps of 2^-9 near 0, at most 448."""
+        x = x / scale
+        step = torch.exp2(x.abs().clamp(min=2.0**-6).log2().floor() - 3)
+        return ((x / step).round() * step).clamp(-448.0, 448.0) * scale

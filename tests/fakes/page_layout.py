@@ -14,7 +14,7 @@ class OpaqueLayout(PageLayout):
     num_bytes: int
 
     @classmethod
-    def of(cls, config: ModelConfig, page_size: int, dtype: str) -> "OpaqueLayout":
+    def of(cls, config: ModelConfig, page_size: int, dtype: str, quantized_to: str = "") -> "OpaqueLayout":
         raise AssertionError("no model has such pages")
 
     @property

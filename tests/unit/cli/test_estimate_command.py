@@ -50,6 +50,10 @@ def test_what_a_program_reads(model_dir: str, capsys: pytest.CaptureFixture[str]
     assert found["prefill"]["floor_s"] < found["prefill"]["estimate_s"]
     assert [step["batch_size"] for step in found["decode"]] == [1, 8, 32, 128, 199]
     assert found["splits"] is None
+    quantized = estimate(capsys, "--model", model_dir, "--gpu", "h200", "--kv-cache-dtype", "fp8_e4m3")
+    assert quantized["kv_bytes_per_token"] == 65_536
+    assert quantized["decode"][0]["bytes"] < found["decode"][0]["bytes"]
+    assert quantized["decode"][0]["floor_s"] < found["decode"][0]["floor_s"]
     assert len(estimate(capsys, "--model", model_dir, "--gpu", "h200", "--gpus", "3")["splits"]) == 3
 
 

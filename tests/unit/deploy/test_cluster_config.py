@@ -18,6 +18,10 @@ from worker.config import WorkerConfig
 @pytest.mark.parametrize(
     ("make", "message"),
     [
+        (
+            lambda: EngineConfig("m", kv_cache_dtype="fp8"),
+            "kv_cache_dtype must be one of auto, fp8_e4m3, not 'fp8'",
+        ),
         (lambda: EngineConfig("m", dtype="int8"), "dtype must be one of float32, bfloat16, not 'int8'"),
         (lambda: EngineConfig("m", device="tpu"), "device must be one of"),
         (
@@ -59,6 +63,10 @@ def test_what_depends_on_the_device_is_decided_for_the_engine() -> None:
     assert (on_cpu.dtype, on_cpu.num_pages) == ("float32", 1024)
     assert (on_gpu.dtype, on_gpu.num_pages) == ("bfloat16", 0)
     chosen = ClusterConfig("m", device="cuda", dtype="float32", num_pages=7, mem_fraction_static=0.5).engine("m")
+    assert (on_gpu.kv_cache_dtype, chosen.kv_cache_dtype) == ("auto", "auto")
+    quantized = ClusterConfig("m", kv_cache_dtype="fp8_e4m3")
+    plan = quantized.worker("w", "decode", quantized.engine("m"), 100)
+    assert plan.worker.engine.kv_cache_dtype == "fp8_e4m3"
     assert (chosen.dtype, chosen.num_pages, chosen.mem_fraction_static) == ("float32", 7, 0.5)
     for device, expected in (("cpu", (512, 64)), ("cuda", (8192, 256))):
         config = ClusterConfig("m", device=device)

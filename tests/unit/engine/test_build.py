@@ -52,6 +52,29 @@ class PickyAttention(ReferenceAttention):
         return f"it computes no {num_q_heads} heads on {device.type}"
 
 
+class PlainAttention(ReferenceAttention):
+    """One that reads pages of the dtype that it computes in."""
+
+    reads_quantized = False
+
+
+def test_quantized_pages_are_refused_by_a_backend_that_does_not_read_them(model_dir: str) -> None:
+    path = f"{__name__}:{PlainAttention.__name__}"
+    config = EngineConfig(model_dir, "dummy", num_pages=4, attention_backend=path, kv_cache_dtype="fp8_e4m3")
+    with pytest.raises(
+        ValueError, match=r"^PlainAttention reads pages of the dtype .*, so kv_cache_dtype must be auto$"
+    ):
+        build_engine(config, "build-plain", [].append)
+    assert build(model_dir, 4, backend=path).pool.num_pages == 4
+
+
+def test_the_log_says_what_keys_and_values_are_kept_as(model_dir: str, caplog: pytest.LogCaptureFixture) -> None:
+    config = EngineConfig(model_dir, "dummy", num_pages=4, kv_cache_dtype="fp8_e4m3")
+    with caplog.at_level(logging.INFO, "engine.build"):
+        build_engine(config, "build-quantized", [].append)
+    assert "keys and values are kept as fp8_e4m3; all scales are 1" in caplog.messages
+
+
 def generate(engine: Engine) -> list[int]:
     sequence = TokenSequence([1, 2, 3], 3, [0])
     sequence.extend(3)

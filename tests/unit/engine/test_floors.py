@@ -41,6 +41,7 @@ def test_floors_count_what_must_be_read_and_computed() -> None:
     slow_memory, slow_math = Limits(1.0, 1e30), Limits(1e30, 1.0)
     kv_of_a_token = 2 * 2 * 32
     assert decode_floor(SMALL, slow_memory, 3, 10) == 2 * (layers + head) + 2 * 3 * 10 * kv_of_a_token
+    assert decode_floor(SMALL, slow_memory, 3, 10, "fp8_e4m3") == 2 * (layers + head) + 3 * 10 * kv_of_a_token
     assert decode_floor(SMALL, slow_math, 3, 10) == 2 * 3 * (layers + head)
     assert prefill_floor(SMALL, slow_memory, 3, 10) == 2 * (layers + head)
     # 55 pairs of a query and a key that it sees, 64 numbers each over all heads, two products of two operations.
@@ -73,6 +74,7 @@ def test_an_embedding_that_is_no_output_matrix_is_in_memory_and_is_not_read() ->
 def test_a_token_has_keys_and_values_in_every_layer() -> None:
     assert kv_bytes_per_token(LLAMA_8B) == 128 * 1024
     assert kv_bytes_per_token(QWEN_0_6B) == 112 * 1024
+    assert kv_bytes_per_token(LLAMA_8B, "fp8_e4m3") == 64 * 1024
 
 
 @pytest.mark.parametrize(("model", "floors"), DECODE_FLOORS_MS.values(), ids=DECODE_FLOORS_MS)

@@ -40,7 +40,7 @@ async def answer_to(receiver: ReceiverEnd, message: Any) -> Any:
         ({"receiver_incarnation": "an earlier life"}, "has restarted"),
         (
             {"page_format": PageFormat("fake", 64, "another layout")},
-            "another layout.* at the sender, .*'fake'.* at the receiver",
+            "another layout of 64 bytes at the sender, fake of 64 at the receiver; .*--kv-cache-dtype",
         ),
         (
             {"page_format": PageFormat("other weights", 64, "fake")},

@@ -19,9 +19,9 @@ def error(actual: torch.Tensor, expected: torch.Tensor) -> float:
 @pytest.mark.parametrize("page_size", [1, 16])
 @pytest.mark.parametrize("has_norm", [True, False])
 @pytest.mark.parametrize("num_tokens", [30, 300])
-@pytest.mark.parametrize("keep_keys", [True, False])
+@pytest.mark.parametrize("keep_kv", [True, False])
 def test_norm_rotate_write(
-    keep_keys: bool,
+    keep_kv: bool,
     num_tokens: int,
     head_dim: int,
     num_q_heads: int,
@@ -43,7 +43,7 @@ def test_norm_rotate_write(
     rotation = Rotation(tables, positions, torch.float32)
     given = qkv.clone()
     norm = QkNorm(weight, EPS) if has_norm else None
-    actual_q = norm_rotate_write(qkv, num_q_heads, rotation, norm, pool, layer, slots, keep_keys=keep_keys)
+    actual_q = norm_rotate_write(qkv, num_q_heads, rotation, norm, pool, layer, slots, keep_kv=keep_kv)
     q, k, v = given.float().split([num_q_heads, num_kv_heads, num_kv_heads], dim=1)
     if has_norm:
         q, k = (rms_norm(x, w.float(), EPS) for x, w in zip((q, k), weight, strict=True))
@@ -52,7 +52,7 @@ def test_norm_rotate_write(
     assert error(pool[page, layer, 0, place], rotate(k, *rotation.cos_sin)) < 4e-3
     assert torch.equal(pool[page, layer, 1, place], v.bfloat16())
     # Nothing else was written.
-    if keep_keys:
+    if keep_kv:
         given[:, num_q_heads : num_q_heads + num_kv_heads] = pool[page, layer, 0, place]
     assert torch.equal(qkv, given)
     pool[page, layer, :, place] = 7.0

@@ -61,6 +61,14 @@ def test_pools(role: str) -> None:
     assert pool_tokens / 16 == pytest.approx(POOLS[role], rel=0.01)
 
 
+def test_quantized_pages_hold_twice_the_tokens_and_take_half_the_time_to_ship_and_to_read() -> None:
+    whole, quantized = Worker(LLAMA_8B, H200), Worker(LLAMA_8B, H200, kv_cache_dtype="fp8_e4m3")
+    assert quantized.pool_tokens("decode", 1) == pytest.approx(2 * whole.pool_tokens("decode", 1), rel=0.001)
+    assert quantized.transfer(4096) == pytest.approx(whole.transfer(4096) / 2)
+    reading = whole.decode_step(32, 2048) - whole.decode_step(32, 1024)
+    assert quantized.decode_step(32, 2048) - quantized.decode_step(32, 1024) == pytest.approx(reading / 2)
+
+
 def test_a_pool_is_what_the_share_of_the_memory_leaves() -> None:
     less = Worker(LLAMA_8B, H200, mem_fraction_static=0.5)
     whole = Worker(LLAMA_8B, H200)

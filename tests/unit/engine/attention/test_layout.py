@@ -23,9 +23,25 @@ def test_a_page_is_one_piece_of_the_pool_s_memory() -> None:
 
 def test_tags_are_equal_where_everything_is() -> None:
     assert LAYOUT.tag == "kv-by-head/bfloat16/3x2x4x2x8"
-    changes = {"num_layers": 4, "page_size": 2, "num_kv_heads": 8, "head_dim": 2, "dtype": "float16"}
+    changes = {
+        "num_layers": 4,
+        "page_size": 2,
+        "num_kv_heads": 8,
+        "head_dim": 2,
+        "dtype": "float16",
+        "quantized_to": "float8_e4m3fn",
+    }
     others = [replace(LAYOUT, **{name: value}) for name, value in changes.items()]
     assert len({layout.tag for layout in (LAYOUT, replace(LAYOUT), *others)}) == 1 + len(changes)
+
+
+def test_quantized_pages_have_a_byte_for_a_number_whatever_one_computes_in() -> None:
+    quantized = replace(LAYOUT, quantized_to="float8_e4m3fn")
+    pool = CpuKvPool(quantized, 5, "quantized-layout")
+    assert quantized.page_bytes == LAYOUT.page_bytes // 2 == replace(quantized, dtype="float32").page_bytes
+    assert quantized.view(pool.memory).shape == (5, 3, 2, 4, 2, 8)
+    assert quantized.view(pool.memory).dtype is torch.float8_e4m3fn
+    assert quantized.tag == "kv-by-head/float8_e4m3fn/3x2x4x2x8" == replace(quantized, dtype="float32").tag
 
 
 @pytest.mark.parametrize(("num_tokens", "num_pages"), [(0, 0), (1, 1), (4, 1), (5, 2)])
@@ -37,6 +53,7 @@ def test_pages_for_tokens(num_tokens: int, num_pages: int) -> None:
     ("changes", "message"),
     [
         ({"dtype": "int4"}, "dtype 'int4' is not one of float32, bfloat16, float16"),
+        ({"quantized_to": "int4"}, "quantized_to 'int4' is not one of float8_e4m3fn"),
         ({"page_size": 0}, "page_size must be at least 1, not 0"),
     ],
 )

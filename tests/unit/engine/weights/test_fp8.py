@@ -239,8 +239,8 @@ def test_fingerprints_cover_numbers_and_scales(tmp_path: Path) -> None:
 def test_scales_of_kv_caches_are_left_out(tmp_path: Path) -> None:
     reference = make_model("llama")
     tensors = save_fp8(reference, tmp_path, "tensors_static")
-    for name in ("self_attn.k_scale", "self_attn.v_scale", "self_attn.k_proj.output_scale"):
-        tensors[f"model.layers.0.{name}"] = torch.ones(())
+    for name in ("0.self_attn.k_scale", "0.self_attn.v_scale", "1.self_attn.k_proj.output_scale"):
+        tensors[f"model.layers.{name}"] = torch.ones(())
     save_file(tensors, tmp_path / "model.safetensors")
     assert difference(logits_of(load(tmp_path), tokens()), reference_logits(reference)) < 1e-5
 

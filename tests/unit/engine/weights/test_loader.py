@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from engine.models.base import Model
 from engine.weights import loader
 from engine.weights.loader import checkpoint_weights, dummy_weights, load_weights
+from tests.fakes.model_shapes import LLAMA_8B
 
 
 def shard(model_dir: Path, files: dict[str, list[str]], weight_map: dict[str, str]) -> None:
@@ -73,6 +74,8 @@ def test_dummy_weights_depend_on_name_and_seed_alone() -> None:
 
 class RecordingModel(Model):
     """Takes whatever weights it is given."""
+
+    config = LLAMA_8B
 
     def __init__(self, shapes: list[tuple[str, tuple[int, ...], torch.dtype]]) -> None:
         self._shapes = shapes

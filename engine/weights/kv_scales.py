@@ -1,0 +1,49 @@
+"""The scales of quantized pages, as checkpoints bring them beside the weights."""
+
+import math
+import re
+from collections.abc import Iterable, Iterator
+
+import torch
+
+from engine.attention.scales import KvScales
+
+# Quantizers write one of these names: self_attn.k_scale, self_attn.k_proj.k_scale, or self_attn.k_proj.output_scale.
+_NAME = re.compile(r"model\.layers\.(\d+)\.self_attn\.(?:([kv])_scale|([kv])_proj\.(?:\3_scale|output_scale))")
+
+
+class ScaleReader:
+    """Takes the scales out of a checkpoint's tensors, whether or not pages are quantized; a layer without has one."""
+
+    def __init__(self, num_layers: int) -> None:
+        self._num_layers = num_layers
+        self._found: dict[tuple[str, int], float] = {}
+
+    def without_scales(self, weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+        """All other tensors.
+
+        Raises:
+            ValueError: a scale comes twice, is of a layer that the model does not have, or is no number above 0; the
+                message names its tensor.
+        """
+        for name, tensor in weights:
+            match = _NAME.fullmatch(name)
+            if match is None:
+                yield name, tensor
+                continue
+            key = match[2] or match[3], int(match[1])
+            if key in self._found or key[1] >= self._num_layers:
+                raise ValueError(f"tensor {name} {'comes twice' if key in self._found else 'is unexpected'}")
+            if tensor.numel() != 1:
+                raise ValueError(f"tensor {name} has {tensor.numel()} scales; supported is one for a layer")
+            scale = float(tensor)
+            if not (math.isfinite(scale) and scale > 0):
+                raise ValueError(f"tensor {name} is {scale}, which is no scale: it must be above 0")
+            self._found[key] = scale
+
+    def scales(self) -> KvScales:
+        """Once `without_scales` has come to its end."""
+        keys, values = (
+            tuple(self._found.get((part, layer), 1.0) for layer in range(self._num_layers)) for part in "kv"
+        )
+        return KvScales(keys, values)
