@@ -42,7 +42,7 @@ SAMPLINGS: dict[str, list[dict[str, Any]]] = {
 }
 
 
-@pytest.fixture(scope="module", params=["graphs", "small graphs", "single launches", "float32"])
+@pytest.fixture(scope="module", params=["graphs", "small graphs", "single launches", "quantized pages", "float32"])
 def engine(request: pytest.FixtureRequest, model_dir: Path) -> Engine:
     """Small graphs are outgrown by some batches, and take over again from larger ones."""
     config = EngineConfig(
@@ -50,7 +50,8 @@ def engine(request: pytest.FixtureRequest, model_dir: Path) -> Engine:
         device="cuda",
         dtype="float32" if request.param == "float32" else "bfloat16",
         num_pages=400,
-        cuda_graph_max_bs={"graphs": 16, "small graphs": 4}.get(request.param, 0),
+        cuda_graph_max_bs={"graphs": 16, "small graphs": 4, "quantized pages": 4}.get(request.param, 0),
+        kv_cache_dtype="fp8_e4m3" if request.param == "quantized pages" else "auto",
     )
     return build_engine(config, "test", lambda doing: None)
 
