@@ -5,14 +5,16 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.table import Table
 
+from deploy.cluster_options import OPTIONS
 from deploy.control import ask
+from deploy.options import in_flags
 from deploy.process_tree import send_signal
 from deploy.run_record import Run, default_directory, find_runs
 from tandem import exit_codes
@@ -28,7 +30,7 @@ def list_clusters() -> int:
     try:
         runs = find_runs(default_directory())
     except PermissionError as error:
-        return _fail(str(error))
+        return fail(str(error))
     if not runs:
         print("no cluster runs on this host")
         return 0
@@ -46,7 +48,7 @@ def address_of(name: str) -> str:
     if (run := _find(name)) is None:
         return ""
     if run.about.state != "serving":
-        _fail(f"the cluster {name} is {run.about.state}")
+        fail(f"the cluster {name} is {run.about.state}")
         return ""
     return run.about.grpc.replace("0.0.0.0:", "127.0.0.1:")
 
@@ -62,7 +64,7 @@ def stop_cluster(name: str) -> int:
         deadline = time.monotonic() + run.about.stop_limit_s + _SWEEP_S
         while guard.is_alive():
             if time.monotonic() > deadline:
-                return _fail(f"the cluster {name} has not ended; its guard is process {guard.pid}")
+                return fail(f"the cluster {name} has not ended; its guard is process {guard.pid}")
             _show_more(log)
             time.sleep(_LOOK_INTERVAL_S)
         _show_more(log)
@@ -75,18 +77,23 @@ def scale_cluster(name: str, counts: Mapping[str, int]) -> int:
     if (run := _find(name)) is None:
         return exit_codes.FAILED
     if run.about.state != "serving":
-        return _fail(f"the cluster {name} is {run.about.state}")
+        return fail(f"the cluster {name} is {run.about.state}")
     try:
-        for answer in ask(run.control_path, {"do": "scale", "counts": counts}):
-            if "error" in answer:
-                if answer["error"]:
-                    return _fail(answer["error"], exit_codes.USAGE if answer.get("is_usage") else exit_codes.FAILED)
-                return 0
-            if answer["line"]:
-                print(answer["line"], flush=True)
+        return show_answer(name, ask(run.control_path, {"do": "scale", "counts": counts}))
     except OSError as error:
-        return _fail(f"the cluster {name} does not answer: {error.strerror or error}")
-    return _fail(f"the cluster {name} has ended meanwhile")
+        return fail(f"the cluster {name} does not answer: {error.strerror or error}")
+
+
+def show_answer(name: str, answer: Iterable[Mapping[str, Any]]) -> int:
+    """Shows what a cluster says about what it was asked for, as it comes; returns the exit status."""
+    for line in answer:
+        if "error" in line:
+            if line["error"]:
+                return fail(in_flags(line["error"], OPTIONS), exit_codes.USAGE if line.get("is_usage") else 1)
+            return 0
+        if line["line"]:
+            print(line["line"], flush=True)
+    return fail(f"the cluster {name} has ended meanwhile")
 
 
 def show_logs(name: str, process: str, *, follow: bool) -> int:
@@ -95,11 +102,11 @@ def show_logs(name: str, process: str, *, follow: bool) -> int:
         return exit_codes.FAILED
     about = run.about
     if process and not about.log_dir:
-        return _fail(f"the processes of {name} write where Ray has them write; start it with --log-dir or --detach")
+        return fail(f"the processes of {name} write where Ray has them write; start it with --log-dir or --detach")
     if not process and not about.log:
-        return _fail(f"the cluster {name} speaks to the terminal that it was started in; its processes have logs")
+        return fail(f"the cluster {name} speaks to the terminal that it was started in; its processes have logs")
     if "/" in process:
-        return _fail(f"{process} is no process of the cluster", exit_codes.USAGE)
+        return fail(f"{process} is no process of the cluster", exit_codes.USAGE)
     path = log_file(about.log_dir, process) if process else Path(about.log)
     try:
         with path.open(encoding="utf-8", errors="replace") as file:
@@ -109,9 +116,9 @@ def show_logs(name: str, process: str, *, follow: bool) -> int:
                 _show_more(file)
     except FileNotFoundError:
         known = sorted(found.stem for found in path.parent.glob("*.log") if str(found) != about.log)
-        return _fail(f"the cluster {name} has no log of {process or 'its own'}; there are: {', '.join(known)}")
+        return fail(f"the cluster {name} has no log of {process or 'its own'}; there are: {', '.join(known)}")
     except OSError as error:
-        return _fail(f"{path} cannot be read: {error.strerror}")
+        return fail(f"{path} cannot be read: {error.strerror}")
     except KeyboardInterrupt:
         pass
     return 0
@@ -122,13 +129,13 @@ def _find(name: str) -> Run | None:
     try:
         runs = find_runs(default_directory())
     except PermissionError as error:
-        _fail(str(error))
+        fail(str(error))
         return None
     for run in runs:
         if run.about.name == name:
             return run
     others = ", ".join(run.about.name for run in runs)
-    _fail(f"no cluster named {name} runs on this host{f'; there are: {others}' if others else ''}")
+    fail(f"no cluster named {name} runs on this host{f'; there are: {others}' if others else ''}")
     return None
 
 
@@ -148,6 +155,7 @@ def _show_more(log: TextIO | None) -> None:
         sys.stdout.flush()
 
 
-def _fail(message: str, status: int = exit_codes.FAILED) -> int:
+def fail(message: str, status: int = exit_codes.FAILED) -> int:
+    """Says why a command has failed; returns the exit status."""
     print(f"tandem: {message}", file=sys.stderr)
     return status

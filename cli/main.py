@@ -219,6 +219,7 @@ def _parser() -> argparse.ArgumentParser:
     status.add_argument("--json", action="store_true", help="print JSON")
     _add_connection_arguments(status, _status)
     clusters = add("list", "list this host's clusters", "List the clusters of this user on this host.", LIST_EXAMPLES)
+    _add_ray_address(clusters)
     clusters.set_defaults(run=_list, name=clusters.prog)
     logs = add("logs", "show a cluster's logs", "Show what a cluster, or one of its processes, says.", LOGS_EXAMPLES)
     _add_cluster_name(logs)
@@ -257,6 +258,16 @@ def _add_cluster_name(
     default: str = DEFAULT_NAME,
 ) -> None:
     parser.add_argument("cluster", nargs="?", default=default, metavar="NAME", help=summary)
+    _add_ray_address(parser)
+
+
+def _add_ray_address(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--ray-address",
+        default="",
+        metavar="ADDRESS",
+        help="of the Ray that the cluster is on, unless that is its own",
+    )
 
 
 def _add_connection_arguments(parser: argparse.ArgumentParser, command: ClientCommand) -> None:
@@ -377,13 +388,12 @@ def _run_client(arguments: argparse.Namespace) -> int:
     from cli.terminal import open_client
 
     arguments.address_from = "" if arguments.address is None else "--address"
-    if getattr(arguments, "cluster", ""):
-        from cli.clusters import address_of
-
+    if getattr(arguments, "cluster", "") or getattr(arguments, "ray_address", ""):
+        arguments.cluster = arguments.cluster or DEFAULT_NAME
         if arguments.address_from:
             print(f"{arguments.name}: give a cluster's name or --address, not both", file=sys.stderr)
             return exit_codes.USAGE
-        if not (found := address_of(arguments.cluster)):
+        if not (found := _address_of(arguments)):
             return exit_codes.FAILED
         arguments.address, arguments.address_from = found, f"the cluster {arguments.cluster}"
     # A variable that is set to nothing is as good as none.
@@ -420,13 +430,31 @@ def _cache(arguments: argparse.Namespace) -> int:
     return run_cache(arguments.action)
 
 
+def _address_of(arguments: argparse.Namespace) -> str:
+    if arguments.ray_address:
+        from cli.remote_clusters import remote_address_of
+
+        return remote_address_of(arguments.cluster, arguments.ray_address)
+    from cli.clusters import address_of
+
+    return address_of(arguments.cluster)
+
+
 def _list(arguments: argparse.Namespace) -> int:
+    if arguments.ray_address:
+        from cli.remote_clusters import list_remote
+
+        return list_remote(arguments.ray_address)
     from cli.clusters import list_clusters
 
     return list_clusters()
 
 
 def _logs(arguments: argparse.Namespace) -> int:
+    if arguments.ray_address:
+        from cli.remote_clusters import show_remote_logs
+
+        return show_remote_logs(arguments.cluster, arguments.ray_address, arguments.process, follow=arguments.follow)
     from cli.clusters import show_logs
 
     return show_logs(arguments.cluster, arguments.process, follow=arguments.follow)
@@ -439,10 +467,18 @@ def _scale(arguments: argparse.Namespace) -> int:
     if not counts:
         print(f"{arguments.name}: how many? give --prefill, --decode or --both", file=sys.stderr)
         return exit_codes.USAGE
+    if arguments.ray_address:
+        from cli.remote_clusters import scale_remote
+
+        return scale_remote(arguments.cluster, arguments.ray_address, counts)
     return scale_cluster(arguments.cluster, counts)
 
 
 def _stop(arguments: argparse.Namespace) -> int:
+    if arguments.ray_address:
+        from cli.remote_clusters import stop_remote
+
+        return stop_remote(arguments.cluster, arguments.ray_address)
     from cli.clusters import stop_cluster
 
     return stop_cluster(arguments.cluster)

@@ -1,7 +1,6 @@
 """A Ray that others have started on this host (`ray start`), which the cluster joins and leaves as it was.
 
-Who may call it, and from where, is up to whoever started it. The cluster's processes are its actors, without names, so
-that several clusters can be on it; they end when the launcher leaves it, or dies.
+Who may call it, and from where, is up to whoever started it. Each cluster on it has a namespace of its own.
 """
 
 import contextlib
@@ -35,9 +34,14 @@ _SET = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 class JoinedRay(RayBase):
     """From joining it to leaving it."""
 
-    def __init__(self, address: str) -> None:
-        """Args: address: "host:port", as `ray start` shows it."""
+    def __init__(self, address: str, namespace: str | None = None) -> None:
+        """
+        Args:
+            address: "host:port", as `ray start` shows it.
+            namespace: of names there; None: one of its own.
+        """
         self._address = address
+        self._namespace = namespace
         self._found = {name: os.environ.get(name) for name in _SET}
 
     @property
@@ -61,10 +65,19 @@ class JoinedRay(RayBase):
         rephrase_errors()
         try:
             with own_signals(utils, ray_constants):
-                ray.init(address=self._address, log_to_driver=False, logging_level=logging.ERROR)
+                ray.init(
+                    address=self._address,
+                    namespace=self._namespace,
+                    log_to_driver=False,
+                    logging_level=logging.ERROR,
+                )
         except (RuntimeError, ConnectionError, ValueError) as error:
             # Another version of Python is among what it says then.
             raise ValueError(f"cannot join the Ray at {self._address}: {' '.join(str(error).split())}") from error
+        self.check_room(num_processes)
+
+    def check_room(self, num_processes: int) -> None:
+        """Raises ValueError unless this host has room for so many more processes there."""
         num_cpus = self.num_free("CPU")
         if num_cpus < num_processes:
             raise ValueError(
@@ -73,7 +86,7 @@ class JoinedRay(RayBase):
             )
 
     def stop(self) -> None:
-        """Leaves it: it ends the actors of this process and goes on."""
+        """Leaves it, which goes on."""
         ray.shutdown()
         for name, value in self._found.items():
             os.environ.pop(name, None)

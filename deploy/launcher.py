@@ -9,14 +9,14 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from deploy.certificates import given_certificates, make_certificates
 from deploy.cluster_config import DEVICES_PER_WORKER, ClusterConfig, WorkerPlan
 from deploy.cluster_options import AUTO, OFF
-from deploy.joined_ray import JoinedRay
+from deploy.hosted_ray import HostedRay
 from deploy.local_ray import LocalRay
 from deploy.plan import check_own_classes, plan
 from deploy.ports import ClientAddresses, ClusterPorts, ReservedPorts
@@ -42,6 +42,8 @@ ROUTER_START_TIMEOUT_S = 60.0
 # Until a worker's process is there and answers, whatever it has yet to load.
 PROCESS_START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 6.0
+# A process that was found running says within this time whether it takes part.
+RECOVER_TIMEOUT_S = 10.0
 POLL_INTERVAL_S = 0.2
 
 
@@ -51,6 +53,19 @@ class ClusterError(Exception):
 
 class ConfigurationError(ClusterError):
     """It cannot start as configured: the person who started it can put that right."""
+
+
+@dataclass(frozen=True)
+class ClusterState:
+    """What the supervision of a running cluster is made of; Cluster says what each is."""
+
+    cluster_token: str
+    cluster_tls: ClusterTls | ClusterTlsFiles | None
+    model_dir: Path
+    ports: ClusterPorts
+    router_configs: dict[str, RouterConfig]
+    worker_plans: dict[str, WorkerPlan]
+    num_starts: dict[str, int]
 
 
 class Cluster:
@@ -63,14 +78,23 @@ class Cluster:
     """
 
     def __init__(
-        self, config: ClusterConfig, on_progress: OnProgress, on_request_line: Callable[[str], None] = print
+        self,
+        config: ClusterConfig,
+        on_progress: OnProgress,
+        on_request_line: Callable[[str], None] = print,
+        hosted: HostedRay | None = None,
     ) -> None:
-        """Args: on_request_line: with log_requests, called with each line about a request, from a thread of its own."""
+        """
+        Args:
+            on_request_line: with log_requests, called with each line about a request, from a thread of its own.
+            hosted: the Ray that this process is an actor of, where it is one; what is started outlives it then.
+        """
         self._config = config
         self._on_progress = on_progress
         self._on_request_line = on_request_line
         self._request_lines: RequestLineServer | None = None
-        self._ray: RayBase = JoinedRay(config.ray_address) if config.ray_address else LocalRay(default_directory())
+        self._hosted = hosted
+        self._ray: RayBase = hosted or LocalRay(default_directory())
         # Actors by name; a process that is started again replaces its actor.
         self._actors: dict[str, Any] = {}
         self._router_configs: dict[str, RouterConfig] = {}
@@ -148,6 +172,7 @@ class Cluster:
             self.cluster_tls = self._made_certificates()
         self._router_configs = {c.router_id: c for c in router_configs}
         self._worker_plans = {p.worker.worker_id: p for p in worker_plans}
+        self._save()
         # All processes start side by side; those that take longest are asked for first.
         starting = {self._start_worker(name): name for name in self._worker_plans}
         starting |= {self._start_router(name): name for name in self._router_configs}
@@ -155,6 +180,42 @@ class Cluster:
         self._wait_for({self._join_worker(self._actors[name]): name for name in self._worker_plans})
         for ref, name in [(self._join_router(self._actors[name]), name) for name in self._router_configs]:
             self._get(ref, ROUTER_START_TIMEOUT_S, name)
+
+    def recover(self, saved: ClusterState) -> None:
+        """Takes over what an earlier process like this one has started, which ended without stopping it: processes that
+        take part go on, and no others do. Those that are missing are started when the cluster is supervised."""
+        assert self._hosted is not None
+        self.cluster_token, self.cluster_tls = saved.cluster_token, saved.cluster_tls
+        self._model_dir = saved.model_dir
+        self._cluster_ports = saved.ports
+        self.addresses, self.routers = saved.ports.shared, saved.ports.routers
+        self._router_configs, self._worker_plans = saved.router_configs, saved.worker_plans
+        self._num_starts = Counter(saved.num_starts)
+        first = next(iter(self._router_configs.values()))
+        self.model_name = first.model_name
+        self._ports.reserve_again(saved.ports)
+        if self._config.log_requests:
+            self._request_lines = RequestLineServer(self._on_request_line, first.request_lines_socket)
+        with contextlib.suppress(ValueError, OSError):
+            resolve_model(self._config.model, self._config.load_format, held=self._held)
+        found = self._hosted.find_actors()
+        asked = {}
+        for name in (*self._router_configs, *self._worker_plans):
+            if (latest := max(found.pop(name, {}).items(), default=None)) is not None:
+                self._actors[name] = actor = latest[1]
+                asked[name] = self._join_router(actor) if name in self._router_configs else actor.progress.remote()
+        for name, ref in asked.items():
+            try:
+                said = ray.get(ref, timeout=RECOVER_TIMEOUT_S)
+                takes_part = name in self._router_configs or said == "ready"
+            except TimeoutError:
+                # One that is busy is for the supervision to judge.
+                takes_part = True
+            except RayError:
+                takes_part = False
+            if not takes_part:
+                ray.kill(self._actors.pop(name))
+        self._hosted.end_all(besides=self._actors.values())
 
     def supervise(self, stop: threading.Event) -> None:
         """Keeps routers and workers alive until `stop` is set: one that dies is started again. What `scale` asks for is
@@ -181,7 +242,10 @@ class Cluster:
             mapped=lambda actor: actor.mapped_workers.remote(),
         )
         kinds = dict.fromkeys(self._router_configs, router) | dict.fromkeys(self._worker_plans, worker)
-        supervisor = Supervisor(self._actors, kinds, self._check_ray)
+        running = {name: kind for name, kind in kinds.items() if name in self._actors}
+        supervisor = Supervisor(self._actors, running, self._check_ray)
+        for name in kinds.keys() - running.keys():
+            supervisor.add(name, kinds[name])
         try:
             supervisor.run(stop, lambda: self._take_turn(supervisor, worker))
         finally:
@@ -220,6 +284,9 @@ class Cluster:
             for actor in self._actors.values():
                 ray.kill(actor)
             self._actors = {}
+            if self._hosted is not None:
+                self._hosted.end_all()
+                self._hosted.forget()
         if self._request_lines is not None:
             self._request_lines.close()
             self._request_lines = None
@@ -287,6 +354,7 @@ class Cluster:
     def add_workers(self, plans: Mapping[str, WorkerPlan]) -> None:
         """These are part of the cluster from now on; who supervises it starts them."""
         self._worker_plans |= plans
+        self._save()
 
     def remove_workers(self, names: Sequence[str]) -> None:
         """Ends what is left of these."""
@@ -294,6 +362,7 @@ class Cluster:
             del self._worker_plans[name]
             if (actor := self._actors.pop(name, None)) is not None:
                 ray.kill(actor)
+        self._save()
 
     def tell_routers(self, names: Sequence[str]) -> list[Any]:
         """Has the routers know these workers alone as those that are to be there; returns a reference to each one's
@@ -305,6 +374,21 @@ class Cluster:
     def actor(self, name: str) -> Any:
         """The process of that name; None: it is not there yet."""
         return self._actors.get(name)
+
+    def _save(self) -> None:
+        """Whoever supervises after this process has died begins with this."""
+        if self._hosted is not None:
+            self._hosted.save(
+                ClusterState(
+                    self.cluster_token,
+                    self.cluster_tls,
+                    self._model_dir,
+                    self._cluster_ports,
+                    self._router_configs,
+                    self._worker_plans,
+                    dict(self._num_starts),
+                )
+            )
 
     def _init_ray(self) -> None:
         self._on_progress("ray", "starting")
@@ -361,7 +445,7 @@ class Cluster:
         self._on_progress(name, "starting")
         config = replace(self._router_configs[name], num_restarts=self._num_starts[name], cluster_tls=self.cluster_tls)
         self._num_starts[name] += 1
-        actor = self._actors[name] = self._actor_class(RouterActor).remote(config)
+        actor = self._actors[name] = self._actor_class(name, RouterActor).remote(config)
         return actor.start.remote()
 
     def _start_worker(self, name: str) -> Any:
@@ -374,13 +458,15 @@ class Cluster:
         self._num_starts[name] += 1
         self._on_progress(name, "starting")
         num_gpus = plan.worker.engine.num_devices if plan.worker.engine.device == "cuda" else 0
-        actor = self._actors[name] = self._actor_class(WorkerActor, num_gpus).remote(plan)
+        actor = self._actors[name] = self._actor_class(name, WorkerActor, num_gpus).remote(plan)
         return actor.start.remote()
 
-    def _actor_class(self, cls: type, num_gpus: int = 0) -> Any:
+    def _actor_class(self, name: str, cls: type, num_gpus: int = 0) -> Any:
         """A class as a Ray actor: three concurrent calls, so that it can be asked for progress and to stop while it
-        starts; and no restart but ours. It has no name: Ray frees a dead actor's name too late for its successor."""
-        options = self._ray.actor_options()
+        starts; and no restart but ours. Where it has a name, each life of it has another: Ray frees a dead actor's name
+        too late for its successor."""
+        self._save()
+        options = self._ray.actor_options() | self._ray.naming(f"{name}.{self._num_starts[name]}")
         return ray.remote(cls).options(**options, num_gpus=num_gpus, max_concurrency=3, max_restarts=0)
 
     def _join_router(self, actor: Any) -> Any:

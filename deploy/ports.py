@@ -4,6 +4,7 @@ So a router that is started again finds its ports free, and everybody else finds
 bound and does not listen: no connection ever comes to it.
 """
 
+import contextlib
 import errno
 import socket
 from dataclasses import dataclass, replace
@@ -106,6 +107,16 @@ class ReservedPorts:
             advice = f"choose another {field}" if is_port else "choose another `host`"
             raise ValueError(f"cannot listen on {host}:{port}: {error.strerror}; {advice}") from error
         return address
+
+    def reserve_again(self, ports: ClusterPorts) -> None:
+        """Takes what was reserved for a cluster whose routers listen there, as far as nobody else has it since."""
+        for address in {*ports.shared, *(address for own in ports.routers.values() for address in own)}:
+            host, _, port = address.rpartition(":")
+            held = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+            self._sockets.append(held)
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            with contextlib.suppress(OSError):
+                held.bind((host, int(port)))
 
     def close(self) -> None:
         for held in self._sockets:

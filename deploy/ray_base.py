@@ -40,6 +40,10 @@ class RayBase(ABC):
     def num_free(self, resource: str) -> int:
         """How much of "GPU" or "CPU" there is on this host that nobody has."""
 
+    def naming(self, name: str) -> dict[str, Any]:
+        """What a process is asked for with besides, so that it is found by this name; {}: it ends with this process."""
+        return {}
+
     @abstractmethod
     def num_nodes(self) -> int:
         """How many hosts there are whose processes could be the cluster's."""

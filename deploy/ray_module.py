@@ -23,6 +23,8 @@ import ray
 from ray._private import node, ray_constants, services, state, utils
 from ray._private import worker as ray_worker
 from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.experimental import internal_kv
+from ray.util import list_named_actors
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 __all__ = [
@@ -31,6 +33,8 @@ __all__ = [
     "RayActorError",
     "RayError",
     "RayTaskError",
+    "internal_kv",
+    "list_named_actors",
     "node",
     "ray",
     "ray_constants",

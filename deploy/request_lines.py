@@ -24,9 +24,13 @@ class RequestLineServer:
         name: of the socket, for RouterConfig.
     """
 
-    def __init__(self, show: Callable[[str], None]) -> None:
-        """Args: show: called from the thread with each line, in which everything is printable."""
-        self.name = f"tandem-requests-{secrets.token_hex(16)}"
+    def __init__(self, show: Callable[[str], None], name: str = "") -> None:
+        """
+        Args:
+            show: called from the thread with each line, in which everything is printable.
+            name: that routers know already; "": a new one.
+        """
+        self.name = name or f"tandem-requests-{secrets.token_hex(16)}"
         self._show = show
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._listener.bind(f"\0{self.name}")

@@ -24,6 +24,7 @@ from deploy.guard import run_guarded
 from deploy.launcher import Cluster, ClusterError, ConfigurationError
 from deploy.names import ClusterName, NameTakenError
 from deploy.options import in_flags
+from deploy.ports import ClientAddresses
 from deploy.process_tree import descendants
 from deploy.progress import StartProgress
 from deploy.run_record import (
@@ -57,6 +58,16 @@ def serve(config: ClusterConfig, *, detach: bool = False) -> int:
             f"tandem: WARNING: {config.host} can be reached from other hosts, and without an API key everybody there "
             "can use this cluster; set one with --api-key-file, or listen on 127.0.0.1",
             file=sys.stderr,
+        )
+    if config.ray_address:
+        from deploy.joined_serve import serve_joined
+
+        stop = f"{_own_command()} stop {config.cluster_name} --ray-address {config.ray_address}"
+        return serve_joined(
+            config,
+            functools.partial(announce, config, stop if detach else "Ctrl-C"),
+            detach=detach,
+            stop_grace_s=config.drain_timeout_s + STOP_GRACE_S,
         )
     directory = default_directory()
     try:
@@ -225,7 +236,7 @@ def _answer(cluster: Cluster, asked: Mapping[str, Any]) -> Iterator[Mapping[str,
     while (line := job.next_line(SILENCE_S)) is not None:
         # Nothing to show says that it goes on.
         yield {"line": line}
-    yield {"error": in_flags(job.error, OPTIONS), "is_usage": job.is_usage}
+    yield {"error": job.error, "is_usage": job.is_usage}
 
 
 def _drain(cluster: Cluster, timeout_s: float, guard: ProcessId, console: Console) -> None:
@@ -268,15 +279,23 @@ def announce_and_wait(
     on_ready: Callable[[], None] = lambda: None,
 ) -> int:
     """What `tandem serve` does with a cluster that runs: says where it is, and keeps it alive until it is to stop."""
+    announce(config, how_to_stop, cluster.model_name, cluster.addresses)
+    on_ready()
+    cluster.supervise(stop)
+    print("Stopping", flush=True)
+    return 0
+
+
+def announce(config: ClusterConfig, how_to_stop: str, model_name: str, addresses: ClientAddresses) -> None:
+    """Says where a cluster is that runs."""
     console = Console(highlight=False)
-    url = f"{'https' if config.tls_cert else 'http'}://{cluster.addresses.http}"
+    url = f"{'https' if config.tls_cert else 'http'}://{addresses.http}"
     console.print(
-        f"\nServing [bold]{cluster.model_name}[/] over gRPC at [bold]{cluster.addresses.grpc}[/] and over HTTP at "
-        f"[bold]{url}[/]",
+        f"\nServing [bold]{model_name}[/] over gRPC at [bold]{addresses.grpc}[/] and over HTTP at [bold]{url}[/]",
         soft_wrap=True,
     )
     # A person on this host reaches an address that means all by loopback.
-    address = cluster.addresses.grpc.replace("0.0.0.0:", "127.0.0.1:")
+    address = addresses.grpc.replace("0.0.0.0:", "127.0.0.1:")
     flags = [
         f"--address {address}",
         *(["--tls-ca CA.pem"] if config.tls_cert else []),
@@ -285,7 +304,3 @@ def announce_and_wait(
     ]
     command = " ".join([_own_command(), "generate", *flags, '"What is the capital of France?"'])
     console.print(f"Try: {command}   ({how_to_stop} stops the cluster)", soft_wrap=True)
-    on_ready()
-    cluster.supervise(stop)
-    console.print("Stopping")
-    return 0

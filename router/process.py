@@ -80,7 +80,8 @@ class RouterProcess:
 
     def open_shared_ports(self) -> None:
         """Listens at the ports that all routers share, where there are such, once a request would be served: a new
-        connection there is as welcome at any other router. Returns after SHARED_PORTS_TIMEOUT_S at the latest.
+        connection there is as welcome at any other router. Once is enough. Returns after SHARED_PORTS_TIMEOUT_S at the
+        latest.
 
         Raises:
             ValueError: a port is taken.
@@ -160,7 +161,7 @@ class RouterProcess:
 
     async def _open_shared_ports(self) -> None:
         config = self._config
-        if not config.shared_grpc_port:
+        if not config.shared_grpc_port or len(self._client_servers) > 1:
             return
         assert self._router is not None and self._open_ports is not None
         with contextlib.suppress(TimeoutError):

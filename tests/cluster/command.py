@@ -22,6 +22,7 @@ GONE_S = 10.0
 class Server:
     """A `tandem serve` that is up."""
 
+    name: str
     process: subprocess.Popen[str]
     address: str
     tree: list[ProcessId]
@@ -46,8 +47,9 @@ def own_name() -> tuple[str, str]:
 
 
 def start(*arguments: str, runtime_dir: Path, cwd: Path | None = None) -> Server:
+    flag, name = own_name()
     process = subprocess.Popen(
-        [TANDEM, "serve", *own_name(), "--grpc-port", "0", "--http-port", "0", *arguments],
+        [TANDEM, "serve", flag, name, "--grpc-port", "0", "--http-port", "0", *arguments],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         text=True,
@@ -68,4 +70,4 @@ def start(*arguments: str, runtime_dir: Path, cwd: Path | None = None) -> Server
     except BaseException:
         end_processes({ProcessId.of(process.pid), *descendants(process.pid)}, 0.0)
         raise
-    return Server(process, found, [ProcessId.of(process.pid), *descendants(process.pid)], output)
+    return Server(name, process, found, [ProcessId.of(process.pid), *descendants(process.pid)], output)

@@ -1,27 +1,19 @@
-"""Clusters on a Ray that was there before: they do not meet, leave nothing of theirs behind, and leave it running."""
+"""Clusters on a Ray that was there before: they do not meet, leave nothing behind when stopped, and it goes on."""
 
 import os
 import signal
-import socket
-import subprocess
-import sys
-import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
-import grpc
 import psutil
 import pytest
 
 from deploy.process_tree import descendants, end_processes
-from deploy.ray_probe import call_ray
 from tandem import exit_codes
-from tandem.processes import ProcessId
-from tests.cluster.command import GONE_S, START_S, Server, start, tandem
+from tests.cluster.command import GONE_S, Server, start, tandem
 from tests.cluster.conftest import wait_until
+from tests.cluster.joinable_ray import TOKEN, JoinableRay, joinable_ray
 
-TOKEN = "ab" * 32
 NUM_CPUS = 4
 # Ray notices only by silence that a node was killed.
 NODE_GONE_S = 45.0
@@ -29,79 +21,10 @@ NODE_GONE_S = 45.0
 ONE_WORKER = ("--both", "1", "--threads", "1", "--num-pages", "64")
 
 
-@dataclass
-class JoinableRay:
-    """A Ray on loopback that `ray start` has started."""
-
-    address: str
-    process: subprocess.Popen[bytes]
-
-    def answers(self) -> bool:
-        try:
-            call_ray(self.address, TOKEN)
-        except grpc.RpcError:
-            return False
-        return True
-
-    def actors(self) -> list[ProcessId]:
-        """Those of clusters."""
-        return self.processes("ray::WorkerActor", "ray::RouterActor")
-
-    def processes(self, *names: str) -> list[ProcessId]:
-        found = []
-        for process in descendants(self.process.pid):
-            try:
-                title = " ".join(psutil.Process(process.pid).cmdline())
-            except psutil.NoSuchProcess:
-                continue
-            if title.startswith(names):
-                found.append(process)
-        return found
-
-
 @pytest.fixture(scope="module")
 def joinable() -> Iterator[JoinableRay]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    # The names of Ray's sockets must be short.
-    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as directory:
-        process = subprocess.Popen(
-            [
-                str(Path(sys.executable).with_name("ray")),
-                *("start", "--head", "--block", "--node-ip-address=127.0.0.1", f"--port={port}"),
-                *("--include-dashboard=false", "--disable-usage-stats", f"--num-cpus={NUM_CPUS}"),
-                *("--object-store-memory=80000000", f"--temp-dir={directory}"),
-            ],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            # Nothing of ours is in its environment: what the actors import they find where the launcher does.
-            env={
-                "PATH": os.environ["PATH"],
-                "HOME": os.environ.get("HOME", "/"),
-                "RAY_AUTH_MODE": "token",
-                "RAY_AUTH_TOKEN": TOKEN,
-                "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-                # Whatever else runs on the host would keep the actors from starting in time, as the documents say.
-                "RAY_worker_niceness": "0",
-            },
-        )
-        started = JoinableRay(f"127.0.0.1:{port}", process)
-        try:
-            wait_until(started.answers, START_S, "Ray is up")
-            # It answers a moment before its node is there, without which nobody can join.
-            wait_until(
-                lambda: any(
-                    "RuntimeEnvAgent" in " ".join(p.cmdline()) for p in psutil.Process(process.pid).children(True)
-                ),
-                START_S,
-                "its node is up",
-            )
-            yield started
-        finally:
-            end_processes([*descendants(process.pid), ProcessId.of(process.pid)], 5.0)
-            process.wait()
+    with joinable_ray(NUM_CPUS) as started:
+        yield started
 
 
 def finish(server: Server) -> None:
@@ -111,6 +34,7 @@ def finish(server: Server) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_two_clusters_are_on_one_ray_that_outlives_both(
     joinable: JoinableRay, tiny_model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,11 +59,13 @@ def test_two_clusters_are_on_one_ray_that_outlives_both(
             wait_until(lambda: len(joinable.actors()) == 2, GONE_S, "the actors of the first have ended")
             assert tandem(*generate, second.address, "hello").returncode == 0 and joinable.answers()
 
-            # So does one that can say nothing any more.
+            # One whose command was killed goes on until it is stopped.
             for process in descendants(second.process.pid):
                 os.kill(process.pid, signal.SIGKILL)
             second.process.kill()
-            wait_until(lambda: joinable.actors() == [], 2 * GONE_S, "the actors of the second have ended")
+            assert tandem(*generate, second.address, "hello").returncode == 0
+            assert tandem("stop", second.name, "--ray-address", joinable.address).returncode == 0
+            wait_until(lambda: joinable.actors() == [], GONE_S, "the actors of the second have ended")
             assert joinable.answers() and joinable.process.poll() is None
         finally:
             finish(second)
@@ -152,6 +78,7 @@ def test_two_clusters_are_on_one_ray_that_outlives_both(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_what_is_wrong_is_said(
     joinable: JoinableRay, tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -176,6 +103,7 @@ def test_what_is_wrong_is_said(
 
 # It comes last: the Ray of all tests is gone afterwards.
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_a_cluster_ends_with_the_ray_that_it_is_on(
     joinable: JoinableRay, tiny_model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

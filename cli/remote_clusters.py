@@ -1,0 +1,131 @@
+"""Commands about clusters on a Ray that is there (--ray-address), which are called by their names too."""
+
+import contextlib
+import logging
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+
+from rich.console import Console
+from rich.table import Table
+
+from cli.clusters import fail, show_answer
+from deploy.hosted_ray import find_clusters
+from deploy.joined_ray import JoinedRay
+from deploy.remote_cluster import GoneError, RayEndedError, RemoteCluster, RemoteError
+from deploy.supervisor_actor import SERVING
+from tandem import exit_codes
+
+_LOOK_INTERVAL_S = 0.3
+# A drain may take as long as its cluster lets it.
+_STOP_LIMIT_S = 24 * 3600.0
+
+
+def list_remote(address: str) -> int:
+    def run() -> int:
+        names = find_clusters()
+        if not names:
+            print(f"no cluster is on the Ray at {address}")
+            return 0
+        table = Table(box=None, padding=(0, 1), pad_edge=False, header_style="dim")
+        for column in ("cluster", "state", "gRPC at", "HTTP at"):
+            table.add_column(column)
+        for name in names:
+            found = RemoteCluster.find(name, address)
+            with contextlib.suppress(GoneError):
+                state = found.look() if found is not None else None
+                table.add_row(name, *((state.phase, state.grpc, state.http) if state else ("does not answer", "", "")))
+        Console(highlight=False).print(table)
+        return 0
+
+    return _joined(address, run)
+
+
+def stop_remote(name: str, address: str) -> int:
+    def use(cluster: RemoteCluster) -> int:
+        cluster.stop(print, limit_s=_STOP_LIMIT_S)
+        print(f"The cluster {name} has ended")
+        return 0
+
+    return _with_cluster(name, address, use)
+
+
+def scale_remote(name: str, address: str, counts: Mapping[str, int]) -> int:
+    def use(cluster: RemoteCluster) -> int:
+        try:
+            return show_answer(name, cluster.scale(counts))
+        except RemoteError as error:
+            return fail(str(error))
+
+    return _with_cluster(name, address, use)
+
+
+def show_remote_logs(name: str, address: str, process: str, *, follow: bool) -> int:
+    if process:
+        return fail(f"{process} writes its log on its own node: into --log-dir, if the cluster has one, or Ray's logs")
+
+    def use(cluster: RemoteCluster) -> int:
+        with contextlib.suppress(GoneError, KeyboardInterrupt):
+            while True:
+                if (state := cluster.look()) is not None:
+                    for line in state.lines:
+                        print(line, flush=True)
+                if not follow:
+                    break
+                time.sleep(_LOOK_INTERVAL_S)
+        return 0
+
+    return _with_cluster(name, address, use)
+
+
+def remote_address_of(name: str, address: str) -> str:
+    """The gRPC port of a cluster; "" if that has been said to be unknown."""
+    found: list[str] = []
+
+    def use(cluster: RemoteCluster) -> int:
+        state = cluster.look()
+        if state is None or state.phase != SERVING:
+            return fail(f"the cluster {name} {'is ' + state.phase if state else 'does not answer'}")
+        found.append(state.grpc.replace("0.0.0.0:", "127.0.0.1:"))
+        return 0
+
+    _with_cluster(name, address, use)
+    return found[0] if found else ""
+
+
+def _with_cluster(name: str, address: str, use: Callable[[RemoteCluster], int]) -> int:
+    def run() -> int:
+        cluster = RemoteCluster.find(name, address)
+        if cluster is None:
+            names = ", ".join(find_clusters())
+            return fail(f"no cluster named {name} is on the Ray at {address}{f'; there are: {names}' if names else ''}")
+        try:
+            return use(cluster)
+        except GoneError:
+            return fail(f"the cluster {name} has ended meanwhile")
+        except RayEndedError:
+            return fail(f"the Ray at {address} has ended, and the cluster {name} with it")
+
+    return _joined(address, run)
+
+
+def _joined(address: str, run: Callable[[], int]) -> int:
+    logging.basicConfig(level=logging.ERROR, format="%(levelname)s: %(message)s")
+    with _join(address) as error:
+        return fail(error, exit_codes.USAGE) if error else run()
+
+
+@contextlib.contextmanager
+def _join(address: str) -> Iterator[str]:
+    """Why that Ray cannot be joined, or ""."""
+    ray = JoinedRay(address)
+    error = ""
+    try:
+        try:
+            ray.start(0)
+        except (ValueError, OSError) as refusal:
+            error = str(refusal)
+        sys.stdout.flush()
+        yield error
+    finally:
+        ray.stop()

@@ -1,0 +1,85 @@
+"""The Ray that a cluster's supervisor is an actor of. What it starts outlives it, and has names in the cluster's own
+namespace, by which the supervisor that Ray starts in its place finds it."""
+
+import contextlib
+import pickle
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any
+
+from deploy.joined_ray import JoinedRay
+from deploy.ray_module import internal_kv, list_named_actors, ray
+
+SUPERVISOR = "supervisor"
+_PREFIX = "tandem-"
+_STATE = b"state"
+
+
+def namespace_of(cluster: str) -> str:
+    """Where the actors of a cluster have their names."""
+    return f"{_PREFIX}{cluster}"
+
+
+def find_clusters() -> list[str]:
+    """The names of all clusters on the Ray that this process has joined."""
+    named = list_named_actors(all_namespaces=True)
+    found = [n["namespace"] for n in named if n["name"] == SUPERVISOR and n["namespace"].startswith(_PREFIX)]
+    return sorted(namespace.removeprefix(_PREFIX) for namespace in found)
+
+
+class HostedRay(JoinedRay):
+    """A process that takes part already: neither started nor left by it."""
+
+    def __init__(self, address: str, cluster: str) -> None:
+        """Args: cluster: its name."""
+        self._own_namespace = namespace_of(cluster)
+        super().__init__(address, self._own_namespace)
+
+    def start(self, num_processes: int) -> None:
+        """Makes sure that there is room.
+
+        Raises:
+            ValueError: there is none.
+        """
+        self.check_room(num_processes)
+
+    def stop(self) -> None:
+        """It goes on."""
+
+    def naming(self, name: str) -> dict[str, Any]:
+        return {"name": name, "namespace": self._own_namespace, "lifetime": "detached"}
+
+    def find_actors(self) -> dict[str, dict[int, Any]]:
+        """The cluster's processes that run, by their names and by which life of them it is, but the supervisor."""
+        found: defaultdict[str, dict[int, Any]] = defaultdict(dict)
+        for named in list_named_actors(all_namespaces=True):
+            name, _, life = named["name"].rpartition(".")
+            if named["namespace"] == self._own_namespace and name and life.isdigit():
+                # It may have ended since.
+                with contextlib.suppress(ValueError):
+                    found[name][int(life)] = ray.get_actor(named["name"], self._own_namespace)
+        return found
+
+    def end_all(self, besides: Iterable[Any] = ()) -> None:
+        """Ends the cluster's processes, but the supervisor and these."""
+        kept = {actor._actor_id for actor in besides}
+        for lives in self.find_actors().values():
+            for actor in lives.values():
+                if actor._actor_id not in kept:
+                    ray.kill(actor)
+
+    def save(self, state: Any) -> None:
+        """Keeps what the next supervisor begins with, for as long as Ray lives."""
+        internal_kv._internal_kv_put(_STATE, pickle.dumps(state), overwrite=True, namespace=self._key())
+
+    def saved(self) -> Any:
+        """What was saved last; None: nothing, or it was forgotten."""
+        found = internal_kv._internal_kv_get(_STATE, namespace=self._key())
+        return pickle.loads(found) if found else None
+
+    def forget(self) -> None:
+        """The cluster has come to its end."""
+        internal_kv._internal_kv_del(_STATE, namespace=self._key())
+
+    def _key(self) -> bytes:
+        return self._own_namespace.encode()
