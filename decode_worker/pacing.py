@@ -7,7 +7,7 @@ from collections.abc import Callable
 # The estimates look back on so many steps.
 WINDOW = 8
 # The longest time of late to compose a step is multiplied by this: a little slower must not make the device wait.
-HOST_FACTOR = 1.1
+HOST_FACTOR = 1.2
 # A thread may wake up this much later than it asked to, and the next step must be composed in time all the same.
 WAKE_UP_S = 0.00015
 
