@@ -1,8 +1,8 @@
 """What several routers cost in cached prefixes: of the tokens of prompts, the part that is cached where they are sent.
 
-Each router learns from its own requests alone what is cached where. Here are the real policies, one for each router,
-and the real caches of prefill and decode workers, without pages' memory; time, arrivals and computing are simulated, so
-the result is the same on every machine (a minute or two).
+Here are the real policies, one for each router, and the real caches of prefill and decode workers, without pages'
+memory, which tell every router what they have; time, arrivals and computing are simulated, so the result is the same on
+every machine (some minutes). `guessed`: each router takes for cached what it has itself sent where, is told nothing.
 
 Conversations begin at random, with one of a few beginnings that many share; each turn's prompt is all that was said
 before and something new. `kept`: a conversation's turns come to one router, as over a connection that its client keeps;
@@ -21,6 +21,7 @@ from functools import partial
 
 from benchmarks.routing import PAGE_SIZE, worker_hello
 from benchmarks.rows import Row, argument_parser, report
+from benchmarks.sent_prefixes import SentPrefixes
 from engine.kvcache.cache_manager import CacheManager
 from router.candidates import Candidates
 from router.peer_counts import AssignedLoad
@@ -29,6 +30,10 @@ from router.policies.base import RoutingPolicy, RoutingRequest
 from router.policies.cache_aware import CacheAware
 from router.policies.least_loaded import LeastLoaded
 from router.worker import Pair, Worker
+from tandem.messages import CachedPrefixes
+from worker.engine_thread import CHANGES_INTERVAL_S
+
+MakePolicy = Callable[[int, Callable[[], float]], RoutingPolicy]
 
 NUM_WORKERS = 4
 # About an 8B model on an H200: what a prefill worker computes in a second, and a decode worker's step.
@@ -47,10 +52,18 @@ SEED = 0
 
 @dataclass(slots=True)
 class Cache:
-    """A worker's. Attributes: busy_until: when it has computed what it was sent."""
+    """A worker's.
+
+    Attributes:
+        busy_until: when it has computed what it was sent.
+        num_told: how often it has told what has changed.
+        is_telling: whether it has a moment for the next time.
+    """
 
     manager: CacheManager
     busy_until: float = 0.0
+    num_told: int = 0
+    is_telling: bool = False
 
     def serve(self, prompt_ids: Sequence[int], computed_ids: Sequence[int]) -> int:
         """Takes a request in; returns the tokens of its prompt that were cached.
@@ -96,14 +109,16 @@ class Counts:
 class Cluster:
     """A node of as many prefill as decode workers, and its routers, in simulated time."""
 
-    def __init__(self, make_policy: Callable[[int], RoutingPolicy], num_routers: int, num_pages: int) -> None:
-        """Args: make_policy: given a seed; num_pages: of each worker's pool."""
+    def __init__(self, make_policy: MakePolicy, num_routers: int, num_pages: int) -> None:
+        """Args: make_policy: given a seed and a clock; num_pages: of each worker's pool."""
         names = [f"{role}-{number}" for role in ("prefill", "decode") for number in range(NUM_WORKERS)]
         self._caches = {name: Cache(CacheManager(num_pages, PAGE_SIZE)) for name in names}
         self._replicas = [
-            Replica(make_policy(SEED + number), _workers(names, num_pages)) for number in range(num_routers)
+            Replica(make_policy(SEED + number, lambda: self._now), _workers(names, num_pages))
+            for number in range(num_routers)
         ]
         self._random = random.Random(SEED)
+        self._tells = self._replicas[0].policy.wants_prefixes
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
         self._now = 0.0
@@ -133,10 +148,12 @@ class Cluster:
         replica = self._replicas[chosen_by % len(self._replicas)]
         request = RoutingRequest(str(number), 0, prompt_ids, (), OUTPUT_TOKENS, 0, "", "")
         pair = replica.policy.choose(replica.candidates, request)
+        replica.policy.attempt_started(pair, request)
         pair.prefill.add_load(1, len(prompt_ids))
         pair.decode.add_load(1)
         prefill = self._caches[pair.prefill.worker_id]
         cached_len = prefill.serve(prompt_ids, prompt_ids)
+        self._tell_soon(pair.prefill.worker_id)
         begins = max(self._now, prefill.busy_until)
         prefill.busy_until = begins + (len(prompt_ids) - cached_len) / PREFILL_TOKENS_PER_S
         if self._now >= WARM_UP_S:
@@ -153,6 +170,7 @@ class Cluster:
         conversation.token_ids += output
         computed = conversation.token_ids[:-1]
         cached_len = self._caches[pair.decode.worker_id].serve(request.prompt_ids, computed)
+        self._tell_soon(pair.decode.worker_id)
         if self._now >= WARM_UP_S:
             self.counts.decode_cached += cached_len
 
@@ -166,6 +184,22 @@ class Cluster:
                 self._at(self._now + after, partial(self._take_turn, conversation, is_kept))
 
         self._at(self._now + OUTPUT_TOKENS * STEP_S, finish)
+
+    def _tell_soon(self, name: str) -> None:
+        """A worker's cache has changed."""
+        cache = self._caches[name]
+        if self._tells and not cache.is_telling:
+            cache.is_telling = True
+            self._at(self._now + CHANGES_INTERVAL_S, partial(self._tell, name))
+
+    def _tell(self, name: str) -> None:
+        cache = self._caches[name]
+        cache.is_telling = False
+        if (changes := cache.manager.take_changes()) is not None:
+            stored, removed = b"".join(changes.stored), b"".join(changes.removed)
+            for replica in self._replicas:
+                replica.workers[name].prefixes.receive(CachedPrefixes(cache.num_told, False, stored, removed))
+            cache.num_told += 1
 
     def _exchange(self) -> None:
         """Routers tell each other what they have assigned."""
@@ -206,13 +240,17 @@ def rows_of(name: str, counts: Counts) -> Iterator[Row]:
 
 def measure(num_routers: Sequence[int], rate: float, seconds: float, num_pages: int) -> list[Row]:
     """Args: rate: of conversations that begin, in a second; num_pages: of each worker's pool."""
-    least = Cluster(LeastLoaded, 1, num_pages).run(rate, seconds, is_kept=True)
+    least = Cluster(lambda seed, _: LeastLoaded(seed), 1, num_pages).run(rate, seconds, is_kept=True)
     rows = list(rows_of("1 router, least_loaded", least))
-    for count in num_routers:
+    policies: tuple[tuple[MakePolicy, str], ...] = (
+        (CacheAware, ""),
+        (lambda seed, _: SentPrefixes(seed), ", guessed"),
+    )
+    for count, (policy, known) in itertools.product(num_routers, policies):
         for way in ("kept", "spread")[: 2 if count > 1 else 1]:
-            counts = Cluster(CacheAware, count, num_pages).run(rate, seconds, is_kept=way == "kept")
+            counts = Cluster(policy, count, num_pages).run(rate, seconds, is_kept=way == "kept")
             name = f"{count} routers, {way}" if count > 1 else "1 router, cache_aware"
-            rows += rows_of(name, counts)
+            rows += rows_of(name + known, counts)
     return rows
 
 

@@ -3,6 +3,7 @@
 from both_worker.pages import SharedPages
 from decode_worker.scheduler import DecodeScheduler
 from engine.base import EngineBase
+from engine.kvcache.cache_changes import CacheChanges
 from engine.kvcache.cache_manager import CacheManager
 from kvtransfer.events import ReceiverLinkEvent, SenderLinkEvent
 from prefill_worker.scheduler import PrefillScheduler
@@ -67,6 +68,9 @@ class BothScheduler(Scheduler):
 
     def stats(self) -> WorkerStats:
         return worker_stats(self._engine, self._cache, self._prefill.own_stats(), self._decode.own_stats())
+
+    def take_cache_changes(self) -> CacheChanges | None:
+        return self._cache.take_changes()
 
     def check_integrity(self) -> str:
         return self._cache.check_integrity()

@@ -18,6 +18,8 @@ from router.request_spans import DROP_REASONS
 from router.worker_registry import WorkerRegistry
 from tandem.config import ROLES
 from tandem.lifecycle import PHASES, TOTALS, PhaseTiming
+from tandem.messages import CachedPrefixes
+from tandem.prefix import IDENTITY_BYTES
 from tandem.process_metrics import process_registry
 
 # How requests end: two ways that are the model's, the client's leaving, and the classes of router/errors.py.
@@ -27,6 +29,8 @@ OUTCOMES = (
 )
 # How the router loses a worker.
 FAULTS = ("disconnected", "reconnected", "silent", "stalled")
+# What workers say of their caches: pages that have come and gone; all that they have; and that something was missed.
+PREFIX_EVENTS = ("stored", "removed", "whole", "missed")
 
 
 class RouterMetrics(Collector):
@@ -65,6 +69,7 @@ class RouterMetrics(Collector):
         self._restarts: Counter[str] = Counter(dict.fromkeys(get_args(AttemptFailure), 0))
         self._spans_dropped = Counter(dict.fromkeys(DROP_REASONS, 0))
         self._faults = Counter(dict.fromkeys(FAULTS, 0))
+        self._prefix_events = Counter(dict.fromkeys(PREFIX_EVENTS, 0))
         self._num_unknown_fields = 0
         self._num_prompt_tokens = 0
         self._num_generated_tokens = 0
@@ -131,6 +136,15 @@ class RouterMetrics(Collector):
     def spans_dropped(self, reason: str, num_requests: int) -> None:
         """So many requests' spans will not reach the collector of traces."""
         self._spans_dropped[reason] += num_requests
+
+    def prefixes_received(self, message: CachedPrefixes, *, is_in_order: bool) -> None:
+        """A worker has said what it has cached. Args: is_in_order: nothing before it was missed."""
+        if message.is_whole:
+            self._prefix_events["whole"] += 1
+        if not is_in_order:
+            self._prefix_events["missed"] += 1
+        self._prefix_events["stored"] += len(message.stored) // IDENTITY_BYTES
+        self._prefix_events["removed"] += len(message.removed) // IDENTITY_BYTES
 
     def fault(self, kind: str) -> None:
         self._faults[kind] += 1
@@ -199,6 +213,15 @@ class RouterMetrics(Collector):
                 offsets.add_metric((its_role, worker_id), self._clocks.offset_ns(worker_id) / 1e9)
                 uncertainties.add_metric((its_role, worker_id), uncertainty_ns / 1e9)
         yield from (offsets, uncertainties)
+        prefixes = GaugeMetricFamily(
+            "tandem_known_prefix_pages",
+            "Pages that a connected worker has cached, as the router knows it",
+            labels=("role", "worker"),
+        )
+        for worker in sorted(self._registry, key=lambda worker: worker.worker_id):
+            prefixes.add_metric((worker.role, worker.worker_id), len(worker.prefixes.identities))
+        yield prefixes
+        yield _counter("tandem_prefix_events", "What workers have said of their caches", ("kind",), self._prefix_events)
         yield GaugeMetricFamily(
             "tandem_worker_pairs",
             "Pairs of connected workers that can serve a request together: all where every link is up",

@@ -29,6 +29,7 @@ from router.worker import Worker
 from router.worker_registry import WorkerRegistry
 from tandem.lifecycle import ENDED, now_ns
 from tandem.messages import (
+    CachedPrefixes,
     ClockReply,
     Failed,
     Finished,
@@ -43,6 +44,7 @@ from tandem.messages import (
     Progress,
     PromptScored,
     Recalled,
+    RepeatPrefixes,
     ResetCache,
     RouterMessage,
     Tokens,
@@ -292,7 +294,7 @@ class Router:
         if old is not None:
             self.lose_worker(old, "reconnected", "it has connected again")
         worker = self.workers.register(hello, send, disconnect)
-        worker.send([Welcome(self.incarnation), self.clocks.probe()])
+        worker.send([Welcome(self.incarnation, self._policy.wants_prefixes), self.clocks.probe()])
         self._send_peers()
         logger.info("worker %s (%s) joined from %s", hello.worker_id, hello.role, hello.address)
         self.live.journal.worker_joined(hello)
@@ -341,6 +343,8 @@ class Router:
             ):
                 if (request := self._requests.get(message.request_id)) is not None:
                     self._attempts.on_message(request, message)
+            case CachedPrefixes():
+                self._receive_prefixes(worker, message)
             case Recalled():
                 self.recalls.receive(worker, message)
             case ClockReply():
@@ -349,6 +353,12 @@ class Router:
             case _:
                 raise ValueError(f"unexpected {type(message).__name__} from a worker")
         self._attempts.serve_waiting()
+
+    def _receive_prefixes(self, worker: Worker, message: CachedPrefixes) -> None:
+        is_in_order = worker.prefixes.receive(message)
+        self.metrics.prefixes_received(message, is_in_order=is_in_order)
+        if not is_in_order:
+            worker.send([RepeatPrefixes()])
 
     def lose_worker(self, worker: Worker, kind: str, reason: str) -> None:
         """A worker's control stream has ended, or must end: so do its attempts.

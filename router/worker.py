@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from router.peer_counts import NOTHING, AssignedLoad
+from router.worker_prefixes import WorkerPrefixes
 from tandem.messages import Hello, LinkState, RouterMessage, WorkerStats
 
 
@@ -23,6 +24,7 @@ class Worker:
         links_down: what it last said of decode workers that it has no link to.
         decode_workers: those that can go on with what it has computed, by their ids: the lives of workers that decode,
             are here, and that it has a link to; itself in role `both`. The registry keeps this.
+        prefixes: what it says that it has cached; nothing where no policy wants to know.
         num_assigned: requests that it serves now, by the routers' own counts, which are fresher than a heartbeat.
         num_pending_tokens: tokens of those that it has yet to prefill.
         assigned_here, assigned_elsewhere: what this router's and other routers' requests make of both.
@@ -41,6 +43,7 @@ class Worker:
     links_up: dict[str, str] = field(default_factory=dict)
     links_down: dict[str, LinkState] = field(default_factory=dict)
     decode_workers: "dict[str, Worker]" = field(default_factory=dict)
+    prefixes: WorkerPrefixes = field(default_factory=WorkerPrefixes)
     num_assigned: int = 0
     num_pending_tokens: int = 0
     assigned_here: AssignedLoad = NOTHING

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from tandem.prompt_logprobs import PackedLogprobs
 from tandem.sampling_params import SamplingParams, TokenLogprobs
 
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,14 +301,37 @@ class ClockReply:
     replied_ns: int
 
 
+@dataclass(frozen=True, slots=True)
+class CachedPrefixes:
+    """A worker says which prefixes it has cached, by their identities (tandem.prefix) at its own page size, packed. To
+    a router that wants to know it first says all that it has, in a few messages one after the other, and from then on
+    what has changed.
+
+    Attributes:
+        number: one more than that of the message before on this stream.
+        is_whole: what was said before does not hold any more.
+        stored, removed: of pages that it has now, and of those that it has no more.
+    """
+
+    number: int
+    is_whole: bool
+    stored: bytes
+    removed: bytes = b""
+
+
 # --- router to worker ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """The router's answer to Hello, and the first message on the stream: the worker is part of the cluster."""
+    """The router's answer to Hello, and the first message on the stream: the worker is part of the cluster.
+
+    Attributes:
+        wants_prefixes: whether it is to be told which prefixes are cached.
+    """
 
     router_incarnation: str
+    wants_prefixes: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -393,6 +416,11 @@ class Recall:
 
     recall_id: str
     record_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class RepeatPrefixes:
+    """A router has a worker say anew all that it has cached, because some of its CachedPrefixes did not come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -552,7 +580,8 @@ WorkerMessage = (
     | Recalled
     | ClockReply
     | Progress
+    | CachedPrefixes
 )
-RouterMessage = Welcome | Peers | Admit | Prefill | Abort | Recall | ResetCache | ClockProbe
+RouterMessage = Welcome | Peers | Admit | Prefill | Abort | Recall | ResetCache | RepeatPrefixes | ClockProbe
 SenderMessage = LinkHello | LeaseRequest | Pushing | Renewed | Committed | Released
 ReceiverMessage = LinkWelcome | LinkRefused | Granted | Refused | Revoke

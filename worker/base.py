@@ -7,6 +7,7 @@ from typing import Protocol
 import grpc
 
 from engine.base import EngineBase
+from engine.kvcache.cache_changes import CacheChanges
 from engine.kvcache.cache_manager import CacheManager
 from tandem.messages import Hello, Peer, ReceiverMessage, SenderMessage, WorkerMessage, WorkerStats
 from tandem.recording import Recorder
@@ -57,6 +58,10 @@ class Scheduler(ABC):
         """What the worker tells of itself; read after every step."""
 
     @abstractmethod
+    def take_cache_changes(self) -> CacheChanges | None:
+        """Which pages have come into the worker's cache and gone since the last call; None: none have."""
+
+    @abstractmethod
     def check_integrity(self) -> str:
         """Returns the first violation of page accounting, or ""."""
 
@@ -72,6 +77,9 @@ class ForwardScheduler(Scheduler):
 
     def stats(self) -> WorkerStats:
         return worker_stats(self._engine, self._cache, self.own_stats())
+
+    def take_cache_changes(self) -> CacheChanges | None:
+        return self._cache.take_changes()
 
     def check_integrity(self) -> str:
         return self._cache.check_integrity()

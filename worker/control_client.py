@@ -17,6 +17,7 @@ from tandem.messages import (
     Peers,
     Prefill,
     Recall,
+    RepeatPrefixes,
     ResetCache,
     Welcome,
     WorkerMessage,
@@ -27,6 +28,7 @@ from tandem.rpc.codec import ROUTER_CODEC, WORKER_CODEC
 from tandem.rpc.credentials import ClusterCredentials
 from tandem.v1 import worker_pb2_grpc
 from worker.events import Event, FromRouter, RouterLost
+from worker.prefix_feed import CacheAccount, PrefixFeed
 from worker.records import RecordKeeper
 
 logger = logging.getLogger(__name__)
@@ -56,6 +58,7 @@ class ControlClient:
         heartbeat: Callable[[], Heartbeat],
         heartbeat_interval_s: float,
         records: RecordKeeper,
+        account: CacheAccount,
         post: Callable[[Event], None],
         on_peers: Callable[[str, Peers], None],
         on_connected: Callable[[], None],
@@ -65,6 +68,7 @@ class ControlClient:
         Args:
             heartbeat: the current heartbeat.
             records: of what is served here, for whichever router.
+            account: of what is cached here.
             post: tells the engine thread.
             on_peers: told which decode workers the router at an address names.
             on_connected: called at every Welcome.
@@ -77,16 +81,29 @@ class ControlClient:
         self._heartbeat = heartbeat
         self._heartbeat_interval_s = heartbeat_interval_s
         self._records = records
+        self._account = account
         self._post = post
         self._on_peers = on_peers
         self._on_connected = on_connected
         self._on_lost = on_lost
         self._writer: BatchWriter | None = None
+        # What the router knows of the cache; None: it does not want to.
+        self._prefixes: PrefixFeed | None = None
 
     def send(self, messages: Sequence[WorkerMessage]) -> None:
         """Sends to the router; without one, nobody waits for these messages and they are dropped."""
         if self._writer is not None and self.router:
             self._writer.send(messages)
+
+    def tell_changes(self, stored: bytes, removed: bytes) -> None:
+        """The account of the cache has changed by so much."""
+        if self._prefixes is not None:
+            self._prefixes.tell_changes(stored, removed)
+
+    def catch_up(self) -> None:
+        """Says what has been kept from a router that was too slow, if it has read what there was."""
+        if self._prefixes is not None:
+            self._prefixes.catch_up()
 
     async def run(self) -> None:
         """Runs until cancelled.
@@ -136,6 +153,7 @@ class ControlClient:
     def _end_stream(self) -> None:
         """The one place where a stream is over, however it has ended: what the router had here is over with it."""
         router, self.router = self.router, ""
+        self._prefixes = None
         if router:
             self._post(RouterLost(router))
             self._on_lost(self.address)
@@ -146,6 +164,9 @@ class ControlClient:
             match message:
                 case Welcome():
                     self.router = message.router_incarnation
+                    if message.wants_prefixes and self._writer is not None:
+                        self._prefixes = PrefixFeed(self._account, self._writer)
+                        self._prefixes.catch_up()
                     self._on_connected()
                     self._post(FromRouter(message))
                 case Peers():
@@ -157,6 +178,9 @@ class ControlClient:
                     self._post(FromRouter(message))
                 case ResetCache():
                     self._post(FromRouter(message))
+                case RepeatPrefixes():
+                    if self._prefixes is not None:
+                        self._prefixes.begin_anew()
                 case Recall():
                     self.send([self._records.recall(message)])
                 case ClockProbe():
@@ -167,4 +191,5 @@ class ControlClient:
     async def _beat(self, writer: BatchWriter) -> None:
         while True:
             writer.send([self._heartbeat()])
+            self.catch_up()
             await asyncio.sleep(self._heartbeat_interval_s)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 
+from engine.kvcache.cache_changes import CacheChanges
 from tandem.lifecycle import now_ns
 from tandem.messages import ReceiverMessage, SenderMessage, WorkerMessage, WorkerStats
 from tandem.recording import INBOX, Recorder
@@ -19,6 +20,8 @@ logger = logging.getLogger(__name__)
 
 # An idle loop turns this often, so that its step counter proves that it lives.
 IDLE_TURN_S = 0.1
+# What has changed in the cache is passed on as often, so that a page costs little.
+CHANGES_INTERVAL_S = 0.1
 
 
 @dataclass(slots=True)
@@ -28,11 +31,13 @@ class Outgoing:
     Attributes:
         to_links: messages by epoch, in order.
         closed_links: epochs to end, with the reason.
+        cache_changes: which pages have come into the cache and gone, where that is due.
     """
 
     to_router: list[WorkerMessage]
     to_links: dict[str, list[SenderMessage | ReceiverMessage]]
     closed_links: dict[str, str]
+    cache_changes: CacheChanges | None = None
 
 
 class StepOutbox(Outbox):
@@ -51,9 +56,13 @@ class StepOutbox(Outbox):
     def close_link(self, epoch: str, reason: str) -> None:
         self._outgoing.closed_links[epoch] = reason
 
+    def pass_on_changes(self, changes: CacheChanges) -> None:
+        """Tells those who keep an account of the cache."""
+        self._outgoing.cache_changes = changes
+
     def flush(self) -> None:
         outgoing = self._outgoing
-        if outgoing.to_router or outgoing.to_links or outgoing.closed_links:
+        if outgoing.to_router or outgoing.to_links or outgoing.closed_links or outgoing.cache_changes is not None:
             self._outgoing = Outgoing([], {}, {})
             self._deliver(outgoing)
 
@@ -85,6 +94,7 @@ class EngineThread:
         # Since when the oldest event waits, and when the inbox was last empty, in nanoseconds since the epoch; kept
         # while somebody records.
         self._posted_ns = self._emptied_ns = 0
+        self._changes_due = 0.0
         self._stopping = False
         self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
         self._built: Future[Scheduler] = Future()
@@ -136,11 +146,19 @@ class EngineThread:
             worked = scheduler.step()
             self.num_steps += 1
             self.latest_stats = scheduler.stats()
+            self._pass_on_changes(scheduler)
             self._outbox.flush()
             recorder.end_turn(self.num_steps, worked=worked)
             if not worked:
                 self._wait(scheduler.next_deadline())
                 recorder.lap("sleep")
+
+    def _pass_on_changes(self, scheduler: Scheduler) -> None:
+        """The first after a while at once, those after it together."""
+        now = time.monotonic()
+        if now >= self._changes_due and (changes := scheduler.take_cache_changes()) is not None:
+            self._changes_due = now + CHANGES_INTERVAL_S
+            self._outbox.pass_on_changes(changes)
 
     def _receive(self, scheduler: Scheduler) -> None:
         if self._recorder.is_on:

@@ -247,6 +247,9 @@ class WorkerProcess:
             self._links.close_link(epoch, reason)
         if outgoing.to_router and self._routers is not None:
             self._routers.send(outgoing.to_router)
+        if outgoing.cache_changes is not None:
+            assert self._routers is not None, "nothing is cached before a router has sent anything"
+            self._routers.tell_changes(outgoing.cache_changes)
 
     async def _close(self) -> None:
         tasks = [task for task in (self._control_task, self._watch_task) if task is not None]

@@ -10,7 +10,9 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from engine.kvcache.cache_changes import CacheChanges
 from tandem.messages import (
+    CachedPrefixes,
     ClockReply,
     Heartbeat,
     Hello,
@@ -27,6 +29,7 @@ from tandem.rpc.credentials import ClusterCredentials
 from worker.control_client import ControlClient
 from worker.events import Event
 from worker.peer_union import PeerUnion
+from worker.prefix_feed import CacheAccount
 from worker.records import RecordKeeper
 
 logger = logging.getLogger(__name__)
@@ -67,6 +70,7 @@ class RouterStreams:
         self._set_peers = set_peers
         self._records = records
         self._peers = PeerUnion(clock)
+        self._account = CacheAccount()
         self._clients = [
             ControlClient(
                 address,
@@ -75,6 +79,7 @@ class RouterStreams:
                 heartbeat=heartbeat,
                 heartbeat_interval_s=heartbeat_interval_s,
                 records=records,
+                account=self._account,
                 post=post,
                 on_peers=self._name_peers,
                 on_connected=on_connected,
@@ -95,6 +100,13 @@ class RouterStreams:
             return
         for router, own in _by_router(messages, tuple(clients)).items():
             clients[router].send(own)
+
+    def tell_changes(self, changes: CacheChanges) -> None:
+        """Tells all routers that want to know which pages have come into the cache and gone."""
+        self._account.apply(changes)
+        stored, removed = b"".join(changes.stored), b"".join(changes.removed)
+        for client in self._clients:
+            client.tell_changes(stored, removed)
 
     async def run(self) -> None:
         """Runs until cancelled.
@@ -150,7 +162,7 @@ def _by_router(messages: Sequence[WorkerMessage], routers: Sequence[str]) -> Map
                     events[router_of(event.request_id)].append(event)
                 for router in events.keys() & told.keys():
                     told[router].append(Tokens(tuple(events[router])))
-            case Hello() | Heartbeat() | Recalled() | ClockReply():
+            case Hello() | Heartbeat() | CachedPrefixes() | Recalled() | ClockReply():
                 raise AssertionError("a stream says these by itself")
             case _:
                 if (router := router_of(message.request_id)) in told:

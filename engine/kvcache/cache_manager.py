@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from engine.kvcache.allocator import PageAllocator
 from engine.kvcache.base import Completion
+from engine.kvcache.cache_changes import CacheChanges
 from engine.kvcache.eviction.table import EVICTION_POLICIES
 from engine.kvcache.page_ceiling import PageCeiling
 from engine.kvcache.radix_cache import RadixCache, RadixNode
@@ -247,6 +248,10 @@ class CacheManager:
     def drop_cached_pages(self) -> None:
         """Frees every page of the tree that is under no lock: what comes later is computed anew."""
         self._allocator.free(self._tree.evict(self.num_cached_pages))
+
+    def take_changes(self) -> CacheChanges | None:
+        """Which pages have come into the tree and gone since the last call; None: none have."""
+        return self._tree.changes.take()
 
     def check_integrity(self) -> str:
         """Counts every page's owners afresh; returns a description of the first violation, or ""."""

@@ -8,7 +8,9 @@ equal tokens in different namespaces never share a page.
 import heapq
 from collections.abc import Iterator, Sequence
 
+from engine.kvcache.cache_changes import ChangeLog
 from engine.kvcache.eviction.base import EvictionPolicy
+from tandem.prefix import namespace_identity, page_identity
 
 
 class RadixNode:
@@ -17,6 +19,7 @@ class RadixNode:
 
     Attributes:
         key: the page's tokens.
+        identity: of the prefix that ends with the page (tandem.prefix).
         num_locks: locks on this node or on any below it.
         heap_entry: number of the latest entry that the eviction heap was given for it; 0 before the first.
         created, last_access, num_hits, priority: what an eviction policy looks at, see EvictableNode.
@@ -26,6 +29,7 @@ class RadixNode:
         "children",
         "created",
         "heap_entry",
+        "identity",
         "key",
         "last_access",
         "num_hits",
@@ -35,8 +39,11 @@ class RadixNode:
         "priority",
     )
 
-    def __init__(self, key: tuple[int, ...], page_id: int, parent: "RadixNode | None", created: int) -> None:
+    def __init__(
+        self, key: tuple[int, ...], identity: bytes, page_id: int, parent: "RadixNode | None", created: int
+    ) -> None:
         self.key = key
+        self.identity = identity
         self.page_id = page_id
         self.parent = parent
         self.children: dict[tuple[int, ...], RadixNode] = {}
@@ -54,12 +61,14 @@ class RadixCache:
     Attributes:
         num_pages: pages in the trees.
         num_locked_pages: those with at least one lock; all others can be evicted, leaves first.
+        changes: which pages have come and gone.
     """
 
     def __init__(self, page_size: int, policy: EvictionPolicy) -> None:
         self.page_size = page_size
         self.num_pages = 0
         self.num_locked_pages = 0
+        self.changes = ChangeLog()
         self._eviction_key = policy.key
         self._roots: dict[str, RadixNode] = {}
         # The keys are the identities of roots.
@@ -88,7 +97,7 @@ class RadixCache:
         access to all pages up to it."""
         self._clock += 1
         clock, size = self._clock, self.page_size
-        node = self._roots.get(namespace) or RadixNode((), -1, None, clock)
+        node = self._roots.get(namespace) or RadixNode((), namespace_identity(namespace), -1, None, clock)
         for start in range(0, min(len(token_ids) // size, max_pages) * size, size):
             child = node.children.get(tuple(token_ids[start : start + size]))
             if child is None:
@@ -148,12 +157,13 @@ class RadixCache:
     def add_child(self, node: RadixNode, key: tuple[int, ...], page_id: int, priority: int) -> RadixNode:
         """Puts a page into the tree, with one lock, which the caller holds on its path from now on."""
         assert len(key) == self.page_size and key not in node.children
-        child = RadixNode(key, page_id, node, self._clock)
+        child = RadixNode(key, page_identity(node.identity, key), page_id, node, self._clock)
         child.priority = priority
         child.num_locks = 1
         node.children[key] = child
         self.num_pages += 1
         self.num_locked_pages += 1
+        self.changes.store(child.identity)
         return child
 
     def lock_node(self, node: RadixNode) -> None:
@@ -181,6 +191,7 @@ class RadixCache:
             del parent.children[node.key]
             node.parent = None
             self.num_pages -= 1
+            self.changes.remove(node.identity)
             evicted.append(node.page_id)
             self._push_if_evictable(parent)
             self._drop_if_empty(parent)

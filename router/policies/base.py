@@ -35,6 +35,7 @@ This is what a policy may read of a worker. It changes nothing there, and sends 
 | `num_pending_tokens` | tokens of those that it has yet to prefill |
 | `page_size`, `hello.num_pages` | tokens of a KV page, pages of its pool |
 | `hello.device` | where it computes |
+| `prefixes.identities` | of prefixes that it has cached, by its own word, 0.1 s old; empty unless `wants_prefixes` |
 | `stats` | its own word in its last heartbeat (tandem.messages.WorkerStats), a fraction of a second old |
 
 The router's counts include an attempt once `attempt_started` is called for it, and no longer when `attempt_failed` or
@@ -88,7 +89,13 @@ class RoutingRequest:
 
 
 class RoutingPolicy(ABC):
-    """Chooses prefill and decode worker together: what is cached at one decides what must be shipped to the other."""
+    """Chooses prefill and decode worker together: what is cached at one decides what must be shipped to the other.
+
+    Attributes:
+        wants_prefixes: whether workers are to say what they have cached. It is asked when a worker joins.
+    """
+
+    wants_prefixes: bool = False
 
     @abstractmethod
     def choose(self, candidates: Candidates, request: RoutingRequest) -> Pair:

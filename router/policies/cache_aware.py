@@ -1,10 +1,12 @@
 """The pair that has least left to do for this very request."""
 
 import random
+import time
+from collections.abc import Callable, Sequence, Set
 
 from router.candidates import Candidates
-from router.policies.base import RequestEnd, RoutingPolicy, RoutingRequest
-from router.policies.prefix_index import PrefixIndex
+from router.policies.base import AttemptFailure, RequestEnd, RoutingPolicy, RoutingRequest
+from router.policies.under_way import PrefixesUnderWay
 from router.worker import Pair, Worker
 from tandem.prefix import prefix_identities
 
@@ -17,23 +19,34 @@ TIE_COST = SHIP_COST / 4
 
 
 class CacheAware(RoutingPolicy):
-    """Estimates for each pair the prompt tokens queued at the prefill worker, those of this prompt that it has not
-    cached, those to ship that the decode worker has not cached, and how full the decode worker is; takes the least."""
+    """Adds up for each pair the prompt tokens queued at the prefill worker, those of this prompt that it has not
+    cached, those to ship that the decode worker has not cached, and how full the decode worker is; takes the least.
 
-    def __init__(self, seed: int | None = None) -> None:
-        self._index = PrefixIndex()
+    What is cached is what workers say, and what they are computing for this router's own requests.
+    """
+
+    wants_prefixes = True
+
+    def __init__(self, seed: int | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._under_way = PrefixesUnderWay(clock)
+        # Of requests that are not finished.
+        self._prefixes: dict[str, _RequestPrefixes] = {}
+        self._latest: tuple[str, _RequestPrefixes] | None = None
         # Among equals chance decides, as in LeastLoaded.
         self._random = random.Random(seed)
 
     def choose(self, candidates: Candidates, request: RoutingRequest) -> Pair:
+        prefixes = self._prefixes.get(request.request_id) or _RequestPrefixes(request.cache_namespace)
+        self._latest = request.request_id, prefixes
         token_ids = request.token_ids
-        page_size = candidates.prefill_workers[0].page_size
-        identities = prefix_identities(token_ids, page_size, request.cache_namespace)
         num_tokens = len(token_ids)
-        known_pages = self._index.known_pages(identities)
+        searches: dict[int, _Search] = {}
 
         def num_uncached(worker: Worker) -> int:
-            return num_tokens - page_size * known_pages(worker.incarnation)
+            size = worker.page_size
+            if (search := searches.get(size)) is None:
+                search = searches[size] = _Search(prefixes.identities(token_ids, size))
+            return num_tokens - size * search.num_known(worker.prefixes.identities, self._under_way.expected(worker))
 
         def prefill_cost(worker: Worker) -> float:
             return worker.num_pending_tokens + num_uncached(worker) + TIE_COST * self._random.random()
@@ -46,16 +59,88 @@ class CacheAware(RoutingPolicy):
             # It has nothing to ship.
             return prefill_cost(worker) + RUNNING_REQUEST_COST * worker.num_assigned
 
-        pair = candidates.least(prefill_cost, decode_cost, both_cost)
-        # Here and not once the attempt has started: the identities need not be computed again.
+        return candidates.least(prefill_cost, decode_cost, both_cost)
+
+    def attempt_started(self, pair: Pair, request: RoutingRequest) -> None:
+        assert self._latest is not None and self._latest[0] == request.request_id, "it follows upon its choice"
+        prefixes = self._prefixes[request.request_id] = self._latest[1]
         for worker in (pair.prefill, pair.decode):
-            self._index.record_sent(worker.incarnation, identities)
-        return pair
+            identities = prefixes.identities(request.token_ids, worker.page_size)
+            self._under_way.expect(worker, request.request_id, identities)
+
+    def attempt_failed(self, pair: Pair, request: RoutingRequest, kind: AttemptFailure, reason: str) -> None:
+        self._give_up(pair, request)
 
     def request_finished(self, pair: Pair | None, request: RoutingRequest, end: RequestEnd) -> None:
-        if pair is None or end != "finished":
+        prefixes = self._prefixes.pop(request.request_id, None)
+        if pair is None or prefixes is None:
             return
-        # The decode worker has cached the output too.
-        decode = pair.decode
-        identities = prefix_identities(request.token_ids, decode.page_size, request.cache_namespace)
-        self._index.record_sent(decode.incarnation, identities)
+        if end != "finished":
+            self._give_up(pair, request)
+            return
+        prompt_identities = prefixes.identities(request.prompt_ids, pair.prefill.page_size)
+        self._under_way.finish(pair.prefill, request.request_id, prompt_identities)
+        if len(request.output_ids) > 1:
+            # It has cached the output too, but for the last token.
+            identities = prefixes.identities(request.token_ids[:-1], pair.decode.page_size)
+            self._under_way.finish(pair.decode, request.request_id, identities)
+        elif pair.decode is not pair.prefill:
+            self._under_way.give_up(pair.decode, request.request_id)
+
+    def worker_lost(self, worker: Worker, reason: str) -> None:
+        self._under_way.forget(worker)
+
+    def _give_up(self, pair: Pair, request: RoutingRequest) -> None:
+        for worker in (pair.prefill, pair.decode):
+            self._under_way.give_up(worker, request.request_id)
+
+
+class _RequestPrefixes:
+    """A request's prefixes: each page of it is looked at once, over all its attempts."""
+
+    def __init__(self, namespace: str) -> None:
+        self._namespace = namespace
+        self._by_size: dict[int, list[int]] = {}
+
+    def identities(self, token_ids: Sequence[int], page_size: int) -> Sequence[int]:
+        """Those of all full pages of that size.
+
+        Args:
+            token_ids: so many of its prompt and output.
+        """
+        num_pages = len(token_ids) // page_size
+        known = self._by_size.get(page_size, [])
+        if len(known) < num_pages:
+            known = self._by_size[page_size] = prefix_identities(token_ids, page_size, self._namespace, known)
+        return known if len(known) == num_pages else known[:num_pages]
+
+
+class _Search:
+    """Looks for how much of a prompt each worker has.
+
+    No page is anywhere without those before it, so the border between known and unknown can be searched for. Of many
+    workers most know the same of a prompt, a beginning that all prompts share or nothing: so where the border was for
+    the last worker is looked at first.
+    """
+
+    def __init__(self, identities: Sequence[int]) -> None:
+        self._identities = identities
+        self._last = 0
+
+    def num_known(self, cached: Set[int], expected: Set[int]) -> int:
+        """Leading pages that are in either set."""
+        identities, last = self._identities, self._last
+        if last and identities[last - 1] not in cached and identities[last - 1] not in expected:
+            low, high = 0, last - 1
+        elif last < len(identities) and (identities[last] in cached or identities[last] in expected):
+            low, high = last + 1, len(identities)
+        else:
+            return last
+        while low < high:
+            middle = (low + high) // 2
+            if identities[middle] in cached or identities[middle] in expected:
+                low = middle + 1
+            else:
+                high = middle
+        self._last = low
+        return low

@@ -20,6 +20,7 @@ class GuardedPolicy(RoutingPolicy):
 
     def __init__(self, policy: RoutingPolicy) -> None:
         self._policy = policy
+        self.wants_prefixes = bool(policy.wants_prefixes)
 
     def choose(self, candidates: Candidates, request: RoutingRequest) -> Pair:
         """

@@ -21,6 +21,10 @@ class BatchWriter:
 
     Belongs to an asyncio loop and is used from its thread only. `send` never blocks: what a peer does not read waits
     here, until heartbeats find that peer lost and the stream is closed.
+
+    Attributes:
+        num_sent: messages that `send` was given.
+        num_taken: those of them that are written, as far as gRPC's own buffers let it: the others wait here.
     """
 
     def __init__(self, codec: BatchCodec) -> None:
@@ -28,10 +32,12 @@ class BatchWriter:
         self._messages: list[Any] = []
         self._wake = asyncio.Event()
         self._closed = False
+        self.num_sent = self.num_taken = 0
 
     def send(self, messages: Sequence[Any]) -> None:
         if not self._closed:
             self._messages.extend(messages)
+            self.num_sent += len(messages)
             self._wake.set()
 
     def close(self) -> None:
@@ -46,8 +52,9 @@ class BatchWriter:
             self._wake.clear()
             messages, self._messages = self._messages, []
             for start in range(0, len(messages), MAX_BATCH_MESSAGES):
+                together = messages[start : start + MAX_BATCH_MESSAGES]
                 try:
-                    encoded = list(self._encode(messages[start : start + MAX_BATCH_MESSAGES]))
+                    encoded = list(self._encode(together))
                 except Exception:
                     # To gRPC an error here is a cancelled call, which tells nobody anything.
                     logger.exception("the stream ends: a message could not be encoded")
@@ -55,6 +62,7 @@ class BatchWriter:
                     return
                 for batch in encoded:
                     yield batch
+                self.num_taken += len(together)
             if self._closed and not self._messages:
                 return
 

@@ -42,7 +42,7 @@ class RouterBatch(_message.Message):
     def __init__(self, messages: _Optional[_Iterable[_Union[RouterMessage, _Mapping]]] = ...) -> None: ...
 
 class WorkerMessage(_message.Message):
-    __slots__ = ("hello", "heartbeat", "link_state", "first_token", "tokens", "finished", "failed", "prefill_deferred", "gave_back", "lease_lost", "recalled", "unservable", "prompt_scored", "clock_reply", "progress")
+    __slots__ = ("hello", "heartbeat", "link_state", "first_token", "tokens", "finished", "failed", "prefill_deferred", "gave_back", "lease_lost", "recalled", "unservable", "prompt_scored", "clock_reply", "progress", "cached_prefixes")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     LINK_STATE_FIELD_NUMBER: _ClassVar[int]
@@ -58,6 +58,7 @@ class WorkerMessage(_message.Message):
     PROMPT_SCORED_FIELD_NUMBER: _ClassVar[int]
     CLOCK_REPLY_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_PREFIXES_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     heartbeat: Heartbeat
     link_state: LinkState
@@ -73,10 +74,11 @@ class WorkerMessage(_message.Message):
     prompt_scored: PromptScored
     clock_reply: ClockReply
     progress: Progress
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., link_state: _Optional[_Union[LinkState, _Mapping]] = ..., first_token: _Optional[_Union[FirstToken, _Mapping]] = ..., tokens: _Optional[_Union[Tokens, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., prefill_deferred: _Optional[_Union[PrefillDeferred, _Mapping]] = ..., gave_back: _Optional[_Union[GaveBack, _Mapping]] = ..., lease_lost: _Optional[_Union[LeaseLost, _Mapping]] = ..., recalled: _Optional[_Union[Recalled, _Mapping]] = ..., unservable: _Optional[_Union[Unservable, _Mapping]] = ..., prompt_scored: _Optional[_Union[PromptScored, _Mapping]] = ..., clock_reply: _Optional[_Union[ClockReply, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ...) -> None: ...
+    cached_prefixes: CachedPrefixes
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., link_state: _Optional[_Union[LinkState, _Mapping]] = ..., first_token: _Optional[_Union[FirstToken, _Mapping]] = ..., tokens: _Optional[_Union[Tokens, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., prefill_deferred: _Optional[_Union[PrefillDeferred, _Mapping]] = ..., gave_back: _Optional[_Union[GaveBack, _Mapping]] = ..., lease_lost: _Optional[_Union[LeaseLost, _Mapping]] = ..., recalled: _Optional[_Union[Recalled, _Mapping]] = ..., unservable: _Optional[_Union[Unservable, _Mapping]] = ..., prompt_scored: _Optional[_Union[PromptScored, _Mapping]] = ..., clock_reply: _Optional[_Union[ClockReply, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., cached_prefixes: _Optional[_Union[CachedPrefixes, _Mapping]] = ...) -> None: ...
 
 class RouterMessage(_message.Message):
-    __slots__ = ("welcome", "peers", "admit", "prefill", "abort", "recall", "reset_cache", "clock_probe")
+    __slots__ = ("welcome", "peers", "admit", "prefill", "abort", "recall", "reset_cache", "clock_probe", "repeat_prefixes")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     PEERS_FIELD_NUMBER: _ClassVar[int]
     ADMIT_FIELD_NUMBER: _ClassVar[int]
@@ -85,6 +87,7 @@ class RouterMessage(_message.Message):
     RECALL_FIELD_NUMBER: _ClassVar[int]
     RESET_CACHE_FIELD_NUMBER: _ClassVar[int]
     CLOCK_PROBE_FIELD_NUMBER: _ClassVar[int]
+    REPEAT_PREFIXES_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     peers: Peers
     admit: Admit
@@ -93,7 +96,8 @@ class RouterMessage(_message.Message):
     recall: Recall
     reset_cache: ResetCache
     clock_probe: ClockProbe
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., peers: _Optional[_Union[Peers, _Mapping]] = ..., admit: _Optional[_Union[Admit, _Mapping]] = ..., prefill: _Optional[_Union[Prefill, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., recall: _Optional[_Union[Recall, _Mapping]] = ..., reset_cache: _Optional[_Union[ResetCache, _Mapping]] = ..., clock_probe: _Optional[_Union[ClockProbe, _Mapping]] = ...) -> None: ...
+    repeat_prefixes: RepeatPrefixes
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., peers: _Optional[_Union[Peers, _Mapping]] = ..., admit: _Optional[_Union[Admit, _Mapping]] = ..., prefill: _Optional[_Union[Prefill, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., recall: _Optional[_Union[Recall, _Mapping]] = ..., reset_cache: _Optional[_Union[ResetCache, _Mapping]] = ..., clock_probe: _Optional[_Union[ClockProbe, _Mapping]] = ..., repeat_prefixes: _Optional[_Union[RepeatPrefixes, _Mapping]] = ...) -> None: ...
 
 class PageFormat(_message.Message):
     __slots__ = ("model_fingerprint", "page_bytes", "layout")
@@ -138,10 +142,12 @@ class Hello(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., worker_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., role: _Optional[str] = ..., device: _Optional[str] = ..., address: _Optional[str] = ..., pid: _Optional[int] = ..., page_format: _Optional[_Union[PageFormat, _Mapping]] = ..., num_pages: _Optional[int] = ..., page_size: _Optional[int] = ..., metrics_address: _Optional[str] = ..., num_restarts: _Optional[int] = ..., has_links: _Optional[bool] = ..., max_request_pages: _Optional[int] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("router_incarnation",)
+    __slots__ = ("router_incarnation", "wants_prefixes")
     ROUTER_INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    WANTS_PREFIXES_FIELD_NUMBER: _ClassVar[int]
     router_incarnation: str
-    def __init__(self, router_incarnation: _Optional[str] = ...) -> None: ...
+    wants_prefixes: bool
+    def __init__(self, router_incarnation: _Optional[str] = ..., wants_prefixes: _Optional[bool] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("step", "stats")
@@ -435,6 +441,22 @@ class Recall(_message.Message):
     def __init__(self, recall_id: _Optional[str] = ..., record_id: _Optional[str] = ...) -> None: ...
 
 class ResetCache(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class CachedPrefixes(_message.Message):
+    __slots__ = ("number", "is_whole", "stored", "removed")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    IS_WHOLE_FIELD_NUMBER: _ClassVar[int]
+    STORED_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    is_whole: bool
+    stored: bytes
+    removed: bytes
+    def __init__(self, number: _Optional[int] = ..., is_whole: _Optional[bool] = ..., stored: _Optional[bytes] = ..., removed: _Optional[bytes] = ...) -> None: ...
+
+class RepeatPrefixes(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 

@@ -144,6 +144,7 @@ class CheckedPolicy(RoutingPolicy):
 
     def __init__(self, policy: RoutingPolicy) -> None:
         self._policy = policy
+        self.wants_prefixes = policy.wants_prefixes
         self.violations: list[str] = []
         self.open_requests: dict[str, Pair | None] = {}
         self.starts: list[tuple[str, int]] = []

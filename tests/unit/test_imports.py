@@ -28,6 +28,7 @@ VOCABULARY = (
     "tandem.exit_codes",
     "tandem.grammar_limits",
     "tandem.messages",
+    "tandem.prefix",
     "tandem.processes",
     "tandem.prompt_logprobs",
     "tandem.recording",
@@ -62,7 +63,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "prefill_worker": ("tandem", "engine", "worker", "kvtransfer"),
     "decode_worker": ("tandem", "engine", "worker", "kvtransfer"),
     "both_worker": ("tandem", "engine", "worker", "kvtransfer", "prefill_worker", "decode_worker"),
-    "router": (*VOCABULARY, "tandem.lifecycle", "tandem.prefix", "tandem.process_metrics", "tandem.rpc", "tandem.v1"),
+    "router": (*VOCABULARY, "tandem.lifecycle", "tandem.process_metrics", "tandem.rpc", "tandem.v1"),
     "deploy": (
         "tandem",
         "engine",

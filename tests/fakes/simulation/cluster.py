@@ -18,6 +18,7 @@ from kvtransfer.transports.shared_memory import SharedMemoryReceiver
 from tandem.lifecycle import now_ns
 from tandem.messages import PROTOCOL_VERSION, LinkHello
 from tandem.request_ids import router_of
+from tests.fakes.cached_identities import cached_identities
 from tests.fakes.clock import FakeClock
 from tests.fakes.simulation.client import SimClient
 from tests.fakes.simulation.links import SimChannel, SimLink, SimTransport, SimTwoSidedReceiver, SimTwoSidedSender
@@ -402,6 +403,9 @@ class Simulation:
             for known in router.router.workers:
                 load = (known.num_assigned, known.num_pending_tokens, known.num_starting, known.num_suspects)
                 assert load == (0, 0, 0, 0), f"{router.address} counts {load} for {known.worker_id}"
+                if router.policy.wants_prefixes:
+                    cached = cached_identities(self.workers[known.worker_id].cache)
+                    assert known.prefixes.identities == cached, f"{router.address} errs about {known.worker_id}'s cache"
         for router in (*self.routers.values(), *self.past_routers):
             assert not router.policy.violations
 

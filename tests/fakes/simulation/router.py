@@ -48,7 +48,10 @@ class SimRouter:
             max_attempts=10_000,
         )
         made: Any = ROUTING_POLICIES.load(routing)
-        self.policy = CheckedPolicy(made() if routing == "round_robin" else made(seed=0))
+        arguments: dict[str, Any] = {} if routing == "round_robin" else {"seed": 0}
+        if routing == "cache_aware":
+            arguments["clock"] = simulation.clock
+        self.policy = CheckedPolicy(made(**arguments))
         self.router = Router(config, self.policy, simulation.clock)
         self.router.incarnation = f"{address}life{next(simulation.numbers)}"
         self.frontend = _SimFrontend(self.router, simulation, config)

@@ -33,6 +33,8 @@ class SimStream:
         self.registered: Worker | None = None
         self.named: tuple[Peer, ...] = ()
         self.is_open_at_worker = self.is_open_at_router = True
+        # As of a BatchWriter. What is lost counts as taken.
+        self.num_sent = 0
         self.opened_at = worker.simulation.clock.now
         worker.streams[client.address] = self
         client._begin_stream(self)  # type: ignore[arg-type]
@@ -45,10 +47,16 @@ class SimStream:
     def is_over(self) -> bool:
         return not (self.is_open_at_worker or self.is_open_at_router)
 
+    @property
+    def num_taken(self) -> int:
+        return self.num_sent - len(self.to_router)
+
     def send(self, messages: Sequence[Any]) -> None:
         """The worker writes. What it says for the ledger alone would only take turns."""
         if self.is_open_at_worker and self.is_open_at_router:
-            self.to_router.extend(message for message in messages if not isinstance(message, Progress))
+            told = [message for message in messages if not isinstance(message, Progress)]
+            self.num_sent += len(told)
+            self.to_router.extend(told)
 
     def _say(self, messages: Sequence[Any]) -> None:
         """The router writes. All processes of a simulation have one clock: what asks for it would only take turns."""

@@ -153,6 +153,8 @@ class SimWorker:
         while self.inbox:
             self._take_from_router(self.inbox.popleft())
         worked = self.scheduler.step()
+        if (changes := self.cache.take_changes()) is not None:
+            self.routers.tell_changes(changes)
         self.check()
         return worked
 
@@ -215,6 +217,8 @@ class SimWorker:
         """What its asyncio thread does by itself every half a second."""
         self.note_named()
         self.routers._keep_links()
+        for client in self.routers._clients:
+            client.catch_up()
 
     def _set_peers(self, peers: Sequence[Peer]) -> None:
         self.peers = tuple(peers)

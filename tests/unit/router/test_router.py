@@ -11,6 +11,7 @@ from tandem.lifecycle import RECEIVED
 from tandem.messages import (
     Abort,
     Admit,
+    CachedPrefixes,
     ClockProbe,
     ClockReply,
     Finished,
@@ -20,8 +21,10 @@ from tandem.messages import (
     LinkState,
     Peers,
     Prefill,
+    RepeatPrefixes,
     Welcome,
 )
+from tandem.prefix import prefix_identities
 from tandem.sampling_params import SamplingParams
 from tests.fakes.router_harness import Client, RouterHarness, first_token, run, settle, step_tokens
 from tests.fakes.scripted_worker import PAGE_FORMAT, ScriptedWorker
@@ -263,3 +266,49 @@ async def test_workers_clocks_are_asked_for_when_they_come_and_once_a_second() -
     assert len(p.of(ClockProbe)) == NUM_FIRST_PROBES + 2
     h.router.lose_worker(p.worker, "disconnected", "killed")
     assert h.router.clocks.uncertainty_ns("p0") is None
+
+
+@run
+async def test_workers_are_asked_what_they_have_cached_where_the_policy_wants_to_know() -> None:
+    (welcome,) = RouterHarness(routing="least_loaded").p[0].of(Welcome)
+    assert not welcome.wants_prefixes
+    h = RouterHarness(num_prefill=2, routing="cache_aware")
+    (welcome,) = h.p[0].of(Welcome)
+    assert welcome.wants_prefixes
+    prompt = tuple(range(40))
+    packed = b"".join(i.to_bytes(8, "little") for i in prefix_identities(prompt, 4, ""))
+    h.p[1].say(CachedPrefixes(0, is_whole=True, stored=packed))
+    for _ in range(10):
+        client = h.request(prompt_ids=(*prompt, 1))
+        await settle()
+        assert h.p[1].of(Prefill) and not h.p[0].of(Prefill)
+        await client.leave()
+    h.p[1].say(CachedPrefixes(1, is_whole=False, stored=b"", removed=packed))
+    h.p[0].say(CachedPrefixes(0, is_whole=True, stored=packed[:8]))
+    h.request(prompt_ids=(*prompt, 1))
+    await settle()
+    assert h.p[0].of(Prefill)
+
+
+@run
+async def test_a_worker_whose_word_was_missed_is_asked_once_to_begin_anew() -> None:
+    h = RouterHarness(routing="cache_aware")
+    worker = h.p[0]
+    worker.say(CachedPrefixes(0, is_whole=True, stored=b"page-one"))
+    worker.say(CachedPrefixes(2, is_whole=False, stored=b"page-two"))
+    worker.say(CachedPrefixes(3, is_whole=False, stored=b"page-six"))
+    assert worker.of(RepeatPrefixes) == [RepeatPrefixes()]
+    known = worker.worker.prefixes
+    assert known.identities == {int.from_bytes(b"page-one", "little")}
+    worker.say(CachedPrefixes(4, is_whole=True, stored=b"page-two"))
+    worker.say(CachedPrefixes(5, is_whole=False, stored=b"page-six"))
+    assert known.identities == {int.from_bytes(page, "little") for page in (b"page-two", b"page-six")}
+    assert worker.of(RepeatPrefixes) == [RepeatPrefixes()]
+    found = h.router.metrics.exposition().decode()
+    assert 'tandem_known_prefix_pages{role="prefill",worker="p0"} 2.0' in found
+    for kind, count in (("stored", 5), ("removed", 0), ("whole", 2), ("missed", 1)):
+        assert f'tandem_prefix_events_total{{kind="{kind}"}} {count}.0' in found
+    with pytest.raises(ValueError, match="bytes"):
+        worker.say(CachedPrefixes(6, is_whole=False, stored=b"half"))
+    another_life = ScriptedWorker(h.router, "p0", "prefill", life="next")
+    assert another_life.worker.prefixes.identities == set()

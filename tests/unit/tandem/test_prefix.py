@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tandem.prefix import prefix_identities
+from tandem.prefix import namespace_identity, page_identity, prefix_identities, unpack_identities
 
 
 def test_identities_are_chained() -> None:
@@ -32,3 +32,19 @@ def test_identities_are_the_same_in_every_process(seed: str) -> None:
     assert told.stdout.strip() == str(prefix_identities(range(70000, 70032), 16, "tenant"))
     # Nor do they change: what one version has noted of them, another may read.
     assert prefix_identities([1, 2, 3], 1, "tenant") == prefix_identities([1, 2, 3], 1, "tenant")
+
+
+def test_pages_one_by_one_give_the_same() -> None:
+    first = page_identity(namespace_identity("tenant"), (5, 6))
+    packed = first + page_identity(first, (7, 8))
+    assert list(unpack_identities(packed)) == prefix_identities([5, 6, 7, 8, 9], 2, "tenant")
+    with pytest.raises(ValueError, match="bytes"):
+        unpack_identities(packed[:-1])
+
+
+def test_what_is_known_of_a_prefix_is_not_looked_at_again() -> None:
+    whole = prefix_identities(range(10), 2, "tenant")
+    for num_known in range(6):
+        known = whole[:num_known]
+        unread = [0] * (2 * num_known) + list(range(2 * num_known, 10))
+        assert prefix_identities(unread, 2, "tenant", known) == whole

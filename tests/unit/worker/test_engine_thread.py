@@ -4,11 +4,12 @@ import threading
 import time
 from concurrent.futures import Future
 
+from engine.kvcache.cache_changes import CacheChanges
 from tandem.lifecycle import now_ns
 from tandem.messages import WorkerStats
 from tandem.recording import INBOX, Recorder, Recording
 from worker.base import Outbox, Scheduler
-from worker.engine_thread import EngineThread
+from worker.engine_thread import CHANGES_INTERVAL_S, EngineThread, Outgoing
 from worker.events import Event, StartRecording, StopRecording
 
 TIMEOUT_S = 10.0
@@ -30,6 +31,9 @@ class Counting(Scheduler):
     def stats(self) -> WorkerStats:
         return WorkerStats()
 
+    def take_cache_changes(self) -> CacheChanges | None:
+        return None
+
     def check_integrity(self) -> str:
         return ""
 
@@ -44,6 +48,23 @@ class LateRecorder(Recorder):
     @is_on.setter
     def is_on(self, value: bool) -> None:
         self._is_on = value
+
+
+class Caching(Counting):
+    """Its cache changes in every step. Attributes: num_steps: of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_steps = self._num_told = 0
+
+    def step(self) -> bool:
+        self.num_steps += 1
+        time.sleep(0.001)
+        return True
+
+    def take_cache_changes(self) -> CacheChanges | None:
+        begin, self._num_told = self._num_told, self.num_steps
+        return CacheChanges(tuple(bytes([number % 256]) for number in range(begin, self.num_steps)), ())
 
 
 def wait_until(condition: object) -> None:
@@ -77,3 +98,24 @@ def test_what_is_posted_while_a_recording_begins_has_not_waited_since_1970() -> 
         thread.stop(TIMEOUT_S)
     assert waits and crashes == []
     assert all(began_ns <= kept.start_ns <= kept.end_ns for kept in waits)
+
+
+def test_what_changes_in_the_cache_is_passed_on_at_once_and_then_together() -> None:
+    told: list[CacheChanges] = []
+
+    def deliver(outgoing: Outgoing) -> None:
+        assert outgoing.cache_changes is not None
+        told.append(outgoing.cache_changes)
+
+    thread = EngineThread(lambda outbox: Caching(), deliver, lambda error: None)
+    begun = time.monotonic()
+    thread.start()
+    wait_until(lambda: len(told) >= 3)
+    took_s = time.monotonic() - begun
+    thread.stop(TIMEOUT_S)
+    first, second, third, *_ = [len(changes.stored) for changes in told]
+    assert first == 1
+    assert min(second, third) > 1
+    assert took_s >= 2 * CHANGES_INTERVAL_S
+    numbers = b"".join(page for changes in told for page in changes.stored)
+    assert numbers == bytes(number % 256 for number in range(len(numbers)))

@@ -8,9 +8,11 @@ from typing import Any
 import grpc
 import pytest
 
+from engine.kvcache.cache_changes import CacheChanges
 from tandem.messages import (
     Abort,
     Admit,
+    CachedPrefixes,
     Failed,
     FirstToken,
     Heartbeat,
@@ -20,6 +22,7 @@ from tandem.messages import (
     Peers,
     Recall,
     Recalled,
+    RepeatPrefixes,
     ResetCache,
     TokenEvent,
     Tokens,
@@ -45,9 +48,11 @@ class RouterPort(worker_pb2_grpc.ClusterServicer):
 
     Attributes:
         heard: all that the worker has said, but for heartbeats.
+        wants_prefixes: whether it asks what is cached.
     """
 
     def __init__(self) -> None:
+        self.wants_prefixes = False
         self.address = ""
         self.heard: list[Any] = []
         self._life = 0
@@ -80,7 +85,7 @@ class RouterPort(worker_pb2_grpc.ClusterServicer):
 
     async def Control(self, batches: Any, context: Any) -> AsyncIterator[Any]:
         self._writer = writer = BatchWriter(ROUTER_CODEC)
-        writer.send([Welcome(self.incarnation)])
+        writer.send([Welcome(self.incarnation, self.wants_prefixes)])
         reader = asyncio.create_task(self._read(batches))
         try:
             async for batch in writer.batches():
@@ -219,6 +224,27 @@ async def test_a_router_that_speaks_of_another_s_request_is_not_obeyed(
 async def test_any_router_may_have_caches_forgotten(worker: WorkerEnd, running: Any, *routers: RouterPort) -> None:
     routers[1].say(ResetCache())
     await wait_until(lambda: FromRouter(ResetCache()) in worker.events)
+
+
+@scenario_of(2)
+async def test_a_router_that_asks_is_told_what_is_cached(worker: WorkerEnd, running: Any, *routers: RouterPort) -> None:
+    uninterested, other = routers
+    worker.streams.tell_changes(CacheChanges((b"page-one", b"page-two"), ()))
+    await other.stop()
+    other.wants_prefixes = True
+    await other.start()
+    await wait_until(lambda: worker.num_welcomes == 3)
+    worker.streams.tell_changes(CacheChanges((), (b"page-one",)))
+    changed = CachedPrefixes(1, is_whole=False, stored=b"", removed=b"page-one")
+    await wait_until(lambda: changed in other.heard)
+    whole = other.heard[0]
+    assert (whole.number, whole.is_whole) == (0, True)
+    assert whole.stored in (b"page-onepage-two", b"page-twopage-one")
+    other.heard.clear()
+    other.say(RepeatPrefixes())
+    again = CachedPrefixes(2, is_whole=True, stored=b"page-two")
+    await wait_until(lambda: other.heard == [again])
+    assert uninterested.heard == []
 
 
 @scenario_of(2)

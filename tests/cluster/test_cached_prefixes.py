@@ -1,0 +1,59 @@
+"""What workers say of their caches, in real processes: every router sends requests where their prefix is."""
+
+import random
+import re
+import urllib.request
+from dataclasses import replace
+
+from deploy.cluster_config import ClusterConfig
+from tandem.client import TandemClient
+from tests.cluster.conftest import Answer, Clusters, ServedCluster, random_ids, wait_until
+
+PAGE_SIZE = 16
+
+
+def ask(served: ServedCluster, client: TandemClient, prompt_ids: list[int], max_tokens: int) -> Answer:
+    answer = Answer()
+    for response in client.generate(served.request(prompt_ids, max_tokens=max_tokens, ignore_eos=True), timeout_s=30.0):
+        answer.add(response)
+    return answer
+
+
+def known_pages(served: ServedCluster, router: str) -> dict[str, float]:
+    """Pages that each worker has cached, as a router knows it."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(f"http://{served.cluster.routers[router].http}/metrics", timeout=5.0) as answer:
+        text = answer.read().decode()
+    lines = re.findall(r'^tandem_known_prefix_pages\{.*worker="(.*)"\} (.*)$', text, re.MULTILINE)
+    return {worker: float(value) for worker, value in lines}
+
+
+def cached_pages(served: ServedCluster) -> dict[str, float]:
+    """The same, as the worker's own account has it."""
+    return {worker: float(report.stats.num_cached_pages) for worker, report in served.integrity().items()}
+
+
+def test_a_prompt_goes_where_another_router_had_its_beginning_decoded(
+    clusters: Clusters, tiny_config: ClusterConfig
+) -> None:
+    served = clusters.get(replace(tiny_config, num_decode=2, num_routers=2, routing="cache_aware"))
+    rng = random.Random(0)
+    routers = served.cluster.routers
+    with (
+        TandemClient(routers["router-0"].grpc, one_router=True) as first,
+        TandemClient(routers["router-1"].grpc, one_router=True) as second,
+    ):
+        begun = []
+        for _ in range(6):
+            prompt_ids = random_ids(rng, 2 * PAGE_SIZE)
+            begun.append((prompt_ids, ask(served, first, prompt_ids, 2 * PAGE_SIZE + 1)))
+        for router in routers:
+            wait_until(lambda r=router: known_pages(served, r) == cached_pages(served), 5.0, f"{router} knows")
+        for prompt_ids, answer in begun:
+            going_on = [*prompt_ids, *answer.token_ids, *random_ids(rng, PAGE_SIZE)]
+            handover = ask(served, second, going_on, 2).last.handover
+            assert handover.decode_worker == answer.last.handover.decode_worker
+            # The prefill worker had the prompt alone, the decode worker its own output too.
+            assert handover.prefill_cached_tokens == 2 * PAGE_SIZE
+            assert handover.decode_cached_tokens == 4 * PAGE_SIZE
+    served.wait_clean()

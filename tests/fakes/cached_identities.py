@@ -1,0 +1,17 @@
+"""What a cache holds, found out by looking at all of it."""
+
+from engine.kvcache.cache_manager import CacheManager
+from tandem.prefix import prefix_identities
+
+
+def cached_identities(cache: CacheManager) -> set[int]:
+    """The identities of all prefixes in it, from the tokens in its tree."""
+    tree = cache._tree
+    found: set[int] = set()
+    stack = [(name, (), root) for name, root in tree._roots.items()]
+    while stack:
+        namespace, token_ids, node = stack.pop()
+        if token_ids:
+            found.add(prefix_identities(token_ids, cache.page_size, namespace)[-1])
+        stack += [(namespace, (*token_ids, *key), child) for key, child in node.children.items()]
+    return found

@@ -1,0 +1,59 @@
+"""Prefixes that workers are going to have."""
+
+from router.policies.under_way import LAST_WORD_S, PrefixesUnderWay
+from router.worker import Worker
+from tests.fakes.clock import FakeClock
+from tests.fakes.scripted_worker import hello
+
+
+def new_worker(name: str = "p") -> Worker:
+    return Worker(hello(name, "prefill"), lambda _: None, lambda _: None, 0.0, 0.0)
+
+
+def test_a_page_is_expected_as_long_as_any_request_is_to_have_it() -> None:
+    under_way, worker = PrefixesUnderWay(FakeClock()), new_worker()
+    under_way.expect(worker, "a", [1, 2, 3])
+    under_way.expect(worker, "b", [1, 2, 4])
+    assert set(under_way.expected(worker)) == {1, 2, 3, 4}
+    under_way.give_up(worker, "a")
+    assert set(under_way.expected(worker)) == {1, 2, 4}
+    under_way.give_up(worker, "b")
+    under_way.give_up(worker, "b")
+    assert not under_way.expected(worker)
+    assert len(under_way) == 0
+
+
+def test_nothing_is_expected_that_is_cached_or_of_anybody_else() -> None:
+    under_way, worker, other = PrefixesUnderWay(FakeClock()), new_worker(), new_worker("q")
+    worker.prefixes.identities = {1, 2}
+    under_way.expect(worker, "a", [1, 2])
+    under_way.expect(worker, "b", [])
+    assert len(under_way) == 0
+    under_way.expect(worker, "c", [1, 2, 3])
+    assert set(under_way.expected(worker)) == {1, 2, 3}
+    assert not under_way.expected(other)
+    under_way.forget(worker)
+    assert not under_way.expected(worker)
+
+
+def test_the_end_of_a_request_is_that_of_what_is_expected_a_moment_later() -> None:
+    clock = FakeClock()
+    under_way, worker = PrefixesUnderWay(clock), new_worker()
+    under_way.expect(worker, "a", [1])
+    under_way.finish(worker, "a", [1, 2])
+    under_way.expect(worker, "b", [3])
+    clock.advance(LAST_WORD_S / 2)
+    assert set(under_way.expected(worker)) == {1, 2, 3}
+    clock.advance(LAST_WORD_S)
+    assert set(under_way.expected(worker)) == {3}
+    assert len(under_way) == 1
+
+
+def test_what_a_worker_has_told_of_is_not_expected_again() -> None:
+    under_way, worker = PrefixesUnderWay(FakeClock()), new_worker()
+    under_way.expect(worker, "a", [1, 2])
+    under_way.expect(worker, "b", [1, 5])
+    worker.prefixes.identities, worker.prefixes.num_messages = {1, 2}, 1
+    assert set(under_way.expected(worker)) == {1, 5}
+    worker.prefixes.identities, worker.prefixes.num_messages = set(), 2
+    assert set(under_way.expected(worker)) == {1, 5}

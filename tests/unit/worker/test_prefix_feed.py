@@ -1,0 +1,87 @@
+"""What a router is told of a cache over one stream."""
+
+from typing import Any
+
+from engine.kvcache.cache_changes import CacheChanges
+from tandem.messages import CachedPrefixes
+from tandem.prefix import IDENTITY_BYTES
+from worker.prefix_feed import PART_IDENTITIES, CacheAccount, PrefixFeed
+
+
+class Writer:
+    """Attributes: told: what has been sent."""
+
+    def __init__(self) -> None:
+        self.told: list[CachedPrefixes] = []
+        self.num_sent = self.num_taken = 0
+
+    def send(self, messages: list[Any]) -> None:
+        self.told += messages
+        self.num_sent += len(messages)
+
+    def read(self) -> list[CachedPrefixes]:
+        told, self.told = self.told, []
+        self.num_taken = self.num_sent
+        return told
+
+
+def identity(number: int) -> bytes:
+    return number.to_bytes(IDENTITY_BYTES, "little")
+
+
+def test_a_router_is_told_all_and_then_what_changes() -> None:
+    account, writer = CacheAccount(), Writer()
+    account.apply(CacheChanges((identity(1),), ()))
+    feed = PrefixFeed(account, writer)  # type: ignore[arg-type]
+    feed.catch_up()
+    feed.tell_changes(identity(2), identity(1))
+    feed.catch_up()
+    assert writer.read() == [
+        CachedPrefixes(0, is_whole=True, stored=identity(1)),
+        CachedPrefixes(1, is_whole=False, stored=identity(2), removed=identity(1)),
+    ]
+
+
+def test_a_large_cache_is_told_in_parts() -> None:
+    account, writer = CacheAccount(), Writer()
+    count = 2 * PART_IDENTITIES + 5
+    account.apply(CacheChanges(tuple(map(identity, range(count))), ()))
+    PrefixFeed(account, writer).catch_up()  # type: ignore[arg-type]
+    told = writer.read()
+    assert [message.is_whole for message in told] == [True, False, False]
+    assert [message.number for message in told] == [0, 1, 2]
+    assert {part.stored[i : i + 8] for part in told for i in range(0, len(part.stored), 8)} == set(
+        map(identity, range(count))
+    )
+
+
+def test_an_empty_cache_is_told_too() -> None:
+    writer = Writer()
+    PrefixFeed(CacheAccount(), writer).catch_up()  # type: ignore[arg-type]
+    assert writer.read() == [CachedPrefixes(0, is_whole=True, stored=b"")]
+
+
+def test_a_router_that_does_not_read_holds_up_a_bounded_amount_and_begins_anew() -> None:
+    account, writer = CacheAccount(), Writer()
+    feed = PrefixFeed(account, writer, max_unread_bytes=3 * IDENTITY_BYTES)  # type: ignore[arg-type]
+    feed.catch_up()
+    for number in range(10):
+        account.apply(CacheChanges((identity(number),), ()))
+        feed.tell_changes(identity(number), b"")
+        feed.catch_up()
+    assert [message.is_whole for message in writer.read()] == [True, False, False, False]
+    feed.catch_up()
+    (whole,) = writer.read()
+    assert whole.is_whole
+    assert len(whole.stored) == 10 * IDENTITY_BYTES
+    feed.tell_changes(identity(10), b"")
+    assert writer.read() == [CachedPrefixes(whole.number + 1, is_whole=False, stored=identity(10))]
+
+
+def test_a_change_that_is_too_large_is_told_as_the_whole_at_once() -> None:
+    account, writer = CacheAccount(), Writer()
+    feed = PrefixFeed(account, writer, max_unread_bytes=3 * IDENTITY_BYTES)  # type: ignore[arg-type]
+    feed.catch_up()
+    writer.read()
+    feed.tell_changes(b"", b"".join(map(identity, range(100))))
+    assert writer.read() == [CachedPrefixes(1, is_whole=True, stored=b"")]
