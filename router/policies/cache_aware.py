@@ -41,12 +41,16 @@ class CacheAware(RoutingPolicy):
         token_ids = request.token_ids
         num_tokens = len(token_ids)
         searches: dict[int, _Search] = {}
+        expected_of = self._under_way.expected
 
         def num_uncached(worker: Worker) -> int:
+            cached, expected = worker.prefixes.identities, expected_of(worker)
+            if not cached and not expected:
+                return num_tokens
             size = worker.page_size
             if (search := searches.get(size)) is None:
                 search = searches[size] = _Search(prefixes.identities(token_ids, size))
-            return num_tokens - size * search.num_known(worker.prefixes.identities, self._under_way.expected(worker))
+            return num_tokens - size * search.num_known(cached, expected)
 
         def prefill_cost(worker: Worker) -> float:
             return worker.num_pending_tokens + num_uncached(worker) + TIE_COST * self._random.random()
