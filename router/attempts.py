@@ -317,4 +317,5 @@ def _routing_request(tracker: RequestTracker, attempt: int) -> RoutingRequest:
         priority=tracker.priority,
         session_id=tracker.session_id,
         cache_namespace=tracker.cache_namespace,
+        prompt_identities=tracker.prompt_identities,
     )

@@ -134,6 +134,11 @@ class Router:
         return len(self._requests)
 
     @property
+    def wants_prefixes(self) -> bool:
+        """Whether workers are chosen by what they have cached."""
+        return self._policy.wants_prefixes
+
+    @property
     def num_queued(self) -> int:
         """Requests that wait for their first token."""
         return self._requests.num_queued

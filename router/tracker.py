@@ -3,7 +3,7 @@
 This is bookkeeping alone: no sockets, no clock, no workers. `Attempts` feeds it messages and acts on what it says.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
@@ -57,6 +57,7 @@ class RequestTracker:
         record_id: under this name its workers keep a record of it; empty: they need not.
         trace_context: of its client, if that has said so.
         resume_token: what they keep with it (router/resumption.py).
+        prompt_identities: of its prompt's prefixes, by page size, where they have been computed already.
         attempt: number of the current attempt; messages of any other have no effect.
         output_ids: tokens passed on so far; each index exactly once, in order.
         output_logprobs: their log probabilities, one for each; empty if not asked for.
@@ -84,6 +85,7 @@ class RequestTracker:
     record_id: str = ""
     resume_token: bytes = b""
     trace_context: TraceContext | None = None
+    prompt_identities: Mapping[int, Sequence[int]] = field(default_factory=dict)
     state: RequestState = RequestState.WAITING
     attempt: int = -1
     prefill_worker_id: str = ""

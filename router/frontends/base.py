@@ -8,7 +8,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from router.access import Access, key_digest
@@ -17,6 +17,7 @@ from router.config import RouterConfig
 from router.errors import InvalidRequestError, OverloadedError, UnknownModelError, mistakes_in
 from router.frontends.generation import Generation, refusals_counted
 from router.frontends.sampling import SEED_BITS, SamplingOptions, check_vocabulary, sampling_params
+from router.long_prompts import prefix_identities_in_turns
 from router.peer_counts import RouterCounts
 from router.resumption import PARAM as RESUME_PARAM
 from router.resumption import KeptStream, ResumeState, Resumption, Sealer, prompt_digest
@@ -52,11 +53,15 @@ class TokenizedPrompt:
     Attributes:
         moments: when the request was received and tokenized, in nanoseconds.
         ending: the last few characters of a chat's text.
+        namespace: of the workers' caches that it is for, as far as that was told.
+        identities: of its prefixes there, by page size, where workers are chosen by them.
     """
 
     token_ids: list[int]
     moments: dict[str, int]
     ending: str = ""
+    namespace: str | None = None
+    identities: Mapping[int, Sequence[int]] = field(default_factory=dict)
 
 
 class Frontend:
@@ -163,8 +168,20 @@ class Frontend:
             )
         hold(PROMPT_LOGPROB_BYTES * num_entries)
 
-    async def tokenize(self, prompt: PromptInput) -> TokenizedPrompt:
-        """Raises InvalidRequestError, with a message for the client."""
+    def cache_namespace(self, key: str, name: str) -> str:
+        """In which namespace of the workers' caches a request is. Args: name: what the client names. Raises
+        InvalidRequestError."""
+        _check_name("cache_namespace", name)
+        return self._cache_namespaces.of(key, name)
+
+    async def tokenize(self, prompt: PromptInput, namespace: str | None = None) -> TokenizedPrompt:
+        """
+        Args:
+            namespace: of the workers' caches; None: no worker gets it.
+
+        Raises:
+            InvalidRequestError: with a message for the client.
+        """
         moments = {RECEIVED: now_ns()}
         ending = ""
         is_chat = isinstance(prompt, Chat) or (
@@ -182,8 +199,12 @@ class Frontend:
                     token_ids = self._checked_ids(ids)
             if not token_ids:
                 raise ValueError("the prompt is empty")
+        identities: dict[int, Sequence[int]] = {}
+        if namespace is not None and self.router.wants_prefixes:
+            for size in {worker.page_size for worker in self.router.workers}:
+                identities[size] = await prefix_identities_in_turns(token_ids, size, namespace)
         moments[TOKENIZED] = now_ns()
-        return TokenizedPrompt(token_ids, moments, ending)
+        return TokenizedPrompt(token_ids, moments, ending, namespace, identities)
 
     async def token_ids(self, prompt: str | Chat | list[dict[str, Any]], *, add_special_tokens: bool) -> list[int]:
         """The tokens of a text or a chat that fits the model's length, for a client that asks for nothing else. Raises
@@ -254,10 +275,9 @@ class Frontend:
             InvalidRequestError: with a message for the client.
         """
         self.access.check_priority(key, priority)
-        _check_name("cache_namespace", cache_namespace)
+        namespace = self.cache_namespace(key, cache_namespace)
         _check_name("session_id", session_id)
         _check_name("request_id", client_request_id)
-        namespace = self._cache_namespaces.of(key, cache_namespace)
         # What all outputs have alike is checked once.
         first = sampling_params(
             options,
@@ -295,6 +315,8 @@ class Frontend:
                 arrival_ns=arrival_ns,
                 moments=prompt.moments,
             )
+            if prompt.namespace == namespace:
+                tracker.prompt_identities = prompt.identities
             tracker.trace_context = current_trace_context.get()
             if kept is not None:
                 tracker.record_id = kept.record_id

@@ -130,7 +130,8 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             hold(request.ByteSize())
             frontend.check_model(request.model)
             with frontend.admission(key, is_resumed=request.HasField("resume")):
-                prompt = await frontend.tokenize(_prompt(request, frontend))
+                namespace = frontend.cache_namespace(key, request.cache_namespace)
+                prompt = await frontend.tokenize(_prompt(request, frontend), namespace)
                 grammar = await frontend.grammar(_structured_output(request))
             options = _options(request.sampling, grammar)
             frontend.check_prompt_logprobs(len(prompt.token_ids), options.num_prompt_logprobs, hold)

@@ -43,7 +43,8 @@ The router's counts include an attempt once `attempt_started` is called for it, 
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 from router.candidates import Candidates
@@ -67,6 +68,8 @@ class RoutingRequest:
         session_id: what the client says of the conversation that it belongs to; "" if it says nothing.
         cache_namespace: KV is shared between requests of the same namespace alone; it is made of the client's own name
             for it and of a digest of the API key.
+        prompt_identities: of its prompt's prefixes (tandem.prefix), by page size; if the policy `wants_prefixes`, for
+            the page sizes of the workers that were there when the request came.
     """
 
     request_id: str
@@ -77,6 +80,7 @@ class RoutingRequest:
     priority: int
     session_id: str
     cache_namespace: str
+    prompt_identities: Mapping[int, Sequence[int]] = field(default_factory=dict)
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -36,7 +36,7 @@ class CacheAware(RoutingPolicy):
         self._random = random.Random(seed)
 
     def choose(self, candidates: Candidates, request: RoutingRequest) -> Pair:
-        prefixes = self._prefixes.get(request.request_id) or _RequestPrefixes(request.cache_namespace)
+        prefixes = self._prefixes.get(request.request_id) or _RequestPrefixes(request)
         self._latest = request.request_id, prefixes
         token_ids = request.token_ids
         num_tokens = len(token_ids)
@@ -102,9 +102,9 @@ class CacheAware(RoutingPolicy):
 class _RequestPrefixes:
     """A request's prefixes: each page of it is looked at once, over all its attempts."""
 
-    def __init__(self, namespace: str) -> None:
-        self._namespace = namespace
-        self._by_size: dict[int, list[int]] = {}
+    def __init__(self, request: RoutingRequest) -> None:
+        self._namespace = request.cache_namespace
+        self._by_size: dict[int, Sequence[int]] = dict(request.prompt_identities)
 
     def identities(self, token_ids: Sequence[int], page_size: int) -> Sequence[int]:
         """Those of all full pages of that size.
@@ -113,7 +113,7 @@ class _RequestPrefixes:
             token_ids: so many of its prompt and output.
         """
         num_pages = len(token_ids) // page_size
-        known = self._by_size.get(page_size, [])
+        known = self._by_size.get(page_size, ())
         if len(known) < num_pages:
             known = self._by_size[page_size] = prefix_identities(token_ids, page_size, self._namespace, known)
         return known if len(known) == num_pages else known[:num_pages]

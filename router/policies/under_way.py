@@ -50,7 +50,7 @@ class PrefixesUnderWay:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        # Workers by themselves, which takes half the time of their names: this is asked for every worker at every choice.
+        # By workers and not by their names, which takes longer: this is asked for every worker at every choice.
         self._workers: dict[Worker, _AtWorker] = {}
 
     def __len__(self) -> int:

@@ -14,7 +14,13 @@ from router.frontends.generation import Generation, Piece
 from router.frontends.openai.answers import Answer, ChoiceBuffer, token_text
 from router.frontends.openai.chat_plan import Reading, bound_output, check_arguments, plan_chat, read_from
 from router.frontends.openai.prompt_logprobs import WantedLogprobs
-from router.frontends.openai.request import begin_all, check_num_choices, count_unknown_fields, sampling_options
+from router.frontends.openai.request import (
+    begin_all,
+    cache_namespace,
+    check_num_choices,
+    count_unknown_fields,
+    sampling_options,
+)
 from router.frontends.openai.resumable import ResumableStream, is_resumable, last_event, make_stream, recall_stream
 from router.frontends.openai.streaming import to_json
 from router.frontends.openai.tools_schema import ChatRequest
@@ -258,7 +264,7 @@ async def begin_chat(
         last = last_event(last_event_id, is_resumable=resumable)
         with frontend.admission(key, body.n or 1, is_resumed=last is not None):
             recalled = await recall_stream(frontend, key, last, request.state.hold) if last else None
-            prompt = await frontend.tokenize(plan.prompt)
+            prompt = await frontend.tokenize(plan.prompt, frontend.cache_namespace(key, cache_namespace(body)))
             reading = read_from(frontend, plan, prompt)
             options = replace(options, grammar=await frontend.grammar(bound_output(frontend, plan, reading)))
         frontend.check_prompt_logprobs(len(prompt.token_ids), wanted_logprobs.num_top, request.state.hold)

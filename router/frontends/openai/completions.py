@@ -12,6 +12,7 @@ from router.frontends.openai.answers import Answer, ChoiceBuffer
 from router.frontends.openai.prompt_logprobs import WantedLogprobs, object_text
 from router.frontends.openai.request import (
     begin_all,
+    cache_namespace,
     check_num_choices,
     count_unknown_fields,
     sampling_options,
@@ -111,7 +112,8 @@ async def serve_completion(
         with frontend.admission(key, len(inputs) * (body.n or 1), is_resumed=last is not None):
             recalled = await recall_stream(frontend, key, last, request.state.hold) if last else None
             options = replace(options, grammar=await frontend.grammar(wanted))
-            prompts = [await frontend.tokenize(prompt) for prompt in inputs]
+            namespace = frontend.cache_namespace(key, cache_namespace(body))
+            prompts = [await frontend.tokenize(prompt, namespace) for prompt in inputs]
             texts = [await frontend.prompt_text(prompt) for prompt in inputs] if body.echo else []
         num_tokens = sum(len(prompt.token_ids) for prompt in prompts)
         # Each output shows its prompt's.

@@ -111,6 +111,11 @@ def sampling_options(
     )
 
 
+def cache_namespace(body: Body) -> str:
+    """What a client names, by either of its names."""
+    return body.cache_namespace or body.cache_salt or ""
+
+
 def begin_all(
     frontend: Frontend,
     prompts: Sequence[TokenizedPrompt],
@@ -151,7 +156,7 @@ def begin_all(
             default_max_tokens=default_max_tokens,
             num_choices=body.n or 1,
             priority=body.priority or 0,
-            cache_namespace=body.cache_namespace or body.cache_salt or "",
+            cache_namespace=cache_namespace(body),
             session_id=body.session_id or "",
             client_request_id=request_id,
             resumption=resumption,

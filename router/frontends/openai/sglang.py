@@ -148,7 +148,7 @@ async def _begin(frontend: Frontend, body: GenerateRequest, key: str, request_id
             raise InvalidRequestError("one of text and input_ids is needed", "text")
         options = (body.sampling_params or GenerateSampling.model_validate({})).options(frontend.sampling_defaults)
         with frontend.admission(key):
-            tokenized = await frontend.tokenize(prompt)
+            tokenized = await frontend.tokenize(prompt, frontend.cache_namespace(key, ""))
         [generation] = frontend.begin(
             tokenized,
             options,

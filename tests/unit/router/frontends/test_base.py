@@ -10,10 +10,13 @@ from router.config import RouterConfig
 from router.errors import InvalidRequestError, OverloadedError, UnavailableError, UnknownModelError
 from router.frontends.base import Frontend, PromptInput, TokenizedPrompt
 from router.frontends.sampling import SamplingOptions
+from router.policies.cache_aware import CacheAware
 from router.policies.least_loaded import LeastLoaded
 from router.router import Router
 from router.text.prompt_encoder import MAX_INLINE_CHARACTERS
 from tandem.lifecycle import RECEIVED, TOKENIZED
+from tandem.prefix import prefix_identities
+from tests.fakes.scripted_worker import hello
 from tests.fakes.tokenizer import ByteTokenizer
 
 MAX_MODEL_LEN = 400
@@ -139,3 +142,23 @@ def test_each_choice_draws_with_a_seed_of_its_own() -> None:
 
     assert seeds(7) == [7, 8, 9]
     assert seeds(2**64 - 1) == [2**64 - 1, 0, 1]
+
+
+def test_a_prompt_s_prefixes_are_named_once_where_workers_are_chosen_by_them() -> None:
+    async def scenario() -> None:
+        config = RouterConfig("nowhere", "fake", MAX_MODEL_LEN, api_keys=("a", "b"))
+        router = Router(config, CacheAware())
+        frontend = Frontend(router, ByteTokenizer(), config)  # type: ignore[arg-type]
+        router.connect_worker(hello("p", "prefill"), lambda _: None, lambda _: None)
+        namespace = frontend.cache_namespace("a", "tenant")
+        prompt = await frontend.tokenize(list(range(20)), namespace)
+        assert prompt.identities == {4: prefix_identities(range(20), 4, namespace)}
+        begin = partial(frontend.begin, prompt, SamplingOptions(), default_max_tokens=4)
+        assert begin(key="a", cache_namespace="tenant")[0].tracker.prompt_identities == prompt.identities
+        assert begin(key="b", cache_namespace="tenant")[0].tracker.prompt_identities == {}
+        with pytest.raises(InvalidRequestError, match="cache_namespace must have at most"):
+            frontend.cache_namespace("a", "x" * 257)
+        assert (await frontend.tokenize([1] * 20)).identities == {}
+        assert (await new_frontend().tokenize([1] * 20, "tenant")).identities == {}
+
+    asyncio.run(scenario())
