@@ -32,6 +32,7 @@ from tandem.rpc.auth import cluster_auth
 from tandem.rpc.batch_writer import BatchWriter
 from tandem.rpc.channel import bind, new_server
 from tandem.rpc.codec import WORKER_CODEC
+from tandem.rpc.credentials import ClusterCredentials
 from tandem.rpc.grpc_loop import GrpcLoop
 from tandem.rpc.loop_thread import LoopThread
 from tandem.v1 import worker_pb2_grpc
@@ -58,7 +59,7 @@ class Teller:
         self._streams = RouterStreams(
             [address],
             worker_hello(f"prefill-{number}", "prefill", num_pages),
-            cluster_token=TOKEN,
+            credentials=ClusterCredentials(TOKEN),
             heartbeat=lambda: Heartbeat(time.monotonic_ns()),
             heartbeat_interval_s=HEARTBEAT_INTERVAL_S,
             connect_timeout_s=START_TIMEOUT_S,
