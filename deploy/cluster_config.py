@@ -1,4 +1,4 @@
-"""A whole cluster on one host, and what it means for each of its processes.
+"""A whole cluster, and what it means for each of its processes.
 
 Nothing here imports torch: the command line reads this too.
 """
@@ -10,12 +10,14 @@ from typing import Any
 
 from decode_worker.config import DecodeConfig
 from deploy.cluster_options import DEVICE_DEFAULTS, INTERNAL_TLS, OFF, ClusterOptions, DeviceDefaults
+from deploy.node_choice import HOST
 from engine.config import DTYPES, EngineConfig
 from kvtransfer.config import LinkConfig
 from kvtransfer.transports import table as transports
 from prefill_worker.config import PrefillConfig
 from router.config import RouterConfig
 from tandem.config import DEVICES, LogConfig, Role, TlsConfig, default_of, require, require_one_of
+from tandem.hosts import check_network
 from worker.config import WorkerConfig
 
 # A name comes back with every answer.
@@ -26,17 +28,24 @@ DEVICES_PER_WORKER: int = default_of(EngineConfig, "num_devices")
 
 @dataclass(frozen=True, slots=True)
 class WorkerPlan:
-    """What one worker's process is told: what all are, and what those of its role are."""
+    """What one worker's process is told: what all are, and what those of its role are.
+
+    Attributes:
+        spans_nodes: whether its ports are for other hosts too, on the address of whichever node it is on.
+        interface: which of a node's addresses that is (tandem.hosts.choose_address).
+    """
 
     worker: WorkerConfig
     prefill: PrefillConfig
     decode: DecodeConfig
     links: LinkConfig
+    spans_nodes: bool = False
+    interface: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterConfig(ClusterOptions):
-    """A whole cluster on one host, as `tandem serve` starts it; ClusterOptions says what the fields mean.
+    """A whole cluster, as `tandem serve` starts it; ClusterOptions says what the fields mean.
 
     Raises:
         ValueError: on construction, for values of which no cluster can be made; the message names the fields.
@@ -82,6 +91,17 @@ class ClusterConfig(ClusterOptions):
             f"{self.num_prefill} prefill and {self.num_decode} decode workers: both kinds are needed, or neither",
         )
         require(self.num_workers > 0, "at least one worker is needed: num_prefill and num_decode, or num_both")
+        require(
+            not self.spans_nodes or bool(self.ray_address),
+            f"placement_strategy {self.placement_strategy} is for the nodes of a Ray that is there: it needs "
+            "ray_address",
+        )
+        for name in ("interface", "ship_code"):
+            require(
+                self.spans_nodes or not getattr(self, name),
+                f"`{name}` is for a cluster over several nodes: it needs placement_strategy pack or spread",
+            )
+        check_network(self.interface)
         # What its processes would refuse is refused before any of them starts.
         self.router("unresolved", self.model, 1)
         self.worker("unresolved", "both", self.engine("unresolved"), 1)
@@ -94,6 +114,11 @@ class ClusterConfig(ClusterOptions):
     def num_routers_started(self) -> int:
         """A GPU decodes about as many tokens in a second as one router passes on."""
         return self.num_routers or (1 if self.device == "cpu" else self.num_decode + self.num_both)
+
+    @property
+    def spans_nodes(self) -> bool:
+        """Whether its processes may be on several nodes of a Ray."""
+        return self.placement_strategy != HOST
 
     @property
     def num_devices(self) -> int:
@@ -179,6 +204,8 @@ class ClusterConfig(ClusterOptions):
             PrefillConfig(**_passed_on(self, PrefillConfig) | {"chunk_size": chunk_size, "overlap": overlap}),
             DecodeConfig(**_passed_on(self, DecodeConfig) | {"max_batch_size": max_batch_size, "overlap": overlap}),
             LinkConfig(**_passed_on(self, LinkConfig) | {"transports": named}),
+            self.spans_nodes,
+            self.interface,
         )
 
 

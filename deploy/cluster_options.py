@@ -7,6 +7,7 @@ from dataclasses import MISSING, dataclass
 from typing import NamedTuple
 
 from decode_worker.config import DecodeConfig
+from deploy.node_choice import HOST, PLACEMENT_STRATEGIES
 from deploy.options import option, options_of
 from engine.attention import table as attention
 from engine.config import DTYPES, KV_CACHE_DTYPES, LOAD_FORMATS, QUANTIZATIONS, EngineConfig
@@ -425,6 +426,27 @@ class ClusterOptions:
         metavar="ADDRESS",
         shown="none: the cluster starts a Ray of its own",
         detail=", such as `127.0.0.1:6379` ([below](#a-ray-that-is-there-already))",
+    )
+    placement_strategy: str = option(
+        HOST,
+        OPERATION,
+        "where the processes go on the Ray of --ray-address; host: all on this host; pack: on as few nodes as may be; "
+        "spread: over all",
+        choices=PLACEMENT_STRATEGIES,
+        detail=" ([deploy.md](deploy.md#several-hosts))",
+    )
+    interface: str = option(
+        "",
+        OPERATION,
+        "over several nodes: the network interface, by its name or as a network such as 10.0.0.0/16, at which each "
+        "node is reached by the others",
+        metavar="INTERFACE",
+        shown="the address that Ray knows a node by",
+    )
+    ship_code: bool = option(
+        False,
+        OPERATION,
+        "over several nodes: Ray brings them this installation's code; otherwise each has the same installed",
     )
     log_level: str = option(
         default_of(LogConfig, "level"),

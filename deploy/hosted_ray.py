@@ -8,7 +8,15 @@ from collections.abc import Iterable
 from typing import Any
 
 from deploy.joined_ray import JoinedRay
-from deploy.ray_module import internal_kv, list_named_actors, ray
+from deploy.ray_module import (
+    PlacementGroup,
+    PlacementGroupID,
+    internal_kv,
+    list_named_actors,
+    placement_group_table,
+    ray,
+    remove_placement_group,
+)
 
 SUPERVISOR = "supervisor"
 _PREFIX = "tandem-"
@@ -30,10 +38,14 @@ def find_clusters() -> list[str]:
 class HostedRay(JoinedRay):
     """A process that takes part already: neither started nor left by it."""
 
-    def __init__(self, address: str, cluster: str) -> None:
-        """Args: cluster: its name."""
+    def __init__(self, address: str, cluster: str, *, spans_nodes: bool = False) -> None:
+        """
+        Args:
+            cluster: its name.
+            spans_nodes: as for JoinedRay.
+        """
         self._own_namespace = namespace_of(cluster)
-        super().__init__(address, self._own_namespace)
+        super().__init__(address, self._own_namespace, spans_nodes=spans_nodes)
 
     def start(self, num_processes: int) -> None:
         """Makes sure that there is room.
@@ -48,6 +60,10 @@ class HostedRay(JoinedRay):
 
     def naming(self, name: str) -> dict[str, Any]:
         return {"name": name, "namespace": self._own_namespace, "lifetime": "detached"}
+
+    def group_name(self, process: str) -> str:
+        """Of a process's placement group."""
+        return f"{self._own_namespace}/{process}"
 
     def find_actors(self) -> dict[str, dict[int, Any]]:
         """The cluster's processes that run, by their names and by which life of them it is, but the supervisor."""
@@ -78,7 +94,10 @@ class HostedRay(JoinedRay):
         return pickle.loads(found) if found else None
 
     def forget(self) -> None:
-        """The cluster has come to its end."""
+        """The cluster has come to its end, and with it what it had taken of nodes."""
+        for group_id, group in placement_group_table().items():
+            if group["name"].startswith(self.group_name("")) and group["state"] != "REMOVED":
+                remove_placement_group(PlacementGroup(PlacementGroupID(bytes.fromhex(group_id))))
         internal_kv._internal_kv_del(_STATE, namespace=self._key())
 
     def _key(self) -> bytes:

@@ -1,4 +1,5 @@
-"""A Ray that others have started on this host (`ray start`), which the cluster joins and leaves as it was.
+"""A Ray that others have started (`ray start`), on this host and maybe more, which the cluster joins and leaves as it
+was.
 
 Who may call it, and from where, is up to whoever started it. Each cluster on it has a namespace of its own.
 """
@@ -24,6 +25,7 @@ from deploy.ray_module import (
 )
 from deploy.ray_probe import call_ray
 from deploy.ray_signals import own_signals
+from tandem.logs import PACKAGES
 
 logger = logging.getLogger(__name__)
 
@@ -34,14 +36,20 @@ _SET = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 class JoinedRay(RayBase):
     """From joining it to leaving it."""
 
-    def __init__(self, address: str, namespace: str | None = None) -> None:
+    def __init__(
+        self, address: str, namespace: str | None = None, *, spans_nodes: bool = False, ship_code: bool = False
+    ) -> None:
         """
         Args:
             address: "host:port", as `ray start` shows it.
             namespace: of names there; None: one of its own.
+            spans_nodes: whether the cluster uses all of its nodes, and not this host alone.
+            ship_code: whether Ray brings the nodes this installation's code.
         """
         self._address = address
         self._namespace = namespace
+        self._spans_nodes = spans_nodes
+        self._ship_code = ship_code
         self._found = {name: os.environ.get(name) for name in _SET}
 
     @property
@@ -70,6 +78,7 @@ class JoinedRay(RayBase):
                     namespace=self._namespace,
                     log_to_driver=False,
                     logging_level=logging.ERROR,
+                    runtime_env={"py_modules": _own_packages()} if self._ship_code else None,
                 )
         except (RuntimeError, ConnectionError, ValueError) as error:
             # Another version of Python is among what it says then.
@@ -80,8 +89,9 @@ class JoinedRay(RayBase):
         """Raises ValueError unless this host has room for so many more processes there."""
         num_cpus = self.num_free("CPU")
         if num_cpus < num_processes:
+            where = "" if self._spans_nodes else " on this host"
             raise ValueError(
-                f"the Ray at {self._address} has {num_cpus} CPUs left on this host, and the cluster takes one for each "
+                f"the Ray at {self._address} has {num_cpus} CPUs left{where}, and the cluster takes one for each "
                 f"of its {num_processes} processes; use fewer workers or routers, or a Ray with more (--num-cpus)"
             )
 
@@ -94,14 +104,16 @@ class JoinedRay(RayBase):
                 os.environ[name] = value
 
     def num_free(self, resource: str) -> int:
-        free = state.available_resources_per_node().get(ray.get_runtime_context().get_node_id(), {})
-        return int(free.get(resource, 0))
+        nodes = state.available_resources_per_node()
+        if self._spans_nodes:
+            return sum(int(free.get(resource, 0)) for free in nodes.values())
+        return int(nodes.get(ray.get_runtime_context().get_node_id(), {}).get(resource, 0))
 
     def num_nodes(self) -> int:
         return sum(node["Alive"] for node in ray.nodes())
 
     def actor_options(self) -> dict[str, Any]:
-        # Others on it are to know that these run, and all must be on one host.
+        # Others on it are to know that these run, and all must be on one host (if not: deploy/node_placement.py).
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         return {"num_cpus": 1, "scheduling_strategy": here}
 
@@ -157,6 +169,11 @@ class JoinedRay(RayBase):
                 f"the Ray at {self._address} is of another version than the one here, {ray.__version__}; both must be "
                 "the same"
             )
+
+
+def _own_packages() -> list[str]:
+    """The directories of all that actors import of ours."""
+    return [str(Path(__file__).resolve().parents[1] / package) for package in PACKAGES]
 
 
 class _ClosedError(Exception):

@@ -54,7 +54,7 @@ def _run(config: ClusterConfig, announce: Announce, *, detach: bool, stop_grace_
         signal.signal(signum, signal.SIG_IGN)
         stop.set()
 
-    joined = JoinedRay(config.ray_address, namespace_of(config.cluster_name))
+    joined = JoinedRay(config.ray_address, namespace_of(config.cluster_name), ship_code=config.ship_code)
     try:
         signal.signal(signal.SIGTERM, stop_joining)
         joined.start(0)

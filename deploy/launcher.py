@@ -1,4 +1,4 @@
-"""Starts, watches and stops a cluster on this host: routers and workers, on its own Ray or on one that is there."""
+"""Starts, watches and stops a cluster: routers and workers, on its own Ray or on one that is there."""
 
 import contextlib
 import logging
@@ -18,7 +18,8 @@ from deploy.cluster_config import DEVICES_PER_WORKER, ClusterConfig, WorkerPlan
 from deploy.cluster_options import AUTO, OFF
 from deploy.hosted_ray import HostedRay
 from deploy.local_ray import LocalRay
-from deploy.plan import check_own_classes, plan
+from deploy.node_placement import NodePlacement, SavedPlacement
+from deploy.plan import check_own_classes, plan, router_names, worker_names
 from deploy.ports import ClientAddresses, ClusterPorts, ReservedPorts
 from deploy.ray_base import RayBase
 from deploy.ray_module import RayActorError, RayError, RayTaskError, ray
@@ -66,6 +67,7 @@ class ClusterState:
     router_configs: dict[str, RouterConfig]
     worker_plans: dict[str, WorkerPlan]
     num_starts: dict[str, int]
+    nodes: SavedPlacement | None
 
 
 class Cluster:
@@ -95,6 +97,8 @@ class Cluster:
         self._request_lines: RequestLineServer | None = None
         self._hosted = hosted
         self._ray: RayBase = hosted or LocalRay(default_directory())
+        # Over several nodes it says which process is where, and has their ports.
+        self._nodes: NodePlacement | None = None
         # Actors by name; a process that is started again replaces its actor.
         self._actors: dict[str, Any] = {}
         self._router_configs: dict[str, RouterConfig] = {}
@@ -139,15 +143,17 @@ class Cluster:
         # What takes no time is checked first, because a model may have to be fetched.
         with _refusals():
             check_own_classes(config)
-            ports = self._ports.reserve_all(config)
+            ports = ClusterPorts(self.addresses, {}) if config.spans_nodes else self._ports.reserve_all(config)
             check_tls_files(config.tls_cert, config.tls_key, config.tls_client_ca)
             if config.internal_tls_cert:
                 self.cluster_tls = given_certificates(
                     config.internal_tls_ca, config.internal_tls_cert, config.internal_tls_key
                 )
-        if config.device == "cuda":
+        ray_first = config.device == "cuda" or config.spans_nodes
+        if ray_first:
             # Ray counts the GPUs: that there are too few is said before a model is fetched for them.
             self._init_ray()
+        if config.device == "cuda":
             self._check_num_gpus()
         with _refusals():
             self._on_progress("model", "looking at it")
@@ -158,7 +164,16 @@ class Cluster:
                 # A worker that is started again reads it once more.
                 held=self._held,
             )
-            router_configs, worker_plans = plan(config, model_dir, self.cluster_token, ports)
+            if config.spans_nodes:
+                assert self._hosted is not None
+                self._on_progress("model", "looking at it on each node")
+                self._nodes = NodePlacement(
+                    config, self._hosted, [name for name, _ in worker_names(config)], router_names(config)
+                )
+                ports = self._nodes.place(str(model_dir.absolute()))
+            router_configs, worker_plans = plan(
+                config, model_dir, self.cluster_token, ports, num_threads_of=self._num_threads_of()
+            )
         self._model_dir, self._cluster_ports = model_dir, ports
         self.model_name = router_configs[0].model_name
         self.addresses, self.routers = ports.shared, ports.routers
@@ -166,7 +181,7 @@ class Cluster:
         if config.log_requests:
             self._request_lines = RequestLineServer(self._on_request_line)
             router_configs = [replace(c, request_lines_socket=self._request_lines.name) for c in router_configs]
-        if config.device != "cuda":
+        if not ray_first:
             self._init_ray()
         if self.cluster_tls is None and self._is_tls_wanted():
             self.cluster_tls = self._made_certificates()
@@ -193,7 +208,10 @@ class Cluster:
         self._num_starts = Counter(saved.num_starts)
         first = next(iter(self._router_configs.values()))
         self.model_name = first.model_name
-        self._ports.reserve_again(saved.ports)
+        if saved.nodes is not None:
+            self._nodes = NodePlacement.restored(self._config, self._hosted, saved.nodes)
+        else:
+            self._ports.reserve_again(saved.ports)
         if self._config.log_requests:
             self._request_lines = RequestLineServer(self._on_request_line, first.request_lines_socket)
         with contextlib.suppress(ValueError, OSError):
@@ -215,7 +233,8 @@ class Cluster:
                 takes_part = False
             if not takes_part:
                 ray.kill(self._actors.pop(name))
-        self._hosted.end_all(besides=self._actors.values())
+        holders = self._nodes.holders() if self._nodes is not None else []
+        self._hosted.end_all(besides=[*self._actors.values(), *holders])
 
     def supervise(self, stop: threading.Event) -> None:
         """Keeps routers and workers alive until `stop` is set: one that dies is started again. What `scale` asks for is
@@ -243,7 +262,7 @@ class Cluster:
         )
         kinds = dict.fromkeys(self._router_configs, router) | dict.fromkeys(self._worker_plans, worker)
         running = {name: kind for name, kind in kinds.items() if name in self._actors}
-        supervisor = Supervisor(self._actors, running, self._check_ray)
+        supervisor = Supervisor(self._actors, running, self._may_start)
         for name in kinds.keys() - running.keys():
             supervisor.add(name, kinds[name])
         try:
@@ -284,6 +303,8 @@ class Cluster:
             for actor in self._actors.values():
                 ray.kill(actor)
             self._actors = {}
+            if self._nodes is not None:
+                self._nodes.close()
             if self._hosted is not None:
                 self._hosted.end_all()
                 self._hosted.forget()
@@ -309,7 +330,9 @@ class Cluster:
         counts = dict.fromkeys(ROLES, 0) | running | dict(job.counts)
         config = replace(self._config, **in_counts(counts), num_routers=len(self._router_configs))
         num_running = len(self._worker_plans)
-        _, plans = plan(config, self._model_dir, self.cluster_token, self._cluster_ports, num_running)
+        _, plans = plan(
+            config, self._model_dir, self.cluster_token, self._cluster_ports, num_running, self._num_threads_of()
+        )
         wanted = {p.worker.worker_id: p for p in plans}
         joining = {name: p for name, p in wanted.items() if name not in self._worker_plans}
         leaving = [name for name in self._worker_plans if name not in wanted]
@@ -327,8 +350,9 @@ class Cluster:
             free = self._ray.num_free(resource)
             if free + each * num_leaving < each * num_joining:
                 raise ConfigurationError(
-                    f"no room for {num_joining} more workers: each takes {each} {resource}, and Ray has {free} left on "
-                    "this host; ask for fewer, or give Ray more"
+                    f"no room for {num_joining} more workers: each takes {each} {resource}, and Ray has {free} left"
+                    + ("" if self._config.spans_nodes else " on this host")
+                    + "; ask for fewer, or give Ray more"
                 )
             has_room = has_room and free >= each * num_joining
         return has_room
@@ -354,6 +378,8 @@ class Cluster:
     def add_workers(self, plans: Mapping[str, WorkerPlan]) -> None:
         """These are part of the cluster from now on; who supervises it starts them."""
         self._worker_plans |= plans
+        if self._nodes is not None:
+            self._nodes.add_workers(list(plans))
         self._save()
 
     def remove_workers(self, names: Sequence[str]) -> None:
@@ -362,6 +388,8 @@ class Cluster:
             del self._worker_plans[name]
             if (actor := self._actors.pop(name, None)) is not None:
                 ray.kill(actor)
+        if self._nodes is not None:
+            self._nodes.remove_workers(names)
         self._save()
 
     def tell_routers(self, names: Sequence[str]) -> list[Any]:
@@ -387,6 +415,7 @@ class Cluster:
                     self._router_configs,
                     self._worker_plans,
                     dict(self._num_starts),
+                    self._nodes.saved() if self._nodes is not None else None,
                 )
             )
 
@@ -414,6 +443,14 @@ class Cluster:
         if not self._ray.is_up():
             raise ClusterError(f"Ray has ended, and the cluster with it; {self._ray.log_directory} says why")
 
+    def _may_start(self, name: str) -> bool:
+        """Whether there is a place for a process that is to be started again; raises ClusterError if Ray has ended."""
+        self._check_ray()
+        return self._nodes is None or self._nodes.has_room(name)
+
+    def _num_threads_of(self) -> Callable[[str], int] | None:
+        return None if self._nodes is None or self._config.num_threads else self._nodes.num_threads
+
     def _on_model_progress(self, stage: str, fraction: float) -> None:
         done = f" ({100 * fraction:.0f} of 100 %)" if 0 < fraction < 1 else ""
         self._on_progress("model", f"{stage}{done}")
@@ -425,7 +462,8 @@ class Cluster:
             return
         advice = f"use fewer workers (num_both 1 needs {DEVICES_PER_WORKER}) or set `device` to cpu"
         if self._config.ray_address:
-            where = f"the Ray at {self._config.ray_address} has {num_gpus} GPUs left on this host"
+            where = f"the Ray at {self._config.ray_address} has {num_gpus} GPUs left"
+            where += "" if self._config.spans_nodes else " on this host"
         elif num_gpus == 0:
             raise ConfigurationError(
                 "device cuda needs NVIDIA GPUs, and none is visible here (see nvidia-smi and CUDA_VISIBLE_DEVICES); "
@@ -446,7 +484,7 @@ class Cluster:
         config = replace(self._router_configs[name], num_restarts=self._num_starts[name], cluster_tls=self.cluster_tls)
         self._num_starts[name] += 1
         actor = self._actors[name] = self._actor_class(name, RouterActor).remote(config)
-        return actor.start.remote()
+        return actor.start.remote(*(self._nodes.ports_of(name) if self._nodes is not None else ()))
 
     def _start_worker(self, name: str) -> Any:
         """Starts a worker's process and has it load; returns the reference that ends with the loading."""
@@ -466,7 +504,8 @@ class Cluster:
         starts; and no restart but ours. Where it has a name, each life of it has another: Ray frees a dead actor's name
         too late for its successor."""
         self._save()
-        options = self._ray.actor_options() | self._ray.naming(f"{name}.{self._num_starts[name]}")
+        options = self._ray.actor_options() if self._nodes is None else self._nodes.actor_options(name)
+        options |= self._ray.naming(f"{name}.{self._num_starts[name]}")
         return ray.remote(cls).options(**options, num_gpus=num_gpus, max_concurrency=3, max_restarts=0)
 
     def _join_router(self, actor: Any) -> Any:

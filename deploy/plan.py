@@ -2,7 +2,7 @@
 is started."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -46,13 +46,19 @@ def check_own_classes(config: ClusterConfig) -> None:
 
 
 def plan(
-    config: ClusterConfig, model_dir: Path, cluster_token: str, ports: ClusterPorts, num_running: int = 0
+    config: ClusterConfig,
+    model_dir: Path,
+    cluster_token: str,
+    ports: ClusterPorts,
+    num_running: int = 0,
+    num_threads_of: Callable[[str], int] | None = None,
 ) -> tuple[list[RouterConfig], list[WorkerPlan]]:
     """Turns a cluster's configuration into that of its processes.
 
     Args:
         ports: reserved for its routers.
         num_running: of the workers, how many there are already, with their pools.
+        num_threads_of: CPU threads of a worker, by its name, where none are configured; None: all are on this host.
 
     Raises:
         ValueError: it does not fit the model or the memory, or the model is incomplete, or the
@@ -84,9 +90,8 @@ def plan(
     _check_memory(max(0, config.num_devices - num_running), engine, model_config)
     router = config.router(str(model_dir), config.model.rstrip("/").rpartition("/")[2], max_model_len, cluster_token)
     workers = [
-        config.worker(f"{role}-{i}", role, engine, max_model_len, cluster_token)
-        for role, count in _counts(config)
-        for i in range(count)
+        config.worker(name, role, _with_threads(engine, name, num_threads_of), max_model_len, cluster_token)
+        for name, role in worker_names(config)
     ]
     router = replace(router, workers={w.worker.worker_id: w.worker.role for w in workers})
     return ports.configs(router), workers
@@ -108,7 +113,19 @@ def _check_memory(num_pools: int, engine: EngineConfig, model_config: ModelConfi
         )
 
 
-def _counts(config: ClusterConfig) -> Iterator[tuple[Role, int]]:
-    yield "prefill", config.num_prefill
-    yield "decode", config.num_decode
-    yield "both", config.num_both
+def worker_names(config: ClusterConfig) -> Iterator[tuple[str, Role]]:
+    """The workers of a cluster, each with its role."""
+    counts: tuple[tuple[Role, int], ...] = (
+        ("prefill", config.num_prefill),
+        ("decode", config.num_decode),
+        ("both", config.num_both),
+    )
+    yield from ((f"{role}-{i}", role) for role, count in counts for i in range(count))
+
+
+def router_names(config: ClusterConfig) -> list[str]:
+    return [f"router-{i}" for i in range(config.num_routers_started)]
+
+
+def _with_threads(engine: EngineConfig, worker: str, num_threads_of: Callable[[str], int] | None) -> EngineConfig:
+    return replace(engine, num_threads=num_threads_of(worker)) if num_threads_of else engine

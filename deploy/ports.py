@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from deploy.cluster_config import ClusterConfig
-from router.config import RouterAddresses, RouterConfig, port_of
+from router.config import RouterAddresses, RouterConfig, host_of, port_of
 
 
 class ClientAddresses(NamedTuple):
@@ -41,6 +41,7 @@ class ClusterPorts:
                 router_id=name,
                 grpc_port=port_of(own.grpc),
                 http_port=port_of(own.http),
+                cluster_host=host_of(own.cluster),
                 cluster_port=port_of(own.cluster),
                 shared_grpc_port=port_of(self.shared.grpc) if is_shared else 0,
                 shared_http_port=port_of(self.shared.http) if is_shared else 0,

@@ -22,23 +22,36 @@ os.environ.setdefault("RAY_raylet_client_num_connect_attempts", "500")
 import ray
 from ray._private import node, ray_constants, services, state, utils
 from ray._private import worker as ray_worker
+from ray._raylet import PlacementGroupID
 from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.experimental import internal_kv
 from ray.util import list_named_actors
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from ray.util.placement_group import (
+    PlacementGroup,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 __all__ = [
     "FIRST_VERSION",
     "NodeAffinitySchedulingStrategy",
+    "PlacementGroup",
+    "PlacementGroupID",
+    "PlacementGroupSchedulingStrategy",
     "RayActorError",
     "RayError",
     "RayTaskError",
     "internal_kv",
     "list_named_actors",
     "node",
+    "placement_group",
+    "placement_group_table",
     "ray",
     "ray_constants",
     "ray_worker",
+    "remove_placement_group",
     "services",
     "settings_reset",
     "state",

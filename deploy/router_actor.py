@@ -21,7 +21,8 @@ class RouterActor:
         self._process: RouterProcess | None = None
         self._stopped = threading.Event()
 
-    def start(self) -> RouterAddresses:
+    def start(self, *_waited_for: None) -> RouterAddresses:
+        """Opens its ports. Args: _waited_for: what Ray is to have done before."""
         logs.configure(self._config.router_id, self._config.log)
         with no_collections():
             from router.process import RouterProcess

@@ -60,17 +60,18 @@ class Supervisor:
     than a poll, so that a stop or another death is always seen."""
 
     def __init__(
-        self, actors: Mapping[str, Any], kinds: Mapping[str, ProcessKind], check_startable: Callable[[], None]
+        self, actors: Mapping[str, Any], kinds: Mapping[str, ProcessKind], may_start: Callable[[str], bool]
     ) -> None:
         """
         Args:
             actors: by name; a kind's `start` replaces entries.
             kinds: what each of them is, by the same names.
-            check_startable: called before a process is started again; what it raises ends the supervision.
+            may_start: asked before a process is started again, and at every poll until it says yes: there may be no
+                place for it. What it raises ends the supervision.
         """
         self._actors = actors
         self._kinds = dict(kinds)
-        self._check_startable = check_startable
+        self._may_start = may_start
         self._awaited: dict[Any, _Awaited] = {}
         self._restart_at: dict[str, float] = {}
         self._mappers = Mappers()
@@ -126,9 +127,8 @@ class Supervisor:
                 self._handle(self._awaited.pop(ref), ref)
             now = time.monotonic()
             for name in [name for name, due in self._restart_at.items() if now >= due]:
-                if not self._mappers.take_released(name, now):
+                if not self._mappers.take_released(name, now) or not self._may_start(name):
                     continue
-                self._check_startable()
                 del self._restart_at[name]
                 self._join_by[name] = now + self._kinds[name].start_limit_s
                 self._awaited[self._kinds[name].start(name)] = _Awaited("load", name)

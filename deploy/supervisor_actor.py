@@ -129,7 +129,7 @@ class SupervisorActor:
         from deploy.launcher import Cluster, ClusterError, ConfigurationError
         from deploy.ray_module import ray
 
-        hosted = HostedRay(self._config.ray_address, self._config.cluster_name)
+        hosted = HostedRay(self._config.ray_address, self._config.cluster_name, spans_nodes=self._config.spans_nodes)
         cluster = self._cluster = Cluster(self._config, self._on_progress, self._say, hosted)
         try:
             if (saved := hosted.saved()) is not None:

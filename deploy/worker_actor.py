@@ -2,12 +2,13 @@
 
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from deploy.cluster_config import WorkerPlan
 from deploy.garbage import collect_seldom, freeze_objects, no_collections
 from deploy.gpu_opening import GpuOpening
-from tandem import logs
+from tandem import hosts, logs
 
 if TYPE_CHECKING:
     from worker.process import WorkerProcess
@@ -25,7 +26,8 @@ class WorkerActor:
 
     def start(self) -> None:
         """Loads the model; raises ValueError if it cannot be served, or the log not be written."""
-        worker = self._plan.worker
+        self._plan = plan = _at_home(self._plan)
+        worker = plan.worker
         logs.configure(worker.worker_id, worker.log)
         self._set_progress("importing")
         opening = GpuOpening() if worker.engine.device == "cuda" else None
@@ -33,7 +35,7 @@ class WorkerActor:
             from deploy.worker_roles import worker_process
         if opening is not None:
             opening.wait()
-        process = self._process = worker_process(self._plan, self._set_progress)
+        process = self._process = worker_process(plan, self._set_progress)
         process.start()
         freeze_objects()
         collect_seldom()
@@ -61,3 +63,15 @@ class WorkerActor:
 
     def _set_progress(self, progress: str) -> None:
         self._progress = progress
+
+
+def _at_home(plan: WorkerPlan) -> WorkerPlan:
+    """The plan with the address of the node that this process is on; raises ValueError if that has none that fits."""
+    if not plan.spans_nodes:
+        return plan
+    from deploy.ray_module import ray_worker
+
+    assert ray_worker._global_node is not None
+    node = ray_worker._global_node.node_ip_address
+    host = hosts.choose_address(hosts.own_addresses(), plan.interface, node)
+    return replace(plan, worker=replace(plan.worker, host=host))

@@ -11,6 +11,7 @@ import grpc
 from kvtransfer.events import FromReceiver, SenderLinkClosed, SenderLinkFailed, SenderLinkOpened
 from kvtransfer.transports.base import Transport
 from kvtransfer.transports.opening import OPEN_TIMEOUT_S, OpeningError, open_end
+from tandem.hosts import host_id
 from tandem.messages import (
     PROTOCOL_VERSION,
     LinkHello,
@@ -259,6 +260,7 @@ class LinkDialer:
             peer.incarnation,
             self._page_format,
             tuple(offer),
+            host_id(),
         )
 
 

@@ -13,6 +13,7 @@ from kvtransfer.events import FromSender, ReceiverLinkClosed, ReceiverLinkOpened
 from kvtransfer.exit_watch import ExitWatch
 from kvtransfer.transports.base import ReceiverTransport, Transport
 from kvtransfer.transports.opening import OpeningError, describe, let_go, open_end
+from tandem.hosts import host_id
 from tandem.messages import (
     PROTOCOL_VERSION,
     LinkHello,
@@ -122,7 +123,9 @@ class LinkServer(kv_link_pb2_grpc.KvLinkServicer):
         epoch = uuid.uuid4().hex
         writer = self._writers[epoch] = BatchWriter(RECEIVER_CODEC)
         writer.send([LinkWelcome(epoch, name, endpoint, passed_over)])
-        self._post(ReceiverLinkOpened(epoch, hello, transport, ExitWatch(hello.sender_pid).is_gone))
+        # Elsewhere its number is another process's, or nobody's.
+        is_gone = ExitWatch(hello.sender_pid).is_gone if hello.sender_host == host_id() else _never
+        self._post(ReceiverLinkOpened(epoch, hello, transport, is_gone))
         for message in rest:
             self._post(FromSender(epoch, message))
         reader = asyncio.create_task(self._read(epoch, batches, writer))
@@ -149,6 +152,11 @@ class LinkServer(kv_link_pb2_grpc.KvLinkServicer):
                 passed_over.append(f"{name}: the receiver does not have it")
                 continue
             left.remove(name)
+            if self._transports[name].within_host and hello.sender_host != host_id():
+                # It is not even tried: what has the sender's numbers here is somebody else's.
+                failures.append(f"{name}: the two ends are on different hosts")
+                passed_over.append(failures[-1])
+                continue
             try:
                 return name, *await _open_receiver(self._transports[name]), tuple(passed_over)
             except OpeningError as error:
@@ -177,6 +185,10 @@ class LinkServer(kv_link_pb2_grpc.KvLinkServicer):
         if hello.receiver_incarnation != self._incarnation:
             return "this worker has restarted since the router named it"
         return hello.page_format.mismatch(self._page_format, "the sender", "the receiver")
+
+
+def _never() -> bool:
+    return False
 
 
 async def _open_receiver(transport: Transport) -> tuple[ReceiverTransport, bytes]:

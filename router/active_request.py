@@ -53,6 +53,7 @@ class ActiveRequest:
         waiting_since: on the router's clock, since when it waits for a worker; None while it does not.
         waiting_bytes: what it holds meanwhile.
         num_losses: workers that were lost while they served it, since it last got past the place where it was then.
+        num_excused: workers that were out of reach while they served it, since then.
         lost_on: their ids.
         cleared_len: with so many output tokens it is past that place.
     """
@@ -75,6 +76,7 @@ class ActiveRequest:
     waiting_since: float | None = None
     waiting_bytes: int = 0
     num_losses: int = 0
+    num_excused: int = 0
     lost_on: set[str] = field(default_factory=set)
     cleared_len: int = 0
     _num_pending_tokens: int = 0
@@ -136,9 +138,15 @@ class ActiveRequest:
         self.lost_on.add(worker_id)
         self.cleared_len = len(self.tracker.output_ids) + NUM_UNHEARD_TOKENS
 
+    def excuse_loss(self, at_most: int) -> bool:
+        """A worker was lost of which nobody knows whether it has ended. Returns whether that is to count as no loss."""
+        self.num_excused += 1
+        self.cleared_len = max(self.cleared_len, len(self.tracker.output_ids) + NUM_UNHEARD_TOKENS)
+        return self.num_excused <= at_most
+
     def clear_losses(self) -> None:
         """It is past the place where it was when workers were lost: that was not its doing."""
-        self.num_losses = 0
+        self.num_losses = self.num_excused = 0
         self.lost_on.clear()
         for worker in self.workers:
             worker.num_suspects -= self._is_under_test

@@ -9,6 +9,8 @@ The rules:
 - After SUSPECT_AFTER losses a request is a suspect. A worker has one suspect at a time, until that is cleared or ends;
   it gets one that it has not been lost with, if any is free (router/waiting_room.py).
 - A worker that is lost with a suspect has been ended by it: the suspect fails, and for the others it is no loss.
+- A worker on another host that had said nothing for a while when it was lost is out of reach: when a process dies, its
+  host says so at once. That is no loss either, `max_attempts` times in the same place.
 
 So a request that ends every worker ends three of them and then fails; one that does not is never taken for it twice in
 the same place, because alone among suspects it gets past it.
@@ -169,8 +171,12 @@ class Attempts:
         if tracker.is_current(message.attempt):
             self._clocks.stamp(tracker, message.moments)
 
-    def end_with_worker(self, worker: Worker, reason: str) -> None:
-        """A worker is lost, and with it the attempts that it has a part in."""
+    def end_with_worker(self, worker: Worker, reason: str, *, out_of_reach: bool = False) -> None:
+        """A worker is lost, and with it the attempts that it has a part in.
+
+        Args:
+            out_of_reach: whether it may be alive, and what is between it and this router not.
+        """
         reason = f"worker {worker.worker_id} was lost: {reason}"
         touched = []
         for request in self._requests:
@@ -182,9 +188,10 @@ class Attempts:
                 self._requests.await_decode(request)
             else:
                 touched.append(request)
-        suspects = {request.number for request in touched if request.is_suspect}
+        innocent = {r.number for r in touched if out_of_reach and r.excuse_loss(self._config.max_attempts)}
+        suspects = {request.number for request in touched if request.is_suspect} - innocent
         for request in touched:
-            if not suspects or request.number in suspects:
+            if request.number not in innocent and (not suspects or request.number in suspects):
                 request.charge_loss(worker.worker_id)
             attempt = request.tracker.attempt
             if request.number not in suspects:
@@ -280,7 +287,8 @@ class Attempts:
             request.tokens.put_tokens(token_ids)
             if request.is_queued:
                 self._requests.mark_token(request)
-            if request.num_losses and tracker.decode_has_spoken and len(tracker.output_ids) >= request.cleared_len:
+            is_past = tracker.decode_has_spoken and len(tracker.output_ids) >= request.cleared_len
+            if is_past and (request.num_losses or request.num_excused):
                 request.clear_losses()
                 self._room.is_due = True
         if request.prefill_has_part:

@@ -59,6 +59,11 @@ def port_of(address: str) -> int:
     return int(address.rpartition(":")[2])
 
 
+def host_of(address: str) -> str:
+    """Args: address: "host:port"."""
+    return address.rpartition(":")[0]
+
+
 @dataclass(frozen=True, slots=True)
 class RouterConfig:
     """One router process.

@@ -129,7 +129,9 @@ class RouterProcess:
         responses = ResponseExchange(config.router_id, peers, KeptResponses(time.monotonic), credentials)
         feed = self._feed = LiveFeed(SnapshotBuilder(router, config), len(config.api_keys))
         app = make_app(frontend, responses, feed, credentials)
-        workers = new_server([cluster_auth(config.cluster_token)], reuse_ports=config.reuse_ports)
+        workers = new_server(
+            [cluster_auth(config.cluster_token)], reuse_ports=config.reuse_ports, host=config.cluster_host
+        )
         cluster_address = bind(workers, config.cluster_host, config.cluster_port, credentials.for_server())
         recordings = Recordings(
             {**peers, config.router_id: cluster_address}, lambda: router.workers, router.clocks, credentials

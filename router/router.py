@@ -386,7 +386,7 @@ class Router:
         worker.disconnect(reason)
         self._send_peers()
         self._policy.worker_lost(worker, reason)
-        self._attempts.end_with_worker(worker, reason)
+        self._attempts.end_with_worker(worker, reason, out_of_reach=self.workers.is_out_of_reach(worker))
         self._attempts.serve_waiting()
 
     async def watch(self) -> None:

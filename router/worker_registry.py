@@ -4,7 +4,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from router.candidates import Candidates
 from router.worker import Worker
+from tandem.hosts import host_id
 from tandem.messages import Heartbeat, Hello, LinkState, PageFormat, Peer, RouterMessage
+
+# A host tells at once that a process of it has died. A worker on another host that has said nothing for this share of
+# the time after which silence counts as loss has not just died.
+OUT_OF_REACH_AFTER = 0.3
 
 
 class WorkerRegistry:
@@ -71,6 +76,10 @@ class WorkerRegistry:
     def refusal(self, hello: Hello) -> str:
         """Why this worker cannot join, or "": all workers must mean the same by a page, for as long as the router
         lives, and compute with the model that the router tokenizes for."""
+        current = self._workers.get(hello.worker_id)
+        if current is not None and hello.num_restarts < current.hello.num_restarts:
+            # Its node was given up while it could not be reached.
+            return "another worker has been started in its place"
         if self._page_format is None:
             return ""
         return hello.page_format.mismatch(self._page_format, "this worker", "the cluster's first")
@@ -93,6 +102,11 @@ class WorkerRegistry:
             self._unlink_all(worker)
             del self._workers[worker.worker_id]
             self._update_limit()
+
+    def is_out_of_reach(self, worker: Worker) -> bool:
+        """Whether a worker that is lost was silent before, as one is that cannot be reached. It may be alive."""
+        is_elsewhere = worker.hello.host not in ("", host_id())
+        return is_elsewhere and self._clock() - worker.last_heard > self._heartbeat_timeout_s * OUT_OF_REACH_AFTER
 
     def record_heard(self, worker: Worker) -> None:
         """Notes that a message has come. Any will do: where tokens come faster than the router takes them, a heartbeat

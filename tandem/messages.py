@@ -108,6 +108,7 @@ class Hello:
         has_links: whether it hands over to other workers and takes over from them, in role `both`. Those of role
             `prefill` and `decode` do the one or the other.
         max_request_pages: of the largest request that it takes; 0: one that fills its pool.
+        host: the same for workers of one host (tandem.hosts.host_id).
     """
 
     protocol_version: int
@@ -124,6 +125,7 @@ class Hello:
     num_restarts: int = 0
     has_links: bool = False
     max_request_pages: int = 0
+    host: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -434,7 +436,11 @@ class ResetCache:
 @dataclass(frozen=True, slots=True)
 class LinkHello:
     """A prefill worker begins an epoch with it. The decode worker refuses the link if version, life or page format are
-    not its own, or if it can open none of the transports."""
+    not its own, or if it can open none of the transports.
+
+    Attributes:
+        sender_host: which host it is on (tandem.hosts.host_id): a process number means something on its own alone.
+    """
 
     protocol_version: int
     sender_id: str
@@ -443,6 +449,7 @@ class LinkHello:
     receiver_incarnation: str
     page_format: PageFormat
     transports: tuple[str, ...]
+    sender_host: str = ""
 
 
 @dataclass(frozen=True, slots=True)

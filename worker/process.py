@@ -14,6 +14,7 @@ from engine.base import EngineBase
 from engine.build import build_engine
 from engine.kvcache.cache_manager import CacheManager
 from tandem import exit_codes
+from tandem.hosts import host_id
 from tandem.messages import PROTOCOL_VERSION, Heartbeat, Hello, PageFormat
 from tandem.recording import Recorder
 from tandem.rpc.auth import cluster_auth
@@ -154,7 +155,7 @@ class WorkerProcess:
     async def _serve(self) -> str:
         assert self._engine is not None
         config, engine = self._config, self._engine
-        server = self._server = new_server([cluster_auth(config.cluster_token)])
+        server = self._server = new_server([cluster_auth(config.cluster_token)], host=config.host)
         address = bind(server, config.host, 0, self._credentials.for_server())
         registry = worker_registry(config.role, config.worker_id, self._heartbeat, config.num_restarts)
         if not self._credentials.secure:
@@ -176,6 +177,7 @@ class WorkerProcess:
             config.num_restarts,
             self._role.has_links,
             self._max_request_pages(),
+            host_id(),
         )
         self._links = self._role.build_links(engine, hello, config, self._credentials, self._engine_thread.post)
         self._links.add_to(server)

@@ -116,7 +116,14 @@ class OneSidedReceiver(ReceiverTransport):
 
 class Transport(ABC):
     """One way for pages to travel between this worker and others. It is what the table names, and made once for each
-    worker."""
+    worker.
+
+    Attributes:
+        within_host: whether both ends must be on one host. A one-sided transport's have to be: only there is a sender
+            that has died seen to have exited, and nothing else says that it writes no page any more.
+    """
+
+    within_host = False
 
     @abstractmethod
     def __init__(self, pool: KvPool, host: str, credentials: ClusterCredentials) -> None:

@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from tandem.hosts import interface_of
+
 # Ranks in a communicator.
 SENDER, RECEIVER = 0, 1
 
@@ -24,11 +26,12 @@ def load_nccl(host: str) -> Any:
     Raises:
         ValueError: cupy is missing.
     """
-    # NCCL reads these once in a process. Two ends have no use for multicast, and what the workers of one host say to
-    # each other stays on it.
+    # NCCL reads these once in a process. Two ends have no use for multicast, and what the workers say to each other
+    # goes over the interface that all else goes over: on one host that is loopback.
     os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
-    if host == "127.0.0.1":
-        os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
+    if interface := interface_of(host):
+        # The "=" asks for this very one, and not for all whose names begin so.
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")
     try:
         from cupy.cuda import nccl
     except ImportError as error:

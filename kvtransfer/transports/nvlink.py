@@ -127,6 +127,8 @@ class NvlinkReceiver(OneSidedReceiver):
 
 
 class Nvlink(Transport):
+    within_host = True
+
     def __init__(self, pool: KvPool, host: str, credentials: ClusterCredentials) -> None:
         if not isinstance(pool, CudaKvPool):
             raise ValueError("transport nvlink moves pages between pools on GPUs: use shared_memory or tcp on a CPU")

@@ -87,6 +87,8 @@ class SharedMemoryReceiver(OneSidedReceiver):
 
 
 class SharedMemory(Transport):
+    within_host = True
+
     def __init__(self, pool: KvPool, host: str, credentials: ClusterCredentials) -> None:
         if not isinstance(pool, CpuKvPool):
             raise ValueError("transport shared_memory moves pages between pools in CPU memory: use nvlink on a GPU")

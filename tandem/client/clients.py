@@ -22,7 +22,14 @@ _INFO_TIMEOUT_S = 5.0
 _COLLECT_TIMEOUT_S = 90.0
 # So long is waited at first for routers to answer at their own ports; those that answer later are used later.
 _REACH_TIMEOUT_S = 1.0
-_OPTIONS = [("grpc.enable_http_proxy", 0)]
+_OPTIONS = [
+    ("grpc.enable_http_proxy", 0),
+    # While a call is under way a router that has said nothing for 5 s is asked, and given up after 5 more: a cable that
+    # is cut ends no connection.
+    ("grpc.keepalive_time_ms", 5_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.max_pings_without_data", 0),
+]
 _Channel = TypeVar("_Channel", grpc.Channel, grpc.aio.Channel)
 
 

@@ -45,14 +45,17 @@ class RouterTargets:
         """The cluster has said which routers there are.
 
         Args:
-            addresses: their own; their host may be 0.0.0.0.
+            addresses: their own; where that is one host for all, it may be 0.0.0.0.
 
         Returns:
             Where they are to be reached from here. Calls go to those that `mark_reached` names.
         """
-        # Some router answers at the address that the client was given, so they all are on that host.
         host = self.address.rpartition(":")[0]
-        own = [f"{host}:{address.rpartition(':')[2]}" for address in addresses]
+        if len({address.rpartition(":")[0] for address in addresses}) > 1:
+            own = list(addresses)
+        else:
+            # Some router answers at the address that the client was given, so they all are on that host.
+            own = [f"{host}:{address.rpartition(':')[2]}" for address in addresses]
         self._addresses = own if len(own) > 1 and host else [self.address]
         self._reached.intersection_update(self._addresses)
         self.is_known = True

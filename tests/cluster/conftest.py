@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 
 from deploy.cluster_config import ClusterConfig
+from deploy.hosted_ray import HostedRay, namespace_of
+from deploy.joined_ray import JoinedRay
 from deploy.launcher import Cluster
 from tandem.client import ClientTls, TandemClient
 from tandem.rpc.auth import cluster_metadata
@@ -113,7 +115,13 @@ class ServedCluster:
     """A supervised cluster in this process's Ray, and a client of it that shows its first key, if there are keys."""
 
     def __init__(self, config: ClusterConfig, tls: ClientTls | None = None) -> None:
-        self.cluster = Cluster(config, lambda part, doing: None)
+        self._joined, hosted = None, None
+        if config.ray_address:
+            # This process is in the place of the actor that a supervisor would be there.
+            self._joined = JoinedRay(config.ray_address, namespace_of(config.cluster_name))
+            self._joined.start(0)
+            hosted = HostedRay(config.ray_address, config.cluster_name, spans_nodes=config.spans_nodes)
+        self.cluster = Cluster(config, lambda part, doing: None, hosted=hosted)
         self.failure: Exception | None = None
         self._stopping = threading.Event()
         self._supervisor = threading.Thread(target=self._supervise)
@@ -130,6 +138,8 @@ class ServedCluster:
         self._stopping.set()
         self._supervisor.join()
         self.cluster.stop()
+        if self._joined is not None:
+            self._joined.stop()
         assert self.failure is None
 
     def _supervise(self) -> None:

@@ -18,6 +18,8 @@ def hello(
     life: str = "life",
     has_links: bool = False,
     max_request_pages: int = 0,
+    num_restarts: int = 0,
+    host: str = "",
 ) -> Hello:
     return Hello(
         PROTOCOL_VERSION,
@@ -33,6 +35,8 @@ def hello(
         metrics_address="nowhere:2",
         has_links=has_links,
         max_request_pages=max_request_pages,
+        num_restarts=num_restarts,
+        host=host,
     )
 
 

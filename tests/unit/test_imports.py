@@ -27,6 +27,7 @@ VOCABULARY = (
     "tandem.config",
     "tandem.exit_codes",
     "tandem.grammar_limits",
+    "tandem.hosts",
     "tandem.messages",
     "tandem.prefix",
     "tandem.processes",

@@ -32,6 +32,7 @@ TESTED_ELSEWHERE = {
     "deploy/hosted_ray.py": "cluster/test_detached_ray.py",
     "deploy/joined_serve.py": "cluster/test_joined_ray.py",
     "deploy/launcher.py": "unit/deploy/test_serve.py",
+    "deploy/node_placement.py": "cluster/test_nodes.py",
     "deploy/plan.py": "unit/deploy/test_serve.py",
     "deploy/ray_module.py": "unit/deploy/test_local_ray.py",
     "deploy/remote_cluster.py": "cluster/test_detached_ray.py",

@@ -38,6 +38,7 @@ OTHER_VALUES = {
     "allowed_origins": ("https://one.example", "http://localhost:3000"),
     "root_path": "/tandem",
     "ray_address": "127.0.0.1:6379",
+    "interface": "10.0.0.0/16",
     "otlp_endpoint": "http://collector:4318/v1/traces",
     "chat_template": "own.jinja",
     "log_dir": "logs",
@@ -93,7 +94,10 @@ def test_every_field_has_a_flag_and_a_key(field: str, tmp_path: Path) -> None:
     value = other_value(field)
     # What some fields cannot be without.
     files = ("tls_cert", "tls_key", "tls_client_ca", "internal_tls_ca", "internal_tls_cert", "internal_tls_key")
-    together = {f: OTHER_VALUES[f] for f in files if "tls" in field}
+    needed = files if "tls" in field else ()
+    if field in ("placement_strategy", "interface", "ship_code"):
+        needed = ("ray_address", "placement_strategy")
+    together = {f: other_value(f) for f in needed}
     wanted = {"model": "m", **together, field: value}
     options = {o.field: o for o in SERVE_OPTIONS}
     flags = [text for f, v in wanted.items() for text in as_flags(options[f], v)]

@@ -1,6 +1,7 @@
 """Configuration is checked where it is made."""
 
 from dataclasses import fields
+from typing import Any
 
 import pytest
 
@@ -120,7 +121,7 @@ def test_every_option_is_followed_by_somebody() -> None:
     }
     decided_here |= {"tls_cert", "tls_key", "tls_client_ca", "log_level", "log_dir", "log_requests", "drain_timeout_s"}
     decided_here |= {"internal_tls", "internal_tls_ca", "internal_tls_cert", "internal_tls_key"}
-    decided_here |= {"ray_address", "cluster_name"}
+    decided_here |= {"ray_address", "cluster_name", "placement_strategy", "interface", "ship_code"}
     processes = (EngineConfig, RouterConfig, WorkerConfig, PrefillConfig, DecodeConfig, LinkConfig)
     followed = {f.name for process in processes for f in fields(process)}
     assert {f.name for f in fields(ClusterConfig)} - followed == decided_here
@@ -132,3 +133,30 @@ def test_an_option_reaches_the_process_that_has_a_field_of_its_name() -> None:
     assert (plan.prefill.schedule, plan.worker.engine.eviction, plan.worker.api_keys) == ("lpm", "lfu", ("key",))
     assert (plan.decode.max_batch_size, plan.worker.host) == (7, "127.0.0.1")
     assert config.router("m", "m", 10).host == "0.0.0.0"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"placement_strategy": "pack"}, "placement_strategy pack .* needs ray_address"),
+        (
+            {"ray_address": "10.0.0.1:6379", "interface": "eth0"},
+            "`interface` .* needs placement_strategy pack or spread",
+        ),
+        ({"ray_address": "10.0.0.1:6379", "ship_code": True}, "`ship_code` .* needs placement_strategy pack or spread"),
+        (
+            {"ray_address": "10.0.0.1:6379", "placement_strategy": "spread", "interface": "10.0.0.1/64"},
+            "interface 10.0.0.1/64 is no IPv4 network",
+        ),
+    ],
+)
+def test_what_is_for_several_nodes_needs_a_ray_that_has_them(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ClusterConfig("m", **changes)
+
+
+def test_workers_over_several_nodes_find_their_own_address() -> None:
+    config = ClusterConfig("m", ray_address="10.0.0.1:6379", placement_strategy="spread", interface="10.0.0.0/16")
+    plan = config.worker("w", "decode", config.engine("m"), 10)
+    assert (plan.spans_nodes, plan.interface) == (True, "10.0.0.0/16")
+    assert not ClusterConfig("m").worker("w", "decode", config.engine("m"), 10).spans_nodes

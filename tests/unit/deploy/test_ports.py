@@ -9,7 +9,7 @@ import pytest
 
 from deploy.cluster_config import ClusterConfig
 from deploy.ports import ReservedPorts
-from router.config import port_of
+from router.config import RouterConfig, port_of
 
 
 @pytest.fixture
@@ -27,6 +27,12 @@ def test_one_router_listens_at_the_clients_ports_itself(ports: ReservedPorts) ->
     reserved = ports.reserve_all(ClusterConfig("m", grpc_port=0, http_port=0))
     (own,) = reserved.routers.values()
     assert (own.grpc, own.http) == (reserved.shared.grpc, reserved.shared.http)
+
+
+def test_a_router_s_port_for_workers_is_bound_where_it_is_held(ports: ReservedPorts) -> None:
+    reserved = ports.reserve_all(ClusterConfig("m", grpc_port=0, http_port=0))
+    (config,) = reserved.configs(RouterConfig("model", "m", 1))
+    assert (config.cluster_host, config.cluster_port) == ("127.0.0.1", port_of(reserved.routers["router-0"].cluster))
 
 
 def test_several_share_the_clients_ports_and_have_their_own(ports: ReservedPorts) -> None:

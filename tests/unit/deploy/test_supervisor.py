@@ -67,6 +67,7 @@ class Cluster:
     Attributes:
         started: names of those that were started again.
         can_start: whether there is a Ray that could start them.
+        without_place: names of those for whom it has no node.
         failure: what ended the supervision.
     """
 
@@ -75,6 +76,7 @@ class Cluster:
         self.actors = {name: Actor() for name in names}
         self.started: list[str] = []
         self.can_start = True
+        self.without_place = set[str]()
         self.failure: Exception | None = None
         self.load_error: Exception | None = None
         self._turns: queue.SimpleQueue[Callable[[], Any]] = queue.SimpleQueue()
@@ -82,7 +84,7 @@ class Cluster:
             self._start, lambda _: Ref(None), lambda _: Ref(None), 60.0, 60.0, start_limit_s, Actor.mapped
         )
         self._stop = threading.Event()
-        self.supervised = Supervisor(self.actors, dict.fromkeys(names, kind), self._check_startable)
+        self.supervised = Supervisor(self.actors, dict.fromkeys(names, kind), self._may_start)
         self._thread = threading.Thread(target=self._run)
 
     def __enter__(self) -> "Cluster":
@@ -127,9 +129,10 @@ class Cluster:
         except RuntimeError as error:
             self.failure = error
 
-    def _check_startable(self) -> None:
+    def _may_start(self, name: str) -> bool:
         if not self.can_start:
             raise RuntimeError("no Ray")
+        return name not in self.without_place
 
     def _start(self, name: str) -> Ref:
         self.started.append(name)
@@ -186,7 +189,7 @@ def test_who_stood_still_himself_calls_nobody_silent(monkeypatch: pytest.MonkeyP
     killed: list[Actor] = []
     monkeypatch.setattr(Ray, "kill", lambda self, actor: killed.append(actor))
     silent = ProcessKind(lambda _: Ref(), lambda _: Ref(), lambda _: Ref(), 0.01, 3.0, 60.0)
-    supervised = Supervisor({"router-0": Actor()}, {"router-0": silent}, lambda: None)
+    supervised = Supervisor({"router-0": Actor()}, {"router-0": silent}, lambda name: True)
     now = time.monotonic()
     supervised._probe(now)
     supervised._probe(now + 100.0)
@@ -224,3 +227,14 @@ def test_why_one_more_cannot_be_started_is_known() -> None:
         cluster.wait(lambda: not cluster.supervised.failure("d1"))
         cluster.started.clear()
         assert not cluster.has_started("d1", within_s=0.2)
+
+
+def test_what_has_no_place_is_started_once_there_is_one() -> None:
+    with Cluster("a", "b") as cluster:
+        cluster.without_place.add("a")
+        cluster.kill("a")
+        # Nobody else waits for it.
+        cluster.kill("b")
+        assert cluster.has_started("b") and not cluster.has_started("a", within_s=0.5)
+        cluster.without_place.clear()
+        assert cluster.has_started("a")

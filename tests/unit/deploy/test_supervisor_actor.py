@@ -59,7 +59,7 @@ class FakeCluster:
 class FakeHosted:
     state: Any = None
 
-    def __init__(self, *_: Any) -> None:
+    def __init__(self, *_: Any, **__: Any) -> None:
         pass
 
     def saved(self) -> Any:

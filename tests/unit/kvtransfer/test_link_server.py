@@ -3,13 +3,16 @@
 import asyncio
 import logging
 import re
+import subprocess
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from kvtransfer.events import ReceiverLinkClosed, ReceiverLinkOpened
+from kvtransfer.exit_watch import SETTLE_S
 from kvtransfer.transports import opening
+from tandem.hosts import host_id
 from tandem.messages import PROTOCOL_VERSION, LinkHello, LinkRefused, LinkWelcome, PageFormat, Renewed
 from tandem.rpc.batch_writer import BatchWriter
 from tandem.rpc.channel import open_channel
@@ -98,6 +101,48 @@ def test_the_next_best_is_taken_in_the_same_handshake(caplog: pytest.LogCaptureF
             ]
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("is_here", [True, False])
+def test_transports_of_one_host_are_for_senders_of_this_host(is_here: bool) -> None:
+    async def scenario() -> None:
+        within, across = ScriptedOpening(), ScriptedOpening()
+        within.within_host = True
+        async with ReceiverEnd({"within": within, "across": across}) as receiver:
+            hello = replace(hello_to(receiver, "within", "across"), sender_host=host_id() if is_here else "another")
+            answer = await answer_to(receiver, hello)
+            assert isinstance(answer, LinkWelcome)
+            assert (answer.transport, answer.passed_over) == (
+                ("within", ()) if is_here else ("across", ("within: the two ends are on different hosts",))
+            )
+            assert len(within.receivers) == is_here
+            if not is_here:
+                answer = await answer_to(receiver, replace(hello, transports=("within",)))
+                assert isinstance(answer, LinkRefused) and answer.no_transport
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("is_here", [True, False])
+def test_a_sender_is_seen_to_exit_on_this_host_alone(is_here: bool) -> None:
+    """On another host the number is nobody's, or somebody else's."""
+
+    async def scenario(sender: "subprocess.Popen[bytes]") -> None:
+        async with ReceiverEnd({"only": ScriptedOpening()}) as receiver:
+            host = host_id() if is_here else "another"
+            hello = replace(hello_to(receiver, "only"), sender_pid=sender.pid, sender_host=host)
+            assert isinstance(await answer_to(receiver, hello), LinkWelcome)
+            (opened,) = [event for event in receiver.events if isinstance(event, ReceiverLinkOpened)]
+            sender.kill()
+            if is_here:
+                await wait_until(opened.sender_is_gone)
+            else:
+                assert not opened.sender_is_gone()
+                await asyncio.sleep(2 * SETTLE_S)
+                assert not opened.sender_is_gone()
+
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as sender:
+        asyncio.run(scenario(sender))
 
 
 def test_who_can_open_none_of_them_says_why() -> None:

@@ -423,3 +423,29 @@ async def test_workers_that_die_at_once_are_nobody_s_fault() -> None:
                     begin(h, worker, by_id[admit.request_id])
     assert {len(client.tracker.output_ids) for client in clients} == {20}
     await leave(clients)
+
+
+@run
+async def test_a_host_out_of_reach_makes_nobody_a_suspect_so_many_times() -> None:
+    h = RouterHarness(1, 0, max_attempts=4)
+
+    async def lose_far(life: int) -> None:
+        """The decode worker of another host comes and gets the request, and cannot be reached any more."""
+        far = ScriptedWorker(h.router, "far", "decode", life=f"life {life}", host="another host")
+        link(h.p[0], far)
+        pass_time(h, SUSPECT_REST_S)
+        assert len(far.of(Admit)) == 1
+        h.clock.advance(2.0)
+        h.router.lose_worker(far.worker, "silent", "gone")
+        await settle()
+
+    (client,) = await sent(h, 1, max_tokens=100)
+    (request,) = h.router._requests
+    for life in range(4):
+        await lose_far(life)
+        assert not request.is_suspect
+    # So often in one place is no accident.
+    for life in range(4, 6):
+        await lose_far(life)
+    assert request.is_suspect and not client.task.done()
+    await leave([client])

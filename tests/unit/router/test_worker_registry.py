@@ -3,6 +3,7 @@
 import pytest
 
 from router.errors import UnavailableError
+from tandem.hosts import host_id
 from tandem.messages import Heartbeat, LinkState, Peers, Tokens
 from tests.fakes.router_harness import RouterHarness, run, settle
 from tests.fakes.scripted_worker import ScriptedWorker
@@ -177,3 +178,30 @@ async def test_a_worker_that_leaves_is_no_fault() -> None:
     metrics = "\n".join(str(metric) for metric in h.router.metrics.collect())
     assert "value=1.0" not in "\n".join(line for line in metrics.splitlines() if "tandem_faults" in line)
     assert "d1" not in metrics
+
+
+@run
+async def test_who_was_given_up_does_not_take_its_successor_s_place() -> None:
+    h = RouterHarness(1, 0)
+    moved = ScriptedWorker(h.router, "d0", "decode", life="second", num_restarts=1)
+    with pytest.raises(ValueError, match="another worker has been started in its place"):
+        ScriptedWorker(h.router, "d0", "decode", life="first", num_restarts=0)
+    assert h.router.workers.get("d0") is moved.worker
+    # Where there is no successor, it is as good as any.
+    h.router.lose_worker(moved.worker, "disconnected", "killed")
+    ScriptedWorker(h.router, "d0", "decode", life="first", num_restarts=0)
+
+
+@run
+async def test_silence_of_another_host_says_nothing_of_its_workers() -> None:
+    for host, silent_s, out_of_reach in (
+        ("another", 2.0, True),
+        # Its host has said that it died.
+        ("another", 0.2, False),
+        # Nothing is between it and the router.
+        (host_id(), 2.0, False),
+    ):
+        h = RouterHarness(0, 0)
+        lost = ScriptedWorker(h.router, "d0", "decode", host=host)
+        h.clock.advance(silent_s)
+        assert h.router.workers.is_out_of_reach(lost.worker) is out_of_reach

@@ -43,6 +43,11 @@ def test_a_conversation_stays_with_its_router_whichever_client_calls() -> None:
     assert {session: first.next(session) for session in sessions} == places
 
 
+def test_routers_of_several_hosts_are_where_the_cluster_says() -> None:
+    own = ["10.0.0.1:7001", "10.0.0.2:7001"]
+    assert RouterTargets("cluster:50051").set_routers(own) == own
+
+
 def test_clients_begin_anywhere() -> None:
     assert len({targets().next() for _ in range(100)}) == 3
 

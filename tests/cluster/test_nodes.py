@@ -1,0 +1,57 @@
+"""A cluster over two nodes of a Ray, which are two network namespaces of this machine.
+
+Whoever speaks to it has to be in one of them, too: what is tried is in inside_nodes.py, whose tests run in a process of
+their own on the first node.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.two_hosts import TOKEN, TwoHosts, may_make_namespaces, two_hosts
+
+INSIDE = Path(__file__).with_name("inside_nodes.py")
+TIMEOUT_S = 560.0
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(not may_make_namespaces(), reason="network namespaces are for root"),
+]
+
+
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[TwoHosts]:
+    with two_hosts() as found:
+        yield found
+
+
+def passes(hosts: TwoHosts, name: str, tmp_path: Path) -> None:
+    """Runs a test of inside_nodes.py on the first node, and shows what it prints."""
+    done = hosts.head.run(
+        *(sys.executable, "-m", "pytest", "-q", "-s", "-p", "no:cacheprovider", f"{INSIDE}::{name}"),
+        timeout=TIMEOUT_S,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env={
+            **os.environ,
+            "RAY_AUTH_TOKEN": TOKEN,
+            "XDG_RUNTIME_DIR": str(tmp_path),
+            "TANDEM_TEST_OTHER": f"{hosts.other.namespace} {hosts.other.interface}",
+            "TANDEM_TEST_CABLE": f"{hosts.cables[1].switch} {hosts.cables[1].port}",
+        },
+    )
+    print(done.stdout[-6000:])
+    assert done.returncode == 0
+
+
+def test_prompts_of_one_node_are_decoded_on_the_other(hosts: TwoHosts, tmp_path: Path) -> None:
+    passes(hosts, "test_prompts_of_one_node_are_decoded_on_the_other", tmp_path)
+
+
+def test_a_cable_is_cut_and_mended(hosts: TwoHosts, tmp_path: Path) -> None:
+    passes(hosts, "test_a_cable_is_cut_and_mended", tmp_path)
