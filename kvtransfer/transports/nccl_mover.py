@@ -3,7 +3,6 @@ Imported on CUDA machines alone."""
 
 import logging
 import queue
-import select
 import socket
 import time
 from collections import deque
@@ -214,7 +213,7 @@ class NcclMover(Mover):
                 time.sleep(POLL_S)
             else:
                 # What comes meanwhile ends this at once.
-                select.select([self._connection], [], [], PEER_POLL_S)
+                peer_socket.wait_readable([self._connection], time.monotonic() + PEER_POLL_S)
 
     def _transmit(self, address: int, num_bytes: int) -> None:
         """Has NCCL send what is there, or receive to there."""

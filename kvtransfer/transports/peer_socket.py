@@ -112,7 +112,7 @@ class Listener:
         newcomers: list[_Newcomer] = []
         try:
             while time.monotonic() < deadline:
-                _wait_readable([self._socket, *newcomers], min([deadline, *(one.deadline for one in newcomers)]))
+                wait_readable([self._socket, *newcomers], min([deadline, *(one.deadline for one in newcomers)]))
                 with contextlib.suppress(BlockingIOError, ConnectionAbortedError):
                     connection, (host, *_) = self._socket.accept()
                     newcomers.append(_Newcomer(connection, host, self.endpoint.token, self._context))
@@ -201,7 +201,7 @@ class _Newcomer:
         self.connection.settimeout(STALL_TIMEOUT_S)
 
 
-def _wait_readable(files: Iterable[socket.socket | _Newcomer], until: float) -> None:
+def wait_readable(files: Iterable[socket.socket | _Newcomer], until: float) -> None:
     """Returns when there is something to read, or to accept, or at a time of time.monotonic()."""
     with selectors.DefaultSelector() as selector:
         for file in files:
