@@ -43,7 +43,7 @@ def list_clusters() -> int:
     return 0
 
 
-def address_of(name: str) -> str:
+def local_address_of(name: str) -> str:
     """The gRPC port of a cluster, for clients on this host; "" if that has been said to be unknown."""
     if (run := _find(name)) is None:
         return ""

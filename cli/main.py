@@ -11,23 +11,20 @@ from typing import TYPE_CHECKING
 
 from cli.bench_options import COMPARISONS, add_bench_options, add_comparison_options
 from cli.bench_options import EPILOG as BENCH_EPILOG
+from cli.client_options import DEFAULT_ADDRESS, add_answer_arguments, add_connection_arguments
+from cli.cluster_commands import add_cluster_commands, add_cluster_name
 from cli.estimate_options import EPILOG as ESTIMATE_EPILOG
 from cli.estimate_options import add_estimate_options
 from cli.parser import SuggestingParser
 from cli.serve_options import API_KEY_VARIABLE, EPILOG, add_serve_options
-from deploy.cluster_options import DEFAULT_NAME
 from tandem import __version__, exit_codes
-from tandem.config import ROLES
 
 if TYPE_CHECKING:
     from deploy.cluster_config import ClusterConfig
     from tandem.client import TandemClient
 
 ClusterCommand = Callable[[argparse.Namespace, "ClusterConfig"], int]
-ClientCommand = Callable[[argparse.Namespace, "TandemClient"], int]
 
-DEFAULT_ADDRESS = "127.0.0.1:50051"
-ADDRESS_VARIABLE = "TANDEM_ADDRESS"
 # Where the server's packages are, all of these are: the extra `serve` has them, and a client's install has none.
 SERVER_PACKAGES = ("yaml", "ray", "torch")
 EXAMPLES = """\
@@ -64,35 +61,6 @@ examples:
   tandem cache clear
 """
 SERVE_DETACHED = "return when the cluster is ready, and have it serve on without this terminal"
-LIST_EXAMPLES = """\
-examples:
-  tandem list
-"""
-LOGS_EXAMPLES = """\
-Without PROCESS it is what the cluster says to whoever started it, which a cluster in the foreground says to its
-terminal.
-
-examples:
-  tandem logs
-  tandem logs chat --follow
-  tandem logs chat prefill-0
-"""
-SCALE_EXAMPLES = """\
-Requests go on: a worker that is too many gets no new ones, and ends when it has none left. What it has after
---drain-timeout is begun again elsewhere, from what its client has.
-
-examples:
-  tandem scale --decode 3
-  tandem scale chat --prefill 1 --decode 2
-"""
-STOP_EXAMPLES = """\
-It is what Ctrl-C does in the cluster's terminal: the requests in hand finish, for as long as --drain-timeout allows. A
-second one ends them at once.
-
-examples:
-  tandem stop
-  tandem stop chat
-"""
 STATUS_EXAMPLES = """\
 The exit status is 0 if a request would be served now, else 1.
 
@@ -175,8 +143,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     generate.add_argument("prompt", help="the prompt, or - to read it from standard input")
     generate.add_argument("--raw", action="store_true", help="continue the text as it is, without the chat template")
-    _add_answer_arguments(generate)
-    _add_connection_arguments(generate, _generate)
+    add_answer_arguments(generate)
+    add_connection_arguments(generate, _generate)
     chat = add(
         "chat",
         "talk with the model",
@@ -184,8 +152,8 @@ def _parser() -> argparse.ArgumentParser:
         CHAT_EXAMPLES,
     )
     chat.add_argument("--system", default="", metavar="TEXT", help="a system message to begin with")
-    _add_answer_arguments(chat)
-    _add_connection_arguments(chat, _chat)
+    add_answer_arguments(chat)
+    add_connection_arguments(chat, _chat)
     cache = add(
         "cache",
         "list or clear converted models",
@@ -215,29 +183,10 @@ def _parser() -> argparse.ArgumentParser:
         add_comparison_options(comparison, default, metavar)
         comparison.set_defaults(run=_compare, name=comparison.prog, comparison=name)
     status = add("status", "show workers and pages", "Show a cluster's workers, requests and pages.", STATUS_EXAMPLES)
-    _add_cluster_name(status, "a cluster of this host (default: the one at --address)", default="")
+    add_cluster_name(status, "a cluster of this host (default: the one at --address)", default="")
     status.add_argument("--json", action="store_true", help="print JSON")
-    _add_connection_arguments(status, _status)
-    clusters = add("list", "list this host's clusters", "List the clusters of this user on this host.", LIST_EXAMPLES)
-    _add_ray_address(clusters)
-    clusters.set_defaults(run=_list, name=clusters.prog)
-    logs = add("logs", "show a cluster's logs", "Show what a cluster, or one of its processes, says.", LOGS_EXAMPLES)
-    _add_cluster_name(logs)
-    logs.add_argument("process", nargs="?", default="", metavar="PROCESS", help="such as router-0 or prefill-0")
-    logs.add_argument("--follow", action="store_true", help="show what is added too, until Ctrl-C")
-    logs.set_defaults(run=_logs, name=logs.prog)
-    scale = add(
-        "scale", "change the number of workers", "Start or end workers of a cluster while it serves.", SCALE_EXAMPLES
-    )
-    _add_cluster_name(scale)
-    for role in ROLES:
-        scale.add_argument(
-            f"--{role}", type=_count, metavar="N", help=f"{role} workers (default: as many as there are)"
-        )
-    scale.set_defaults(run=_scale, name=scale.prog)
-    stop = add("stop", "stop a cluster", "Stop a cluster of this user on this host.", STOP_EXAMPLES)
-    _add_cluster_name(stop)
-    stop.set_defaults(run=_stop, name=stop.prog)
+    add_connection_arguments(status, _status)
+    add_cluster_commands(add)
     trace = add(
         "trace",
         "record what a cluster does",
@@ -248,100 +197,8 @@ def _parser() -> argparse.ArgumentParser:
         "--seconds", type=_trace_seconds, default=10.0, metavar="N", help="at most 60 (default: %(default)g)"
     )
     trace.add_argument("--out", default="trace.json", metavar="FILE", help="(default: %(default)s)")
-    _add_connection_arguments(trace, _trace)
+    add_connection_arguments(trace, _trace)
     return parser
-
-
-def _add_cluster_name(
-    parser: argparse.ArgumentParser,
-    summary: str = f"of the cluster (default: {DEFAULT_NAME})",
-    default: str = DEFAULT_NAME,
-) -> None:
-    parser.add_argument("cluster", nargs="?", default=default, metavar="NAME", help=summary)
-    _add_ray_address(parser)
-
-
-def _add_ray_address(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--ray-address",
-        default="",
-        metavar="ADDRESS",
-        help="of the Ray that the cluster is on, unless that is its own",
-    )
-
-
-def _add_connection_arguments(parser: argparse.ArgumentParser, command: ClientCommand) -> None:
-    """How to reach the cluster; cli.terminal.open_client reads it."""
-    group = parser.add_argument_group("connection")
-    add = group.add_argument
-    add(
-        "--address",
-        metavar="HOST:PORT",
-        help=f"the cluster's gRPC port (default: ${ADDRESS_VARIABLE}, else {DEFAULT_ADDRESS})",
-    )
-    add(
-        "--api-key",
-        default=os.environ.get(API_KEY_VARIABLE, ""),
-        metavar="KEY",
-        help=f"where the cluster asks for one (default: ${API_KEY_VARIABLE})",
-    )
-    add("--tls", action="store_true", help="connect over TLS and trust the well-known authorities")
-    add("--tls-ca", default="", metavar="FILE", help="connect over TLS and trust this PEM file's authorities instead")
-    add(
-        "--tls-cert", default="", metavar="FILE", help="PEM file: a certificate to show, where the cluster asks for one"
-    )
-    add("--tls-key", default="", metavar="FILE", help="PEM file: the private key of that certificate")
-    parser.set_defaults(run=_run_client, name=parser.prog, command=command)
-
-
-def _add_answer_arguments(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("answer")
-    group.add_argument(
-        "--max-tokens", type=_positive, metavar="N", help="output tokens at most (default: the server's choice)"
-    )
-    add_sampling_arguments(group)
-    group.add_argument("--timings", action="store_true", help="print the request's timeline after the answer")
-
-
-def add_sampling_arguments(parser: argparse._ActionsContainer) -> None:
-    """How answers are sampled; cli.terminal.sampling_params reads it."""
-    add = parser.add_argument
-    add(
-        "--temperature",
-        type=float,
-        default=0.0,
-        metavar="T",
-        help="0 takes the most likely token (default: %(default)s)",
-    )
-    add(
-        "--top-p",
-        type=float,
-        default=1.0,
-        metavar="P",
-        help="sample from the likeliest tokens that make up P (default: all)",
-    )
-    add("--seed", type=_seed, metavar="N", help="the same seed gives the same answer (default: another each time)")
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError("must be at least 1")
-    return number
-
-
-def _count(text: str) -> int:
-    number = int(text)
-    if number < 0:
-        raise argparse.ArgumentTypeError("must not be negative")
-    return number
-
-
-def _seed(text: str) -> int:
-    seed = int(text)
-    if not 0 <= seed < 2**64:
-        raise argparse.ArgumentTypeError("must have at most 64 bits and no sign")
-    return seed
 
 
 def _trace_seconds(text: str) -> float:
@@ -384,31 +241,6 @@ def _compile(arguments: argparse.Namespace, config: "ClusterConfig") -> int:
     return compile_kernels(config)
 
 
-def _run_client(arguments: argparse.Namespace) -> int:
-    from cli.terminal import open_client
-
-    arguments.address_from = "" if arguments.address is None else "--address"
-    if getattr(arguments, "cluster", "") or getattr(arguments, "ray_address", ""):
-        arguments.cluster = arguments.cluster or DEFAULT_NAME
-        if arguments.address_from:
-            print(f"{arguments.name}: give a cluster's name or --address, not both", file=sys.stderr)
-            return exit_codes.USAGE
-        if not (found := _address_of(arguments)):
-            return exit_codes.FAILED
-        arguments.address, arguments.address_from = found, f"the cluster {arguments.cluster}"
-    # A variable that is set to nothing is as good as none.
-    if not arguments.address_from and (address := os.environ.get(ADDRESS_VARIABLE)):
-        arguments.address, arguments.address_from = address, f"${ADDRESS_VARIABLE}"
-    arguments.address = arguments.address if arguments.address_from else DEFAULT_ADDRESS
-    try:
-        client = open_client(arguments)
-    except ValueError as error:
-        print(f"{arguments.name}: {error}", file=sys.stderr)
-        return exit_codes.USAGE
-    with client:
-        return arguments.command(arguments, client)
-
-
 def _generate(arguments: argparse.Namespace, client: "TandemClient") -> int:
     from cli.terminal import Conversation, print_answer
 
@@ -428,60 +260,6 @@ def _cache(arguments: argparse.Namespace) -> int:
     from cli.cache import run_cache
 
     return run_cache(arguments.action)
-
-
-def _address_of(arguments: argparse.Namespace) -> str:
-    if arguments.ray_address:
-        from cli.remote_clusters import remote_address_of
-
-        return remote_address_of(arguments.cluster, arguments.ray_address)
-    from cli.clusters import address_of
-
-    return address_of(arguments.cluster)
-
-
-def _list(arguments: argparse.Namespace) -> int:
-    if arguments.ray_address:
-        from cli.remote_clusters import list_remote
-
-        return list_remote(arguments.ray_address)
-    from cli.clusters import list_clusters
-
-    return list_clusters()
-
-
-def _logs(arguments: argparse.Namespace) -> int:
-    if arguments.ray_address:
-        from cli.remote_clusters import show_remote_logs
-
-        return show_remote_logs(arguments.cluster, arguments.ray_address, arguments.process, follow=arguments.follow)
-    from cli.clusters import show_logs
-
-    return show_logs(arguments.cluster, arguments.process, follow=arguments.follow)
-
-
-def _scale(arguments: argparse.Namespace) -> int:
-    from cli.clusters import scale_cluster
-
-    counts: dict[str, int] = {role: count for role in ROLES if (count := getattr(arguments, role)) is not None}
-    if not counts:
-        print(f"{arguments.name}: how many? give --prefill, --decode or --both", file=sys.stderr)
-        return exit_codes.USAGE
-    if arguments.ray_address:
-        from cli.remote_clusters import scale_remote
-
-        return scale_remote(arguments.cluster, arguments.ray_address, counts)
-    return scale_cluster(arguments.cluster, counts)
-
-
-def _stop(arguments: argparse.Namespace) -> int:
-    if arguments.ray_address:
-        from cli.remote_clusters import stop_remote
-
-        return stop_remote(arguments.cluster, arguments.ray_address)
-    from cli.clusters import stop_cluster
-
-    return stop_cluster(arguments.cluster)
 
 
 def _estimate(arguments: argparse.Namespace) -> int:

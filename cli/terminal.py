@@ -36,7 +36,7 @@ class Conversation:
 
 
 def open_client(arguments: argparse.Namespace) -> TandemClient:
-    """A client for the connection arguments of cli.main. Raises ValueError if they make no sense."""
+    """A client for the connection arguments of cli.client_options. Raises ValueError if they make no sense."""
     files = (arguments.tls_ca, arguments.tls_cert, arguments.tls_key)
     if bool(arguments.tls_cert) != bool(arguments.tls_key):
         raise ValueError("--tls-cert and --tls-key belong together: give both, or neither")
@@ -65,7 +65,7 @@ def print_failure(arguments: argparse.Namespace, error: TandemError) -> int:
 
 
 def sampling_params(arguments: argparse.Namespace, max_tokens: int | None) -> pb.SamplingParams:
-    """From the arguments that cli.main.add_sampling_arguments adds."""
+    """From the arguments that cli.client_options.add_sampling_arguments adds."""
     return pb.SamplingParams(
         max_tokens=max_tokens, temperature=arguments.temperature, top_p=arguments.top_p, seed=arguments.seed
     )

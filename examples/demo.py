@@ -8,7 +8,7 @@ import threading
 
 from rich.console import Console
 
-from cli.main import add_sampling_arguments
+from cli.client_options import add_sampling_arguments
 from cli.terminal import Conversation, print_timeline, sampling_params, stream_answer
 from deploy.cluster_config import ClusterConfig
 from deploy.launcher import Cluster

@@ -19,6 +19,8 @@ TESTED_ELSEWHERE = {
     "bench/records.py": "unit/bench/test_results.py",
     "bench/clients/http_connection.py": "unit/bench/clients/test_openai.py",
     "cli/bench_options.py": "unit/cli/test_bench_config.py",
+    "cli/client_options.py": "unit/cli/test_main.py",
+    "cli/cluster_commands.py": "unit/cli/test_clusters.py",
     "cli/remote_clusters.py": "cluster/test_detached_ray.py",
     "cli/serve_options.py": "unit/cli/test_serve_config.py",
     "cli/terminal.py": "cluster/test_cli.py",
