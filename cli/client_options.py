@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from cli.cluster_commands import address_of
 from cli.serve_options import API_KEY_VARIABLE
 from deploy.cluster_options import DEFAULT_NAME
 from tandem import exit_codes
