@@ -36,7 +36,8 @@ def test_what_workers_tell_is_worth_more_than_what_routers_guess() -> None:
     rows = affinity.measure((1, 4), rate=6.0, seconds=5.0, num_pages=25_000)
     cached = {row.name.removesuffix(": cached at prefill"): row.value for row in rows if "at prefill" in row.name}
     assert len(cached) == 7
-    for routers in ("1 router, cache_aware", "4 routers, kept", "4 routers, spread"):
+    # One router alone has sent everything itself, and guesses as well as it is told.
+    for routers in ("4 routers, kept", "4 routers, spread"):
         assert cached[routers] > cached[f"{routers}, guessed"] > 20.0
 
 
