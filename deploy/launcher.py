@@ -260,7 +260,12 @@ class Cluster:
             start_limit_s=START_TIMEOUT_S,
             mapped=lambda actor: actor.mapped_workers.remote(),
         )
-        kinds = dict.fromkeys(self._router_configs, router) | dict.fromkeys(self._worker_plans, worker)
+        # One that cannot be reached may serve all the same; Ray gives up its node, if need be, and it sees to itself
+        # whether its loop turns.
+        far_router = replace(router, silence_limit_s=worker.silence_limit_s)
+        is_here = self._nodes.is_here if self._nodes is not None else lambda _: True
+        routers = {name: router if is_here(name) else far_router for name in self._router_configs}
+        kinds = routers | dict.fromkeys(self._worker_plans, worker)
         running = {name: kind for name, kind in kinds.items() if name in self._actors}
         supervisor = Supervisor(self._actors, running, self._may_start)
         for name in kinds.keys() - running.keys():

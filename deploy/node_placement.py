@@ -26,6 +26,7 @@ from deploy.ray_module import (
     placement_group,
     placement_group_table,
     ray,
+    ray_worker,
     remove_placement_group,
     state,
 )
@@ -157,6 +158,15 @@ class NodePlacement:
         """What the actor of that name is asked for with, besides its GPUs."""
         return {"num_cpus": 1, "scheduling_strategy": PlacementGroupSchedulingStrategy(self._processes[name].group, 0)}
 
+    def is_here(self, router: str) -> bool:
+        """Whether a router is on this process's node."""
+        assert ray_worker._global_node is not None
+        return self._router_nodes[router] == ray_worker._global_node.node_ip_address
+
+    def is_placed(self, name: str) -> bool:
+        """Whether a node has the process's room."""
+        return bool(_node_of(self._processes[name].group))
+
     def has_room(self, name: str) -> bool:
         """Whether a process that is to be started again has a node. That it has none, and that it has one again, is
         said once."""
@@ -164,9 +174,11 @@ class NodePlacement:
         node_id = _node_of(process.group)
         if not node_id:
             if not process.is_waiting:
-                where = f"the node {self._router_nodes[name]}" if name in self._router_nodes else "a node that has"
-                amounts = ", ".join(f"{amount:g} {resource}" for resource, amount in process.need.items())
-                logger.warning("%s waits for %s to be in the Ray, with %s for it", name, where, amounts)
+                if name in self._router_nodes:
+                    logger.warning("%s waits for the node %s to be in the Ray", name, self._router_nodes[name])
+                else:
+                    amounts = ", ".join(f"{amount:g} {resource}" for resource, amount in process.need.items())
+                    logger.warning("%s waits: no node of the Ray has room for it (%s)", name, amounts)
             process.is_waiting = True
             return False
         if process.is_waiting:

@@ -23,7 +23,7 @@ import ray
 from ray._private import node, ray_constants, services, state, utils
 from ray._private import worker as ray_worker
 from ray._raylet import PlacementGroupID
-from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RayTaskError
 from ray.experimental import internal_kv
 from ray.util import list_named_actors
 from ray.util.placement_group import (
@@ -36,6 +36,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 
 __all__ = [
     "FIRST_VERSION",
+    "ActorUnavailableError",
     "NodeAffinitySchedulingStrategy",
     "PlacementGroup",
     "PlacementGroupID",

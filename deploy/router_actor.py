@@ -1,10 +1,10 @@
 """A router as a Ray actor. Nothing here imports torch; the launcher imports this too, without what a router needs."""
 
-import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from deploy.garbage import collect_young_seldom, freeze_objects, no_collections
+from deploy.stop_wait import StopWait
 from router.config import RouterAddresses, RouterConfig
 from tandem import logs
 
@@ -19,7 +19,7 @@ class RouterActor:
         self._config = config
         # It is there once a router's imports are over.
         self._process: RouterProcess | None = None
-        self._stopped = threading.Event()
+        self._stopped = StopWait()
 
     def start(self, *_waited_for: None) -> RouterAddresses:
         """Opens its ports. Args: _waited_for: what Ray is to have done before."""
@@ -47,7 +47,7 @@ class RouterActor:
         return self._process.set_workers(planned) if self._process is not None else {}
 
     def wait_stopped(self) -> None:
-        """Returns after stop; the caller sees an error at once if the process dies."""
+        """Returns after stop, or when it is called again; the caller sees an error at once if the process dies."""
         self._stopped.wait()
 
     def drain(self, timeout_s: float) -> int:

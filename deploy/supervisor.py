@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from deploy.mappers import Mappers
-from deploy.ray_module import RayError, RayTaskError, ray
+from deploy.ray_module import ActorUnavailableError, RayError, RayTaskError, ray
 
 logger = logging.getLogger(__name__)
 
@@ -143,6 +143,10 @@ class Supervisor:
             case "end" if name in self._retired:
                 self.forget(name)
             case "end":
+                if _is_out_of_reach(ref):
+                    # A call to it broke, which says nothing of its end.
+                    self._awaited[self._actors[name].wait_stopped.remote()] = awaited
+                    return
                 logger.warning("%s died; starting it again", name)
                 self._start_later(name)
                 running = [other for other in self._answered_at if self._kinds[other].mapped is not None]
@@ -180,7 +184,8 @@ class Supervisor:
 
     def _give_up_start(self, name: str, reason: object) -> None:
         """A process that was to be started again has failed to; another attempt follows."""
-        logger.error("%s could not be started again: %s", name, reason)
+        # Ray's own reasons have paragraphs.
+        logger.error("%s could not be started again: %s", name, " ".join(str(reason).split()))
         self._failures[name] = str(reason) or type(reason).__name__
         self._awaited = {
             ref: a for ref, a in self._awaited.items() if a.name != name or a.stage not in ("load", "join")
@@ -221,3 +226,13 @@ class Supervisor:
             elif name not in due and now >= self._probe_at[name]:
                 self._probe_at[name] = now + kind.probe_interval_s
                 self._awaited[kind.probe(self._actors[name])] = _Awaited("answer", name)
+
+
+def _is_out_of_reach(ref: Any) -> bool:
+    try:
+        ray.get(ref)
+    except ActorUnavailableError:
+        return True
+    except RayError:
+        pass
+    return False

@@ -1,6 +1,5 @@
 """A worker of any role as a Ray actor. The launcher imports this too, without what a worker needs."""
 
-import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -8,6 +7,7 @@ from typing import TYPE_CHECKING
 from deploy.cluster_config import WorkerPlan
 from deploy.garbage import collect_seldom, freeze_objects, no_collections
 from deploy.gpu_opening import GpuOpening
+from deploy.stop_wait import StopWait
 from tandem import hosts, logs
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ class WorkerActor:
         self._progress = "starting"
         # It is there once a worker's imports are over.
         self._process: WorkerProcess | None = None
-        self._stopped = threading.Event()
+        self._stopped = StopWait()
 
     def start(self) -> None:
         """Loads the model; raises ValueError if it cannot be served, or the log not be written."""
@@ -53,7 +53,7 @@ class WorkerActor:
         return self._process.mapped_workers() if self._process is not None else []
 
     def wait_stopped(self) -> None:
-        """Returns after stop; the caller sees an error at once if the process dies."""
+        """Returns after stop, or when it is called again; the caller sees an error at once if the process dies."""
         self._stopped.wait()
 
     def stop(self) -> None:

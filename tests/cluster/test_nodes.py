@@ -55,3 +55,8 @@ def test_prompts_of_one_node_are_decoded_on_the_other(hosts: TwoHosts, tmp_path:
 
 def test_a_cable_is_cut_and_mended(hosts: TwoHosts, tmp_path: Path) -> None:
     passes(hosts, "test_a_cable_is_cut_and_mended", tmp_path)
+
+
+# It comes last: the other node is another one afterwards.
+def test_a_node_is_lost_and_comes_back(hosts: TwoHosts, tmp_path: Path) -> None:
+    passes(hosts, "test_a_node_is_lost_and_comes_back", tmp_path)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from ray.exceptions import RayError
+from ray.exceptions import ActorUnavailableError, RayError
 
 from deploy import mappers, supervisor
 from deploy.supervisor import ProcessKind, Supervisor
@@ -238,3 +238,10 @@ def test_what_has_no_place_is_started_once_there_is_one() -> None:
         assert cluster.has_started("b") and not cluster.has_started("a", within_s=0.5)
         cluster.without_place.clear()
         assert cluster.has_started("a")
+
+
+def test_one_that_cannot_be_reached_for_a_while_is_not_started_again() -> None:
+    with Cluster("a") as cluster:
+        before = cluster.actors["a"].end
+        before.value = (ActorUnavailableError("the connection broke", b"\0" * 16),)
+        assert not cluster.has_started("a", within_s=0.5)
