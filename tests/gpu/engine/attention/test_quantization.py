@@ -160,7 +160,7 @@ class GraphedDecode(AttentionBackend):
             out.copy_(self._graphed.attend(given.clone(), rotation, qk_norm, layer))
 
         with GraphCapture(qkv.device) as capture:
-            return capture.capture(run), given, out
+            return capture.capture(run, run), given, out
 
 
 @pytest.mark.parametrize("make_backend", [flashinfer, triton])
