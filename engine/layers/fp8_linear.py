@@ -11,6 +11,10 @@ from engine.models.quantization import BLOCK, Quantization
 
 # Matrix products of FP8 numbers are made for multiples of this.
 MULTIPLE = 16
+# cuBLAS multiplies blocks on Hopper alone, from this version of CUDA on, and rows of a multiple of so many blocks.
+LIBRARY_BLOCKS_MAJOR = 9
+LIBRARY_BLOCKS_CUDA = (12, 9)
+LIBRARY_BLOCKS_MULTIPLE = 4
 
 
 class Fp8Linear(LinearBase):
@@ -76,6 +80,17 @@ class Fp8Linear(LinearBase):
     def loaded(self) -> None:
         if self._input_scales is not None:
             self.input_scale = self._input_scales.max().view(1)
+
+
+def library_has_blocks(capability: tuple[int, int], cuda_version: str) -> bool:
+    """Whether torch._scaled_mm multiplies matrices with scales of blocks.
+
+    Args:
+        capability: the GPU's compute capability.
+        cuda_version: that torch is made for, such as "12.8".
+    """
+    version = tuple(map(int, cuda_version.split(".")[:2]))
+    return capability[0] == LIBRARY_BLOCKS_MAJOR and version >= LIBRARY_BLOCKS_CUDA
 
 
 def check_sizes(modules: Sequence[str], out_sizes: Sequence[int], in_size: int, is_block: bool) -> None:

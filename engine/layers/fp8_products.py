@@ -6,16 +6,13 @@ import torch
 import triton
 import triton.language as tl
 
-from engine.layers.fp8_linear import Fp8Linear
+from engine.layers.fp8_linear import LIBRARY_BLOCKS_MULTIPLE, Fp8Linear, library_has_blocks
 from engine.layers.fp8_quantize import Quantized
 from engine.models.quantization import BLOCK as _BLOCK
 
 GROUP = tl.constexpr(_BLOCK)
 # Up to so many tokens our own kernel is chosen.
 MAX_OWN_TOKENS = 64
-# cuBLAS multiplies blocks on Hopper alone, where a row of blocks is as many as a multiple of this.
-_BLOCK_MULTIPLE = 4
-_HOPPER = 9
 
 
 class Tile(NamedTuple):
@@ -31,8 +28,8 @@ class Fp8Products:
     """Products by the kernel that measures best for their size."""
 
     def __init__(self, device: torch.device) -> None:
-        major, _ = torch.cuda.get_device_capability(device)
-        self._library_has_blocks = major == _HOPPER
+        assert torch.version.cuda is not None
+        self._library_has_blocks = library_has_blocks(torch.cuda.get_device_capability(device), torch.version.cuda)
         self._num_sms = torch.cuda.get_device_properties(device).multi_processor_count
 
     def multiply(self, x: Quantized, linear: Fp8Linear, residual: torch.Tensor | None = None) -> torch.Tensor:
@@ -44,7 +41,7 @@ class Fp8Products:
         return product if residual is None else residual.add_(product)
 
     def _is_own(self, x: Quantized, linear: Fp8Linear) -> bool:
-        if linear.is_block and not (self._library_has_blocks and linear.scale.shape[1] % _BLOCK_MULTIPLE == 0):
+        if linear.is_block and not (self._library_has_blocks and linear.scale.shape[1] % LIBRARY_BLOCKS_MULTIPLE == 0):
             return True
         return x.num_tokens <= MAX_OWN_TOKENS and fits_own(linear)
 

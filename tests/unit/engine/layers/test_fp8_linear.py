@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from engine.layers.fp8 import FP8_DTYPE, as_quantized, dequantize, quantize_channels
-from engine.layers.fp8_linear import Fp8Linear
+from engine.layers.fp8_linear import Fp8Linear, library_has_blocks
 from engine.models.quantization import Quantization
 
 CPU = torch.device("cpu")
@@ -67,6 +67,24 @@ def test_the_largest_of_several_static_scales_counts() -> None:
     x = torch.zeros(1, 16)
     x[0, 0] = 600.0
     assert linear(x)[0].tolist() == [0.5 * 2 * 304 + 3] * 32 or linear(x)[0].tolist() == [0.5 * 2 * 288 + 3] * 32
+
+
+@pytest.mark.parametrize(
+    ("capability", "cuda_version", "has_blocks"),
+    [
+        ((9, 0), "13.0", True),
+        ((9, 0), "12.9", True),
+        ((9, 0), "12.8", False),
+        ((9, 0), "12.6", False),
+        ((8, 9), "13.0", False),
+        ((10, 0), "13.0", False),
+    ],
+)
+def test_blocks_are_the_library_s_on_hopper_with_a_late_cuda(
+    capability: tuple[int, int], cuda_version: str, has_blocks: bool
+) -> None:
+    """With an earlier one torch raises, at the first prompt that is long enough for the library."""
+    assert library_has_blocks(capability, cuda_version) is has_blocks
 
 
 @pytest.mark.parametrize(
