@@ -67,9 +67,12 @@ class Communicator:
 
     def is_connected(self) -> bool:
         """Nothing may be transmitted before."""
+        # An error is set before it counts as made, and is asked for after that: a message that could not be sent has an
+        # event that was never recorded, which has happened by CUDA's account.
+        is_connected = self._is_made and self._arrived.query()
         if self._error is not None:
             raise RuntimeError(f"no communicator could be made: {self._error}") from self._error
-        return self._is_made and self._arrived.query()
+        return is_connected
 
     def check(self) -> None:
         """Looks whether anything has failed."""
@@ -86,8 +89,8 @@ class Communicator:
         with self._lock:
             self._is_abandoned = True
             if not self._is_made:
-                # NCCL has the connecting thread, which ends it all as soon as it is let go, when the peer's process has
-                # ended at the latest. Until then nothing but that message can move.
+                # NCCL has the connecting thread, which ends it all as soon as it is let go, when a peer that it has met
+                # has ended at the latest. Until then nothing but that message can move.
                 return
         self._communicator.abort()
 

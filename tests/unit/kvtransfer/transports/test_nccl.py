@@ -197,6 +197,40 @@ def test_a_communicator_that_cannot_be_made_is_a_failure(fake: FakeNccl) -> None
         end(receiver)
 
 
+def test_a_first_message_that_fails_as_it_is_asked_for_connects_nothing(fake: FakeNccl) -> None:
+    from kvtransfer.transports.nccl_communicator import SENDER, Communicator
+
+    is_asked = threading.Event()
+
+    class Failing:
+        def __init__(self, *args: Any) -> None:
+            """It is made at once."""
+
+        def send(self, *args: Any) -> None:
+            is_asked.wait(5.0)
+            raise RuntimeError("unhandled system error")
+
+    class Asked(Communicator):
+        """Its thread comes to its end while somebody looks whether it has failed."""
+
+        @property
+        def _error(self) -> Exception | None:  # type: ignore[override]
+            error = vars(self).get("error")
+            is_asked.set()
+            wait_for(lambda: not connecting_threads())
+            return error
+
+        @_error.setter
+        def _error(self, error: Exception | None) -> None:
+            vars(self)["error"] = error
+
+    nccl = SimpleNamespace(NcclCommunicator=Failing, NCCL_UINT8=1)
+    communicator = Asked(nccl, SENDER, bytes(UNIQUE_ID_BYTES), torch.device("cpu"))
+    assert not communicator.is_connected()
+    with pytest.raises(RuntimeError, match="unhandled system error"):
+        communicator.is_connected()
+
+
 def test_a_receiver_that_stands_still_before_it_tells_the_id_is_given_up(fake: FakeNccl) -> None:
     from kvtransfer.transports.nccl import NcclSender
 
