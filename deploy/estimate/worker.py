@@ -43,7 +43,8 @@ class Worker:
     """A model on one GPU, with the options of `tandem serve` that matter here.
 
     Raises:
-        ValueError: on construction, for FP8 weights on a GPU that does not multiply them.
+        ValueError: on construction, for FP8 weights on a GPU that does not multiply them, or for quantized pages on one
+            that has no kernels for them.
     """
 
     model: ModelConfig
@@ -61,6 +62,11 @@ class Worker:
     def __post_init__(self) -> None:
         if self.model.quantization and not self.gpu.has_fp8:
             raise ValueError(f"{self.gpu.name} does not multiply FP8 weights; GPUs since Ada and Hopper do")
+        if self.kv_cache_dtype != default_of(EngineConfig, "kv_cache_dtype") and not self.gpu.has_fp8:
+            raise ValueError(
+                f"{self.gpu.name} has no kernels for KV pages of {self.kv_cache_dtype}: plain torch computes with them "
+                "there, for which there is no estimate; GPUs since Ada and Hopper have kernels"
+            )
 
     def memory(self, role: Role) -> DeviceMemory:
         """The GPU's memory with the weights in it and the pool still to come."""

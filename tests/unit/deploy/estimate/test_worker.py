@@ -67,6 +67,8 @@ def test_quantized_pages_hold_twice_the_tokens_and_take_half_the_time_to_ship_an
     assert quantized.transfer(4096) == pytest.approx(whole.transfer(4096) / 2)
     reading = whole.decode_step(32, 2048) - whole.decode_step(32, 1024)
     assert quantized.decode_step(32, 2048) - quantized.decode_step(32, 1024) == pytest.approx(reading / 2)
+    with pytest.raises(ValueError, match="A100 80GB SXM has no kernels for KV pages of fp8_e4m3"):
+        Worker(LLAMA_8B, GPUS["a100"], kv_cache_dtype="fp8_e4m3")
 
 
 def test_a_pool_is_what_the_share_of_the_memory_leaves() -> None:
