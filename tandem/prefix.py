@@ -35,16 +35,27 @@ def prefix_identities(token_ids: Sequence[int], page_size: int, namespace: str, 
     Args:
         known: those of its first pages, as far as somebody has computed them.
     """
-    begin, end = len(known) * page_size, len(token_ids) // page_size * page_size
-    pages = struct.pack(f"<{end - begin}I", *token_ids[begin:end])
     identities = list(known)
+    extend_identities(identities, token_ids[len(known) * page_size :], page_size, namespace)
+    return identities
+
+
+def extend_identities(identities: list[int], token_ids: Sequence[int], page_size: int, namespace: str) -> None:
+    """Puts the identities of further full pages behind those of the pages before them, which takes time for the further
+    ones alone.
+
+    Args:
+        identities: of all pages before.
+        token_ids: those that follow.
+    """
+    end = len(token_ids) // page_size * page_size
+    pages = struct.pack(f"<{end}I", *token_ids[:end])
     identity = identities[-1].to_bytes(IDENTITY_BYTES, "little") if identities else namespace_identity(namespace)
     for start in range(0, len(pages), page_size * TOKEN_BYTES):
         identity = blake2b(
             identity + pages[start : start + page_size * TOKEN_BYTES], digest_size=IDENTITY_BYTES
         ).digest()
         identities.append(int.from_bytes(identity, "little"))
-    return identities
 
 
 def unpack_identities(packed: bytes) -> "array[int]":

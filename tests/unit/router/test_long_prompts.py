@@ -1,6 +1,7 @@
 """Identities of the prefixes of long prompts."""
 
 import asyncio
+from collections.abc import Sequence
 
 from router.long_prompts import TURN_PAGES, prefix_identities_in_turns
 from tandem.prefix import prefix_identities
@@ -25,3 +26,26 @@ def test_others_have_their_turns_and_the_identities_are_the_same() -> None:
         other.cancel()
 
     asyncio.run(scenario())
+
+
+class CountedPrompt(Sequence[int]):
+    """Attributes: num_read: tokens that have been copied out of it."""
+
+    def __init__(self, token_ids: Sequence[int]) -> None:
+        self._token_ids = token_ids
+        self.num_read = 0
+
+    def __len__(self) -> int:
+        return len(self._token_ids)
+
+    def __getitem__(self, index):  # type: ignore[no-untyped-def]
+        part = self._token_ids[index]
+        self.num_read += len(part) if isinstance(index, slice) else 1
+        return part
+
+
+def test_every_token_is_looked_at_in_one_turn_alone() -> None:
+    """Turns that copied all before would be the longer the longer the prompt is."""
+    prompt = CountedPrompt(range(4 * 20 * TURN_PAGES + 3))
+    asyncio.run(prefix_identities_in_turns(prompt, 4, ""))
+    assert prompt.num_read == len(prompt)
