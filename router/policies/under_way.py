@@ -25,28 +25,40 @@ class _AtWorker:
     """What is expected of one life of a worker."""
 
     def __init__(self) -> None:
-        self.pages: Counter[int] = Counter()
+        # Sets are put together and taken apart at once, a page at a time is slow: of a long prompt there are many.
+        self.pages: set[int] = set()
+        # Of those that several requests are to have: how many requests beside the first.
+        self._again: Counter[int] = Counter()
         self.by_request: dict[str, _Expected] = {}
         # When the worker was last seen to have spoken, and when the first of them is to be given up.
         self.num_messages = -1
         self.look_at = math.inf
 
+    def add(self, request_id: str, identities: Sequence[int]) -> None:
+        """A request of which nothing is expected so far."""
+        self.by_request[request_id] = _Expected(identities)
+        own = set(identities)
+        self._again.update(self.pages & own)
+        self.pages |= own
+
     def drop(self, request_id: str) -> None:
         expected = self.by_request.pop(request_id, None)
         if expected is None:
             return
-        pages = self.pages
-        for identity in expected.identities:
-            if pages[identity] > 1:
-                pages[identity] -= 1
+        own, again = set(expected.identities), self._again
+        shared = again.keys() & own
+        self.pages -= own - shared
+        for identity in shared:
+            if again[identity] > 1:
+                again[identity] -= 1
             else:
-                del pages[identity]
+                del again[identity]
 
 
 class PrefixesUnderWay:
-    """Without these, requests that come together with a new prefix would be spread over all workers, each of which
-    would compute it. What a worker has said that it has cached is not expected of it any more: from then on its own
-    word counts, and pages that it evicts while their request still runs are gone."""
+    """Without these, a worker that is computing a prefix would seem no nearer to having it than one that is not. What a
+    worker has said that it has cached is not expected of it any more: from then on its own word counts, and pages that
+    it evicts while their request still runs are gone."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -62,8 +74,7 @@ class PrefixesUnderWay:
         at = self._workers.setdefault(worker, _AtWorker())
         at.drop(request_id)
         if identities and identities[-1] not in worker.prefixes.identities:
-            at.by_request[request_id] = _Expected(identities)
-            at.pages.update(identities)
+            at.add(request_id, identities)
 
     def finish(self, worker: Worker, request_id: str, identities: Sequence[int]) -> None:
         """It has computed them, and will say so soon."""
@@ -91,7 +102,7 @@ class PrefixesUnderWay:
         if at.num_messages != worker.prefixes.num_messages or now >= at.look_at:
             at.num_messages = worker.prefixes.num_messages
             self._settle(at, worker.prefixes.identities, now)
-        return at.pages.keys()
+        return at.pages
 
     def _settle(self, at: _AtWorker, cached: Set[int], now: float) -> None:
         """Drops what the worker has told of, and what it will not tell of."""
