@@ -63,7 +63,7 @@ def test_a_prefix_goes_where_a_worker_says_that_it_is() -> None:
     assert not served.prefers(prefill, range(410))
 
 
-def test_what_comes_together_with_a_new_prefix_goes_to_one_worker() -> None:
+def test_of_workers_with_equal_load_the_one_that_computes_a_prefix_already_is_chosen() -> None:
     served = Served(3, 3)
     homes = {name: assign_load(served.start([ord(name)] * 400)[0], 400) for name in "abc"}
     assert len({home.prefill.worker_id for home in homes.values()}) == 3
