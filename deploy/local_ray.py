@@ -114,7 +114,7 @@ class LocalRay(RayBase):
             self._held = None
 
     def num_free(self, resource: str) -> int:
-        return int(ray.cluster_resources().get(resource, 0))
+        return int(ray.available_resources().get(resource, 0))
 
     def num_nodes(self) -> int:
         return 1

@@ -151,7 +151,9 @@ def _run(config: ClusterConfig, use: Callable[[Cluster, threading.Event], int], 
     about: RunAbout | None = None
     if is_named:
         stop_limit_s = config.drain_timeout_s + STOP_GRACE_S
-        about = RunAbout(config.cluster_name, "starting", "", "", log, config.log_dir, stop_limit_s)
+        # Whoever reads it may be elsewhere.
+        log_dir = str(Path(config.log_dir).absolute()) if config.log_dir else ""
+        about = RunAbout(config.cluster_name, "starting", "", "", log, log_dir, stop_limit_s)
 
     def record(state: str = "") -> None:
         nonlocal about

@@ -117,6 +117,12 @@ def test_each_life_has_a_token_of_its_own(tmp_path: Path, monkeypatch: pytest.Mo
     assert LocalRay(directory).log_directory == "/own/ray/session_latest/logs"
 
 
+def test_what_its_own_workers_have_is_not_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"GPU": 4.0})
+    monkeypatch.setattr(ray, "available_resources", lambda: {"GPU": 1.0})
+    assert LocalRay(tmp_path).num_free("GPU") == 1
+
+
 def test_a_ray_without_tokens_is_refused_before_it_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake = FakeRay(monkeypatch)
     monkeypatch.delattr("ray._raylet.AuthenticationTokenLoader")

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from cli.main import main
 from deploy.cluster_config import ClusterConfig
 from deploy.launcher import Cluster, ClusterError, ConfigurationError
 from deploy.ray_module import RayTaskError, ray
+from deploy.run_record import find_runs
 from deploy.serve import run_cluster, serve
 from tests.conftest import Certificates
 from tests.fakes.model_config import TINY_LLAMA
@@ -69,12 +71,12 @@ def test_too_few_gpus_are_said_before_a_model_is_looked_for(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(Cluster, "_init_ray", lambda self: None)
-    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 3.0, "GPU": 1.0})
+    monkeypatch.setattr(ray, "available_resources", lambda: {"CPU": 3.0, "GPU": 1.0})
     error = refusal(capsys, "--model", "no-such-model", "--device", "cuda", *PORTS)
     assert "2 workers, but 1 GPUs here; use fewer workers (--both 1 needs 1) or set --device to cpu" in error
     error = refusal(capsys, "--model", "no-such-model", "--device", "cuda", "--both", "1", *PORTS)
     assert "model 'no-such-model' not found" in error
-    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 3.0})
+    monkeypatch.setattr(ray, "available_resources", lambda: {"CPU": 3.0})
     error = refusal(capsys, "--model", "no-such-model", "--device", "cuda", "--both", "1", *PORTS)
     assert "none is visible here" in error
 
@@ -295,3 +297,19 @@ def test_the_guard_waits_for_longer_than_the_drain(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(deploy.serve, "run_guarded", lambda main, *, stop_grace_s: graces.append(stop_grace_s) or 0)
     serve(ClusterConfig("m", drain_timeout_s=100.0))
     assert graces == [120.0]
+
+
+def test_commands_elsewhere_are_told_the_whole_path_of_its_logs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = tmp_path / "runs"
+    monkeypatch.setattr(deploy.serve, "default_directory", lambda: runs)
+    monkeypatch.setattr(Cluster, "start", lambda self: None)
+    monkeypatch.chdir(tmp_path)
+
+    def use(cluster: Cluster, stop: threading.Event) -> int:
+        (run,) = find_runs(runs)
+        assert run.about.log_dir == str(tmp_path / "logs")
+        return 0
+
+    assert run_cluster(ClusterConfig("m", log_dir="logs"), use, is_named=True) == 0
