@@ -85,13 +85,18 @@ class HostedRay(JoinedRay):
                     ray.kill(actor)
 
     def save(self, state: Any) -> None:
-        """Keeps what the next supervisor begins with, for as long as Ray lives."""
-        internal_kv._internal_kv_put(_STATE, pickle.dumps(state), overwrite=True, namespace=self._key())
+        """Keeps what the next life of this actor begins with, for as long as Ray lives."""
+        kept = pickle.dumps((_own_actor_id(), pickle.dumps(state)))
+        internal_kv._internal_kv_put(_STATE, kept, overwrite=True, namespace=self._key())
 
     def saved(self) -> Any:
-        """What was saved last; None: nothing, or it was forgotten."""
+        """What an earlier life of this actor saved last; None: there is nothing, or it is another actor's: of a cluster
+        of that name whose supervisor was ended before the rest of it, and which may have been configured otherwise."""
         found = internal_kv._internal_kv_get(_STATE, namespace=self._key())
-        return pickle.loads(found) if found else None
+        if not found:
+            return None
+        owner, state = pickle.loads(found)
+        return pickle.loads(state) if owner == _own_actor_id() else None
 
     def forget(self) -> None:
         """The cluster has come to its end, and with it what it had taken of nodes."""
@@ -102,3 +107,8 @@ class HostedRay(JoinedRay):
 
     def _key(self) -> bytes:
         return self._own_namespace.encode()
+
+
+def _own_actor_id() -> str | None:
+    """It stays the same over all lives of an actor; None: this process is none."""
+    return ray.get_runtime_context().get_actor_id()

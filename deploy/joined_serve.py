@@ -28,6 +28,7 @@ from deploy.supervisor_actor import ENDED, SERVING, SupervisorState
 from tandem import exit_codes
 
 WATCH_INTERVAL_S = 0.5
+_NEVER_THERE = "the cluster's supervisor has ended before it said anything; Ray's logs say why, or somebody stopped it"
 
 # Given the model's name and the clients' ports, tells a person.
 Announce = Callable[[str, ClientAddresses], None]
@@ -108,8 +109,16 @@ class _Watch:
         state: SupervisorState | None = None
         with StartProgress(self._console, started_s_ago=RunOwner.of_launcher().guard.age_s()) as progress:
             while not self._stop.wait(POLL_INTERVAL_S):
-                if (state := self._cluster.look()) is None:
+                try:
+                    seen = self._cluster.look()
+                except GoneError:
+                    # Whoever stops a cluster leaves its supervisor no time for a farewell.
+                    return self._was_stopped() if state is not None else _fail(_NEVER_THERE, exit_codes.FAILED)
+                if seen is None:
                     continue
+                state = seen
+                for line in state.lines:
+                    self._show(line)
                 for part, doing in state.parts.items():
                     progress(part, doing)
                 if state.phase == ENDED:
@@ -128,8 +137,7 @@ class _Watch:
             try:
                 state = self._cluster.look()
             except GoneError:
-                self._console.print("The cluster was stopped")
-                return 0
+                return self._was_stopped()
             if state is None:
                 continue
             for line in state.lines:
@@ -146,9 +154,12 @@ class _Watch:
     def _has_ended(self, state: SupervisorState) -> int:
         self._cluster.end()
         if not state.error:
-            self._console.print("The cluster was stopped")
-            return 0
+            return self._was_stopped()
         return _fail(in_flags(state.error, OPTIONS), exit_codes.USAGE if state.is_usage else exit_codes.FAILED)
+
+    def _was_stopped(self) -> int:
+        self._console.print("The cluster was stopped")
+        return 0
 
     def _show(self, line: str) -> None:
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -9,7 +9,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +60,7 @@ class ConfigurationError(ClusterError):
 class ClusterState:
     """What the supervision of a running cluster is made of; Cluster says what each is."""
 
-    cluster_token: str
+    cluster_token: str = field(repr=False)
     cluster_tls: ClusterTls | ClusterTlsFiles | None
     model_dir: Path
     ports: ClusterPorts
@@ -68,6 +68,7 @@ class ClusterState:
     worker_plans: dict[str, WorkerPlan]
     num_starts: dict[str, int]
     nodes: SavedPlacement | None
+    has_started: bool
 
 
 class Cluster:
@@ -104,6 +105,7 @@ class Cluster:
         self._router_configs: dict[str, RouterConfig] = {}
         self._worker_plans: dict[str, WorkerPlan] = {}
         self._num_starts: Counter[str] = Counter()
+        self._has_started = False
         self._ports = ReservedPorts()
         self._cluster_ports = ClusterPorts(ClientAddresses("", ""), {})
         self._model_dir = Path()
@@ -188,6 +190,9 @@ class Cluster:
         self._router_configs = {c.router_id: c for c in router_configs}
         self._worker_plans = {p.worker.worker_id: p for p in worker_plans}
         self._save()
+        self._start_all()
+
+    def _start_all(self) -> None:
         # All processes start side by side; those that take longest are asked for first.
         starting = {self._start_worker(name): name for name in self._worker_plans}
         starting |= {self._start_router(name): name for name in self._router_configs}
@@ -195,10 +200,17 @@ class Cluster:
         self._wait_for({self._join_worker(self._actors[name]): name for name in self._worker_plans})
         for ref, name in [(self._join_router(self._actors[name]), name) for name in self._router_configs]:
             self._get(ref, ROUTER_START_TIMEOUT_S, name)
+        self._has_started = True
+        self._save()
 
     def recover(self, saved: ClusterState) -> None:
         """Takes over what an earlier process like this one has started, which ended without stopping it: processes that
-        take part go on, and no others do. Those that are missing are started when the cluster is supervised."""
+        take part go on, and no others do. Those that are missing are started when the cluster is supervised. Where the
+        cluster was still starting all of it is started again.
+
+        Raises:
+            ClusterError: as from `start`.
+        """
         assert self._hosted is not None
         self.cluster_token, self.cluster_tls = saved.cluster_token, saved.cluster_tls
         self._model_dir = saved.model_dir
@@ -216,7 +228,8 @@ class Cluster:
             self._request_lines = RequestLineServer(self._on_request_line, first.request_lines_socket)
         with contextlib.suppress(ValueError, OSError):
             resolve_model(self._config.model, self._config.load_format, held=self._held)
-        found = self._hosted.find_actors()
+        self._has_started = saved.has_started
+        found = self._hosted.find_actors() if saved.has_started else {}
         asked = {}
         for name in (*self._router_configs, *self._worker_plans):
             if (latest := max(found.pop(name, {}).items(), default=None)) is not None:
@@ -235,6 +248,8 @@ class Cluster:
                 ray.kill(self._actors.pop(name))
         holders = self._nodes.holders() if self._nodes is not None else []
         self._hosted.end_all(besides=[*self._actors.values(), *holders])
+        if not saved.has_started:
+            self._start_all()
 
     def supervise(self, stop: threading.Event) -> None:
         """Keeps routers and workers alive until `stop` is set: one that dies is started again. What `scale` asks for is
@@ -287,8 +302,8 @@ class Cluster:
     def drain(self, timeout_s: float) -> int:
         """Takes no new requests from now on and waits for those in hand; returns how many are left. What a router had
         that has just died is not in hand any more."""
-        refs = [self._actors[name].drain.remote(timeout_s) for name in self._router_configs]
-        answered, _ = ray.wait(refs, num_returns=len(refs), timeout=timeout_s + STOP_TIMEOUT_S)
+        refs = [actor.drain.remote(timeout_s) for actor in self._running_routers()]
+        answered, _ = ray.wait(refs, num_returns=len(refs), timeout=timeout_s + STOP_TIMEOUT_S) if refs else ([], [])
         num_left = 0
         for ref in answered:
             with contextlib.suppress(RayError):
@@ -402,11 +417,16 @@ class Cluster:
         answer, as RouterActor.set_workers has it."""
         planned = {name: self._worker_plans[name].worker.role for name in names}
         self._router_configs = {name: replace(c, workers=planned) for name, c in self._router_configs.items()}
-        return [self._actors[name].set_workers.remote(planned) for name in self._router_configs]
+        return [actor.set_workers.remote(planned) for actor in self._running_routers()]
 
     def actor(self, name: str) -> Any:
         """The process of that name; None: it is not there yet."""
         return self._actors.get(name)
+
+    def _running_routers(self) -> list[Any]:
+        """The actors of all routers but those that were missing when this process took over, and wait for their nodes:
+        they hear of everything when they start."""
+        return [self._actors[name] for name in self._router_configs if name in self._actors]
 
     def _save(self) -> None:
         """Whoever supervises after this process has died begins with this."""
@@ -421,6 +441,7 @@ class Cluster:
                     self._worker_plans,
                     dict(self._num_starts),
                     self._nodes.saved() if self._nodes is not None else None,
+                    self._has_started,
                 )
             )
 

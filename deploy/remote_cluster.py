@@ -134,8 +134,10 @@ class RemoteCluster:
         return error
 
     def end(self) -> None:
-        """Ends what there still is of it, at once."""
+        """Ends what there still is of it, at once, and nothing of another that has its name since."""
         ray.kill(self._actor)
+        if self._is_replaced():
+            return
         hosted = HostedRay(self._address, self._name)
         hosted.end_all()
         hosted.forget()
@@ -174,12 +176,17 @@ class RemoteCluster:
         except RayActorError:
             # Ray would wait for a minute for the part of it that knows.
             self._check_up()
-            if RemoteCluster.find(self._name, self._address) is None:
+            if RemoteCluster.find(self._name, self._address) is None or self._is_replaced():
                 raise GoneError(self._name) from None
             time.sleep(POLL_INTERVAL_S)
             return None
         except RayError:
             return None
+
+    def _is_replaced(self) -> bool:
+        """Whether another cluster has its name, which was free once it had ended."""
+        found = RemoteCluster.find(self._name, self._address)
+        return found is not None and found._actor._actor_id != self._actor._actor_id
 
     def _check_up(self) -> None:
         if not HostedRay(self._address, self._name).is_up():

@@ -74,8 +74,6 @@ class SupervisorActor:
         self._stoppers: set[str] = set()
         self._cluster: Cluster | None = None
         self._jobs: list[ScaleJob] = []
-        logs.configure("supervisor", LogConfig(config.log_level, config.log_dir))
-        logging.getLogger("deploy").addHandler(_LineHandler(self._say))
         self._thread = threading.Thread(target=self._run, name="cluster")
         self._thread.start()
 
@@ -132,10 +130,18 @@ class SupervisorActor:
         hosted = HostedRay(self._config.ray_address, self._config.cluster_name, spans_nodes=self._config.spans_nodes)
         cluster = self._cluster = Cluster(self._config, self._on_progress, self._say, hosted)
         try:
+            try:
+                logs.configure("supervisor", LogConfig(self._config.log_level, self._config.log_dir))
+            except ValueError as error:
+                raise ConfigurationError(str(error)) from error
+            logging.getLogger("deploy").addHandler(_LineHandler(self._say))
             if (saved := hosted.saved()) is not None:
                 logger.warning("the supervisor is back, and takes over what runs")
                 cluster.recover(saved)
             else:
+                # Whoever ended another supervisor of this name may have been ended before it ended the rest.
+                hosted.end_all()
+                hosted.forget()
                 cluster.start()
             self._phase = SERVING
             cluster.supervise(self._stop)
@@ -152,8 +158,10 @@ class SupervisorActor:
             self._phase = STOPPING
             try:
                 cluster.stop()
-            finally:
-                self._phase = ENDED
+            except Exception as error:
+                logger.exception("what is left of the cluster could not be stopped")
+                self._error = self._error or f"{type(error).__name__}: {error}"
+            self._phase = ENDED
             time.sleep(_FAREWELL_S)
             # Its name is free for another cluster from now on.
             ray.kill(ray.get_runtime_context().current_actor)

@@ -4,7 +4,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -18,11 +18,12 @@ from deploy.supervisor_actor import ENDED, SERVING, STARTING, SupervisorActor
 class FakeCluster:
     """
     Attributes:
-        start_error: what its start ends with.
+        start_error, stop_error: what its start and its stop end with.
         num_left: requests that each look finds in hand while it drains.
     """
 
     start_error: Exception | None = None
+    stop_error: Exception | None = None
     num_left = 0
     is_held = False
 
@@ -54,16 +55,27 @@ class FakeCluster:
 
     def stop(self) -> None:
         self.calls.append("stop")
+        if self.stop_error is not None:
+            raise self.stop_error
 
 
 class FakeHosted:
+    """Attributes: ended: what was done about what others had left."""
+
     state: Any = None
+    ended: ClassVar[list[str]] = []
 
     def __init__(self, *_: Any, **__: Any) -> None:
         pass
 
     def saved(self) -> Any:
         return self.state
+
+    def end_all(self) -> None:
+        self.ended.append("processes")
+
+    def forget(self) -> None:
+        self.ended.append("state")
 
 
 class FakeRay:
@@ -86,6 +98,7 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeRay]:
     ray = FakeRay()
     monkeypatch.setattr(launcher, "Cluster", FakeCluster)
     monkeypatch.setattr(hosted_ray, "HostedRay", FakeHosted)
+    monkeypatch.setattr(FakeHosted, "ended", [])
     monkeypatch.setattr(ray_module, "ray", ray)
     monkeypatch.setattr(supervisor_actor, "_FAREWELL_S", 0.0)
     monkeypatch.setattr(supervisor_actor.logs, "configure", lambda name, log: None)
@@ -115,6 +128,26 @@ def test_it_serves_until_it_is_stopped_and_ends_itself(ray: FakeRay) -> None:
     made._thread.join(5.0)
     assert ray.killed == ["itself"] and made.state().error == ""
     assert made._cluster.calls == ["start", "stop"]  # type: ignore[union-attr]
+    assert FakeHosted.ended == ["processes", "state"], "what an earlier one of the name had left is none of its own"
+
+
+def test_a_stop_that_fails_leaves_no_supervisor_with_the_name(ray: FakeRay, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FakeCluster, "stop_error", RuntimeError("a bug"))
+    made = actor()
+    wait_for(made, SERVING)
+    made.stop("me")
+    made._thread.join(5.0)
+    assert ray.killed == ["itself"] and made.state().error == "RuntimeError: a bug"
+
+
+def test_a_log_that_cannot_be_written_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(name: str, log: Any) -> None:
+        raise ValueError("cannot write the log")
+
+    monkeypatch.setattr(supervisor_actor.logs, "configure", refuse)
+    made = actor()
+    wait_for(made, ENDED)
+    assert made.state().error == "cannot write the log" and made.state().is_usage
 
 
 def test_another_life_takes_over(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,6 +155,7 @@ def test_another_life_takes_over(monkeypatch: pytest.MonkeyPatch) -> None:
     made = actor()
     wait_for(made, SERVING)
     assert made._cluster.calls == ["recover what was saved"]  # type: ignore[union-attr]
+    assert FakeHosted.ended == []
     assert "takes over what runs" in made.state().lines[0]
     made.stop("me")
     wait_for(made, ENDED)

@@ -1,0 +1,148 @@
+"""What a cluster's supervisor does that takes over from an earlier one, on a Ray played by the test."""
+
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from deploy import launcher
+from deploy.cluster_config import ClusterConfig
+from deploy.launcher import Cluster, ClusterState
+from deploy.plan import plan
+from deploy.ports import ClientAddresses, ClusterPorts
+from router.config import RouterAddresses
+from tests.fakes.model_config import TINY_LLAMA
+
+NAMES = ("router-0", "router-1", "both-0")
+CONFIG = ClusterConfig("m", ray_address="127.0.0.1:1", num_prefill=0, num_decode=0, num_both=1, num_routers=2)
+
+
+class FakeRay:
+    """References are the answers themselves."""
+
+    def __init__(self) -> None:
+        self.killed: list[Any] = []
+
+    def get(self, ref: Any, timeout: float = 0.0) -> Any:
+        return ref
+
+    def wait(self, refs: list[Any], *, num_returns: int, timeout: float) -> tuple[list[Any], list[Any]]:
+        assert 0 < num_returns <= len(refs), "as Ray has it"
+        return refs, []
+
+    def kill(self, actor: Any) -> None:
+        self.killed.append(actor)
+
+
+class FakeActor:
+    """Any process, which says of itself that it is ready, and notes what routers are told."""
+
+    def __init__(self) -> None:
+        self.planned: list[dict[str, str]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        answers: dict[str, Callable[..., Any]] = {
+            "progress": lambda: "ready",
+            "open_shared_ports": lambda: None,
+            "set_workers": self._set_workers,
+            "drain": lambda timeout_s: 1,
+        }
+        return SimpleNamespace(remote=answers[name])
+
+    def _set_workers(self, planned: dict[str, str]) -> dict[str, int]:
+        self.planned.append(planned)
+        return {}
+
+
+class FakeHosted:
+    """Attributes: running: by name; ended: what was ended of them; saved: what was saved last."""
+
+    def __init__(self, running: Iterable[str]) -> None:
+        self.running = {name: FakeActor() for name in running}
+        self.ended: list[str] = []
+        self.saved: ClusterState | None = None
+
+    def find_actors(self) -> dict[str, dict[int, Any]]:
+        return {name: {0: actor} for name, actor in self.running.items()}
+
+    def end_all(self, besides: Iterable[Any] = ()) -> None:
+        kept = list(besides)
+        self.ended += [name for name, actor in self.running.items() if actor not in kept]
+
+    def save(self, state: ClusterState) -> None:
+        self.saved = state
+
+
+@pytest.fixture(autouse=True)
+def ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
+    ray = FakeRay()
+    monkeypatch.setattr(launcher, "ray", ray)
+    monkeypatch.setattr(launcher, "resolve_model", lambda *_, **__: Path("/m"))
+    return ray
+
+
+def recovered(
+    hosted: FakeHosted, tmp_path: Path, *, has_started: bool = True, config: ClusterConfig = CONFIG
+) -> Cluster:
+    (tmp_path / "config.json").write_text(json.dumps(TINY_LLAMA))
+    (tmp_path / "tokenizer.json").write_text("{}")
+    own = {name: RouterAddresses(*(f"127.0.0.1:{n}" for n in (1, 2, 3))) for name in NAMES[:2]}
+    ports = ClusterPorts(ClientAddresses("127.0.0.1:1", "127.0.0.1:2"), own)
+    routers, workers = plan(config, tmp_path, "a-secret", ports)
+    cluster = Cluster(config, lambda part, doing: None, hosted=hosted)  # type: ignore[arg-type]
+    cluster._ports.reserve_again = lambda ports: None  # type: ignore[method-assign]
+    state = ClusterState(
+        "a-secret",
+        None,
+        tmp_path,
+        ports,
+        {c.router_id: c for c in routers},
+        {p.worker.worker_id: p for p in workers},
+        dict.fromkeys(NAMES, 1),
+        None,
+        has_started,
+    )
+    assert "a-secret" not in repr(state)
+    cluster.recover(state)
+    return cluster
+
+
+def test_what_takes_part_goes_on(ray: FakeRay, tmp_path: Path) -> None:
+    hosted = FakeHosted(NAMES)
+    cluster = recovered(hosted, tmp_path)
+    assert all(cluster.actor(name) is hosted.running[name] for name in NAMES)
+    assert hosted.ended == ray.killed == []
+
+
+def test_a_router_that_is_not_back_yet_is_no_obstacle_to_a_change_or_to_a_stop(tmp_path: Path) -> None:
+    """It may wait for its node for as long as that is away."""
+    hosted = FakeHosted(("router-0", "both-0"))
+    cluster = recovered(hosted, tmp_path)
+    cluster.tell_routers(["both-0"])
+    assert hosted.running["router-0"].planned[-1] == {"both-0": "both"}
+    assert cluster.drain(0.0) == 1
+    nobody = recovered(FakeHosted(("both-0",)), tmp_path)
+    assert nobody.tell_routers(["both-0"]) == [] and nobody.drain(0.0) == 0
+
+
+def test_a_start_that_was_cut_short_is_made_again_before_it_counts_as_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hosted = FakeHosted(NAMES)
+    started: list[str] = []
+    monkeypatch.setattr(Cluster, "_start_router", lambda self, name: started.append(name) or name)
+    monkeypatch.setattr(Cluster, "_start_worker", lambda self, name: started.append(name) or name)
+
+    def wait_for(self: Cluster, refs: dict[Any, str]) -> None:
+        assert hosted.saved is None or not hosted.saved.has_started
+        self._actors |= {name: FakeActor() for name in started}
+        self.routers = {}
+
+    monkeypatch.setattr(Cluster, "_wait_for", wait_for)
+    monkeypatch.setattr(Cluster, "_join_worker", lambda self, actor: "joined")
+    cluster = recovered(hosted, tmp_path, has_started=False)
+    assert sorted(hosted.ended) == sorted(started) == sorted(NAMES)
+    assert hosted.saved is not None and hosted.saved.has_started and cluster.actor("both-0") is not None
