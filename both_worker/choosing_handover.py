@@ -50,9 +50,9 @@ class ChoosingHandover(Handover):
     def receive(self, event: Event) -> None:
         self._elsewhere.receive(event)
 
-    def go_on(self) -> bool:
-        has_gone_on = self._here.go_on()
-        return self._elsewhere.go_on() or has_gone_on
+    def go_on(self) -> None:
+        self._here.go_on()
+        self._elsewhere.go_on()
 
     def take_results(self) -> list[HandoverResult]:
         return [*self._here.take_results(), *self._elsewhere.take_results()]

@@ -58,9 +58,8 @@ class LocalHandover(Handover):
     def receive(self, event: Event) -> None:
         """Without links there are no events of theirs."""
 
-    def go_on(self) -> bool:
-        # A job passes on at once.
-        return False
+    def go_on(self) -> None:
+        """A job passes on at once."""
 
     def take_results(self) -> list[HandoverResult]:
         results, self._results = self._results, []

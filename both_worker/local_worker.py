@@ -47,8 +47,9 @@ class _Outbox(Outbox):
     def close_link(self, epoch: str, reason: str) -> None:
         raise AssertionError("there are no links")
 
-    def flush(self) -> None:
-        """Nothing is held back."""
+    def flush(self) -> bool:
+        # Nothing is held back.
+        return False
 
 
 class LocalWorker:

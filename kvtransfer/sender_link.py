@@ -207,17 +207,13 @@ class SenderLink:
         elif isinstance(message, Revoke):
             lease.revoked = True
 
-    def send_settlements(self) -> bool:
-        """Sends those whose copies have completed; returns whether there were any. Where none has, only the oldest copy
-        is looked at."""
+    def send_settlements(self) -> None:
+        """Sends those whose copies have completed. Where none has, only the oldest copy is looked at."""
         self._forget_copied()
-        if not self._some_copied:
-            return False
-        self._some_copied = False
-        num_settling = len(self._settling)
-        for lease in list(self._settling.values()):
-            self._settle_if_copied(lease)
-        return len(self._settling) < num_settling
+        if self._some_copied:
+            self._some_copied = False
+            for lease in list(self._settling.values()):
+                self._settle_if_copied(lease)
 
     def end_epoch(self) -> Completion:
         """Every open lease is lost. The completion means that no copy touches the receiver's pages any more; only then

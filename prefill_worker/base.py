@@ -49,9 +49,9 @@ class Handover(ABC):
         """Takes whatever the scheduler is told; most of it concerns no handover."""
 
     @abstractmethod
-    def go_on(self) -> bool:
+    def go_on(self) -> None:
         """Does what has become possible since, and ends no job: also called while a forward is being launched, whose
-        jobs it must leave as they are. Returns whether there may be something to tell."""
+        jobs it must leave as they are."""
 
     @abstractmethod
     def take_results(self) -> list[HandoverResult]:

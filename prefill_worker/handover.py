@@ -110,12 +110,11 @@ class LinkHandover(Handover):
         elif isinstance(event, SenderLinkClosed):
             self._close(event)
 
-    def go_on(self) -> bool:
-        have_settled = [link.send_settlements() for link in self._links.values()]
-        held_back = list(self._held_back)
-        for job in held_back:
+    def go_on(self) -> None:
+        for link in self._links.values():
+            link.send_settlements()
+        for job in list(self._held_back):
             self._ship(job, self._leases[job])
-        return any(have_settled) or bool(held_back)
 
     def take_results(self) -> list[HandoverResult]:
         self.go_on()

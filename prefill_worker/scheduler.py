@@ -284,9 +284,10 @@ class PrefillScheduler(ForwardScheduler):
         now = self._clock()
         if now >= self._told_at + TELL_S and self._handover.is_copying:
             self._recorder.look()
-            if self._handover.go_on():
+            self._handover.go_on()
+            # First tokens that wait to be told of leave with what has come of it.
+            if self._outbox.flush():
                 self._told_at = now
-                self._outbox.flush()
 
     def _record_launch(self, launched: LaunchedForward, num_tokens: list[int]) -> None:
         """Args: num_tokens: that are computed of each job."""

@@ -33,8 +33,9 @@ class Outbox(Protocol):
         """Ends an epoch that cannot work."""
         ...
 
-    def flush(self) -> None:
-        """Sends what has been said so far: before a forward that would keep it waiting."""
+    def flush(self) -> bool:
+        """Sends what has been said so far: before a forward that would keep it waiting. Returns whether there was
+        anything."""
         ...
 
 

@@ -60,11 +60,13 @@ class StepOutbox(Outbox):
         """Tells those who keep an account of the cache."""
         self._outgoing.cache_changes = changes
 
-    def flush(self) -> None:
+    def flush(self) -> bool:
         outgoing = self._outgoing
         if outgoing.to_router or outgoing.to_links or outgoing.closed_links or outgoing.cache_changes is not None:
             self._outgoing = Outgoing([], {}, {})
             self._deliver(outgoing)
+            return True
+        return False
 
 
 class EngineThread:

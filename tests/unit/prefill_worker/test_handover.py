@@ -149,6 +149,29 @@ def test_a_handover_is_over_while_the_next_forward_is_being_launched() -> None:
     pair.check_idle()
 
 
+def test_a_first_token_is_told_of_before_all_others_of_its_forward_are_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("prefill_worker.scheduler.TELL_S", 0.0)
+    transport = ScriptedTransport()
+    pair = WorkerPair(
+        prefill={"config": PrefillConfig(chunk_size=64), "asynchronous": True}, open_sender=lambda *_: transport
+    )
+    for n in range(3):
+        pair.submit(f"r{n}", list(range(100 * n, 100 * n + 8)))
+    told: list[int] = []
+
+    def flush() -> bool:
+        told.append(len(pair.p.outbox.of(FirstToken)))
+        return True
+
+    monkeypatch.setattr(pair.p.outbox, "flush", flush)
+    for _ in range(8):
+        pair.turn()
+        transport.complete_all()
+    assert {1, 2, 3} <= set(told)
+
+
 def test_what_goes_on_between_the_prompts_of_a_forward_commits_none_that_has_not_been_looked_at() -> None:
     """Pages of "ends" were held back until "first", of the same forward, has been told of: all of its pages may go out
     then, but that its first token ends it has yet to be found."""
