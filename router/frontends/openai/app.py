@@ -189,11 +189,13 @@ def _add_operation(app: FastAPI, frontend: Frontend, credentials: ClusterCredent
     @app.get("/sd", include_in_schema=False)
     async def service_discovery(request: Request) -> Response:
         """Where the cluster's metrics are, for Prometheus' HTTP service discovery."""
-        # Routers are where one was just reached; their bound address may be 0.0.0.0.
+        # Routers of one host are where one was just reached; their bound address may be 0.0.0.0.
         found_at = {frontend.config.router_id: request.url.netloc}
-        if len(frontend.config.routers) > 1:
+        if len(routers := frontend.config.routers) > 1:
             host = request.url.netloc.rpartition(":")[0] if request.url.port else request.url.netloc
-            found_at = {name: f"{host}:{port_of(own.http)}" for name, own in frontend.config.routers.items()}
+            found_at = {name: f"{host}:{port_of(own.http)}" for name, own in routers.items()}
+            if len({own.http.rpartition(":")[0] for own in routers.values()}) > 1:
+                found_at = {name: own.http for name, own in routers.items()}
         common = {"model_name": frontend.config.model_name}
         labels = {**common, "__scheme__": request.url.scheme}
         if root_path := frontend.config.root_path:

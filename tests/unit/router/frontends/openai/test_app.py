@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from starlette.types import ASGIApp
 
-from router.config import RouterConfig
+from router.config import RouterAddresses, RouterConfig
 from router.frontends.base import Frontend
 from router.frontends.openai.app import make_app
 from router.router import Router
@@ -66,10 +66,18 @@ class HttpHarness:
         content = json.dumps(body).encode()
         headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(content))]
         headers += [(name.encode(), value.encode()) for name, value in more_headers.items()]
+        path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
+        return await self._ask("POST", path, headers, content)
+
+    async def get(self, path: str, host: str) -> "Response":
+        return await self._ask("GET", path, [(b"host", host.encode())], b"")
+
+    async def _ask(self, method: str, path: str, headers: list[tuple[bytes, bytes]], content: bytes) -> "Response":
         scope = {
             "type": "http",
-            "method": "POST",
-            "path": "/v1/chat/completions" if "messages" in body else "/v1/completions",
+            "method": method,
+            "scheme": "http",
+            "path": path,
             "query_string": b"",
             "headers": headers,
             "state": {},
@@ -98,6 +106,18 @@ class HttpHarness:
         self.p.say(first_token(admit.request_id, 0, 0, text[0]))
         self.d.say(step_tokens(admit.request_id, 0, 1, *text[1:]))
         self.d.say(Finished(admit.request_id, 0, "length", len(text), 0, 1))
+
+
+@run
+async def test_prometheus_finds_all_routers_where_they_are() -> None:
+    async def found(*own: str) -> set[str]:
+        routers = {f"router-{number}": RouterAddresses("", address, "") for number, address in enumerate(own)}
+        targets = (await HttpHarness(routers=routers).get("/sd", "a.test:8000")).json()
+        return {target["targets"][0] for target in targets if target["labels"]["process"] in routers}
+
+    assert await found("0.0.0.0:8001", "0.0.0.0:8002") == {"a.test:8001", "a.test:8002"}
+    # These are on two hosts.
+    assert await found("10.0.0.1:8001", "10.0.0.2:8001") == {"10.0.0.1:8001", "10.0.0.2:8001"}
 
 
 @run
