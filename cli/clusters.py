@@ -102,7 +102,10 @@ def show_logs(name: str, process: str, *, follow: bool) -> int:
         return exit_codes.FAILED
     about = run.about
     if process and not about.log_dir:
-        return fail(f"the processes of {name} write where Ray has them write; start it with --log-dir or --detach")
+        return fail(
+            f"the processes of {name} write their logs where Ray has its own, in a session's directory under "
+            f"{default_directory() / 'ray'} unless RAY_TMPDIR was set; with --log-dir or --detach they are found here"
+        )
     if not process and not about.log:
         return fail(f"the cluster {name} speaks to the terminal that it was started in; its processes have logs")
     if "/" in process:

@@ -21,7 +21,7 @@ from deploy.local_ray import LocalRay
 from deploy.node_placement import NodePlacement, SavedPlacement
 from deploy.plan import check_own_classes, plan, router_names, worker_names
 from deploy.ports import ClientAddresses, ClusterPorts, ReservedPorts
-from deploy.ray_base import RayBase
+from deploy.ray_base import RayBase, StartError
 from deploy.ray_module import RayActorError, RayError, RayTaskError, ray
 from deploy.request_lines import RequestLineServer
 from deploy.run_record import default_directory
@@ -447,8 +447,11 @@ class Cluster:
 
     def _init_ray(self) -> None:
         self._on_progress("ray", "starting")
-        with _refusals():
-            self._ray.start(self._config.num_workers + self._config.num_routers_started)
+        try:
+            with _refusals():
+                self._ray.start(self._config.num_workers + self._config.num_routers_started)
+        except StartError as error:
+            raise ClusterError(str(error)) from error
         self._on_progress("ray", "ready")
 
     def _is_tls_wanted(self) -> bool:
@@ -556,7 +559,10 @@ class Cluster:
         while waiting:
             now = time.monotonic()
             if late := [name for name in waiting.values() if now - began > self._start_limit_s(name)]:
-                raise ClusterError(f"{', '.join(late)} did not start within {self._start_limit_s(late[0]):.0f} s")
+                raise ClusterError(
+                    f"{', '.join(late)} did not start within {self._start_limit_s(late[0]):.0f} s: this host may have "
+                    "too much else to do; if not, logs of processes say more (--log-dir)"
+                )
             if silent and now - began > PROCESS_START_TIMEOUT_S:
                 raise ClusterError(
                     f"no process for {', '.join(sorted(silent))} within {PROCESS_START_TIMEOUT_S:.0f} s"

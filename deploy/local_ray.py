@@ -16,7 +16,7 @@ from typing import Any, TextIO
 import grpc
 
 from deploy.bare_node import AliveNodes, bare_node
-from deploy.ray_base import RayBase
+from deploy.ray_base import RayBase, StartError
 from deploy.ray_module import (
     FIRST_VERSION,
     node,
@@ -66,6 +66,7 @@ class LocalRay(RayBase):
         Raises:
             ValueError: this version of Ray, or what the environment tells it, leaves it open.
             OSError: its token cannot be kept.
+            StartError: it did not come up.
         """
         reset_settings = settings_reset()
         token = secrets.token_hex(32)
@@ -86,15 +87,24 @@ class LocalRay(RayBase):
         reset_settings()
         rephrase_errors()
         with own_signals(utils, ray_constants), bare_node(node.Node, services, _watch_nodes):
-            ray.init(
-                address="local",
-                num_cpus=num_processes,
-                include_dashboard=False,
-                object_store_memory=OBJECT_STORE_BYTES,
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-                _temp_dir=self._temp_directory(),
-            )
+            try:
+                ray.init(
+                    address="local",
+                    num_cpus=num_processes,
+                    include_dashboard=False,
+                    object_store_memory=OBJECT_STORE_BYTES,
+                    log_to_driver=False,
+                    logging_level=logging.ERROR,
+                    _temp_dir=self._temp_directory(),
+                )
+            except (ValueError, OSError):
+                raise
+            except Exception as error:
+                # Where its node is not up in time Ray raises Exception itself.
+                raise StartError(
+                    f"Ray did not start: {error}; if this host does not have too much else to do, "
+                    f"{self.log_directory} says more"
+                ) from error
         check_closed(ray.get_runtime_context().gcs_address)
 
     def stop(self) -> None:

@@ -7,6 +7,10 @@ from deploy.ray_module import ray_worker
 from deploy.ray_probe import node_is_up
 
 
+class StartError(Exception):
+    """A Ray did not come up, though nothing is wrong with what it was asked for."""
+
+
 class RayBase(ABC):
     """A process has one at a time. What it did not start it does not stop."""
 
@@ -25,6 +29,7 @@ class RayBase(ABC):
         Raises:
             ValueError: it cannot be used as it is; the message says why.
             OSError: what it needs of this host cannot be had.
+            StartError: it did not come up.
         """
 
     @abstractmethod

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -105,6 +106,16 @@ def test_logs_of_the_cluster_and_of_its_processes(
     assert main(["logs", "chat", "decode-1"]) == 1
     assert capsys.readouterr().err == "tandem: the cluster chat has no log of decode-1; there are: decode-0\n"
     assert main(["logs", "chat", "../../secret"]) == 2
+
+
+def test_where_the_logs_of_a_cluster_in_a_terminal_are(
+    directory: Path, owner: RunOwner, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_record(directory, owner, [], replace(about(directory), log="", log_dir=""))
+    assert main(["logs", "chat"]) == 1
+    assert "the terminal that it was started in" in capsys.readouterr().err
+    assert main(["logs", "chat", "decode-0"]) == 1
+    assert f"under {directory / 'ray'} " in capsys.readouterr().err
 
 
 def test_logs_are_followed_until_the_cluster_ends(directory: Path, owner: RunOwner) -> None:

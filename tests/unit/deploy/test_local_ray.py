@@ -13,6 +13,8 @@ import grpc
 import pytest
 
 from deploy import local_ray
+from deploy.cluster_config import ClusterConfig
+from deploy.launcher import Cluster, ClusterError
 from deploy.local_ray import LocalRay, check_closed
 from deploy.ray_module import ray
 from deploy.run_record import RunOwner, end_leftovers, ray_token_path, remove_record, write_record
@@ -121,6 +123,24 @@ def test_what_its_own_workers_have_is_not_free(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(ray, "cluster_resources", lambda: {"GPU": 4.0})
     monkeypatch.setattr(ray, "available_resources", lambda: {"GPU": 1.0})
     assert LocalRay(tmp_path).num_free("GPU") == 1
+
+
+def test_one_that_does_not_come_up_is_said_in_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    FakeRay(monkeypatch)
+
+    def too_slow(**arguments: Any) -> None:
+        raise Exception("The current node timed out during startup.")
+
+    monkeypatch.setattr(ray, "init", too_slow)
+    monkeypatch.setenv("RAY_TMPDIR", "/own")
+    cluster = Cluster(ClusterConfig("m"), lambda part, doing: None)
+    cluster._ray = LocalRay(tmp_path / "runs")
+    with pytest.raises(
+        ClusterError, match=r"^Ray did not start: .* timed out .* /own/ray/session_latest/logs says more$"
+    ):
+        cluster._init_ray()
+    cluster._ray.stop()
+    assert list((tmp_path / "runs").iterdir()) == []
 
 
 def test_a_ray_without_tokens_is_refused_before_it_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
