@@ -73,7 +73,7 @@ def _choices(option: Option, quote: str = "") -> str:
 
 def _as_markdown(text: str) -> str:
     """Flags and variables in code type."""
-    return re.sub(r"(--[a-z][a-z-]*|\b\d+\.\d+\.\d+\.\d+\b|#)", r"`\1`", text)
+    return re.sub(r"(--[a-z][a-z-]*|\b\d+\.\d+\.\d+\.\d+(?:/\d+)?\b|#)", r"`\1`", text)
 
 
 def _example_line(option: Option) -> str:
