@@ -1,6 +1,7 @@
 """A router of a simulated cluster: the real one with its real frontend, without sockets."""
 
 from collections import deque
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from router.config import RouterConfig
@@ -112,7 +113,7 @@ class _SimFrontend(Frontend):
         super().__init__(router, ByteTokenizer(), config)  # type: ignore[arg-type]
         self._simulation = simulation
 
-    async def tokenize(self, prompt: PromptInput) -> TokenizedPrompt:
+    async def tokenize(self, prompt: PromptInput, namespace: str | None = None) -> TokenizedPrompt:
         """Requests have the simulation's age."""
-        tokenized = await super().tokenize(prompt)
-        return TokenizedPrompt(tokenized.token_ids, {RECEIVED: self._simulation.now_ns()})
+        tokenized = await super().tokenize(prompt, namespace)
+        return replace(tokenized, moments={RECEIVED: self._simulation.now_ns()})

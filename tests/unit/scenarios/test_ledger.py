@@ -43,6 +43,7 @@ from tests.fakes.tokenizer import ByteTokenizer
 from tests.fakes.workers import WorkerPair
 from worker.control_client import ControlClient
 from worker.events import FromRouter
+from worker.prefix_feed import CacheAccount
 from worker.records import RecordKeeper
 
 S = 10**9
@@ -80,6 +81,7 @@ class SkewedWorker:
             heartbeat=lambda: Heartbeat(1),
             heartbeat_interval_s=0.1,
             records=RecordKeeper(2**20),
+            account=CacheAccount(),
             post=self._take,
             on_peers=lambda *_: None,
             on_connected=self._link,
