@@ -60,7 +60,8 @@ def test_router_starts_fast_without_torch(tiny_pd: ServedCluster) -> None:
     assert "router.router" in loaded
     assert {"torch", "transformers", "engine.engine"}.isdisjoint(loaded)
     print("router ready after", tiny_pd.cluster.router_ready_s)
-    assert 0 < tiny_pd.cluster.router_ready_s < 3.0
+    # Two slow cores, on which two workers import torch meanwhile, take 3.5 s; with torch it would be more than ten.
+    assert 0 < tiny_pd.cluster.router_ready_s < 6.0
 
 
 def test_health_and_reflection_answer(tiny_pd: ServedCluster) -> None:
