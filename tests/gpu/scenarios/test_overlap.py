@@ -88,13 +88,13 @@ class Served:
         self.num_ended = 0
         forward = Engine.forward
 
-        def recorded(engine: Engine, batch: Batch) -> ForwardOutput:
+        def recorded(engine: Engine, batch: Batch, meanwhile: Callable[[], None] | None = None) -> ForwardOutput:
             if batch.mode == "decode":
                 rows = batch.feed.rows if batch.feed else ()
                 self.batches.append((len(batch.sequences), sum(row >= 0 for row in rows)))
             else:
                 self.num_prefills += 1
-            return forward(engine, batch)
+            return forward(engine, batch, meanwhile)
 
         monkeypatch.setattr(Engine, "forward", recorded)
 
