@@ -1,4 +1,5 @@
-"""FP8 weights beside bfloat16 on one GPU: decode steps and prefills of two engines in one process, in turns.
+"""FP8 weights, and FP8 pages too, beside bfloat16 on one GPU: decode steps and prefills of engines in one process, in
+turns.
 
 Weights are random, and so are prompts, which share nothing. Each figure stands over its floor (engine/floors.py), from
 rates that are measured in the same run. Parts:
@@ -26,7 +27,8 @@ from benchmarks.engine_limits import measure_limits
 from benchmarks.engine_loop import add_engine_arguments, build_loop, open_model
 
 PARTS = ("steps", "products", "tuning")
-KINDS = {"bfloat16": "auto", "FP8": "fp8"}
+# --quantization and --kv-cache-dtype of each; the others are compared with the first.
+KINDS = {"bfloat16": ("auto", "auto"), "FP8": ("fp8", "auto"), "FP8 and pages": ("fp8", "fp8_e4m3")}
 BATCHES = (1, 8, 32, 128, 256)
 PREFILLS = ((8, 8192), (64, 512), (1, 512))
 NUM_STEPS = 64
@@ -42,11 +44,10 @@ class Compared:
     name: str
     by_kind: dict[str, Result]
 
-    @property
-    def speedup(self) -> float:
-        """How many times as fast FP8 is."""
-        plain, fp8 = (self.by_kind[kind].value for kind in KINDS)
-        return fp8 / plain if self.by_kind["FP8"].unit == "tok/s" else plain / fp8
+    def speedup(self, kind: str) -> float:
+        """How many times as fast one is as the first."""
+        first, other = (*self.by_kind.values(),)[0], self.by_kind[kind]
+        return other.value / first.value if other.unit == "tok/s" else first.value / other.value
 
 
 def compare(benchmarks: Mapping[str, EngineBenchmark], sizes: Sizes, num_turns: int) -> Iterator[Compared]:
@@ -68,23 +69,23 @@ def _median(turns: Sequence[Mapping[str, Result]]) -> Compared:
         kind: replace(first, value=statistics.median(turn[kind].value for turn in turns))
         for kind, first in turns[0].items()
     }
-    return Compared(found["FP8"].name, found)
+    return Compared(next(iter(found.values())).name, found)
 
 
 def show(rows: Sequence[Compared], title: str, console: Console) -> None:
     table = Table("what", title=title)
     for kind in KINDS:
-        for column in (kind, "floor", "times"):
+        for column in (kind, "floor", "times", "speed-up"):
             table.add_column(column, justify="right")
-    table.add_column("speed-up", justify="right")
     for row in rows:
         cells = []
-        for result in row.by_kind.values():
+        for kind, result in row.by_kind.items():
             digits = 0 if result.unit == "tok/s" else 2
             assert result.floor is not None and result.ratio is not None
             unit = "" if result.unit == "tok/s" else " ms"
             cells += [f"{result.value:,.{digits}f}{unit}", f"{result.floor:,.{digits}f}{unit}", f"{result.ratio:.2f}"]
-        table.add_row(row.name, *cells, f"{row.speedup:.2f}")
+            cells.append(f"{row.speedup(kind):.2f}")
+        table.add_row(row.name, *cells)
     console.print(table)
 
 
@@ -97,8 +98,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--tokens", type=int, nargs="+", default=TOKENS, help="of products")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there too")
     arguments = parser.parse_args(argv)
-    models = {kind: open_model(parser, Path(arguments.model), how) for kind, how in KINDS.items()}
-    console = Console(width=130)
+    models = {kind: open_model(parser, Path(arguments.model), how) for kind, (how, _) in KINDS.items()}
+    console = Console(width=160)
     name = Path(arguments.model).name
     figures: dict[str, object] = {}
     with torch.inference_mode():
@@ -116,16 +117,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     if "steps" in arguments.only:
         sizes = replace(SIZES, batches=arguments.batch_sizes)
         loops = {}
-        for kind, how in KINDS.items():
-            options = argparse.Namespace(**vars(arguments) | {"quantization": how})
+        for kind, (quantization, kv_cache_dtype) in KINDS.items():
+            ways = {"quantization": quantization, "kv_cache_dtype": kv_cache_dtype}
+            options = argparse.Namespace(**vars(arguments) | ways)
             loops[kind] = build_loop(options, sizes.num_tokens, sizes.max_batch_size, lambda doing: None)
             loops[kind].run([(sizes.prompt_len, 8)] * 2)
         limits = measure_limits()
-        benchmarks = {kind: EngineBenchmark(loops[kind], models[kind], limits, sizes) for kind in KINDS}
+        benchmarks = {
+            kind: EngineBenchmark(loops[kind], models[kind], limits, sizes, kv_cache_dtype)
+            for kind, (_, kv_cache_dtype) in KINDS.items()
+        }
         compared = list(compare(benchmarks, sizes, arguments.turns))
         show(compared, name, console)
         console.print(f"copy {limits.copy_bandwidth / 1e12:.2f} TB/s, bfloat16 {limits.matmul_rate / 1e12:.0f} TFLOP/s")
-        figures["steps"] = [asdict(row) | {"speedup": row.speedup} for row in compared]
+        figures["steps"] = [asdict(row) | {"speedup": {kind: row.speedup(kind) for kind in KINDS}} for row in compared]
     if arguments.json:
         arguments.json.write_text(json.dumps(figures, indent=2) + "\n")
     return 0

@@ -48,7 +48,7 @@ class Fp8Kernels:
         self._layers = LayerKernels(model, limits.copy_bandwidth)
         self._limits = limits
         self._device = torch.device("cuda", torch.cuda.current_device())
-        self._num_sms = torch.cuda.get_device_properties(self._device).multi_processor_count
+        self._properties = torch.cuda.get_device_properties(self._device)
         self._few_rows = FewRows(self._device)
         q_size, kv_size = model.num_q_heads * model.head_dim, model.num_kv_heads * model.head_dim
         self._eps = model.rms_norm_eps
@@ -89,7 +89,7 @@ class Fp8Kernels:
         }
         if num_tokens <= MAX_OWN_TOKENS and fits_own(linears[0]):
             by_tile = {tile: self._time_own(linears, quantized, tile, residual) for tile in _tiles(num_tokens)}
-            chosen = tile_for(num_tokens, num_out, self._num_sms)
+            chosen = tile_for(num_tokens, num_out, self._properties)
             best = min(by_tile, key=lambda tile: by_tile[tile])
             times["own and add"] = self._time_own(linears, quantized, chosen, residual)
             times[f"own and add, {'/'.join(map(str, best))}"] = by_tile[best]

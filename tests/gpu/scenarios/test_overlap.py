@@ -19,7 +19,7 @@ from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.output import ForwardOutput
 from prefill_worker.config import PrefillConfig
-from tandem.messages import Finished, FirstToken, Tokens, WorkerMessage
+from tandem.messages import Finished, FirstToken, Progress, Tokens, WorkerMessage
 from tandem.sampling_params import SamplingParams
 from tests.cluster.conftest import VOCAB_SIZE
 
@@ -117,9 +117,10 @@ class Served:
         elif isinstance(message, FirstToken):
             self.first_tokens[message.request_id] = message.token_id
             self.num_ended += bool(message.finish_reason)
-        else:
-            assert isinstance(message, Finished)
+        elif isinstance(message, Finished):
             self.num_ended += 1
+        else:
+            assert isinstance(message, Progress)
 
 
 def serve_arrivals(served: Served, samplings: Sequence[dict[str, Any]]) -> None:
@@ -240,9 +241,9 @@ def test_a_step_says_how_long_the_device_took(engine: Engine, monkeypatch: pytes
     durations = []
     forward = Engine.forward
 
-    def timed(engine: Engine, batch: Batch) -> ForwardOutput:
+    def timed(engine: Engine, batch: Batch, meanwhile: Callable[[], None] | None = None) -> ForwardOutput:
         started = time.perf_counter()
-        output = forward(engine, batch)
+        output = forward(engine, batch, meanwhile)
         duration_s = output.duration_s()
         durations.append(0.0 < duration_s <= time.perf_counter() - started)
         return output

@@ -99,7 +99,8 @@ def test_both_kernels_at_every_size(
     expected = F.linear(inputs, dequantize(linear.weight, linear.scale).double(), linear.bias.double())
     if residual is not None:
         expected += residual.double()
-    assert error(multiply_by_own(x, linear, tile_for(num_tokens, num_out, 132), residual), expected) < MAX_ERROR
+    tile = tile_for(num_tokens, num_out, torch.cuda.get_device_properties(0))
+    assert error(multiply_by_own(x, linear, tile, residual), expected) < MAX_ERROR
     has_blocks = HAS_BLOCKS and num_in // BLOCK % LIBRARY_BLOCKS_MULTIPLE == 0
     if not adds and (has_blocks or not linear.is_block):
         assert error(multiply_by_library(x, linear), expected) < MAX_ERROR
