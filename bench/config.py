@@ -22,6 +22,7 @@ class WorkloadConfig:
         num_requests: sessions, for "multi-turn"; of a trace, the first so many. None: 100, or the whole trace.
         num_turns, think_s: of "multi-turn": turns of a session, and seconds between an answer and the next turn.
         num_streams, stream_input_tokens, stream_output_tokens: of "steady-streams": the long streams.
+        spread_streams: whether these begin as if they had run for a while, so that their contexts are of all lengths.
         lead_s: how long the streams run before the first arrival, in seconds.
         trace, time_scale: of a trace: its file, and what its times are multiplied with.
     """
@@ -36,6 +37,7 @@ class WorkloadConfig:
     num_streams: int = 8
     stream_input_tokens: int = 64
     stream_output_tokens: int = 4096
+    spread_streams: bool = False
     lead_s: float = 3.0
     trace: Path | None = None
     time_scale: float = 1.0

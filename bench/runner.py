@@ -120,6 +120,8 @@ class Runner:
         return self._config.duration_s is not None and moment >= self._config.duration_s
 
     async def _repeat(self, session: Session) -> None:
+        if session.begins_with is not None:
+            await self._serve(replace(session, turns=(session.begins_with,)))
         while True:
             await self._serve(session)
             # A server that refuses at once is not asked again without a pause.

@@ -21,7 +21,7 @@ Distribution = dict[str, Any]
 CLIENT_TTFT, CLIENT_GAP, CLIENT_ITL = "client: TTFT", "client: first to second", "client: later gaps"
 STREAMS_ITL, STREAMS_QUIET_ITL = "streams: ITL", "streams: ITL before arrivals"
 # Streams have all begun so long after the run's start, in seconds.
-_STREAMS_BEGUN_S = 1.0
+_STREAMS_BEGUN_S = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +94,9 @@ DEFAULTS = {
             Cell("long-32k", "alone", 32_000, 16, num_prompts=4),
         ),
         num_streams=64,
-        stream_tokens=8192,
+        stream_tokens=2560,
         seconds=20.0,
-        lead_s=3.0,
+        lead_s=5.0,
         start_timeout_s=90.0,
         trace_s=8.0,
         trace_steady_s=4.0,
@@ -149,6 +149,7 @@ def bench_configs(
                 output_lengths=lengths[1],
                 num_streams=sizes.num_streams,
                 stream_output_tokens=sizes.stream_tokens,
+                spread_streams=True,
                 lead_s=sizes.lead_s,
                 vocab_size=vocab_size,
                 seed=seed,

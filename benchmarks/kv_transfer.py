@@ -18,6 +18,7 @@ from typing import Any
 
 from benchmarks.children import Child, questions
 from benchmarks.rows import Row, argument_parser, report
+from deploy.gpu_opening import GpuOpening
 from engine.attention.layout import KvHeadLayout
 from engine.config import KV_CACHE_DTYPES
 from tandem.timer_slack import sleep_exactly
@@ -42,6 +43,8 @@ def serve_end(pipe: Connection, visible: str, kv_cache_dtype: str) -> None:
     """Either end, on one GPU: ("listen", transport), ("dial", transport, endpoint), ("expect", first number, pushes),
     ("push", first number, pushes), which gives each push's seconds."""
     os.environ["CUDA_VISIBLE_DEVICES"] = visible
+    # As a worker does, it keeps to the CPUs beside its GPU.
+    GpuOpening().wait()
     import torch
 
     from engine.kvcache.cuda_pool import CudaKvPool

@@ -160,6 +160,7 @@ def _add_workload(group: argparse._ArgumentGroup) -> None:
         metavar="N",
         help="of each, unless the run ends first (default: %(default)s)",
     )
+    add("--spread-streams", action="store_true", help="streams begin as if each had run for a while, none for as long")
     add(
         "--lead",
         type=_value(parse_duration),

@@ -52,12 +52,14 @@ class Session:
     Attributes:
         index: of its first turn among all requests; its turns are numbered on from there.
         due_s: when the first turn leaves, in seconds from the run's start; None: as soon as there is room.
+        begins_with: what a stream that is served again and again sends the first time; None: its turns.
     """
 
     index: int
     turns: tuple[Turn, ...]
     group: Group = "requests"
     due_s: float | None = None
+    begins_with: Turn | None = None
 
 
 class Workload(ABC):

@@ -43,7 +43,12 @@ def make_sessions(
             session.due_s = None if moment is None else moment + lead_s
     if config.kind == "steady-streams":
         return SteadyStreams(
-            make, sessions, config.num_streams, config.stream_input_tokens, config.stream_output_tokens
+            make,
+            sessions,
+            config.num_streams,
+            config.stream_input_tokens,
+            config.stream_output_tokens,
+            are_spread=config.spread_streams,
         ).sessions()
     return sessions
 

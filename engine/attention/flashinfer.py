@@ -31,8 +31,10 @@ DTYPES = ("bfloat16", "float16")
 HEAD_DIMS = (64, 128, 256)
 # This is Hopper, which has prefill kernels of its own.
 FA3_CAPABILITY = 9
-# Decode steps of more sequences run FlashInfer's kernel, which reads long batches faster than ours.
+# Decode steps of more sequences run FlashInfer's kernel, which reads long batches faster than ours; but not if they are
+# quantized.
 MAX_OWN_DECODE = 128
+MAX_OWN_DECODE_QUANTIZED = 512
 
 
 class FlashInferAttention(GraphableBackend):
@@ -66,8 +68,9 @@ class FlashInferAttention(GraphableBackend):
         self._paged = _PagedKernels(pool, layout, num_q_heads, scales)
         major, _ = torch.cuda.get_device_capability(self._device)
         self._own_decode: PagedDecode | None = None
+        self._max_own_decode = MAX_OWN_DECODE_QUANTIZED if layout.quantized_to else MAX_OWN_DECODE
         if major >= PDL_CAPABILITY and has_kernel(layout, num_q_heads):
-            self._own_decode = PagedDecode(pool, num_q_heads, MAX_OWN_DECODE, scales)
+            self._own_decode = PagedDecode(pool, num_q_heads, self._max_own_decode, scales)
         # This is the plan, on the device, of a decode step that our own kernel runs.
         self._own_plan: torch.Tensor | None = None
         prefill_backend = "fa3" if major == FA3_CAPABILITY else "fa2"
@@ -90,7 +93,7 @@ class FlashInferAttention(GraphableBackend):
 
     def plan(self, batch: Batch) -> None:
         self._own_plan = None
-        if self._own_decode is not None and batch.mode == "decode" and len(batch.sequences) <= MAX_OWN_DECODE:
+        if self._own_decode is not None and batch.mode == "decode" and len(batch.sequences) <= self._max_own_decode:
             plan = self._own_decode.plan(batch.sequences, len(batch.sequences))
             (self._own_plan,) = plan.to(self._device)
             return
@@ -118,7 +121,7 @@ class FlashInferAttention(GraphableBackend):
 
     def for_graphs(self, batch_sizes: Sequence[int], max_pages_per_sequence: int) -> dict[int, GraphedAttention]:
         graphed: dict[int, GraphedAttention] = {}
-        own_sizes = [size for size in batch_sizes if size <= MAX_OWN_DECODE]
+        own_sizes = [size for size in batch_sizes if size <= self._max_own_decode]
         if self._own_decode is not None and own_sizes:
             graphed = graphed_paged_decodes(self._own_decode, own_sizes, max_pages_per_sequence)
         # The page tables of all other sizes have one memory.

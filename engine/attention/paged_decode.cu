@@ -6,8 +6,8 @@
 // as the columns; their layout is the one that the second product wants for its first operand. Which dimension is which
 // number inside an mma is free as long as both operands agree: threads take 16 bytes that lie side by side, which are 8
 // numbers of bfloat16 or 16 of 8 bits. (Of values of 64 dimensions in 8 bits they take 8 bytes.) Numbers of 8 bits
-// become bfloat16 just before they are multiplied; what they were divided by comes in with the scale of the scores and
-// with the output.
+// become float16 just before they are multiplied, because there is an instruction for two of them, and so do queries and
+// weights; what they were divided by comes in with the scale of the scores and with the output.
 //
 // Of sequences with several items the last block to finish adds up the parts.
 //
@@ -57,14 +57,27 @@ __device__ __forceinline__ constexpr int value_dim(int group, int s) {
 }
 
 #if FP8
-// Two e4m3 numbers, in bytes 1 and 3 of four, as a pair of bfloat16. Sign, exponent and mantissa go where bfloat16 has
-// them, and 2^120 makes up for the exponents' other bias, those of subnormal numbers too. NaN becomes 480.
-__device__ __forceinline__ unsigned int widen(unsigned int bytes) {
-    const unsigned int bits = (bytes & 0x80008000u) | (bytes >> 4 & 0x07f007f0u);
+#define OPERAND "f16"
+
+// Two e4m3 numbers as float16, which is exact.
+__device__ __forceinline__ unsigned int widen(unsigned short two) {
     unsigned int pair;
-    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(pair) : "r"(bits), "r"(0x7b807b80u));
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(pair) : "h"(two));
     return pair;
 }
+
+// Two numbers as operands; what is beyond the largest float16 becomes that.
+__device__ __forceinline__ float within(float x) { return x > 65504.0f ? 65504.0f : x < -65504.0f ? -65504.0f : x; }
+
+__device__ __forceinline__ unsigned int pack_operands(float low, float high) {
+    unsigned int pair;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(within(high)), "f"(within(low)));
+    return pair;
+}
+#else
+#define OPERAND "bf16"
+
+__device__ __forceinline__ unsigned int pack_operands(float low, float high) { return pack(low, high); }
 #endif
 
 // A number into a page: divided by its scale, at most the largest there is; NaN stays NaN.
@@ -101,8 +114,8 @@ __device__ __forceinline__ Chunk load_value(const Stored* p) {
 // Rows 8 to 15 of the first operand are zero.
 __device__ __forceinline__ void multiply(float* sum, unsigned int a0, unsigned int a2, unsigned int b0,
                                          unsigned int b1) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-                 "{%0, %1, %2, %3};"
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." OPERAND "." OPERAND
+                 ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
                  : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
                  : "r"(a0), "r"(0), "r"(a2), "r"(0), "r"(b0), "r"(b1));
 }
@@ -208,7 +221,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) paged_decode(
     // Of the 8 dimensions `s` of key j those two that are pair i.
     auto key_pair = [&](int j, int s, int i) {
 #if FP8
-        return widen(__byte_perm(keys[j][s / 2].v[s % 2 * 2 + i / 2], 0, i % 2 ? 0x3322 : 0x1100));
+        return widen(keys[j][s / 2].v[s % 2 * 2 + i / 2] >> i % 2 * 16);
 #else
         return keys[j][s].v[i];
 #endif
@@ -216,8 +229,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) paged_decode(
     // Dimension i of the 8 dimensions `s` of the values of tokens j and j + 1, which lie side by side.
     auto value_pair = [&](int j, int s, int i) {
 #if FP8
-        const unsigned int where = i % 4 * 0x1111 + 0x4400;
-        return widen(__byte_perm(values[j][0].v[s * 2 + i / 4], values[j + 1][0].v[s * 2 + i / 4], where));
+        return widen(__byte_perm(values[j][0].v[s * 2 + i / 4], values[j + 1][0].v[s * 2 + i / 4], i % 4 * 0x11 + 0x40));
 #else
         return __byte_perm(values[j][s].v[i / 2], values[j + 1][s].v[i / 2], i % 2 ? 0x7632 : 0x5410);
 #endif
@@ -238,7 +250,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) paged_decode(
     for (int g = warp; g < 8; g += WARPS) {
         if (g < GROUP) {
             turn(heads + (kv_head * GROUP + g) * HEAD_DIM, norm_weight, eps, cos, sin, lane,
-                 [&](int dim, float x) { queries[g][dim] = pack(x, 0.0f) & 0xffffu; });
+                 [&](int dim, float x) { queries[g][dim] = pack_operands(x, 0.0f) & 0xffffu; });
         } else {
             for (int i = lane; i < HEAD_DIM; i += 32) queries[g][i] = 0;
         }
@@ -299,7 +311,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) paged_decode(
                 added += weights[j][i];
             }
         sum = sum * shrink + added;
-        const unsigned int a0 = pack(weights[0][0], weights[0][1]), a2 = pack(weights[1][0], weights[1][1]);
+        const unsigned int a0 = pack_operands(weights[0][0], weights[0][1]);
+        const unsigned int a2 = pack_operands(weights[1][0], weights[1][1]);
 #pragma unroll
         for (int s = 0; s < HEAD_DIM / 64; s++)
 #pragma unroll

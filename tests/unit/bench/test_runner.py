@@ -167,6 +167,23 @@ def test_what_leaves_early_warms_up() -> None:
     assert [record.is_warmup for record in by_time] == [True, True, False, False]
 
 
+def test_a_stream_begins_with_what_is_left_of_it() -> None:
+    async def main() -> list[RequestRecord]:
+        midway = Turn((part(5),), 1)
+        stream = Session(0, (Turn((part(1),), 2),), "streams", begins_with=midway)
+        runner = make_runner([stream, single(0, 0.1)], FakeClient(0.01))
+        running = asyncio.create_task(runner.run())
+        while not runner.progress().arrivals_over:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        runner.cut_streams()
+        await asyncio.wait_for(running, 5)
+        return [record for record in runner.records if record.group == "streams"]
+
+    first, second, *_ = asyncio.run(main())
+    assert (first.wanted_input_tokens, first.wanted_output_tokens) == (5, 1)
+    assert (second.wanted_input_tokens, second.wanted_output_tokens) == (1, 2)
+
+
 def test_streams_go_on_until_they_are_cut() -> None:
     async def main() -> list[RequestRecord]:
         stream = Session(0, (Turn((part(1),), 2),), "streams")

@@ -37,6 +37,22 @@ def test_arrivals_beside_streams_begin_after_the_lead() -> None:
     assert streams[0].turns[0].num_output_tokens == 9 and streams[0].turns[0].parts != streams[1].turns[0].parts
 
 
+def test_streams_that_are_spread_begin_as_if_they_had_run_for_a_while() -> None:
+    config = WorkloadConfig(
+        kind="steady-streams",
+        num_requests=1,
+        num_streams=4,
+        stream_input_tokens=10,
+        stream_output_tokens=100,
+        spread_streams=True,
+    )
+    *streams, _ = make_sessions(config, ArrivalConfig("constant", 1.0))
+    begun = [session.begins_with for session in streams]
+    lengths = [(turn.parts[0].num_tokens, turn.num_output_tokens) for turn in begun if turn is not None]
+    assert lengths == [(10, 100), (35, 75), (60, 50), (85, 25)]
+    assert {session.turns[0].num_output_tokens for session in streams} == {100}
+
+
 def test_a_rate_at_which_prompts_would_be_made_for_ever_is_refused() -> None:
     with pytest.raises(ValueError, match="--requests"):
         make_sessions(WorkloadConfig(), ArrivalConfig("constant", 1e9), duration_s=60.0)
