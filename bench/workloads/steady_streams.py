@@ -10,7 +10,7 @@ class SteadyStreams(Workload):
     """Each stream begins at once and again when it ends; the run cuts them when the last arrival has its answer.
 
     Where all begin with their first token, their contexts grow until the first streams end, and steps with them. Where
-    they are spread, each begins as if it had run for a while, so that contexts are of all lengths from the beginning on:
+    they are spread, each begins as if it had run for a while, so contexts are of all lengths from the beginning on:
     what then changes is what the arrivals do.
     """
 

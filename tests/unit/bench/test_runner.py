@@ -169,7 +169,7 @@ def test_what_leaves_early_warms_up() -> None:
 
 def test_a_stream_begins_with_what_is_left_of_it() -> None:
     async def main() -> list[RequestRecord]:
-        midway = Turn((part(5),), 1)
+        midway = Turn((part(1, 2, 3, 4, 5),), 1)
         stream = Session(0, (Turn((part(1),), 2),), "streams", begins_with=midway)
         runner = make_runner([stream, single(0, 0.1)], FakeClient(0.01))
         running = asyncio.create_task(runner.run())
