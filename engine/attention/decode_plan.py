@@ -15,10 +15,8 @@ TILE = 16
 # A block has so many warps; it has more where a step has so few sequences that a block has to be done soon.
 WARPS = 4
 WARPS_OF_FEW = 8
-# A multiprocessor runs so many blocks of WARPS at once. Those that read quantized pages ask for half as much memory and
-# have fewer registers.
+# A multiprocessor runs so many blocks of WARPS at once.
 BLOCKS_PER_SM = 2
-BLOCKS_PER_SM_QUANTIZED = 3
 # Each of many sequences may be cut into so many items.
 NUM_CUTS = (1, 2, 3)
 # A plan has so many numbers before its items, and an item has so many. Threads load four at a time.
@@ -43,8 +41,7 @@ class DecodePlan:
         self._num_sms = num_sms
         self._dummy_page = dummy_page
         # So many items run at once.
-        blocks_per_sm = BLOCKS_PER_SM_QUANTIZED if layout.quantized_to else BLOCKS_PER_SM
-        self._wave = -(-blocks_per_sm * num_sms // layout.num_kv_heads)
+        self._wave = -(-BLOCKS_PER_SM * num_sms // layout.num_kv_heads)
 
     def num_warps(self, num_rows: int) -> int:
         """Of a block."""

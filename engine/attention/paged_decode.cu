@@ -178,7 +178,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) paged_decode(
     __shared__ float warp_out[WARPS][GROUP][HEAD_DIM];
     __shared__ bool is_last;
 
-    const int item = blockIdx.x, kv_head = blockIdx.y;
+    // Heads of one item run side by side, because their keys and values lie side by side in memory.
+    const int item = blockIdx.y, kv_head = blockIdx.x;
     if (item >= plan[0]) return;
     // Its row, the tokens from begin to end of it, all the row's tokens, where its page table is among the tables, which
     // of the row's items it is, and of how many.

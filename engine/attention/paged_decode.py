@@ -72,7 +72,7 @@ class PagedDecode:
         num_warps, max_items = self.plans.num_warps(num_rows), self.plans.max_items(num_rows)
         k_scale, v_scale = self._scales.keys[layer], self._scales.values[layer]
         self._kernel(qk_norm is not None, num_warps).launch(
-            (max_items, layout.num_kv_heads),
+            (layout.num_kv_heads, max_items),
             num_warps * 32,
             qkv,
             self._pool,

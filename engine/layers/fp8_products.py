@@ -85,8 +85,9 @@ def multiply_by_library(x: Quantized, linear: Fp8Linear) -> torch.Tensor:
         scale_b=linear.scale.t(),
         bias=None if linear.is_block else linear.bias,
         out_dtype=torch.bfloat16,
-        # Of blocks each has sums of its own, which are added in float32.
-        use_fast_accum=not linear.is_block,
+        # Of blocks each has sums of its own, which are added in float32. Of few tokens weights take longer to read than
+        # products to be added up with all bits.
+        use_fast_accum=not linear.is_block and x.num_tokens > MAX_OWN_TOKENS,
     )
     if linear.is_block and linear.bias is not None:
         product += linear.bias
