@@ -108,6 +108,9 @@ class SenderLink:
         self._in_flight: deque[tuple[Completion, int]] = deque()
         # Some of them have ended since settlements were looked at.
         self._some_copied = False
+        # When the oldest of a row of copies was pushed, and how long all rows before took.
+        self._copying_since_ns = 0
+        self._copied_for_ns = 0
         self._next_seq = 0
         self._ended = False
 
@@ -121,6 +124,11 @@ class SenderLink:
         """Whether something is to be done when copies are over, which were not when `send_settlements` last looked.
         That they are now is no reason to say no: who sleeps at that would leave it undone."""
         return bool(self._in_flight or self._settling)
+
+    @property
+    def copying_ns(self) -> int:
+        """How long at least one copy was under way so far, in nanoseconds."""
+        return self._copied_for_ns + (now_ns() - self._copying_since_ns if self._in_flight else 0)
 
     def num_pages_allowed(self) -> int:
         """Pages that may be pushed now."""
@@ -140,6 +148,8 @@ class SenderLink:
         assert lease.state is LeaseState.GRANTED and not self._ended
         if self._transport.two_sided:
             self._send(Pushing(self._next_seq, lease.lease_id, lease.num_pages_pushed, len(src_pages)))
+        if not self._in_flight:
+            self._copying_since_ns = now_ns()
         copy = self._transport.copy_pages(self._next_seq, src_pages, dst_pages)
         lease.copies.append(copy)
         lease.num_pages_pushed += len(src_pages)
@@ -228,6 +238,8 @@ class SenderLink:
         while self._in_flight and self._in_flight[0][0].done():
             self._in_flight.popleft()
             self._some_copied = True
+            if not self._in_flight:
+                self._copied_for_ns += now_ns() - self._copying_since_ns
 
     def _settle_if_copied(self, lease: SenderLease) -> None:
         lease.copies = [c for c in lease.copies if not c.done()]

@@ -1,5 +1,6 @@
 """Handing a prefill over to a decode worker: ask for a lease, ship pages as chunks end, commit."""
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -53,8 +54,8 @@ class LinkHandover(Handover):
         self._results: list[HandoverResult] = []
         # These epochs ended with copies under way; beside each is whom to tell when the last one has completed.
         self._closing: list[tuple[Completion, Callable[[], None]]] = []
-        # Each transport that was used has one.
-        # By the receiving worker and the transport.
+        # Each transport that was used has one, by the receiving worker and the transport, without the time of copies of
+        # epochs that are open.
         self._shipped: dict[tuple[str, str], Shipped] = {}
 
     def continues_here(self, request: Prefill) -> bool:
@@ -62,7 +63,10 @@ class LinkHandover(Handover):
 
     @property
     def shipped(self) -> tuple[Shipped, ...]:
-        return tuple(self._shipped.values())
+        copying_ns = Counter[tuple[str, str]]()
+        for link in self._links.values():
+            copying_ns[link.peer_id, link.transport_name] += link.copying_ns
+        return tuple(replace(s, copying_ns=s.copying_ns + copying_ns[key]) for key, s in self._shipped.items())
 
     @property
     def is_copying(self) -> bool:
@@ -194,6 +198,9 @@ class LinkHandover(Handover):
             return
         self._ending.pop(event.epoch, None)
         self._outbox.to_router(LinkState(link.peer_id, link.peer_incarnation, up=False, reason=event.reason))
+        key = link.peer_id, link.transport_name
+        before = self._shipped[key]
+        self._shipped[key] = replace(before, copying_ns=before.copying_ns + link.copying_ns)
         copies = link.end_epoch()
         if not _tell_if_done(copies, event.when_quiet):
             self._closing.append((copies, event.when_quiet))

@@ -47,12 +47,15 @@ class Shipped:
 
     Attributes:
         receiver_id: the decode worker at the other end.
+        copying_ns: how long at least one copy was under way. The bytes over this time are the link's rate as seen from
+            its worker, which notices the end of a copy within half a millisecond.
     """
 
     transport: str
     num_pages: int
     num_bytes: int
     receiver_id: str = ""
+    copying_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)

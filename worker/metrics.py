@@ -54,13 +54,18 @@ class WorkerCollector(Collector):
         labels = ("transport", "worker")
         shipped_pages = CounterMetricFamily("tandem_kv_shipped_pages", "KV pages sent to other workers.", labels=labels)
         shipped_bytes = CounterMetricFamily("tandem_kv_shipped_bytes", "Bytes of these pages.", labels=labels)
+        copying = CounterMetricFamily(
+            "tandem_kv_copying_seconds", "How long at least one copy of a link was under way.", labels=labels
+        )
         # The dashboards ask how pages travel, and not to whom.
         for transport in dict.fromkeys(shipped.transport for shipped in stats.shipped):
             own = [shipped for shipped in stats.shipped if shipped.transport == transport]
             shipped_pages.add_metric((transport, self._worker_id), sum(shipped.num_pages for shipped in own))
             shipped_bytes.add_metric((transport, self._worker_id), sum(shipped.num_bytes for shipped in own))
+            copying.add_metric((transport, self._worker_id), sum(shipped.copying_ns for shipped in own) / 1e9)
         yield shipped_pages
         yield shipped_bytes
+        yield copying
 
     def _gauge(self, name: str, documentation: str, value: int) -> Metric:
         family = GaugeMetricFamily(f"tandem_{name}", documentation, labels=("role", "worker"))

@@ -332,13 +332,15 @@ class WorkerStats(_message.Message):
     def __init__(self, num_queued: _Optional[int] = ..., num_running: _Optional[int] = ..., num_total_pages: _Optional[int] = ..., num_free_pages: _Optional[int] = ..., num_cached_pages: _Optional[int] = ..., num_locked_pages: _Optional[int] = ..., num_leased_pages: _Optional[int] = ..., prompt_tokens_computed: _Optional[int] = ..., output_tokens_computed: _Optional[int] = ..., prefix_cached_tokens: _Optional[int] = ..., num_given_back: _Optional[int] = ..., num_leases_expired: _Optional[int] = ..., shipped: _Optional[_Iterable[_Union[Shipped, _Mapping]]] = ...) -> None: ...
 
 class Shipped(_message.Message):
-    __slots__ = ("transport", "num_pages", "num_bytes", "receiver_id")
+    __slots__ = ("transport", "num_pages", "num_bytes", "receiver_id", "copying_ns")
     TRANSPORT_FIELD_NUMBER: _ClassVar[int]
     NUM_PAGES_FIELD_NUMBER: _ClassVar[int]
     NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
     RECEIVER_ID_FIELD_NUMBER: _ClassVar[int]
+    COPYING_NS_FIELD_NUMBER: _ClassVar[int]
     transport: str
     num_pages: int
     num_bytes: int
     receiver_id: str
-    def __init__(self, transport: _Optional[str] = ..., num_pages: _Optional[int] = ..., num_bytes: _Optional[int] = ..., receiver_id: _Optional[str] = ...) -> None: ...
+    copying_ns: int
+    def __init__(self, transport: _Optional[str] = ..., num_pages: _Optional[int] = ..., num_bytes: _Optional[int] = ..., receiver_id: _Optional[str] = ..., copying_ns: _Optional[int] = ...) -> None: ...

@@ -129,6 +129,24 @@ def test_pages_in_flight_are_bounded(transport: ScriptedTransport, sent: list[An
     assert link.num_pages_allowed() == 3
 
 
+def test_the_time_in_which_copies_are_under_way_is_counted_once(
+    link: SenderLink, transport: ScriptedTransport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = iter((100, 130, 150, 400, 410))
+    monkeypatch.setattr("kvtransfer.sender_link.now_ns", lambda: next(times))
+    lease = link.request_lease("r", 0, 12)
+    link.receive_from_peer(Granted(lease.lease_id, 0, (4, 5, 6)))
+    link.push_pages(lease, [0], [4])
+    # The second begins while the first is under way.
+    link.push_pages(lease, [1], [5])
+    assert link.copying_ns == 30
+    transport.complete_all()
+    link.send_settlements()
+    assert link.copying_ns == 50
+    link.push_pages(lease, [2], [6])
+    assert link.copying_ns == 50 + 10
+
+
 def test_only_a_two_sided_transport_has_its_pushes_announced(sent: list[Any]) -> None:
     for two_sided, announced in ((False, []), (True, [Pushing(0, "", 0, 2), Pushing(1, "", 2, 1)])):
         sent.clear()

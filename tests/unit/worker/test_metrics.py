@@ -30,9 +30,9 @@ STATS = WorkerStats(
     num_given_back=3,
     num_leases_expired=4,
     shipped=(
-        Shipped("shared_memory", 4, 4 * 4096, "decode-1"),
+        Shipped("shared_memory", 4, 4 * 4096, "decode-1", 1_000_000_000),
         Shipped("tcp", 2, 2 * 4096, "decode-1"),
-        Shipped("shared_memory", 3, 3 * 4096, "decode-2"),
+        Shipped("shared_memory", 3, 3 * 4096, "decode-2", 500_000_000),
     ),
 )
 # By name and labels.
@@ -74,8 +74,10 @@ def test_a_worker_exports_what_its_stats_say() -> None:
         sample("tandem_leases_expired_total", **worker): 4,
         sample("tandem_kv_shipped_pages_total", transport="shared_memory", worker="decode-0"): 7,
         sample("tandem_kv_shipped_bytes_total", transport="shared_memory", worker="decode-0"): 7 * 4096,
+        sample("tandem_kv_copying_seconds_total", transport="shared_memory", worker="decode-0"): 1.5,
         sample("tandem_kv_shipped_pages_total", transport="tcp", worker="decode-0"): 2,
         sample("tandem_kv_shipped_bytes_total", transport="tcp", worker="decode-0"): 2 * 4096,
+        sample("tandem_kv_copying_seconds_total", transport="tcp", worker="decode-0"): 0,
     }
 
 
