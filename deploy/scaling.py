@@ -7,10 +7,11 @@ left when its time is over is begun again elsewhere, like that of a worker that 
 import contextlib
 import queue
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from deploy.cluster_config import WorkerPlan
+from deploy.errors import ClusterError
 from deploy.ray_module import RayError, ray
 from deploy.supervisor import ProcessKind, Supervisor
 
@@ -53,6 +54,45 @@ class ScaleJob:
         """To be called once, by whoever did it."""
         self.error, self.is_usage = error, is_usage
         self.lines.put(None)
+
+
+class ScaleQueue:
+    """What was asked for and is still to be done: one change after the other, by the thread that supervises."""
+
+    def __init__(self) -> None:
+        self._jobs: queue.SimpleQueue[ScaleJob] = queue.SimpleQueue()
+        self._current: Scaling | None = None
+
+    def ask(self, counts: Mapping[str, int]) -> ScaleJob:
+        """May be called from any thread."""
+        job = ScaleJob(counts)
+        self._jobs.put(job)
+        return job
+
+    def take_turn(self, plan: "Callable[[ScaleJob], Scaling]") -> None:
+        """Goes on with a change, or begins the next, as far as that takes no waiting.
+
+        Args:
+            plan: what a change consists of; raises ValueError or ClusterError for one that cannot be made.
+        """
+        if self._current is None:
+            with contextlib.suppress(queue.Empty):
+                job = self._jobs.get_nowait()
+                try:
+                    self._current = plan(job)
+                except (ValueError, ClusterError) as error:
+                    job.finish(str(error), is_usage=True)
+        if self._current is not None and self._current.take_turn():
+            self._current = None
+
+    def give_up(self) -> None:
+        """The cluster stops: nothing of it is done any more."""
+        if self._current is not None:
+            self._current.give_up()
+            self._current = None
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._jobs.get_nowait().finish("the cluster is stopping")
 
 
 class Scaled(Protocol):

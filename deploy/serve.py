@@ -20,8 +20,9 @@ from deploy.cluster_config import ClusterConfig
 from deploy.cluster_options import OPTIONS
 from deploy.control import ControlServer
 from deploy.detach import run_detached
+from deploy.errors import ClusterError, ConfigurationError
 from deploy.guard import run_guarded
-from deploy.launcher import Cluster, ClusterError, ConfigurationError
+from deploy.launcher import Cluster
 from deploy.names import ClusterName, NameTakenError
 from deploy.options import in_flags
 from deploy.ports import ClientAddresses

@@ -123,8 +123,9 @@ class SupervisorActor:
         return [line] if line else [], line is None, job.error, job.is_usage
 
     def _run(self) -> None:
+        from deploy.errors import ClusterError, ConfigurationError
         from deploy.hosted_ray import HostedRay
-        from deploy.launcher import Cluster, ClusterError, ConfigurationError
+        from deploy.launcher import Cluster
         from deploy.ray_module import ray
 
         hosted = HostedRay(self._config.ray_address, self._config.cluster_name, spans_nodes=self._config.spans_nodes)

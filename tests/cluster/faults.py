@@ -136,7 +136,7 @@ def _reset_connections(served: ServedCluster, worker_id: str, *addresses: str) -
                     view.detach()
         return num_reset
 
-    return ray.get(served.cluster._actors[worker_id].__ray_call__.remote(reset))
+    return ray.get(served.cluster.actor(worker_id).__ray_call__.remote(reset))
 
 
 def thaw(pids: Sequence[int]) -> None:
@@ -176,7 +176,7 @@ class Footprints:
 
     def __init__(self, served: ServedCluster) -> None:
         self._served = served
-        self._router_pid = ray.get(served.cluster._actors["router-0"].__ray_call__.remote(lambda actor: os.getpid()))
+        self._router_pid = ray.get(served.cluster.actor("router-0").__ray_call__.remote(lambda actor: os.getpid()))
         self._samples: dict[tuple[str, int], list[tuple[int, int]]] = {}
 
     def measure(self) -> None:

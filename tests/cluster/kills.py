@@ -245,7 +245,7 @@ class KillDrill:
         for worker_id in ("prefill-0", "decode-0"):
 
             def is_as_before(worker_id: str = worker_id, first_bytes: dict[int, int] = self._device_bytes) -> bool:
-                pid, devices, num_bytes = ray.get(self._served.cluster._actors[worker_id].__ray_call__.remote(look))
+                pid, devices, num_bytes = ray.get(self._served.cluster.actor(worker_id).__ray_call__.remote(look))
                 assert self._devices.setdefault(worker_id, devices) == devices
                 return num_bytes <= first_bytes.setdefault(pid, num_bytes) + DEVICE_SLACK_BYTES
 
@@ -264,7 +264,7 @@ class KillDrill:
         for worker_id in ("prefill-0", "decode-0"):
 
             def is_alone(worker_id: str = worker_id) -> bool:
-                running = ray.get(self._served.cluster._actors[worker_id].__ray_call__.remote(names))
+                running = ray.get(self._served.cluster.actor(worker_id).__ray_call__.remote(names))
                 return [n for n in running if n.endswith(("move-pages", "-transport"))] == expected
 
             wait_until(is_alone, 40.0, f"no thread of a dead epoch is left in {worker_id}")

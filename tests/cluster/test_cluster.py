@@ -56,7 +56,7 @@ def test_server_info(tiny_pd: ServedCluster) -> None:
 
 
 def test_router_starts_fast_without_torch(tiny_pd: ServedCluster) -> None:
-    loaded = ray.get(tiny_pd.cluster._actors["router-0"].__ray_call__.remote(lambda actor: sorted(sys.modules)))
+    loaded = ray.get(tiny_pd.cluster.actor("router-0").__ray_call__.remote(lambda actor: sorted(sys.modules)))
     assert "router.router" in loaded
     assert {"torch", "transformers", "engine.engine"}.isdisjoint(loaded)
     print("router ready after", tiny_pd.cluster.router_ready_s)

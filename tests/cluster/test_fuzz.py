@@ -60,7 +60,7 @@ def amount(few: int, many: int) -> pytest.MarkDecorator:
 
 
 def processes(served: ServedCluster) -> dict[str, int]:
-    router_pid = ray.get(served.cluster._actors["router-0"].__ray_call__.remote(lambda actor: os.getpid()))
+    router_pid = ray.get(served.cluster.actor("router-0").__ray_call__.remote(lambda actor: os.getpid()))
     return {"router": router_pid} | {w.worker_id: w.pid for w in served.client.server_info().workers}
 
 

@@ -45,7 +45,7 @@ def clients(served: ServedCluster) -> Iterator[dict[str, TandemClient]]:
 
 
 def pid_of(served: ServedCluster, router: str) -> int:
-    return ray.get(served.cluster._actors[router].__ray_call__.remote(lambda actor: os.getpid()))
+    return ray.get(served.cluster.actor(router).__ray_call__.remote(lambda actor: os.getpid()))
 
 
 def random_ids(rng: random.Random, count: int) -> list[int]:

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from deploy import launcher
+from deploy import launcher, processes
 from deploy.cluster_config import ClusterConfig
 from deploy.launcher import Cluster, ClusterState
 from deploy.plan import plan
 from deploy.ports import ClientAddresses, ClusterPorts
+from deploy.processes import Processes
 from router.config import RouterAddresses
 from tests.fakes.model_config import TINY_LLAMA
 
@@ -80,6 +81,7 @@ class FakeHosted:
 def ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
     ray = FakeRay()
     monkeypatch.setattr(launcher, "ray", ray)
+    monkeypatch.setattr(processes, "ray", ray)
     monkeypatch.setattr(launcher, "resolve_model", lambda *_, **__: Path("/m"))
     return ray
 
@@ -133,16 +135,15 @@ def test_a_start_that_was_cut_short_is_made_again_before_it_counts_as_done(
 ) -> None:
     hosted = FakeHosted(NAMES)
     started: list[str] = []
-    monkeypatch.setattr(Cluster, "_start_router", lambda self, name: started.append(name) or name)
-    monkeypatch.setattr(Cluster, "_start_worker", lambda self, name: started.append(name) or name)
+    monkeypatch.setattr(Processes, "start_router", lambda self, name: started.append(name) or name)
+    monkeypatch.setattr(Processes, "start_worker", lambda self, name: started.append(name) or name)
 
-    def wait_for(self: Cluster, refs: dict[Any, str]) -> None:
+    def wait_for(self: Processes, refs: dict[Any, str]) -> None:
         assert hosted.saved is None or not hosted.saved.has_started
-        self._actors |= {name: FakeActor() for name in started}
-        self.routers = {}
+        self.actors |= {name: FakeActor() for name in started}
 
-    monkeypatch.setattr(Cluster, "_wait_for", wait_for)
-    monkeypatch.setattr(Cluster, "_join_worker", lambda self, actor: "joined")
+    monkeypatch.setattr(Processes, "wait_for", wait_for)
+    monkeypatch.setattr(Processes, "join_worker", lambda self, actor: "joined")
     cluster = recovered(hosted, tmp_path, has_started=False)
     assert sorted(hosted.ended) == sorted(started) == sorted(NAMES)
     assert hosted.saved is not None and hosted.saved.has_started and cluster.actor("both-0") is not None

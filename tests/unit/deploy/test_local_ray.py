@@ -14,7 +14,8 @@ import pytest
 
 from deploy import local_ray
 from deploy.cluster_config import ClusterConfig
-from deploy.launcher import Cluster, ClusterError
+from deploy.errors import ClusterError
+from deploy.launcher import Cluster
 from deploy.local_ray import LocalRay, check_closed
 from deploy.ray_module import ray
 from deploy.run_record import RunOwner, end_leftovers, ray_token_path, remove_record, write_record

@@ -15,7 +15,8 @@ import pytest
 import deploy.serve
 from cli.main import main
 from deploy.cluster_config import ClusterConfig
-from deploy.launcher import Cluster, ClusterError, ConfigurationError
+from deploy.errors import ClusterError, ConfigurationError
+from deploy.launcher import Cluster
 from deploy.ray_module import RayTaskError, ray
 from deploy.run_record import find_runs
 from deploy.serve import run_cluster, serve
@@ -177,10 +178,10 @@ class FakeRay:
 def test_a_worker_that_refuses_is_told_from_one_that_fails(
     error: Exception, kind: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("deploy.launcher.ray.get", FakeRay(error).get)
+    monkeypatch.setattr("deploy.processes.ray.get", FakeRay(error).get)
     cluster = Cluster(ClusterConfig("m"), lambda part, doing: None)
     with pytest.raises(ClusterError, match="prefill-0: ") as caught:
-        cluster._get(object(), 1.0, "prefill-0")
+        cluster._processes.get(object(), 1.0, "prefill-0")
     assert type(caught.value) is kind
 
 
@@ -208,24 +209,25 @@ def test_a_process_that_ray_never_starts_is_not_waited_for(
         time.sleep(0.01)
         return [ref for ref in refs if ref == "both-0"], []
 
-    monkeypatch.setattr("deploy.launcher.PROCESS_START_TIMEOUT_S", 0.2)
-    monkeypatch.setattr("deploy.launcher.ray.wait", wait)
-    monkeypatch.setattr("deploy.launcher.ray.get", lambda ref, timeout: "loading")
+    monkeypatch.setattr("deploy.processes.PROCESS_START_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("deploy.processes.ray.wait", wait)
+    monkeypatch.setattr("deploy.processes.ray.get", lambda ref, timeout: "loading")
     names = ("both-0", "both-1")
-    cluster._worker_plans = dict.fromkeys(names)  # type: ignore[arg-type]
-    cluster._actors = {name: Actor(name) for name in names}
+    processes = cluster._processes
+    processes.worker_plans = dict.fromkeys(names)  # type: ignore[arg-type]
+    processes.actors = {name: Actor(name) for name in names}
     with pytest.raises(ClusterError, match=message):
-        cluster._wait_for({f"loaded {name}": name for name in names})
+        processes.wait_for({f"loaded {name}": name for name in names})
 
 
 @pytest.mark.parametrize(
     ("log_dir", "log"), [("", "/ray/session_latest/logs"), ("/var/log/cluster", " /var/log/cluster/prefill-0.log")]
 )
 def test_where_the_log_of_a_process_that_died_is(log_dir: str, log: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deploy.launcher.ray.get", FakeRay(ray.exceptions.ActorDiedError()).get)
+    monkeypatch.setattr("deploy.processes.ray.get", FakeRay(ray.exceptions.ActorDiedError()).get)
     cluster = Cluster(ClusterConfig("m", log_dir=log_dir), lambda part, doing: None)
     with pytest.raises(ClusterError, match=f"^prefill-0: its process died;.*{log} says why$"):
-        cluster._get(object(), 1.0, "prefill-0")
+        cluster._processes.get(object(), 1.0, "prefill-0")
 
 
 @pytest.mark.parametrize(("error", "status"), [(ConfigurationError("x"), 2), (ClusterError("x"), 1)])

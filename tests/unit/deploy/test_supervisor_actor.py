@@ -10,7 +10,7 @@ import pytest
 
 from deploy import hosted_ray, launcher, ray_module, supervisor_actor
 from deploy.cluster_config import ClusterConfig
-from deploy.launcher import ClusterError, ConfigurationError
+from deploy.errors import ClusterError, ConfigurationError
 from deploy.ports import ClientAddresses
 from deploy.supervisor_actor import ENDED, SERVING, STARTING, SupervisorActor
 
