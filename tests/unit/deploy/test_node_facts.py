@@ -43,7 +43,7 @@ def elsewhere(model_dir: Path, python_path: str) -> NodeFacts:
         "call, args = pickle.loads(sys.stdin.buffer.read()); sys.stdout.buffer.write(pickle.dumps(call(*args)))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program, python_path], input=sent, capture_output=True, check=True, cwd="/"
+        [sys.executable, "-E", "-c", program, python_path], input=sent, capture_output=True, check=True, cwd="/"
     )
     return NodeFacts(**cloudpickle.loads(done.stdout))
 
