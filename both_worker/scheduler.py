@@ -1,6 +1,7 @@
 """Role `both`: prefill and decode in one worker, over one engine and one pool."""
 
 from both_worker.pages import SharedPages
+from both_worker.step_budget import StepBudget
 from decode_worker.scheduler import DecodeScheduler
 from engine.base import EngineBase
 from engine.kvcache.cache_changes import CacheChanges
@@ -15,7 +16,7 @@ from worker.stats import worker_stats
 
 class BothScheduler(Scheduler):
     """Alternates a prefill and a decode scheduler that share one cache: one forward of each a turn. Prefills overlap
-    while nothing is decoded."""
+    while nothing is decoded; beside decode steps each is as large as the budget has it."""
 
     def __init__(
         self,
@@ -24,17 +25,19 @@ class BothScheduler(Scheduler):
         prefill: PrefillScheduler,
         decode: DecodeScheduler,
         pages: SharedPages,
+        budget: StepBudget,
     ) -> None:
         """
         Args:
             engine, cache: those of both schedulers.
-            pages: how prompts get theirs.
+            pages, budget: of the prefill scheduler.
         """
         self._engine = engine
         self._cache = cache
         self._prefill = prefill
         self._decode = decode
         self._pages = pages
+        self._budget = budget
 
     def receive(self, event: Event) -> None:
         # What befalls a link is for the end that this worker has of it, and for that one alone.
@@ -46,6 +49,8 @@ class BothScheduler(Scheduler):
     def step(self) -> bool:
         # Lease requests go before prompts: their senders hold pages already.
         self._decode.answer_leases()
+        if not self._decode.num_running:
+            self._budget.nothing_decoded()
         prefilled = self._prefill.step()
         self._pages.tell_leases()
         if self._decode.num_running:
@@ -58,6 +63,8 @@ class BothScheduler(Scheduler):
             self._prefill.collect_launched()
         num_waiting = self._decode.leases.num_waiting
         decoded = self._decode.step()
+        if jobs := self._decode.take_just_launched():
+            self._budget.step_launched(len(jobs), sum(job.sequence.device_len for job in jobs))
         # A prompt may have waited for a lease that has been granted meanwhile.
         granted = self._decode.leases.num_waiting < num_waiting
         return prefilled or decoded or granted

@@ -8,6 +8,7 @@ from both_worker.handover import LocalHandover
 from both_worker.links import NoLinks, TwoWayLinks
 from both_worker.pages import SharedPages
 from both_worker.scheduler import BothScheduler
+from both_worker.step_budget import StepBudget
 from decode_worker.config import DecodeConfig
 from decode_worker.scheduler import DecodeScheduler
 from engine.base import EngineBase
@@ -37,6 +38,7 @@ def make_both_scheduler(
     prefill: PrefillConfig,
     decode: DecodeConfig,
     *,
+    itl_objective_s: float = 0.0,
     has_links: bool = False,
     recorder: Recorder | None = None,
     clock: Callable[[], float] = time.monotonic,
@@ -45,6 +47,8 @@ def make_both_scheduler(
     """
     Args:
         cache: its largest request leaves room for prompts that are decoded elsewhere, where there are links.
+        itl_objective_s: prompts are computed beside running requests in pieces so small that these have their tokens in
+            this time, as far as that leaves prompts anything; 0: in whole chunks.
         has_links: whether it hands over to other workers, and takes over from them.
         max_pages_in_flight: of each link.
     """
@@ -54,15 +58,28 @@ def make_both_scheduler(
         elsewhere = LinkHandover(engine.pool.layout, outbox, clock, max_pages_in_flight, recorder)
         handover = ChoosingHandover(worker_id, cache, LocalHandover(decode_scheduler), elsewhere)
     pages = SharedPages(cache, decode_scheduler, worker_id)
-    prefill_scheduler = PrefillScheduler(engine, cache, handover, outbox, prefill, clock, recorder, pages)
-    return BothScheduler(engine, cache, prefill_scheduler, decode_scheduler, pages)
+    budget = StepBudget(itl_objective_s, prefill.chunk_size, clock)
+    prefill_scheduler = PrefillScheduler(engine, cache, handover, outbox, prefill, clock, recorder, pages, budget)
+    return BothScheduler(engine, cache, prefill_scheduler, decode_scheduler, pages, budget)
 
 
 class BothRole(WorkerRole):
-    def __init__(self, prefill: PrefillConfig, decode: DecodeConfig, links: LinkConfig | None = None) -> None:
-        """Args: links: those to other workers and from them; None: it serves its requests alone."""
+    def __init__(
+        self,
+        prefill: PrefillConfig,
+        decode: DecodeConfig,
+        links: LinkConfig | None = None,
+        *,
+        itl_objective_s: float = 0.0,
+    ) -> None:
+        """
+        Args:
+            links: those to other workers and from them; None: it serves its requests alone.
+            itl_objective_s: as of make_both_scheduler.
+        """
         self._prefill = prefill
         self._decode = decode
+        self._itl_objective_s = itl_objective_s
         self._links = links
 
     @property
@@ -85,6 +102,7 @@ class BothRole(WorkerRole):
             outbox,
             self._prefill,
             self._decode,
+            itl_objective_s=self._itl_objective_s,
             has_links=self.has_links,
             recorder=recorder,
         )

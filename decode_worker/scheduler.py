@@ -73,6 +73,7 @@ class DecodeScheduler(ForwardScheduler):
         self._clock = clock
         self._pace = StepPace(clock)
         self._in_flight: LaunchedStep | None = None
+        self._just_launched: Sequence[DecodeJob] = ()
         self._running: list[DecodeJob] = []
         self._leases = LeaseBook(cache, outbox, config, clock, self._start_committed, self._recorder)
         # Their prompts' pages are in the tree only when the step that they joined has been launched.
@@ -135,6 +136,11 @@ class DecodeScheduler(ForwardScheduler):
             self.collect_launched()
         self._cache_adopted()
         return previous is not None or bool(jobs)
+
+    def take_just_launched(self) -> Sequence[DecodeJob]:
+        """The jobs of the step that was launched since the last call; none if none was."""
+        jobs, self._just_launched = self._just_launched, ()
+        return jobs
 
     def collect_launched(self) -> None:
         step, self._in_flight = self._in_flight, None
@@ -307,6 +313,7 @@ class DecodeScheduler(ForwardScheduler):
         self._recorder.lap("compose")
         step = LaunchedStep(self._engine, jobs, previous)
         self._pace.launched()
+        self._just_launched = jobs
         if self._recorder.is_on:
             self._record_launch(step, new_jobs)
         return step

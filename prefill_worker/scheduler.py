@@ -10,6 +10,7 @@ from engine.config import MAX_PREFILL_BATCH_SIZE
 from engine.kvcache.cache_manager import CacheManager, PageHandle
 from engine.token_sequence import TokenSequence
 from prefill_worker.base import Handover
+from prefill_worker.budget import PromptBudget, WholeChunks
 from prefill_worker.config import PrefillConfig
 from prefill_worker.forward import LaunchedForward
 from prefill_worker.job import PrefillJob
@@ -69,13 +70,19 @@ class PrefillScheduler(ForwardScheduler):
         clock: Callable[[], float],
         recorder: Recorder | None = None,
         pages: PromptPages | None = None,
+        budget: PromptBudget | None = None,
     ) -> None:
-        """Args: pages: how prompts get theirs; None: as in a worker that does nothing else."""
+        """
+        Args:
+            pages: how prompts get theirs; None: as in a worker that does nothing else.
+            budget: of each forward; None: config.chunk_size.
+        """
         super().__init__(engine, cache, recorder)
         self._handover = handover
         self._pages = pages or PromptPages(cache)
         self._outbox = outbox
         self._config = config
+        self._budget = budget or WholeChunks(config.chunk_size)
         self._clock = clock
         self._overlaps = config.overlap and engine.is_asynchronous
         # The oldest comes first; none stays when a step returns unless forwards overlap.
@@ -118,8 +125,9 @@ class PrefillScheduler(ForwardScheduler):
             self._collect(collected[-1])
         jobs: list[PrefillJob] = []
         if self._may_launch(collected):
-            self._start_jobs()
-            jobs = self._next_jobs()
+            budget = self._next_budget()
+            self._start_jobs(budget)
+            jobs = self._next_jobs(budget)
         if jobs:
             self._launched.append(self._launch(jobs))
         if not self._overlaps:
@@ -151,6 +159,14 @@ class PrefillScheduler(ForwardScheduler):
             return False
         return len(self._launched) < MAX_LAUNCHED
 
+    def _next_budget(self) -> int:
+        """Tokens of the next forward, at most; 0: there is nothing to compute."""
+        if not self._computing and not self._waiting:
+            return 0
+        return self._budget.num_tokens(
+            next((job.sequence.cached_len for job in self._computing if job.sequence.remaining_len), 0)
+        )
+
     def _jobs(self) -> list[PrefillJob]:
         return [*self._computing, *(job for job, _ in self._handing_over.values())]
 
@@ -177,10 +193,10 @@ class PrefillScheduler(ForwardScheduler):
                 self._handing_over[job.key] = job, math.inf
                 self._outbox.to_router(PrefillDeferred(*job.key))
 
-    def _start_jobs(self) -> None:
+    def _start_jobs(self, budget: int) -> None:
         """Locks pages for queued requests as long as the next forward has tokens to spare."""
         self._pages.begin_pass()
-        budget = self._config.chunk_size - sum(job.sequence.remaining_len for job in self._computing)
+        budget -= sum(job.sequence.remaining_len for job in self._computing)
         if budget <= 0 or not self._waiting:
             return
         for queued in self._waiting.start_order():
@@ -243,9 +259,8 @@ class PrefillScheduler(ForwardScheduler):
         self._in_work.leave_work(job.pages_to_compute[:num_pages])
         del job.pages_to_compute[:num_pages]
 
-    def _next_jobs(self) -> list[PrefillJob]:
+    def _next_jobs(self, budget: int) -> list[PrefillJob]:
         """The jobs of the next forward, extended by what it is to compute of each."""
-        budget = self._config.chunk_size
         jobs: list[PrefillJob] = []
         for job in self._computing:
             if len(jobs) == MAX_PREFILL_BATCH_SIZE:
@@ -264,8 +279,11 @@ class PrefillScheduler(ForwardScheduler):
         # The lease requests of new jobs go out: their answers hide behind this forward.
         self._outbox.flush()
         self._recorder.lap("compose")
-        num_tokens = [job.sequence.extend_len for job in jobs] if self._recorder.is_on else []
+        num_tokens = [job.sequence.extend_len for job in jobs]
+        num_cached = [job.sequence.cached_len for job in jobs]
         launched = LaunchedForward(self._engine, jobs, self._go_on_meanwhile)
+        num_attended = sum(n * cached + n * n // 2 for n, cached in zip(num_tokens, num_cached, strict=True))
+        self._budget.launched(sum(num_tokens), num_attended)
         if self._recorder.is_on:
             self._record_launch(launched, num_tokens)
         for job in jobs:

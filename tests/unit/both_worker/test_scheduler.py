@@ -7,6 +7,7 @@ import pytest
 from both_worker.handover import LocalHandover
 from both_worker.pages import SharedPages
 from both_worker.scheduler import BothScheduler
+from both_worker.step_budget import StepBudget
 from decode_worker.config import DecodeConfig
 from decode_worker.scheduler import DecodeScheduler
 from engine.kvcache.cache_manager import CacheManager
@@ -46,7 +47,8 @@ def make_schedulers() -> tuple[BothScheduler, PrefillScheduler, DecodeScheduler]
     decode = DecodeScheduler(engine, cache, outbox, DecodeConfig(), clock)
     pages = SharedPages(cache, decode, "both-0")
     prefill = PrefillScheduler(engine, cache, LocalHandover(decode), outbox, PrefillConfig(), clock, pages=pages)
-    return BothScheduler(engine, cache, prefill, decode, pages), prefill, decode
+    budget = StepBudget(0.0, PrefillConfig().chunk_size, clock)
+    return BothScheduler(engine, cache, prefill, decode, pages, budget), prefill, decode
 
 
 def test_a_prompt_is_counted_at_prefill_alone() -> None:

@@ -1,0 +1,89 @@
+"""How many prompt tokens are computed between two decode steps, so that tokens come in time."""
+
+from collections import deque
+from collections.abc import Callable
+
+from prefill_worker.budget import PromptBudget
+from tandem.linear_fit import LinearFit
+
+# Of the objective, so much is filled by what a step is expected to take: steps differ, and the objective is for nearly
+# all of them.
+FILLED = 0.9
+# Prompts get so many tokens a step whatever that has others wait for: they must not starve. Fewer are computed in no
+# less time on a GPU, which has the weights to read.
+MIN_TOKENS = 128
+# A piece is no more than this many times as large as the largest of those that the estimates are from.
+MAX_GROWTH = 2
+NUM_REMEMBERED = 32
+# What the numbers of an observation are like: one, requests that decode, tokens that they attend to, prompt tokens, and
+# tokens that these attend to.
+_SCALES = (1.0, 64.0, 1e5, 256.0, 1e6)
+
+
+class StepBudget(PromptBudget):
+    """Learns what decode steps and prompts take from the times between steps.
+
+    From one decode step's launch to the next it takes a + b * requests + c * tokens attended to by these + d * prompt
+    tokens + e * tokens attended to by those, in seconds; the factors are fitted to what was seen of late, launches and
+    whatever else the host does between included. Where they say little, pieces begin small and double as long as they
+    leave room.
+    """
+
+    def __init__(self, objective_s: float, max_tokens: int, clock: Callable[[], float]) -> None:
+        """
+        Args:
+            objective_s: seconds between two tokens of a request; 0: they do not matter.
+            max_tokens: of a forward, in any case.
+        """
+        self._left_s = FILLED * objective_s
+        self._max_tokens = max_tokens
+        self._min_tokens = min(MIN_TOKENS, max_tokens)
+        self._clock = clock
+        self._fit = LinearFit((0.0,) * len(_SCALES), _SCALES)
+        # Of the prompt forwards since the last decode step.
+        self._num_tokens = 0
+        self._num_attended = 0
+        # Of the last decode step: when it was launched, its requests, and the tokens that they attend to. None: nothing
+        # is being decoded.
+        self._last_step: tuple[float, int, int] | None = None
+        self._sizes = deque([self._min_tokens // MAX_GROWTH], maxlen=NUM_REMEMBERED)
+
+    def num_tokens(self, num_cached: int) -> int:
+        if self._last_step is None or not self._left_s:
+            return self._max_tokens
+        _, num_requests, num_context = self._last_step
+        base, per_request, per_context, per_token, per_attended = self._fit.factors
+        left_s = self._left_s - base - per_request * num_requests - per_context * num_context
+        # A token attends to those before it: n of them to n * num_cached + n^2 / 2.
+        linear = per_token + per_attended * num_cached
+        fitting = _root(per_attended / 2, linear, left_s) if left_s > 0 else 0.0
+        largest = min(self._max_tokens, MAX_GROWTH * max(self._sizes))
+        return int(max(self._min_tokens, min(fitting, largest)))
+
+    def launched(self, num_tokens: int, num_attended: int) -> None:
+        self._num_tokens += num_tokens
+        self._num_attended += num_attended
+
+    def step_launched(self, num_requests: int, num_context: int) -> None:
+        """A decode step has been launched. Args: num_context: tokens that its requests attend to, added up."""
+        now = self._clock()
+        if self._last_step is not None and self._left_s:
+            began, *sizes = self._last_step
+            self._fit.observe((1.0, *sizes, self._num_tokens, self._num_attended), now - began)
+            if self._num_tokens:
+                self._sizes.append(self._num_tokens)
+        self._num_tokens = self._num_attended = 0
+        self._last_step = now, num_requests, num_context
+
+    def nothing_decoded(self) -> None:
+        """No request waits for its next token."""
+        self._num_tokens = self._num_attended = 0
+        self._last_step = None
+
+
+def _root(quadratic: float, linear: float, value: float) -> float:
+    """The x above 0 with quadratic * x^2 + linear * x = value; all at least 0."""
+    if quadratic == 0.0:
+        return value / linear if linear else float("inf")
+    # This way no two large numbers are subtracted.
+    return float(2 * value / (linear + (linear * linear + 4 * quadratic * value) ** 0.5))

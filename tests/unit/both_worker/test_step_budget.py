@@ -1,0 +1,207 @@
+"""How large prompts' pieces are beside decode steps: tokens come in time, and prompts do not starve."""
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from both_worker.step_budget import MIN_TOKENS, StepBudget
+from both_worker.worker import make_both_scheduler
+from decode_worker.config import DecodeConfig
+from engine.batch import Batch
+from engine.kvcache.cache_manager import CacheManager
+from engine.output import ForwardOutput
+from prefill_worker.config import PrefillConfig
+from tandem.messages import Admit, FirstToken, Prefill, Tokens
+from tandem.sampling_params import SamplingParams
+from tests.fakes.clock import FakeClock
+from tests.fakes.engine import FakeEngine, expected_tokens
+from tests.fakes.workers import ListOutbox
+from worker.events import FromRouter
+
+CHUNK_SIZE = 1024
+OBJECTIVE_S = 0.025
+
+
+def step_s(num_requests: int, num_context: int, num_tokens: int, num_attended: int) -> float:
+    """What a decode step, and the prompts before it, take on a device like those that there are."""
+    decode = 0.004 + 3e-5 * num_requests + 4e-8 * num_context
+    return decode + (0.003 + 2e-5 * num_tokens + 1e-9 * num_attended if num_tokens else 0.0)
+
+
+class Device:
+    """Decode steps with the largest pieces of an endless prompt between them. Attributes: clock, budget."""
+
+    def __init__(self, objective_s: float, max_tokens: int = CHUNK_SIZE) -> None:
+        self.clock = FakeClock()
+        self.budget = StepBudget(objective_s, max_tokens, self.clock)
+        self.budget.step_launched(1, 100)
+
+    def step(self, num_requests: int, num_context: int, num_cached: int | None) -> tuple[int, float]:
+        """One of each. Args: num_cached: of the prompt; None: there is none. Returns the piece and the time of all."""
+        num_tokens = num_attended = 0
+        if num_cached is not None:
+            num_tokens = self.budget.num_tokens(num_cached)
+            num_attended = num_tokens * num_cached + num_tokens**2 // 2
+            self.budget.launched(num_tokens, num_attended)
+        seconds = step_s(num_requests, num_context, num_tokens, num_attended)
+        self.clock.advance(seconds)
+        self.budget.step_launched(num_requests, num_context)
+        return num_tokens, seconds
+
+
+def test_without_an_objective_or_anything_decoded_pieces_are_whole() -> None:
+    free = Device(0.0)
+    assert [free.step(8, 1000, 0)[0] for _ in range(3)] == [CHUNK_SIZE] * 3
+    device = Device(OBJECTIVE_S)
+    assert device.budget.num_tokens(0) == MIN_TOKENS
+    device.budget.nothing_decoded()
+    assert device.budget.num_tokens(0) == CHUNK_SIZE
+
+
+def test_pieces_fill_the_objective_and_leave_some_of_it() -> None:
+    device = Device(OBJECTIVE_S)
+    for _ in range(40):
+        device.step(32, 64_000, 0)
+    size, seconds = device.step(32, 64_000, 0)
+    # 0.9 * 25 ms - (4 + 0.96 + 2.56 + 3) ms, at 20 us and a little a token.
+    assert size == pytest.approx(590, abs=45)
+    assert 0.85 * OBJECTIVE_S < seconds < OBJECTIVE_S
+
+
+def test_a_longer_context_and_more_requests_leave_less() -> None:
+    device, rng = Device(OBJECTIVE_S), random.Random(0)
+    for _ in range(200):
+        device.step(rng.randint(1, 64), rng.randint(1000, 150_000), rng.choice((None, 0, 2000, 4000)))
+
+    def size(num_requests: int, num_context: int, num_cached: int) -> int:
+        device.step(num_requests, num_context, None)
+        return device.budget.num_tokens(num_cached)
+
+    few, many, long, late = size(4, 8000, 0), size(64, 8000, 0), size(64, 120_000, 0), size(4, 8000, 8000)
+    assert few > many > long and few > late
+    for num_requests, num_context, num_cached in ((4, 8000, 0), (64, 8000, 0), (64, 120_000, 0), (4, 8000, 8000)):
+        device.step(num_requests, num_context, None)
+        # The last is beyond what was seen.
+        assert 0.75 * OBJECTIVE_S < device.step(num_requests, num_context, num_cached)[1] <= 1.05 * OBJECTIVE_S
+
+
+def test_gaps_stay_within_the_objective_from_the_beginning_on() -> None:
+    device, rng = Device(OBJECTIVE_S), random.Random(1)
+    gaps = []
+    for step in range(400):
+        num_cached = step % 8 * 512 if rng.random() < 0.7 else None
+        gaps.append(device.step(16 + step // 10, 1000 * (16 + step // 10) + 100 * step, num_cached)[1])
+    gaps.sort()
+    assert gaps[int(0.95 * len(gaps))] <= OBJECTIVE_S and gaps[-1] <= 1.3 * OBJECTIVE_S
+
+
+def test_prompts_get_some_tokens_whatever_the_objective() -> None:
+    device = Device(0.001)
+    for _ in range(50):
+        size, _ = device.step(64, 100_000, 0)
+    assert size == MIN_TOKENS
+    assert Device(0.001, max_tokens=16).step(1, 1, 0)[0] == 16
+
+
+def test_nothing_is_learned_from_the_time_in_which_nothing_was_decoded() -> None:
+    device = Device(OBJECTIVE_S)
+    for _ in range(40):
+        device.step(32, 64_000, 0)
+    size = device.budget.num_tokens(0)
+    device.budget.nothing_decoded()
+    device.clock.advance(60.0)
+    device.step(32, 64_000, None)
+    assert device.budget.num_tokens(0) == pytest.approx(size, rel=0.05)
+
+
+# --- in a worker ---
+
+
+class TimedEngine(FakeEngine):
+    """Takes its time on a clock."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        super().__init__(2048, 16)
+        self._clock = clock
+
+    def forward(self, batch: Batch, meanwhile: Callable[[], None] | None = None) -> ForwardOutput:
+        new = [(s.extend_len, s.cached_len) for s in batch.sequences]
+        if batch.mode == "decode":
+            self._clock.advance(step_s(len(new), sum(n + cached for n, cached in new), 0, 0))
+        else:
+            attended = sum(n * cached + n * n // 2 for n, cached in new)
+            self._clock.advance(step_s(0, 0, sum(n for n, _ in new), attended) - step_s(0, 0, 0, 0))
+        return super().forward(batch, meanwhile)
+
+
+class Worker:
+    """Attributes: gaps: between two tokens of a stream; prompts_s: when each prompt had its first token."""
+
+    def __init__(self, itl_objective_s: float) -> None:
+        self.clock, self.outbox = FakeClock(0.0), ListOutbox()
+        engine, cache = TimedEngine(self.clock), CacheManager(2048, 16)
+        self.scheduler = make_both_scheduler(
+            "both",
+            engine,
+            cache,
+            self.outbox,
+            PrefillConfig(CHUNK_SIZE),
+            DecodeConfig(),
+            itl_objective_s=itl_objective_s,
+            clock=self.clock,
+        )
+        self.gaps: list[float] = []
+        self.tokens: dict[str, list[int]] = {}
+        self.prompts_s: dict[str, float] = {}
+        self._last: dict[str, float] = {}
+
+    def submit(self, name: str, prompt: tuple[int, ...], max_tokens: int) -> None:
+        sampling = SamplingParams(max_tokens)
+        self.tokens[name] = []
+        self.scheduler.receive(FromRouter(Admit(name, 0, prompt, (), sampling, 60.0)))
+        self.scheduler.receive(FromRouter(Prefill(name, 0, prompt, (), sampling, "both")))
+
+    def step(self) -> bool:
+        worked = self.scheduler.step()
+        messages, self.outbox.router = self.outbox.router, []
+        for message in messages:
+            if isinstance(message, FirstToken):
+                self.prompts_s[message.request_id] = self.clock.now
+            elif isinstance(message, Tokens):
+                for event in message.events:
+                    self.tokens[event.request_id] += event.token_ids
+                    if event.request_id in self._last:
+                        self.gaps.append(self.clock.now - self._last[event.request_id])
+                    self._last[event.request_id] = self.clock.now
+        return worked
+
+
+def serve(itl_objective_s: float) -> Worker:
+    """Eight streams, and then ten prompts of 1,500 tokens at once."""
+    worker, rng = Worker(itl_objective_s), random.Random(2)
+    prompts = {f"s{i}": tuple(rng.randrange(900) for _ in range(20)) for i in range(8)}
+    for name, prompt in prompts.items():
+        worker.submit(name, prompt, 150)
+    while len(worker.tokens["s0"]) < 20:
+        worker.step()
+    worker.gaps.clear()
+    for i in range(10):
+        prompts[f"p{i}"] = tuple(rng.randrange(900) for _ in range(1500))
+        worker.submit(f"p{i}", prompts[f"p{i}"], 4)
+    while worker.step():
+        assert worker.scheduler.check_integrity() == ""
+    for name, prompt in prompts.items():
+        assert worker.tokens[name] == expected_tokens(prompt, 150 if name[0] == "s" else 4)
+    return worker
+
+
+def test_streams_have_their_tokens_in_time_while_prompts_are_computed() -> None:
+    whole, timely = serve(0.0), serve(OBJECTIVE_S)
+    assert max(whole.gaps) > OBJECTIVE_S
+    assert sorted(timely.gaps)[int(0.95 * len(timely.gaps))] <= OBJECTIVE_S
+
+
+def test_where_the_objective_has_room_prompts_are_as_quick_as_in_whole_chunks() -> None:
+    whole, timely = serve(0.0), serve(0.1)
+    assert max(timely.prompts_s.values()) <= max(whole.prompts_s.values()) / 0.95
