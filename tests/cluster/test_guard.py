@@ -246,7 +246,7 @@ def test_stop_goes_to_the_main_thread(start: Start) -> None:
     assert command.finish() == (signal.SIGTERM, "")
 
 
-def test_a_stop_that_comes_before_main_is_a_stop(start: Start) -> None:
+def test_a_stop_that_comes_before_main_is_a_stop(start: Start, tmp_path: Path) -> None:
     # The launcher's watch over the guard may be told to stop while it is being started.
     hasty = """
 import threading
@@ -255,12 +255,15 @@ class Hasty(threading.Thread):
     def start(self):
         super().start()
         print("ready ", flush=True)
+        while not os.path.exists(sys.argv[1]):
+            time.sleep(0.01)
         signal.pthread_kill(threading.main_thread().ident, signal.SIGTERM)
 
 threading.Thread = Hasty
 """
     script = plain("time.sleep(60)").replace("if __name__", hasty + "\nif __name__")
     command = start(script)
+    (tmp_path / "runs").mkdir()
     command.wait_until_gone(5.0)
     assert command.finish() == (128 + signal.SIGTERM, "")
 
