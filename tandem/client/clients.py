@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Generator, Sequence
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
@@ -97,7 +97,7 @@ class TandemClient(_Client[grpc.Channel]):
             for channel in self._channels.values():
                 channel.close()
 
-    def generate(self, request: pb.GenerateRequest, timeout_s: float | None = None) -> Iterator[pb.GenerateResponse]:
+    def generate(self, request: pb.GenerateRequest, timeout_s: float | None = None) -> Generator[pb.GenerateResponse]:
         """Streams responses; closing the iterator aborts the request. Raises TandemError."""
         progress = StreamProgress(request, timeout_s)
         while True:
@@ -117,11 +117,11 @@ class TandemClient(_Client[grpc.Channel]):
                 call.cancel()
             time.sleep(RETRY_DELAY_S)
 
-    def complete(self, prompt: str | Sequence[int], **options: Any) -> Iterator[pb.GenerateResponse]:
+    def complete(self, prompt: str | Sequence[int], **options: Any) -> Generator[pb.GenerateResponse]:
         """Continues a text or token ids; `options` are those of `make_request`. Raises TandemError, ValueError."""
         return self.generate(make_request(prompt, **options))
 
-    def chat(self, messages: Messages, **options: Any) -> Iterator[pb.GenerateResponse]:
+    def chat(self, messages: Messages, **options: Any) -> Generator[pb.GenerateResponse]:
         """Answers a conversation; `options` are those of `make_request`. Raises TandemError, ValueError."""
         return self.generate(make_request(messages=messages, **options))
 
@@ -133,7 +133,7 @@ class TandemClient(_Client[grpc.Channel]):
         except grpc.RpcError as error:
             raise translate(error, self.address) from error
 
-    def record(self, duration_s: float) -> Iterator[recording.RecordedPart]:
+    def record(self, duration_s: float) -> Generator[recording.RecordedPart]:
         """Has the whole cluster record what it does for so many seconds, and gives that part by part; closing the
         iterator ends the recording. Raises TandemError."""
         stub = recording_pb2_grpc.TracingStub(self._channels[self.address])

@@ -657,7 +657,7 @@ WIRE = [
     surrogate("session_id", session_id="a\udfff"),
     surrogate("stop", stop=["\udc00\ud800"]),
     surrogate("messages", CHATS, messages=[{"role": "user", "content": "\ud83d"}]),
-    surrogate("a field's name", **{"\ud800": 1}),
+    surrogate("a field's name", COMPLETIONS, **{"\ud800": 1}),
     surrogate("a field without effect", user="\udbff"),
     http_only(
         "NaN in a field without effect",

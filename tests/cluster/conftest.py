@@ -242,7 +242,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: order.get(item.path.stem, -1))
 
 
-def save_tiny_model(directory: Path, **settings: int) -> None:
+def save_tiny_model(directory: Path, **settings: Any) -> None:
     """A random two-layer Llama with grouped heads, whose tokens are bytes. Args: settings: of its configuration."""
     import tokenizers
     import torch
@@ -312,7 +312,7 @@ def tiny_pd(clusters: Clusters, tiny_config: ClusterConfig) -> Iterator[ServedCl
 @pytest.fixture
 def tiny_keyed(clusters: Clusters, tiny_config: ClusterConfig) -> Iterator[ServedCluster]:
     """The tiny model behind API keys and small limits; every test must leave it clean."""
-    limits = {"max_requests_per_key": 2, "max_body_bytes": 4096, "worker_wait_timeout_s": 2.0}
+    limits: dict[str, Any] = {"max_requests_per_key": 2, "max_body_bytes": 4096, "worker_wait_timeout_s": 2.0}
     served = clusters.get(replace(tiny_config, api_keys=API_KEYS, **limits))
     yield served
     served.wait_clean()

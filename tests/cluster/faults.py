@@ -58,7 +58,9 @@ class LiveStream:
     def wait_tokens(self, num_tokens: int, timeout_s: float = STREAM_TIMEOUT_S) -> bool:
         """Waits until the client has so many tokens, or the stream has ended; returns whether it was in time."""
         with self._changed:
-            return self._changed.wait_for(lambda: self.ended or len(self.answer.token_ids) >= num_tokens, timeout_s)
+            return self._changed.wait_for(
+                lambda: bool(self.ended or len(self.answer.token_ids) >= num_tokens), timeout_s
+            )
 
     def finish(self) -> Answer:
         """Waits for the end; raises what the client got in place of an answer."""

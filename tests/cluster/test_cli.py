@@ -8,6 +8,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -49,7 +50,7 @@ class Chat:
         from transformers import AutoTokenizer
 
         self._oracle = oracle
-        self._tokenizer = AutoTokenizer.from_pretrained(model_dir)
+        self._tokenizer: Any = AutoTokenizer.from_pretrained(model_dir)
         self.messages: list[dict[str, str]] = []
 
     def answer(self, question: str, max_tokens: int) -> tuple[list[int], str]:

@@ -6,6 +6,7 @@ import signal
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from typing import Any
 
 import grpc
 import pytest
@@ -88,7 +89,7 @@ def test_ray_itself_asks_for_its_token(tiny_pd: ServedCluster) -> None:
         assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
-def sampled(**sampling: float) -> pb.GenerateRequest:
+def sampled(**sampling: Any) -> pb.GenerateRequest:
     return pb.GenerateRequest(text="hi", sampling=pb.SamplingParams(**sampling))
 
 

@@ -49,7 +49,7 @@ def config(tiny_config: ClusterConfig, scaled_model_dir: Path) -> ClusterConfig:
 
 @pytest.fixture(scope="module")
 def alone(config: ClusterConfig) -> Iterator[Engine]:
-    engine = build_engine(config.engine(config.model), "fp8-kv-alone", [].append)
+    engine = build_engine(config.engine(config.model), "fp8-kv-alone", list[str]().append)
     yield engine
     engine.pool.close()
 

@@ -20,6 +20,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 from schemathesis.checks import CHECKS, load_all_checks
+from schemathesis.core.result import Ok
 from schemathesis.generation import GenerationMode
 
 from tests.cluster import fuzz
@@ -228,6 +229,7 @@ def test_http_keeps_to_its_description(unharmed: ServedCluster, num_examples: in
             check()
 
         for result in schema.get_all_operations():
+            assert isinstance(result, Ok)
             operation = result.ok()
             check_operation(operation, GenerationMode.POSITIVE, tamed=False)
             if operation.path in TAMERS:

@@ -15,6 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from deploy.cluster_config import ClusterConfig
+from deploy.ports import ClientAddresses
 from router.config import RouterAddresses, RouterConfig
 from router.process import RouterProcess
 from tandem.client import ClientTls, TandemClient, TandemError
@@ -49,7 +50,7 @@ def openai_client(address: str, context: ssl.SSLContext) -> openai.OpenAI:
     )
 
 
-def assert_refused_on_both_ports(addresses: RouterAddresses, ca: str, chain: Chain) -> None:
+def assert_refused_on_both_ports(addresses: ClientAddresses | RouterAddresses, ca: str, chain: Chain) -> None:
     tls = ClientTls(ca, *(chain or ()))
     with TandemClient(addresses.grpc, tls=tls) as client, pytest.raises(TandemError) as refused:
         client.server_info(timeout_s=TIMEOUT_S)
@@ -58,7 +59,7 @@ def assert_refused_on_both_ports(addresses: RouterAddresses, ca: str, chain: Cha
         client.models.list()
 
 
-def assert_plain_is_refused(addresses: RouterAddresses) -> None:
+def assert_plain_is_refused(addresses: ClientAddresses | RouterAddresses) -> None:
     with TandemClient(addresses.grpc) as client, pytest.raises(TandemError):
         client.server_info(timeout_s=TIMEOUT_S)
     with pytest.raises((URLError, ConnectionError)):
@@ -68,7 +69,7 @@ def assert_plain_is_refused(addresses: RouterAddresses) -> None:
 @pytest.fixture
 def tiny_tls(clusters: Clusters, tiny_config: ClusterConfig, certificates: Certificates) -> Iterator[ServedCluster]:
     """The tiny model behind TLS, for clients with a certificate."""
-    tls = {"tls_cert": certificates.cert, "tls_key": certificates.key, "tls_client_ca": certificates.ca}
+    tls: dict[str, Any] = {"tls_cert": certificates.cert, "tls_key": certificates.key, "tls_client_ca": certificates.ca}
     own = ClientTls(certificates.ca, certificates.client_cert, certificates.client_key)
     served = clusters.get(replace(tiny_config, **tls), own)
     yield served

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -202,7 +203,7 @@ def test_the_model_answers_in_the_chat_and_can_be_stopped(served: ServedCluster,
 
 def test_everything_is_reached_by_keyboard_and_seen_where_it_has_the_focus(browser: Browser) -> None:
     browser.evaluate("document.activeElement.blur()")
-    reached = []
+    reached: list[Any] = []
     for _ in range(30):
         browser.press("Tab", code=9)
         focused = browser.evaluate(FOCUSED)

@@ -132,7 +132,7 @@ class Matrix:
         assert answer.last.usage.prompt_tokens == len(case.prompt_ids)
 
     def sampled(self, prompt_ids: Sequence[int], seed: int, max_tokens: int) -> LiveStream:
-        sampling = {"max_tokens": max_tokens, "temperature": 0.8, "seed": seed, "ignore_eos": True}
+        sampling: dict[str, Any] = {"max_tokens": max_tokens, "temperature": 0.8, "seed": seed, "ignore_eos": True}
         return LiveStream(self.served, prompt_ids, timeout_s=TIMEOUT_S, **sampling)
 
 
@@ -160,7 +160,7 @@ def smollm2_model(smollm2_dir: Path) -> Model:
     for text in (*TEXTS, *(STEM + end for end in ENDS)):
         model.add_text(text, 16)
     for messages in CHATS:
-        prompt = tokenizer.apply_chat_template(
+        prompt: Any = tokenizer.apply_chat_template(
             [{"role": role, "content": content} for role, content in messages],
             add_generation_prompt=True,
             return_dict=True,

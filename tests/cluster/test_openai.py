@@ -152,9 +152,7 @@ def test_what_clients_of_other_servers_send_is_taken(client: openai.OpenAI) -> N
     assert answer.headers["x-request-id"] == "mine"
     parsed = answer.parse()
     assert (parsed.id, parsed._request_id) == ("chatcmpl-mine", "mine")
-    chunks = list(
-        chat(client, stream=True, stream_options={"include_usage": True, "continuous_usage_stats": True})  # type: ignore[arg-type]
-    )
+    chunks = list(chat(client, stream=True, stream_options={"include_usage": True, "continuous_usage_stats": True}))
     assert [chunk.usage.completion_tokens for chunk in chunks][-2:] == [12, 12]
 
 

@@ -160,7 +160,7 @@ def strike_again_and_again(
     with TandemClient(served.cluster.addresses.grpc) as anywhere:
         for number in range(num_repetitions):
             for client in clients.values():
-                wait_until(lambda client=client: is_ready(client), 30.0, "all routers are there")  # type: ignore[misc]
+                wait_until(lambda client=client: is_ready(client), 30.0, "all routers are there")
             victim, other = ROUTERS if number % 2 else ROUTERS[::-1]
             going_on = [
                 LiveStream(
@@ -231,7 +231,7 @@ def strike_event_streams(
     rng = random.Random(f"events {signum} {num_repetitions}")
     for number in range(num_repetitions):
         for client in clients.values():
-            wait_until(lambda client=client: is_ready(client), 30.0, "all routers are there")  # type: ignore[misc]
+            wait_until(lambda client=client: is_ready(client), 30.0, "all routers are there")
         victim, other = ROUTERS if number % 2 else ROUTERS[::-1]
         addresses = [served.cluster.routers[name].http for name in (victim, other)]
         prompts = [random_ids(rng, rng.choice((20, 60))) for _ in range(4)]

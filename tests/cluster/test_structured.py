@@ -31,7 +31,7 @@ from tests.cluster.conftest import (
 )
 from tests.cluster.random_schemas import random_schema
 
-PERSON = {
+PERSON: dict[str, Any] = {
     "type": "object",
     "properties": {
         "name": {"type": "string", "maxLength": 12},

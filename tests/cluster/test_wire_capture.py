@@ -6,6 +6,7 @@ import urllib.request
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from urllib.request import HTTPSHandler, ProxyHandler, build_opener
 
 import pytest
@@ -110,7 +111,7 @@ def plain(clusters: Clusters, config: ClusterConfig) -> Iterator[ServedCluster]:
 
 @pytest.fixture
 def encrypted(clusters: Clusters, config: ClusterConfig, certificates: Certificates) -> Iterator[ServedCluster]:
-    tls = {"tls_cert": certificates.cert, "tls_key": certificates.key, "internal_tls": "on"}
+    tls: dict[str, Any] = {"tls_cert": certificates.cert, "tls_key": certificates.key, "internal_tls": "on"}
     yield clusters.get(replace(config, **tls), ClientTls(certificates.ca))
 
 

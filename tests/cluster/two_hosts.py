@@ -33,7 +33,7 @@ class Node:
     process: subprocess.Popen[bytes] | None = None
 
     def run(self, *command: str, **options: object) -> "subprocess.CompletedProcess[str]":
-        return subprocess.run(self.command(*command), text=True, **options)  # type: ignore[call-overload,no-any-return]
+        return subprocess.run(self.command(*command), text=True, **options)  # type: ignore[call-overload]
 
     def command(self, *command: str) -> list[str]:
         return ["ip", "netns", "exec", self.namespace, *command]

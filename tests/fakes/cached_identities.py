@@ -1,6 +1,7 @@
 """What a cache holds, found out by looking at all of it."""
 
 from engine.kvcache.cache_manager import CacheManager
+from engine.kvcache.radix_cache import RadixNode
 from tandem.prefix import prefix_identities
 
 
@@ -8,7 +9,7 @@ def cached_identities(cache: CacheManager) -> set[int]:
     """The identities of all prefixes in it, from the tokens in its tree."""
     tree = cache._tree
     found: set[int] = set()
-    stack = [(name, (), root) for name, root in tree._roots.items()]
+    stack: list[tuple[str, tuple[int, ...], RadixNode]] = [(name, (), root) for name, root in tree._roots.items()]
     while stack:
         namespace, token_ids, node = stack.pop()
         if token_ids:

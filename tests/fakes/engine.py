@@ -143,6 +143,7 @@ class FakeEngine(EngineBase):
             sample: the token that comes after all those that the pages hold.
         """
         # A page holds two 32-bit numbers of each token.
+        self.pool: CpuKvPool
         super().__init__(CpuKvPool(OpaqueLayout(page_size, 8 * page_size), num_pages, f"fake-{next(_pool_numbers)}"))
         self.page_size = page_size
         self.step_s = step_s

@@ -9,7 +9,7 @@ from tandem.messages import Admit
 from tests.fakes import chat_templates
 from tests.fakes.http_cluster import KEYS, HttpCluster
 
-TOOLS = [
+TOOLS: list[dict[str, Any]] = [
     {
         "name": "get_weather",
         "description": "The weather of a city.",
@@ -94,7 +94,7 @@ async def call(
         answer.body += message.get("body", b"")
 
     num_before = len(cluster.d.of(Admit))
-    task = asyncio.create_task(app(scope, receive, send))
+    task = asyncio.ensure_future(app(scope, receive, send))
     # Grammars are looked at in a process of their own.
     while not task.done() and len(cluster.d.of(Admit)) == num_before:  # noqa: ASYNC110
         await asyncio.sleep(0.001)

@@ -53,5 +53,5 @@ async def http_request(app: ASGIApp, method: str, path: str, body: Any = None, k
         answer.body += message.get("body", b"")
 
     async with asyncio.timeout(10.0):
-        await app(scope, receive, send)  # type: ignore[arg-type]
+        await app(scope, receive, send)
     return answer

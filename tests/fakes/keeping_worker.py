@@ -55,7 +55,7 @@ class KeepingWorker:
     def say(self, message: WorkerMessage) -> None:
         """Says something of a request to its router, if that is there."""
         self.records.note([message])
-        events = getattr(message, "events", (message,))
+        events: Sequence[Any] = getattr(message, "events", (message,))
         if stream := self._streams.get(router_of(events[0].request_id)):
             stream[0].receive(stream[1], message)
 

@@ -63,6 +63,9 @@ class ListOutbox(Outbox):
     def close_link(self, epoch: str, reason: str) -> None:
         self.closed[epoch] = reason
 
+    def flush(self) -> bool:
+        return False
+
     def of(self, kind: type) -> list[Any]:
         return [m for m in self.router if isinstance(m, kind)]
 

@@ -110,6 +110,6 @@ def test_every_list_of_packages_has_them_all() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     assert set(LOGGED) == set(PACKAGES)
     assert set(project["tool"]["setuptools"]["packages"]["find"]["include"]) == {f"{name}*" for name in PACKAGES}
-    assert set(project["tool"]["mypy"]["files"]) == {*PACKAGES, "benchmarks"}
+    assert set(project["tool"]["mypy"]["files"]) == {*PACKAGES, "benchmarks", "tests"}
     there = {path.parent.name for path in ROOT.glob("*/__init__.py")} - {"tests", "benchmarks"}
     assert there == set(PACKAGES)

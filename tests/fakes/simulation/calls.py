@@ -106,7 +106,7 @@ class SimCall:
         if self._end is not None:
             return
         if self._handler is None:
-            self._handler = self._handle()  # type: ignore[arg-type]
+            self._handler = self._handle()
         self._run(self._loop.run_ready)
         while self._end is None and (self._waits_for is None or self._waits_for.done()):
             try:

@@ -40,7 +40,7 @@ class SimClient:
         self._asks = sum(prompt_ids) % 3 == 0
         request = make_request(
             list(prompt_ids),
-            **({"prompt_logprobs": 1} if self._asks else {}),
+            prompt_logprobs=1 if self._asks else None,
             priority=priority,
             max_tokens=max_tokens,
             stop_token_ids=self._stop_ids,

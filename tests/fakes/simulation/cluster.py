@@ -136,8 +136,8 @@ class Simulation:
             if router.runs and router.stood_still_s:
                 actions.append(router.check_deadlines)
         for client in self._served_clients():
-            if client.is_lost and (router := self._next_router(client.router)) is not None:
-                actions.append(lambda c=client, r=router: c.send(r))
+            if client.is_lost and (next_router := self._next_router(client.router)) is not None:
+                actions.append(lambda c=client, r=next_router: c.send(r))
             elif client.has_waited_enough:
                 actions.append(client.break_off)
         for link in self.links.values():

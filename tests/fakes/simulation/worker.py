@@ -54,6 +54,9 @@ class SimOutbox(Outbox):
         if link is not None:
             link.cut()
 
+    def flush(self) -> bool:
+        return False
+
 
 class SimWorker:
     """One life of a worker process.

@@ -22,6 +22,7 @@ from prefill_worker.config import PrefillConfig
 from tandem.messages import Finished, FirstToken, Progress, Tokens, WorkerMessage
 from tandem.sampling_params import SamplingParams
 from tests.cluster.conftest import VOCAB_SIZE
+from tests.fakes.stand_in import stands_in_for
 
 TIMEOUT_S = 60.0
 # After each number of decode steps this many requests come; their prompts and outputs are of many lengths.
@@ -88,6 +89,7 @@ class Served:
         self.num_ended = 0
         forward = Engine.forward
 
+        @stands_in_for(Engine.forward)
         def recorded(engine: Engine, batch: Batch, meanwhile: Callable[[], None] | None = None) -> ForwardOutput:
             if batch.mode == "decode":
                 rows = batch.feed.rows if batch.feed else ()
@@ -127,7 +129,7 @@ def serve_arrivals(served: Served, samplings: Sequence[dict[str, Any]]) -> None:
     """Requests that come while others run, each before the same step whatever time steps take."""
     rng = random.Random(0)
     for num_steps, num_requests in ARRIVALS.items():
-        served.turn_until(lambda num_steps=num_steps: len(served.batches) >= num_steps)  # type: ignore[misc]
+        served.turn_until(lambda num_steps=num_steps: len(served.batches) >= num_steps)
         for _ in range(num_requests):
             prompt = rng.choices(range(VOCAB_SIZE), k=rng.randint(1, 90))
             number = len(served.tokens)
@@ -214,8 +216,8 @@ def test_overlapping_prefills_change_no_token(engine: Engine, monkeypatch: pytes
             served = Served(engine, patch, overlap=overlap, chunk_size=48)
             for i, length in enumerate((300, 20, 48, 7, 500, 96)):
                 served.submit(f"r{i}", rng.choices(range(VOCAB_SIZE), k=length), SamplingParams(1))
-            served.turn_until(lambda served=served: served.num_ended == 6)  # type: ignore[misc]
-            served.turn_until(lambda served=served: served.worker.scheduler.stats().num_locked_pages == 0)  # type: ignore[misc]
+            served.turn_until(lambda served=served: served.num_ended == 6)
+            served.turn_until(lambda served=served: served.worker.scheduler.stats().num_locked_pages == 0)
             assert served.worker.scheduler.check_integrity() == ""
         runs.append((served.first_tokens, served.num_prefills))
     assert runs[0] == runs[1]
@@ -241,6 +243,7 @@ def test_a_step_says_how_long_the_device_took(engine: Engine, monkeypatch: pytes
     durations = []
     forward = Engine.forward
 
+    @stands_in_for(Engine.forward)
     def timed(engine: Engine, batch: Batch, meanwhile: Callable[[], None] | None = None) -> ForwardOutput:
         started = time.perf_counter()
         output = forward(engine, batch, meanwhile)

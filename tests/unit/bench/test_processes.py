@@ -18,7 +18,7 @@ from bench.goodput import Slo
 from bench.measures import RequestMeasures, percentile
 from bench.processes import RunResult, run_processes
 from bench.records import RequestRecord
-from bench.runner import RunnerConfig
+from bench.runner import Progress, RunnerConfig
 from bench.workloads.base import Session
 from bench.workloads.prompts import PromptAs, PromptMaker
 from bench.workloads.synthetic import Lengths, Synthetic
@@ -162,7 +162,7 @@ def test_ctrl_c_leaves_what_was_measured_so_far(scripted: ScriptedServers) -> No
     ended = threading.Event()
     runs: list[RunResult] = []
 
-    def on_progress(_: float, progress: list[object]) -> None:
+    def on_progress(_: float, progress: list[Progress]) -> None:
         if getattr(progress[0], "num_ended", 0) and not ended.is_set():
             ended.set()
             os.kill(os.getpid(), signal.SIGINT)

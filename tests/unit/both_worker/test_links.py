@@ -52,7 +52,7 @@ def test_two_workers_have_a_link_each_way_and_none_to_themselves() -> None:
             # A router names all that take over from others.
             end.links.set_peers([other.peer for other in ends])
         for end, kind in itertools.product(ends, (SenderLinkOpened, ReceiverLinkOpened)):
-            await wait_until(lambda end=end, kind=kind: len(end.of(kind)) == 1)  # type: ignore[misc]
+            await wait_until(lambda end=end, kind=kind: len(end.of(kind)) == 1)
         assert [end.links.mapped_workers() for end in ends] == [["b"], ["a"]]
         a, b = ends
         (to_b,), (from_b,) = a.of(SenderLinkOpened), a.of(ReceiverLinkOpened)

@@ -94,7 +94,7 @@ def test_every_field_has_a_flag_and_a_key(field: str, tmp_path: Path) -> None:
     value = other_value(field)
     # What some fields cannot be without.
     files = ("tls_cert", "tls_key", "tls_client_ca", "internal_tls_ca", "internal_tls_cert", "internal_tls_key")
-    needed = files if "tls" in field else ()
+    needed: tuple[str, ...] = files if "tls" in field else ()
     if field in ("placement_strategy", "interface", "ship_code"):
         needed = ("ray_address", "placement_strategy")
     together = {f: other_value(f) for f in needed}

@@ -12,7 +12,7 @@ from tests.fakes.engine import expected_tokens
 from tests.fakes.workers import WorkerPair
 
 
-def make_pair(num_pages: int, **decode: object) -> WorkerPair:
+def make_pair(num_pages: int, **decode: Any) -> WorkerPair:
     """A decode worker of few pages and a prefill worker of many."""
     config = PrefillConfig(min_shared_tokens=4)
     return WorkerPair(prefill={"config": config, "num_pages": 512}, num_pages=num_pages, **decode)

@@ -86,7 +86,7 @@ def test_a_step_is_launched_before_the_one_before_has_run() -> None:
     run_until_in_flight(pair, 1)
     seen = []
     run_next = pair.d.engine.run_next
-    pair.d.engine.run_next = lambda: (seen.append(pair.d.engine.num_launched), run_next())  # type: ignore[method-assign]
+    pair.d.engine.run_next = lambda: seen.append(pair.d.engine.num_launched) or run_next()  # type: ignore[method-assign]
     pair.run()
     # All but the last, across five page boundaries.
     assert seen == [2] * 10 + [1]

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trustme
@@ -21,7 +22,7 @@ def given(directory: Path) -> None:
     given_certificates(*(str(directory / name) for name in ("ca", "cert", "key")))
 
 
-def issue(directory: Path, name: str, authority: trustme.CA, **validity: datetime) -> None:
+def issue(directory: Path, name: str, authority: trustme.CA, **validity: Any) -> None:
     leaf = authority.issue_cert(name, **validity)
     write(directory, cert=leaf.cert_chain_pems[0].bytes(), key=leaf.private_key_pem.bytes())
 

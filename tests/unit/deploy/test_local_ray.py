@@ -232,7 +232,8 @@ def test_of_a_death_ray_says_nothing_and_of_other_things_a_line(
     monkeypatch.setattr(worker, "print_to_stdstream", worker.print_to_stdstream)
     local_ray.rephrase_errors()
     # This is the thread that would write to the terminal.
-    worker.listen_error_messages(Words(), stop)
+    words: Any = Words()
+    worker.listen_error_messages(words, stop)
     (long, short) = [record.getMessage() for record in caplog.records]
     assert short == "Ray: 1 Workers killed, by OOM"
     assert long.startswith("Ray: Raylet is terminated. Its log: [state-dump]") and len(long) < 500

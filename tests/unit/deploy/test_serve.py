@@ -214,7 +214,7 @@ def test_a_process_that_ray_never_starts_is_not_waited_for(
     monkeypatch.setattr("deploy.processes.ray.get", lambda ref, timeout: "loading")
     names = ("both-0", "both-1")
     processes = cluster._processes
-    processes.worker_plans = dict.fromkeys(names)  # type: ignore[arg-type]
+    processes.worker_plans = dict.fromkeys(names)  # type: ignore[assignment]
     processes.actors = {name: Actor(name) for name in names}
     with pytest.raises(ClusterError, match=message):
         processes.wait_for({f"loaded {name}": name for name in names})

@@ -23,7 +23,7 @@ def build(
     model_dir: str, num_pages: int, told: list[str] | None = None, *, backend: str = "auto", dtype: str = "float32"
 ) -> Engine:
     config = EngineConfig(model_dir, "dummy", num_pages=num_pages, attention_backend=backend, dtype=dtype)
-    return build_engine(config, f"build-{num_pages}", [].append if told is None else told.append)
+    return build_engine(config, f"build-{num_pages}", list[str]().append if told is None else told.append)
 
 
 def test_stages_are_told_in_order_and_timed(model_dir: str, caplog: pytest.LogCaptureFixture) -> None:
@@ -64,14 +64,14 @@ def test_quantized_pages_are_refused_by_a_backend_that_does_not_read_them(model_
     with pytest.raises(
         ValueError, match=r"^PlainAttention reads pages of the dtype .*, so kv_cache_dtype must be auto$"
     ):
-        build_engine(config, "build-plain", [].append)
+        build_engine(config, "build-plain", list[str]().append)
     assert build(model_dir, 4, backend=path).pool.num_pages == 4
 
 
 def test_the_log_says_what_keys_and_values_are_kept_as(model_dir: str, caplog: pytest.LogCaptureFixture) -> None:
     config = EngineConfig(model_dir, "dummy", num_pages=4, kv_cache_dtype="fp8_e4m3")
     with caplog.at_level(logging.INFO, "engine.build"):
-        build_engine(config, "build-quantized", [].append)
+        build_engine(config, "build-quantized", list[str]().append)
     assert "keys and values are kept as fp8_e4m3; all scales are 1" in caplog.messages
 
 
@@ -129,4 +129,4 @@ def test_packages_that_a_gpu_needs_are_named(model_dir: str, monkeypatch: pytest
     monkeypatch.setattr(build_module, "_device", lambda name: torch.device("cuda", 0))
     monkeypatch.setattr(build_module, "free_bytes", lambda: 0)
     with pytest.raises(ValueError, match=r"No module named 'cuda'.*pip install '\.\[cuda13\]'"):
-        build_engine(EngineConfig(model_dir, device="cuda", dtype="bfloat16"), "build", [].append)
+        build_engine(EngineConfig(model_dir, device="cuda", dtype="bfloat16"), "build", list[str]().append)

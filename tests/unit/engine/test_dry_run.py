@@ -23,7 +23,7 @@ MIB = 2**20
 
 
 def build(model_dir: str, num_pages: int) -> Engine:
-    return build_engine(EngineConfig(model_dir, "dummy", num_pages=num_pages), "dry-run", [].append)
+    return build_engine(EngineConfig(model_dir, "dummy", num_pages=num_pages), "dry-run", list[str]().append)
 
 
 class FakeDevice:

@@ -83,7 +83,8 @@ def spelled_out(logits: torch.Tensor, s: TokenSequence) -> tuple[int, float]:
         margins += [weight[kept[p.top_k - 1]] - weight[i] for i in dropped[:1]]
         kept = kept[: len(kept) - len(dropped)]
     if p.top_p < 1:
-        total, before, nucleus = sum(weight[i] for i in kept), 0.0, []
+        nucleus: list[int] = []
+        total, before = sum(weight[i] for i in kept), 0.0
         for i in kept:
             margins.append(abs(before / total - p.top_p) if nucleus else 1.0)
             if before / total >= p.top_p and nucleus:
@@ -147,7 +148,7 @@ def test_penalties_are_those_of_transformers() -> None:
     processed = process_logits(logits, rows)
     for row, s in enumerate(rows):
         processor = hf.RepetitionPenaltyLogitsProcessor(s.sampling.repetition_penalty)
-        expected = processor(torch.tensor([s.token_ids]), logits[row : row + 1].clone())  # type: ignore[arg-type]
+        expected = processor(torch.tensor([s.token_ids]), logits[row : row + 1].clone())
         assert torch.equal(processed[row], expected[0])
 
 
@@ -178,7 +179,7 @@ def test_filters_are_those_of_transformers(params: list[SamplingParams], seed: i
         warpers += [hf.TopPLogitsWarper(p.top_p)] if p.top_p < 1 else []
         expected = logits[row : row + 1].clone()
         for warper in warpers:
-            expected = warper(no_ids, expected)  # type: ignore[arg-type]
+            expected = warper(no_ids, expected)
         torch.testing.assert_close(kept[row].softmax(-1), expected[0].softmax(-1))
         assert torch.equal(kept[row].isinf(), expected[0].isinf())
 

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import threading
+from typing import Any
 
 import pytest
 
@@ -245,7 +246,8 @@ def test_a_link_opens_with_tcp_where_the_pool_cannot_be_mapped() -> None:
             sender.links.send(opened.epoch, [Renewed("lease")])
             receiver.links.send(opened.epoch, [Revoke("lease")])
             await wait_until(lambda: len(receiver.of(FromSender)) == len(sender.of(FromReceiver)) == 1)
-            for end in (opened.transport, *(event.transport for event in receiver.of(ReceiverLinkOpened))):
+            ends: list[Any] = [opened.transport, *(event.transport for event in receiver.of(ReceiverLinkOpened))]
+            for end in ends:
                 await wait_until(end.abort().done)
 
     asyncio.run(scenario())

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from concurrent.futures import Future
+from typing import Any
 
 import pytest
 
@@ -53,7 +54,7 @@ def test_decode_worker_computes_no_prompt_token() -> None:
 def test_the_lease_is_asked_for_before_the_prompt_is_computed() -> None:
     pair = WorkerPair()
     flushed_before: list[int] = []
-    pair.p.outbox.flush = lambda: flushed_before.append(len(pair.p.engine.batches))  # type: ignore[method-assign]
+    pair.p.outbox.flush = lambda: flushed_before.append(len(pair.p.engine.batches)) or True  # type: ignore[method-assign]
     pair.submit("r", list(range(10)))
     pair.p.scheduler.step()
     assert isinstance(pair.p.outbox.link[0][1], LeaseRequest)
@@ -192,7 +193,7 @@ def test_what_goes_on_between_the_prompts_of_a_forward_commits_none_that_has_not
     pair.turn()
     transport.complete_all()
     pair.p.engine.run_next()
-    pair.p.outbox.flush = transport.complete_all  # type: ignore[method-assign]
+    pair.p.outbox.flush = lambda: transport.complete_all() or True  # type: ignore[method-assign]
     pair.clock.advance(1.0)
     pair.p.scheduler.step()
     # What is shipped between the two was computed before; the last page is shipped when that one is looked at.
@@ -564,13 +565,14 @@ def test_the_end_of_an_epoch_that_is_unknown_lets_the_next_one_open() -> None:
 
 def test_a_grammar_that_is_compiled_just_after_a_step_is_soon_looked_at_again() -> None:
     pair = WorkerPair()
-    compiled = CompiledGrammar("", Future())
-    pair.d.engine.constraint = lambda _: Constraint(compiled)  # type: ignore[method-assign]
+    matcher: Future[Any] = Future()
+    compiled = CompiledGrammar("", matcher)
+    pair.d.engine.constraint = lambda grammar: Constraint(compiled)  # type: ignore[method-assign]
     pair.submit("r", list(range(10)))
     for _ in range(5):
         pair.turn()
     assert pair.d.scheduler.num_running == 1 and not pair.d.engine.batches
     # The step has found it under way; it is there before the thread asks how long it may sleep.
-    compiled.matcher.set_result(None)
+    matcher.set_result(None)
     deadline = pair.d.scheduler.next_deadline()
     assert deadline is not None and deadline < pair.clock() + 0.01

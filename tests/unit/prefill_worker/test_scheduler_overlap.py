@@ -79,7 +79,7 @@ def test_a_forward_is_launched_before_the_one_before_has_run() -> None:
     pair = make_pair()
     seen = []
     run_next = pair.p.engine.run_next
-    pair.p.engine.run_next = lambda: (seen.append(pair.p.engine.num_launched), run_next())  # type: ignore[method-assign]
+    pair.p.engine.run_next = lambda: seen.append(pair.p.engine.num_launched) or run_next()  # type: ignore[method-assign]
     pair.submit("a", PROMPT)
     pair.run()
     assert seen == [2, 2, 2, 1]
@@ -108,9 +108,10 @@ def test_what_has_been_said_does_not_wait_for_the_device() -> None:
     unsent_at_run: list[int] = []
     num_flushed = 0
 
-    def flush() -> None:
+    def flush() -> bool:
         nonlocal num_flushed
         num_flushed = len(pair.p.outbox.link)
+        return bool(num_flushed)
 
     run_next = pair.p.engine.run_next
 

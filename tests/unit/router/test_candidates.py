@@ -99,7 +99,7 @@ def test_the_least_costly_is_that_of_all_pairs(share_of_links: float) -> None:
         closed = {*rng.sample(decodes, len(decodes) // 3), *rng.sample(boths, len(boths) // 3)}
         workers = [*prefills, *decodes, *boths]
         rng.shuffle(workers)
-        candidates = candidates_of(*workers).among(lambda worker, closed=closed: worker not in closed)  # type: ignore[misc]
+        candidates = candidates_of(*workers).among(lambda worker, closed=closed: worker not in closed)
         if not candidates:
             continue
 

@@ -33,7 +33,7 @@ class ControlStream:
 
     def __init__(self, router: Router) -> None:
         self._batches: asyncio.Queue[Any] = asyncio.Queue()
-        self._responses = ControlServer(router).Control(self._requests(), Context())  # type: ignore[arg-type]
+        self._responses = ControlServer(router).Control(self._requests(), Context())
 
     def say(self, *messages: Any) -> None:
         self._batches.put_nowait(WORKER_CODEC.encode(messages))

@@ -149,7 +149,7 @@ def test_a_call_over_grpc_is_part_of_its_clients_trace() -> None:
         router.spans = RequestSpans(OtlpExporter(collector.endpoint, "fake", "r").export, router.metrics.spans_dropped)
         request = pb.GenerateRequest(text="hi", sampling=pb.SamplingParams(max_tokens=2))
         context = Context(traceparent=TRACEPARENT)
-        served = asyncio.create_task(harness.service.Generate(request, context))  # type: ignore[arg-type]
+        served = asyncio.create_task(harness.service.Generate(request, context))
         await harness.settle()
         request_id = harness.p.sent[-1].request_id
         harness.p.say(first(request_id, 0, 0, 104))

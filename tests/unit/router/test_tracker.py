@@ -2,6 +2,7 @@
 
 import itertools
 import random
+from typing import Any
 
 import pytest
 
@@ -28,7 +29,7 @@ def finished(attempt: int, num_tokens: int) -> Finished:
 def test_tokens_pass_in_order_each_once_whatever_the_workers_do() -> None:
     # What the prefill worker and the decode worker say, each in order, is interleaved in every way.
     tokens = [10, 11, 12, 13]
-    decode = [
+    decode: list[tuple[str, Any]] = [
         ("tokens", TokenEvent("r", 0, 0, (10, 11))),
         ("tokens", TokenEvent("r", 0, 2, (12,))),
         ("tokens", TokenEvent("r", 0, 3, (13,))),

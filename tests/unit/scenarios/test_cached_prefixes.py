@@ -98,10 +98,10 @@ class Scene:
         for handle, _ in self._handles:
             self.cache.release_pages(handle)
         self._handles.clear()
-        handle = self.cache.acquire_pages([7, 7], 2, max_cached_len=0)
-        assert handle is not None
-        self.cache.cache_pages(handle, [7, 7], 2)
-        self.cache.release_pages(handle)
+        acquired = self.cache.acquire_pages([7, 7], 2, max_cached_len=0)
+        assert acquired is not None
+        self.cache.cache_pages(acquired, [7, 7], 2)
+        self.cache.release_pages(acquired)
 
     def publish(self) -> None:
         if (changes := self.cache.take_changes()) is not None:

@@ -65,7 +65,7 @@ def generate(address: str, request: bytes) -> str:
         try:
             list(call(request, timeout=ANSWER_TIMEOUT_S))
         except grpc.RpcError as error:
-            return f"{error.code().name} {error.details()}"  # type: ignore[attr-defined]
+            return f"{error.code().name} {error.details()}"
     return "OK"
 
 

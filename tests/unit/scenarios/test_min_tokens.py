@@ -72,7 +72,7 @@ def test_a_grammar_that_is_at_its_end_wins(engine: Engine) -> None:
     while not (constraint := engine.constraint(grammar)).is_ready:  # type: ignore[union-attr]
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    assert not constraint.error
+    assert constraint is not None and not constraint.error
     output = generate(engine, min_tokens=10, grammar=grammar)
     assert len(output) == 3 and output[-1] == END
 

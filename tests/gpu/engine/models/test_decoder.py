@@ -95,7 +95,8 @@ def reference_logits(path: Path, dtype: torch.dtype, token_ids: list[int]) -> to
     """After each token, by transformers: (num_tokens, vocab_size)."""
     from transformers import AutoModelForCausalLM
 
-    model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=dtype).to("cuda").eval()
+    model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
+    model.to("cuda").eval()
     with torch.inference_mode():
         return model(torch.tensor([token_ids], device="cuda")).logits[0].float().cpu()
 

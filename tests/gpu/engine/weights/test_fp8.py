@@ -60,7 +60,7 @@ class Checkpoint:
         """After each token: (num_sequences, num_tokens, vocab_size)."""
         model: Any = self.reference
         if dtype is not torch.float32:
-            model = copy.deepcopy(self.reference).to(dtype)
+            model = copy.deepcopy(model).to(dtype)
             # Wavelengths stay as they are, as where transformers reads a model in that dtype.
             for name, buffer in self.reference.named_buffers():
                 parent, _, leaf = name.rpartition(".")
@@ -93,7 +93,7 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     family = "qwen3" if "static" in kind else "llama"
     # Few of these sizes are alike, and rows of blocks are multiples of 4, as the library wants them.
     sizes = {"hidden_size": 512, "intermediate_size": 1024, "num_attention_heads": 8, "num_key_value_heads": 2}
-    model = make_model(family, num_hidden_layers=3, **sizes)
+    model: Any = make_model(family, num_hidden_layers=3, **sizes)
     tensors: dict[str, torch.Tensor] = {}
     if kind == "at_load":
         model.save_pretrained(path)

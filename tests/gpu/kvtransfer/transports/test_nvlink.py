@@ -89,6 +89,6 @@ def test_a_pool_that_cannot_be_mapped_is_a_reason_to_take_another_transport(peer
         pool = CudaKvPool(layout, 2, torch.device("cuda", 0))
         nvlink = load_transports(["nvlink"], pool, "127.0.0.1", ClusterCredentials())["nvlink"]
         with pytest.raises(OpeningError, match=reason):
-            asyncio.run(open_end(lambda nvlink=nvlink, told=told: nvlink.open_sender(told)))  # type: ignore[misc]
+            asyncio.run(open_end(lambda nvlink=nvlink, told=told: nvlink.open_sender(told)))
     # No failed call is left behind for others to find.
     torch.cuda.synchronize()

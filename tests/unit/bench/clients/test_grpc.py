@@ -145,7 +145,7 @@ def test_a_cluster_that_cannot_be_measured() -> None:
 
 def test_over_tls_the_named_authorities_alone_are_trusted(certificates: Certificates) -> None:
     credentials = server_credentials(TlsConfig(certificates.cert, certificates.key, certificates.ca))
-    shown = {"tls_cert": certificates.client_cert, "tls_key": certificates.client_key}
+    shown: dict[str, Any] = {"tls_cert": certificates.client_cert, "tls_key": certificates.client_key}
     record, _ = ask(Servicer(), credentials=credentials, tls_ca=certificates.ca, **shown)
     assert record.num_output_tokens == 3
     _, error = ask(Servicer(), credentials=credentials, connect_timeout_s=2, tls_ca=certificates.other_ca, **shown)

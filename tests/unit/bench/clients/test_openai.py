@@ -263,7 +263,7 @@ def test_over_tls_the_named_authorities_alone_are_trusted(certificates: Certific
 
     async def main() -> None:
         async with serving(models, context) as url:
-            shown = {"tls_cert": certificates.client_cert, "tls_key": certificates.client_key}
+            shown: dict[str, Any] = {"tls_cert": certificates.client_cert, "tls_key": certificates.client_key}
             client = OpenAIBenchClient(EndpointConfig(url, tls_ca=certificates.ca, **shown))
             assert (await client.open()).model == "one"
             await client.close()

@@ -7,7 +7,7 @@ from bench.workloads.synthetic import Lengths, Synthetic
 
 
 def workload(**options: int) -> Synthetic:
-    return Synthetic(PromptMaker(3, "ids"), 3, 20, Lengths(5, 9), Lengths(2, 4), **options)  # type: ignore[arg-type]
+    return Synthetic(PromptMaker(3, "ids"), 3, 20, Lengths(5, 9), Lengths(2, 4), **options)
 
 
 def test_lengths_are_within_their_limits_and_reach_them() -> None:

@@ -1,6 +1,7 @@
 """What is inside a page: sizes, the tensor that a backend sees, and the tag that two workers compare."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -23,7 +24,7 @@ def test_a_page_is_one_piece_of_the_pool_s_memory() -> None:
 
 def test_tags_are_equal_where_everything_is() -> None:
     assert LAYOUT.tag == "kv-by-head/bfloat16/3x2x4x2x8"
-    changes = {
+    changes: dict[str, Any] = {
         "num_layers": 4,
         "page_size": 2,
         "num_kv_heads": 8,
@@ -57,6 +58,6 @@ def test_pages_for_tokens(num_tokens: int, num_pages: int) -> None:
         ({"page_size": 0}, "page_size must be at least 1, not 0"),
     ],
 )
-def test_impossible_layouts_are_refused(changes: dict[str, object], message: str) -> None:
+def test_impossible_layouts_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         replace(LAYOUT, **changes)

@@ -112,8 +112,8 @@ def test_quantized_pages_give_the_same_however_a_prompt_is_cut() -> None:
         seen = []
         attend = oracle.attention.attend
 
-        def kept(*args: Any) -> torch.Tensor:
-            seen.append(attend(*args))
+        def kept(*args: Any, **options: Any) -> torch.Tensor:
+            seen.append(attend(*args, **options))
             return seen[-1]
 
         oracle.attention.attend = kept  # type: ignore[method-assign]

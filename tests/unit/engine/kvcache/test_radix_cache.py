@@ -68,9 +68,7 @@ ACTIONS = st.one_of(
 
 @pytest.mark.parametrize("policy", POLICIES)
 @given(actions=st.lists(ACTIONS, max_size=40))
-def test_as_many_pages_come_out_as_are_unlocked(
-    policy: type[EvictionPolicy], actions: list[tuple[str, object]]
-) -> None:
+def test_as_many_pages_come_out_as_are_unlocked(policy: type[EvictionPolicy], actions: list[tuple[str, Any]]) -> None:
     tree = Tree(policy())
     locked: list[RadixNode] = []
     for action, argument in [*actions, ("evict", 10**6)]:

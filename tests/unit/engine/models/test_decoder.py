@@ -50,7 +50,7 @@ _names = itertools.count()
 
 @dataclass(frozen=True)
 class Checkpoint:
-    reference: PreTrainedModel
+    reference: Any
     path: Path
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:

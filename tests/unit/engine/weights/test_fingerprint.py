@@ -113,7 +113,7 @@ def test_files_replaced_between_two_loads_are_noticed(model_dir: str) -> None:
     save_file({name: weight.contiguous() for name, weight in model.named_parameters()}, weights)
 
     def page_format() -> PageFormat:
-        engine = build_engine(EngineConfig(model_dir, num_pages=4), f"fingerprint-{os.getpid()}", [].append)
+        engine = build_engine(EngineConfig(model_dir, num_pages=4), f"fingerprint-{os.getpid()}", list[str]().append)
         engine.pool.close()
         return PageFormat(engine.model_fingerprint, engine.pool.layout.page_bytes, engine.pool.layout.tag)
 

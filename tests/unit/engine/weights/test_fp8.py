@@ -76,7 +76,7 @@ def tokens() -> list[int]:
 
 def reference_logits(model: PreTrainedModel) -> torch.Tensor:
     with torch.inference_mode():
-        return model(torch.tensor([tokens()])).logits[0]  # type: ignore[operator]
+        return model(torch.tensor([tokens()])).logits[0]
 
 
 def difference(actual: torch.Tensor, expected: torch.Tensor) -> float:

@@ -2,6 +2,7 @@
 
 import json
 import multiprocessing
+from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -98,7 +99,7 @@ def write_gguf(
     """A tiny Llama as GGUF, with some metadata and tensors replaced (None: left out)."""
     merged_metadata = METADATA | (metadata or {})
     writer = gguf.GGUFWriter(path, merged_metadata.pop("general.architecture", "llama"))
-    adders = {
+    adders: dict[type, Callable[..., None]] = {
         bool: writer.add_bool,
         int: writer.add_uint32,
         float: writer.add_float32,

@@ -40,7 +40,9 @@ def checkpoint(model_dir: str) -> Callable[..., str]:
 
 
 def build(model_dir: str, kv_cache_dtype: str) -> Engine:
-    engine = build_engine(EngineConfig(model_dir, num_pages=4, kv_cache_dtype=kv_cache_dtype), "kv-scales", [].append)
+    engine = build_engine(
+        EngineConfig(model_dir, num_pages=4, kv_cache_dtype=kv_cache_dtype), "kv-scales", list[str]().append
+    )
     engine.pool.close()
     return engine
 

@@ -100,7 +100,8 @@ class RecordingModel(Model):
 def test_loading_tells_how_many_bytes_of_how_many(
     load_format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shapes = [(name, (2000, 1000), torch.float32) for name in ("a.weight", "b.weight", "c.weight")]
+    shape: tuple[int, ...] = (2000, 1000)
+    shapes = [(name, shape, torch.float32) for name in ("a.weight", "b.weight", "c.weight")]
     save_file({name: torch.ones(shape) for name, shape, _ in shapes}, tmp_path / "model.safetensors")
     told: list[str] = []
     monkeypatch.setattr(loader, "_REPORT_INTERVAL_S", 0.0)

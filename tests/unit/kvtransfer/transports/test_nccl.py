@@ -214,7 +214,7 @@ def test_a_first_message_that_fails_as_it_is_asked_for_connects_nothing(fake: Fa
         """Its thread comes to its end while somebody looks whether it has failed."""
 
         @property
-        def _error(self) -> Exception | None:  # type: ignore[override]
+        def _error(self) -> Exception | None:
             error = vars(self).get("error")
             is_asked.set()
             wait_for(lambda: not connecting_threads())

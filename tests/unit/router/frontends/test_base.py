@@ -117,9 +117,11 @@ def test_keys_have_namespaces_of_their_own_unless_they_share(is_shared: bool) ->
 @pytest.mark.parametrize(("name", "message"), [("x" * 257, "at most 256 characters"), ("\ud800", "half a character")])
 def test_a_name_can_be_passed_on_and_told_back(field: str, name: str, message: str) -> None:
     frontend, prompt = new_frontend(), TokenizedPrompt([1], {RECEIVED: 1})
-    frontend.begin(prompt, SamplingOptions(), key="", default_max_tokens=5, **{field: "x" * 256})
+    longest: dict[str, Any] = {field: "x" * 256}
+    frontend.begin(prompt, SamplingOptions(), key="", default_max_tokens=5, **longest)
     with pytest.raises(InvalidRequestError, match=f"{field.removeprefix('client_')} .*{message}"):
-        frontend.begin(prompt, SamplingOptions(), key="", default_max_tokens=5, **{field: name})
+        named: dict[str, Any] = {field: name}
+        frontend.begin(prompt, SamplingOptions(), key="", default_max_tokens=5, **named)
 
 
 def test_what_all_outputs_have_alike_is_made_once() -> None:

@@ -75,7 +75,7 @@ class GrpcHarness:
         await self.send(pb.GenerateRequest(text="hi", sampling=pb.SamplingParams(**sampling)))
 
     async def send(self, request: pb.GenerateRequest) -> None:
-        await self.service.Generate(request, Context(responses=self.responses))  # type: ignore[arg-type]
+        await self.service.Generate(request, Context(responses=self.responses))
 
     async def start(self, **sampling: Any) -> tuple["asyncio.Task[None]", Admit]:
         call = asyncio.create_task(self.call(**sampling))
@@ -294,7 +294,7 @@ def test_what_can_never_fit_is_refused_before_it_is_tokenized() -> None:
             ),
         ):
             with pytest.raises(Refused) as refused:
-                await h.service.Generate(request, Context())  # type: ignore[arg-type]
+                await h.service.Generate(request, Context())
             assert refused.value.args[0] == "INVALID_ARGUMENT"
             assert message in refused.value.args[1]
 
@@ -342,7 +342,7 @@ def test_a_call_has_the_id_of_its_request(
             request = pb.GenerateRequest(
                 text="hi", request_id=named, sampling=pb.SamplingParams(max_tokens=1000 if refused else 1)
             )
-            call = asyncio.create_task(h.service.Generate(request, context))  # type: ignore[arg-type]
+            call = asyncio.create_task(h.service.Generate(request, context))
             await h.settle()
             if refused:
                 with pytest.raises(Refused):
@@ -388,7 +388,7 @@ def test_where_there_are_no_keys_all_clients_share_one_limit() -> None:
         call, admit = await h.start()
         for authorization in ("", "Bearer a", "Bearer b"):
             with pytest.raises(Refused, match="1 requests of this key are in hand") as refused:
-                await h.service.Generate(pb.GenerateRequest(text="hi"), Context(authorization=authorization))  # type: ignore[arg-type]
+                await h.service.Generate(pb.GenerateRequest(text="hi"), Context(authorization=authorization))
             assert refused.value.args[0] == "RESOURCE_EXHAUSTED"
         h.p.say(first(admit.request_id, 0, 0, ord("a")))
         h.d.say(Finished(admit.request_id, 0, "length", 1, 0, 1))

@@ -48,7 +48,7 @@ class Replica:
         return [i for r in self.responses for i in r.token_ids], "".join(r.text for r in self.responses)
 
     async def _call(self, request: pb.GenerateRequest, context: Context) -> None:
-        await self.service.Generate(request, context)  # type: ignore[arg-type]
+        await self.service.Generate(request, context)
 
 
 def request(**sampling: Any) -> pb.GenerateRequest:

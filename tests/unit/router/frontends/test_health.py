@@ -144,7 +144,7 @@ def test_a_slow_reader_misses_what_was_true_meanwhile() -> None:
 
     async def scenario() -> None:
         service, context = HealthService({"": True}), SlowContext()
-        watching = asyncio.create_task(service.Watch(Request(), context))  # type: ignore[arg-type]
+        watching = asyncio.create_task(service.Watch(Request(), context))
         await wait_until(lambda: bool(context.written))
         for is_serving in (False, True, False):
             service.publish({"": is_serving})

@@ -57,8 +57,9 @@ def test_what_cannot_be_had_is_refused_with_the_field(options: dict[str, Any], p
 @pytest.mark.parametrize(("field", "limit"), [("logit_bias", 300), ("stop_token_ids", 300)])
 def test_so_many_tokens_may_be_named_and_no_more(field: str, limit: int) -> None:
     def name(num_ids: int) -> None:
-        named: Any = dict.fromkeys(range(num_ids), 1.0)
-        made(**{field: named if field == "logit_bias" else [*named]})
+        named = dict.fromkeys(range(num_ids), 1.0)
+        options: dict[str, Any] = {field: named if field == "logit_bias" else [*named]}
+        made(**options)
 
     name(limit)
     with pytest.raises(InvalidRequestError, match=f"^{field} may name at most {limit} tokens, not {limit + 1}$") as no:

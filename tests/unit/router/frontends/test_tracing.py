@@ -95,7 +95,7 @@ def test_a_request_that_cannot_be_parsed_is_refused(router_model_dir: Path) -> N
         record = channel.unary_stream("/tandem.v1.Tracing/Record")
         with pytest.raises(grpc.RpcError) as refusal:
             list(record(b"\xff\xff", timeout=10.0))
-        assert refusal.value.code() is grpc.StatusCode.INVALID_ARGUMENT  # type: ignore[attr-defined]
+        assert refusal.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
 def test_the_command_says_what_is_wrong_and_leaves_the_older_file(

@@ -145,7 +145,7 @@ async def test_streams_end_when_the_router_stops() -> None:
     feed = LiveFeed(ScriptedFrames())
     viewer = feed.watch()
     await soon(viewer)
-    ending = asyncio.create_task(anext(viewer, "the end"))  # type: ignore[arg-type]
+    ending = asyncio.create_task(anext(viewer, "the end"))
     await settle()
     assert not ending.done()
     feed.close()

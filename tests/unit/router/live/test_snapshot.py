@@ -16,7 +16,7 @@ from tests.fakes.router_harness import RouterHarness, first_token, run, settle
 from tests.fakes.scripted_worker import ScriptedWorker
 
 PROMPT = (104, 101, 108, 108, 111)
-SECRETS = {"api_keys": ("a-secret-key",), "cluster_token": "a-secret-token"}
+SECRETS: dict[str, Any] = {"api_keys": ("a-secret-key",), "cluster_token": "a-secret-token"}
 
 
 def builder(h: RouterHarness) -> SnapshotBuilder:

@@ -15,4 +15,4 @@ def test_prompt_and_output_make_all_that_an_attempt_needs() -> None:
 def test_a_policy_cannot_change_it() -> None:
     request = routing_request()
     with pytest.raises(dataclasses.FrozenInstanceError):
-        request.priority = 9  # type: ignore[misc]
+        request.priority = 9

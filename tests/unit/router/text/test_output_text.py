@@ -69,7 +69,8 @@ def test_a_stop_string_may_end_within_a_character_s_bytes() -> None:
 
 
 def groups_of(ids: Sequence[int], sizes: Sequence[int]) -> list[list[int]]:
-    groups, start = [], 0
+    groups: list[list[int]] = []
+    start = 0
     while start < len(ids):
         size = sizes[len(groups) % len(sizes)]
         groups.append(list(ids[start : start + size]))

@@ -4,11 +4,13 @@ import asyncio
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tokenizers import Encoding
 
 from router.text import prompt_encoder
+from router.text.chat import Chat
 from router.text.prompt_encoder import (
     MAX_INLINE_CHARACTERS,
     MAX_INLINE_MESSAGES,
@@ -39,7 +41,7 @@ class SpyTokenizer(Tokenizer):
         self.num_characters += len(text)
         return super().tokenize(text, add_special_tokens)
 
-    def render_chat(self, messages: Sequence[dict[str, str]]) -> str:
+    def render_chat(self, messages: Chat | Sequence[dict[str, Any]]) -> str:
         self.threads.append(threading.current_thread().name)
         return super().render_chat(messages)
 

@@ -36,7 +36,7 @@ def values(hint: Any) -> st.SearchStrategy[Any]:
         return st.lists(values(get_args(hint)[0]), max_size=4).map(tuple)
     if hint is SamplingParams:
         return any_sampling_params()
-    if dataclasses.is_dataclass(hint):
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         hints = get_type_hints(hint)
         return st.builds(hint, **{f.name: values(hints[f.name]) for f in dataclasses.fields(hint)})
     return SCALARS[hint]
@@ -81,7 +81,13 @@ def test_a_message_of_an_unknown_kind_is_refused() -> None:
     ],
 )
 def test_tokens_whose_lists_do_not_belong_together_are_refused(lists: dict[str, Any]) -> None:
-    whole = {"request_ids": ["a"], "attempts": [0], "indices": [7], "num_tokens": [2], "token_ids": [1, 2]}
+    whole: dict[str, Any] = {
+        "request_ids": ["a"],
+        "attempts": [0],
+        "indices": [7],
+        "num_tokens": [2],
+        "token_ids": [1, 2],
+    }
 
     def decode(tokens: worker_pb2.Tokens) -> list[object]:
         return WORKER_CODEC.decode(worker_pb2.WorkerBatch(messages=[worker_pb2.WorkerMessage(tokens=tokens)]))

@@ -176,7 +176,7 @@ async def test_a_log_line_has_both_names_of_a_request() -> None:
     h = HttpHarness()
     records: list[logging.LogRecord] = []
     handler = logging.Handler()
-    handler.emit = records.append  # type: ignore[method-assign]
+    handler.emit = lambda record: records.append(record)  # type: ignore[method-assign]
     logger = logging.getLogger("router.requests")
     level = logger.level
     logger.addHandler(handler)
@@ -281,7 +281,7 @@ async def test_a_policy_that_fails_is_the_server_s_mistake() -> None:
 def test_names_have_a_length(name: str) -> None:
     @run
     async def scenario() -> None:
-        response = await HttpHarness().post(**{name: "x" * 257})
+        response = await HttpHarness().post(None, **{name: "x" * 257})
         assert response.status == 400
         error = response.json()["error"]
         assert (error["message"], error["param"]) == (f"{name} must have at most 256 characters, not 257", name)

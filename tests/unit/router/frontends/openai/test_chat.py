@@ -17,7 +17,7 @@ from tests.fakes import chat_templates
 from tests.fakes.http_cluster import KEYS, HttpCluster, Stream
 from tests.fakes.router_harness import run, settle
 
-TOOLS = [
+TOOLS: list[Any] = [
     {
         "type": "function",
         "function": {
@@ -28,7 +28,7 @@ TOOLS = [
     },
     {"type": "function", "function": {"name": "now"}},
 ]
-USER = {"role": "user", "content": "hi"}
+USER: Any = {"role": "user", "content": "hi"}
 BODY: dict[str, Any] = {"messages": [USER], "tools": TOOLS, "max_tokens": 300}
 HERMES = (
     'Let me see.\n<tool_call>\n{"name": "get_weather", "arguments": {"city": "Zürich"}}\n</tool_call>\n'
@@ -379,7 +379,7 @@ async def test_a_message_that_is_gone_on_with() -> None:
     assert prompt.endswith("Hello, \n")
 
 
-REFUSED = {
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "unknown function": ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "there is no tool 'f'"),
     "no tools": ({"tools": [], "tool_choice": "required"}, "there are no tools"),
     "allowed tools": (
@@ -441,7 +441,7 @@ def test_schemas_are_not_nested_without_end() -> None:
         schema: dict[str, Any] = {}
         for _ in range(33):
             schema = {"items": schema}
-        tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+        tool: dict[str, Any] = {"type": "function", "function": {"name": "f", "parameters": schema}}
         cluster = cluster_of(chat_templates.QWEN25, "x")
         stream = await ask(cluster, {**BODY, "tools": [tool]})
         assert stream.status == 400 and "nested more than 32 deep" in stream.error["message"]
@@ -520,10 +520,11 @@ async def talk_with(client: openai.AsyncOpenAI, cluster: HttpCluster) -> None:
     asked = asyncio.create_task(client.chat.completions.create(model="fake", messages=[USER], tools=TOOLS))
     await serve_next(cluster, 0)
     message = (await asked).choices[0].message
-    assert [(call.function.name, call.function.arguments) for call in message.tool_calls] == CALLS
+    calls: list[Any] = message.tool_calls or []
+    assert [(call.function.name, call.function.arguments) for call in calls] == CALLS
     # The same message goes back as it came.
-    results = [{"role": "tool", "tool_call_id": call.id, "content": "1"} for call in message.tool_calls]
-    history = [USER, message, *results]
+    results = [{"role": "tool", "tool_call_id": call.id, "content": "1"} for call in calls]
+    history: list[Any] = [USER, message, *results]
 
     async def collect() -> Any:
         async with client.chat.completions.stream(model="fake", messages=history, tools=TOOLS) as stream:
@@ -532,7 +533,8 @@ async def talk_with(client: openai.AsyncOpenAI, cluster: HttpCluster) -> None:
     collecting = asyncio.create_task(collect())
     await serve_next(cluster, 1)
     message = (await collecting).choices[0].message
-    assert [(call.function.name, call.function.arguments) for call in message.tool_calls] == CALLS
+    calls = message.tool_calls or []
+    assert [(call.function.name, call.function.arguments) for call in calls] == CALLS
     assert message.content == "Let me see."
 
 

@@ -159,7 +159,7 @@ def test_a_viewer_that_does_not_read_holds_nothing_up_and_is_sent_little(
     router_model_dir: Path, quick: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(feed, "INTERVAL_S", 0.002)
-    made = []
+    made: list[int] = []
 
     def padded(frames: SnapshotBuilder) -> Frame:
         made.append(len(made))
@@ -174,7 +174,7 @@ def test_a_viewer_that_does_not_read_holds_nothing_up_and_is_sent_little(
         slow.sendall(b"GET /live HTTP/1.1\r\nhost: x\r\n\r\n")
         with closing(ask(address, "/live")) as other, slow:
             next_frame(other)
-            numbers = []
+            numbers: list[int] = []
             while len(numbers) < 120:
                 frame = next_frame(other)
                 # On a busy machine this one may miss a frame too.

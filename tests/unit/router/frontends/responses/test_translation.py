@@ -13,8 +13,8 @@ THOUGHT = {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type"
 HIDDEN = {"type": "reasoning", "id": "rs_2", "summary": [], "encrypted_content": "y"}
 CALLED = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}", "status": "completed"}
 RESULT = {"type": "function_call_output", "call_id": "c", "output": "r"}
-CALLS = {"tool_calls": [{"id": "c", "function": {"name": "f", "arguments": "{}"}}]}
-TWO_CALLS = {"tool_calls": CALLS["tool_calls"] * 2}
+CALLS: dict[str, Any] = {"tool_calls": [{"id": "c", "function": {"name": "f", "arguments": "{}"}}]}
+TWO_CALLS: dict[str, Any] = {"tool_calls": CALLS["tool_calls"] * 2}
 TOOL = {"role": "tool", "tool_call_id": "c", "content": "r"}
 
 
