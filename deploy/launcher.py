@@ -5,6 +5,7 @@ import logging
 import os
 import secrets
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -38,7 +39,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ClusterState:
-    """What the supervision of a running cluster is made of; Cluster says what each is."""
+    """What the supervision of a running cluster is made of; Cluster says what each is.
+
+    Attributes:
+        drains_until: as time.time has it; None: it is not to stop.
+    """
 
     cluster_token: str = field(repr=False)
     cluster_tls: ClusterTls | ClusterTlsFiles | None
@@ -49,6 +54,7 @@ class ClusterState:
     num_starts: dict[str, int]
     nodes: SavedPlacement | None
     has_started: bool
+    drains_until: float | None = None
 
 
 class Cluster:
@@ -79,6 +85,8 @@ class Cluster:
         self._ray: RayBase = hosted or LocalRay(default_directory())
         self._processes = Processes(config, self._ray, on_progress, before_start=self._save)
         self._has_started = False
+        # Another life of this process may be on another host, so it is of the clock that hosts have in common.
+        self._drains_until: float | None = None
         self._ports = ReservedPorts()
         self._cluster_ports = ClusterPorts(ClientAddresses("", ""), {})
         self._model_dir = Path()
@@ -205,6 +213,7 @@ class Cluster:
         with contextlib.suppress(ValueError, OSError):
             resolve_model(self._config.model, self._config.load_format, held=self._held)
         self._has_started = saved.has_started
+        self._drains_until = saved.drains_until
         self._processes.take_over(self._hosted.find_actors() if saved.has_started else {})
         holders = self._processes.nodes.holders() if self._processes.nodes is not None else []
         self._hosted.end_all(besides=[*self._processes.actors.values(), *holders])
@@ -236,6 +245,20 @@ class Cluster:
         numbers, gets no new requests, and ends when those that it has are over or drain_timeout_s have passed: what it
         had then is begun again elsewhere."""
         return self._changes.ask(counts)
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether it is to stop, as this process or an earlier one like it was asked; then nothing is started again."""
+        return self._drains_until is not None
+
+    def begin_drain(self) -> float:
+        """Returns for how many more seconds requests in hand may go on: drain_timeout_s from when this was first
+        called, by this process or by an earlier one that it has taken over from."""
+        now = time.time()
+        if self._drains_until is None:
+            self._drains_until = now + self.drain_timeout_s
+            self._save()
+        return min(self._drains_until - now, self.drain_timeout_s)
 
     def drain(self, timeout_s: float) -> int:
         """Takes no new requests from now on and waits for those in hand; returns how many are left. What a router had
@@ -313,6 +336,7 @@ class Cluster:
                     dict(self._processes.num_starts),
                     self._processes.nodes.saved() if self._processes.nodes is not None else None,
                     self._has_started,
+                    self._drains_until,
                 )
             )
 

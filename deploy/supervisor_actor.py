@@ -144,8 +144,9 @@ class SupervisorActor:
                 hosted.end_all()
                 hosted.forget()
                 cluster.start()
-            self._phase = SERVING
-            cluster.supervise(self._stop)
+            if not cluster.is_draining:
+                self._phase = SERVING
+                cluster.supervise(self._stop)
             self._phase = STOPPING
             self._drain(cluster)
         except ClusterError as error:
@@ -173,7 +174,7 @@ class SupervisorActor:
             raise _StoppedError
 
     def _drain(self, cluster: "Cluster") -> None:
-        deadline = time.monotonic() + self._config.drain_timeout_s
+        deadline = time.monotonic() + cluster.begin_drain()
         num_left, shown = cluster.drain(0.0), 0
         while num_left and (remaining_s := deadline - time.monotonic()) > 0 and len(self._stoppers) < 2:
             if num_left != shown:

@@ -87,7 +87,12 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
 
 
 def recovered(
-    hosted: FakeHosted, tmp_path: Path, *, has_started: bool = True, config: ClusterConfig = CONFIG
+    hosted: FakeHosted,
+    tmp_path: Path,
+    *,
+    has_started: bool = True,
+    drains_until: float | None = None,
+    config: ClusterConfig = CONFIG,
 ) -> Cluster:
     (tmp_path / "config.json").write_text(json.dumps(TINY_LLAMA))
     (tmp_path / "tokenizer.json").write_text("{}")
@@ -106,6 +111,7 @@ def recovered(
         dict.fromkeys(NAMES, 1),
         None,
         has_started,
+        drains_until,
     )
     assert "a-secret" not in repr(state)
     cluster.recover(state)
@@ -128,6 +134,22 @@ def test_a_router_that_is_not_back_yet_is_no_obstacle_to_a_change_or_to_a_stop(t
     assert cluster.drain(0.0) == 1
     nobody = recovered(FakeHosted(("both-0",)), tmp_path)
     assert nobody.tell_routers(["both-0"]) == [] and nobody.drain(0.0) == 0
+
+
+def test_a_drain_has_the_time_that_it_had_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr(launcher.time, "time", lambda: now)
+    hosted = FakeHosted(NAMES)
+    cluster = recovered(hosted, tmp_path)
+    assert not cluster.is_draining
+    assert cluster.begin_drain() == CONFIG.drain_timeout_s
+    assert hosted.saved is not None and cluster.is_draining
+    now += CONFIG.drain_timeout_s / 2
+    until = hosted.saved.drains_until
+    for supervised in (cluster, recovered(hosted, tmp_path, drains_until=until)):
+        assert supervised.is_draining and supervised.begin_drain() == CONFIG.drain_timeout_s / 2
+    now -= 1e6
+    assert cluster.begin_drain() == CONFIG.drain_timeout_s, "another host's clock adds nothing"
 
 
 def test_a_start_that_was_cut_short_is_made_again_before_it_counts_as_done(

@@ -20,11 +20,15 @@ class FakeCluster:
     Attributes:
         start_error, stop_error: what its start and its stop end with.
         num_left: requests that each look finds in hand while it drains.
+        is_draining: an earlier life of its supervisor was asked to stop it.
+        drain_s: for so long may requests go on.
     """
 
     start_error: Exception | None = None
     stop_error: Exception | None = None
     num_left = 0
+    is_draining = False
+    drain_s = 60.0
     is_held = False
 
     def __init__(self, config: ClusterConfig, on_progress: Callable[[str, str], None], *_: Any) -> None:
@@ -46,8 +50,12 @@ class FakeCluster:
         self.calls.append(f"recover {saved}")
 
     def supervise(self, stop: threading.Event) -> None:
+        self.calls.append("supervise")
         logging.getLogger("deploy.launcher").warning("both-0 died")
         stop.wait()
+
+    def begin_drain(self) -> float:
+        return self.drain_s
 
     def drain(self, timeout_s: float) -> int:
         time.sleep(min(timeout_s, 0.02))
@@ -127,7 +135,7 @@ def test_it_serves_until_it_is_stopped_and_ends_itself(ray: FakeRay) -> None:
     wait_for(made, ENDED)
     made._thread.join(5.0)
     assert ray.killed == ["itself"] and made.state().error == ""
-    assert made._cluster.calls == ["start", "stop"]  # type: ignore[union-attr]
+    assert made._cluster.calls == ["start", "supervise", "stop"]  # type: ignore[union-attr]
     assert FakeHosted.ended == ["processes", "state"], "what an earlier one of the name had left is none of its own"
 
 
@@ -154,11 +162,23 @@ def test_another_life_takes_over(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FakeHosted, "state", "what was saved")
     made = actor()
     wait_for(made, SERVING)
-    assert made._cluster.calls == ["recover what was saved"]  # type: ignore[union-attr]
+    assert made._cluster.calls == ["recover what was saved", "supervise"]  # type: ignore[union-attr]
     assert FakeHosted.ended == []
     assert "takes over what runs" in made.state().lines[0]
     made.stop("me")
     wait_for(made, ENDED)
+
+
+def test_another_life_goes_on_with_a_drain(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FakeHosted, "state", "what was saved")
+    monkeypatch.setattr(FakeCluster, "is_draining", True)
+    monkeypatch.setattr(FakeCluster, "num_left", 3)
+    monkeypatch.setattr(FakeCluster, "drain_s", 0.1)
+    made = actor()
+    # Nobody asks this life to stop.
+    wait_for(made, ENDED)
+    assert made._cluster.calls == ["recover what was saved", "stop"]  # type: ignore[union-attr]
+    assert made.state().lines[-1] == "Requests cut short: 3"
 
 
 def test_lines_are_told_from_a_number_on(monkeypatch: pytest.MonkeyPatch) -> None:
