@@ -161,7 +161,7 @@ class Cluster:
                 )
                 ports = self._processes.nodes.place(str(model_dir.absolute()))
             router_configs, worker_plans = plan(
-                config, model_dir, self.cluster_token, ports, num_threads_of=self._num_threads_of()
+                config, model_dir, self.cluster_token, ports, nodes=self._processes.nodes
             )
         self._model_dir, self._cluster_ports = model_dir, ports
         self.model_name = router_configs[0].model_name
@@ -285,7 +285,7 @@ class Cluster:
         config = replace(self._config, **in_counts(counts), num_routers=len(self._processes.router_configs))
         num_running = len(self._processes.worker_plans)
         _, plans = plan(
-            config, self._model_dir, self.cluster_token, self._cluster_ports, num_running, self._num_threads_of()
+            config, self._model_dir, self.cluster_token, self._cluster_ports, num_running, self._processes.nodes
         )
         wanted = {p.worker.worker_id: p for p in plans}
         joining = {name: p for name, p in wanted.items() if name not in self._processes.worker_plans}
@@ -368,9 +368,6 @@ class Cluster:
         if not self._ray.is_up():
             raise ClusterError(f"Ray has ended, and the cluster with it; {self._ray.log_directory} says why")
         return self._processes.nodes is None or self._processes.nodes.has_room(name)
-
-    def _num_threads_of(self) -> Callable[[str], int] | None:
-        return None if self._processes.nodes is None or self._config.num_threads else self._processes.nodes.num_threads
 
     def _on_model_progress(self, stage: str, fraction: float) -> None:
         done = f" ({100 * fraction:.0f} of 100 %)" if 0 < fraction < 1 else ""

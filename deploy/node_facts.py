@@ -1,22 +1,26 @@
 """What a node of Ray's is asked before anything of the cluster is started there.
 
-It runs on nodes that may have none of our code, so Ray sends this module along, and tandem.hosts; both import the
-standard library alone.
+It runs on nodes that may have none of our code, so Ray sends SENT_MODULES along, which import the standard library
+alone.
 """
 
 import hashlib
 import importlib.metadata
 import importlib.util
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from engine.kvcache.host_memory import available_memory_bytes
 from tandem.hosts import own_addresses
 
 DISTRIBUTION = "tandem-llm"
 _CONFIG = "config.json"
 _WEIGHTS = ".safetensors"
+# This one and those of ours that it imports.
+SENT_MODULES = [sys.modules[name] for name in (__name__, own_addresses.__module__, available_memory_bytes.__module__)]
 
 
 class NodeFacts(NamedTuple):
@@ -29,6 +33,7 @@ class NodeFacts(NamedTuple):
         model_error: why the model's directory cannot be used there, or "".
         addresses: as tandem.hosts has them.
         num_cpus: that a process may run on there.
+        available_bytes: memory that pools could take there.
     """
 
     version: str
@@ -37,6 +42,7 @@ class NodeFacts(NamedTuple):
     model_error: str
     addresses: list[tuple[str, str]]
     num_cpus: int
+    available_bytes: int
 
 
 def node_facts(packages: Sequence[str], model_dir: str) -> dict[str, Any]:
@@ -54,6 +60,7 @@ def node_facts(packages: Sequence[str], model_dir: str) -> dict[str, Any]:
         "model_error": model_error,
         "addresses": own_addresses(),
         "num_cpus": len(os.sched_getaffinity(0)),
+        "available_bytes": available_memory_bytes(),
     }
 
 

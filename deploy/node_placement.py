@@ -7,15 +7,16 @@ until there is. A router's group is bound to its node's address, by which client
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from deploy import node_facts as node_facts_module
 from deploy.cluster_config import ClusterConfig
 from deploy.hosted_ray import HostedRay
 from deploy.node_choice import FreeNode, choose_nodes
-from deploy.node_facts import NodeFacts, node_facts
+from deploy.node_facts import SENT_MODULES, NodeFacts, node_facts
+from deploy.plan import PoolsOfNode
 from deploy.port_holder import PortHolder, WantedPort
 from deploy.ports import ClientAddresses, ClusterPorts
 from deploy.ray_module import (
@@ -213,6 +214,11 @@ class NodePlacement:
         together = sum(self._node_of_worker.get(other) == node for other in self._workers)
         return max(1, self._facts[node].num_cpus // together)
 
+    def pools(self) -> list[PoolsOfNode]:
+        """Of the workers that the cluster starts with, each of which has one."""
+        counts = Counter(self._node_of_worker.values())
+        return [PoolsOfNode(node, num, self._facts[node].available_bytes) for node, num in counts.items()]
+
     def add_workers(self, names: Sequence[str]) -> None:
         """Takes room for further workers; those that find none now have it when there is some."""
         nodes = _free_nodes()
@@ -250,7 +256,7 @@ class NodePlacement:
 
     def _check_nodes(self, nodes: Mapping[str, str], model_dir: str) -> None:
         own = NodeFacts(**node_facts(PACKAGES, model_dir))
-        for module in (hosts, node_facts_module):
+        for module in SENT_MODULES:
             ray.cloudpickle.register_pickle_by_value(module)
         try:
             ask = ray.remote(node_facts)
@@ -261,7 +267,7 @@ class NodePlacement:
                 for address, node_id in nodes.items()
             }
         finally:
-            for module in (hosts, node_facts_module):
+            for module in SENT_MODULES:
                 ray.cloudpickle.unregister_pickle_by_value(module)
         answered, silent = ray.wait(list(asked), num_returns=len(asked), timeout=ANSWER_TIMEOUT_S)
         if silent:

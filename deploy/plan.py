@@ -2,10 +2,10 @@
 is started."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 from deploy.cluster_config import ClusterConfig, WorkerPlan
 from deploy.ports import ClusterPorts
@@ -24,6 +24,29 @@ from router.text.tokenizer import tokenizer_file
 from router.text.tool_parsers.table import TOOL_PARSERS
 from tandem.choices import Choices, is_path
 from tandem.config import Role
+
+
+class PoolsOfNode(NamedTuple):
+    """
+    Attributes:
+        node: its address; "": this host.
+        num_pools: that are to be made there.
+        available_bytes: memory that they may take.
+    """
+
+    node: str
+    num_pools: int
+    available_bytes: int
+
+
+class WorkerNodes(Protocol):
+    """What a plan needs of the nodes that workers are on."""
+
+    def num_threads(self, worker: str) -> int:
+        """CPU threads for a worker where none are configured."""
+
+    def pools(self) -> list[PoolsOfNode]:
+        """Of the workers that the cluster starts with."""
 
 
 def check_own_classes(config: ClusterConfig) -> None:
@@ -51,14 +74,14 @@ def plan(
     cluster_token: str,
     ports: ClusterPorts,
     num_running: int = 0,
-    num_threads_of: Callable[[str], int] | None = None,
+    nodes: WorkerNodes | None = None,
 ) -> tuple[list[RouterConfig], list[WorkerPlan]]:
     """Turns a cluster's configuration into that of its processes.
 
     Args:
         ports: reserved for its routers.
         num_running: of the workers, how many there are already, with their pools.
-        num_threads_of: CPU threads of a worker, by its name, where none are configured; None: all are on this host.
+        nodes: where its workers are; None: on this host.
 
     Raises:
         ValueError: it does not fit the model or the memory, or the model is incomplete, or the
@@ -87,8 +110,13 @@ def plan(
             f"{engine.num_pages} pages of {engine.page_size} tokens hold {longest} tokens, fewer than "
             f"max_model_len {max_model_len}; use a larger num_pages or a smaller max_model_len"
         )
-    _check_memory(max(0, config.num_devices - num_running), engine, model_config)
+    # A worker on a GPU has that for itself, and looks there. So does one that is added over several nodes: on which it
+    # will be is not known yet.
+    if engine.device == "cpu" and not (nodes and num_running):
+        here = PoolsOfNode("", max(0, config.num_devices - num_running), available_memory_bytes())
+        _check_memory(nodes.pools() if nodes else [here], engine, model_config)
     router = config.router(str(model_dir), config.model.rstrip("/").rpartition("/")[2], max_model_len, cluster_token)
+    num_threads_of = nodes.num_threads if nodes and not config.num_threads else None
     workers = [
         config.worker(name, role, _with_threads(engine, name, num_threads_of), max_model_len, cluster_token)
         for name, role in worker_names(config)
@@ -97,20 +125,17 @@ def plan(
     return ports.configs(router), workers
 
 
-def _check_memory(num_pools: int, engine: EngineConfig, model_config: ModelConfig) -> None:
-    """Refuses pools that together do not fit: each worker alone would see the same free memory."""
-    if engine.device != "cpu":
-        # Each worker has a GPU of its own and looks there.
-        return
+def _check_memory(nodes: Iterable[PoolsOfNode], engine: EngineConfig, model_config: ModelConfig) -> None:
+    """Refuses pools that together do not fit: each worker of a host alone would see the same free memory."""
     layout = page_layout_of(model_config, engine.page_size, engine.dtype, engine.kv_cache_dtype)
-    needed = num_pools * engine.num_pages * layout.page_bytes
-    available = available_memory_bytes()
-    if needed > available:
-        raise ValueError(
-            f"{num_pools} pools of {engine.num_pages} pages of {layout.page_bytes} bytes need "
-            f"{needed / 2**20:.0f} MiB, but only {available / 2**20:.0f} MiB of memory are free; use a smaller "
-            f"num_pages, below {available // (num_pools * layout.page_bytes)}"
-        )
+    for node, num_pools, available in nodes:
+        needed = num_pools * engine.num_pages * layout.page_bytes
+        if needed > available:
+            raise ValueError(
+                f"{f'node {node}: ' if node else ''}{num_pools} pools of {engine.num_pages} pages of "
+                f"{layout.page_bytes} bytes need {needed / 2**20:.0f} MiB, but only {available / 2**20:.0f} MiB of "
+                f"memory are free; use a smaller num_pages, below {available // (num_pools * layout.page_bytes)}"
+            )
 
 
 def worker_names(config: ClusterConfig) -> Iterator[tuple[str, Role]]:

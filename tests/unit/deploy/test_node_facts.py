@@ -8,8 +8,7 @@ import pytest
 from ray import cloudpickle
 
 from deploy import node_facts as node_facts_module
-from deploy.node_facts import NodeFacts, node_facts
-from tandem import hosts
+from deploy.node_facts import SENT_MODULES, NodeFacts, node_facts
 from tandem.logs import PACKAGES
 
 ROOT = Path(node_facts_module.__file__).parents[1]
@@ -30,12 +29,12 @@ def facts(model_dir: Path, packages: tuple[str, ...] = PACKAGES) -> NodeFacts:
 
 def elsewhere(model_dir: Path, python_path: str) -> NodeFacts:
     """As a Python says it that finds our code nowhere but there."""
-    for module in (hosts, node_facts_module):
+    for module in SENT_MODULES:
         cloudpickle.register_pickle_by_value(module)
     try:
         sent = cloudpickle.dumps((node_facts, (PACKAGES, str(model_dir))))
     finally:
-        for module in (hosts, node_facts_module):
+        for module in SENT_MODULES:
             cloudpickle.unregister_pickle_by_value(module)
     program = (
         "import sys, pickle; sys.path[:] = [p for p in sys.path if 'tandem' not in p]; sys.meta_path[:] = "
@@ -52,6 +51,7 @@ def test_it_is_asked_without_our_code_and_says_so(model_dir: Path, tmp_path: Pat
     found = elsewhere(model_dir, str(tmp_path))
     assert found.sources == ""
     assert found.model == facts(model_dir).model and found.addresses == facts(model_dir).addresses
+    assert found.available_bytes > 0
 
 
 def test_the_same_code_is_the_same_wherever_it_lies(model_dir: Path, tmp_path: Path) -> None:

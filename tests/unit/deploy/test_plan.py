@@ -1,0 +1,66 @@
+"""What a cluster's configuration comes to where its workers are on several nodes."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from deploy.cluster_config import ClusterConfig
+from deploy.plan import PoolsOfNode, plan
+from deploy.ports import ClientAddresses, ClusterPorts
+from router.config import RouterAddresses
+from tests.fakes.model_config import TINY_LLAMA
+
+CONFIG = ClusterConfig("m", num_prefill=1, num_decode=2, num_pages=2**20)
+PORTS = ClusterPorts(
+    ClientAddresses("127.0.0.1:1", "127.0.0.1:2"),
+    {"router-0": RouterAddresses("127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3")},
+)
+
+
+class Nodes:
+    """prefill-0 is on one, and both others are on another."""
+
+    def __init__(self, first_bytes: int, second_bytes: int) -> None:
+        self._pools = [PoolsOfNode("10.0.0.1", 1, first_bytes), PoolsOfNode("10.0.0.2", 2, second_bytes)]
+
+    def num_threads(self, worker: str) -> int:
+        return 4 if worker == "prefill-0" else 2
+
+    def pools(self) -> list[PoolsOfNode]:
+        return self._pools
+
+
+@pytest.fixture
+def model_dir(tmp_path: Path) -> Path:
+    (tmp_path / "config.json").write_text(json.dumps(TINY_LLAMA))
+    (tmp_path / "tokenizer.json").write_text("{}")
+    return tmp_path
+
+
+@pytest.fixture
+def pool_bytes(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Of one pool; this host has no memory for any."""
+    monkeypatch.setattr("deploy.plan.available_memory_bytes", lambda: 0)
+    with pytest.raises(ValueError, match="3 pools of") as caught:
+        plan(CONFIG, model_dir, "", PORTS)
+    return CONFIG.engine("").num_pages * int(str(caught.value).split(" bytes")[0].rsplit(" ", 1)[1])
+
+
+def test_pools_are_counted_node_by_node(model_dir: Path, pool_bytes: int) -> None:
+    plan(CONFIG, model_dir, "", PORTS, nodes=Nodes(pool_bytes, 2 * pool_bytes))
+    with pytest.raises(ValueError, match=r"^node 10\.0\.0\.2: 2 pools of .* use a smaller num_pages, below 1048575$"):
+        plan(CONFIG, model_dir, "", PORTS, nodes=Nodes(9 * pool_bytes, 2 * pool_bytes - 1))
+
+
+def test_a_worker_that_is_added_looks_itself(model_dir: Path, pool_bytes: int) -> None:
+    plan(CONFIG, model_dir, "", PORTS, num_running=2, nodes=Nodes(0, 0))
+
+
+@pytest.mark.parametrize(("configured", "threads"), [(0, [4, 2, 2]), (3, [3, 3, 3])])
+def test_threads_are_those_of_each_workers_node(
+    configured: int, threads: list[int], model_dir: Path, pool_bytes: int
+) -> None:
+    config = ClusterConfig("m", num_prefill=1, num_decode=2, num_threads=configured)
+    _, workers = plan(config, model_dir, "", PORTS, nodes=Nodes(2**60, 2**60))
+    assert [worker.worker.engine.num_threads for worker in workers] == threads
