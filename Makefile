@@ -40,6 +40,7 @@ monitor:
 # the first find, and the worse status counts; only Ctrl-C ends both.
 test: MARKS = not gpu and not slow
 test-full: MARKS = not gpu
+test-full: export TANDEM_SCHEDULES ?= 1600
 test test-full: .venv/.dev
 	@trap 'exit 130' INT; status=0; \
 	$(BIN)/python -m pytest -m "$(MARKS)" -n 2 --dist worksteal tests/unit $(ARGS) || status=$$?; \

@@ -1,6 +1,7 @@
 """Several routers' HTTP frontends over the same scripted workers, without sockets; what the model says is known."""
 
 import asyncio
+import functools
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -29,8 +30,13 @@ class HttpRouter:
         settings = RouterConfig("nowhere", "fake", max_model_len, cluster_token="secret", api_keys=KEYS, **config)
         self.clock = FakeClock()
         self.router = Router(settings, FirstLeastLoaded(), self.clock)
-        self.app = make_app(Frontend(self.router, tokenizer, settings))
+        self._frontend = Frontend(self.router, tokenizer, settings)
         self.clock.advance(SETTLE_S)
+
+    @functools.cached_property
+    def app(self) -> Any:
+        """It takes a tenth of a second to make, and most tests ask one router alone."""
+        return make_app(self._frontend)
 
     def post(self, body: dict[str, Any], last_event_id: str = "", key: str = KEYS[0]) -> "HttpCall":
         return HttpCall(self.app, body, last_event_id, key)

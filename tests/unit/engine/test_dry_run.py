@@ -1,6 +1,7 @@
 """What is measured before a GPU's pool is sized."""
 
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -29,7 +30,9 @@ def build(model_dir: str, num_pages: int) -> Engine:
 class FakeDevice:
     """A GPU's figures. A forward takes a MiB for each of its tokens, a graph 10 MiB for ever."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, engine: Engine) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, engine: Engine, *, computes: bool = True) -> None:
+        """Args: computes: False: forwards are seen and not run."""
+        self._computes = computes
         self.free = 900 * MIB
         self.batches: list[Batch] = []
         self.num_captured = 0
@@ -49,7 +52,7 @@ class FakeDevice:
     def run(self, batch: Batch) -> object:
         self.batches.append(batch)
         self._peak = batch.num_tokens * MIB
-        return self._forward(batch)
+        return self._forward(batch) if self._computes else SimpleNamespace(logprobs=list)
 
     def capture(self, batch_size: int) -> object:
         self.num_captured += 1
@@ -82,7 +85,7 @@ def test_no_prompt_of_the_dry_run_is_longer_than_the_model_allows(
     model_dir: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = build(model_dir, 1)
-    device = FakeDevice(monkeypatch, engine)
+    device = FakeDevice(monkeypatch, engine, computes=False)
     config = EngineConfig(model_dir, max_chunk_tokens=64 * 200 + 1, max_batch_size=0, cuda_graph_max_bs=0)
     assert measure_memory(engine, config, 1000 * MIB, None, None)[0].graphs == 0
     batch = device.batches[-1]

@@ -42,15 +42,6 @@ class Oracle(AttentionOracle):
         self.step(mode, extend, max_error=self._max_error)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Tensors this small gain nothing from threads, which on a busy machine wait long for each other."""
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(num_threads)
-
-
 @pytest.fixture(params=DTYPES, ids=["-to-".join(filter(None, pair)) for pair in DTYPES])
 def dtypes(request: pytest.FixtureRequest) -> Iterator[tuple[str, str]]:
     yield request.param

@@ -86,15 +86,6 @@ def make_checkpoint(path: Path, variant: str, max_shard_size: str = "1GB") -> Ch
     return Checkpoint(reference, path)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Tensors this small gain nothing from threads, which on a busy machine wait long for each other."""
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(num_threads)
-
-
 @pytest.fixture(scope="module", params=VARIANTS)
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
     return make_checkpoint(tmp_path_factory.mktemp(request.param), request.param)

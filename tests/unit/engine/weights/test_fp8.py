@@ -3,7 +3,6 @@ for, and what is refused."""
 
 import itertools
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,15 +32,6 @@ CPU = torch.device("cpu")
 NUM_TOKENS = 60
 UP = "model.layers.1.mlp.up_proj"
 _names = itertools.count()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Tensors this small gain nothing from threads, which on a busy machine wait long for each other."""
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(num_threads)
 
 
 def load(path: Path, how: str = "auto", *, keeps_fp8: bool = False) -> Model:
