@@ -16,7 +16,7 @@ from deploy.certificates import given_certificates, make_certificates
 from deploy.cluster_config import ClusterConfig, WorkerPlan
 from deploy.cluster_options import AUTO, OFF
 from deploy.errors import ClusterError, refusals
-from deploy.hosted_ray import HostedRay
+from deploy.hosted_ray import STATE, HostedRay
 from deploy.local_ray import LocalRay
 from deploy.node_placement import NodePlacement, SavedPlacement
 from deploy.plan import check_own_classes, plan, router_names, worker_names
@@ -173,7 +173,9 @@ class Cluster:
         if not ray_first:
             self._init_ray()
         if self._processes.cluster_tls is None and self._is_tls_wanted():
-            self._processes.cluster_tls = self._made_certificates()
+            self._processes.cluster_tls = make_certificates()
+        if self._processes.cluster_tls is not None:
+            self._check_ray_is_private()
         self._processes.router_configs = {c.router_id: c for c in router_configs}
         self._processes.worker_plans = {p.worker.worker_id: p for p in worker_plans}
         self._save()
@@ -326,6 +328,7 @@ class Cluster:
         """Whoever supervises after this process has died begins with this."""
         if self._hosted is not None:
             self._hosted.save(
+                STATE,
                 ClusterState(
                     self.cluster_token,
                     self._processes.cluster_tls,
@@ -337,7 +340,7 @@ class Cluster:
                     self._processes.nodes.saved() if self._processes.nodes is not None else None,
                     self._has_started,
                     self._drains_until,
-                )
+                ),
             )
 
     def _init_ray(self) -> None:
@@ -355,13 +358,13 @@ class Cluster:
             return self._ray.num_nodes() > 1
         return self._config.internal_tls != OFF
 
-    def _made_certificates(self) -> ClusterTls:
+    def _check_ray_is_private(self) -> None:
         if self._ray.num_nodes() > 1 and os.environ.get("RAY_USE_TLS") != "1":
             logger.warning(
-                "Ray carries the key of the cluster's certificates to other hosts in the clear, with its token and the "
-                "API keys: start Ray with RAY_USE_TLS=1, or give certificates (--internal-tls-cert)"
+                "Ray carries its own token to other hosts in the clear: who reads it there and reaches Ray's ports can "
+                "run code as its user, and learn all that the cluster knows; start Ray with RAY_USE_TLS=1, or let no "
+                "others reach its ports"
             )
-        return make_certificates()
 
     def _may_start(self, name: str) -> bool:
         """Whether there is a place for a process that is to be started again; raises ClusterError if Ray has ended."""

@@ -108,7 +108,7 @@ class Processes:
         self._on_progress(name, "starting")
         config = replace(self.router_configs[name], num_restarts=self.num_starts[name], cluster_tls=self.cluster_tls)
         self.num_starts[name] += 1
-        actor = self.actors[name] = self._actor_class(name, RouterActor).remote(config)
+        actor = self.actors[name] = self._ray.create(self._actor_class(name, RouterActor), config)
         return actor.start.remote(*(self.nodes.ports_of(name) if self.nodes is not None else ()))
 
     def start_worker(self, name: str) -> Any:
@@ -121,7 +121,7 @@ class Processes:
         self.num_starts[name] += 1
         self._on_progress(name, "starting")
         num_gpus = plan.worker.engine.num_devices if plan.worker.engine.device == "cuda" else 0
-        actor = self.actors[name] = self._actor_class(name, WorkerActor, num_gpus).remote(plan)
+        actor = self.actors[name] = self._ray.create(self._actor_class(name, WorkerActor, num_gpus), plan)
         return actor.start.remote()
 
     def join_router(self, actor: Any) -> Any:

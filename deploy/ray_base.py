@@ -49,6 +49,15 @@ class RayBase(ABC):
         """What a process is asked for with besides, so that it is found by this name; {}: it ends with this process."""
         return {}
 
+    def create(self, actor_class: Any, order: Any) -> Any:
+        """A process, which is told what it is to do.
+
+        Args:
+            actor_class: of Ray, made of a SealedActor.
+            order: as that has it.
+        """
+        return actor_class.remote(order)
+
     @abstractmethod
     def num_nodes(self) -> int:
         """How many hosts there are whose processes could be the cluster's."""

@@ -13,7 +13,8 @@ from typing import Any
 from deploy.cluster_config import ClusterConfig
 from deploy.hosted_ray import SUPERVISOR, HostedRay, namespace_of
 from deploy.ray_module import NodeAffinitySchedulingStrategy, RayActorError, RayError, RayTaskError, ray
-from deploy.supervisor_actor import ENDED, SupervisorActor, SupervisorState
+from deploy.sealed_actor import sealed_order
+from deploy.supervisor_actor import ENDED, SupervisorActor, SupervisorOrder, SupervisorState
 
 POLL_INTERVAL_S = 0.2
 CALL_TIMEOUT_S = 10.0
@@ -49,7 +50,9 @@ class NameOnRayTakenError(Exception):
 class RemoteCluster:
     """One cluster by its name, on the Ray that this process has joined."""
 
-    def __init__(self, name: str, address: str, actor: Any) -> None:
+    def __init__(self, name: str, address: str, actor: Any, order: SupervisorOrder | None = None) -> None:
+        """Args: order: what its supervisor is told, in each life of it; None: that is somebody else's business."""
+        self._order = order
         self._name = name
         self._address = address
         self._actor = actor
@@ -76,10 +79,10 @@ class RemoteCluster:
             "scheduling_strategy": here,
         }
         try:
-            actor = ray.remote(SupervisorActor).options(**options).remote(_portable(config), environment)
+            actor = ray.remote(SupervisorActor).options(**options).remote(config.ray_address, name, config.spans_nodes)
         except ValueError as error:
             raise NameOnRayTakenError(name) from error
-        return RemoteCluster(name, config.ray_address, actor)
+        return RemoteCluster(name, config.ray_address, actor, SupervisorOrder(_portable(config), environment))
 
     @staticmethod
     def find(name: str, address: str) -> "RemoteCluster | None":
@@ -99,6 +102,8 @@ class RemoteCluster:
         state = self._call(functools.partial(self._actor.state.remote, self._next_line))
         if state is not None and state.life != self._life:
             # Of another life everything is new.
+            if not self._tell():
+                return None
             self._life, self._next_line = state.life, 0
             state = self._call(self._actor.state.remote) or state
         if state is not None:
@@ -161,6 +166,15 @@ class RemoteCluster:
             raise RemoteError(str(error.cause)) from error
         except (RayActorError, TimeoutError) as error:
             raise RemoteError(f"the supervisor of {self._name} does not answer; what it was at may go on") from error
+
+    def _tell(self) -> bool:
+        """Has a new life of the supervisor know what it is to do, if this process does; whether that was possible."""
+        if self._order is None:
+            return True
+        public_key = self._call(self._actor.public_key.remote)
+        if public_key is not None:
+            self._actor.tell.remote(sealed_order(self._order, public_key))
+        return public_key is not None
 
     def _call(self, call: Callable[[], Any]) -> Any:
         """What an actor answers; None: it does not, or is being started again.

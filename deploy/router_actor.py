@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from deploy.garbage import collect_young_seldom, freeze_objects, no_collections
+from deploy.sealed_actor import SealedActor
 from deploy.stop_wait import StopWait
 from router.config import RouterAddresses, RouterConfig
 from tandem import logs
@@ -12,21 +13,22 @@ if TYPE_CHECKING:
     from router.process import RouterProcess
 
 
-class RouterActor:
+class RouterActor(SealedActor[RouterConfig]):
     """Starts, stops and watches the process; no request ever crosses a Ray call."""
 
-    def __init__(self, config: RouterConfig) -> None:
-        self._config = config
+    def __init__(self, config: RouterConfig | None) -> None:
+        super().__init__(config)
         # It is there once a router's imports are over.
         self._process: RouterProcess | None = None
         self._stopped = StopWait()
 
     def start(self, *_waited_for: None) -> RouterAddresses:
         """Opens its ports. Args: _waited_for: what Ray is to have done before."""
-        logs.configure(self._config.router_id, self._config.log)
+        config = self._wait_order()
+        logs.configure(config.router_id, config.log)
         with no_collections():
             from router.process import RouterProcess
-        process = self._process = RouterProcess(self._config)
+        process = self._process = RouterProcess(config)
         addresses = process.start()
         freeze_objects()
         collect_young_seldom()

@@ -1,23 +1,29 @@
 """The launcher of a cluster as a Ray actor: it outlives whoever created it, and Ray starts it again when it has died.
 
 Another life of it takes over what runs. A command asks it over Ray calls, none of which waits for long.
+
+What it is to do it is told once it is there, because Ray keeps what an actor is created with and carries it to other
+hosts in the clear. Another life finds that among its notes, which the cluster's processes have the key to.
 """
 
+import contextlib
 import logging
 import os
 import threading
 import time
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from deploy.cluster_config import ClusterConfig
+from deploy.sealed_actor import ORDER_TIMEOUT_S, SealedActor
 from tandem import logs
 from tandem.config import LogConfig
 
 if TYPE_CHECKING:
-    from deploy.launcher import Cluster
+    from deploy.hosted_ray import HostedRay
+    from deploy.launcher import Cluster, ClusterState
     from deploy.scaling import ScaleJob
 
 logger = logging.getLogger(__name__)
@@ -25,8 +31,17 @@ logger = logging.getLogger(__name__)
 STARTING, SERVING, STOPPING, ENDED = "starting", "serving", "stopping", "ended"
 _MAX_LINES = 2000
 _DRAIN_REPORT_INTERVAL_S = 1.0
+_ORDER_POLL_S = 0.2
 # So long its last words can be asked for.
 _FAREWELL_S = 5.0
+
+
+@dataclass(frozen=True)
+class SupervisorOrder:
+    """What it is told. Attributes: environment: what of that of whoever starts the cluster says where models are."""
+
+    config: ClusterConfig
+    environment: Mapping[str, str] = field(repr=False)
 
 
 @dataclass(frozen=True)
@@ -57,13 +72,12 @@ class SupervisorState:
     is_usage: bool
 
 
-class SupervisorActor:
+class SupervisorActor(SealedActor[SupervisorOrder]):
     """Runs the cluster on a thread of its own."""
 
-    def __init__(self, config: ClusterConfig, environment: Mapping[str, str]) -> None:
-        """Args: environment: what of the environment of whoever starts the cluster says where models are."""
-        os.environ.update(environment)
-        self._config = config
+    def __init__(self, ray_address: str, cluster_name: str, spans_nodes: bool) -> None:
+        super().__init__(None)
+        self._place = (ray_address, cluster_name, spans_nodes)
         self._life = f"{os.getpid()}-{time.time_ns()}"
         self._phase = STARTING
         self._parts: dict[str, str] = {}
@@ -124,25 +138,30 @@ class SupervisorActor:
 
     def _run(self) -> None:
         from deploy.errors import ClusterError, ConfigurationError
-        from deploy.hosted_ray import HostedRay
+        from deploy.hosted_ray import ORDER, HostedRay
         from deploy.launcher import Cluster
         from deploy.ray_module import ray
 
-        hosted = HostedRay(self._config.ray_address, self._config.cluster_name, spans_nodes=self._config.spans_nodes)
-        cluster = self._cluster = Cluster(self._config, self._on_progress, self._say, hosted)
+        address, name, spans_nodes = self._place
+        hosted = HostedRay(address, name, spans_nodes=spans_nodes)
         try:
+            order, saved = self._find_out(hosted)
+            config = order.config
+            os.environ.update(order.environment)
+            cluster = self._cluster = Cluster(config, self._on_progress, self._say, hosted)
             try:
-                logs.configure("supervisor", LogConfig(self._config.log_level, self._config.log_dir))
+                logs.configure("supervisor", LogConfig(config.log_level, config.log_dir))
             except ValueError as error:
                 raise ConfigurationError(str(error)) from error
             logging.getLogger("deploy").addHandler(_LineHandler(self._say))
-            if (saved := hosted.saved()) is not None:
+            if saved is not None:
                 logger.warning("the supervisor is back, and takes over what runs")
                 cluster.recover(saved)
             else:
                 # Whoever ended another supervisor of this name may have been ended before it ended the rest.
                 hosted.end_all()
                 hosted.forget()
+                hosted.save(ORDER, order)
                 cluster.start()
             if not cluster.is_draining:
                 self._phase = SERVING
@@ -159,7 +178,11 @@ class SupervisorActor:
         finally:
             self._phase = STOPPING
             try:
-                cluster.stop()
+                if self._cluster is not None:
+                    self._cluster.stop()
+                else:
+                    hosted.end_all()
+                    hosted.forget()
             except Exception as error:
                 logger.exception("what is left of the cluster could not be stopped")
                 self._error = self._error or f"{type(error).__name__}: {error}"
@@ -167,6 +190,29 @@ class SupervisorActor:
             time.sleep(_FAREWELL_S)
             # Its name is free for another cluster from now on.
             ray.kill(ray.get_runtime_context().current_actor)
+
+    def _find_out(self, hosted: "HostedRay") -> "tuple[SupervisorOrder, ClusterState | None]":
+        """What this life of the cluster is, and what an earlier life of this process has noted of it, or None.
+
+        Raises:
+            ClusterError: nobody is left who knows.
+        """
+        from deploy.errors import ClusterError
+        from deploy.hosted_ray import ORDER, STATE
+
+        deadline = time.monotonic() + ORDER_TIMEOUT_S
+        while time.monotonic() < deadline:
+            if (order := hosted.saved(ORDER)) is not None and (saved := hosted.saved(STATE)) is not None:
+                return order, saved
+            # Whoever starts the cluster tells every life of this process, so what runs is asked first.
+            with contextlib.suppress(TimeoutError):
+                return self._wait_order(_ORDER_POLL_S), None
+            if self._stop.is_set():
+                raise _StoppedError
+        raise ClusterError(
+            "the supervisor knows nothing of its cluster: neither a process of it nor the command that started it is "
+            "left to tell; start it again"
+        )
 
     def _on_progress(self, part: str, doing: str) -> None:
         self._parts[part] = doing

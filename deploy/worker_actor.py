@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from deploy.cluster_config import WorkerPlan
 from deploy.garbage import collect_seldom, freeze_objects, no_collections
 from deploy.gpu_opening import GpuOpening
+from deploy.sealed_actor import SealedActor
 from deploy.stop_wait import StopWait
 from tandem import hosts, logs
 
@@ -14,11 +15,11 @@ if TYPE_CHECKING:
     from worker.process import WorkerProcess
 
 
-class WorkerActor:
+class WorkerActor(SealedActor[WorkerPlan]):
     """Starts, stops and watches the process; no request ever crosses a Ray call."""
 
-    def __init__(self, plan: WorkerPlan) -> None:
-        self._plan = plan
+    def __init__(self, plan: WorkerPlan | None) -> None:
+        super().__init__(plan)
         self._progress = "starting"
         # It is there once a worker's imports are over.
         self._process: WorkerProcess | None = None
@@ -26,7 +27,7 @@ class WorkerActor:
 
     def start(self) -> None:
         """Loads the model; raises ValueError if it cannot be served, or the log not be written."""
-        self._plan = plan = _at_home(self._plan)
+        plan = _at_home(self._wait_order())
         worker = plan.worker
         logs.configure(worker.worker_id, worker.log)
         self._set_progress("importing")

@@ -1,7 +1,7 @@
 """A cluster over two nodes of a Ray, which are two network namespaces of this machine.
 
-Whoever speaks to it has to be in one of them, too: what is tried is in inside_nodes.py, whose tests run in a process of
-their own on the first node.
+Whoever speaks to it has to be in one of them, too: what is tried is in inside_nodes.py and inside_wire.py, whose tests
+run in a process of their own on one node.
 """
 
 import os
@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.two_hosts import TOKEN, TwoHosts, may_make_namespaces, two_hosts
+from tests.cluster.two_hosts import TOKEN, Node, TwoHosts, may_make_namespaces, two_hosts
 
-INSIDE = Path(__file__).with_name("inside_nodes.py")
 TIMEOUT_S = 560.0
 
 pytestmark = [
@@ -30,10 +29,11 @@ def hosts() -> Iterator[TwoHosts]:
         yield found
 
 
-def passes(hosts: TwoHosts, name: str, tmp_path: Path) -> None:
-    """Runs a test of inside_nodes.py on the first node, and shows what it prints."""
-    done = hosts.head.run(
-        *(sys.executable, "-m", "pytest", "-q", "-s", "-p", "no:cacheprovider", f"{INSIDE}::{name}"),
+def passes(hosts: TwoHosts, name: str, tmp_path: Path, on: Node | None = None) -> None:
+    """Runs tests of a file beside this one on a node, the first unless another is named, and shows what they print."""
+    node = on or hosts.head
+    done = node.run(
+        *(sys.executable, "-m", "pytest", "-q", "-s", "-p", "no:cacheprovider", str(Path(__file__).with_name(name))),
         timeout=TIMEOUT_S,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -43,6 +43,7 @@ def passes(hosts: TwoHosts, name: str, tmp_path: Path) -> None:
             "XDG_RUNTIME_DIR": str(tmp_path),
             "TANDEM_TEST_OTHER": f"{hosts.other.namespace} {hosts.other.interface}",
             "TANDEM_TEST_CABLE": f"{hosts.cables[1].switch} {hosts.cables[1].port}",
+            "TANDEM_TEST_INTERFACE": node.interface,
         },
     )
     print(done.stdout[-6000:])
@@ -50,13 +51,18 @@ def passes(hosts: TwoHosts, name: str, tmp_path: Path) -> None:
 
 
 def test_prompts_of_one_node_are_decoded_on_the_other(hosts: TwoHosts, tmp_path: Path) -> None:
-    passes(hosts, "test_prompts_of_one_node_are_decoded_on_the_other", tmp_path)
+    passes(hosts, "inside_nodes.py::test_prompts_of_one_node_are_decoded_on_the_other", tmp_path)
+
+
+def test_nothing_of_a_cluster_with_tls_inside_is_read_between_the_nodes(hosts: TwoHosts, tmp_path: Path) -> None:
+    """It is started from the other node, so that what Ray's head is told of it crosses the cable too."""
+    passes(hosts, "inside_wire.py", tmp_path, on=hosts.other)
 
 
 def test_a_cable_is_cut_and_mended(hosts: TwoHosts, tmp_path: Path) -> None:
-    passes(hosts, "test_a_cable_is_cut_and_mended", tmp_path)
+    passes(hosts, "inside_nodes.py::test_a_cable_is_cut_and_mended", tmp_path)
 
 
 # It comes last: the other node is another one afterwards.
 def test_a_node_is_lost_and_comes_back(hosts: TwoHosts, tmp_path: Path) -> None:
-    passes(hosts, "test_a_node_is_lost_and_comes_back", tmp_path)
+    passes(hosts, "inside_nodes.py::test_a_node_is_lost_and_comes_back", tmp_path)

@@ -1,5 +1,5 @@
 """What can be read on the network of what a cluster's processes say to each other: nothing where they speak TLS, and
-what is looked for where they do not. What Ray says when it starts processes is another matter (docs/operations.md)."""
+what is looked for where they do not. What Ray says is on the wire between two hosts (inside_wire.py)."""
 
 import os
 import urllib.request

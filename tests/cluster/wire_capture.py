@@ -1,4 +1,4 @@
-"""What travels over loopback, read as anybody on the network between two hosts could read it. Needs root."""
+"""What travels over an interface, read as anybody on the network between two hosts could read it. Needs root."""
 
 import contextlib
 import socket
@@ -7,7 +7,8 @@ import threading
 from collections import defaultdict
 from types import TracebackType
 
-ETH_P_IP = 0x0800
+ETH_P_ALL, ETH_P_IP = 0x0003, 0x0800
+LOOPBACK = "lo"
 # Of Linux; the module socket does not name them.
 SO_RCVBUFFORCE, SOL_PACKET, PACKET_STATISTICS = 33, 263, 6
 BUFFER_BYTES = 256 * 2**20
@@ -20,10 +21,11 @@ MODULUS = 2**32
 class WireCapture:
     """Captures from its entry to its exit, in a thread of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, interface: str = LOOPBACK) -> None:
+        self._interface = interface
         self._socket = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
         self._socket.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, BUFFER_BYTES)
-        self._socket.bind(("lo", ETH_P_IP))
+        self._socket.bind((interface, ETH_P_ALL))
         self._socket.settimeout(0.1)
         self._frames: list[bytes] = []
         self._ended = threading.Event()
@@ -44,27 +46,30 @@ class WireCapture:
         assert not num_dropped, f"{num_dropped} packets were not captured"
 
     def connections(self) -> list[bytes]:
-        """What each end of each TCP connection said, in order. It may have begun before."""
+        """What each end of each TCP connection said, in order. It may have begun before. What is not TCP over IPv4
+        comes last, each frame for itself."""
+        others: list[bytes] = []
         parts: defaultdict[bytes, dict[int, bytes]] = defaultdict(dict)
         for frame in self._frames:
             packet = frame[ETHERNET_BYTES:]
-            header_bytes = (packet[0] & 0x0F) * 4
-            if packet[9] != TCP:
+            if int.from_bytes(frame[ETHERNET_BYTES - 2 : ETHERNET_BYTES], "big") != ETH_P_IP or packet[9] != TCP:
+                others.append(frame)
                 continue
+            header_bytes = (packet[0] & 0x0F) * 4
             total_bytes = int.from_bytes(packet[2:4], "big") or len(packet)
             segment = packet[header_bytes:total_bytes]
             payload = segment[(segment[12] >> 4) * 4 :]
             if payload:
                 # Addresses and ports name one end's side of a connection.
                 parts[packet[12:20] + segment[:4]][int.from_bytes(segment[4:8], "big")] = payload
-        return [_in_order(said) for said in parts.values()]
+        return [_in_order(said) for said in parts.values()] + others
 
     def _read(self) -> None:
         while not self._ended.is_set():
             with contextlib.suppress(TimeoutError):
                 frame, (_, _, kind, *_) = self._socket.recvfrom(2**17)
                 # Loopback shows each packet as it leaves and as it comes.
-                if kind != socket.PACKET_OUTGOING:
+                if self._interface != LOOPBACK or kind != socket.PACKET_OUTGOING:
                     self._frames.append(frame)
 
 

@@ -73,8 +73,8 @@ class FakeHosted:
         kept = list(besides)
         self.ended += [name for name, actor in self.running.items() if actor not in kept]
 
-    def save(self, state: ClusterState) -> None:
-        self.saved = state
+    def save(self, name: str, note: ClusterState) -> None:
+        self.saved = note
 
 
 @pytest.fixture(autouse=True)

@@ -6,8 +6,11 @@ from typing import Any
 import pytest
 
 from deploy import remote_cluster
+from deploy.cluster_config import ClusterConfig
 from deploy.ray_module import RayActorError
 from deploy.remote_cluster import GoneError, RemoteCluster
+from deploy.sealed_actor import SealedActor
+from deploy.supervisor_actor import STARTING, SupervisorOrder, SupervisorState
 
 
 class FakeRay:
@@ -81,3 +84,44 @@ def test_another_cluster_of_the_same_name_is_left_alone(ray: FakeRay) -> None:
         cluster.look()
     cluster.end()
     assert ray.ended == ["own"]
+
+
+class FakeSupervisor:
+    """Calls are answered at once, by the life that there is.
+
+    Attributes:
+        life: of it, which has a key of its own.
+    """
+
+    _actor_id = "own"
+
+    def __init__(self) -> None:
+        self.begin("first")
+
+    def begin(self, life: str) -> None:
+        self.life, self.told = life, SealedActor[SupervisorOrder](None)
+
+    def __getattr__(self, name: str) -> Any:
+        answers = {"state": self._state, "public_key": self.told.public_key, "tell": self.told.tell}
+        return SimpleNamespace(remote=answers[name])
+
+    def _state(self, from_line: int = 0) -> SupervisorState:
+        return SupervisorState(self.life, STARTING, {}, [], 0, "", "", "", "", False)
+
+
+def test_each_life_of_a_supervisor_is_told_by_whoever_started_it_and_by_nobody_else(
+    ray: FakeRay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray, "get", lambda ref, timeout: ref)
+    order = SupervisorOrder(ClusterConfig("m", api_keys=("a-secret",)), {"HF_TOKEN": "another-secret"})
+    assert "secret" not in repr(order)
+    supervisor = FakeSupervisor()
+    watching = RemoteCluster("chat", "127.0.0.1:1", supervisor)
+    starting = RemoteCluster("chat", "127.0.0.1:1", supervisor, order)
+    for life in ("first", "second"):
+        supervisor.begin(life)
+        assert watching.look() is not None
+        with pytest.raises(TimeoutError):
+            supervisor.told._wait_order(0.0)
+        assert starting.look() is not None
+        assert supervisor.told._wait_order(0.0) == order

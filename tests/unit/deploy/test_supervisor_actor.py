@@ -12,7 +12,8 @@ from deploy import hosted_ray, launcher, ray_module, supervisor_actor
 from deploy.cluster_config import ClusterConfig
 from deploy.errors import ClusterError, ConfigurationError
 from deploy.ports import ClientAddresses
-from deploy.supervisor_actor import ENDED, SERVING, STARTING, SupervisorActor
+from deploy.sealed_actor import sealed_order
+from deploy.supervisor_actor import ENDED, SERVING, STARTING, SupervisorActor, SupervisorOrder
 
 
 class FakeCluster:
@@ -68,16 +69,19 @@ class FakeCluster:
 
 
 class FakeHosted:
-    """Attributes: ended: what was done about what others had left."""
+    """Attributes: notes: that it finds, and makes; ended: what was done about what others had left."""
 
-    state: Any = None
+    notes: ClassVar[dict[str, Any]] = {}
     ended: ClassVar[list[str]] = []
 
     def __init__(self, *_: Any, **__: Any) -> None:
         pass
 
-    def saved(self) -> Any:
-        return self.state
+    def saved(self, name: str) -> Any:
+        return self.notes.get(name)
+
+    def save(self, name: str, note: Any) -> None:
+        self.notes[name] = note
 
     def end_all(self) -> None:
         self.ended.append("processes")
@@ -107,6 +111,7 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeRay]:
     monkeypatch.setattr(launcher, "Cluster", FakeCluster)
     monkeypatch.setattr(hosted_ray, "HostedRay", FakeHosted)
     monkeypatch.setattr(FakeHosted, "ended", [])
+    monkeypatch.setattr(FakeHosted, "notes", {})
     monkeypatch.setattr(ray_module, "ray", ray)
     monkeypatch.setattr(supervisor_actor, "_FAREWELL_S", 0.0)
     monkeypatch.setattr(supervisor_actor.logs, "configure", lambda name, log: None)
@@ -123,7 +128,13 @@ def wait_for(actor: SupervisorActor, phase: str) -> None:
 
 
 def actor(**config: Any) -> SupervisorActor:
-    return SupervisorActor(ClusterConfig("m", ray_address="127.0.0.1:1", **config), {})
+    made = SupervisorActor("127.0.0.1:1", "m", False)
+    made.tell(sealed_order(order(**config), made.public_key()))
+    return made
+
+
+def order(**config: Any) -> SupervisorOrder:
+    return SupervisorOrder(ClusterConfig("m", ray_address="127.0.0.1:1", **config), {})
 
 
 def test_it_serves_until_it_is_stopped_and_ends_itself(ray: FakeRay) -> None:
@@ -159,8 +170,9 @@ def test_a_log_that_cannot_be_written_is_said(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_another_life_takes_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(FakeHosted, "state", "what was saved")
-    made = actor()
+    """What runs is asked, and nobody has to tell it anything."""
+    monkeypatch.setattr(FakeHosted, "notes", {"order": order(), "state": "what was saved"})
+    made = SupervisorActor("127.0.0.1:1", "m", False)
     wait_for(made, SERVING)
     assert made._cluster.calls == ["recover what was saved", "supervise"]  # type: ignore[union-attr]
     assert FakeHosted.ended == []
@@ -170,15 +182,30 @@ def test_another_life_takes_over(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_another_life_goes_on_with_a_drain(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(FakeHosted, "state", "what was saved")
+    monkeypatch.setattr(FakeHosted, "notes", {"order": order(), "state": "what was saved"})
     monkeypatch.setattr(FakeCluster, "is_draining", True)
     monkeypatch.setattr(FakeCluster, "num_left", 3)
     monkeypatch.setattr(FakeCluster, "drain_s", 0.1)
-    made = actor()
+    made = SupervisorActor("127.0.0.1:1", "m", False)
     # Nobody asks this life to stop.
     wait_for(made, ENDED)
     assert made._cluster.calls == ["recover what was saved", "stop"]  # type: ignore[union-attr]
     assert made.state().lines[-1] == "Requests cut short: 3"
+
+
+def test_one_whom_nobody_tells_anything_says_so_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor_actor, "ORDER_TIMEOUT_S", 0.1)
+    made = SupervisorActor("127.0.0.1:1", "m", False)
+    wait_for(made, ENDED)
+    assert "knows nothing of its cluster" in made.state().error
+    assert FakeHosted.ended == ["processes", "state"]
+
+
+def test_one_that_waits_to_be_told_can_be_stopped() -> None:
+    made = SupervisorActor("127.0.0.1:1", "m", False)
+    made.stop("me")
+    wait_for(made, ENDED)
+    assert made.state().error == ""
 
 
 def test_lines_are_told_from_a_number_on(monkeypatch: pytest.MonkeyPatch) -> None:
