@@ -226,8 +226,10 @@ def print_status(info: pb.ServerInfo) -> None:
     links = Table(box=None, padding=(0, 1), pad_edge=False, header_style="dim")
     for column in ("link", "to", "over", "pages", "GB", "GB/s while copying"):
         links.add_column(column, justify="left" if column in ("link", "to", "over") else "right")
+    here = {worker.worker_id for worker in info.workers}
     for worker in info.workers:
-        for shipped in worker.stats.shipped:
+        # What was counted for workers that have left since stays counted.
+        for shipped in (s for s in worker.stats.shipped if s.receiver_id in here):
             rate = f"{shipped.num_bytes / shipped.copying_ns:.2f}" if shipped.copying_ns else ""
             size = f"{shipped.num_bytes / 1e9:.2f}"
             links.add_row(worker.worker_id, shipped.receiver_id, shipped.transport, str(shipped.num_pages), size, rate)
