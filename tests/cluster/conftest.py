@@ -221,25 +221,42 @@ class Clusters:
             served.close()
 
 
-# Modules that share clusters come last, in this order, for only one cluster is kept at a time: first the one with API
-# keys, then the plain 1P1D cluster.
-SHARING = (
-    "test_keys_and_tls",
-    "test_bad_input",
-    "test_cluster",
-    "test_greedy",
-    "test_grpc_contract",
-    "test_metrics",
-    "test_sampling",
-    "test_structured",
-    "test_openai",
-    "test_fuzz",
+# Modules that share a cluster, in the order in which they run: those with API keys and TLS, and the plain 1P1D
+# cluster's. A process keeps one cluster at a time, so each of these groups stays in one process, like every other
+# module. What takes longest comes first, for two processes to end together.
+GROUPS = (
+    ("test_cli",),
+    ("test_death",),
+    ("test_keys_and_tls", "test_bad_input"),
+    (
+        "test_cluster",
+        "test_greedy",
+        "test_grpc_contract",
+        "test_metrics",
+        "test_sampling",
+        "test_structured",
+        "test_openai",
+        "test_fuzz",
+    ),
 )
+STEMS = [stem for group in GROUPS for stem in group]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    order = {stem: number for number, stem in enumerate(SHARING)}
-    items.sort(key=lambda item: order.get(item.path.stem, -1))
+    items.sort(key=lambda item: STEMS.index(item.path.stem) if item.path.stem in STEMS else len(STEMS))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
+    from xdist.scheduler import LoadScopeScheduling
+
+    class GroupScheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            stem = Path(nodeid.partition("::")[0]).stem
+            return next((group[0] for group in GROUPS if stem in group), stem)
+
+    config.option.loadscopereorder = False
+    return GroupScheduling(config, log)
 
 
 def save_tiny_model(directory: Path, **settings: Any) -> None:
