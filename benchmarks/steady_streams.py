@@ -1,8 +1,9 @@
 """What long prompts do to streams that run beside them: with workers that do both jobs, and with one for each.
 
-Starts two clusters, one after the other, on the same two devices: two workers of role `both`, then one prefill and one
-decode worker. Each gets the same load of `tandem bench`: streams that run all the time, and long prompts that arrive at
-a rate. For each it writes NAME.json (the result), NAME.jsonl (each request) and NAME.txt (what a terminal shows);
+Starts clusters, one after the other (`--layouts`): two workers of role `both` and a prefill and a decode worker on the
+same two devices; or, on one device, a worker of role `both` that computes prompts in pieces, and one that takes whole
+chunks. Each gets the same load of `tandem bench`: streams that run all the time, and long prompts that arrive at a
+rate. For each it writes NAME.json (the result), NAME.jsonl (each request) and NAME.txt (what a terminal shows);
 summary.json has the headline figures. `tandem bench plot` draws them:
 
   python -m benchmarks.steady_streams --device cuda --model DIRECTORY --load-format dummy --out results
@@ -31,11 +32,14 @@ from bench.workloads.synthetic import Lengths
 from benchmarks.named_models import fit_to_serve
 from benchmarks.served import Served, StartError, within
 
-# Names of files, what the runs are called in pictures, and which workers.
-LAYOUTS = (
-    ("both", "two workers of role both", ("--both", "2")),
-    ("1p1d", "a prefill and a decode worker", ("--prefill", "1", "--decode", "1")),
-)
+# What the runs are called in pictures, and which workers, by the names of files.
+LAYOUTS = {
+    "both": ("two workers of role both", ("--both", "2")),
+    "1p1d": ("a prefill and a decode worker", ("--prefill", "1", "--decode", "1")),
+    "pieces": ("one worker of role both", ("--both", "1")),
+    "chunks": ("one worker of role both, whole chunks", ("--both", "1", "--itl-objective", "1000000")),
+}
+DEFAULT_LAYOUTS = "both", "1p1d"
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +123,7 @@ def run_layout(
 
 def remove_results(out: Path) -> None:
     """Of an earlier run: what this one fails to measure must not be compared with what it measures."""
-    for name, *_ in LAYOUTS:
+    for name in LAYOUTS:
         for suffix in (".json", ".jsonl", ".txt", "-serve.txt"):
             (out / f"{name}{suffix}").unlink(missing_ok=True)
 
@@ -134,7 +138,7 @@ def headline(result: dict[str, Any], ready_s: float) -> dict[str, Any]:
     return {
         "label": result["label"],
         "start_to_ready_s": round(ready_s, 1),
-        "itl_of_streams_ms": ms(streams["itl"], "p50", "p90", "p99", "max"),
+        "itl_of_streams_ms": ms(streams["itl"], "p50", "p90", "p95", "p99", "max"),
         "ttft_of_prompts_ms": ms(requests["ttft"], "p50", "p90", "p99", "max"),
         "num_prompts": requests["num_requests"],
         "num_whole": requests["num_whole"],
@@ -166,6 +170,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_model_arguments(parser)
     add: Any = parser.add_argument
+    add("--layouts", nargs="+", choices=LAYOUTS, default=DEFAULT_LAYOUTS, help="one after the other (%(default)s)")
     add("--streams", type=int, metavar="N", help="that run all the time (64; on a CPU 4)")
     add("--input-tokens", type=int, metavar="N", help="of each prompt that arrives (4096; 256)")
     add("--rate", type=float, metavar="N", help="of prompts, in a second (3; 0.3)")
@@ -189,7 +194,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as directory:
         flags = serve_flags(arguments, Path(directory))
         remove_results(arguments.out)
-        for name, label, workers in LAYOUTS:
+        for name in arguments.layouts:
+            label, workers = LAYOUTS[name]
             try:
                 summary[name] = run_layout(
                     name, label, [*flags, *workers], sizes, arguments.vocab_size, arguments.out, deadline
@@ -200,7 +206,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             # Whatever becomes of the next one, this one is there.
             (arguments.out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
     is_whole = all(
-        not summary[n].get("failed") and summary[n]["num_whole"] == summary[n]["num_prompts"] for n, *_ in LAYOUTS
+        not summary[n].get("failed") and summary[n]["num_whole"] == summary[n]["num_prompts"] for n in arguments.layouts
     )
     return 0 if is_whole else 1
 

@@ -15,9 +15,9 @@ MIN_TOKENS = 128
 # A piece is no more than this many times as large as the largest of those that the estimates are from.
 MAX_GROWTH = 2
 NUM_REMEMBERED = 32
-# What the numbers of an observation are like: one, requests that decode, tokens that they attend to, prompt tokens, and
-# tokens that these attend to.
-_SCALES = (1.0, 64.0, 1e5, 256.0, 1e6)
+# Seconds of a step with nothing in it, of a request that decodes, of a token that it attends to, of a prompt token, and
+# of a token that this attends to, as long as nothing was seen: those of a device that is faster than any.
+_START = (1e-3, 1e-5, 5e-9, 5e-6, 2e-10)
 
 
 class StepBudget(PromptBudget):
@@ -39,7 +39,7 @@ class StepBudget(PromptBudget):
         self._max_tokens = max_tokens
         self._min_tokens = min(MIN_TOKENS, max_tokens)
         self._clock = clock
-        self._fit = LinearFit((0.0,) * len(_SCALES), _SCALES)
+        self._fit = LinearFit(_START)
         # Of the prompt forwards since the last decode step.
         self._num_tokens = 0
         self._num_attended = 0

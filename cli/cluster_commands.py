@@ -6,7 +6,7 @@ from typing import Protocol
 
 from deploy.cluster_options import DEFAULT_NAME
 from tandem import exit_codes
-from tandem.config import ROLES
+from tandem.config import ROLES, WORKER_KINDS
 
 LIST_EXAMPLES = """\
 examples:
@@ -62,6 +62,9 @@ def add_cluster_commands(add: AddCommand) -> None:
         scale.add_argument(
             f"--{role}", type=_count, metavar="N", help=f"{role} workers (default: as many as there are)"
         )
+    scale.add_argument(
+        "--workers", dest="any", type=_count, metavar="N", help="workers of a cluster that was started with --workers"
+    )
     scale.set_defaults(run=_scale, name=scale.prog)
     stop = add("stop", "stop a cluster", "Stop a cluster of this user on this host.", STOP_EXAMPLES)
     add_cluster_name(stop)
@@ -127,9 +130,9 @@ def _logs(arguments: argparse.Namespace) -> int:
 def _scale(arguments: argparse.Namespace) -> int:
     from cli.clusters import scale_cluster
 
-    counts: dict[str, int] = {role: count for role in ROLES if (count := getattr(arguments, role)) is not None}
+    counts: dict[str, int] = {kind: count for kind in WORKER_KINDS if (count := getattr(arguments, kind)) is not None}
     if not counts:
-        print(f"{arguments.name}: how many? give --prefill, --decode or --both", file=sys.stderr)
+        print(f"{arguments.name}: how many? give --workers, or --prefill, --decode or --both", file=sys.stderr)
         return exit_codes.USAGE
     if arguments.ray_address:
         from cli.remote_clusters import scale_remote

@@ -33,7 +33,7 @@ def cluster_config(arguments: argparse.Namespace, environment: Mapping[str, str]
     if "model" not in values:
         raise ValueError("which model? give --model, or a line `model: ...` in the file of --config")
     for name in ("num_prefill", "num_decode"):
-        values.setdefault(name, 0 if values.get("num_both") else 1)
+        values.setdefault(name, 0 if values.get("num_both") or values.get("num_any") else 1)
     keys = list(values.get("api_keys", ()))
     if key_file := values.pop(API_KEY_FILE.field, ""):
         keys += read_key_file(Path(key_file))

@@ -162,6 +162,9 @@ def print_timeline(console: Console, last: pb.GenerateResponse) -> None:
     usage, handover = last.usage, last.handover
     size = handover.page_size or 1
     num_pages = -(-usage.prompt_tokens // size)
+    why = f" ({handover.placement_reason})" if handover.placement_reason else ""
+    if handover.estimated_ttft_ms:
+        why += f", first token expected {handover.estimated_ttft_ms:.1f} ms after the choice"
     console.print(
         f"[dim]{usage.prompt_tokens} prompt tokens ({num_pages} pages of {size}), "
         f"{usage.completion_tokens} output tokens[/]\n"
@@ -169,6 +172,7 @@ def print_timeline(console: Console, last: pb.GenerateResponse) -> None:
         f"{handover.pages_computed} pages computed\n"
         f"[dim]{handover.decode_worker}:[/] {handover.decode_cached_tokens} tokens found in its radix cache, "
         f"{handover.pages_shipped} pages shipped to it\n"
+        f"[dim]placement:[/] {handover.placement}{why}\n"
         f"[dim]clocks of both agree with the router's to {last.clock_uncertainty_ms:.1f} ms[/]",
         highlight=False,
     )
@@ -235,3 +239,6 @@ def print_status(info: pb.ServerInfo) -> None:
             links.add_row(worker.worker_id, shipped.receiver_id, shipped.transport, str(shipped.num_pages), size, rate)
     if links.row_count:
         console.print(links)
+    if info.placements:
+        placed = ", ".join(f"{p.placement} ({p.reason}) {p.count}" for p in info.placements)
+        console.print(f"[dim]placements by this router:[/] {placed}")

@@ -16,7 +16,8 @@ from kvtransfer.config import LinkConfig
 from kvtransfer.transports import table as transports
 from prefill_worker.config import PrefillConfig
 from router.config import RouterConfig
-from tandem.config import DEVICES, LogConfig, Role, TlsConfig, default_of, require, require_one_of
+from router.placement import AUTO
+from tandem.config import DEVICES, LogConfig, Role, TlsConfig, WorkerKind, default_of, require, require_one_of
 from tandem.hosts import check_network
 from worker.config import WorkerConfig
 
@@ -31,6 +32,8 @@ class WorkerPlan:
     """What one worker's process is told: what all are, and what those of its role are.
 
     Attributes:
+        has_links: in role `both`, whether it hands over to others and takes over from them.
+        itl_objective_s: in role `both`, the time between two tokens that prompts beside them leave.
         spans_nodes: whether its ports are for other hosts too, on the address of whichever node it is on.
         interface: which of a node's addresses that is (tandem.hosts.choose_address).
     """
@@ -39,8 +42,14 @@ class WorkerPlan:
     prefill: PrefillConfig
     decode: DecodeConfig
     links: LinkConfig
+    has_links: bool = False
+    itl_objective_s: float = 0.0
     spans_nodes: bool = False
     interface: str = ""
+
+    @property
+    def kind(self) -> WorkerKind:
+        return "any" if self.worker.role == "both" and self.has_links else self.worker.role
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +61,16 @@ class ClusterConfig(ClusterOptions):
     """
 
     def __post_init__(self) -> None:
-        counts = ("num_prefill", "num_decode", "num_both", "num_routers", "num_pages", "chunk_size", "max_batch_size")
+        counts = (
+            "num_prefill",
+            "num_decode",
+            "num_both",
+            "num_any",
+            "num_routers",
+            "num_pages",
+            "chunk_size",
+            "max_batch_size",
+        )
         for name in (*counts, "max_model_len", "num_threads", "drain_timeout_s"):
             require(getattr(self, name) >= 0, f"{name} must not be negative, but is {getattr(self, name)}")
         require(
@@ -90,7 +108,14 @@ class ClusterConfig(ClusterOptions):
             (self.num_prefill > 0) == (self.num_decode > 0),
             f"{self.num_prefill} prefill and {self.num_decode} decode workers: both kinds are needed, or neither",
         )
-        require(self.num_workers > 0, "at least one worker is needed: num_prefill and num_decode, or num_both")
+        require(
+            self.num_workers > 0, "at least one worker is needed: num_any, or num_prefill and num_decode, or num_both"
+        )
+        require(
+            not self.num_any or self.num_any == self.num_workers,
+            "num_any makes a cluster of workers that are all alike: it goes without num_prefill, num_decode and "
+            "num_both",
+        )
         require(
             not self.spans_nodes or bool(self.ray_address),
             f"placement_strategy {self.placement_strategy} is for the nodes of a Ray that is there: it needs "
@@ -108,12 +133,12 @@ class ClusterConfig(ClusterOptions):
 
     @property
     def num_workers(self) -> int:
-        return self.num_prefill + self.num_decode + self.num_both
+        return self.num_prefill + self.num_decode + self.num_both + self.num_any
 
     @property
     def num_routers_started(self) -> int:
         """A GPU decodes about as many tokens in a second as one router passes on."""
-        return self.num_routers or (1 if self.device == "cpu" else self.num_decode + self.num_both)
+        return self.num_routers or (1 if self.device == "cpu" else self.num_workers - self.num_prefill)
 
     @property
     def spans_nodes(self) -> bool:
@@ -124,6 +149,13 @@ class ClusterConfig(ClusterOptions):
     def num_devices(self) -> int:
         """Devices of all workers together."""
         return self.num_workers * DEVICES_PER_WORKER
+
+    @property
+    def _routing(self) -> str:
+        if self.routing != AUTO:
+            return self.routing
+        default: str = default_of(RouterConfig, "routing")
+        return "least_cost" if self.num_any else default
 
     @property
     def _device_defaults(self) -> DeviceDefaults:
@@ -148,6 +180,7 @@ class ClusterConfig(ClusterOptions):
             **_passed_on(self, RouterConfig)
             | {
                 "model_dir": model_dir,
+                "routing": self._routing,
                 "model_name": first,
                 "other_model_names": tuple(others),
                 "max_model_len": max_model_len,
@@ -204,8 +237,10 @@ class ClusterConfig(ClusterOptions):
             PrefillConfig(**_passed_on(self, PrefillConfig) | {"chunk_size": chunk_size, "overlap": overlap}),
             DecodeConfig(**_passed_on(self, DecodeConfig) | {"max_batch_size": max_batch_size, "overlap": overlap}),
             LinkConfig(**_passed_on(self, LinkConfig) | {"transports": named}),
-            self.spans_nodes,
-            self.interface,
+            has_links=role != "both" or self.num_any > 0,
+            itl_objective_s=self.itl_objective_ms / 1e3,
+            spans_nodes=self.spans_nodes,
+            interface=self.interface,
         )
 
 

@@ -16,6 +16,7 @@ from kvtransfer.transports import table as transports
 from prefill_worker.config import PrefillConfig
 from prefill_worker.policies.table import PREFILL_POLICIES
 from router.config import GENERATION_CONFIGS, RouterConfig
+from router.placement import PLACEMENTS
 from router.policies.table import ROUTING_POLICIES
 from router.text.reasoning import REASONING_STYLES
 from router.text.tool_parsers.table import TOOL_PARSERS
@@ -146,9 +147,22 @@ class ClusterOptions:
         detail=" ([api.md](api.md#reasoning))",
     )
     # --- workers ---
-    num_prefill: int = option(1, WORKERS, "prefill workers", name="prefill", metavar="N", shown="1, or 0 with --both")
-    num_decode: int = option(1, WORKERS, "decode workers", name="decode", metavar="N", shown="1, or 0 with --both")
+    num_prefill: int = option(
+        1, WORKERS, "prefill workers", name="prefill", metavar="N", shown="1, or 0 with --both or --workers"
+    )
+    num_decode: int = option(
+        1, WORKERS, "decode workers", name="decode", metavar="N", shown="1, or 0 with --both or --workers"
+    )
     num_both: int = option(0, WORKERS, "workers that prefill and decode", name="both", metavar="N")
+    num_any: int = option(
+        0,
+        WORKERS,
+        "workers that prefill and decode, with links to each other: the routers decide for each request which of them "
+        "compute its prompt and which decode it; in place of the other three",
+        name="workers",
+        metavar="N",
+        detail=" ([placement.md](placement.md))",
+    )
     device: str = option(
         default_of(EngineConfig, "device"),
         WORKERS,
@@ -234,11 +248,33 @@ class ClusterOptions:
         takes_path=True,
     )
     routing: str = option(
-        default_of(RouterConfig, "routing"),
+        AUTO,
         SCHEDULING,
-        "which workers serve a request",
-        choices=ROUTING_POLICIES.names,
+        f"which workers serve a request; auto: least_cost with --workers, else {default_of(RouterConfig, 'routing')}",
+        choices=(AUTO, *ROUTING_POLICIES.names),
         takes_path=True,
+    )
+    placement: str = option(
+        default_of(RouterConfig, "placement"),
+        SCHEDULING,
+        "whether one worker may compute a prompt and decode it; auto: as --routing chooses; the others hold as long as "
+        "there are such workers",
+        choices=PLACEMENTS,
+        detail=" ([placement.md](placement.md))",
+    )
+    ttft_objective_ms: float = option(
+        default_of(RouterConfig, "ttft_objective_ms"),
+        SCHEDULING,
+        "time to the first token that least_cost aims at",
+        name="ttft-objective",
+        metavar="MS",
+    )
+    itl_objective_ms: float = option(
+        default_of(RouterConfig, "itl_objective_ms"),
+        SCHEDULING,
+        "time between two tokens that least_cost aims at, and that prompts beside them leave in role both",
+        name="itl-objective",
+        metavar="MS",
     )
     # --- clients' ports ---
     num_routers: int = option(

@@ -31,7 +31,7 @@ from deploy.scaling import ScaleJob, ScaleQueue, Scaling, in_counts
 from deploy.supervisor import ProcessKind, Supervisor
 from engine.weights.resolve import resolve_model
 from router.config import RouterAddresses, RouterConfig
-from tandem.config import ROLES, ClusterTls, ClusterTlsFiles
+from tandem.config import WORKER_KINDS, ClusterTls, ClusterTlsFiles
 from tandem.rpc.tls import check_tls_files
 
 logger = logging.getLogger(__name__)
@@ -282,8 +282,8 @@ class Cluster:
         self._held.close()
 
     def _plan_scaling(self, job: ScaleJob, supervisor: Supervisor, kind: ProcessKind) -> Scaling:
-        running = Counter(p.worker.role for p in self._processes.worker_plans.values())
-        counts = dict.fromkeys(ROLES, 0) | running | dict(job.counts)
+        running = Counter(p.kind for p in self._processes.worker_plans.values())
+        counts = dict.fromkeys(WORKER_KINDS, 0) | running | dict(job.counts)
         config = replace(self._config, **in_counts(counts), num_routers=len(self._processes.router_configs))
         num_running = len(self._processes.worker_plans)
         _, plans = plan(

@@ -98,7 +98,9 @@ def plan(
     engine = config.engine(str(model_dir), num_threads)
     longest = model_config.max_position_embeddings
     if engine.num_pages:
-        longest = min(longest, engine.num_pages * engine.page_size)
+        # Where workers have links to each other, prompts for others may take the other half.
+        pages_of_one = engine.num_pages // 2 if config.num_any else engine.num_pages
+        longest = min(longest, pages_of_one * engine.page_size)
     max_model_len = config.max_model_len or longest
     if max_model_len > model_config.max_position_embeddings:
         raise ValueError(
@@ -107,7 +109,7 @@ def plan(
         )
     if max_model_len > longest:
         raise ValueError(
-            f"{engine.num_pages} pages of {engine.page_size} tokens hold {longest} tokens, fewer than "
+            f"{engine.num_pages} pages of {engine.page_size} tokens hold a request of {longest} tokens, fewer than "
             f"max_model_len {max_model_len}; use a larger num_pages or a smaller max_model_len"
         )
     # A worker on a GPU has that for itself, and looks there. So does one that is added over several nodes: on which it
@@ -146,6 +148,7 @@ def worker_names(config: ClusterConfig) -> Iterator[tuple[str, Role]]:
         ("both", config.num_both),
     )
     yield from ((f"{role}-{i}", role) for role, count in counts for i in range(count))
+    yield from ((f"worker-{i}", "both") for i in range(config.num_any))
 
 
 def router_names(config: ClusterConfig) -> list[str]:

@@ -40,7 +40,7 @@ from deploy.run_record import (
     write_record,
 )
 from tandem import exit_codes
-from tandem.config import ROLES
+from tandem.config import WORKER_KINDS
 from tandem.processes import ProcessId
 
 # Stopping takes no longer than this once no request is waited for any more.
@@ -231,7 +231,7 @@ def _answer(cluster: Cluster, asked: Mapping[str, Any]) -> Iterator[Mapping[str,
     if (
         asked.get("do") != "scale"
         or not isinstance(counts, dict)
-        or not all(role in ROLES and isinstance(count, int) for role, count in counts.items())
+        or not all(kind in WORKER_KINDS and isinstance(count, int) for kind, count in counts.items())
     ):
         yield {"error": "this cluster does not know what it is asked for: it is of another version"}
         return

@@ -22,4 +22,5 @@ def _role(plan: WorkerPlan) -> WorkerRole:
         case "decode":
             return DecodeRole(plan.decode, plan.links)
         case "both":
-            return BothRole(plan.prefill, plan.decode)
+            links = plan.links if plan.has_links else None
+            return BothRole(plan.prefill, plan.decode, links, itl_objective_s=plan.itl_objective_s)

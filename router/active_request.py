@@ -80,6 +80,7 @@ class ActiveRequest:
     lost_on: set[str] = field(default_factory=set)
     cleared_len: int = 0
     _num_pending_tokens: int = 0
+    _num_kv_tokens: int = 0
     _is_starting: bool = False
     _is_under_test: bool = False
 
@@ -100,13 +101,16 @@ class ActiveRequest:
             worker.add_load(1)
             worker.num_starting += 1
             worker.num_suspects += self._is_under_test
-        self._num_pending_tokens = len(self.tracker.prompt_ids) + len(self.tracker.output_ids)
-        pair.prefill.add_load(0, self._num_pending_tokens)
+        num_tokens = len(self.tracker.prompt_ids) + len(self.tracker.output_ids)
+        self._num_pending_tokens = num_tokens if pair.estimate is None else pair.estimate.num_to_compute
+        pair.prefill.add_load(num_pending_tokens=self._num_pending_tokens)
+        self._num_kv_tokens = num_tokens
+        pair.decode.add_load(num_decoding=1, num_kv_tokens=num_tokens)
 
     def prefill_is_computed(self) -> None:
         """The first token is there: the prefill worker has nothing left to compute."""
-        if self.pair is not None:
-            self.pair.prefill.add_load(0, -self._num_pending_tokens)
+        if self.pair is not None and self._num_pending_tokens:
+            self.pair.prefill.add_load(num_pending_tokens=-self._num_pending_tokens)
             self._num_pending_tokens = 0
 
     def prefill_is_over(self) -> None:
@@ -130,6 +134,8 @@ class ActiveRequest:
                 worker.send([Abort(self.tracker.request_id, self.tracker.attempt)])
         for worker in list(self.workers):
             self._release_worker(worker)
+        if self.pair is not None:
+            self.pair.decode.add_load(num_decoding=-1, num_kv_tokens=-self._num_kv_tokens)
         self.pair = None
 
     def charge_loss(self, worker_id: str) -> None:

@@ -26,6 +26,8 @@ from router.config import RouterConfig
 from router.errors import InternalError, InvalidRequestError, RequestError, RequestTooLargeError, UnavailableError
 from router.live.journal import Journal
 from router.metrics import RouterMetrics
+from router.objectives import Objectives
+from router.placement import DISAGGREGATED, Placed
 from router.policies.base import AttemptFailure, RequestEnd, RoutingRequest
 from router.policies.guard import GuardedPolicy
 from router.requests_in_hand import RequestsInHand
@@ -33,7 +35,7 @@ from router.tracker import RequestState, RequestTracker
 from router.waiting_room import WaitingRoom
 from router.worker import Worker
 from router.worker_registry import WorkerRegistry
-from tandem.lifecycle import ASSIGNED, LAST_TOKEN, WAITING, now_ns
+from tandem.lifecycle import ASSIGNED, FIRST_TOKEN, LAST_TOKEN, PREFILL_STARTED, WAITING, now_ns
 from tandem.messages import (
     Failed,
     Finished,
@@ -79,6 +81,7 @@ class Attempts:
         self._clocks = clocks
         self._journal = journal
         self._clock = clock
+        self._objectives = Objectives(config.ttft_objective_ms / 1e3, config.itl_objective_ms / 1e3)
 
     def start_attempt(self, request: ActiveRequest) -> None:
         """Starts the next attempt, or has the request wait for workers, or fails it."""
@@ -117,7 +120,7 @@ class Attempts:
         if refusal and tracker.attempt < 0:
             self.fail_request(request, refusal, RequestTooLargeError)
             return
-        view = _routing_request(tracker, tracker.attempt + 1)
+        view = self._routing_request(tracker, tracker.attempt + 1)
         try:
             pair = self._policy.choose(candidates, view)
         except InternalError as error:
@@ -126,10 +129,12 @@ class Attempts:
         admit, prefill = tracker.begin_attempt(
             pair.prefill.worker_id, pair.decode.worker_id, self._config.admit_duration_s
         )
+        tracker.placed = Placed.of(pair)
         request.assign_pair(pair)
         tracker.moments[ASSIGNED] = now_ns()
         pair.decode.send([admit])
         pair.prefill.send([prefill])
+        self._metrics.attempt_placed(pair)
         self._policy.attempt_started(pair, view)
 
     def on_tokens(self, request: ActiveRequest, event: TokenEvent) -> None:
@@ -145,6 +150,7 @@ class Attempts:
                 self._pass_on(request, request.tracker.record_prompt_logprobs(message))
             case FirstToken():
                 self._stamp(request.tracker, message)
+                self._learn_from(request, message)
                 self._pass_on(request, request.tracker.record_first_token(message))
             case Finished():
                 self._stamp(request.tracker, message)
@@ -166,6 +172,20 @@ class Attempts:
                 self._retry(request, message.attempt, "lease_lost", reason, failed=failed)
             case PrefillDeferred():
                 self._retry(request, message.attempt, "deferred", "the decode worker had no pages for it", failed=False)
+
+    def _learn_from(self, request: ActiveRequest, message: FirstToken) -> None:
+        """How fast a prompt was computed, by its worker's own clock."""
+        tracker, pair = request.tracker, request.pair
+        times = {moment.name: moment.time_ns for moment in message.moments}
+        if (
+            pair is None
+            or not tracker.is_current(message.attempt)
+            or not times.keys() >= {PREFILL_STARTED, FIRST_TOKEN}
+        ):
+            return
+        num_tokens = len(tracker.prompt_ids) + message.index - message.cached_len
+        pair.prefill.rates.prompt_computed(num_tokens, times[PREFILL_STARTED], times[FIRST_TOKEN])
+        self._metrics.first_token_came(pair, tracker.moments)
 
     def _stamp(self, tracker: RequestTracker, message: Progress | FirstToken | Finished) -> None:
         if tracker.is_current(message.attempt):
@@ -270,7 +290,7 @@ class Attempts:
         request.release_pair(tell_workers=True)
         self._room.is_due = True
         tracker.end_attempt()
-        self._policy.attempt_failed(pair, _routing_request(tracker, attempt), kind, reason)
+        self._policy.attempt_failed(pair, self._routing_request(tracker, attempt), kind, reason)
         if tracker.state is RequestState.FINISHED:
             self._end_request(request, "finished")
             return False
@@ -303,6 +323,9 @@ class Attempts:
     def _end_request(self, request: ActiveRequest, end: RequestEnd) -> None:
         """The one place where nothing is left to serve of a request, whatever its end."""
         pair = request.pair
+        if pair is not None and end == "finished":
+            shared = pair.decode.rates.shared
+            shared.request_finished(request.tracker, is_apart=pair.placement == DISAGGREGATED)
         # Only those who have said themselves that they have finished know it.
         request.release_pair(tell_workers=end != "finished")
         self._room.leave(request)
@@ -311,19 +334,19 @@ class Attempts:
         request.tokens.put_end()
         tracker = request.tracker
         if tracker.attempt >= 0:
-            self._policy.request_finished(pair, _routing_request(tracker, tracker.attempt), end)
+            self._policy.request_finished(pair, self._routing_request(tracker, tracker.attempt), end)
 
-
-def _routing_request(tracker: RequestTracker, attempt: int) -> RoutingRequest:
-    """How a request stands now, for the policy."""
-    return RoutingRequest(
-        request_id=tracker.request_id,
-        attempt=attempt,
-        prompt_ids=tracker.prompt_ids,
-        output_ids=tuple(tracker.output_ids),
-        max_new_tokens=tracker.sampling.max_tokens - len(tracker.output_ids),
-        priority=tracker.priority,
-        session_id=tracker.session_id,
-        cache_namespace=tracker.cache_namespace,
-        prompt_identities=tracker.prompt_identities,
-    )
+    def _routing_request(self, tracker: RequestTracker, attempt: int) -> RoutingRequest:
+        """How a request stands now, for the policy."""
+        return RoutingRequest(
+            request_id=tracker.request_id,
+            attempt=attempt,
+            prompt_ids=tracker.prompt_ids,
+            output_ids=tuple(tracker.output_ids),
+            max_new_tokens=tracker.sampling.max_tokens - len(tracker.output_ids),
+            priority=tracker.priority,
+            session_id=tracker.session_id,
+            cache_namespace=tracker.cache_namespace,
+            prompt_identities=tracker.prompt_identities,
+            objectives=self._objectives,
+        )

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from router.placement import AUTO, PLACEMENTS
 from router.policies.table import ROUTING_POLICIES
 from router.text.reasoning import REASONING_STYLES
 from router.text.tool_parsers.table import TOOL_PARSERS
@@ -21,7 +22,6 @@ from tandem.config import (
     require_positive,
 )
 
-AUTO = "auto"
 GENERATION_CONFIGS = (AUTO, "none")
 # Pages of browsers' extensions and of programs made of pages have schemes of their own.
 _ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://([A-Za-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]+)?")
@@ -106,6 +106,10 @@ class RouterConfig:
         stall_timeout_s: time without a scheduler step after which a worker counts as lost though it talks.
         routing: who serves a request: a name of router/policies/table.py, or the import path of a RoutingPolicy,
             "package.module:Class".
+        placement: whether one worker may compute a request's prompt and decode it (router/placement.py); either way it
+            is served the other way where there are no such workers.
+        ttft_objective_ms, itl_objective_ms: how soon a first token is to come, and the next ones; by these a policy may
+            choose.
         max_queued_requests: requests that wait for their first token at most; further ones are refused at once.
         request_timeout_s: a request that takes longer fails.
         decode_word_timeout_s: how long the router waits for the decode worker's word on a request whose prefill
@@ -158,6 +162,9 @@ class RouterConfig:
     heartbeat_timeout_s: float = 3.0
     stall_timeout_s: float = 60.0
     routing: str = "least_loaded"
+    placement: str = AUTO
+    ttft_objective_ms: float = 500.0
+    itl_objective_ms: float = 25.0
     max_queued_requests: int = 1024
     request_timeout_s: float = 3600.0
     decode_word_timeout_s: float = 2.0
@@ -176,6 +183,7 @@ class RouterConfig:
             port = getattr(self, name)
             require(0 <= port < 65536, f"{name} must be between 0 and 65535, not {port}")
         ROUTING_POLICIES.check("routing", self.routing)
+        require_one_of(self, "placement", PLACEMENTS)
         require_one_of(self, "generation_config", GENERATION_CONFIGS)
         for origin in self.allowed_origins:
             require(
@@ -205,6 +213,8 @@ class RouterConfig:
         require_positive(
             self,
             "max_model_len",
+            "ttft_objective_ms",
+            "itl_objective_ms",
             "heartbeat_timeout_s",
             "stall_timeout_s",
             "max_attempts",

@@ -27,6 +27,8 @@ E2E_SECONDS = (
     *(0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 1.5, 2.0, 2.5, 5.0, 7.5),
     *(10.0, 15.0, 20.0, 30.0, 45.0, 60.0, 90.0, 120.0, 240.0, 480.0, 960.0, 1800.0, 3600.0),
 )
+# What something came to, divided by what was expected.
+RATIOS = (0.1, 0.2, 0.33, 0.5, 0.67, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 100.0)
 # Lengths of prompts and outputs, up to those of the longest models.
 TOKENS = tuple(float(step * 10**power) for power in range(7) for step in (1, 2, 5) if step * 10**power <= 1_000_000)
 

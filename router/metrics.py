@@ -12,16 +12,22 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from router.clock_offsets import ClockOffsets
-from router.histograms import E2E_SECONDS, ITL_SECONDS, PHASE_SECONDS, TOKENS, TTFT_SECONDS, HistogramFamily
+from router.histograms import E2E_SECONDS, ITL_SECONDS, PHASE_SECONDS, RATIOS, TOKENS, TTFT_SECONDS, HistogramFamily
+from router.placement import Placement
 from router.policies.base import AttemptFailure
+from router.policies.cost_model import REASONS
 from router.request_spans import DROP_REASONS
+from router.worker import Pair
 from router.worker_registry import WorkerRegistry
 from tandem.config import ROLES
-from tandem.lifecycle import PHASES, TOTALS, PhaseTiming
+from tandem.lifecycle import ASSIGNED, FIRST_TOKEN, PHASES, TOTALS, PhaseTiming
 from tandem.messages import CachedPrefixes
 from tandem.prefix import IDENTITY_BYTES
 from tandem.process_metrics import process_registry
 
+PLACED = get_args(Placement)
+# The policy gives no reasons.
+UNEXPLAINED = "none"
 # How requests end: two ways that are the model's, the client's leaving, and the classes of router/errors.py.
 OUTCOMES = (
     *("stop", "length", "abort"),
@@ -67,6 +73,9 @@ class RouterMetrics(Collector):
         self._planned = planned
         self._outcomes = Counter(dict.fromkeys(OUTCOMES, 0))
         self._restarts: Counter[str] = Counter(dict.fromkeys(get_args(AttemptFailure), 0))
+        self.placements: Counter[tuple[str, str]] = Counter(
+            dict.fromkeys(((placement, reason) for placement in PLACED for reason in (*REASONS, UNEXPLAINED)), 0)
+        )
         self._spans_dropped = Counter(dict.fromkeys(DROP_REASONS, 0))
         self._faults = Counter(dict.fromkeys(FAULTS, 0))
         self._prefix_events = Counter(dict.fromkeys(PREFIX_EVENTS, 0))
@@ -91,7 +100,15 @@ class RouterMetrics(Collector):
         )
         prompt = HistogramFamily("tandem_request_prompt_tokens", "Prompt tokens of each request that ended.", TOKENS)
         output = HistogramFamily("tandem_request_generated_tokens", "Output tokens of each request that ended.", TOKENS)
-        self._families = (ttft, e2e, phases, itl, worker_wait, prompt, output)
+        estimates = HistogramFamily(
+            "tandem_ttft_estimate_ratio",
+            "Time from the choice of workers to the first token, divided by what the routing policy had estimated.",
+            RATIOS,
+            "placement",
+            PLACED,
+        )
+        self._estimates = estimates.by_value
+        self._families = (ttft, e2e, phases, itl, worker_wait, prompt, output, estimates)
         self._phases = {**phases.by_value, "ttft": ttft.only, "e2e": e2e.only}
         self.itl, self.worker_wait = itl.only, worker_wait.only
         self._prompt_tokens, self._generated_tokens = prompt.only, output.only
@@ -128,6 +145,18 @@ class RouterMetrics(Collector):
         self._generated_tokens.observe(num_output_tokens)
         for timing in timings:
             self._phases[timing.name].observe(timing.duration_ms / 1e3)
+
+    def attempt_placed(self, pair: Pair) -> None:
+        """Workers were chosen for an attempt."""
+        reason = pair.estimate.reason if pair.estimate is not None and pair.estimate.reason else UNEXPLAINED
+        self.placements[pair.placement, reason] += 1
+
+    def first_token_came(self, pair: Pair, moments: Mapping[str, int]) -> None:
+        """What was estimated can be compared with what it came to. Args: moments: of the attempt."""
+        if pair.estimate is None or not pair.estimate.ttft_s or not moments.keys() >= {ASSIGNED, FIRST_TOKEN}:
+            return
+        took_s = max(0, moments[FIRST_TOKEN] - moments[ASSIGNED]) / 1e9
+        self._estimates[pair.placement].observe(took_s / pair.estimate.ttft_s)
 
     def attempt_restarted(self, kind: str) -> None:
         """A request begins another attempt: why the one before ended."""
@@ -172,6 +201,14 @@ class RouterMetrics(Collector):
         yield CounterMetricFamily(
             "tandem_generated_tokens", "Output tokens passed on to clients", value=self._num_generated_tokens
         )
+        placements = CounterMetricFamily(
+            "tandem_placements",
+            "Attempts by whether one worker computes the prompt and decodes, or two, and why",
+            labels=("placement", "reason"),
+        )
+        for labels, count in sorted(self.placements.items()):
+            placements.add_metric(labels, count)
+        yield placements
         yield _counter("tandem_restarts", "Attempts after a request's first, by why", ("kind",), self._restarts)
         yield _counter("tandem_faults", "Workers that the router lost, by how", ("kind",), self._faults)
         yield _counter(

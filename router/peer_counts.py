@@ -10,13 +10,37 @@ FRESH_S = 2.0
 
 
 class AssignedLoad(NamedTuple):
-    """What a router has assigned to one worker. Attributes: num_pending_tokens: that it has yet to prefill."""
+    """What a router has assigned to one worker.
 
-    num_requests: int
-    num_pending_tokens: int
+    Attributes:
+        num_pending_tokens: that it has yet to prefill.
+        num_decoding: requests that it decodes, or is going to.
+        num_kv_tokens: tokens of their prompts, and of the outputs that they came with.
+    """
+
+    num_requests: int = 0
+    num_pending_tokens: int = 0
+    num_decoding: int = 0
+    num_kv_tokens: int = 0
+
+    def plus(self, other: "AssignedLoad") -> "AssignedLoad":
+        return AssignedLoad(
+            self.num_requests + other.num_requests,
+            self.num_pending_tokens + other.num_pending_tokens,
+            self.num_decoding + other.num_decoding,
+            self.num_kv_tokens + other.num_kv_tokens,
+        )
+
+    def minus(self, other: "AssignedLoad") -> "AssignedLoad":
+        return AssignedLoad(
+            self.num_requests - other.num_requests,
+            self.num_pending_tokens - other.num_pending_tokens,
+            self.num_decoding - other.num_decoding,
+            self.num_kv_tokens - other.num_kv_tokens,
+        )
 
 
-NOTHING = AssignedLoad(0, 0)
+NOTHING = AssignedLoad()
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +96,11 @@ class PeerCounts:
 
     def assigned_to(self, worker_id: str) -> AssignedLoad:
         """What other routers have assigned to a worker."""
-        loads = [load for counts in self._fresh() if (load := counts.assigned.get(worker_id)) is not None]
-        return AssignedLoad(sum(load.num_requests for load in loads), sum(load.num_pending_tokens for load in loads))
+        total = NOTHING
+        for counts in self._fresh():
+            if (load := counts.assigned.get(worker_id)) is not None:
+                total = total.plus(load)
+        return total
 
     def _fresh(self) -> Iterator[RouterCounts]:
         for router_id in self._counts:

@@ -89,12 +89,7 @@ class PeerExchange(router_pb2_grpc.RouterPeerServicer):
                 num_requests=counts.num_requests,
                 num_queued=counts.num_queued,
                 num_requests_by_key=counts.num_requests_by_key,
-                assigned={
-                    worker_id: pb.AssignedLoad(
-                        num_requests=load.num_requests, num_pending_tokens=load.num_pending_tokens
-                    )
-                    for worker_id, load in counts.assigned.items()
-                },
+                assigned={worker_id: pb.AssignedLoad(**load._asdict()) for worker_id, load in counts.assigned.items()},
                 pid=counts.pid,
             )
             await asyncio.sleep(INTERVAL_S)
@@ -106,7 +101,7 @@ def _decode(message: Any) -> RouterCounts:
         message.num_queued,
         dict(message.num_requests_by_key),
         {
-            worker_id: AssignedLoad(load.num_requests, load.num_pending_tokens)
+            worker_id: AssignedLoad(*(getattr(load, name) for name in AssignedLoad._fields))
             for worker_id, load in message.assigned.items()
         },
         message.pid,

@@ -97,7 +97,9 @@ class Router:
         self.idle = asyncio.Event()
         self.idle.set()
         self.elsewhere = PeerCounts(clock)
-        self.workers = WorkerRegistry(clock, config.heartbeat_timeout_s, config.stall_timeout_s, config.workers)
+        self.workers = WorkerRegistry(
+            clock, config.heartbeat_timeout_s, config.stall_timeout_s, config.workers, config.placement
+        )
         self.recalls = Recalls(self.workers, self.incarnation, clock)
         self.clocks = ClockOffsets()
         self._next_probe = clock()
@@ -332,6 +334,13 @@ class Router:
                 self.workers.record_link_state(worker, message)
                 self._room.is_due = True
             case Tokens():
+                worker.rates.tokens_came(
+                    self._clock(),
+                    worker.load_number,
+                    worker.num_decoding,
+                    worker.num_kv_tokens,
+                    worker.num_pending_tokens,
+                )
                 for event in message.events:
                     if (request := self._requests.get(event.request_id)) is not None:
                         self._attempts.on_tokens(request, event)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from router.errors import RequestError, UnavailableError
+from router.placement import Placed
 from router.prompt_logprobs import PromptLogprobs
 from router.trace_context import TraceContext
 from tandem.lifecycle import (
@@ -59,6 +60,7 @@ class RequestTracker:
         resume_token: what they keep with it (router/resumption.py).
         prompt_identities: of its prompt's prefixes, by page size, where they have been computed already.
         attempt: number of the current attempt; messages of any other have no effect.
+        placed: how the last attempt was placed; None before the first.
         output_ids: tokens passed on so far; each index exactly once, in order.
         output_logprobs: their log probabilities, one for each; empty if not asked for.
         prompt_logprobs: those of the prompt, if asked for; complete before any token is passed on.
@@ -88,6 +90,7 @@ class RequestTracker:
     prompt_identities: Mapping[int, Sequence[int]] = field(default_factory=dict)
     state: RequestState = RequestState.WAITING
     attempt: int = -1
+    placed: Placed | None = None
     prefill_worker_id: str = ""
     decode_worker_id: str = ""
     output_ids: list[int] = field(default_factory=list)

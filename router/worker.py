@@ -4,6 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from router.peer_counts import NOTHING, AssignedLoad
+from router.placement import AGGREGATED, DISAGGREGATED, Placement
+from router.rates import SharedRates, WorkerRates
 from router.worker_prefixes import WorkerPrefixes
 from tandem.messages import Hello, LinkState, RouterMessage, WorkerStats
 
@@ -26,8 +28,13 @@ class Worker:
             are here, and that it has a link to; itself in role `both`. The registry keeps this.
         prefixes: what it says that it has cached; nothing where no policy wants to know.
         num_assigned: requests that it serves now, by the routers' own counts, which are fresher than a heartbeat.
-        num_pending_tokens: tokens of those that it has yet to prefill.
-        assigned_here, assigned_elsewhere: what this router's and other routers' requests make of both.
+        num_pending_tokens: tokens of those that it has yet to prefill, without what it was thought to have cached.
+        num_decoding: of those, the ones that it decodes, or is going to.
+        num_kv_tokens: tokens of their prompts, and of the outputs that they came with.
+        assigned_here, assigned_elsewhere: what this router's and other routers' requests make of these four.
+        load_number: goes up when one of them changes.
+        rates: how fast it is.
+        role, sends, receives: its role, and whether it hands over to other workers and takes over from them.
         num_starting: of this router's, those of which the decode worker has sent no token yet.
         num_suspects: of this router's, those that may have ended workers (router/attempts.py).
     """
@@ -46,43 +53,50 @@ class Worker:
     prefixes: WorkerPrefixes = field(default_factory=WorkerPrefixes)
     num_assigned: int = 0
     num_pending_tokens: int = 0
+    num_decoding: int = 0
+    num_kv_tokens: int = 0
+    load_number: int = 0
     assigned_here: AssignedLoad = NOTHING
     assigned_elsewhere: AssignedLoad = NOTHING
     num_starting: int = 0
     num_suspects: int = 0
+    rates: WorkerRates = field(init=False)
+    role: str = field(init=False)
+    sends: bool = field(init=False)
+    receives: bool = field(init=False)
 
-    def add_load(self, num_requests: int, num_pending_tokens: int = 0) -> None:
+    def __post_init__(self) -> None:
+        self.rates = WorkerRates(self.hello.device, SharedRates(self.hello.device))
+        # They are asked for of every worker at every choice.
+        self.role = self.hello.role
+        self.sends = self.role == "prefill" or self.hello.has_links
+        self.receives = self.role == "decode" or self.hello.has_links
+
+    def add_load(
+        self, num_requests: int = 0, num_pending_tokens: int = 0, num_decoding: int = 0, num_kv_tokens: int = 0
+    ) -> None:
         """This router's part of its load has changed by so much."""
-        here = self.assigned_here
-        self.assigned_here = AssignedLoad(
-            here.num_requests + num_requests, here.num_pending_tokens + num_pending_tokens
-        )
-        self.num_assigned += num_requests
-        self.num_pending_tokens += num_pending_tokens
+        change = AssignedLoad(num_requests, num_pending_tokens, num_decoding, num_kv_tokens)
+        self.assigned_here = self.assigned_here.plus(change)
+        self._count_load(change)
 
     def set_load_elsewhere(self, load: AssignedLoad) -> None:
         """The other routers have said what theirs is."""
-        self.num_assigned += load.num_requests - self.assigned_elsewhere.num_requests
-        self.num_pending_tokens += load.num_pending_tokens - self.assigned_elsewhere.num_pending_tokens
-        self.assigned_elsewhere = load
+        if load != self.assigned_elsewhere:
+            change = load.minus(self.assigned_elsewhere)
+            self.assigned_elsewhere = load
+            self._count_load(change)
+
+    def _count_load(self, change: AssignedLoad) -> None:
+        self.num_assigned += change.num_requests
+        self.num_pending_tokens += change.num_pending_tokens
+        self.num_decoding += change.num_decoding
+        self.num_kv_tokens += change.num_kv_tokens
+        self.load_number += 1
 
     @property
     def worker_id(self) -> str:
         return self.hello.worker_id
-
-    @property
-    def role(self) -> str:
-        return self.hello.role
-
-    @property
-    def sends(self) -> bool:
-        """Whether it hands over to other workers."""
-        return self.role == "prefill" or self.hello.has_links
-
-    @property
-    def receives(self) -> bool:
-        """Whether it takes over from other workers."""
-        return self.role == "decode" or self.hello.has_links
 
     @property
     def max_request_tokens(self) -> int:
@@ -101,8 +115,34 @@ class Worker:
 
 
 @dataclass(frozen=True, slots=True)
+class Estimate:
+    """What a policy expects of the pair that it has chosen, beside what the other pairs would have given.
+
+    Attributes:
+        num_to_compute: prompt tokens that the prefill worker has not cached.
+        reason: why this pair, in one of the policy's words for a ledger; "": it does not say.
+        ttft_s: from the choice to the first token; 0: it does not say.
+        itl_s: between two tokens, at the decode worker; 0: it does not say.
+    """
+
+    num_to_compute: int
+    reason: str = ""
+    ttft_s: float = 0.0
+    itl_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Pair:
-    """The workers of one attempt: `prefill` and `decode` may be one and the same in role `both`."""
+    """The workers of one attempt: `prefill` and `decode` may be one and the same in role `both`.
+
+    Attributes:
+        estimate: of what becomes of the attempt; None: the policy makes none.
+    """
 
     prefill: Worker
     decode: Worker
+    estimate: Estimate | None = field(default=None, compare=False)
+
+    @property
+    def placement(self) -> Placement:
+        return AGGREGATED if self.prefill is self.decode else DISAGGREGATED

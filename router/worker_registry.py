@@ -3,6 +3,8 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from router.candidates import Candidates
+from router.placement import AUTO
+from router.rates import SharedRates
 from router.worker import Worker
 from tandem.hosts import host_id
 from tandem.messages import Heartbeat, Hello, LinkState, PageFormat, Peer, RouterMessage
@@ -31,7 +33,9 @@ class WorkerRegistry:
         heartbeat_timeout_s: float,
         stall_timeout_s: float,
         planned: Mapping[str, str] | None = None,
+        placement: str = AUTO,
     ) -> None:
+        """Args: placement: of which pairs `candidates` has any, as far as there are such (router/placement.py)."""
         self._clock = clock
         self._heartbeat_timeout_s = heartbeat_timeout_s
         self._stall_timeout_s = stall_timeout_s
@@ -39,7 +43,9 @@ class WorkerRegistry:
         # That of the first worker: all that follow are of the same cluster, also when no other is left.
         self._page_format: PageFormat | None = None
         self._num_pairs = 0
-        self.candidates = Candidates(self._workers)
+        # They outlive every worker.
+        self._shared_rates: SharedRates | None = None
+        self.candidates = Candidates(self._workers, placement=placement)
         self.planned = dict(planned or {})
         self.max_request_tokens = 0
 
@@ -91,11 +97,21 @@ class WorkerRegistry:
         assert hello.worker_id not in self._workers
         now = self._clock()
         worker = Worker(hello, send, disconnect, last_heard=now, last_progress=now)
+        self._set_rates(worker)
         self._page_format = hello.page_format
         self._workers[hello.worker_id] = worker
         self._link_all(worker)
         self._update_limit()
         return worker
+
+    def _set_rates(self, worker: Worker) -> None:
+        """It is as fast as others here of its kind, until it has been seen at work."""
+        if self._shared_rates is None:
+            self._shared_rates = worker.rates.shared
+        worker.rates.shared = self._shared_rates
+        alike = (w for w in self._workers.values() if (w.hello.device, w.role) == (worker.hello.device, worker.role))
+        if (other := next(alike, None)) is not None:
+            worker.rates.begin_like(other.rates)
 
     def unregister(self, worker: Worker) -> None:
         if self._workers.get(worker.worker_id) is worker:

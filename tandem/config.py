@@ -10,6 +10,9 @@ from typing import Any, Literal, NamedTuple
 
 Role = Literal["prefill", "decode", "both"]
 ROLES: tuple[Role, ...] = ("prefill", "decode", "both")
+# Workers as they are counted: of each role, and those that do both with links to each other.
+WorkerKind = Role | Literal["any"]
+WORKER_KINDS: tuple[WorkerKind, ...] = (*ROLES, "any")
 DEVICES = ("cpu", "cuda")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 # Every certificate that the processes of a cluster show each other is for this name, whatever their hosts are called.

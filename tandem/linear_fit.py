@@ -2,59 +2,70 @@
 
 from collections.abc import Sequence
 
+# That the factors are those of the start counts as one observation at first, and as this in the end: where all
+# observations are alike they cannot be told apart otherwise.
+START_WEIGHT = 0.01
+
 
 class LinearFit:
-    """Least squares over observations that count for less the older they are. As long as there are few, or where all
-    are alike, it stays near the values that it began with."""
+    """Least squares of relative errors, over observations that count for less the older they are. As long as there are
+    few, or where all are alike, it stays near the factors that it began with."""
 
-    def __init__(self, start: Sequence[float], scales: Sequence[float], memory: float = 64.0) -> None:
+    def __init__(self, start: Sequence[float], memory: float = 64.0) -> None:
         """
         Args:
-            start: the factors as long as nothing has been observed.
-            scales: what each number is like, so that one that is large does not count for more.
+            start: the factors as long as nothing has been observed, all positive.
             memory: of so many observations back one counts for 1/e.
         """
-        self._start = [factor * scale for factor, scale in zip(start, scales, strict=True)]
-        self._scales = tuple(scales)
+        self._start = tuple(start)
         self._decay = 1.0 - 1.0 / memory
         size = len(self._start)
-        # That the factors are those of the start counts as one observation of each.
+        # Each factor is looked for as a multiple of its start, and each observation is divided by what those say of it.
         self._products = [[0.0] * size for _ in range(size)]
-        self._errors = [0.0] * size
-        self._factors: tuple[float, ...] | None = None
+        self._targets = [0.0] * size
+        self._weight = 1.0
+        self._factors: tuple[float, ...] | None = self._start
 
     def observe(self, numbers: Sequence[float], seconds: float) -> None:
-        scaled = [number / scale for number, scale in zip(numbers, self._scales, strict=True)]
-        error = seconds - sum(factor * number for factor, number in zip(self._start, scaled, strict=True))
-        decay = self._decay
-        for i, number in enumerate(scaled):
+        parts = [factor * number for factor, number in zip(self._start, numbers, strict=True)]
+        expected = sum(parts)
+        shares, ratio, decay = [part / expected for part in parts], seconds / expected, self._decay
+        for i, share in enumerate(shares):
             row = self._products[i]
-            for j, other in enumerate(scaled):
-                row[j] = decay * row[j] + number * other
-            self._errors[i] = decay * self._errors[i] + number * error
+            for j, other in enumerate(shares):
+                row[j] = decay * row[j] + share * other
+            self._targets[i] = decay * self._targets[i] + share * ratio
+        self._weight = max(START_WEIGHT, decay * self._weight)
         self._factors = None
 
     @property
     def factors(self) -> tuple[float, ...]:
         """What each number is multiplied with; never negative."""
         if self._factors is None:
-            size = len(self._start)
-            rows = [[self._products[i][j] + (i == j) for j in range(size)] + [self._errors[i]] for i in range(size)]
-            changes = _solve(rows)
-            self._factors = tuple(
-                max(0.0, (start + change) / scale)
-                for start, change, scale in zip(self._start, changes, self._scales, strict=True)
-            )
+            multiples = self._multiples(list(range(len(self._start))))
+            self._factors = tuple(multiples.get(i, 0.0) * start for i, start in enumerate(self._start))
         return self._factors
 
     def copy(self) -> "LinearFit":
         """Another that knows the same and learns by itself."""
-        other = LinearFit([0.0] * len(self._start), self._scales)
-        other._start = self._start
-        other._decay = self._decay
+        other = LinearFit(self._start)
+        other._decay, other._weight, other._factors = self._decay, self._weight, self._factors
         other._products = [row[:] for row in self._products]
-        other._errors = self._errors[:]
+        other._targets = self._targets[:]
         return other
+
+    def _multiples(self, chosen: list[int]) -> dict[int, float]:
+        """Args: chosen: which of them are not 0."""
+        rows = [
+            [self._products[i][j] + (self._weight if i == j else 0.0) for j in chosen]
+            + [self._targets[i] + self._weight]
+            for i in chosen
+        ]
+        found = dict(zip(chosen, _solve(rows), strict=True))
+        least = min(found, key=found.__getitem__)
+        if found[least] >= 0.0:
+            return found
+        return self._multiples([i for i in chosen if i != least])
 
 
 def _solve(rows: list[list[float]]) -> list[float]:

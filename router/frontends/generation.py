@@ -11,7 +11,7 @@ from types import TracebackType
 from router.access import Access
 from router.active_request import ActiveRequest
 from router.errors import RequestError, UnauthenticatedError
-from router.recorded_request import record_request
+from router.recorded_request import placed_fields, record_request
 from router.request_spans import TracedRequest
 from router.router import Router
 from router.text.output_text import OutputText
@@ -260,6 +260,7 @@ class Generation:
                 "attempts": tracker.attempt + 1,
                 "prefill_worker": tracker.prefill_worker_id,
                 "decode_worker": tracker.decode_worker_id,
+                **placed_fields(tracker),
                 "phases_ms": {t.name: round(t.duration_ms, 3) for t in self.timings if t.on_critical_path},
                 "overlapping_ms": {t.name: round(t.duration_ms, 3) for t in self.timings if not t.on_critical_path},
                 "clock_uncertainty_ms": round(tracker.clock_uncertainty_ns / 1e6, 3),

@@ -91,6 +91,11 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             not_ready_reason=reason,
             num_requests=router.num_requests + router.elsewhere.num_requests,
             routers=_router_statuses(self._frontend),
+            placements=[
+                pb.PlacementCount(placement=placement, reason=reason, count=count)
+                for (placement, reason), count in sorted(router.metrics.placements.items())
+                if count
+            ],
             workers=[
                 pb.WorkerStatus(
                     worker_id=worker.worker_id,
@@ -266,6 +271,7 @@ def _prompt_logprobs(scored: PromptLogprobs) -> pb.PromptLogprobs:
 
 def _last_response(request_id: str, piece: Piece, generation: Generation) -> pb.GenerateResponse:
     tracker = generation.tracker
+    placed = tracker.placed
     response = pb.GenerateResponse(
         request_id=request_id,
         index=piece.index,
@@ -286,6 +292,10 @@ def _last_response(request_id: str, piece: Piece, generation: Generation) -> pb.
             decode_cached_tokens=tracker.decode_cached_len,
             pages_computed=tracker.num_pages_computed,
             pages_shipped=tracker.num_pages_shipped,
+            placement=placed.placement if placed else "",
+            placement_reason=placed.reason if placed else "",
+            estimated_ttft_ms=placed.ttft_ms if placed else 0.0,
+            estimated_itl_ms=placed.itl_ms if placed else 0.0,
         ),
     )
     # Phases that are made in their place take half the time of those that are copied there.

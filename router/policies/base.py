@@ -32,7 +32,10 @@ This is what a policy may read of a worker. It changes nothing there, and sends 
 | `worker_id`, `role` | its name, which it keeps when it is started again; `prefill`, `decode` or `both` |
 | `incarnation` | names this life of it: what was cached in an earlier life is gone |
 | `num_assigned` | requests that it serves now: this router's by its own count, others' by theirs, 0.1 s old |
-| `num_pending_tokens` | tokens of those that it has yet to prefill |
+| `num_pending_tokens` | tokens of those that it has yet to prefill, where an `Estimate` said how many are cached |
+| `num_decoding`, `num_kv_tokens` | of those, the requests that it decodes or is going to, and tokens of their prompts |
+| `load_number` | goes up when one of these four changes |
+| `rates` | how fast it is, as the router has seen it (router/rates.py) |
 | `page_size`, `hello.num_pages` | tokens of a KV page, pages of its pool |
 | `hello.device` | where it computes |
 | `prefixes.identities` | of prefixes that it has cached, by its own word, 0.1 s old; empty unless `wants_prefixes` |
@@ -48,6 +51,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from router.candidates import Candidates
+from router.objectives import DEFAULT_OBJECTIVES, Objectives
 from router.worker import Pair, Worker
 
 AttemptFailure = Literal["prefill_failed", "given_back", "lease_lost", "deferred", "worker_lost"]
@@ -70,6 +74,7 @@ class RoutingRequest:
             for it and of a digest of the API key.
         prompt_identities: of its prompt's prefixes (tandem.prefix), by page size; if the policy `wants_prefixes`, for
             the page sizes of the workers that were there when the request came.
+        objectives: how soon its client is to have its tokens.
     """
 
     request_id: str
@@ -81,6 +86,7 @@ class RoutingRequest:
     session_id: str
     cache_namespace: str
     prompt_identities: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    objectives: Objectives = DEFAULT_OBJECTIVES
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -111,7 +117,8 @@ class RoutingPolicy(ABC):
             request: with the number of the attempt that is chosen for.
 
         Returns:
-            One of the candidates.
+            One of the candidates; it may be made anew, with an `Estimate` of what is expected of it. How many tokens
+            are to be computed counts as the worker's load; the rest is told beside what it comes to.
         """
 
     def attempt_started(self, pair: Pair, request: RoutingRequest) -> None:

@@ -14,5 +14,6 @@ ROUTING_POLICIES: "Choices[RoutingPolicy]" = Choices(
         "least_loaded": "router.policies.least_loaded:LeastLoaded",
         "power_of_two": "router.policies.power_of_two:PowerOfTwo",
         "cache_aware": "router.policies.cache_aware:CacheAware",
+        "least_cost": "router.policies.least_cost:LeastCost",
     },
 )

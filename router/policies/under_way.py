@@ -95,14 +95,22 @@ class PrefixesUnderWay:
 
     def expected(self, worker: Worker) -> Set[int]:
         """The prefixes that a worker is going to have, beside those that it says it has."""
-        at = self._workers.get(worker)
-        if at is None or not at.by_request:
-            return NOTHING
+        return self.all_expected().get(worker, NOTHING)
+
+    def all_expected(self) -> dict[Worker, Set[int]]:
+        """Those of each worker of which any are expected."""
         now = self._clock()
-        if at.num_messages != worker.prefixes.num_messages or now >= at.look_at:
-            at.num_messages = worker.prefixes.num_messages
-            self._settle(at, worker.prefixes.identities, now)
-        return at.pages
+        expected: dict[Worker, Set[int]] = {}
+        for worker, at in self._workers.items():
+            if not at.by_request:
+                continue
+            prefixes = worker.prefixes
+            if at.num_messages != prefixes.num_messages or now >= at.look_at:
+                at.num_messages = prefixes.num_messages
+                self._settle(at, prefixes.identities, now)
+            if at.pages:
+                expected[worker] = at.pages
+        return expected
 
     def _settle(self, at: _AtWorker, cached: Set[int], now: float) -> None:
         """Drops what the worker has told of, and what it will not tell of."""

@@ -218,7 +218,7 @@ class Phase(_message.Message):
     def __init__(self, name: _Optional[str] = ..., start_ms: _Optional[float] = ..., duration_ms: _Optional[float] = ..., on_critical_path: _Optional[bool] = ...) -> None: ...
 
 class HandoverSummary(_message.Message):
-    __slots__ = ("prefill_worker", "decode_worker", "attempts", "page_size", "prefill_cached_tokens", "decode_cached_tokens", "pages_computed", "pages_shipped")
+    __slots__ = ("prefill_worker", "decode_worker", "attempts", "page_size", "prefill_cached_tokens", "decode_cached_tokens", "pages_computed", "pages_shipped", "placement", "placement_reason", "estimated_ttft_ms", "estimated_itl_ms")
     PREFILL_WORKER_FIELD_NUMBER: _ClassVar[int]
     DECODE_WORKER_FIELD_NUMBER: _ClassVar[int]
     ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
@@ -227,6 +227,10 @@ class HandoverSummary(_message.Message):
     DECODE_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PAGES_COMPUTED_FIELD_NUMBER: _ClassVar[int]
     PAGES_SHIPPED_FIELD_NUMBER: _ClassVar[int]
+    PLACEMENT_FIELD_NUMBER: _ClassVar[int]
+    PLACEMENT_REASON_FIELD_NUMBER: _ClassVar[int]
+    ESTIMATED_TTFT_MS_FIELD_NUMBER: _ClassVar[int]
+    ESTIMATED_ITL_MS_FIELD_NUMBER: _ClassVar[int]
     prefill_worker: str
     decode_worker: str
     attempts: int
@@ -235,14 +239,18 @@ class HandoverSummary(_message.Message):
     decode_cached_tokens: int
     pages_computed: int
     pages_shipped: int
-    def __init__(self, prefill_worker: _Optional[str] = ..., decode_worker: _Optional[str] = ..., attempts: _Optional[int] = ..., page_size: _Optional[int] = ..., prefill_cached_tokens: _Optional[int] = ..., decode_cached_tokens: _Optional[int] = ..., pages_computed: _Optional[int] = ..., pages_shipped: _Optional[int] = ...) -> None: ...
+    placement: str
+    placement_reason: str
+    estimated_ttft_ms: float
+    estimated_itl_ms: float
+    def __init__(self, prefill_worker: _Optional[str] = ..., decode_worker: _Optional[str] = ..., attempts: _Optional[int] = ..., page_size: _Optional[int] = ..., prefill_cached_tokens: _Optional[int] = ..., decode_cached_tokens: _Optional[int] = ..., pages_computed: _Optional[int] = ..., pages_shipped: _Optional[int] = ..., placement: _Optional[str] = ..., placement_reason: _Optional[str] = ..., estimated_ttft_ms: _Optional[float] = ..., estimated_itl_ms: _Optional[float] = ...) -> None: ...
 
 class GetServerInfoRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class ServerInfo(_message.Message):
-    __slots__ = ("version", "model", "max_model_len", "ready", "not_ready_reason", "num_requests", "workers", "routers")
+    __slots__ = ("version", "model", "max_model_len", "ready", "not_ready_reason", "num_requests", "workers", "routers", "placements")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
@@ -251,6 +259,7 @@ class ServerInfo(_message.Message):
     NUM_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     WORKERS_FIELD_NUMBER: _ClassVar[int]
     ROUTERS_FIELD_NUMBER: _ClassVar[int]
+    PLACEMENTS_FIELD_NUMBER: _ClassVar[int]
     version: str
     model: str
     max_model_len: int
@@ -259,7 +268,18 @@ class ServerInfo(_message.Message):
     num_requests: int
     workers: _containers.RepeatedCompositeFieldContainer[WorkerStatus]
     routers: _containers.RepeatedCompositeFieldContainer[RouterStatus]
-    def __init__(self, version: _Optional[str] = ..., model: _Optional[str] = ..., max_model_len: _Optional[int] = ..., ready: _Optional[bool] = ..., not_ready_reason: _Optional[str] = ..., num_requests: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., routers: _Optional[_Iterable[_Union[RouterStatus, _Mapping]]] = ...) -> None: ...
+    placements: _containers.RepeatedCompositeFieldContainer[PlacementCount]
+    def __init__(self, version: _Optional[str] = ..., model: _Optional[str] = ..., max_model_len: _Optional[int] = ..., ready: _Optional[bool] = ..., not_ready_reason: _Optional[str] = ..., num_requests: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., routers: _Optional[_Iterable[_Union[RouterStatus, _Mapping]]] = ..., placements: _Optional[_Iterable[_Union[PlacementCount, _Mapping]]] = ...) -> None: ...
+
+class PlacementCount(_message.Message):
+    __slots__ = ("placement", "reason", "count")
+    PLACEMENT_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    placement: str
+    reason: str
+    count: int
+    def __init__(self, placement: _Optional[str] = ..., reason: _Optional[str] = ..., count: _Optional[int] = ...) -> None: ...
 
 class RouterStatus(_message.Message):
     __slots__ = ("router_id", "grpc_address", "http_address", "alive", "num_requests", "pid")

@@ -64,7 +64,14 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "prefill_worker": ("tandem", "engine", "worker", "kvtransfer"),
     "decode_worker": ("tandem", "engine", "worker", "kvtransfer"),
     "both_worker": ("tandem", "engine", "worker", "kvtransfer", "prefill_worker", "decode_worker"),
-    "router": (*VOCABULARY, "tandem.lifecycle", "tandem.process_metrics", "tandem.rpc", "tandem.v1"),
+    "router": (
+        *VOCABULARY,
+        "tandem.lifecycle",
+        "tandem.linear_fit",
+        "tandem.process_metrics",
+        "tandem.rpc",
+        "tandem.v1",
+    ),
     "deploy": (
         "tandem",
         "engine",

@@ -34,7 +34,10 @@ needs_promtool = pytest.mark.skipif(
 
 def router_exposition() -> bytes:
     """A router's, before it has any worker."""
-    return HttpRouter(ByteTokenizer()).router.metrics.exposition()
+    http = HttpRouter(ByteTokenizer())
+    # What the frontend keeps is exported once it is there.
+    assert http.app is not None
+    return http.router.metrics.exposition()
 
 
 def exported() -> dict[str, dict[str, set[str]]]:

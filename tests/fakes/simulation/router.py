@@ -50,7 +50,7 @@ class SimRouter:
         )
         made: Any = ROUTING_POLICIES.load(routing)
         arguments: dict[str, Any] = {} if routing == "round_robin" else {"seed": 0}
-        if routing == "cache_aware":
+        if routing in ("cache_aware", "least_cost"):
             arguments["clock"] = simulation.clock
         self.policy = CheckedPolicy(made(**arguments))
         self.router = Router(config, self.policy, simulation.clock)

@@ -43,6 +43,8 @@ OTHER_VALUES = {
     "chat_template": "own.jinja",
     "log_dir": "logs",
     "request_timeout_s": 1.5,
+    "ttft_objective_ms": 250.0,
+    "itl_objective_ms": 12.5,
     "worker_wait_timeout_s": 3.5,
     "drain_timeout_s": 2.5,
     "mem_fraction_static": 0.5,
@@ -297,7 +299,12 @@ def test_help_names_every_flag_its_group_and_its_default(capsys: pytest.CaptureF
     for option in SERVE_OPTIONS:
         assert f"--{option.name} " in text
         assert option.group + ":" in text
-    for shown in ("(default: 1024)", "(default: 1, or 0 with --both)", "(default: 3600)", "(default: 127.0.0.1)"):
+    for shown in (
+        "(default: 1024)",
+        "(default: 1, or 0 with --both or --workers)",
+        "(default: 3600)",
+        "(default: 127.0.0.1)",
+    ):
         assert shown in text
     assert text.count("tandem serve --") == 3
 

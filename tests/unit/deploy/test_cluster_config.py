@@ -115,6 +115,7 @@ def test_every_option_is_followed_by_somebody() -> None:
         "num_prefill",
         "num_decode",
         "num_both",
+        "num_any",
         "num_routers",
         "transport",
         "disable_overlap_schedule",

@@ -13,7 +13,11 @@ from router.config import RouterConfig
     [
         ("grpc_port", 65536, "grpc_port must be between 0 and 65535, not 65536"),
         ("http_port", -1, "http_port must be between 0 and 65535, not -1"),
-        ("routing", "best", "routing must be one of round_robin, least_loaded, power_of_two, cache_aware, or the"),
+        (
+            "routing",
+            "best",
+            "routing must be one of round_robin, least_loaded, power_of_two, cache_aware, least_cost, or the",
+        ),
         ("routing", "package.module:", "routing must be one of"),
         ("api_keys", ("a key",), "an API key must be printable ASCII without spaces"),
         ("api_keys", ("key 1.5",), "the largest priority that it may ask for, a whole number"),

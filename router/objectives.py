@@ -1,0 +1,18 @@
+"""How soon clients are to have their tokens."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Objectives:
+    """
+    Attributes:
+        ttft_s: from a request to its first token.
+        itl_s: between two of its tokens, but for one gap in twenty.
+    """
+
+    ttft_s: float = 0.5
+    itl_s: float = 0.025
+
+
+DEFAULT_OBJECTIVES = Objectives()

@@ -1,0 +1,194 @@
+"""What it costs to have a request served by a worker: functions of numbers alone, in no unit but objectives.
+
+A cost of 1 is one request that takes as long as its objective allows, for its first token or between its tokens; beyond
+the objective each further part counts LATE times as much. What a choice costs is what it costs all requests: the one
+that is chosen for, and those whose worker it keeps busy. With these numbers
+
+| | |
+|---|---|
+| `T`, `I` | the objectives, `--ttft-objective` and `--itl-objective`, in seconds |
+| `q` | prompt tokens that the worker has yet to compute |
+| `n`, `k` | requests that it decodes, and tokens of their KV |
+| `f0 + f1 x` | seconds in which it computes `x` prompt tokens |
+| `s0 + s1 n + s2 k` | seconds of one of its decode steps |
+| `g` | mean seconds between its steps while it computes prompts too |
+| `h0 + h1 p` | seconds of a handover of `p` pages to another worker |
+| `o` | tokens of a mean output |
+| `late(z)` | `z`, and where that is more than 1, `(LATE - 1) (z - 1)` more |
+
+a prompt of which `x` tokens are not cached costs at its prefill worker
+
+    late((f1 q + f0 + f1 x) / T)                    its own first token
+    + f1 x / T                                      the worker's time, which those who come next wait for
+    + f1 x n / (o I) * (1 + miss)                   those who are decoded there: so much longer are their mean gaps
+
+and a request of `l` tokens costs at its decode worker
+
+    late((s0 + s1 (n + 1) + s2 (k + l)) / I)        its own gaps
+    + f1 q / (o I) * (1 + miss)                     the prompts that are yet to be computed there
+    + n (s1 + s2 l) / I                             longer steps of the others, LATE times where they are late
+    + the wait for memory / T                       where the pool has too little left
+
+where `miss = max(0, 1 - I / g) / 0.05`: if steps with prompts in them take longer than the objective allows, it is
+missed as soon as they are one in twenty. If the two are not the same worker, a handover is added: `(h0 + h1 p) / T`.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from router.objectives import Objectives
+
+# So many times as much does what is late count. Objectives are there to be kept.
+LATE = 5.0
+# An objective for gaps is kept or missed by the one in twenty that is the longest.
+TAIL_SHARE = 0.05
+# Why one placement was chosen and not the other: the part of its cost that is smaller by most; "only": there was no
+# pair of the other placement.
+REASONS = ("queue", "compute", "interference", "handover", "batch", "memory", "only")
+# A mean output is taken to have so many tokens at least: of very short ones nothing could be said.
+MIN_OUTPUT_TOKENS = 8.0
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a worker has to do.
+
+    Attributes:
+        num_pending_tokens: prompt tokens that it has yet to compute.
+        num_decoding: requests that it decodes, or is going to.
+        num_kv_tokens: tokens of their KV.
+        num_pool_tokens: tokens that its pool holds.
+    """
+
+    num_pending_tokens: int = 0
+    num_decoding: int = 0
+    num_kv_tokens: int = 0
+    num_pool_tokens: int = 2**62
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """How fast it is; all in seconds but `output_tokens`.
+
+    Attributes:
+        prompt: of a prefill, and of each prompt token.
+        step: of a decode step, of each request in it, and of each token of their KV.
+        prompt_gap: mean time between steps while prompts are computed too; 0: not known.
+        output_tokens: of a mean output.
+    """
+
+    prompt: tuple[float, float]
+    step: tuple[float, float, float]
+    prompt_gap: float = 0.0
+    output_tokens: float = 128.0
+
+
+class Line(NamedTuple):
+    """A cost that rises with a number of tokens.
+
+    Attributes:
+        due, due_slope: what stands against an objective.
+        extra, extra_slope: what is added as it is.
+    """
+
+    due: float
+    due_slope: float
+    extra: float
+    extra_slope: float
+
+    def at(self, num_tokens: float) -> float:
+        return late(self.due + self.due_slope * num_tokens) + self.extra + self.extra_slope * num_tokens
+
+
+def late(due: float) -> float:
+    """A share of an objective as a cost."""
+    return due if due <= 1.0 else due + (LATE - 1.0) * (due - 1.0)
+
+
+def prompt_line(load: Load, speed: Speed, objectives: Objectives) -> Line:
+    """The cost of a prompt at its prefill worker, by its tokens that are not cached there."""
+    fixed, token = speed.prompt
+    return Line(
+        due=(token * load.num_pending_tokens + fixed) / objectives.ttft_s,
+        due_slope=token / objectives.ttft_s,
+        extra=0.0,
+        extra_slope=token / objectives.ttft_s + load.num_decoding * _delay(token, speed, objectives),
+    )
+
+
+def decode_line(load: Load, speed: Speed, objectives: Objectives) -> Line:
+    """The cost of a request at its decode worker, by its tokens; without what memory it may have to wait for."""
+    fixed, request, token = speed.step
+    step = fixed + request * (load.num_decoding + 1) + token * load.num_kv_tokens
+    weight = LATE if step > objectives.itl_s else 1.0
+    others = weight * load.num_decoding / objectives.itl_s
+    return Line(
+        due=step / objectives.itl_s,
+        due_slope=token / objectives.itl_s,
+        extra=_delay(speed.prompt[1] * load.num_pending_tokens, speed, objectives) + others * request,
+        extra_slope=others * token,
+    )
+
+
+def memory_cost(load: Load, speed: Speed, objectives: Objectives, num_tokens: int) -> float:
+    """Of the wait for pages: those that are decoded leave theirs evenly over the time that their outputs take."""
+    held = _num_held_tokens(load, speed)
+    lacking = num_tokens - num_free_tokens(load, speed)
+    if lacking <= 0 or held <= 0:
+        return 0.0
+    fixed, request, token = speed.step
+    step = fixed + request * load.num_decoding + token * held
+    return late(min(1.0, lacking / held) * speed.output_tokens * step / objectives.ttft_s)
+
+
+def num_free_tokens(load: Load, speed: Speed) -> float:
+    """Tokens of a request for which there is room now. What is cached makes room."""
+    return load.num_pool_tokens - _num_held_tokens(load, speed)
+
+
+def _num_held_tokens(load: Load, speed: Speed) -> float:
+    # Half of an output is there on average.
+    return load.num_kv_tokens + 0.5 * speed.output_tokens * load.num_decoding
+
+
+def handover_cost(handover: tuple[float, float], num_pages: float, objectives: Objectives) -> float:
+    """Args: handover: seconds of each, and of each page."""
+    return (handover[0] + handover[1] * num_pages) / objectives.ttft_s
+
+
+def ttft_s(load: Load, speed: Speed, num_to_compute: int) -> float:
+    """Seconds until a prompt's first token is there. Args: num_to_compute: tokens that are not cached."""
+    fixed, token = speed.prompt
+    return fixed + token * (load.num_pending_tokens + num_to_compute)
+
+
+def itl_s(load: Load, speed: Speed, num_tokens: int) -> float:
+    """Mean seconds between two tokens of one more request of so many tokens, but for what prompts add to it."""
+    fixed, request, token = speed.step
+    return fixed + request * (load.num_decoding + 1) + token * (load.num_kv_tokens + num_tokens)
+
+
+def prompt_terms(load: Load, speed: Speed, objectives: Objectives, num_to_compute: int) -> dict[str, float]:
+    """What `prompt_line` adds up: what waits before it, what it takes itself, and what others lose."""
+    line = prompt_line(load, speed, objectives)
+    queue = late(speed.prompt[1] * load.num_pending_tokens / objectives.ttft_s)
+    disturbed = load.num_decoding * _delay(speed.prompt[1], speed, objectives) * num_to_compute
+    return {"queue": queue, "compute": line.at(num_to_compute) - queue - disturbed, "interference": disturbed}
+
+
+def decode_terms(load: Load, speed: Speed, objectives: Objectives, num_tokens: int) -> dict[str, float]:
+    """What `decode_line` and `memory_cost` add up: its steps, what prompts do to them, and the wait for pages."""
+    disturbed = _delay(speed.prompt[1] * load.num_pending_tokens, speed, objectives)
+    return {
+        "batch": decode_line(load, speed, objectives).at(num_tokens) - disturbed,
+        "interference": disturbed,
+        "memory": memory_cost(load, speed, objectives, num_tokens),
+    }
+
+
+def _delay(seconds: float, speed: Speed, objectives: Objectives) -> float:
+    """What it costs one request that is decoded if prompts are computed beside it for so long."""
+    mean = seconds / (max(MIN_OUTPUT_TOKENS, speed.output_tokens) * objectives.itl_s)
+    if speed.prompt_gap <= objectives.itl_s:
+        return mean
+    return mean * (1.0 + (1.0 - objectives.itl_s / speed.prompt_gap) / TAIL_SHARE)

@@ -1,0 +1,153 @@
+"""A policy that goes by what workers have cached: what they say, and what they are computing for this router."""
+
+import time
+from collections.abc import Callable, Collection, Sequence, Set
+
+from router.policies.base import AttemptFailure, RequestEnd, RoutingPolicy, RoutingRequest
+from router.policies.under_way import NOTHING, PrefixesUnderWay
+from router.worker import Pair, Worker
+from tandem.prefix import prefix_identities
+
+
+class PrefixPolicy(RoutingPolicy):
+    """Keeps account of the prefixes that are under way; what is chosen by them is up to its subclasses."""
+
+    wants_prefixes = True
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._under_way = PrefixesUnderWay(clock)
+        # What is shipped to a decode worker must be computed elsewhere first: it is nothing to begin a prompt with.
+        self._arriving = PrefixesUnderWay(clock)
+        # Of requests that are not finished.
+        self._prefixes: dict[str, RequestPrefixes] = {}
+        self._latest: tuple[str, RequestPrefixes] | None = None
+        # Pages that the workers of the last choice had of its prompt: most have the same of the next one's.
+        self._usual = 0
+
+    def num_cached(
+        self, workers: Collection[Worker], request: RoutingRequest
+    ) -> tuple[dict[Worker, int], dict[Worker, int]]:
+        """Leading tokens of a request, which is being chosen for, by workers; those with none are left out, and others
+        than `workers` may be among them.
+
+        Returns:
+            Those that a worker has cached or is computing, with which it would begin the prompt; and the same with
+            those that are on their way to it from other workers, which need not be shipped again.
+        """
+        prefixes = self._prefixes.get(request.request_id) or RequestPrefixes(request)
+        self._latest = request.request_id, prefixes
+        computing, arriving = self._under_way.all_expected(), self._arriving.all_expected()
+        token_ids = request.token_ids
+        cached: dict[Worker, int] = {}
+        expected: dict[Worker, int] = {}
+        for size in {worker.hello.page_size for worker in workers}:
+            identities = prefixes.identities(token_ids, size)
+            if not identities:
+                continue
+            # Nobody who lacks the first page has any other; and that is asked of every worker at every choice.
+            first = identities[0]
+            having = dict.fromkeys(w for w in workers if first in w.prefixes.identities and w.hello.page_size == size)
+            having.update((w, None) for w, pages in computing.items() if first in pages and w.hello.page_size == size)
+            search = _Search(identities, self._usual)
+            for worker in having:
+                pages = computing.get(worker, NOTHING)
+                cached[worker] = expected[worker] = size * search.num_known(worker.prefixes.identities, pages)
+            self._usual = search.last
+            for worker, pages in arriving.items():
+                if first in pages and worker.hello.page_size == size:
+                    num_arriving = size * search.num_known(worker.prefixes.identities, pages)
+                    expected[worker] = max(expected.get(worker, 0), num_arriving)
+        return cached, expected
+
+    def attempt_started(self, pair: Pair, request: RoutingRequest) -> None:
+        assert self._latest is not None and self._latest[0] == request.request_id, "it follows upon its choice"
+        prefixes = self._prefixes[request.request_id] = self._latest[1]
+        identities = prefixes.identities(request.token_ids, pair.prefill.page_size)
+        self._under_way.expect(pair.prefill, request.request_id, identities)
+        if pair.decode is not pair.prefill:
+            identities = prefixes.identities(request.token_ids, pair.decode.page_size)
+            self._arriving.expect(pair.decode, request.request_id, identities)
+            # It computes nothing of it before the output.
+            self._under_way.expect(pair.decode, request.request_id, ())
+
+    def attempt_failed(self, pair: Pair, request: RoutingRequest, kind: AttemptFailure, reason: str) -> None:
+        self._give_up(pair, request)
+
+    def request_finished(self, pair: Pair | None, request: RoutingRequest, end: RequestEnd) -> None:
+        prefixes = self._prefixes.pop(request.request_id, None)
+        if pair is None or prefixes is None:
+            return
+        if end != "finished":
+            self._give_up(pair, request)
+            return
+        prompt_identities = prefixes.identities(request.prompt_ids, pair.prefill.page_size)
+        self._under_way.finish(pair.prefill, request.request_id, prompt_identities)
+        self._arriving.give_up(pair.decode, request.request_id)
+        if len(request.output_ids) > 1:
+            # It has cached the output too, but for the last token.
+            identities = prefixes.identities(request.token_ids[:-1], pair.decode.page_size)
+            self._under_way.finish(pair.decode, request.request_id, identities)
+
+    def worker_lost(self, worker: Worker, reason: str) -> None:
+        self._under_way.forget(worker)
+        self._arriving.forget(worker)
+
+    def _give_up(self, pair: Pair, request: RoutingRequest) -> None:
+        for worker in (pair.prefill, pair.decode):
+            self._under_way.give_up(worker, request.request_id)
+            self._arriving.give_up(worker, request.request_id)
+
+
+class RequestPrefixes:
+    """A request's prefixes: each page of it is looked at once, over all its attempts."""
+
+    def __init__(self, request: RoutingRequest) -> None:
+        self._namespace = request.cache_namespace
+        self._by_size: dict[int, Sequence[int]] = dict(request.prompt_identities)
+
+    def identities(self, token_ids: Sequence[int], page_size: int) -> Sequence[int]:
+        """Those of all full pages of that size.
+
+        Args:
+            token_ids: so many of its prompt and output.
+        """
+        num_pages = len(token_ids) // page_size
+        known = self._by_size.get(page_size, ())
+        if len(known) < num_pages:
+            known = self._by_size[page_size] = prefix_identities(token_ids, page_size, self._namespace, known)
+        return known if len(known) == num_pages else known[:num_pages]
+
+
+class _Search:
+    """Looks for how much of a prompt each worker has.
+
+    No page is anywhere without those before it, so the border between known and unknown can be searched for. Of many
+    workers most know the same of a prompt, a beginning that all prompts share or nothing: so where the border was for
+    the last worker is looked at first.
+
+    Attributes:
+        last: pages that the last worker had.
+    """
+
+    def __init__(self, identities: Sequence[int], guess: int) -> None:
+        """Args: guess: how many of them the first worker has, as like as not."""
+        self._identities = identities
+        self.last = min(guess, len(identities))
+
+    def num_known(self, cached: Set[int], expected: Set[int]) -> int:
+        """Leading pages that are in either set."""
+        identities, last = self._identities, self.last
+        if last and identities[last - 1] not in cached and identities[last - 1] not in expected:
+            low, high = 0, last - 1
+        elif last < len(identities) and (identities[last] in cached or identities[last] in expected):
+            low, high = last + 1, len(identities)
+        else:
+            return last
+        while low < high:
+            middle = (low + high) // 2
+            if identities[middle] in cached or identities[middle] in expected:
+                low = middle + 1
+            else:
+                high = middle
+        self.last = low
+        return low

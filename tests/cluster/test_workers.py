@@ -1,0 +1,90 @@
+"""`--workers`: workers that all do both, with links to each other; who computes and who decodes is decided for each
+request."""
+
+import random
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+
+from deploy.cluster_config import ClusterConfig
+from tests.cluster.conftest import Answer, Clusters, Oracle, ServedCluster, random_ids, wait_until
+
+LENGTHS = (1, 15, 16, 17, 33, 47, 48, 49, 100, 150)
+
+
+@pytest.fixture
+def apart(clusters: Clusters, tiny_config: ClusterConfig) -> Iterator[ServedCluster]:
+    """Two workers, of which one computes each prompt and the other one decodes it."""
+    served = clusters.get(replace(tiny_config, num_prefill=0, num_decode=0, num_any=2, placement="disaggregated"))
+    yield served
+    served.wait_clean()
+
+
+@pytest.fixture
+def decided(clusters: Clusters, tiny_config: ClusterConfig) -> Iterator[ServedCluster]:
+    """Two workers; the router decides."""
+    served = clusters.get(replace(tiny_config, num_prefill=0, num_decode=0, num_any=2))
+    yield served
+    served.wait_clean()
+
+
+def pair_of(answer: Answer) -> tuple[str, str]:
+    return answer.last.handover.prefill_worker, answer.last.handover.decode_worker
+
+
+def test_each_hands_over_to_the_other(apart: ServedCluster, tiny_oracle: Oracle) -> None:
+    rng = random.Random(1)
+    wait_until(lambda: len(links(apart)) == 2, 20.0, "there are links both ways")
+    prompts = [random_ids(rng, n) for n in LENGTHS] * 2
+    with ThreadPoolExecutor(6) as pool:
+        answers = list(pool.map(apart.complete, prompts))
+    for prompt, answer in zip(prompts, answers, strict=True):
+        assert answer.token_ids == tiny_oracle.generate(prompt, 24)
+        assert (answer.last.handover.placement, answer.last.handover.placement_reason) == ("disaggregated", "only")
+    assert {pair_of(answer) for answer in answers} == {("worker-0", "worker-1"), ("worker-1", "worker-0")}
+
+
+def test_one_is_killed_and_the_other_does_both_until_it_is_back(apart: ServedCluster, tiny_oracle: Oracle) -> None:
+    rng = random.Random(2)
+    prompts = [random_ids(rng, rng.randrange(20, 150)) for _ in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        pending = [pool.submit(apart.complete, prompt, max_tokens=150, ignore_eos=True) for prompt in prompts]
+        wait_until(lambda: apart.client.server_info().num_requests == 8, 10.0, "all are under way")
+        apart.kill("worker-1", signal.SIGKILL)
+        answers = [answer.result() for answer in pending]
+    for prompt, answer in zip(prompts, answers, strict=True):
+        assert len(answer.token_ids) == 150 and tiny_oracle.confirms(prompt, answer.token_ids)
+    assert max(answer.last.handover.attempts for answer in answers) > 1
+    assert ("worker-0", "worker-0") in map(pair_of, answers)
+    wait_until(lambda: len(links(apart)) == 2, 40.0, "there are links both ways again")
+    assert apart.complete(prompts[0]).last.handover.placement == "disaggregated"
+
+
+def test_a_conversation_stays_where_its_pages_are(decided: ServedCluster, tiny_oracle: Oracle) -> None:
+    """Idle workers have no reason to hand over: the next turn computes what is new and ships nothing."""
+    wait_until(lambda: len(links(decided)) == 2, 20.0, "there are links both ways")
+    rng = random.Random(3)
+    token_ids = random_ids(rng, 100)
+    home = ""
+    for turn in range(3):
+        answer = decided.complete(token_ids, max_tokens=20, ignore_eos=True)
+        handover = answer.last.handover
+        assert answer.token_ids == tiny_oracle.generate(token_ids, 20, ignore_eos=True)
+        assert (handover.placement, handover.pages_shipped) == ("aggregated", 0)
+        assert handover.prefill_worker == (home := home or handover.prefill_worker)
+        if turn:
+            # The last token of an output has no KV yet, and pages are cached when they are full.
+            assert handover.prefill_cached_tokens == (len(token_ids) - 30 - 1) // 16 * 16
+        token_ids += [*answer.token_ids, *random_ids(rng, 30)]
+    assert handover.estimated_ttft_ms > 0
+    placed = {(p.placement, p.reason): p.count for p in decided.client.server_info().placements}
+    assert sum(count for (placement, _), count in placed.items() if placement == "aggregated") == 3
+
+
+def links(served: ServedCluster) -> list[tuple[str, str]]:
+    """Those over which a worker could hand over to another one now."""
+    workers = served.client.server_info().workers
+    return [(w.worker_id, peer) for w in workers if w.alive for peer in w.linked_to if peer != w.worker_id]

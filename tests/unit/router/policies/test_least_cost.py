@@ -1,0 +1,195 @@
+"""Where a request costs all requests the least."""
+
+import itertools
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from router.candidates import Candidates
+from router.objectives import Objectives
+from router.placement import DISAGGREGATED
+from router.policies import cost_model
+from router.policies.cost_model import Load, Speed
+from router.policies.least_cost import TIE_COST, LeastCost
+from router.worker import Pair, Worker
+from tandem.prefix import prefix_identities
+from tests.fakes.clock import FakeClock
+from tests.fakes.routing import link, make_candidates, routing_request
+from tests.fakes.scripted_worker import hello
+
+AIMS = Objectives()
+
+
+def equals(
+    count: int, placement: str = "auto", num_pages: int = 100_000, device: str = "cpu"
+) -> tuple[list[Worker], Candidates]:
+    """Workers that all do both, with links between all of them."""
+    hellos = [hello(f"w{i}", "both", has_links=True, num_pages=num_pages) for i in range(count)]
+    workers = [Worker(replace(h, device=device), lambda _: None, lambda _: None, 0.0, 0.0) for h in hellos]
+    for worker in workers:
+        # As the router has them: itself among them.
+        link(worker, *workers)
+    return workers, Candidates({worker.worker_id: worker for worker in workers}, placement=placement)
+
+
+def caches(worker: Worker, token_ids: Sequence[int]) -> None:
+    worker.prefixes.identities.update(prefix_identities(token_ids, worker.page_size, ""))
+    worker.prefixes.num_messages += 1
+
+
+class Served:
+    """A policy that is asked as the router does; loads count."""
+
+    def __init__(self, candidates: Candidates) -> None:
+        self.clock = FakeClock()
+        self.policy = LeastCost(seed=1, clock=self.clock)
+        self.candidates = candidates
+        self._numbers = itertools.count()
+
+    def start(self, token_ids: Sequence[int]) -> Pair:
+        request = routing_request(token_ids, request_id=f"r{next(self._numbers)}")
+        pair = self.policy.choose(self.candidates, request)
+        self.policy.attempt_started(pair, request)
+        assert pair.estimate is not None
+        pair.prefill.add_load(1, pair.estimate.num_to_compute)
+        pair.decode.add_load(num_decoding=1, num_kv_tokens=len(token_ids))
+        return pair
+
+    def would_choose(self, token_ids: Sequence[int], **fields: Any) -> Pair:
+        return self.policy.choose(self.candidates, routing_request(token_ids, **fields))
+
+
+def test_the_pair_is_that_with_the_least_cost_of_all() -> None:
+    """Against all pairs, each of which is reckoned by itself."""
+    rng = random.Random(0)
+    for _ in range(100):
+        workers, candidates = equals(5) if rng.randrange(2) else _mixed(rng)
+        prompt = rng.choices(range(1000), k=rng.randrange(1, 3000))
+        for worker in workers:
+            worker.add_load(1, rng.randrange(2) * rng.randrange(5000), rng.randrange(20), rng.randrange(200_000))
+            if rng.randrange(2):
+                caches(worker, prompt[: rng.randrange(len(prompt) + 1)])
+        pair = LeastCost(seed=0).choose(candidates, routing_request(prompt))
+        least = min(_cost(p, prompt) for p in candidates)
+        assert least <= _cost(pair, prompt) <= least + TIE_COST
+        assert pair.estimate is not None
+        assert pair.estimate.num_to_compute == len(prompt) - _num_cached(pair.prefill, prompt)
+
+
+def _mixed(rng: random.Random) -> tuple[list[Worker], Candidates]:
+    candidates = make_candidates(rng.randrange(1, 4), rng.randrange(1, 4))
+    return list({w: None for pair in candidates for w in (pair.prefill, pair.decode)}), candidates
+
+
+def _num_cached(worker: Worker, prompt: Sequence[int]) -> int:
+    known = 0
+    for identity in prefix_identities(prompt, worker.page_size, ""):
+        if identity not in worker.prefixes.identities:
+            break
+        known += worker.page_size
+    return known
+
+
+def _cost(pair: Pair, prompt: Sequence[int]) -> float:
+    def of(worker: Worker) -> tuple[Load, Speed, Objectives]:
+        load = Load(
+            worker.num_pending_tokens,
+            worker.num_decoding,
+            worker.num_kv_tokens,
+            worker.hello.num_pages * worker.page_size,
+        )
+        rates = worker.rates
+        return load, Speed(rates.prompt_s, rates.step_s, rates.prompt_gap_s, rates.shared.mean_output_tokens), AIMS
+
+    num_tokens = len(prompt)
+    cost = cost_model.prompt_line(*of(pair.prefill)).at(num_tokens - _num_cached(pair.prefill, prompt))
+    cost += cost_model.decode_line(*of(pair.decode)).at(num_tokens)
+    cost += cost_model.memory_cost(*of(pair.decode), num_tokens)
+    if pair.prefill is not pair.decode:
+        num_pages = (num_tokens - _num_cached(pair.decode, prompt)) / pair.decode.page_size
+        cost += cost_model.handover_cost(pair.decode.rates.shared.handover_s, num_pages, AIMS)
+    return cost
+
+
+def test_an_idle_cluster_hands_nothing_over() -> None:
+    pair = Served(equals(3)[1]).would_choose(range(100))
+    assert pair.prefill is pair.decode
+    assert pair.estimate is not None and pair.estimate.reason == "handover"
+    fixed, token = pair.prefill.rates.prompt_s
+    assert pair.estimate.ttft_s == pytest.approx(fixed + 100 * token)
+
+
+def test_a_long_prompt_is_computed_where_nobody_is_disturbed() -> None:
+    workers, candidates = equals(2)
+    workers[0].add_load(num_decoding=8, num_kv_tokens=8_000)
+    pair = Served(candidates).would_choose(range(400))
+    assert pair.prefill is workers[1]
+    busy = workers[1]
+    busy.add_load(num_decoding=60, num_kv_tokens=60_000)
+    pair = Served(candidates).would_choose(range(400))
+    assert (pair.prefill, pair.decode) != (busy, busy)
+
+
+def test_the_next_turn_is_computed_where_the_conversation_is_unless_others_wait_there() -> None:
+    workers, candidates = equals(4)
+    turn = range(2_000)
+    caches(workers[2], turn[:1_900])
+    served = Served(candidates)
+    pair = served.would_choose(turn)
+    assert (pair.prefill, pair.decode) == (workers[2], workers[2])
+    assert pair.estimate is not None and pair.estimate.num_to_compute == 100
+    workers[2].add_load(num_pending_tokens=5_000)
+    assert served.would_choose(turn).prefill is not workers[2]
+
+
+@pytest.mark.parametrize("placement", ["auto", "aggregated", DISAGGREGATED])
+def test_of_many_requests_with_one_new_prefix_few_workers_compute_it(placement: str) -> None:
+    workers, candidates = equals(8, placement, device="cuda")
+    served = Served(candidates)
+    for number in range(24):
+        served.start([*range(2_000), *([number] * 20)])
+    # Those that have it on its way to them could not begin with it.
+    computed = sum(worker.num_pending_tokens for worker in workers)
+    assert computed < 2 * 2_000 + 24 * (20 + 4)
+
+
+def test_requests_without_anything_in_common_are_spread() -> None:
+    workers, candidates = equals(8)
+    served = Served(candidates)
+    for number in range(24):
+        served.start([number] * 500)
+    assert {worker.num_pending_tokens for worker in workers} == {1_500}
+
+
+def test_a_placement_holds_as_long_as_there_are_such_workers() -> None:
+    workers, candidates = equals(2, DISAGGREGATED)
+    served = Served(candidates)
+    pair = served.would_choose(range(100))
+    assert pair.prefill is not pair.decode
+    assert pair.estimate is not None and pair.estimate.reason == "only"
+    alone = Served(candidates.among(lambda worker: worker is workers[0])).would_choose(range(100))
+    assert (alone.prefill, alone.decode) == (workers[0], workers[0])
+    _, together = equals(2, "aggregated")
+    for _ in range(10):
+        pair = Served(together).start(range(1_000))
+        assert pair.prefill is pair.decode
+
+
+def test_a_full_pool_has_its_price() -> None:
+    workers, candidates = equals(2, "aggregated", num_pages=1_000)
+    workers[0].add_load(num_decoding=1, num_kv_tokens=3_900)
+    workers[1].add_load(num_pending_tokens=60, num_decoding=1)
+    assert Served(candidates).would_choose(range(1_000)).decode is workers[1]
+
+
+def test_objectives_say_what_counts_for_more() -> None:
+    """Steps that are too slow already, or a queue."""
+    workers, candidates = equals(2, "aggregated")
+    workers[0].add_load(num_decoding=6)
+    workers[1].add_load(num_pending_tokens=300)
+    tight_itl, tight_ttft = Objectives(60.0, 0.02), Objectives(0.1, 60.0)
+    assert Served(candidates).would_choose(range(8), objectives=tight_itl).decode is workers[1]
+    assert Served(candidates).would_choose(range(8), objectives=tight_ttft).decode is workers[0]

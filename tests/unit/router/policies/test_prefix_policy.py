@@ -1,0 +1,49 @@
+"""What counts as cached at a worker while requests are under way."""
+
+from dataclasses import replace
+
+from router.candidates import Candidates
+from router.policies.base import RoutingRequest
+from router.policies.prefix_policy import PrefixPolicy
+from router.worker import Pair, Worker
+from tests.fakes.clock import FakeClock
+from tests.fakes.routing import routing_request
+from tests.fakes.scripted_worker import hello
+
+
+class Told(PrefixPolicy):
+    def choose(self, candidates: Candidates, request: RoutingRequest) -> Pair:
+        raise NotImplementedError
+
+
+def started() -> tuple[Told, Pair, RoutingRequest]:
+    one, other = (
+        Worker(hello(name, "both", has_links=True), lambda _: None, lambda _: None, 0.0, 0.0) for name in "ab"
+    )
+    policy, pair, request = Told(FakeClock()), Pair(one, other), routing_request(range(40))
+    policy.num_cached([one, other], request)
+    policy.attempt_started(pair, request)
+    return policy, pair, request
+
+
+def test_what_is_shipped_to_a_worker_is_nothing_to_begin_a_prompt_with() -> None:
+    policy, pair, _ = started()
+    both = [pair.prefill, pair.decode]
+    again = routing_request(range(50), request_id="another")
+    assert policy.num_cached(both, again) == ({pair.prefill: 40}, {pair.prefill: 40, pair.decode: 40})
+
+
+def test_when_it_has_finished_prompt_and_output_are_where_it_was_decoded() -> None:
+    policy, pair, request = started()
+    policy.request_finished(pair, replace(request, output_ids=tuple(range(40, 49))), "finished")
+    again = routing_request(range(60), request_id="another")
+    cached, expected = policy.num_cached([pair.prefill, pair.decode], again)
+    assert cached == expected == {pair.prefill: 40, pair.decode: 48}
+
+
+def test_after_a_loss_nothing_is_expected_of_it() -> None:
+    policy, pair, request = started()
+    policy.worker_lost(pair.decode, "gone")
+    policy.request_finished(pair, replace(request, output_ids=(1, 2)), "finished")
+    cached, expected = policy.num_cached([pair.prefill], routing_request(range(60), request_id="another"))
+    assert cached == expected == {pair.prefill: 40}
