@@ -53,10 +53,14 @@ class StepBudget(PromptBudget):
             return self._max_tokens
         _, num_requests, num_context = self._last_step
         base, per_request, per_context, per_token, per_attended = self._fit.factors
-        left_s = self._left_s - base - per_request * num_requests - per_context * num_context
+        step_s = base + per_request * num_requests + per_context * num_context
+        left_s = self._left_s - step_s
+        if left_s <= 0:
+            # The objective is missed without prompts too. Small pieces would gain nothing and have them starve.
+            left_s = step_s
         # A token attends to those before it: n of them to n * num_cached + n^2 / 2.
         linear = per_token + per_attended * num_cached
-        fitting = _root(per_attended / 2, linear, left_s) if left_s > 0 else 0.0
+        fitting = _root(per_attended / 2, linear, left_s)
         largest = min(self._max_tokens, MAX_GROWTH * max(self._sizes))
         return int(max(self._min_tokens, min(fitting, largest)))
 

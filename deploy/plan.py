@@ -109,7 +109,7 @@ def plan(
         )
     if max_model_len > longest:
         raise ValueError(
-            f"{engine.num_pages} pages of {engine.page_size} tokens hold a request of {longest} tokens, fewer than "
+            f"{engine.num_pages} pages of {engine.page_size} tokens hold {longest} tokens, fewer than "
             f"max_model_len {max_model_len}; use a larger num_pages or a smaller max_model_len"
         )
     # A worker on a GPU has that for itself, and looks there. So does one that is added over several nodes: on which it
