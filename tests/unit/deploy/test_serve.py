@@ -127,10 +127,7 @@ def test_a_length_that_is_too_large(model_dir: Path, capsys: pytest.CaptureFixtu
     error = refusal(capsys, *dummy, "--max-model-len", "65")
     assert "--max-model-len 65 is above the model's own limit of 64; use a smaller --max-model-len" in error
     error = refusal(capsys, *dummy, "--max-model-len", "64", "--num-pages", "2")
-    assert (
-        "2 pages of 16 tokens hold 32 tokens, fewer than --max-model-len 64; use a larger --num-pages"
-        in error
-    )
+    assert "2 pages of 16 tokens hold 32 tokens, fewer than --max-model-len 64; use a larger --num-pages" in error
 
 
 def test_tls_files(certificates: Certificates, capsys: pytest.CaptureFixture[str]) -> None:
