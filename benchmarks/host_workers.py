@@ -116,7 +116,7 @@ class HostWorkers:
         self.prefill: Scheduler = PrefillScheduler(
             prefill_engine,
             CacheManager(num_pages, page_size),
-            LinkHandover(layout, self._prefill_outbox, time.monotonic),
+            LinkHandover(layout, prefill_engine.launches, self._prefill_outbox, time.monotonic),
             self._prefill_outbox,
             PrefillConfig(),
             time.monotonic,

@@ -33,6 +33,7 @@ class BothScheduler(Scheduler):
             pages, budget: of the prefill scheduler.
         """
         self._engine = engine
+        self._launches = engine.launches
         self._cache = cache
         self._prefill = prefill
         self._decode = decode
@@ -51,16 +52,22 @@ class BothScheduler(Scheduler):
         self._decode.answer_leases()
         if not self._decode.num_running:
             self._budget.nothing_decoded()
-        prefilled = self._prefill.step()
+        num_running = self._decode.num_running
+        prefilled = self._prefill.settle()
+        # What has just been handed over here is decoded before the next prompt is launched, and does not wait behind
+        # it. Nor does what is about to be.
+        if self._decode.num_running == num_running and not self._prefill.hands_over_here():
+            chunks = self._prefill.compose()
+            if chunks is not None:
+                self._prefill.launch(chunks)
+                prefilled = True
         self._pages.tell_leases()
         if self._decode.num_running:
-            if prefilled:
-                # The decode step in flight ends before the prefill behind it: its tokens have waited for the launch of
-                # that, and do not wait for its end.
-                self._decode.collect_launched()
-            # The next decode step would run behind the prefill in flight anyway: what that prefill gives goes on with
-            # this step, not with the one after.
-            self._prefill.collect_launched()
+            # The next decode step would run behind the prompts in flight anyway: what they give goes on with this step,
+            # not with the one after. The decode step in flight ends before them: its tokens have waited for their
+            # launch, and do not wait for their end.
+            while self._prefill.launched:
+                self._launches.collect_oldest()
         num_waiting = self._decode.leases.num_waiting
         decoded = self._decode.step()
         if jobs := self._decode.take_just_launched():

@@ -9,7 +9,7 @@ from decode_worker.config import DecodeConfig
 from decode_worker.job import DecodeJob
 from decode_worker.leases import LeaseBook
 from decode_worker.pacing import StepPace
-from decode_worker.step import LaunchedStep
+from decode_worker.step import DecodeStep
 from engine.base import EngineBase
 from engine.kvcache.base import Completion
 from engine.kvcache.cache_manager import CacheManager, PageHandle
@@ -72,7 +72,6 @@ class DecodeScheduler(ForwardScheduler):
         self._overlaps = config.overlap and engine.is_asynchronous
         self._clock = clock
         self._pace = StepPace(clock)
-        self._in_flight: LaunchedStep | None = None
         self._just_launched: Sequence[DecodeJob] = ()
         self._running: list[DecodeJob] = []
         self._leases = LeaseBook(cache, outbox, config, clock, self._start_committed, self._recorder)
@@ -83,6 +82,11 @@ class DecodeScheduler(ForwardScheduler):
     @property
     def num_running(self) -> int:
         return len(self._running)
+
+    @property
+    def _in_flight(self) -> DecodeStep | None:
+        """The step that was launched last, if its tokens are not known yet."""
+        return next((part for part in reversed(self._launches.parts) if isinstance(part, DecodeStep)), None)
 
     @property
     def leases(self) -> LeaseBook:
@@ -111,41 +115,59 @@ class DecodeScheduler(ForwardScheduler):
             self._leases.receive(event)
 
     def step(self) -> bool:
-        self._cache.free_deferred_pages()
-        self._leases.start_arrived()
-        self._recorder.lap("settle")
+        self.settle()
         previous = self._in_flight
         if previous is not None and not (self._pace.is_due or previous.output.done()):
             self._cache_adopted()
             self.answer_leases()
             self._recorder.lap("grant")
             return False
+        step = self.compose()
+        if step is None:
+            self._collect_steps()
+        else:
+            self._engine.launch(decoded=step)
+            self.go_on_behind(step)
+        self._cache_adopted()
+        return previous is not None or step is not None
+
+    def settle(self) -> None:
+        """Goes on with what has come to an end."""
+        self._cache.free_deferred_pages()
+        self._leases.start_arrived()
+        self._recorder.lap("settle")
+
+    def compose(self) -> DecodeStep | None:
+        """The next step, with a page for each of its tokens; None if nothing is to be decoded. Nothing may happen to
+        its jobs before it is launched."""
         self._pace.composing()
         # Growth goes before new leases.
         jobs = self._grow()
         self.answer_leases()
-        if jobs:
-            unknown, self._in_flight = self._in_flight, self._launch(jobs, self._in_flight)
-            if unknown is not None:
-                self._collect(unknown)
-            # What may come next by a grammar follows from the tokens that have just been collected. The forward is
-            # running meanwhile.
-            self._in_flight.sample()
-            self._recorder.lap("sample")
-        if not jobs or not self._overlaps:
+        if not jobs:
+            return None
+        new_jobs = [job for job in jobs if job.is_new]
+        for job in new_jobs:
+            job.stamp(DECODE_STARTED)
+        if logger.isEnabledFor(logging.DEBUG):
+            self._log_batch(len(jobs), new_jobs)
+        self._recorder.lap("compose")
+        return DecodeStep(jobs, new_jobs, self._in_flight, self._note_launched, self._collect)
+
+    def go_on_behind(self, step: DecodeStep) -> None:
+        """Passes on what was launched before a step, while that runs, and has its tokens chosen."""
+        self._launches.collect_all_but(1)
+        # What may come next by a grammar follows from the tokens that have just been collected. The forward is running
+        # meanwhile.
+        step.sample()
+        self._recorder.lap("sample")
+        if not self._overlaps:
             self.collect_launched()
-        self._cache_adopted()
-        return previous is not None or bool(jobs)
 
     def take_just_launched(self) -> Sequence[DecodeJob]:
         """The jobs of the step that was launched since the last call; none if none was."""
         jobs, self._just_launched = self._just_launched, ()
         return jobs
-
-    def collect_launched(self) -> None:
-        step, self._in_flight = self._in_flight, None
-        if step is not None:
-            self._collect(step)
 
     def next_deadline(self) -> float | None:
         deadline = self._leases.next_deadline()
@@ -235,9 +257,7 @@ class DecodeScheduler(ForwardScheduler):
         """Puts what is computed of a job into the tree. The last token has no KV yet, or a step in flight computes it,
         and a page may not be shared before that has run: it stays out. Returns what has been launched with the job's
         pages and may still run."""
-        in_use: list[Completion] = (
-            [self._in_flight.output] if self._in_flight is not None and job in self._in_flight.jobs else []
-        )
+        in_use = self._launches.using(job.handle.page_ids)
         token_ids = job.sequence.token_ids
         self._cache.cache_pages(job.handle, token_ids, min(job.sequence.cached_len, len(token_ids) - 1), after=in_use)
         return in_use
@@ -279,7 +299,7 @@ class DecodeScheduler(ForwardScheduler):
             while not self._cache.grow_pages(job.handle, job.sequence.cached_len + 1):
                 if self._in_flight is not None:
                     # What ends with it may leave pages enough, and pages of a job in it are not free before.
-                    self.collect_launched()
+                    self._collect_steps()
                     self._cache.free_deferred_pages()
                     self._pace.composing()
                     return self._grow()
@@ -304,22 +324,19 @@ class DecodeScheduler(ForwardScheduler):
         self._leases.mark_ended(job.request_id, job.attempt)
         self._end_job(job)
 
-    def _launch(self, jobs: Sequence[DecodeJob], previous: LaunchedStep | None) -> LaunchedStep:
-        new_jobs = [job for job in jobs if job.is_new]
-        for job in new_jobs:
-            job.stamp(DECODE_STARTED)
-        if logger.isEnabledFor(logging.DEBUG):
-            self._log_batch(len(jobs), new_jobs)
-        self._recorder.lap("compose")
-        step = LaunchedStep(self._engine, jobs, previous)
-        self._pace.launched()
-        self._just_launched = jobs
-        if self._recorder.is_on:
-            self._record_launch(step, new_jobs)
-        return step
+    def _collect_steps(self) -> None:
+        """Waits for the step in flight, if there is one, and passes on what it gave, and what was launched before."""
+        while self._in_flight is not None:
+            self._launches.collect_oldest()
 
-    def _record_launch(self, step: LaunchedStep, new_jobs: Sequence[DecodeJob]) -> None:
-        for job in new_jobs:
+    def _note_launched(self, step: DecodeStep) -> None:
+        self._pace.launched()
+        self._just_launched = step.jobs
+        if self._recorder.is_on:
+            self._record_launch(step)
+
+    def _record_launch(self, step: DecodeStep) -> None:
+        for job in step.new_jobs:
             times = {moment.name: moment.time_ns for moment in job.moments}
             self._recorder.add(
                 HANDOVERS, "wait for step", times[COMMITTED], (job.request_id,), end_ns=times[DECODE_STARTED]
@@ -328,12 +345,12 @@ class DecodeScheduler(ForwardScheduler):
             "decode",
             step.output.done,
             step.output.duration_s if self._engine.is_asynchronous else None,
-            [job.request_id for job in new_jobs],
+            [job.request_id for job in step.new_jobs],
             batch_size=len(step.jobs),
             num_running=len(self._running),
         )
 
-    def _collect(self, step: LaunchedStep) -> None:
+    def _collect(self, step: DecodeStep) -> None:
         """Waits for a step, passes its tokens on and ends the jobs that are done."""
         self._outbox.flush()
         if self._overlaps:

@@ -1,43 +1,63 @@
-"""One decode step, from its launch until its tokens are known."""
+"""One decode step, from its composition until its tokens are known."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from decode_worker.job import DecodeJob
-from engine.base import EngineBase
 from engine.batch import Batch
-from engine.output import Feed
+from engine.launch_list import ForwardPart
+from engine.output import Feed, ForwardOutput
 
 
-class LaunchedStep:
-    """A step that the device is running, or will run behind the one before.
+class DecodeStep(ForwardPart):
+    """A step that the device runs, or will run behind what was launched before.
 
     From the launch on, sequences are as they will be when it is done: whatever is launched later finds its KV in the
     pages. Only the tokens are pending, from `sample` on.
 
     Attributes:
         jobs: in the order of the batch; also those that have ended since.
-        output: of the forward; until it is done, the pages of all these jobs are in use.
+        new_jobs: those of them that it is the first step of.
+        output: of the forward, from the launch on.
     """
 
-    def __init__(self, engine: EngineBase, jobs: Sequence[DecodeJob], previous: "LaunchedStep | None") -> None:
-        """Launches it. Then `sample` is to be called, once the tokens of the step before are known and before the next
-        launch.
+    output: ForwardOutput
 
+    def __init__(
+        self,
+        jobs: Sequence[DecodeJob],
+        new_jobs: Sequence[DecodeJob],
+        previous: "DecodeStep | None",
+        on_launch: "Callable[[DecodeStep], None]",
+        on_end: "Callable[[DecodeStep], None]",
+    ) -> None:
+        """
         Args:
             jobs: with pages for one more token each.
             previous: the step launched just before, if its tokens are not known yet.
+            on_launch, on_end: told of both; the latter is to `collect`.
         """
         self.jobs = jobs
-        for job in jobs:
-            job.sequence.extend(1)
-        feed = previous.feed(jobs) if previous else None
-        batch = Batch("decode", [job.sequence for job in jobs], feed)
-        self.output = engine.forward(batch)
-        for job in jobs:
-            job.sequence.complete_extend()
+        self.new_jobs = new_jobs
+        self.sequences = [job.sequence for job in jobs]
+        self._previous = previous
+        self._on_launch = on_launch
+        self._on_end = on_end
         self._is_sampled = False
+
+    def begin(self) -> None:
+        previous, self._previous = self._previous, None
+        for sequence in self.sequences:
+            sequence.extend(1)
+        self.feed = previous.feed_of(self.jobs) if previous else None
+
+    def launched(self, output: ForwardOutput, batch: Batch) -> None:
+        """Then `sample` is to be called, once the tokens of the step before are known and before the next launch."""
+        self.output = output
+        for sequence in self.sequences:
+            sequence.complete_extend()
         if not batch.waits_for_tokens:
             self.sample()
+        self._on_launch(self)
 
     def sample(self) -> None:
         """Has the tokens chosen, if they are not."""
@@ -45,14 +65,17 @@ class LaunchedStep:
             return
         self._is_sampled = True
         self.output.sample()
-        for job in self.jobs:
-            job.sequence.num_pending += 1
+        for sequence in self.sequences:
+            sequence.num_pending += 1
 
-    def feed(self, jobs: Sequence[DecodeJob]) -> Feed | None:
+    def feed_of(self, jobs: Sequence[DecodeJob]) -> Feed | None:
         """Where the next step, of `jobs`, finds its tokens; None if they are all known."""
         rows = {job: row for row, job in enumerate(self.jobs)}
         rows_of_jobs = [rows[job] if job.sequence.num_pending else -1 for job in jobs]
         return Feed(self.output, rows_of_jobs) if max(rows_of_jobs) >= 0 else None
+
+    def end(self) -> None:
+        self._on_end(self)
 
     def collect(self) -> list[DecodeJob]:
         """Waits for the tokens and gives each job its own; returns the jobs that have not ended."""

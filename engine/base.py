@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from engine.batch import Batch
 from engine.grammars import Constraint, Grammars, no_constraint
 from engine.kvcache.pool import KvPool
+from engine.launch_list import ForwardPart, LaunchList
 from engine.output import ForwardOutput
 
 
@@ -31,6 +32,7 @@ class EngineBase(ABC):
         model_fingerprint: equal exactly where engines compute with equal weights; empty for one whose pages go nowhere.
         counters: what `forward` has computed since the start.
         grammars: what outputs may keep to; None: to none.
+        launches: the forwards that have been launched by `launch`, until their results are taken.
     """
 
     def __init__(self, pool: KvPool, model_fingerprint: str = "", grammars: Grammars | None = None) -> None:
@@ -38,6 +40,7 @@ class EngineBase(ABC):
         self.grammars = grammars
         self.model_fingerprint = model_fingerprint
         self.counters = EngineCounters()
+        self.launches = LaunchList(pool.layout.page_size)
 
     def constraint(self, grammar: str) -> Constraint | None:
         """What keeps an output to a grammar; None for "". It has an error where there is no such grammar."""
@@ -51,6 +54,28 @@ class EngineBase(ABC):
     def is_asynchronous(self) -> bool:
         """Whether `forward` returns before the device is done, so that the next one can be launched behind it."""
         return False
+
+    def launch(
+        self,
+        *,
+        decoded: ForwardPart | None = None,
+        prompts: ForwardPart | None = None,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> None:
+        """Launches a forward for who takes what it gives: whoever serves launches all of them like this.
+
+        Args:
+            decoded, prompts: one of the two.
+            meanwhile: as of `forward`.
+        """
+        parts = [part for part in (decoded, prompts) if part is not None]
+        (part,) = parts
+        part.begin()
+        batch = Batch("prefill" if decoded is None else "decode", part.sequences, part.feed)
+        output = self.forward(batch, meanwhile)
+        self.launches.add(output, decoded, prompts)
+        for part in parts:
+            part.launched(output, batch)
 
     @abstractmethod
     def forward(self, batch: Batch, meanwhile: Callable[[], None] | None = None) -> ForwardOutput:

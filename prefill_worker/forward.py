@@ -1,46 +1,69 @@
-"""One prefill forward, from its launch until its results are known."""
+"""What one forward computes of prompts, from its composition until its results are known."""
 
 from collections.abc import Callable, Iterator, Sequence
 
-from engine.base import EngineBase
 from engine.batch import Batch
+from engine.launch_list import ForwardPart
+from engine.output import ForwardOutput
 from prefill_worker.job import PrefillJob
 from tandem.lifecycle import now_ns
 from tandem.prompt_logprobs import PackedLogprobs
 from tandem.sampling_params import TokenLogprobs
 
 
-class LaunchedForward:
-    """A forward that the device is running, or will run behind the one before.
+class PromptChunks(ForwardPart):
+    """Chunks that the device computes, or will compute behind what was launched before.
 
     From the launch on, sequences are as they will be when it is done: whatever is launched later finds its KV in the
-    pages. What a job has to show (`computed_len`, its first token) comes with `collect`.
+    pages. What a job has to show, its first token, comes with `collect`.
 
     Attributes:
         jobs: in the order of the batch; also those that have ended since.
-        output: of the forward; until it is done, the pages of all these jobs are in use.
-        handed_over: those of them whose prompts end with it and are to be decoded.
+        num_tokens: that are computed of each.
+        output: of the forward, from the launch on.
+        handed_over: those of the jobs whose prompts end with it and are to be decoded; likewise.
     """
 
-    def __init__(self, engine: EngineBase, jobs: Sequence[PrefillJob], meanwhile: Callable[[], None]) -> None:
-        """Launches it.
+    output: ForwardOutput
+    handed_over: Sequence[PrefillJob] = ()
 
-        Args:
-            jobs: their sequences extended by what is to be computed of each.
-            meanwhile: as of EngineBase.forward.
+    def __init__(
+        self,
+        chunks: Sequence[tuple[PrefillJob, int]],
+        on_launch: "Callable[[PromptChunks], None]",
+        on_end: "Callable[[PromptChunks], None]",
+    ) -> None:
         """
-        self.jobs = jobs
-        sequences = [job.sequence for job in jobs]
-        self.output = engine.forward(Batch("prefill", sequences), meanwhile)
-        # These are remembered because the next chunk of a sequence may have been launched when this one is collected.
-        self._ends = [(sequence.device_len, sequence.needs_logits) for sequence in sequences]
+        Args:
+            chunks: jobs and how many tokens of each are to be computed.
+            on_launch, on_end: told of both; the latter is to `collect`.
+        """
+        self.jobs = [job for job, _ in chunks]
+        self.num_tokens = [num_tokens for _, num_tokens in chunks]
+        self.sequences = [job.sequence for job in self.jobs]
+        self._on_launch = on_launch
+        self._on_end = on_end
+        self._are_last: list[bool] = []
+
+    def begin(self) -> None:
+        for sequence, num_tokens in zip(self.sequences, self.num_tokens, strict=True):
+            sequence.extend(num_tokens)
+
+    def launched(self, output: ForwardOutput, batch: Batch) -> None:
+        self.output = output
+        # This is remembered because the next chunk of a sequence may have been launched when this one is collected.
+        self._are_last = [sequence.needs_logits for sequence in self.sequences]
         self.handed_over = [
             job
-            for job, (_, needs_logits) in zip(jobs, self._ends, strict=True)
-            if needs_logits and job.request.sampling.max_tokens > len(job.request.output_ids) + 1
+            for job, is_last in zip(self.jobs, self._are_last, strict=True)
+            if is_last and job.request.sampling.max_tokens > len(job.request.output_ids) + 1
         ]
-        for sequence in sequences:
+        for sequence in self.sequences:
             sequence.complete_extend()
+        self._on_launch(self)
+
+    def end(self) -> None:
+        self._on_end(self)
 
     def collect(self) -> Iterator[PrefillJob]:
         """Waits for the forward; then tells one job after the other what is computed of it. It goes on with those that
@@ -54,11 +77,10 @@ class LaunchedForward:
         prompt_logprobs: Sequence[PackedLogprobs | None],
         ended_ns: int,
     ) -> Iterator[PrefillJob]:
-        for job, (computed_len, needs_logits), scored in zip(self.jobs, self._ends, prompt_logprobs, strict=True):
-            first = next(sampled) if needs_logits else None
+        for job, is_last, scored in zip(self.jobs, self._are_last, prompt_logprobs, strict=True):
+            first = next(sampled) if is_last else None
             if job.handle is None:
                 continue
-            job.computed_len = computed_len
             job.prompt_logprobs = scored
             if first is not None:
                 job.take_first(*first, ended_ns)

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from engine.kvcache.base import Completion, PageLayout
+from engine.launch_list import LaunchList
 from kvtransfer.events import FromReceiver, SenderLinkClosed, SenderLinkFailed, SenderLinkOpened
 from kvtransfer.sender_link import MAX_PAGES_IN_FLIGHT, LeaseState, SenderLease, SenderLink
 from prefill_worker.base import Handover, HandoverResult
@@ -26,6 +27,7 @@ class LinkHandover(Handover):
     def __init__(
         self,
         layout: PageLayout,
+        launches: LaunchList,
         outbox: Outbox,
         clock: Callable[[], float],
         max_pages_in_flight: int = MAX_PAGES_IN_FLIGHT,
@@ -34,10 +36,12 @@ class LinkHandover(Handover):
         """
         Args:
             layout: of the pages that are shipped.
+            launches: the forwards that may still write them.
             max_pages_in_flight: of each link.
             recorder: of the thread that calls; None: nobody can record what it does.
         """
         self._layout = layout
+        self._launches = launches
         self._outbox = outbox
         self._clock = clock
         self._max_pages_in_flight = max_pages_in_flight
@@ -218,8 +222,11 @@ class LinkHandover(Handover):
         if misaligned or grant.cached_len > num_tokens or len(grant.page_ids) < num_pages - first_page:
             lease.link.release_lease(lease)
             return
-        is_done = job.first_token is not None
-        num_ready = num_pages if is_done else job.computed_len // self._layout.page_size
+        num_ready = num_pages
+        if job.first_token is None:
+            # Of these pages forwards have been launched, some by others than this job.
+            num_launched = job.sequence.cached_len // self._layout.page_size
+            num_ready = self._launches.num_ready(job.handle.page_ids[:num_launched])
         num_pushed = lease.num_pages_pushed
         start = first_page + num_pushed
         num_to_push = min(max(0, num_ready - start), lease.link.num_pages_allowed())

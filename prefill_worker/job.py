@@ -21,8 +21,6 @@ class PrefillJob:
         handle: the locked pages; None once a handover has taken them over, or the job has ended.
         copies: reads of these pages that may still run when the job ends.
         pages_to_compute: identities of the full pages that no forward has been launched for yet, in order.
-        computed_len: tokens whose KV is known to be in the pages, and may be shipped; `sequence` is ahead of that while
-            a forward is in flight.
         prompt_logprobs: of the last chunk that is computed, if asked for.
         first_token: sampled, once prefill is done, at `first_token_time_ns`; with its `finish_reason`, and its
             `logprobs` if asked for.
@@ -37,7 +35,6 @@ class PrefillJob:
     received_ns: int = 0
     copies: list[Completion] = field(default_factory=list)
     pages_to_compute: list[int] = field(default_factory=list)
-    computed_len: int = field(init=False)
     prompt_logprobs: PackedLogprobs | None = None
     first_token: int | None = None
     logprobs: tuple[TokenLogprobs, ...] = ()
@@ -45,9 +42,6 @@ class PrefillJob:
     finish_reason: str = ""
     ship_started_ns: int = 0
     has_told_start: bool = False
-
-    def __post_init__(self) -> None:
-        self.computed_len = self.sequence.cached_len
 
     @property
     def key(self) -> tuple[str, int]:

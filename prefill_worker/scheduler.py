@@ -2,7 +2,6 @@
 
 import logging
 import math
-from collections import deque
 from collections.abc import Callable
 
 from engine.base import EngineBase
@@ -12,7 +11,7 @@ from engine.token_sequence import TokenSequence
 from prefill_worker.base import Handover
 from prefill_worker.budget import PromptBudget, WholeChunks
 from prefill_worker.config import PrefillConfig
-from prefill_worker.forward import LaunchedForward
+from prefill_worker.forward import PromptChunks
 from prefill_worker.job import PrefillJob
 from prefill_worker.pages import PromptPages
 from prefill_worker.policies.table import PREFILL_POLICIES
@@ -85,8 +84,6 @@ class PrefillScheduler(ForwardScheduler):
         self._budget = budget or WholeChunks(config.chunk_size)
         self._clock = clock
         self._overlaps = config.overlap and engine.is_asynchronous
-        # The oldest comes first; none stays when a step returns unless forwards overlap.
-        self._launched: deque[LaunchedForward] = deque()
         self._waiting = WaitingRequests(cache, PREFILL_POLICIES.load(config.schedule)())
         self._in_work = PagesInWork()
         self._computing: list[PrefillJob] = []
@@ -115,31 +112,57 @@ class PrefillScheduler(ForwardScheduler):
                     self._end_job(job, reported=False)
         self._handover.receive(event)
 
+    @property
+    def launched(self) -> list[PromptChunks]:
+        """Those whose results have not been taken, in the order of their launch. None are left when a step returns
+        unless forwards overlap."""
+        return [part for part in self._launches.parts if isinstance(part, PromptChunks)]
+
+    def hands_over_here(self) -> bool:
+        """Whether a prompt ends with what has been launched that the same engine is to decode."""
+        return any(self._handover.continues_here(job.request) for f in self.launched for job in f.handed_over)
+
     def step(self) -> bool:
+        worked = self.settle()
+        chunks = self.compose()
+        if chunks is not None:
+            self.launch(chunks)
+        return worked or chunks is not None
+
+    def settle(self) -> bool:
+        """Goes on with what has come to an end; returns whether that was a forward."""
         self._cache.free_deferred_pages()
         self._settle_handovers()
         self._recorder.lap("settle")
-        collected: list[LaunchedForward] = []
-        while self._launched and self._launched[0].output.done():
-            collected.append(self._launched.popleft())
-            self._collect(collected[-1])
-        jobs: list[PrefillJob] = []
-        if self._may_launch(collected):
-            budget = self._next_budget()
-            self._start_jobs(budget)
-            jobs = self._next_jobs(budget)
-        if jobs:
-            self._launched.append(self._launch(jobs))
+        worked = False
+        while self._launches.is_oldest_done and all(isinstance(part, PromptChunks) for part in self._launches.oldest):
+            self._launches.collect_oldest()
+            worked = True
+        return worked
+
+    def compose(self) -> PromptChunks | None:
+        """What is to be computed next, if anything may be launched now. Nothing may happen to its jobs before."""
+        if len(self.launched) >= MAX_LAUNCHED:
+            return None
+        budget = self._next_budget()
+        self._start_jobs(budget)
+        chunks = self._next_chunks(budget)
+        if not chunks:
+            return None
+        if logger.isEnabledFor(logging.DEBUG):
+            self._log_batch(chunks)
+        # The lease requests of new jobs go out: their answers hide behind this forward.
+        self._outbox.flush()
+        self._recorder.lap("compose")
+        return PromptChunks(chunks, self._note_launched, self._collect)
+
+    def launch(self, chunks: PromptChunks) -> None:
+        self._engine.launch(prompts=chunks, meanwhile=self.go_on_meanwhile)
         if not self._overlaps:
             self.collect_launched()
-        return bool(collected or jobs)
-
-    def collect_launched(self) -> None:
-        while self._launched:
-            self._collect(self._launched.popleft())
 
     def next_deadline(self) -> float | None:
-        if self._launched or self._handover.is_copying or self._waiting.is_compiling:
+        if self.launched or self._handover.is_copying or self._waiting.is_compiling:
             return self._clock() + POLL_S
         return min((deadline for _, deadline in self._handing_over.values()), default=None)
 
@@ -150,14 +173,6 @@ class PrefillScheduler(ForwardScheduler):
             prefix_cached_tokens=self._prefix_cached_tokens,
             shipped=self._handover.shipped,
         )
-
-    def _may_launch(self, collected: list[LaunchedForward]) -> bool:
-        """Args: collected: in this step."""
-        handed_over = (job for f in (*collected, *self._launched) for job in f.handed_over)
-        if any(self._handover.continues_here(job.request) for job in handed_over):
-            # What they hand over is decoded before the next one is launched, and does not wait behind it.
-            return False
-        return len(self._launched) < MAX_LAUNCHED
 
     def _next_budget(self) -> int:
         """Tokens of the next forward, at most; 0: there is nothing to compute."""
@@ -218,7 +233,7 @@ class PrefillScheduler(ForwardScheduler):
             handle = self._pages.acquire(queued)
             if handle is not None:
                 budget -= self._start(queued, handle)
-                self._go_on_meanwhile()
+                self.go_on_meanwhile()
 
     def _must_wait_for_prefix(self, queued: QueuedRequest) -> bool:
         """Whether a job is computing pages that this request needs next: it holds nothing until those are in the cache
@@ -245,9 +260,6 @@ class PrefillScheduler(ForwardScheduler):
         job = PrefillJob(
             request, sequence, handle, now_ns(), received_ns=queued.received_ns, pages_to_compute=pages_to_compute
         )
-        if self._launched:
-            # Its first pages may be among those that are being computed. They are there when its own first forward is.
-            job.computed_len = 0
         self._in_work.enter_work(pages_to_compute)
         self._computing.append(job)
         self._prefix_cached_tokens += min(handle.cached_len, len(request.prompt_ids))
@@ -259,34 +271,28 @@ class PrefillScheduler(ForwardScheduler):
         self._in_work.leave_work(job.pages_to_compute[:num_pages])
         del job.pages_to_compute[:num_pages]
 
-    def _next_jobs(self, budget: int) -> list[PrefillJob]:
-        """The jobs of the next forward, extended by what it is to compute of each."""
-        jobs: list[PrefillJob] = []
+    def _next_chunks(self, budget: int) -> list[tuple[PrefillJob, int]]:
+        """The jobs of the next forward, and how many tokens it is to compute of each."""
+        chunks: list[tuple[PrefillJob, int]] = []
         for job in self._computing:
-            if len(jobs) == MAX_PREFILL_BATCH_SIZE:
+            if len(chunks) == MAX_PREFILL_BATCH_SIZE:
                 break
             # None are left of a job whose last chunk is in flight.
             num_tokens = min(budget, job.sequence.remaining_len)
             if num_tokens:
-                job.sequence.extend(num_tokens)
-                jobs.append(job)
+                chunks.append((job, num_tokens))
                 budget -= num_tokens
-        return jobs
+        return chunks
 
-    def _launch(self, jobs: list[PrefillJob]) -> LaunchedForward:
-        if logger.isEnabledFor(logging.DEBUG):
-            self._log_batch(jobs)
-        # The lease requests of new jobs go out: their answers hide behind this forward.
-        self._outbox.flush()
-        self._recorder.lap("compose")
-        num_tokens = [job.sequence.extend_len for job in jobs]
-        num_cached = [job.sequence.cached_len for job in jobs]
-        launched = LaunchedForward(self._engine, jobs, self._go_on_meanwhile)
-        num_attended = sum(n * cached + n * n // 2 for n, cached in zip(num_tokens, num_cached, strict=True))
-        self._budget.launched(sum(num_tokens), num_attended)
+    def _note_launched(self, launched: PromptChunks) -> None:
+        num_attended = 0
+        for job, num_tokens in zip(launched.jobs, launched.num_tokens, strict=True):
+            num_cached = job.sequence.cached_len - num_tokens
+            num_attended += num_tokens * num_cached + num_tokens * num_tokens // 2
+        self._budget.launched(sum(launched.num_tokens), num_attended)
         if self._recorder.is_on:
-            self._record_launch(launched, num_tokens)
-        for job in jobs:
+            self._record_launch(launched)
+        for job in launched.jobs:
             handle, sequence = job.handle, job.sequence
             assert handle is not None
             num_shared = handle.num_shared
@@ -295,9 +301,8 @@ class PrefillScheduler(ForwardScheduler):
             self._cache.cache_pages(handle, sequence.token_ids, sequence.cached_len, after=[launched.output])
             self._leave_work(job, handle.num_shared - num_shared)
         self._recorder.lap("cache")
-        return launched
 
-    def _go_on_meanwhile(self) -> None:
+    def go_on_meanwhile(self) -> None:
         """Handovers do not wait for what else this thread does, which may take longer than they do."""
         now = self._clock()
         if now >= self._told_at + TELL_S and self._handover.is_copying:
@@ -307,18 +312,17 @@ class PrefillScheduler(ForwardScheduler):
             if self._outbox.flush():
                 self._told_at = now
 
-    def _record_launch(self, launched: LaunchedForward, num_tokens: list[int]) -> None:
-        """Args: num_tokens: that are computed of each job."""
+    def _record_launch(self, launched: PromptChunks) -> None:
         self._recorder.launched(
             "prefill",
             launched.output.done,
             launched.output.duration_s if self._engine.is_asynchronous else None,
             [job.request.request_id for job in launched.jobs],
-            num_tokens,
-            num_tokens=sum(num_tokens),
+            launched.num_tokens,
+            num_tokens=sum(launched.num_tokens),
         )
 
-    def _collect(self, launched: LaunchedForward) -> None:
+    def _collect(self, launched: PromptChunks) -> None:
         """Waits for a forward and passes on what it gave."""
         self._outbox.flush()
         going_on = launched.collect()
@@ -337,16 +341,16 @@ class PrefillScheduler(ForwardScheduler):
                 job.has_told_start = True
                 self._outbox.to_router(Progress(*job.key, job.moments))
             self._handover.advance(job)
-            self._go_on_meanwhile()
+            self.go_on_meanwhile()
         self._outbox.flush()
         self._recorder.lap("collect")
 
-    def _log_batch(self, jobs: list[PrefillJob]) -> None:
-        cached_lens = [job.sequence.cached_len for job in jobs if job.is_new]
+    def _log_batch(self, chunks: list[tuple[PrefillJob, int]]) -> None:
+        cached_lens = [job.sequence.cached_len for job, _ in chunks if job.is_new]
         logger.debug(
             "prefill batch: %d new sequences, %d new tokens, %d cached tokens, %d running, %d queued",
             len(cached_lens),
-            sum(job.sequence.extend_len for job in jobs),
+            sum(num_tokens for _, num_tokens in chunks),
             sum(cached_lens),
             self.num_running,
             len(self._waiting),
@@ -398,7 +402,7 @@ class PrefillScheduler(ForwardScheduler):
             self._computing.remove(job)
         self._handing_over.pop(job.key, None)
         if job.handle is not None:
-            in_use = [forward.output for forward in self._launched if job in forward.jobs]
+            in_use = self._launches.using(job.handle.page_ids)
             self._cache.release_pages(job.handle, after=[*job.copies, *in_use])
             job.handle = None
 

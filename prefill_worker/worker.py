@@ -27,7 +27,7 @@ class PrefillRole(WorkerRole):
     def build_scheduler(
         self, engine: EngineBase, cache: CacheManager, outbox: Outbox, config: WorkerConfig, recorder: Recorder
     ) -> Scheduler:
-        handover = LinkHandover(engine.pool.layout, outbox, time.monotonic, recorder=recorder)
+        handover = LinkHandover(engine.pool.layout, engine.launches, outbox, time.monotonic, recorder=recorder)
         return PrefillScheduler(engine, cache, handover, outbox, self._prefill, time.monotonic, recorder)
 
     def build_links(

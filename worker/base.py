@@ -73,6 +73,7 @@ class ForwardScheduler(Scheduler):
     def __init__(self, engine: EngineBase, cache: CacheManager, recorder: Recorder | None = None) -> None:
         """Args: recorder: of the thread that calls; None: nobody can record what it does."""
         self._engine = engine
+        self._launches = engine.launches
         self._cache = cache
         self._recorder = recorder or Recorder()
 
@@ -89,9 +90,9 @@ class ForwardScheduler(Scheduler):
     def own_stats(self) -> WorkerStats:
         """What this scheduler counts itself; zero for what its engine and its cache count."""
 
-    @abstractmethod
     def collect_launched(self) -> None:
-        """Waits for the forward that has been launched, if any, and passes on what it gave."""
+        """Waits for all forwards that have been launched on the engine, and has what they gave passed on."""
+        self._launches.collect_all_but(0)
 
 
 class LinkConnections(Protocol):

@@ -86,7 +86,9 @@ class PrefillSide:
         self.cache = CacheManager(num_pages, page_size)
         self.outbox = ListOutbox()
         self.recorder = Recorder()
-        self.handover = LinkHandover(self.engine.pool.layout, self.outbox, clock, max_pages_in_flight, self.recorder)
+        self.handover = LinkHandover(
+            self.engine.pool.layout, self.engine.launches, self.outbox, clock, max_pages_in_flight, self.recorder
+        )
         config = config or PrefillConfig(min_shared_tokens=page_size)
         self.scheduler = PrefillScheduler(
             self.engine, self.cache, self.handover, self.outbox, config, clock, self.recorder

@@ -103,7 +103,8 @@ class SimWorker:
             max_waiting=simulation.max_waiting,
         )
         if role == "prefill":
-            handover = LinkHandover(self.engine.pool.layout, outbox, simulation.clock, max_pages_in_flight=3)
+            layout, launches = self.engine.pool.layout, self.engine.launches
+            handover = LinkHandover(layout, launches, outbox, simulation.clock, max_pages_in_flight=3)
             self.scheduler = PrefillScheduler(self.engine, self.cache, handover, outbox, prefill, simulation.clock)
         elif role == "decode":
             self.scheduler = DecodeScheduler(self.engine, self.cache, outbox, decode, simulation.clock)

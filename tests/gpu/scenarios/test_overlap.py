@@ -3,6 +3,7 @@
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -60,10 +61,21 @@ def engine(request: pytest.FixtureRequest, model_dir: Path) -> Engine:
 class JoiningInFlight(BothScheduler):
     """Takes requests over while a step is in flight, as a decode worker does."""
 
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._adopt = self._decode.adopt
+        self._handed_over: list[Callable[[], None]] = []
+
+        def adopt(*args: Any, **kwargs: Any) -> None:
+            self._handed_over.append(partial(self._adopt, *args, **kwargs))
+
+        self._decode.adopt = adopt  # type: ignore[method-assign]
+
     def step(self) -> bool:
-        prefilled = self._prefill.step()
-        self._prefill.collect_launched()
-        return self._decode.step() or prefilled
+        handed_over, self._handed_over = self._handed_over, []
+        for adopt in handed_over:
+            adopt()
+        return super().step() or bool(handed_over)
 
 
 class Served:

@@ -5,7 +5,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from decode_worker.job import DecodeJob
-from decode_worker.step import LaunchedStep
+from decode_worker.step import DecodeStep
 from engine.batch import Batch
 from engine.engine import EngineBase
 from engine.grammars import CompiledGrammar, Constraint
@@ -64,10 +64,16 @@ def constraint() -> Constraint:
     return Constraint(CompiledGrammar("", matcher))
 
 
+def launch(engine: Engine, jobs: list[DecodeJob], previous: DecodeStep | None) -> DecodeStep:
+    step = DecodeStep(jobs, [], previous, lambda step: None, lambda step: None)
+    engine.launch(decoded=step)
+    return step
+
+
 def test_tokens_are_chosen_at_the_launch() -> None:
     engine, free = Engine(), job()
-    first = LaunchedStep(engine, [free], None)
-    second = LaunchedStep(engine, [free], first)
+    first = launch(engine, [free], None)
+    second = launch(engine, [free], first)
     assert free.sequence.num_pending == 2
     assert [first.collect(), second.collect()] == [[free], [free]]
     assert free.sequence.token_ids == [1, 2, 3, 3, 3]
@@ -76,8 +82,8 @@ def test_tokens_are_chosen_at_the_launch() -> None:
 def test_with_a_grammar_among_them_they_are_chosen_once_those_before_are_known() -> None:
     engine, free, kept = Engine(), job(), job(constraint())
     jobs = [free, kept]
-    first = LaunchedStep(engine, jobs, None)
-    second = LaunchedStep(engine, jobs, first)
+    first = launch(engine, jobs, None)
+    second = launch(engine, jobs, first)
     assert not second.output.done()
     assert [one.sequence.num_pending for one in jobs] == [1, 1]
     first.collect()

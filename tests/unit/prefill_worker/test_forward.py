@@ -2,7 +2,7 @@
 
 from engine.kvcache.cache_manager import CacheManager
 from engine.token_sequence import TokenSequence
-from prefill_worker.forward import LaunchedForward
+from prefill_worker.forward import PromptChunks
 from prefill_worker.job import PrefillJob
 from tandem.messages import Prefill
 from tandem.sampling_params import SamplingParams
@@ -19,11 +19,11 @@ def new_job(cache: CacheManager, request_id: str, prompt: list[int], max_tokens:
     return PrefillJob(Prefill(request_id, 0, tuple(prompt), (), sampling, "d"), sequence, handle, 1)
 
 
-def launch(engine: FakeEngine, *jobs: tuple[PrefillJob, int]) -> LaunchedForward:
+def launch(engine: FakeEngine, *jobs: tuple[PrefillJob, int]) -> PromptChunks:
     """Args: jobs: each with how many of its tokens are to be computed."""
-    for job, num_tokens in jobs:
-        job.sequence.extend(num_tokens)
-    return LaunchedForward(engine, [job for job, _ in jobs], lambda: None)
+    chunks = PromptChunks(jobs, lambda chunks: None, lambda chunks: None)
+    engine.launch(prompts=chunks)
+    return chunks
 
 
 def test_one_job_is_told_after_the_other_and_none_that_has_ended() -> None:
@@ -34,12 +34,12 @@ def test_one_job_is_told_after_the_other_and_none_that_has_ended() -> None:
     b.handle = None
     told = launched.collect()
     assert next(told) is a
-    assert (a.first_token, a.computed_len) == (expected_tokens(prompts["a"], 1)[0], 5)
-    assert [(job.first_token, job.computed_len) for job in (b, c, d)] == [(None, 0)] * 3
+    assert a.first_token == expected_tokens(prompts["a"], 1)[0]
+    assert [job.first_token for job in (b, c, d)] == [None] * 3
     # What is done in between may end one that has not been told.
     c.handle = None
     assert list(told) == [d]
-    assert [(job.first_token, job.computed_len) for job in (b, c, d)] == [(None, 0), (None, 0), (None, 2)]
+    assert [job.first_token for job in (b, c, d)] == [None] * 3
 
 
 def test_all_first_tokens_of_a_forward_are_as_old() -> None:

@@ -9,19 +9,17 @@ from typing import Any
 import pytest
 
 from both_worker.scheduler import BothScheduler
-from decode_worker.job import DecodeJob
 from decode_worker.lease_records import WaitingLease
 from decode_worker.leases import LeaseBook
 from decode_worker.scheduler import DecodeScheduler
+from decode_worker.step import DecodeStep
 from decode_worker.waiting_leases import WaitingLeases
-from engine.kvcache.cache_manager import CacheManager, PageHandle
+from engine.kvcache.cache_manager import CacheManager
 from engine.kvcache.page_ceiling import PageCeiling
+from engine.launch_list import ForwardPart, LaunchList
 from kvtransfer.events import SenderLinkClosed
 from kvtransfer.sender_link import SenderLease, SenderLink
-from prefill_worker.forward import LaunchedForward
-from prefill_worker.job import PrefillJob
-from prefill_worker.queued_request import QueuedRequest
-from prefill_worker.scheduler import PrefillScheduler
+from prefill_worker.forward import PromptChunks
 from router.resumption import Sealer
 from router.text.output_text import OutputText
 from router.tracker import RequestState, RequestTracker
@@ -85,39 +83,46 @@ def test_a_commit_before_its_copies_is_caught(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_pages_freed_while_a_step_in_flight_has_them_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = DecodeScheduler._end_job
-
-    def end(self: DecodeScheduler, job: DecodeJob) -> None:
-        in_flight, self._in_flight = self._in_flight, None
-        original(self, job)
-        self._in_flight = in_flight
-
-    monkeypatch.setattr(DecodeScheduler, "_end_job", end)
+    monkeypatch.setattr(LaunchList, "using", without(DecodeStep))
     assert "in flight" in find_violation(asynchronous=True)
 
 
 def test_pages_freed_while_a_prefill_in_flight_has_them_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = PrefillScheduler._free_job
-
-    def forget(self: PrefillScheduler, job: PrefillJob) -> None:
-        launched, self._launched = self._launched, deque()
-        original(self, job)
-        self._launched = launched
-
-    monkeypatch.setattr(PrefillScheduler, "_free_job", forget)
+    monkeypatch.setattr(LaunchList, "using", without(PromptChunks))
     assert "in flight" in find_violation(asynchronous=True)
+
+
+def without(kind: type[ForwardPart]) -> Any:
+    """LaunchList.using as it would be if what a forward computes of one kind stood in a list of its own."""
+    original = LaunchList.using
+
+    def using(self: LaunchList, page_ids: Sequence[int]) -> Any:
+        launches = self._launches
+        self._launches = deque(
+            replace(launch, parts=[part for part in launch.parts if not isinstance(part, kind)]) for launch in launches
+        )
+        try:
+            return original(self, page_ids)
+        finally:
+            self._launches = launches
+
+    return using
 
 
 def test_pages_shipped_while_a_prefill_in_flight_writes_them_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that a request finds in the tree are not computed yet, though they are no work of its own."""
-    original = PrefillScheduler._start
+    original = LaunchList.num_ready
 
-    def start(self: PrefillScheduler, queued: QueuedRequest, handle: PageHandle) -> int:
-        num_tokens = original(self, queued, handle)
-        self._computing[-1].computed_len = handle.cached_len
-        return num_tokens
+    def num_ready(self: LaunchList, page_ids: Sequence[int]) -> int:
+        """As it would be if a request looked at its own forwards alone: those that write the last of its pages."""
+        launches = self._launches
+        self._launches = deque(launch for launch in launches if launch.written & set(page_ids[-1:]))
+        try:
+            return original(self, page_ids)
+        finally:
+            self._launches = launches
 
-    monkeypatch.setattr(PrefillScheduler, "_start", start)
+    monkeypatch.setattr(LaunchList, "num_ready", num_ready)
     assert "before they are computed" in find_violation(ALL_MAY_FAIL, asynchronous=True, first=890)
 
 
@@ -292,12 +297,5 @@ def test_prompts_for_others_that_fill_a_pool_are_caught(monkeypatch: pytest.Monk
 def test_pages_shipped_before_the_launch_that_writes_them_has_completed_are_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    original = LaunchedForward.__init__
-
-    def launch(self: LaunchedForward, engine: Any, jobs: Sequence[PrefillJob], *args: Any) -> None:
-        original(self, engine, jobs, *args)
-        for job, (end, _) in zip(jobs, self._ends, strict=True):
-            job.computed_len = end
-
-    monkeypatch.setattr(LaunchedForward, "__init__", launch)
+    monkeypatch.setattr(LaunchList, "num_ready", lambda self, page_ids: len(page_ids))
     assert "before they are computed" in find_violation(asynchronous=True, two_way=True)

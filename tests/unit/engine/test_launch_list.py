@@ -1,0 +1,92 @@
+"""The list of all forwards: who gives pages back or away learns there what may still touch them."""
+
+import pytest
+
+from engine.batch import Batch
+from engine.launch_list import ForwardPart
+from engine.output import ForwardOutput
+from engine.token_sequence import TokenSequence
+from tests.fakes.engine import FakeEngine
+
+PAGE_SIZE = 4
+
+
+class Part(ForwardPart):
+    """The next so many tokens of each sequence. Attributes: has_ended; ended: all parts that have, in that order."""
+
+    ended: "list[Part]"
+
+    def __init__(self, ended: "list[Part]", sequences: dict[TokenSequence, int]) -> None:
+        self.sequences = list(sequences)
+        self._num_tokens = list(sequences.values())
+        self.output: ForwardOutput | None = None
+        self.ended = ended
+
+    def begin(self) -> None:
+        for sequence, num_tokens in zip(self.sequences, self._num_tokens, strict=True):
+            sequence.extend(num_tokens)
+
+    def launched(self, output: ForwardOutput, batch: Batch) -> None:
+        self.output = output
+        for sequence in self.sequences:
+            sequence.complete_extend()
+
+    def end(self) -> None:
+        assert self.output is not None
+        self.output.token_ids()
+        self.ended.append(self)
+
+
+@pytest.fixture
+def engine() -> FakeEngine:
+    return FakeEngine(32, PAGE_SIZE, asynchronous=True)
+
+
+def prompt(num_tokens: int, page_ids: list[int], cached_len: int = 0) -> TokenSequence:
+    return TokenSequence(list(range(num_tokens)), num_tokens, page_ids, cached_len)
+
+
+def test_forwards_end_in_the_order_of_their_launch(engine: FakeEngine) -> None:
+    ended: list[Part] = []
+    a, b = prompt(8, [0, 1]), prompt(4, [2])
+    parts = [Part(ended, {a: 4}), Part(ended, {b: 4}), Part(ended, {a: 4})]
+    for part in parts:
+        engine.launch(prompts=part)
+    assert engine.launches.parts == parts and list(engine.launches.oldest) == parts[:1]
+    assert not engine.launches.is_oldest_done
+    engine.run_next()
+    assert engine.launches.is_oldest_done and len(engine.launches) == 3
+    engine.launches.collect_all_but(1)
+    assert ended == parts[:2]
+    engine.launches.collect_oldest()
+    assert ended == parts and len(engine.launches) == 0 and not engine.launches.oldest
+
+
+def test_pages_are_used_until_every_forward_with_their_table_has_completed(engine: FakeEngine) -> None:
+    a, b = prompt(12, [0, 1, 2]), prompt(5, [0, 3], cached_len=4)
+    first, second, third = Part([], {a: 4}), Part([], {b: 1}), Part([], {a: 8})
+    for part in (first, second):
+        engine.launch(prompts=part)
+    engine.launch(prompts=third)
+    assert engine.launches.using(a.page_ids) == [first.output, third.output]
+    assert engine.launches.using(b.page_ids) == [second.output]
+    # An equal table of somebody else is another one.
+    assert engine.launches.using([0, 1, 2]) == []
+    engine.run_next()
+    assert engine.launches.using(a.page_ids) == [third.output]
+    engine.launches.collect_all_but(0)
+    assert engine.launches.using(a.page_ids) == engine.launches.using(b.page_ids) == []
+
+
+def test_a_page_is_ready_when_the_forward_that_writes_it_has_completed_whoever_asks(engine: FakeEngine) -> None:
+    a = prompt(14, [5, 6, 7, 8])
+    for num_tokens in (6, 8):
+        engine.launch(prompts=Part([], {a: num_tokens}))
+    decoded = TokenSequence(list(range(9)), 8, [9, 10, 11], cached_len=8)
+    engine.launch(decoded=Part([], {decoded: 1}))
+    # Each as found in the tree: the first chunk goes on in page 6, which the second one fills.
+    assert [engine.launches.num_ready(pages) for pages in ([5, 6], [9, 5, 6, 7], [9, 10], [])] == [0, 1, 2, 0]
+    engine.run_next()
+    assert [engine.launches.num_ready(pages) for pages in ([5, 6], [5, 7, 6], [8])] == [1, 1, 0]
+    engine.run_next()
+    assert engine.launches.num_ready([5, 6, 7, 8]) == 4
