@@ -1,13 +1,11 @@
 """What is in deployment/: manifests fit their schemas, `tandem serve` takes what it is told, times fit each other."""
 
 import configparser
-import gzip
 import json
 import re
 import shutil
 import subprocess
 import tomllib
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +14,22 @@ import pytest
 import yaml
 
 from cli.main import _parser
-from cli.serve_config import cluster_config
-from deploy.cluster_config import ClusterConfig
 from deploy.serve import STOP_GRACE_S
 from router.frontends.openai.middleware import OPEN_PATHS
 from tandem.exit_codes import USAGE
+from tests.manifests import (
+    DEPLOYMENT,
+    ROOT,
+    check_manifest,
+    needs_kubectl,
+    of_kind,
+    rendered,
+    schema,
+    seconds,
+    served,
+)
 
-ROOT = Path(__file__).parents[2]
-DEPLOYMENT = ROOT / "deployment"
 KUBERNETES = DEPLOYMENT / "kubernetes"
-SCHEMAS = ROOT / "tests/data/schemas"
 MANIFESTS = sorted(
     path
     for folder in ("base", "components/monitoring")
@@ -35,59 +39,6 @@ MANIFESTS = sorted(
 OVERLAYS = ("cpu", "gpu")
 DOCKERFILES = sorted(DEPLOYMENT.glob("Dockerfile.*"))
 INSTRUCTIONS = {"FROM", "ARG", "RUN", "COPY", "WORKDIR", "ENV", "USER", "EXPOSE", "CMD"}
-needs_kubectl = pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
-
-
-@cache
-def schema(name: str) -> dict[str, Any]:
-    return json.loads(gzip.decompress((SCHEMAS / f"{name}.json.gz").read_bytes()))
-
-
-def closed(node: Any) -> Any:
-    """A schema of a custom resource, where fields that nobody knows would be dropped, with these refused."""
-    if isinstance(node, dict):
-        node = {key: closed(value) for key, value in node.items()}
-        if node.get("type") == "object" and "properties" in node:
-            node.setdefault("additionalProperties", False)
-    return node
-
-
-def check_manifest(manifest: dict[str, Any]) -> None:
-    if manifest["kind"] == "ServiceMonitor":
-        form = closed(schema("service-monitor"))
-        form["properties"]["metadata"] = {"type": "object"}
-        jsonschema.Draft202012Validator(form).validate(manifest)
-        return
-    (name,) = [
-        name
-        for name, definition in schema("kubernetes")["$defs"].items()
-        for made in definition.get("x-kubernetes-group-version-kind", ())
-        if "/".join(filter(None, (made["group"], made["version"]))) == manifest["apiVersion"]
-        and made["kind"] == manifest["kind"]
-    ]
-    jsonschema.Draft202012Validator({**schema("kubernetes"), "$ref": f"#/$defs/{name}"}).validate(manifest)
-
-
-def rendered(overlay: Path) -> list[dict[str, Any]]:
-    done = subprocess.run(
-        ["kubectl", "kustomize", str(overlay)], capture_output=True, text=True, timeout=60, check=True
-    )
-    return [manifest for manifest in yaml.safe_load_all(done.stdout) if manifest]
-
-
-def of_kind(manifests: list[dict[str, Any]], kind: str) -> dict[str, Any]:
-    (found,) = [manifest for manifest in manifests if manifest["kind"] == kind]
-    return found
-
-
-def served(*words: str) -> ClusterConfig:
-    """What `tandem serve` makes of its arguments."""
-    return cluster_config(_parser().parse_args(["serve", *words]), {"TANDEM_API_KEY": "key"})
-
-
-def seconds(text: str) -> float:
-    number, unit = re.fullmatch(r"(\d+)(s|m)", text).groups()  # type: ignore[union-attr]
-    return int(number) * {"s": 1, "m": 60}[unit]
 
 
 # --- Kubernetes ---
@@ -245,8 +196,8 @@ def test_dockerfiles(path: Path) -> None:
     for name in re.findall(r"--constraint (\S+)", runs):
         assert (ROOT / name).is_file()
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    (asked,) = re.findall(r"'\.\[([\w,]+)\]'", runs)
-    assert set(asked.split(",")) <= set(extras)
+    (asked,) = re.findall(r"EXTRAS=(\S+)", path.read_text().split("FROM", 1)[1])
+    assert set(asked.split(",")) <= set(extras) and '".[$EXTRAS]"' in runs
     # What the image makes writable is what the Pod and the compose files mount.
     assert "/var/cache/tandem" in runs and "/var/log/tandem" in runs
 

@@ -35,6 +35,7 @@ TESTED_ELSEWHERE = {
     "deploy/node_placement.py": "cluster/test_nodes.py",
     "deploy/processes.py": "unit/deploy/test_serve.py",
     "deploy/ray_module.py": "unit/deploy/test_local_ray.py",
+    "deploy/ray_service.py": "cluster/test_ray_service.py",
     "deploy/run_record.py": "unit/deploy/test_process_tree.py",
     "deploy/worker_actor.py": "cluster/test_death.py",
     "engine/config.py": "unit/deploy/test_cluster_config.py",

@@ -1,0 +1,28 @@
+"""What KubeRay's operator has a Ray do with the cluster's application, in a process of its own."""
+
+import sys
+
+import ray
+from ray import serve
+
+from deploy.ray_service import application
+
+APPLICATION = "tandem"
+
+
+def main(what: str, address: str, *arguments: str) -> None:
+    ray.init(address, log_to_driver=False)
+    serve.start(proxy_location="Disabled")
+    if what == "deploy":
+        config, name = arguments
+        serve.run(application({"config": config, "name": name}), name=APPLICATION, route_prefix=None)
+    elif what == "delete":
+        serve.delete(APPLICATION)
+        serve.shutdown()
+    else:
+        for app in serve.status().applications.values():
+            print(app.status.value, app.message, *(deployment.message for deployment in app.deployments.values()))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
