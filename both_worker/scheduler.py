@@ -1,7 +1,6 @@
 """Role `both`: prefill and decode in one worker, over one engine and one pool."""
 
 from both_worker.pages import SharedPages
-from both_worker.step_budget import StepBudget
 from decode_worker.scheduler import DecodeScheduler
 from engine.base import EngineBase
 from engine.kvcache.cache_changes import CacheChanges
@@ -11,6 +10,7 @@ from prefill_worker.scheduler import PrefillScheduler
 from tandem.messages import WorkerStats
 from worker.base import Scheduler
 from worker.events import Event
+from worker.forward_timer import ForwardTimer
 from worker.stats import worker_stats
 
 
@@ -25,12 +25,12 @@ class BothScheduler(Scheduler):
         prefill: PrefillScheduler,
         decode: DecodeScheduler,
         pages: SharedPages,
-        budget: StepBudget,
+        timer: ForwardTimer,
     ) -> None:
         """
         Args:
-            engine, cache: those of both schedulers.
-            pages, budget: of the prefill scheduler.
+            engine, cache, timer: those of both schedulers.
+            pages: of the prefill scheduler.
         """
         self._engine = engine
         self._launches = engine.launches
@@ -38,7 +38,7 @@ class BothScheduler(Scheduler):
         self._prefill = prefill
         self._decode = decode
         self._pages = pages
-        self._budget = budget
+        self._timer = timer
 
     def receive(self, event: Event) -> None:
         # What befalls a link is for the end that this worker has of it, and for that one alone.
@@ -51,7 +51,8 @@ class BothScheduler(Scheduler):
         # Lease requests go before prompts: their senders hold pages already.
         self._decode.answer_leases()
         if not self._decode.num_running:
-            self._budget.nothing_decoded()
+            # The last of them may have ended since the last step.
+            self._timer.nothing_decoded()
         num_running = self._decode.num_running
         prefilled = self._prefill.settle()
         # What has just been handed over here is decoded before the next prompt is launched, and does not wait behind
@@ -70,8 +71,6 @@ class BothScheduler(Scheduler):
                 self._launches.collect_oldest()
         num_waiting = self._decode.leases.num_waiting
         decoded = self._decode.step()
-        if jobs := self._decode.take_just_launched():
-            self._budget.step_launched(len(jobs), sum(job.sequence.device_len for job in jobs))
         # A prompt may have waited for a lease that has been granted meanwhile.
         granted = self._decode.leases.num_waiting < num_waiting
         return prefilled or decoded or granted
@@ -81,7 +80,8 @@ class BothScheduler(Scheduler):
         return min((d for d in deadlines if d is not None), default=None)
 
     def stats(self) -> WorkerStats:
-        return worker_stats(self._engine, self._cache, self._prefill.own_stats(), self._decode.own_stats())
+        own = self._prefill.own_stats(), self._decode.own_stats()
+        return worker_stats(self._engine, self._cache, self._timer, *own)
 
     def take_cache_changes(self) -> CacheChanges | None:
         return self._cache.take_changes()

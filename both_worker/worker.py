@@ -28,6 +28,7 @@ from tandem.rpc.credentials import ClusterCredentials
 from worker.base import LinkConnections, Outbox, WorkerRole
 from worker.config import WorkerConfig
 from worker.events import Event
+from worker.forward_timer import ForwardTimer
 
 
 def make_both_scheduler(
@@ -52,15 +53,18 @@ def make_both_scheduler(
         has_links: whether it hands over to other workers, and takes over from them.
         max_pages_in_flight: of each link.
     """
-    decode_scheduler = DecodeScheduler(engine, cache, outbox, decode, clock, recorder)
+    timer = ForwardTimer(engine.pool.device.type, clock)
+    decode_scheduler = DecodeScheduler(engine, cache, outbox, decode, clock, recorder, timer)
     handover: Handover = LocalHandover(decode_scheduler)
     if has_links:
         elsewhere = LinkHandover(engine.pool.layout, engine.launches, outbox, clock, max_pages_in_flight, recorder)
         handover = ChoosingHandover(worker_id, cache, LocalHandover(decode_scheduler), elsewhere)
     pages = SharedPages(cache, decode_scheduler, worker_id)
-    budget = StepBudget(itl_objective_s, prefill.chunk_size, clock)
-    prefill_scheduler = PrefillScheduler(engine, cache, handover, outbox, prefill, clock, recorder, pages, budget)
-    return BothScheduler(engine, cache, prefill_scheduler, decode_scheduler, pages, budget)
+    budget = StepBudget(itl_objective_s, prefill.chunk_size, timer)
+    prefill_scheduler = PrefillScheduler(
+        engine, cache, handover, outbox, prefill, clock, recorder, pages, budget, timer
+    )
+    return BothScheduler(engine, cache, prefill_scheduler, decode_scheduler, pages, timer)
 
 
 class BothRole(WorkerRole):

@@ -41,6 +41,7 @@ from tandem.request_ids import router_of
 from tandem.sampling_params import TokenLogprobs
 from worker.base import ForwardScheduler, Outbox
 from worker.events import Event, FromRouter, RouterLost
+from worker.forward_timer import ForwardTimer
 from worker.grammar_failure import grammar_failure
 
 logger = logging.getLogger(__name__)
@@ -65,14 +66,16 @@ class DecodeScheduler(ForwardScheduler):
         config: DecodeConfig,
         clock: Callable[[], float],
         recorder: Recorder | None = None,
+        timer: ForwardTimer | None = None,
     ) -> None:
-        super().__init__(engine, cache, recorder)
+        """Args: timer: of all that the engine computes; None: nobody else has it compute anything."""
+        super().__init__(engine, cache, recorder, timer or ForwardTimer(engine.pool.device.type, clock))
         self._outbox = outbox
         self._config = config
         self._overlaps = config.overlap and engine.is_asynchronous
         self._clock = clock
         self._pace = StepPace(clock)
-        self._just_launched: Sequence[DecodeJob] = ()
+        self._composed_at = 0.0
         self._running: list[DecodeJob] = []
         self._leases = LeaseBook(cache, outbox, config, clock, self._start_committed, self._recorder)
         # Their prompts' pages are in the tree only when the step that they joined has been launched.
@@ -145,6 +148,7 @@ class DecodeScheduler(ForwardScheduler):
         jobs = self._grow()
         self.answer_leases()
         if not jobs:
+            self._timer.nothing_decoded()
             return None
         new_jobs = [job for job in jobs if job.is_new]
         for job in new_jobs:
@@ -152,6 +156,7 @@ class DecodeScheduler(ForwardScheduler):
         if logger.isEnabledFor(logging.DEBUG):
             self._log_batch(len(jobs), new_jobs)
         self._recorder.lap("compose")
+        self._composed_at = self._clock()
         return DecodeStep(jobs, new_jobs, self._in_flight, self._note_launched, self._collect)
 
     def go_on_behind(self, step: DecodeStep) -> None:
@@ -163,11 +168,6 @@ class DecodeScheduler(ForwardScheduler):
         self._recorder.lap("sample")
         if not self._overlaps:
             self.collect_launched()
-
-    def take_just_launched(self) -> Sequence[DecodeJob]:
-        """The jobs of the step that was launched since the last call; none if none was."""
-        jobs, self._just_launched = self._just_launched, ()
-        return jobs
 
     def next_deadline(self) -> float | None:
         deadline = self._leases.next_deadline()
@@ -331,7 +331,8 @@ class DecodeScheduler(ForwardScheduler):
 
     def _note_launched(self, step: DecodeStep) -> None:
         self._pace.launched()
-        self._just_launched = step.jobs
+        num_context = sum([sequence.device_len for sequence in step.sequences])
+        self._timer.step_launched(self._composed_at, len(step.jobs), num_context)
         if self._recorder.is_on:
             self._record_launch(step)
 

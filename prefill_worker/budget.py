@@ -8,10 +8,6 @@ class PromptBudget(ABC):
     def num_tokens(self, num_cached: int) -> int:
         """Tokens that the next forward computes at most, at least 1. Args: num_cached: tokens before the first one."""
 
-    @abstractmethod
-    def launched(self, num_tokens: int, num_attended: int) -> None:
-        """A forward has been launched. Args: num_attended: how many tokens its tokens attend to, added up."""
-
 
 class WholeChunks(PromptBudget):
     """Always the same."""
@@ -21,6 +17,3 @@ class WholeChunks(PromptBudget):
 
     def num_tokens(self, num_cached: int) -> int:
         return self._chunk_size
-
-    def launched(self, num_tokens: int, num_attended: int) -> None:
-        return

@@ -33,6 +33,7 @@ from tandem.recording import HANDOVERS, Recorder
 from tandem.request_ids import router_of
 from worker.base import ForwardScheduler, Outbox
 from worker.events import Event, FromRouter, RouterLost
+from worker.forward_timer import ForwardTimer
 from worker.grammar_failure import grammar_failure
 
 logger = logging.getLogger(__name__)
@@ -70,13 +71,15 @@ class PrefillScheduler(ForwardScheduler):
         recorder: Recorder | None = None,
         pages: PromptPages | None = None,
         budget: PromptBudget | None = None,
+        timer: ForwardTimer | None = None,
     ) -> None:
         """
         Args:
             pages: how prompts get theirs; None: as in a worker that does nothing else.
             budget: of each forward; None: config.chunk_size.
+            timer: of all that the engine computes; None: nobody else has it compute anything.
         """
-        super().__init__(engine, cache, recorder)
+        super().__init__(engine, cache, recorder, timer or ForwardTimer(engine.pool.device.type, clock))
         self._handover = handover
         self._pages = pages or PromptPages(cache)
         self._outbox = outbox
@@ -91,6 +94,7 @@ class PrefillScheduler(ForwardScheduler):
         self._handing_over: dict[tuple[str, int], tuple[PrefillJob, float]] = {}
         self._prefix_cached_tokens = 0
         self._told_at = -math.inf
+        self._composed_at = 0.0
 
     @property
     def num_running(self) -> int:
@@ -154,6 +158,7 @@ class PrefillScheduler(ForwardScheduler):
         # The lease requests of new jobs go out: their answers hide behind this forward.
         self._outbox.flush()
         self._recorder.lap("compose")
+        self._composed_at = self._clock()
         return PromptChunks(chunks, self._note_launched, self._collect)
 
     def launch(self, chunks: PromptChunks) -> None:
@@ -289,7 +294,7 @@ class PrefillScheduler(ForwardScheduler):
         for job, num_tokens in zip(launched.jobs, launched.num_tokens, strict=True):
             num_cached = job.sequence.cached_len - num_tokens
             num_attended += num_tokens * num_cached + num_tokens * num_tokens // 2
-        self._budget.launched(sum(launched.num_tokens), num_attended)
+        self._timer.prompts_launched(self._composed_at, sum(launched.num_tokens), num_attended)
         if self._recorder.is_on:
             self._record_launch(launched)
         for job in launched.jobs:
@@ -326,6 +331,7 @@ class PrefillScheduler(ForwardScheduler):
         """Waits for a forward and passes on what it gave."""
         self._outbox.flush()
         going_on = launched.collect()
+        self._timer.prompts_ended()
         self._recorder.look()
         for job in going_on:
             if failure := grammar_failure(*job.key, job.sequence.constraint):

@@ -35,7 +35,7 @@ from router.tracker import RequestState, RequestTracker
 from router.waiting_room import WaitingRoom
 from router.worker import Worker
 from router.worker_registry import WorkerRegistry
-from tandem.lifecycle import ASSIGNED, FIRST_TOKEN, LAST_TOKEN, PREFILL_STARTED, WAITING, now_ns
+from tandem.lifecycle import ASSIGNED, LAST_TOKEN, WAITING, now_ns
 from tandem.messages import (
     Failed,
     Finished,
@@ -150,7 +150,8 @@ class Attempts:
                 self._pass_on(request, request.tracker.record_prompt_logprobs(message))
             case FirstToken():
                 self._stamp(request.tracker, message)
-                self._learn_from(request, message)
+                if request.pair is not None and request.tracker.is_current(message.attempt):
+                    self._metrics.first_token_came(request.pair, request.tracker.moments)
                 self._pass_on(request, request.tracker.record_first_token(message))
             case Finished():
                 self._stamp(request.tracker, message)
@@ -172,20 +173,6 @@ class Attempts:
                 self._retry(request, message.attempt, "lease_lost", reason, failed=failed)
             case PrefillDeferred():
                 self._retry(request, message.attempt, "deferred", "the decode worker had no pages for it", failed=False)
-
-    def _learn_from(self, request: ActiveRequest, message: FirstToken) -> None:
-        """How fast a prompt was computed, by its worker's own clock."""
-        tracker, pair = request.tracker, request.pair
-        times = {moment.name: moment.time_ns for moment in message.moments}
-        if (
-            pair is None
-            or not tracker.is_current(message.attempt)
-            or not times.keys() >= {PREFILL_STARTED, FIRST_TOKEN}
-        ):
-            return
-        num_tokens = len(tracker.prompt_ids) + message.index - message.cached_len
-        pair.prefill.rates.prompt_computed(num_tokens, times[PREFILL_STARTED], times[FIRST_TOKEN])
-        self._metrics.first_token_came(pair, tracker.moments)
 
     def _stamp(self, tracker: RequestTracker, message: Progress | FirstToken | Finished) -> None:
         if tracker.is_current(message.attempt):
@@ -324,8 +311,7 @@ class Attempts:
         """The one place where nothing is left to serve of a request, whatever its end."""
         pair = request.pair
         if pair is not None and end == "finished":
-            shared = pair.decode.rates.shared
-            shared.request_finished(request.tracker, is_apart=pair.placement == DISAGGREGATED)
+            pair.decode.rates.request_finished(request.tracker, is_apart=pair.placement == DISAGGREGATED)
         # Only those who have said themselves that they have finished know it.
         request.release_pair(tell_workers=end != "finished")
         self._room.leave(request)

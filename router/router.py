@@ -334,13 +334,6 @@ class Router:
                 self.workers.record_link_state(worker, message)
                 self._room.is_due = True
             case Tokens():
-                worker.rates.tokens_came(
-                    self._clock(),
-                    worker.load_number,
-                    worker.num_decoding,
-                    worker.num_kv_tokens,
-                    worker.num_pending_tokens,
-                )
                 for event in message.events:
                     if (request := self._requests.get(event.request_id)) is not None:
                         self._attempts.on_tokens(request, event)

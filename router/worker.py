@@ -5,9 +5,12 @@ from dataclasses import dataclass, field
 
 from router.peer_counts import NOTHING, AssignedLoad
 from router.placement import AGGREGATED, DISAGGREGATED, Placement
-from router.rates import SharedRates, WorkerRates
+from router.rates import ClusterRates
 from router.worker_prefixes import WorkerPrefixes
-from tandem.messages import Hello, LinkState, RouterMessage, WorkerStats
+from tandem.forward_times import start_times
+from tandem.messages import ForwardTimes, Hello, LinkState, RouterMessage, WorkerStats
+
+NOT_SAID = ForwardTimes()
 
 
 @dataclass(eq=False, slots=True)
@@ -33,7 +36,8 @@ class Worker:
         num_kv_tokens: tokens of their prompts, and of the outputs that they came with.
         assigned_here, assigned_elsewhere: what this router's and other routers' requests make of these four.
         load_number: goes up when one of them changes.
-        rates: how fast it is.
+        forward_times: how long its forwards take, by its own word; `load_number` goes up when they change.
+        rates: what this router has seen of the whole cluster.
         role, sends, receives: its role, and whether it hands over to other workers and takes over from them.
         num_starting: of this router's, those of which the decode worker has sent no token yet.
         num_suspects: of this router's, those that may have ended workers (router/attempts.py).
@@ -60,13 +64,15 @@ class Worker:
     assigned_elsewhere: AssignedLoad = NOTHING
     num_starting: int = 0
     num_suspects: int = 0
-    rates: WorkerRates = field(init=False)
+    forward_times: ForwardTimes = field(init=False)
+    rates: ClusterRates = field(init=False)
     role: str = field(init=False)
     sends: bool = field(init=False)
     receives: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        self.rates = WorkerRates(self.hello.device, SharedRates(self.hello.device))
+        self.forward_times = start_times(self.hello.device)
+        self.rates = ClusterRates(self.hello.device)
         # They are asked for of every worker at every choice.
         self.role = self.hello.role
         self.sends = self.role == "prefill" or self.hello.has_links
@@ -86,6 +92,13 @@ class Worker:
             change = load.minus(self.assigned_elsewhere)
             self.assigned_elsewhere = load
             self._count_load(change)
+
+    def take_stats(self, stats: WorkerStats) -> None:
+        """It has said how it is."""
+        self.stats = stats
+        if stats.forward_times not in (NOT_SAID, self.forward_times):
+            self.forward_times = stats.forward_times
+            self.load_number += 1
 
     def _count_load(self, change: AssignedLoad) -> None:
         self.num_assigned += change.num_requests

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from router.candidates import Candidates
 from router.placement import AUTO
-from router.rates import SharedRates
+from router.rates import ClusterRates
 from router.worker import Worker
 from tandem.hosts import host_id
 from tandem.messages import Heartbeat, Hello, LinkState, PageFormat, Peer, RouterMessage
@@ -44,7 +44,7 @@ class WorkerRegistry:
         self._page_format: PageFormat | None = None
         self._num_pairs = 0
         # They outlive every worker.
-        self._shared_rates: SharedRates | None = None
+        self._rates: ClusterRates | None = None
         self.candidates = Candidates(self._workers, placement=placement)
         self.planned = dict(planned or {})
         self.max_request_tokens = 0
@@ -97,21 +97,12 @@ class WorkerRegistry:
         assert hello.worker_id not in self._workers
         now = self._clock()
         worker = Worker(hello, send, disconnect, last_heard=now, last_progress=now)
-        self._set_rates(worker)
+        self._rates = worker.rates = self._rates or worker.rates
         self._page_format = hello.page_format
         self._workers[hello.worker_id] = worker
         self._link_all(worker)
         self._update_limit()
         return worker
-
-    def _set_rates(self, worker: Worker) -> None:
-        """It is as fast as others here of its kind, until it has been seen at work."""
-        if self._shared_rates is None:
-            self._shared_rates = worker.rates.shared
-        worker.rates.shared = self._shared_rates
-        alike = (w for w in self._workers.values() if (w.hello.device, w.role) == (worker.hello.device, worker.role))
-        if (other := next(alike, None)) is not None:
-            worker.rates.begin_like(other.rates)
 
     def unregister(self, worker: Worker) -> None:
         if self._workers.get(worker.worker_id) is worker:
@@ -136,7 +127,7 @@ class WorkerRegistry:
             worker.last_progress += seconds
 
     def record_heartbeat(self, worker: Worker, heartbeat: Heartbeat) -> None:
-        worker.stats = heartbeat.stats
+        worker.take_stats(heartbeat.stats)
         worker.last_heartbeat = self._clock()
         if heartbeat.step != worker.num_steps:
             worker.num_steps = heartbeat.step

@@ -1,15 +1,27 @@
 """Seconds as a linear function of a few numbers, learned from what is observed lately."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 
-# That the factors are those of the start counts as one observation at first, and as this in the end: where all
-# observations are alike they cannot be told apart otherwise.
-START_WEIGHT = 0.01
+# That the factors are the usual ones counts as so much of an observation as long as there are none, and where there are
+# many: where all observations are alike, factors cannot be told apart otherwise.
+USUAL_WEIGHT, LEAST_WEIGHT = 0.1, 0.01
+# What takes longer than so many times what is expected counts as no more than that: it was something else that did.
+OUTLIER = 4.0
+# Of what was expected at first; what takes less is no reason to take the next one for an outlier.
+LEAST_EXPECTED = 0.05
+# What was observed so long ago counts for 1/e of what it did, if nothing has been observed since.
+FORGETTING_S = 20.0
+# The usual factors are those of so long a time, but for times in which nothing was observed.
+USUAL_S = 120.0
+# The factors by which outliers are told are no older than so many observations.
+MAX_UNREAD = 8
 
 
 class LinearFit:
-    """Least squares of relative errors, over observations that count for less the older they are. As long as there are
-    few, or where all are alike, it stays near the factors that it began with."""
+    """Least squares of relative errors. An observation counts for less the more of its kind there are since, and the
+    older it is. As long as there are few, or where all are alike, the factors stay near the usual ones: those that it
+    began with at first, and then a mean of minutes, so that a slow time is forgotten by who is not asked meanwhile."""
 
     def __init__(self, start: Sequence[float], memory: float = 64.0) -> None:
         """
@@ -18,54 +30,93 @@ class LinearFit:
             memory: of so many observations back one counts for 1/e.
         """
         self._start = tuple(start)
-        self._decay = 1.0 - 1.0 / memory
+        self._lost = 1.0 / memory
         size = len(self._start)
         # Each factor is looked for as a multiple of its start, and each observation is divided by what those say of it.
         self._products = [[0.0] * size for _ in range(size)]
         self._targets = [0.0] * size
-        self._weight = 1.0
-        self._factors: tuple[float, ...] | None = self._start
+        self._usual = [1.0] * size
+        self._weight = USUAL_WEIGHT
+        self._multiples = [1.0] * size
+        self._num_observed = 0
+        self._num_unread = 0
+        # Those that something was learned of since `pass_time`.
+        self._seen: set[int] = set()
 
     def observe(self, numbers: Sequence[float], seconds: float) -> None:
+        """Args: numbers: what each factor is multiplied with; not all 0."""
         parts = [factor * number for factor, number in zip(self._start, numbers, strict=True)]
         expected = sum(parts)
-        shares, ratio, decay = [part / expected for part in parts], seconds / expected, self._decay
-        for i, share in enumerate(shares):
+        shares = {i: part / expected for i, part in enumerate(parts) if part}
+        if self._num_unread >= min(MAX_UNREAD, 1 + self._num_observed // 4):
+            self._solve()
+        multiple = sum(share * self._multiples[i] for i, share in shares.items())
+        ratio = min(seconds / expected, OUTLIER * max(multiple, LEAST_EXPECTED))
+        self._forget(shares)
+        for i, share in shares.items():
             row = self._products[i]
-            for j, other in enumerate(shares):
-                row[j] = decay * row[j] + share * other
-            self._targets[i] = decay * self._targets[i] + share * ratio
-        self._weight = max(START_WEIGHT, decay * self._weight)
-        self._factors = None
+            for j, other in shares.items():
+                row[j] += share * other
+            self._targets[i] += share * ratio
+        self._weight = max(LEAST_WEIGHT, (1.0 - self._lost) * self._weight)
+        self._num_observed += 1
+        self._num_unread += 1
+        self._seen.update(shares)
+
+    def pass_time(self, seconds: float) -> None:
+        """So long after the last call, or the beginning."""
+        usually = 1.0 - math.exp(-seconds / USUAL_S)
+        if self._num_unread:
+            self._solve()
+        for i in self._seen:
+            self._usual[i] += usually * (self._multiples[i] - self._usual[i])
+        self._seen.clear()
+        kept = math.exp(-seconds / FORGETTING_S)
+        self._products = [[kept * product for product in row] for row in self._products]
+        self._targets = [kept * target for target in self._targets]
+        self._weight = USUAL_WEIGHT - kept * (USUAL_WEIGHT - self._weight)
+        self._num_unread += 1
 
     @property
     def factors(self) -> tuple[float, ...]:
         """What each number is multiplied with; never negative."""
-        if self._factors is None:
-            multiples = self._multiples(list(range(len(self._start))))
-            self._factors = tuple(multiples.get(i, 0.0) * start for i, start in enumerate(self._start))
-        return self._factors
+        if self._num_unread:
+            self._solve()
+        return tuple(multiple * start for multiple, start in zip(self._multiples, self._start, strict=True))
 
-    def copy(self) -> "LinearFit":
-        """Another that knows the same and learns by itself."""
-        other = LinearFit(self._start)
-        other._decay, other._weight, other._factors = self._decay, self._weight, self._factors
-        other._products = [row[:] for row in self._products]
-        other._targets = self._targets[:]
-        return other
+    def _forget(self, shares: Mapping[int, float]) -> None:
+        """Makes room for an observation: of what is known of its direction a part is lost, and nothing of any other. A
+        thousand steps without a prompt say nothing of what prompts take."""
+        towards = [sum(row[i] * share for i, share in shares.items()) for row in self._products]
+        known = sum(towards[i] * share for i, share in shares.items())
+        if known <= 0.0:
+            return
+        target = sum(self._targets[i] * share for i, share in shares.items())
+        for i, one in enumerate(towards):
+            if one:
+                lost, row = self._lost / known * one, self._products[i]
+                for j, other in enumerate(towards):
+                    row[j] -= lost * other
+                self._targets[i] -= lost * target
 
-    def _multiples(self, chosen: list[int]) -> dict[int, float]:
+    def _solve(self) -> None:
+        self._num_unread = 0
+        found = self._solve_for(list(range(len(self._start))))
+        self._multiples = [found.get(i, 0.0) for i in range(len(self._start))]
+
+    def _solve_for(self, chosen: list[int]) -> dict[int, float]:
         """Args: chosen: which of them are not 0."""
+        weight = self._weight
         rows = [
-            [self._products[i][j] + (self._weight if i == j else 0.0) for j in chosen]
-            + [self._targets[i] + self._weight]
+            [self._products[i][j] + (weight if i == j else 0.0) for j in chosen]
+            + [self._targets[i] + weight * self._usual[i]]
             for i in chosen
         ]
         found = dict(zip(chosen, _solve(rows), strict=True))
         least = min(found, key=found.__getitem__)
         if found[least] >= 0.0:
             return found
-        return self._multiples([i for i in chosen if i != least])
+        return self._solve_for([i for i in chosen if i != least])
 
 
 def _solve(rows: list[list[float]]) -> list[float]:

@@ -59,6 +59,28 @@ class Shipped:
 
 
 @dataclass(frozen=True, slots=True)
+class ForwardTimes:
+    """How long a worker's forwards take: seconds as a linear function of what is in them.
+
+    Attributes:
+        prefill_s: of a forward of prompts, whatever is in it; all 0 of a worker that has not said anything yet.
+        prompt_token_s: of each prompt token in it.
+        attended_token_s: of each token that one of these attends to: a prompt of n tokens behind m cached ones attends
+            to n * m + n * n / 2.
+        step_s, request_s, kv_token_s: of a decode step, of each request in it, and of each token that these attend to.
+        gap_beside_prompts_s: mean time between two decode steps while prompts were computed too; 0: not known.
+    """
+
+    prefill_s: float = 0.0
+    prompt_token_s: float = 0.0
+    attended_token_s: float = 0.0
+    step_s: float = 0.0
+    request_s: float = 0.0
+    kv_token_s: float = 0.0
+    gap_beside_prompts_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerStats:
     """Gauges of one worker, and counters since its start.
 
@@ -71,6 +93,7 @@ class WorkerStats:
         num_given_back: running requests that were given back because there was no page for them to grow into.
         num_leases_expired: granted leases that no prefill worker filled in time.
         shipped: one for each transport that links from this worker to each other one have used.
+        forward_times: as it has seen them lately.
     """
 
     num_queued: int = 0
@@ -86,6 +109,7 @@ class WorkerStats:
     num_given_back: int = 0
     num_leases_expired: int = 0
     shipped: tuple[Shipped, ...] = ()
+    forward_times: ForwardTimes = ForwardTimes()
 
 
 # There are about ten for each request, and frozen ones would take three times as long to make.

@@ -14,6 +14,7 @@ from tandem.recording import Recorder
 from tandem.rpc.credentials import ClusterCredentials
 from worker.config import WorkerConfig
 from worker.events import Event
+from worker.forward_timer import ForwardTimer
 from worker.stats import worker_stats
 
 
@@ -70,15 +71,16 @@ class Scheduler(ABC):
 class ForwardScheduler(Scheduler):
     """Runs the forwards of one mode. On an asynchronous engine one may be in flight when a step returns."""
 
-    def __init__(self, engine: EngineBase, cache: CacheManager, recorder: Recorder | None = None) -> None:
+    def __init__(self, engine: EngineBase, cache: CacheManager, recorder: Recorder | None, timer: ForwardTimer) -> None:
         """Args: recorder: of the thread that calls; None: nobody can record what it does."""
         self._engine = engine
         self._launches = engine.launches
         self._cache = cache
         self._recorder = recorder or Recorder()
+        self._timer = timer
 
     def stats(self) -> WorkerStats:
-        return worker_stats(self._engine, self._cache, self.own_stats())
+        return worker_stats(self._engine, self._cache, self._timer, self.own_stats())
 
     def take_cache_changes(self) -> CacheChanges | None:
         return self._cache.take_changes()

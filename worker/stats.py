@@ -6,13 +6,14 @@ from operator import attrgetter
 from engine.base import EngineBase
 from engine.kvcache.cache_manager import CacheManager
 from tandem.messages import WorkerStats
+from worker.forward_timer import ForwardTimer
 
-# Every field but `shipped` is a number. They are added up, so that a scheduler's new counter needs no line here.
-_COUNTS = tuple(f.name for f in fields(WorkerStats) if f.name != "shipped")
+# All other fields are counts. They are added up, so that a scheduler's new counter needs no line here.
+_COUNTS = tuple(f.name for f in fields(WorkerStats) if f.name not in ("shipped", "forward_times"))
 _counts_of = attrgetter(*_COUNTS)
 
 
-def worker_stats(engine: EngineBase, cache: CacheManager, *own: WorkerStats) -> WorkerStats:
+def worker_stats(engine: EngineBase, cache: CacheManager, timer: ForwardTimer, *own: WorkerStats) -> WorkerStats:
     """The stats of a worker: what its engine and its cache count, and what each of its schedulers does."""
     shared = WorkerStats(
         num_total_pages=cache.num_pages,
@@ -25,5 +26,7 @@ def worker_stats(engine: EngineBase, cache: CacheManager, *own: WorkerStats) -> 
     )
     counts = zip(*map(_counts_of, (shared, *own)), strict=True)
     return WorkerStats(
-        **dict(zip(_COUNTS, map(sum, counts), strict=True)), shipped=tuple(s for part in own for s in part.shipped)
+        **dict(zip(_COUNTS, map(sum, counts), strict=True)),
+        shipped=tuple(s for part in own for s in part.shipped),
+        forward_times=timer.times(),
     )

@@ -34,8 +34,9 @@ This is what a policy may read of a worker. It changes nothing there, and sends 
 | `num_assigned` | requests that it serves now: this router's by its own count, others' by theirs, 0.1 s old |
 | `num_pending_tokens` | tokens of those that it has yet to prefill, where an `Estimate` said how many are cached |
 | `num_decoding`, `num_kv_tokens` | of those, the requests that it decodes or is going to, and tokens of their prompts |
-| `load_number` | goes up when one of these four changes |
-| `rates` | how fast it is, as the router has seen it (router/rates.py) |
+| `forward_times` | how long its forwards take, by its own word (tandem.messages.ForwardTimes), some moments old |
+| `load_number` | goes up when one of these five changes |
+| `rates` | how long handovers take and outputs are in this cluster, as the router has seen it (router/rates.py) |
 | `page_size`, `hello.num_pages` | tokens of a KV page, pages of its pool |
 | `hello.device` | where it computes |
 | `prefixes.identities` | of prefixes that it has cached, by its own word, 0.1 s old; empty unless `wants_prefixes` |

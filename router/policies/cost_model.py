@@ -9,18 +9,18 @@ that is chosen for, and those whose worker it keeps busy. With these numbers
 | `T`, `I` | the objectives, `--ttft-objective` and `--itl-objective`, in seconds |
 | `q` | prompt tokens that the worker has yet to compute |
 | `n`, `k` | requests that it decodes, and tokens of their KV |
-| `f0 + f1 x` | seconds in which it computes `x` prompt tokens |
+| `f(x)` | seconds in which it computes the last `x` of `l` prompt tokens: `f0 + f1 x + f2 x (l - x/2)` |
 | `s0 + s1 n + s2 k` | seconds of one of its decode steps |
 | `g` | mean seconds between its steps while it computes prompts too |
 | `h0 + h1 p` | seconds of a handover of `p` pages to another worker |
 | `o` | tokens of a mean output |
 | `late(z)` | `z`, and where that is more than 1, `(LATE - 1) (z - 1)` more |
 
-a prompt of which `x` tokens are not cached costs at its prefill worker
+a prompt of `l` tokens of which `x` are not cached costs at its prefill worker
 
-    late((f1 q + f0 + f1 x) / T)                    its own first token
-    + f1 x / T                                      the worker's time, which those who come next wait for
-    + f1 x n / (o I) * (1 + miss)                   those who are decoded there: so much longer are their mean gaps
+    late((f1 q + f(x)) / T)                         its own first token
+    + (f(x) - f0) / T                               the worker's time, which those who come next wait for
+    + (f(x) - f0) n / (o I) * (1 + miss)            those who are decoded there: so much longer are their mean gaps
 
 and a request of `l` tokens costs at its decode worker
 
@@ -37,6 +37,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from router.objectives import Objectives
+from tandem.messages import ForwardTimes
 
 # So many times as much does what is late count. Objectives are there to be kept.
 LATE = 5.0
@@ -68,19 +69,36 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """How fast it is; all in seconds but `output_tokens`.
+    """How fast it is.
 
     Attributes:
-        prompt: of a prefill, and of each prompt token.
-        step: of a decode step, of each request in it, and of each token of their KV.
-        prompt_gap: mean time between steps while prompts are computed too; 0: not known.
+        times: of its forwards, by its own word.
         output_tokens: of a mean output.
     """
 
-    prompt: tuple[float, float]
-    step: tuple[float, float, float]
-    prompt_gap: float = 0.0
+    times: ForwardTimes
     output_tokens: float = 128.0
+
+
+class PromptCost(NamedTuple):
+    """What a prompt costs at its prefill worker.
+
+    Attributes:
+        wait: for what comes before it, its own forward's fixed part included.
+        token, attended: of each token to compute, and of each that one of these attends to. These three are shares of
+            the objective for the first token.
+        others: what all others lose by each such share that computing it takes.
+    """
+
+    wait: float
+    token: float
+    attended: float
+    others: float
+
+    def at(self, num_to_compute: int, num_tokens: int) -> float:
+        """Args: num_tokens: of the prompt, of which the last are to be computed."""
+        computing = num_to_compute * (self.token + self.attended * (num_tokens - 0.5 * num_to_compute))
+        return late(self.wait + computing) + self.others * computing
 
 
 class Line(NamedTuple):
@@ -105,27 +123,27 @@ def late(due: float) -> float:
     return due if due <= 1.0 else due + (LATE - 1.0) * (due - 1.0)
 
 
-def prompt_line(load: Load, speed: Speed, objectives: Objectives) -> Line:
-    """The cost of a prompt at its prefill worker, by its tokens that are not cached there."""
-    fixed, token = speed.prompt
-    return Line(
-        due=(token * load.num_pending_tokens + fixed) / objectives.ttft_s,
-        due_slope=token / objectives.ttft_s,
-        extra=0.0,
-        extra_slope=token / objectives.ttft_s + load.num_decoding * _delay(token, speed, objectives),
+def prompt_cost(load: Load, speed: Speed, objectives: Objectives) -> PromptCost:
+    """The cost of a prompt at its prefill worker."""
+    times, ttft_s = speed.times, objectives.ttft_s
+    return PromptCost(
+        wait=(times.prompt_token_s * load.num_pending_tokens + times.prefill_s) / ttft_s,
+        token=times.prompt_token_s / ttft_s,
+        attended=times.attended_token_s / ttft_s,
+        others=1.0 + load.num_decoding * _delay(ttft_s, speed, objectives),
     )
 
 
 def decode_line(load: Load, speed: Speed, objectives: Objectives) -> Line:
     """The cost of a request at its decode worker, by its tokens; without what memory it may have to wait for."""
-    fixed, request, token = speed.step
-    step = fixed + request * (load.num_decoding + 1) + token * load.num_kv_tokens
+    request, token = speed.times.request_s, speed.times.kv_token_s
+    step = itl_s(load, speed, 0)
     weight = LATE if step > objectives.itl_s else 1.0
     others = weight * load.num_decoding / objectives.itl_s
     return Line(
         due=step / objectives.itl_s,
         due_slope=token / objectives.itl_s,
-        extra=_delay(speed.prompt[1] * load.num_pending_tokens, speed, objectives) + others * request,
+        extra=_delay(_queue_s(load, speed), speed, objectives) + others * request,
         extra_slope=others * token,
     )
 
@@ -136,8 +154,8 @@ def memory_cost(load: Load, speed: Speed, objectives: Objectives, num_tokens: in
     lacking = num_tokens - num_free_tokens(load, speed)
     if lacking <= 0 or held <= 0:
         return 0.0
-    fixed, request, token = speed.step
-    step = fixed + request * load.num_decoding + token * held
+    times = speed.times
+    step = times.step_s + times.request_s * load.num_decoding + times.kv_token_s * held
     return late(min(1.0, lacking / held) * speed.output_tokens * step / objectives.ttft_s)
 
 
@@ -156,29 +174,39 @@ def handover_cost(handover: tuple[float, float], num_pages: float, objectives: O
     return (handover[0] + handover[1] * num_pages) / objectives.ttft_s
 
 
-def ttft_s(load: Load, speed: Speed, num_to_compute: int) -> float:
-    """Seconds until a prompt's first token is there. Args: num_to_compute: tokens that are not cached."""
-    fixed, token = speed.prompt
-    return fixed + token * (load.num_pending_tokens + num_to_compute)
+def ttft_s(load: Load, speed: Speed, num_to_compute: int, num_tokens: int) -> float:
+    """Seconds until a prompt's first token is there. Args: num_to_compute: of its tokens, those that are not cached."""
+    times = speed.times
+    each_s = times.prompt_token_s + times.attended_token_s * (num_tokens - 0.5 * num_to_compute)
+    return _queue_s(load, speed) + times.prefill_s + num_to_compute * each_s
 
 
 def itl_s(load: Load, speed: Speed, num_tokens: int) -> float:
     """Mean seconds between two tokens of one more request of so many tokens, but for what prompts add to it."""
-    fixed, request, token = speed.step
-    return fixed + request * (load.num_decoding + 1) + token * (load.num_kv_tokens + num_tokens)
+    times = speed.times
+    return (
+        times.step_s + times.request_s * (load.num_decoding + 1) + times.kv_token_s * (load.num_kv_tokens + num_tokens)
+    )
 
 
-def prompt_terms(load: Load, speed: Speed, objectives: Objectives, num_to_compute: int) -> dict[str, float]:
-    """What `prompt_line` adds up: what waits before it, what it takes itself, and what others lose."""
-    line = prompt_line(load, speed, objectives)
-    queue = late(speed.prompt[1] * load.num_pending_tokens / objectives.ttft_s)
-    disturbed = load.num_decoding * _delay(speed.prompt[1], speed, objectives) * num_to_compute
-    return {"queue": queue, "compute": line.at(num_to_compute) - queue - disturbed, "interference": disturbed}
+def prompt_terms(
+    load: Load, speed: Speed, objectives: Objectives, num_to_compute: int, num_tokens: int
+) -> dict[str, float]:
+    """What a PromptCost adds up: what waits before it, what it takes itself, and what others lose."""
+    cost = prompt_cost(load, speed, objectives)
+    queue = late(_queue_s(load, speed) / objectives.ttft_s)
+    computing = (ttft_s(load, speed, num_to_compute, num_tokens) / objectives.ttft_s) - cost.wait
+    disturbed = (cost.others - 1.0) * computing
+    return {
+        "queue": queue,
+        "compute": cost.at(num_to_compute, num_tokens) - queue - disturbed,
+        "interference": disturbed,
+    }
 
 
 def decode_terms(load: Load, speed: Speed, objectives: Objectives, num_tokens: int) -> dict[str, float]:
     """What `decode_line` and `memory_cost` add up: its steps, what prompts do to them, and the wait for pages."""
-    disturbed = _delay(speed.prompt[1] * load.num_pending_tokens, speed, objectives)
+    disturbed = _delay(_queue_s(load, speed), speed, objectives)
     return {
         "batch": decode_line(load, speed, objectives).at(num_tokens) - disturbed,
         "interference": disturbed,
@@ -186,9 +214,15 @@ def decode_terms(load: Load, speed: Speed, objectives: Objectives, num_tokens: i
     }
 
 
+def _queue_s(load: Load, speed: Speed) -> float:
+    """Seconds of the prompts that are yet to be computed there."""
+    return speed.times.prompt_token_s * load.num_pending_tokens
+
+
 def _delay(seconds: float, speed: Speed, objectives: Objectives) -> float:
     """What it costs one request that is decoded if prompts are computed beside it for so long."""
     mean = seconds / (max(MIN_OUTPUT_TOKENS, speed.output_tokens) * objectives.itl_s)
-    if speed.prompt_gap <= objectives.itl_s:
+    gap_s = speed.times.gap_beside_prompts_s
+    if gap_s <= objectives.itl_s:
         return mean
-    return mean * (1.0 + (1.0 - objectives.itl_s / speed.prompt_gap) / TAIL_SHARE)
+    return mean * (1.0 + (1.0 - objectives.itl_s / gap_s) / TAIL_SHARE)

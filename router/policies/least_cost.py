@@ -9,7 +9,7 @@ from router.candidates import Candidates
 from router.objectives import Objectives
 from router.policies import cost_model
 from router.policies.base import RoutingRequest
-from router.policies.cost_model import LATE, Line, Load, Speed
+from router.policies.cost_model import LATE, Line, Load, PromptCost, Speed
 from router.policies.prefix_policy import PrefixPolicy
 from router.worker import Estimate, Pair, Worker
 
@@ -20,18 +20,19 @@ TIE_COST = 1e-3
 
 @dataclass(slots=True)
 class _Costs:
-    """What a worker costs, as long as its load and its rates are these.
+    """What a worker costs, as long as its load and its speed are these.
 
     Attributes:
-        load_number, rates_number: which ones.
+        load_number: which ones.
+        tie: what is added, so that not all routers take the same of equals.
         room: tokens of a request that need not wait for memory.
     """
 
     load_number: int
-    rates_number: int
     load: Load
     speed: Speed
-    prompt: Line
+    prompt: PromptCost
+    tie: float
     decode: Line
     room: float
 
@@ -80,7 +81,7 @@ class LeastCost(PrefixPolicy):
         known = self._costs
         for worker in workers:
             costs = known.get(worker)
-            if costs is None or costs.load_number != worker.load_number or costs.rates_number != worker.rates.number:
+            if costs is None or costs.load_number != worker.load_number:
                 known[worker] = self._costs_of(worker)
 
     def _prompt_costs(
@@ -88,14 +89,16 @@ class LeastCost(PrefixPolicy):
     ) -> dict[Worker, float]:
         costs = self._costs
         found: dict[Worker, float] = {}
-        # Line.at, without a call for each.
+        # PromptCost.at, without a call for each.
         for worker in workers:
-            due, due_slope, extra, extra_slope = costs[worker].prompt
+            of = costs[worker]
+            wait, token, attended, others = of.prompt
             num_to_compute = num_tokens - cached[worker] if worker in cached else num_tokens
-            due += due_slope * num_to_compute
+            computing = num_to_compute * (token + attended * (num_tokens - 0.5 * num_to_compute))
+            due = wait + computing
             if due > 1.0:
                 due += (LATE - 1.0) * (due - 1.0)
-            found[worker] = due + extra + extra_slope * num_to_compute
+            found[worker] = due + others * computing + of.tie
         return found
 
     def _decode_costs(self, workers: Iterable[Worker], num_tokens: int) -> dict[Worker, float]:
@@ -130,7 +133,7 @@ class LeastCost(PrefixPolicy):
     def _ship_cost(self, decode: Worker, num_to_ship: int) -> float:
         """Args: num_to_ship: tokens that the decode worker has not cached."""
         num_pages = num_to_ship / decode.page_size
-        return cost_model.handover_cost(decode.rates.shared.handover_s, num_pages, self._objectives)
+        return cost_model.handover_cost(decode.rates.handover_s, num_pages, self._objectives)
 
     def _estimate(
         self,
@@ -150,7 +153,7 @@ class LeastCost(PrefixPolicy):
         return Estimate(
             num_to_compute,
             reason,
-            cost_model.ttft_s(prefill.load, prefill.speed, num_to_compute),
+            cost_model.ttft_s(prefill.load, prefill.speed, num_to_compute, num_tokens),
             cost_model.itl_s(decode.load, decode.speed, num_tokens),
         )
 
@@ -160,7 +163,7 @@ class LeastCost(PrefixPolicy):
         """A pair's cost, in its parts."""
         prefill, decode = self._costs[pair.prefill], self._costs[pair.decode]
         num_to_compute = num_tokens - cached.get(pair.prefill, 0)
-        prompt = cost_model.prompt_terms(prefill.load, prefill.speed, self._objectives, num_to_compute)
+        prompt = cost_model.prompt_terms(prefill.load, prefill.speed, self._objectives, num_to_compute, num_tokens)
         rest = cost_model.decode_terms(decode.load, decode.speed, self._objectives, num_tokens)
         rest["interference"] += prompt.pop("interference")
         is_apart = pair.prefill is not pair.decode
@@ -168,17 +171,16 @@ class LeastCost(PrefixPolicy):
         return prompt | rest | {"handover": ship}
 
     def _costs_of(self, worker: Worker) -> _Costs:
-        objectives, rates = self._objectives, worker.rates
+        objectives = self._objectives
         num_pool_tokens = worker.hello.num_pages * worker.page_size
         load = Load(worker.num_pending_tokens, worker.num_decoding, worker.num_kv_tokens, num_pool_tokens)
-        speed = Speed(rates.prompt_s, rates.step_s, rates.prompt_gap_s, rates.shared.mean_output_tokens)
-        prompt = cost_model.prompt_line(load, speed, objectives)
+        speed = Speed(worker.forward_times, worker.rates.mean_output_tokens)
         return _Costs(
             worker.load_number,
-            rates.number,
             load,
             speed,
-            prompt._replace(extra=prompt.extra + TIE_COST * self._random.random()),
+            cost_model.prompt_cost(load, speed, objectives),
+            TIE_COST * self._random.random(),
             cost_model.decode_line(load, speed, objectives),
             cost_model.num_free_tokens(load, speed),
         )

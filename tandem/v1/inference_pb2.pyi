@@ -322,7 +322,7 @@ class WorkerStatus(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[str] = ..., device: _Optional[str] = ..., pid: _Optional[int] = ..., address: _Optional[str] = ..., alive: _Optional[bool] = ..., scheduler_step: _Optional[int] = ..., linked_to: _Optional[_Iterable[str]] = ..., stats: _Optional[_Union[WorkerStats, _Mapping]] = ..., metrics_address: _Optional[str] = ...) -> None: ...
 
 class WorkerStats(_message.Message):
-    __slots__ = ("num_queued", "num_running", "num_total_pages", "num_free_pages", "num_cached_pages", "num_locked_pages", "num_leased_pages", "prompt_tokens_computed", "output_tokens_computed", "prefix_cached_tokens", "num_given_back", "num_leases_expired", "shipped")
+    __slots__ = ("num_queued", "num_running", "num_total_pages", "num_free_pages", "num_cached_pages", "num_locked_pages", "num_leased_pages", "prompt_tokens_computed", "output_tokens_computed", "prefix_cached_tokens", "num_given_back", "num_leases_expired", "shipped", "forward_times")
     NUM_QUEUED_FIELD_NUMBER: _ClassVar[int]
     NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
     NUM_TOTAL_PAGES_FIELD_NUMBER: _ClassVar[int]
@@ -336,6 +336,7 @@ class WorkerStats(_message.Message):
     NUM_GIVEN_BACK_FIELD_NUMBER: _ClassVar[int]
     NUM_LEASES_EXPIRED_FIELD_NUMBER: _ClassVar[int]
     SHIPPED_FIELD_NUMBER: _ClassVar[int]
+    FORWARD_TIMES_FIELD_NUMBER: _ClassVar[int]
     num_queued: int
     num_running: int
     num_total_pages: int
@@ -349,7 +350,26 @@ class WorkerStats(_message.Message):
     num_given_back: int
     num_leases_expired: int
     shipped: _containers.RepeatedCompositeFieldContainer[Shipped]
-    def __init__(self, num_queued: _Optional[int] = ..., num_running: _Optional[int] = ..., num_total_pages: _Optional[int] = ..., num_free_pages: _Optional[int] = ..., num_cached_pages: _Optional[int] = ..., num_locked_pages: _Optional[int] = ..., num_leased_pages: _Optional[int] = ..., prompt_tokens_computed: _Optional[int] = ..., output_tokens_computed: _Optional[int] = ..., prefix_cached_tokens: _Optional[int] = ..., num_given_back: _Optional[int] = ..., num_leases_expired: _Optional[int] = ..., shipped: _Optional[_Iterable[_Union[Shipped, _Mapping]]] = ...) -> None: ...
+    forward_times: ForwardTimes
+    def __init__(self, num_queued: _Optional[int] = ..., num_running: _Optional[int] = ..., num_total_pages: _Optional[int] = ..., num_free_pages: _Optional[int] = ..., num_cached_pages: _Optional[int] = ..., num_locked_pages: _Optional[int] = ..., num_leased_pages: _Optional[int] = ..., prompt_tokens_computed: _Optional[int] = ..., output_tokens_computed: _Optional[int] = ..., prefix_cached_tokens: _Optional[int] = ..., num_given_back: _Optional[int] = ..., num_leases_expired: _Optional[int] = ..., shipped: _Optional[_Iterable[_Union[Shipped, _Mapping]]] = ..., forward_times: _Optional[_Union[ForwardTimes, _Mapping]] = ...) -> None: ...
+
+class ForwardTimes(_message.Message):
+    __slots__ = ("prefill_s", "prompt_token_s", "attended_token_s", "step_s", "request_s", "kv_token_s", "gap_beside_prompts_s")
+    PREFILL_S_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKEN_S_FIELD_NUMBER: _ClassVar[int]
+    ATTENDED_TOKEN_S_FIELD_NUMBER: _ClassVar[int]
+    STEP_S_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_S_FIELD_NUMBER: _ClassVar[int]
+    KV_TOKEN_S_FIELD_NUMBER: _ClassVar[int]
+    GAP_BESIDE_PROMPTS_S_FIELD_NUMBER: _ClassVar[int]
+    prefill_s: float
+    prompt_token_s: float
+    attended_token_s: float
+    step_s: float
+    request_s: float
+    kv_token_s: float
+    gap_beside_prompts_s: float
+    def __init__(self, prefill_s: _Optional[float] = ..., prompt_token_s: _Optional[float] = ..., attended_token_s: _Optional[float] = ..., step_s: _Optional[float] = ..., request_s: _Optional[float] = ..., kv_token_s: _Optional[float] = ..., gap_beside_prompts_s: _Optional[float] = ...) -> None: ...
 
 class Shipped(_message.Message):
     __slots__ = ("transport", "num_pages", "num_bytes", "receiver_id", "copying_ns")

@@ -26,6 +26,7 @@ VOCABULARY = (
     "tandem.choices",
     "tandem.config",
     "tandem.exit_codes",
+    "tandem.forward_times",
     "tandem.grammar_limits",
     "tandem.hosts",
     "tandem.messages",
@@ -46,6 +47,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "worker": (
         *VOCABULARY,
         "tandem.lifecycle",
+        "tandem.linear_fit",
         "tandem.process_metrics",
         "tandem.rpc",
         "tandem.timer_slack",

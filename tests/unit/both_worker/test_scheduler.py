@@ -7,7 +7,6 @@ import pytest
 from both_worker.handover import LocalHandover
 from both_worker.pages import SharedPages
 from both_worker.scheduler import BothScheduler
-from both_worker.step_budget import StepBudget
 from decode_worker.config import DecodeConfig
 from decode_worker.scheduler import DecodeScheduler
 from engine.kvcache.cache_manager import CacheManager
@@ -40,6 +39,7 @@ from tests.fakes.engine import FakeEngine
 from tests.fakes.transport import ScriptedReceiver, ScriptedTransport
 from tests.fakes.workers import ListOutbox
 from worker.events import FromRouter, RouterLost
+from worker.forward_timer import ForwardTimer
 
 
 def make_schedulers() -> tuple[BothScheduler, PrefillScheduler, DecodeScheduler]:
@@ -47,8 +47,7 @@ def make_schedulers() -> tuple[BothScheduler, PrefillScheduler, DecodeScheduler]
     decode = DecodeScheduler(engine, cache, outbox, DecodeConfig(), clock)
     pages = SharedPages(cache, decode, "both-0")
     prefill = PrefillScheduler(engine, cache, LocalHandover(decode), outbox, PrefillConfig(), clock, pages=pages)
-    budget = StepBudget(0.0, PrefillConfig().chunk_size, clock)
-    return BothScheduler(engine, cache, prefill, decode, pages, budget), prefill, decode
+    return BothScheduler(engine, cache, prefill, decode, pages, ForwardTimer("cpu", clock)), prefill, decode
 
 
 def test_a_prompt_is_counted_at_prefill_alone() -> None:
@@ -95,7 +94,7 @@ def test_what_befalls_a_link_is_told_to_the_end_that_the_worker_has_of_it(monkey
 
 def test_every_counter_of_both_schedulers_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     both, prefill, decode = make_schedulers()
-    numbers = [f.name for f in fields(WorkerStats) if f.name != "shipped"]
+    numbers = [f.name for f in fields(WorkerStats) if f.name not in ("shipped", "forward_times")]
     before = both.stats()
     # Each counter of each scheduler has a number of its own.
     of_prefill = WorkerStats(**{name: 2**i for i, name in enumerate(numbers)}, shipped=(Shipped("a", 1, 2),))

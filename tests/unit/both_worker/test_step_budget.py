@@ -4,6 +4,7 @@ import random
 from collections.abc import Callable
 
 import pytest
+import torch
 
 from both_worker.step_budget import MIN_TOKENS, StepBudget
 from both_worker.worker import make_both_scheduler
@@ -18,24 +19,27 @@ from tests.fakes.clock import FakeClock
 from tests.fakes.engine import FakeEngine, expected_tokens
 from tests.fakes.workers import ListOutbox
 from worker.events import FromRouter
+from worker.forward_timer import ForwardTimer
 
 CHUNK_SIZE = 1024
 OBJECTIVE_S = 0.025
+FORWARD_S = 0.003
 
 
 def step_s(num_requests: int, num_context: int, num_tokens: int, num_attended: int) -> float:
     """What a decode step, and the prompts before it, take on a device like those that there are."""
     decode = 0.004 + 3e-5 * num_requests + 4e-8 * num_context
-    return decode + (0.003 + 2e-5 * num_tokens + 1e-9 * num_attended if num_tokens else 0.0)
+    return decode + (FORWARD_S + 2e-5 * num_tokens + 1e-9 * num_attended if num_tokens else 0.0)
 
 
 class Device:
-    """Decode steps with the largest pieces of an endless prompt between them. Attributes: clock, budget."""
+    """Decode steps with the largest pieces of an endless prompt between them. Attributes: clock, timer, budget."""
 
     def __init__(self, objective_s: float, max_tokens: int = CHUNK_SIZE) -> None:
         self.clock = FakeClock()
-        self.budget = StepBudget(objective_s, max_tokens, self.clock)
-        self.budget.step_launched(1, 100)
+        self.timer = ForwardTimer("cuda", self.clock)
+        self.budget = StepBudget(objective_s, max_tokens, self.timer)
+        self.timer.step_launched(self.clock.now, 1, 100)
 
     def step(self, num_requests: int, num_context: int, num_cached: int | None) -> tuple[int, float]:
         """One of each. Args: num_cached: of the prompt; None: there is none. Returns the piece and the time of all."""
@@ -43,10 +47,12 @@ class Device:
         if num_cached is not None:
             num_tokens = self.budget.num_tokens(num_cached)
             num_attended = num_tokens * num_cached + num_tokens**2 // 2
-            self.budget.launched(num_tokens, num_attended)
+            self.timer.prompts_launched(self.clock.now, num_tokens, num_attended)
+            self.timer.prompts_ended()
         seconds = step_s(num_requests, num_context, num_tokens, num_attended)
         self.clock.advance(seconds)
-        self.budget.step_launched(num_requests, num_context)
+        self.timer.step_launched(self.clock.now, num_requests, num_context)
+        self.timer.times()
         return num_tokens, seconds
 
 
@@ -55,7 +61,7 @@ def test_without_an_objective_or_anything_decoded_pieces_are_whole() -> None:
     assert [free.step(8, 1000, 0)[0] for _ in range(3)] == [CHUNK_SIZE] * 3
     device = Device(OBJECTIVE_S)
     assert device.budget.num_tokens(0) == MIN_TOKENS
-    device.budget.nothing_decoded()
+    device.timer.nothing_decoded()
     assert device.budget.num_tokens(0) == CHUNK_SIZE
 
 
@@ -82,7 +88,7 @@ def test_a_longer_context_and_more_requests_leave_less() -> None:
     for num_requests, num_context, num_cached in ((4, 8000, 0), (64, 8000, 0), (64, 120_000, 0), (4, 8000, 8000)):
         device.step(num_requests, num_context, None)
         # The last is beyond what was seen.
-        assert 0.75 * OBJECTIVE_S < device.step(num_requests, num_context, num_cached)[1] <= 1.05 * OBJECTIVE_S
+        assert 0.7 * OBJECTIVE_S < device.step(num_requests, num_context, num_cached)[1] <= 1.05 * OBJECTIVE_S
 
 
 def test_gaps_stay_within_the_objective_from_the_beginning_on() -> None:
@@ -99,7 +105,8 @@ def test_prompts_get_as_long_as_a_step_takes_where_that_misses_the_objective_alo
     device = Device(0.001)
     for _ in range(50):
         size, seconds = device.step(64, 100_000, 0)
-    assert size > MIN_TOKENS and seconds == pytest.approx(2 * step_s(64, 100_000, 0, 0), rel=0.2)
+    # A forward takes its time whatever is in it.
+    assert size > MIN_TOKENS and seconds == pytest.approx(2 * step_s(64, 100_000, 0, 0) + FORWARD_S, rel=0.2)
     assert Device(0.001, max_tokens=16).step(1, 1, 0)[0] == 16
 
 
@@ -108,20 +115,21 @@ def test_nothing_is_learned_from_the_time_in_which_nothing_was_decoded() -> None
     for _ in range(40):
         device.step(32, 64_000, 0)
     size = device.budget.num_tokens(0)
-    device.budget.nothing_decoded()
+    device.timer.nothing_decoded()
     device.clock.advance(60.0)
     device.step(32, 64_000, None)
-    assert device.budget.num_tokens(0) == pytest.approx(size, rel=0.05)
+    assert device.budget.num_tokens(0) == pytest.approx(size, rel=0.1)
 
 
 # --- in a worker ---
 
 
 class TimedEngine(FakeEngine):
-    """Takes its time on a clock."""
+    """Takes its time on a clock, about as much as a GPU does."""
 
     def __init__(self, clock: FakeClock) -> None:
         super().__init__(2048, 16)
+        self.pool.device = torch.device("cuda")
         self._clock = clock
 
     def forward(self, batch: Batch, meanwhile: Callable[[], None] | None = None) -> ForwardOutput:

@@ -36,10 +36,55 @@ def test_where_all_are_alike_it_is_right_for_those_and_near_its_start_elsewhere(
     assert fixed > 0 and token > 0
 
 
-def test_no_factor_is_negative_and_a_copy_learns_by_itself() -> None:
+def test_no_factor_is_negative() -> None:
     fit = LinearFit((1.0, 1.0))
-    other = fit.copy()
     for number in range(100):
         fit.observe((1.0, number), 100.0 - number)
     assert min(fit.factors) >= 0.0
-    assert other.factors == pytest.approx((1.0, 1.0))
+
+
+def test_many_of_one_kind_have_nothing_of_another_forgotten() -> None:
+    fit, rng = LinearFit((1e-2, 1e-2, 1e-5)), random.Random(0)
+
+    def observe(is_both: bool) -> None:
+        num_requests, num_tokens = rng.randrange(1, 64), rng.randrange(1, 4000) if is_both else 0
+        fit.observe((1.0, num_requests, num_tokens), 0.05 + 3e-3 * num_requests + 4e-5 * num_tokens)
+
+    for _ in range(100):
+        observe(is_both=True)
+    for _ in range(5000):
+        observe(is_both=False)
+    assert fit.factors == pytest.approx((0.05, 3e-3, 4e-5), rel=0.1)
+
+
+def test_an_outlier_counts_for_little_and_what_lasts_is_believed() -> None:
+    fit = LinearFit((1.0,))
+    for _ in range(100):
+        fit.observe((1.0,), 1.0)
+    fit.observe((1.0,), 1000.0)
+    assert fit.factors[0] < 1.1
+    for _ in range(400):
+        fit.observe((1.0,), 1000.0)
+    assert fit.factors[0] == pytest.approx(1000.0, rel=0.05)
+
+
+@pytest.mark.parametrize("first", [0.2, 5.0])
+def test_a_slow_time_is_forgotten_by_who_is_not_asked(first: float) -> None:
+    """Also where it began with factors that are far from right."""
+    fit = LinearFit((1.0, 1e-3))
+
+    def serve(seconds: int, slowness: float) -> None:
+        for number in range(4 * seconds):
+            size = 100 * (number % 30)
+            fit.observe((1.0, size), slowness * first * (1.0 + 1e-3 * size))
+            fit.pass_time(0.25)
+
+    serve(600, 1.0)
+    serve(20, 20.0)
+    slow = fit.factors
+    assert slow[0] + 1000 * slow[1] > 10 * 2 * first
+    for _ in range(4 * 180):
+        fit.pass_time(0.25)
+    fixed, each = fit.factors
+    # What is usual has moved by a sixth of the way.
+    assert fixed + 1000 * each < 5 * 2 * first

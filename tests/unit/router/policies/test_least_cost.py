@@ -15,6 +15,7 @@ from router.policies import cost_model
 from router.policies.cost_model import Load, Speed
 from router.policies.least_cost import TIE_COST, LeastCost
 from router.worker import Pair, Worker
+from tandem.messages import WorkerStats
 from tandem.prefix import prefix_identities
 from tests.fakes.clock import FakeClock
 from tests.fakes.routing import link, make_candidates, routing_request
@@ -101,16 +102,15 @@ def _cost(pair: Pair, prompt: Sequence[int]) -> float:
             worker.num_kv_tokens,
             worker.hello.num_pages * worker.page_size,
         )
-        rates = worker.rates
-        return load, Speed(rates.prompt_s, rates.step_s, rates.prompt_gap_s, rates.shared.mean_output_tokens), AIMS
+        return load, Speed(worker.forward_times, worker.rates.mean_output_tokens), AIMS
 
     num_tokens = len(prompt)
-    cost = cost_model.prompt_line(*of(pair.prefill)).at(num_tokens - _num_cached(pair.prefill, prompt))
+    cost = cost_model.prompt_cost(*of(pair.prefill)).at(num_tokens - _num_cached(pair.prefill, prompt), num_tokens)
     cost += cost_model.decode_line(*of(pair.decode)).at(num_tokens)
     cost += cost_model.memory_cost(*of(pair.decode), num_tokens)
     if pair.prefill is not pair.decode:
         num_pages = (num_tokens - _num_cached(pair.decode, prompt)) / pair.decode.page_size
-        cost += cost_model.handover_cost(pair.decode.rates.shared.handover_s, num_pages, AIMS)
+        cost += cost_model.handover_cost(pair.decode.rates.handover_s, num_pages, AIMS)
     return cost
 
 
@@ -118,8 +118,9 @@ def test_an_idle_cluster_hands_nothing_over() -> None:
     pair = Served(equals(3)[1]).would_choose(range(100))
     assert pair.prefill is pair.decode
     assert pair.estimate is not None and pair.estimate.reason == "handover"
-    fixed, token = pair.prefill.rates.prompt_s
-    assert pair.estimate.ttft_s == pytest.approx(fixed + 100 * token)
+    times = pair.prefill.forward_times
+    expected = times.prefill_s + 100 * times.prompt_token_s + 5000 * times.attended_token_s
+    assert pair.estimate.ttft_s == pytest.approx(expected)
 
 
 def test_a_long_prompt_is_computed_where_nobody_is_disturbed() -> None:
@@ -193,3 +194,19 @@ def test_objectives_say_what_counts_for_more() -> None:
     tight_itl, tight_ttft = Objectives(60.0, 0.02), Objectives(0.1, 60.0)
     assert Served(candidates).would_choose(range(8), objectives=tight_itl).decode is workers[1]
     assert Served(candidates).would_choose(range(8), objectives=tight_ttft).decode is workers[0]
+
+
+def test_who_says_that_it_is_slower_gets_less() -> None:
+    workers, candidates = equals(2)
+    served = Served(candidates)
+    times = workers[0].forward_times
+    workers[0].take_stats(WorkerStats(forward_times=replace(times, prompt_token_s=3 * times.prompt_token_s)))
+    for number in range(8):
+        served.start([number] * 500)
+    slow, fast = (worker.num_pending_tokens for worker in workers)
+    assert 0 < slow < fast / 2
+    workers[0].take_stats(WorkerStats(forward_times=times))
+    assert served.would_choose([8] * 500).prefill is workers[0]
+    # One that does not say is taken to be as before.
+    workers[0].take_stats(WorkerStats())
+    assert workers[0].forward_times == times

@@ -1,0 +1,109 @@
+"""What a worker learns of its own forwards."""
+
+import random
+from dataclasses import astuple
+
+import pytest
+
+from tandem.forward_times import start_times
+from tests.fakes.clock import FakeClock
+from worker.forward_timer import GAP_FORGOTTEN_S, INTERVAL_S, ForwardTimer
+
+PROMPT = (0.010, 50e-6, 2e-9)
+STEP = (0.008, 60e-6, 5e-8)
+
+
+class Device:
+    """Computes one thing after the other, and the host waits for each. Attributes: clock, timer."""
+
+    def __init__(self) -> None:
+        self.clock, self.rng = FakeClock(), random.Random(0)
+        self.timer = ForwardTimer("cuda:0", self.clock)
+
+    @property
+    def factors(self) -> tuple[float, ...]:
+        return astuple(self.timer.times())
+
+    def prompt(self, slowness: float = 1.0) -> None:
+        num_tokens = self.rng.randrange(64, 4096)
+        num_attended = num_tokens * self.rng.randrange(8000) + num_tokens**2 // 2
+        began = self.clock.now
+        self.timer.prompts_launched(began, num_tokens, num_attended)
+        self.clock.advance(slowness * (PROMPT[0] + PROMPT[1] * num_tokens + PROMPT[2] * num_attended))
+        self.timer.prompts_ended()
+        self.timer.times()
+
+    def step(self) -> None:
+        num_requests = self.rng.randrange(1, 128)
+        num_context = num_requests * self.rng.randrange(100, 4000)
+        self.timer.step_launched(self.clock.now, num_requests, num_context)
+        self.clock.advance(STEP[0] + STEP[1] * num_requests + STEP[2] * num_context)
+        self.timer.times()
+
+
+def test_it_begins_with_what_is_supposed_of_its_device() -> None:
+    assert ForwardTimer("cuda:3", FakeClock()).times() == start_times("cuda")
+    assert ForwardTimer("cpu", FakeClock()).times() == start_times("cpu")
+
+
+def test_prompts_by_themselves_are_timed_from_launch_to_end() -> None:
+    device = Device()
+    for _ in range(300):
+        device.prompt()
+        # An idle worker does not seem slow.
+        device.clock.advance(0.5)
+    assert device.factors[:3] == pytest.approx(PROMPT, rel=0.15)
+    assert device.timer.times().gap_beside_prompts_s == 0.0
+
+
+def test_what_waits_for_the_forward_before_it_is_timed_from_the_end_of_that() -> None:
+    device = Device()
+    device.timer.prompts_launched(device.clock.now, 1000, 500_000)
+    for _ in range(300):
+        device.timer.prompts_launched(device.clock.now, 1000, 500_000)
+        device.clock.advance(0.1)
+        device.timer.prompts_ended()
+        device.timer.times()
+    times = device.timer.times()
+    took_s = times.prefill_s + 1000 * times.prompt_token_s + 500_000 * times.attended_token_s
+    assert took_s == pytest.approx(0.1, rel=0.02)
+
+
+def test_steps_are_timed_from_launch_to_launch() -> None:
+    device = Device()
+    for number in range(500):
+        device.step()
+        if number % 50 == 49:
+            # A while in which nothing is decoded is no long step.
+            device.timer.nothing_decoded()
+            device.clock.advance(10.0)
+    assert device.factors[3:6] == pytest.approx(STEP, rel=0.15)
+    assert device.factors[:3] == pytest.approx(astuple(start_times("cuda"))[:3])
+
+
+def test_steps_with_prompts_between_them_tell_of_both() -> None:
+    device = Device()
+    for number in range(2000):
+        device.step()
+        if number % 3:
+            device.prompt()
+    assert device.factors[:3] == pytest.approx(PROMPT, rel=0.15)
+    assert device.factors[3:6] == pytest.approx(STEP, rel=0.15)
+    assert device.timer.times().gap_beside_prompts_s == pytest.approx(0.15, rel=0.4)
+    for _ in range(200):
+        device.step()
+    assert device.timer.times().gap_beside_prompts_s > 0.0
+    device.clock.advance(GAP_FORGOTTEN_S)
+    assert device.timer.times().gap_beside_prompts_s == 0.0
+
+
+def test_one_slow_prompt_does_not_make_a_slow_worker() -> None:
+    device = Device()
+    for _ in range(200):
+        device.prompt()
+    before = device.timer.times().prompt_token_s
+    device.prompt(slowness=1000.0)
+    device.clock.advance(INTERVAL_S)
+    times = device.timer.times()
+    assert times.prefill_s + 2000 * times.prompt_token_s < 1.3 * (PROMPT[0] + 2000 * PROMPT[1])
+    assert times.prompt_token_s < 1.3 * before

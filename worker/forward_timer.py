@@ -1,0 +1,126 @@
+"""How long a worker's forwards take, learned while it serves from when they are launched and when they have ended."""
+
+from collections import deque
+from collections.abc import Callable
+
+from tandem.forward_times import start_times
+from tandem.linear_fit import OUTLIER, LinearFit
+from tandem.messages import ForwardTimes
+
+# So often is reckoned anew what the worker says of itself.
+INTERVAL_S = 0.25
+# What prompts took beside steps is remembered of so many lots.
+NUM_REMEMBERED = 32
+# Share of a new gap in the mean of gaps; so long after the last one the mean is forgotten.
+NEWS = 1 / 16
+GAP_FORGOTTEN_S = 60.0
+
+
+class ForwardTimer:
+    """Fits one linear function to everything that one engine computes, whatever the worker's role.
+
+    Beside decode steps prompts are in the time from one step's launch to the next, launches and whatever else the host
+    does between included. While nothing is decoded a forward of prompts is timed by itself: from its launch, or from
+    the end of the one before, which it had to wait for, to its own end. All is told by the engine thread.
+
+    Attributes:
+        last_step: requests of the last decode step, and the tokens that they attend to; None: nothing is being decoded.
+    """
+
+    def __init__(self, device: str, clock: Callable[[], float]) -> None:
+        """Args: device: "cpu", "cuda" or "cuda:0"; clock: seconds."""
+        start = start_times(device)
+        self._clock = clock
+        self._fit = LinearFit(
+            (
+                start.prefill_s,
+                start.prompt_token_s,
+                start.attended_token_s,
+                start.step_s,
+                start.request_s,
+                start.kv_token_s,
+            )
+        )
+        self._times = start
+        self._told_at = clock()
+        self.last_step: tuple[int, int] | None = None
+        self._last_step_at = 0.0
+        # Of the forwards of prompts since the last decode step: how many, and what was in them.
+        self._since_step = (0, 0, 0)
+        # Of those that have not ended: when each was launched, and what is in it.
+        self._launched: deque[tuple[float, int, int]] = deque()
+        self._last_end = 0.0
+        self._lots: deque[int] = deque(maxlen=NUM_REMEMBERED)
+        self._gap_s = 0.0
+        self._last_gap_at = 0.0
+
+    def prompts_launched(self, began: float, num_tokens: int, num_attended: int) -> None:
+        """A forward of prompts has been launched.
+
+        Args:
+            began: when that began, on the clock.
+            num_attended: how many tokens its tokens attend to, added up.
+        """
+        self._launched.append((began, num_tokens, num_attended))
+        forwards, tokens, attended = self._since_step
+        self._since_step = forwards + 1, tokens + num_tokens, attended + num_attended
+
+    def prompts_ended(self) -> None:
+        """The oldest of those that were launched has ended."""
+        now = self._clock()
+        began, num_tokens, num_attended = self._launched.popleft()
+        if self.last_step is None:
+            self._fit.observe((1, num_tokens, num_attended, 0, 0, 0), now - max(began, self._last_end))
+        self._last_end = now
+
+    def step_launched(self, began: float, num_requests: int, num_context: int) -> None:
+        """A decode step has been launched.
+
+        Args:
+            began: when that began, on the clock.
+            num_context: tokens that its requests attend to, added up.
+        """
+        if self.last_step is not None:
+            num_tokens = self._since_step[1]
+            seconds = began - self._last_step_at
+            self._fit.observe((*self._since_step, 1, *self.last_step), seconds)
+            if num_tokens:
+                self._lots.append(num_tokens)
+                self._saw_gap(began, seconds)
+        self._since_step = (0, 0, 0)
+        self.last_step = num_requests, num_context
+        self._last_step_at = began
+
+    def _saw_gap(self, at: float, seconds: float) -> None:
+        if self._gap_s:
+            self._gap_s += NEWS * (min(seconds, OUTLIER * self._gap_s) - self._gap_s)
+        else:
+            self._gap_s = seconds
+        self._last_gap_at = at
+
+    def nothing_decoded(self) -> None:
+        """No step follows the last one for now."""
+        self._since_step = (0, 0, 0)
+        self.last_step = None
+
+    @property
+    def largest_lot(self) -> int:
+        """The most prompt tokens that were lately computed between two steps; 0: none were."""
+        return max(self._lots, default=0)
+
+    @property
+    def fitted(self) -> ForwardTimes:
+        """By all that was seen so far."""
+        prefill_s, prompt_token_s, attended_token_s, step_s, request_s, kv_token_s = self._fit.factors
+        return ForwardTimes(prefill_s, prompt_token_s, attended_token_s, step_s, request_s, kv_token_s, self._gap_s)
+
+    def times(self) -> ForwardTimes:
+        """What the worker says of itself, some moments old."""
+        now = self._clock()
+        if now - self._told_at >= INTERVAL_S:
+            self._fit.pass_time(now - self._told_at)
+            self._told_at = now
+            if now - self._last_gap_at > GAP_FORGOTTEN_S:
+                self._gap_s = 0.0
+            self._times = self.fitted
+        return self._times
