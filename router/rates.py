@@ -1,15 +1,19 @@
 """What a router alone sees of how its cluster serves: how long handovers take, and how long outputs are. How long
 forwards take the workers say themselves (`WorkerStats.forward_times`)."""
 
+import time
+from collections.abc import Callable
 from typing import Protocol
 
-from tandem.lifecycle import DECODE_STARTED, FIRST_TOKEN
+from tandem.lifecycle import COMMITTED, FIRST_TOKEN, LEASE_GRANTED
 from tandem.linear_fit import LinearFit
 
 # Seconds of a handover and of each page that is shipped, before any has been seen.
-START_HANDOVERS = {"cuda": (8e-3, 6e-6), "cpu": (15e-3, 1e-4)}
+START_HANDOVERS = {"cuda": (3e-3, 6e-6), "cpu": (10e-3, 1e-4)}
 # Share of each new output in the mean of their lengths.
 NEWS = 1 / 16
+# What was seen is aged so often at most.
+AGEING_S = 1.0
 
 
 class FinishedRequest(Protocol):
@@ -32,20 +36,29 @@ class ClusterRates:
         mean_output_tokens: of requests that were finished.
     """
 
-    def __init__(self, device: str) -> None:
+    def __init__(self, device: str, clock: Callable[[], float] = time.monotonic) -> None:
         """Args: device: of its workers."""
+        self._clock = clock
+        self._aged_at = clock()
         self._handover = LinearFit(START_HANDOVERS["cuda" if device.startswith("cuda") else "cpu"])
         self.mean_output_tokens = 128.0
 
     @property
     def handover_s(self) -> tuple[float, float]:
         """Seconds of a handover to another worker: of each, and of each page that is shipped."""
+        now = self._clock()
+        if now - self._aged_at >= AGEING_S:
+            self._handover.pass_time(now - self._aged_at)
+            self._aged_at = now
         fixed, page = self._handover.factors
         return fixed, page
 
     def request_finished(self, request: FinishedRequest, *, is_apart: bool) -> None:
         """Args: is_apart: whether one worker has computed the prompt and another one has decoded."""
         self.mean_output_tokens += NEWS * (len(request.output_ids) - self.mean_output_tokens)
-        first, second = request.moments.get(FIRST_TOKEN), request.moments.get(DECODE_STARTED)
-        if is_apart and first is not None and second is not None:
-            self._handover.observe((1.0, request.num_pages_shipped), max(0, second - first) / 1e9)
+        moments = request.moments
+        if is_apart and moments.keys() >= {FIRST_TOKEN, LEASE_GRANTED, COMMITTED}:
+            # That the decode worker had no pages for it, or no room in its steps, is no part of handing over: those
+            # waits are in the costs of its memory and of its batch.
+            began = max(moments[FIRST_TOKEN], moments[LEASE_GRANTED])
+            self._handover.observe((1.0, request.num_pages_shipped), max(0, moments[COMMITTED] - began) / 1e9)

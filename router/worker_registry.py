@@ -97,7 +97,7 @@ class WorkerRegistry:
         assert hello.worker_id not in self._workers
         now = self._clock()
         worker = Worker(hello, send, disconnect, last_heard=now, last_progress=now)
-        self._rates = worker.rates = self._rates or worker.rates
+        self._rates = worker.rates = self._rates or ClusterRates(hello.device, self._clock)
         self._page_format = hello.page_format
         self._workers[hello.worker_id] = worker
         self._link_all(worker)

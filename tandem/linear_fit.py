@@ -12,8 +12,10 @@ OUTLIER = 4.0
 LEAST_EXPECTED = 0.05
 # What was observed so long ago counts for 1/e of what it did, if nothing has been observed since.
 FORGETTING_S = 20.0
-# The usual factors are those of so long a time, but for times in which nothing was observed.
+# The usual factors are geometric means over so long a time, but for times in which nothing was observed. A factor of
+# less than this multiple of what it was at first counts as that.
 USUAL_S = 120.0
+LEAST_USUAL = 1e-3
 # The factors by which outliers are told are no older than so many observations.
 MAX_UNREAD = 8
 
@@ -69,7 +71,7 @@ class LinearFit:
         if self._num_unread:
             self._solve()
         for i in self._seen:
-            self._usual[i] += usually * (self._multiples[i] - self._usual[i])
+            self._usual[i] *= (max(LEAST_USUAL, self._multiples[i]) / self._usual[i]) ** usually
         self._seen.clear()
         kept = math.exp(-seconds / FORGETTING_S)
         self._products = [[kept * product for product in row] for row in self._products]

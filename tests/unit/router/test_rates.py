@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from router.rates import ClusterRates
-from tandem.lifecycle import DECODE_STARTED, FIRST_TOKEN
+from tandem.lifecycle import COMMITTED, DECODE_STARTED, FIRST_TOKEN, LEASE_GRANTED
+from tests.fakes.clock import FakeClock
 
 
 @dataclass
@@ -19,12 +20,42 @@ def ns(seconds: float) -> int:
     return int(1e9 * seconds)
 
 
+def finish(rates: ClusterRates, num_pages: int, took_s: float, waited_s: float = 0.0) -> None:
+    """A request of 50 tokens. Args: waited_s: after its first token, for the decode worker's pages; and once more for
+    its step."""
+    granted = -0.1 + (waited_s + 0.1 if waited_s else 0.0)
+    moments = {FIRST_TOKEN: 0, LEASE_GRANTED: ns(granted), COMMITTED: ns(max(0.0, granted) + took_s)}
+    moments[DECODE_STARTED] = moments[COMMITTED] + ns(waited_s)
+    rates.request_finished(Finished(moments, num_pages, [0] * 50), is_apart=True)
+
+
 def test_handovers_are_timed_where_there_are_two_workers() -> None:
-    rates = ClusterRates("cpu")
+    rates = ClusterRates("cpu", FakeClock())
     for number in range(500):
         num_pages = 100 * (number % 3)
-        moments = {FIRST_TOKEN: 0, DECODE_STARTED: ns(0.004 + 1e-5 * num_pages)}
-        rates.request_finished(Finished(moments, num_pages, [0] * 50), is_apart=True)
-        rates.request_finished(Finished({FIRST_TOKEN: 0, DECODE_STARTED: ns(9.0)}, 0, [0] * 50), is_apart=False)
+        finish(rates, num_pages, 0.004 + 1e-5 * num_pages)
+        slow = {FIRST_TOKEN: 0, LEASE_GRANTED: 0, COMMITTED: ns(9.0)}
+        rates.request_finished(Finished(slow, 0, [0] * 50), is_apart=False)
     assert rates.handover_s == pytest.approx((0.004, 1e-5), rel=0.1)
     assert rates.mean_output_tokens == pytest.approx(50.0)
+
+
+def test_waits_for_pages_and_steps_are_no_part_of_a_handover() -> None:
+    rates = ClusterRates("cpu", FakeClock())
+    for number in range(500):
+        num_pages = 100 * (number % 3)
+        finish(rates, num_pages, 0.004 + 1e-5 * num_pages, waited_s=20.0 * (number % 2))
+    assert rates.handover_s == pytest.approx((0.004, 1e-5), rel=0.1)
+
+
+def test_slow_handovers_are_forgotten_where_none_are_tried_any_more() -> None:
+    clock = FakeClock()
+    rates = ClusterRates("cuda", clock)
+    start = rates.handover_s
+    for _ in range(100):
+        finish(rates, 100, 2.0)
+    assert sum(rates.handover_s) > 0.1
+    for _ in range(300):
+        clock.advance(1.0)
+        fixed, page = rates.handover_s
+    assert fixed + 100 * page < 2 * (start[0] + 100 * start[1])
