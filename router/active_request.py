@@ -81,6 +81,7 @@ class ActiveRequest:
     cleared_len: int = 0
     _num_pending_tokens: int = 0
     _num_kv_tokens: int = 0
+    _num_arriving_tokens: int = 0
     _is_starting: bool = False
     _is_under_test: bool = False
 
@@ -98,14 +99,21 @@ class ActiveRequest:
         self._is_starting = True
         self._is_under_test = self.is_suspect
         for worker in self.workers:
-            worker.add_load(1)
             worker.num_starting += 1
             worker.num_suspects += self._is_under_test
         num_tokens = len(self.tracker.prompt_ids) + len(self.tracker.output_ids)
-        self._num_pending_tokens = num_tokens if pair.estimate is None else pair.estimate.num_to_compute
-        pair.prefill.add_load(num_pending_tokens=self._num_pending_tokens)
-        self._num_kv_tokens = num_tokens
-        pair.decode.add_load(num_decoding=1, num_kv_tokens=num_tokens)
+        self._num_pending_tokens = self._num_kv_tokens = self._num_arriving_tokens = num_tokens
+        if pair.estimate is not None:
+            self._num_pending_tokens = pair.estimate.num_to_compute
+            if pair.estimate.num_to_store is not None:
+                self._num_arriving_tokens = pair.estimate.num_to_store
+        pair.prefill.add_load(1, num_pending_tokens=self._num_pending_tokens)
+        pair.decode.add_load(
+            int(pair.decode is not pair.prefill),
+            num_decoding=1,
+            num_kv_tokens=num_tokens,
+            num_arriving_tokens=self._num_arriving_tokens,
+        )
 
     def prefill_is_computed(self) -> None:
         """The first token is there: the prefill worker has nothing left to compute."""
@@ -163,6 +171,9 @@ class ActiveRequest:
         for worker in self.workers:
             worker.num_starting -= self._is_starting
         self._is_starting = False
+        if self.pair is not None and self._num_arriving_tokens:
+            self.pair.decode.add_load(num_arriving_tokens=-self._num_arriving_tokens)
+            self._num_arriving_tokens = 0
 
     def _release_worker(self, worker: Worker) -> None:
         if worker in self.workers:

@@ -1,6 +1,7 @@
 """What the other routers of a cluster have in hand, as far as they have said: so that limits and loads are those of the
 whole cluster, wherever a client's connections happen to end."""
 
+import operator
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -16,28 +17,21 @@ class AssignedLoad(NamedTuple):
         num_pending_tokens: that it has yet to prefill.
         num_decoding: requests that it decodes, or is going to.
         num_kv_tokens: tokens of their prompts, and of the outputs that they came with.
+        num_arriving_tokens: of these, the ones that are not thought to be cached there, of requests of which it has
+            sent no token yet.
     """
 
     num_requests: int = 0
     num_pending_tokens: int = 0
     num_decoding: int = 0
     num_kv_tokens: int = 0
+    num_arriving_tokens: int = 0
 
     def plus(self, other: "AssignedLoad") -> "AssignedLoad":
-        return AssignedLoad(
-            self.num_requests + other.num_requests,
-            self.num_pending_tokens + other.num_pending_tokens,
-            self.num_decoding + other.num_decoding,
-            self.num_kv_tokens + other.num_kv_tokens,
-        )
+        return AssignedLoad(*map(operator.add, self, other))
 
     def minus(self, other: "AssignedLoad") -> "AssignedLoad":
-        return AssignedLoad(
-            self.num_requests - other.num_requests,
-            self.num_pending_tokens - other.num_pending_tokens,
-            self.num_decoding - other.num_decoding,
-            self.num_kv_tokens - other.num_kv_tokens,
-        )
+        return AssignedLoad(*map(operator.sub, self, other))
 
 
 NOTHING = AssignedLoad()

@@ -34,8 +34,10 @@ class Worker:
         num_pending_tokens: tokens of those that it has yet to prefill, without what it was thought to have cached.
         num_decoding: of those, the ones that it decodes, or is going to.
         num_kv_tokens: tokens of their prompts, and of the outputs that they came with.
-        assigned_here, assigned_elsewhere: what this router's and other routers' requests make of these four.
-        load_number: goes up when one of them changes.
+        num_arriving_tokens: of these, the ones that are not thought to be cached there, of requests of which it has
+            sent no token yet.
+        assigned_here, assigned_elsewhere: what this router's and other routers' requests make of these five.
+        load_number: goes up when one of them changes, or what it says of its pool.
         forward_times: how long its forwards take, by its own word; `load_number` goes up when they change.
         rates: what this router has seen of the whole cluster.
         role, sends, receives: its role, and whether it hands over to other workers and takes over from them.
@@ -59,6 +61,7 @@ class Worker:
     num_pending_tokens: int = 0
     num_decoding: int = 0
     num_kv_tokens: int = 0
+    num_arriving_tokens: int = 0
     load_number: int = 0
     assigned_here: AssignedLoad = NOTHING
     assigned_elsewhere: AssignedLoad = NOTHING
@@ -79,10 +82,15 @@ class Worker:
         self.receives = self.role == "decode" or self.hello.has_links
 
     def add_load(
-        self, num_requests: int = 0, num_pending_tokens: int = 0, num_decoding: int = 0, num_kv_tokens: int = 0
+        self,
+        num_requests: int = 0,
+        num_pending_tokens: int = 0,
+        num_decoding: int = 0,
+        num_kv_tokens: int = 0,
+        num_arriving_tokens: int = 0,
     ) -> None:
         """This router's part of its load has changed by so much."""
-        change = AssignedLoad(num_requests, num_pending_tokens, num_decoding, num_kv_tokens)
+        change = AssignedLoad(num_requests, num_pending_tokens, num_decoding, num_kv_tokens, num_arriving_tokens)
         self.assigned_here = self.assigned_here.plus(change)
         self._count_load(change)
 
@@ -95,9 +103,11 @@ class Worker:
 
     def take_stats(self, stats: WorkerStats) -> None:
         """It has said how it is."""
-        self.stats = stats
+        old, self.stats = self.stats, stats
         if stats.forward_times not in (NOT_SAID, self.forward_times):
             self.forward_times = stats.forward_times
+            self.load_number += 1
+        elif (old.num_leased_pages, old.num_locked_pages) != (stats.num_leased_pages, stats.num_locked_pages):
             self.load_number += 1
 
     def _count_load(self, change: AssignedLoad) -> None:
@@ -105,11 +115,24 @@ class Worker:
         self.num_pending_tokens += change.num_pending_tokens
         self.num_decoding += change.num_decoding
         self.num_kv_tokens += change.num_kv_tokens
+        self.num_arriving_tokens += change.num_arriving_tokens
         self.load_number += 1
 
     @property
     def worker_id(self) -> str:
         return self.hello.worker_id
+
+    @property
+    def num_pool_tokens(self) -> int:
+        """Tokens that its pool holds."""
+        return self.hello.num_pages * self.page_size
+
+    @property
+    def num_held_tokens(self) -> int:
+        """Tokens of its pool that nobody else can have: what it said in its last heartbeat, however many requests share
+        it, and what is on its way there without a lease. What is cached and not in use makes room."""
+        leased = self.stats.num_leased_pages * self.page_size
+        return self.stats.num_locked_pages * self.page_size + max(leased, self.num_arriving_tokens)
 
     @property
     def max_request_tokens(self) -> int:
@@ -133,6 +156,7 @@ class Estimate:
 
     Attributes:
         num_to_compute: prompt tokens that the prefill worker has not cached.
+        num_to_store: those that the decode worker has not cached; None: nobody knows, so all may be.
         reason: why this pair, in one of the policy's words for a ledger; "": it does not say.
         ttft_s: from the choice to the first token; 0: it does not say.
         itl_s: between two tokens, at the decode worker; 0: it does not say.
@@ -142,6 +166,7 @@ class Estimate:
     reason: str = ""
     ttft_s: float = 0.0
     itl_s: float = 0.0
+    num_to_store: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

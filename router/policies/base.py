@@ -34,8 +34,10 @@ This is what a policy may read of a worker. It changes nothing there, and sends 
 | `num_assigned` | requests that it serves now: this router's by its own count, others' by theirs, 0.1 s old |
 | `num_pending_tokens` | tokens of those that it has yet to prefill, where an `Estimate` said how many are cached |
 | `num_decoding`, `num_kv_tokens` | of those, the requests that it decodes or is going to, and tokens of their prompts |
+| `num_arriving_tokens` | of these, those that it is yet to hold, where an `Estimate` said how many are cached |
+| `num_held_tokens` | tokens of its pool that are in use, by its own word, or arriving |
 | `forward_times` | how long its forwards take, by its own word (tandem.messages.ForwardTimes), some moments old |
-| `load_number` | goes up when one of these five changes |
+| `load_number` | goes up when one of these seven changes |
 | `rates` | how long handovers take and outputs are in this cluster, as the router has seen it (router/rates.py) |
 | `page_size`, `hello.num_pages` | tokens of a KV page, pages of its pool |
 | `hello.device` | where it computes |

@@ -59,12 +59,14 @@ class Load:
         num_decoding: requests that it decodes, or is going to.
         num_kv_tokens: tokens of their KV.
         num_pool_tokens: tokens that its pool holds.
+        num_held_tokens: those of them that nobody else can have.
     """
 
     num_pending_tokens: int = 0
     num_decoding: int = 0
     num_kv_tokens: int = 0
     num_pool_tokens: int = 2**62
+    num_held_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,25 +150,24 @@ def decode_line(load: Load, speed: Speed, objectives: Objectives) -> Line:
     )
 
 
-def memory_cost(load: Load, speed: Speed, objectives: Objectives, num_tokens: int) -> float:
-    """Of the wait for pages: those that are decoded leave theirs evenly over the time that their outputs take."""
-    held = _num_held_tokens(load, speed)
-    lacking = num_tokens - num_free_tokens(load, speed)
+def memory_cost(load: Load, speed: Speed, objectives: Objectives, num_to_store: int) -> float:
+    """Of the wait for pages: those that are decoded leave theirs evenly over the time that their outputs take.
+
+    Args:
+        num_to_store: tokens of the request that are not cached there.
+    """
+    held = load.num_held_tokens
+    lacking = num_to_store - num_free_tokens(load)
     if lacking <= 0 or held <= 0:
         return 0.0
     times = speed.times
-    step = times.step_s + times.request_s * load.num_decoding + times.kv_token_s * held
+    step = times.step_s + times.request_s * load.num_decoding + times.kv_token_s * load.num_kv_tokens
     return late(min(1.0, lacking / held) * speed.output_tokens * step / objectives.ttft_s)
 
 
-def num_free_tokens(load: Load, speed: Speed) -> float:
-    """Tokens of a request for which there is room now. What is cached makes room."""
-    return load.num_pool_tokens - _num_held_tokens(load, speed)
-
-
-def _num_held_tokens(load: Load, speed: Speed) -> float:
-    # Half of an output is there on average.
-    return load.num_kv_tokens + 0.5 * speed.output_tokens * load.num_decoding
+def num_free_tokens(load: Load) -> int:
+    """Tokens of a request for which there is room now."""
+    return load.num_pool_tokens - load.num_held_tokens
 
 
 def handover_cost(handover: tuple[float, float], num_pages: float, objectives: Objectives) -> float:
@@ -204,13 +205,15 @@ def prompt_terms(
     }
 
 
-def decode_terms(load: Load, speed: Speed, objectives: Objectives, num_tokens: int) -> dict[str, float]:
+def decode_terms(
+    load: Load, speed: Speed, objectives: Objectives, num_tokens: int, num_to_store: int
+) -> dict[str, float]:
     """What `decode_line` and `memory_cost` add up: its steps, what prompts do to them, and the wait for pages."""
     disturbed = _delay(_queue_s(load, speed), speed, objectives)
     return {
         "batch": decode_line(load, speed, objectives).at(num_tokens) - disturbed,
         "interference": disturbed,
-        "memory": memory_cost(load, speed, objectives, num_tokens),
+        "memory": memory_cost(load, speed, objectives, num_to_store),
     }
 
 

@@ -25,7 +25,7 @@ class _Costs:
     Attributes:
         load_number: which ones.
         tie: what is added, so that not all routers take the same of equals.
-        room: tokens of a request that need not wait for memory.
+        room: tokens of a request for which there is memory.
     """
 
     load_number: int
@@ -34,7 +34,7 @@ class _Costs:
     prompt: PromptCost
     tie: float
     decode: Line
-    room: float
+    room: int
 
 
 class LeastCost(PrefixPolicy):
@@ -55,7 +55,7 @@ class LeastCost(PrefixPolicy):
         cached, expected = self.num_cached(workers, request)
         self._reckon(workers, request.objectives)
         prompt = self._prompt_costs(prefills, cached, num_tokens)
-        decode = self._decode_costs(decodes, num_tokens)
+        decode = self._decode_costs(decodes, expected, num_tokens)
         # To decode it at another worker costs so much more.
         handed_over = self._handed_over(receivers, decode, expected, num_tokens)
         apart = candidates.least_apart({w: prompt[w] for w in senders}, handed_over)
@@ -101,7 +101,9 @@ class LeastCost(PrefixPolicy):
             found[worker] = due + others * computing + of.tie
         return found
 
-    def _decode_costs(self, workers: Iterable[Worker], num_tokens: int) -> dict[Worker, float]:
+    def _decode_costs(
+        self, workers: Iterable[Worker], expected: Mapping[Worker, int], num_tokens: int
+    ) -> dict[Worker, float]:
         costs = self._costs
         found: dict[Worker, float] = {}
         for worker in workers:
@@ -112,7 +114,8 @@ class LeastCost(PrefixPolicy):
                 due += (LATE - 1.0) * (due - 1.0)
             found[worker] = due + extra + extra_slope * num_tokens
             if num_tokens > of.room:
-                found[worker] += cost_model.memory_cost(of.load, of.speed, self._objectives, num_tokens)
+                num_to_store = num_tokens - expected.get(worker, 0)
+                found[worker] += cost_model.memory_cost(of.load, of.speed, self._objectives, num_to_store)
         return found
 
     def _handed_over(
@@ -155,6 +158,7 @@ class LeastCost(PrefixPolicy):
             reason,
             cost_model.ttft_s(prefill.load, prefill.speed, num_to_compute, num_tokens),
             cost_model.itl_s(decode.load, decode.speed, num_tokens),
+            num_tokens - expected.get(pair.decode, 0),
         )
 
     def _terms(
@@ -164,16 +168,22 @@ class LeastCost(PrefixPolicy):
         prefill, decode = self._costs[pair.prefill], self._costs[pair.decode]
         num_to_compute = num_tokens - cached.get(pair.prefill, 0)
         prompt = cost_model.prompt_terms(prefill.load, prefill.speed, self._objectives, num_to_compute, num_tokens)
-        rest = cost_model.decode_terms(decode.load, decode.speed, self._objectives, num_tokens)
+        num_to_store = num_tokens - expected.get(pair.decode, 0)
+        rest = cost_model.decode_terms(decode.load, decode.speed, self._objectives, num_tokens, num_to_store)
         rest["interference"] += prompt.pop("interference")
         is_apart = pair.prefill is not pair.decode
-        ship = self._ship_cost(pair.decode, num_tokens - expected.get(pair.decode, 0)) if is_apart else 0.0
+        ship = self._ship_cost(pair.decode, num_to_store) if is_apart else 0.0
         return prompt | rest | {"handover": ship}
 
     def _costs_of(self, worker: Worker) -> _Costs:
         objectives = self._objectives
-        num_pool_tokens = worker.hello.num_pages * worker.page_size
-        load = Load(worker.num_pending_tokens, worker.num_decoding, worker.num_kv_tokens, num_pool_tokens)
+        load = Load(
+            worker.num_pending_tokens,
+            worker.num_decoding,
+            worker.num_kv_tokens,
+            worker.num_pool_tokens,
+            worker.num_held_tokens,
+        )
         speed = Speed(worker.forward_times, worker.rates.mean_output_tokens)
         return _Costs(
             worker.load_number,
@@ -182,7 +192,7 @@ class LeastCost(PrefixPolicy):
             cost_model.prompt_cost(load, speed, objectives),
             TIE_COST * self._random.random(),
             cost_model.decode_line(load, speed, objectives),
-            cost_model.num_free_tokens(load, speed),
+            cost_model.num_free_tokens(load),
         )
 
 

@@ -37,16 +37,18 @@ class RouterCounts(_message.Message):
     def __init__(self, router_id: _Optional[str] = ..., num_requests: _Optional[int] = ..., num_queued: _Optional[int] = ..., num_requests_by_key: _Optional[_Mapping[str, int]] = ..., assigned: _Optional[_Mapping[str, AssignedLoad]] = ..., pid: _Optional[int] = ...) -> None: ...
 
 class AssignedLoad(_message.Message):
-    __slots__ = ("num_requests", "num_pending_tokens", "num_decoding", "num_kv_tokens")
+    __slots__ = ("num_requests", "num_pending_tokens", "num_decoding", "num_kv_tokens", "num_arriving_tokens")
     NUM_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     NUM_PENDING_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_DECODING_FIELD_NUMBER: _ClassVar[int]
     NUM_KV_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_ARRIVING_TOKENS_FIELD_NUMBER: _ClassVar[int]
     num_requests: int
     num_pending_tokens: int
     num_decoding: int
     num_kv_tokens: int
-    def __init__(self, num_requests: _Optional[int] = ..., num_pending_tokens: _Optional[int] = ..., num_decoding: _Optional[int] = ..., num_kv_tokens: _Optional[int] = ...) -> None: ...
+    num_arriving_tokens: int
+    def __init__(self, num_requests: _Optional[int] = ..., num_pending_tokens: _Optional[int] = ..., num_decoding: _Optional[int] = ..., num_kv_tokens: _Optional[int] = ..., num_arriving_tokens: _Optional[int] = ...) -> None: ...
 
 class ShareCountsEnd(_message.Message):
     __slots__ = ()

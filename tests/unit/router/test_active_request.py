@@ -2,7 +2,7 @@
 
 from router.active_request import ActiveRequest
 from router.tracker import RequestTracker
-from router.worker import Pair, Worker
+from router.worker import Estimate, Pair, Worker
 from tandem.messages import Abort
 from tandem.sampling_params import SamplingParams
 from tests.fakes.scripted_worker import hello
@@ -62,3 +62,20 @@ def test_a_worker_of_both_roles_counts_once_and_is_told_once() -> None:
     assert both.load == (1, 0), "it decodes"
     request.release_pair(tell_workers=True)
     assert both.load == (0, 0) and both.messages == [Abort("r", 0)]
+
+
+def test_what_a_decode_worker_has_not_spoken_of_is_on_its_way_there() -> None:
+    prefill, decode = Told("prefill"), Told("decode")
+    request = begun(prefill, decode)
+    assert decode.worker.num_arriving_tokens == decode.worker.num_kv_tokens == 4
+    request.prefill_is_computed()
+    assert decode.worker.num_arriving_tokens == 4
+    request.prefill_is_over()
+    assert (decode.worker.num_arriving_tokens, decode.worker.num_kv_tokens) == (0, 4)
+    request.release_pair(tell_workers=False)
+    assert (decode.worker.num_arriving_tokens, decode.worker.num_kv_tokens) == (0, 0)
+    # What it has cached is there already.
+    request.assign_pair(Pair(prefill.worker, decode.worker, Estimate(4, num_to_store=1)))
+    assert decode.worker.num_arriving_tokens == 1
+    request.release_pair(tell_workers=False)
+    assert decode.worker.num_arriving_tokens == 0

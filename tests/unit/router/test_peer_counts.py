@@ -18,7 +18,7 @@ def test_counts_of_all_others_are_added_up() -> None:
     counts.record("r2", RouterCounts(7, 1, {"a": 1, "b": 6}, {"p": AssignedLoad(1, 10), "d": AssignedLoad(2, 0)}))
     assert (counts.num_requests, counts.num_queued) == (12, 3)
     assert [counts.num_requests_of(key) for key in ("a", "b", "c")] == [4, 6, 0]
-    assert [counts.assigned_to(worker) for worker in ("p", "d", "x")] == [(5, 110, 0, 0), (2, 0, 0, 0), NOTHING]
+    assert [counts.assigned_to(name) for name in ("p", "d", "x")] == [AssignedLoad(5, 110), AssignedLoad(2), NOTHING]
     counts.record("r1", RouterCounts(0, 0))
     assert (counts.num_requests, counts.num_requests_of("a")) == (7, 1)
 

@@ -17,7 +17,7 @@ def test_load_is_that_of_all_routers() -> None:
     worker.add_load(1, 100)
     worker.set_load_elsewhere(AssignedLoad(4, 1000))
     worker.add_load(1, 10)
-    assert (worker.num_assigned, worker.num_pending_tokens, worker.assigned_here) == (6, 1110, (2, 110, 0, 0))
+    assert (worker.num_assigned, worker.num_pending_tokens, worker.assigned_here) == (6, 1110, AssignedLoad(2, 110))
     worker.set_load_elsewhere(AssignedLoad(1, 0))
     worker.add_load(-2, -110)
     assert (worker.num_assigned, worker.num_pending_tokens, worker.assigned_here) == (1, 0, NOTHING)

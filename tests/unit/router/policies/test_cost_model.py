@@ -15,6 +15,7 @@ loads = st.builds(
     st.integers(0, 256),
     st.integers(0, 1_000_000),
     st.integers(1_000, 1_000_000),
+    st.integers(0, 1_000_000),
 )
 prompt_times = (st.floats(0, 0.1), st.floats(1e-6, 1e-3), st.floats(0, 1e-8))
 step_times = (st.floats(1e-3, 0.05), st.floats(0, 1e-3), st.floats(0, 1e-7))
@@ -69,16 +70,16 @@ def test_reasons_are_parts_that_add_up_to_the_cost(
 ) -> None:
     prompt = cost_model.prompt_terms(load, speed, aims, *size)
     assert sum(prompt.values()) == pytest.approx(cost_model.prompt_cost(load, speed, aims).at(*size))
-    decode = cost_model.decode_terms(load, speed, aims, size[1])
-    memory = cost_model.memory_cost(load, speed, aims, size[1])
+    decode = cost_model.decode_terms(load, speed, aims, size[1], size[0])
+    memory = cost_model.memory_cost(load, speed, aims, size[0])
     assert sum(decode.values()) == pytest.approx(cost_model.decode_line(load, speed, aims).at(size[1]) + memory)
     assert {*prompt, *decode, "handover", "only"} == set(cost_model.REASONS)
 
 
 def test_memory_costs_where_a_request_has_no_room() -> None:
     speed, aims = Speed(ForwardTimes(prompt_token_s=1e-4, step_s=0.01), output_tokens=100.0), Objectives()
-    full = Load(num_decoding=10, num_kv_tokens=9_500, num_pool_tokens=10_000)
-    assert cost_model.num_free_tokens(full, speed) == 0.0
+    full = Load(num_decoding=10, num_pool_tokens=10_000, num_held_tokens=10_000)
+    assert cost_model.num_free_tokens(full) == 0
     assert cost_model.memory_cost(full, speed, aims, 0) == 0.0
     # A tenth of what is held comes free in a tenth of an output's second.
     assert cost_model.memory_cost(full, speed, aims, 1_000) == pytest.approx(0.1 / aims.ttft_s)

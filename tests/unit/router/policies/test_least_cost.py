@@ -71,6 +71,7 @@ def test_the_pair_is_that_with_the_least_cost_of_all() -> None:
         prompt = rng.choices(range(1000), k=rng.randrange(1, 3000))
         for worker in workers:
             worker.add_load(1, rng.randrange(2) * rng.randrange(5000), rng.randrange(20), rng.randrange(200_000))
+            worker.take_stats(WorkerStats(num_locked_pages=rng.randrange(worker.hello.num_pages)))
             if rng.randrange(2):
                 caches(worker, prompt[: rng.randrange(len(prompt) + 1)])
         pair = LeastCost(seed=0).choose(candidates, routing_request(prompt))
@@ -101,13 +102,14 @@ def _cost(pair: Pair, prompt: Sequence[int]) -> float:
             worker.num_decoding,
             worker.num_kv_tokens,
             worker.hello.num_pages * worker.page_size,
+            worker.stats.num_locked_pages * worker.page_size,
         )
         return load, Speed(worker.forward_times, worker.rates.mean_output_tokens), AIMS
 
     num_tokens = len(prompt)
     cost = cost_model.prompt_cost(*of(pair.prefill)).at(num_tokens - _num_cached(pair.prefill, prompt), num_tokens)
     cost += cost_model.decode_line(*of(pair.decode)).at(num_tokens)
-    cost += cost_model.memory_cost(*of(pair.decode), num_tokens)
+    cost += cost_model.memory_cost(*of(pair.decode), num_tokens - _num_cached(pair.decode, prompt))
     if pair.prefill is not pair.decode:
         num_pages = (num_tokens - _num_cached(pair.decode, prompt)) / pair.decode.page_size
         cost += cost_model.handover_cost(pair.decode.rates.handover_s, num_pages, AIMS)
@@ -181,9 +183,32 @@ def test_a_placement_holds_as_long_as_there_are_such_workers() -> None:
 
 def test_a_full_pool_has_its_price() -> None:
     workers, candidates = equals(2, "aggregated", num_pages=1_000)
-    workers[0].add_load(num_decoding=1, num_kv_tokens=3_900)
-    workers[1].add_load(num_pending_tokens=60, num_decoding=1)
+    workers[0].take_stats(WorkerStats(num_locked_pages=900))
+    for worker in workers:
+        worker.add_load(num_decoding=1)
+    workers[1].add_load(num_pending_tokens=20)
     assert Served(candidates).would_choose(range(1_000)).decode is workers[1]
+    # What is cached and not in use makes room.
+    workers[0].take_stats(WorkerStats(num_cached_pages=900))
+    assert Served(candidates).would_choose(range(1_000)).decode is workers[0]
+    # What is promised does not, nor what has not got there yet.
+    workers[0].take_stats(WorkerStats(num_leased_pages=900))
+    assert Served(candidates).would_choose(range(1_000)).decode is workers[1]
+    workers[0].take_stats(WorkerStats())
+    workers[0].add_load(num_arriving_tokens=3_600)
+    assert Served(candidates).would_choose(range(1_000)).decode is workers[1]
+
+
+def test_a_prefix_that_many_share_is_in_memory_once() -> None:
+    workers, candidates = equals(2, "aggregated", num_pages=1_000, device="cuda")
+    shared = list(range(2_000))
+    caches(workers[0], shared)
+    # Its pool has room for this prompt's own part, though not for the prompts of all that it decodes.
+    workers[0].add_load(num_decoding=5, num_kv_tokens=10_500)
+    workers[0].take_stats(WorkerStats(num_locked_pages=625))
+    pair = Served(candidates).would_choose([*shared, *range(5_000, 5_100)])
+    assert pair.decode is workers[0]
+    assert pair.estimate is not None and pair.estimate.num_to_store == 100
 
 
 def test_objectives_say_what_counts_for_more() -> None:
