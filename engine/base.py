@@ -55,6 +55,11 @@ class EngineBase(ABC):
         """Whether `forward` returns before the device is done, so that the next one can be launched behind it."""
         return False
 
+    def mixes(self, num_decoded: int, num_prompt_tokens: int) -> bool:
+        """Whether so many sequences that are decoded, and so many tokens of prompts, are better computed by one forward
+        than by two. This is the one place where that is decided."""
+        return False
+
     def launch(
         self,
         *,
@@ -62,16 +67,20 @@ class EngineBase(ABC):
         prompts: ForwardPart | None = None,
         meanwhile: Callable[[], None] | None = None,
     ) -> None:
-        """Launches a forward for who takes what it gives: whoever serves launches all of them like this.
+        """Launches a forward for those who take what it gives: whoever serves launches all of them like this.
 
         Args:
-            decoded, prompts: one of the two.
+            decoded, prompts: one of the two, or both where the engine `mixes`.
             meanwhile: as of `forward`.
         """
         parts = [part for part in (decoded, prompts) if part is not None]
-        (part,) = parts
-        part.begin()
-        batch = Batch("prefill" if decoded is None else "decode", part.sequences, part.feed)
+        for part in parts:
+            part.begin()
+        batch = Batch.of(
+            decoded.sequences if decoded is not None else (),
+            prompts.sequences if prompts is not None else (),
+            decoded.feed if decoded is not None else None,
+        )
         output = self.forward(batch, meanwhile)
         self.launches.add(output, decoded, prompts)
         for part in parts:

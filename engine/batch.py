@@ -11,29 +11,53 @@ from engine.output import Feed
 from engine.token_sequence import TokenSequence
 from engine.upload import to_device
 
-ForwardMode = Literal["prefill", "decode"]
+ForwardMode = Literal["prefill", "decode", "mixed"]
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
     """What one forward computes: for each sequence its tokens from cached_len to device_len.
 
-    A decode batch has exactly one token a sequence.
+    A decode batch has exactly one token a sequence. A mixed one begins with such sequences, and prompts follow.
 
     Attributes:
-        feed: for decode; None if all tokens to compute are known.
+        feed: for the sequences that are decoded; None if all tokens to compute are known.
+        num_mixed: of a mixed batch, how many sequences are decoded.
     """
 
     mode: ForwardMode
     sequences: Sequence[TokenSequence]
     feed: Feed | None = None
+    num_mixed: int = 0
 
     def __post_init__(self) -> None:
         assert self.sequences and all(s.extend_len > 0 for s in self.sequences)
-        assert self.mode == "prefill" or all(s.extend_len == 1 for s in self.sequences)
-        rows = self.feed.rows if self.feed else [-1] * len(self.sequences)
+        assert (self.mode == "mixed") == (0 < self.num_mixed < len(self.sequences))
+        assert all(s.extend_len == 1 for s in self.decoded)
+        assert self.feed is None or len(self.feed.rows) == len(self.decoded)
         # At most one token of a sequence is not known, and that one is fed.
-        assert all(s.num_pending == (row >= 0) for s, row in zip(self.sequences, rows, strict=True))
+        assert all(s.num_pending == (row >= 0) for s, row in zip(self.sequences, self._fed_rows(), strict=True))
+
+    @classmethod
+    def of(
+        cls, decoded: Sequence[TokenSequence], prompts: Sequence[TokenSequence], feed: Feed | None = None
+    ) -> "Batch":
+        """One forward of both, or of those that there are."""
+        if not prompts:
+            return cls("decode", decoded, feed)
+        if not decoded:
+            return cls("prefill", prompts)
+        return cls("mixed", [*decoded, *prompts], feed, len(decoded))
+
+    @property
+    def decoded(self) -> Sequence[TokenSequence]:
+        """The sequences that are decoded."""
+        return self.sequences if self.mode == "decode" else self.sequences[: self.num_mixed]
+
+    @property
+    def prompts(self) -> Sequence[TokenSequence]:
+        """The others."""
+        return () if self.mode == "decode" else self.sequences[self.num_mixed :]
 
     @property
     def waits_for_tokens(self) -> bool:
@@ -56,13 +80,17 @@ class Batch:
         """The tokens to compute, sequence after sequence: (num_tokens,) int64.
 
         Args:
-            fed_ids: what the step of the feed has sampled, (its num_sequences,) int64 on the device.
+            fed_ids: what the forward of the feed has sampled for the sequences that it decoded, one each, int64 on the
+                device.
         """
         known_ids = self.known_ids()
         if self.feed is None:
             return to_device(known_ids, device)
         assert fed_ids is not None
+        # Those of prompts, which are many, come as they are.
+        num_decoded = len(self.feed.rows)
         index = [row if row >= 0 else len(fed_ids) + i for i, row in enumerate(self.feed.rows)]
+        index += range(len(fed_ids) + num_decoded, len(fed_ids) + len(known_ids))
         staged = to_device(known_ids + index, device)
         return torch.cat((fed_ids, staged[: len(index)])).index_select(0, staged[len(index) :])
 
@@ -84,6 +112,11 @@ class Batch:
     def sampled_sequences(self) -> list[TokenSequence]:
         """The sequences of these rows, in the same order."""
         return [s for s in self.sequences if s.needs_logits]
+
+    def _fed_rows(self) -> list[int]:
+        """For each sequence its row in the forward of the feed; -1 where nothing is fed."""
+        rows = [*self.feed.rows] if self.feed else []
+        return rows + [-1] * (len(self.sequences) - len(rows))
 
     def num_prompt_tokens(self) -> int:
         """Tokens of this batch that belong to a client's prompt."""

@@ -72,6 +72,7 @@ def build_engine(config: EngineConfig, pool_name: str, on_progress: Callable[[st
             backend(pool, model_config.num_q_heads),
             model_fingerprint=fingerprint,
             grammars=_grammars(config, model_config),
+            mixed_steps=config.mixed_steps,
         )
     else:
         free_at_start = free_bytes()
@@ -162,7 +163,7 @@ def _cuda_engine(
         prefill_graphs = PrefillGraphs(model, attention, device, prefill_sizes, num_table_pages, on_progress)
     _log_memory(config, memory, num_pages, layout, free_at_start)
     grammars = _grammars(config, model_config)
-    return Engine(model, pool, attention, graphs, prefill_graphs, fingerprint, grammars)
+    return Engine(model, pool, attention, graphs, prefill_graphs, fingerprint, grammars, mixed_steps=config.mixed_steps)
 
 
 def _grammars(config: EngineConfig, model_config: ModelConfig) -> Grammars | None:
@@ -178,7 +179,7 @@ def _measure(
 ) -> tuple[DeviceMemory, tuple[int, ...]]:
     """Args: pool: of one page. It goes, with its backend, when this returns. Returns: as measure_memory."""
     attention = backend(pool, model.config.num_q_heads)
-    engine = Engine(model, pool, attention)
+    engine = Engine(model, pool, attention, mixed_steps=config.mixed_steps)
     if not isinstance(attention, GraphableBackend):
         return measure_memory(engine, config, free_at_start, None, None)
 

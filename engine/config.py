@@ -40,6 +40,7 @@ class EngineConfig:
             take; the rest is for what forwards need while they run. Read if num_pages is 0.
         max_chunk_tokens: tokens of the largest prefill forward; 0: there is none. A GPU keeps memory for it.
         max_batch_size: sequences of the largest decode step; 0: there is none. Likewise.
+        mixed_steps: whether one forward may both decode and compute prompts, where the attention backend can.
         max_model_len: tokens of the longest sequence, which the pool must hold; 0: the model's own limit, or what the
             pool holds if that is less.
     """
@@ -61,6 +62,7 @@ class EngineConfig:
     mem_fraction_static: float = 0.88
     max_chunk_tokens: int = 512
     max_batch_size: int = 64
+    mixed_steps: bool = False
     max_model_len: int = 0
 
     def __post_init__(self) -> None:

@@ -88,6 +88,11 @@ def measure_memory(
     batch_size = max(config.max_batch_size, config.cuda_graph_max_bs)
     if batch_size:
         forward = max(forward, _peak_bytes(engine, _decode(batch_size, _SAMPLED)))
+    if batch_size and config.max_chunk_tokens and engine.mixes(batch_size, config.max_chunk_tokens):
+        # Both at once, which is what the largest forwards are then.
+        prompts = _prefill(config.max_chunk_tokens, longest, 1, MAX_PREFILL_BATCH_SIZE, _SAMPLED).prompts
+        both = Batch.of(_decode(batch_size, _SAMPLED).decoded, prompts)
+        forward = max(forward, _peak_bytes(engine, both))
     if capture is not None:
         # All graphs share the memory that the largest step needs; each takes something of its own beside.
         num_tokens = config.max_model_len or engine.model.config.max_position_embeddings

@@ -16,6 +16,7 @@ from engine.layers.rotary import Rotation
 from engine.models.base import Model
 from engine.output import ForwardOutput
 from engine.prompt_logprobs import ScoredPrompts, score_prompts
+from engine.rows import select_rows
 from engine.sampler import SamplerOutput, sample
 from engine.token_sequence import TokenSequence
 from engine.upload import to_device
@@ -46,13 +47,14 @@ class _EngineOutput(ForwardOutput):
         self._choose: Callable[[], SamplerOutput] | None = launched.choose
         self._scored = launched.scored
         self._num_sequences = len(batch.sequences)
+        self._num_decoded = len(batch.decoded)
         self._sampled: SamplerOutput | None = None
 
     @property
-    def device_token_ids(self) -> torch.Tensor:
-        """(num_rows,) int64 on the device. Memory of the graphs may be among it: then it holds until the next graph
-        runs."""
-        return self._chosen.token_ids
+    def fed_ids(self) -> torch.Tensor:
+        """The tokens of sequences that were decoded, which feed the next forward: (num_decoded,) int64 on the device.
+        Memory of the graphs may be among it: then it holds until the next graph runs."""
+        return self._chosen.token_ids[: self._num_decoded]
 
     @property
     def _chosen(self) -> SamplerOutput:
@@ -89,7 +91,7 @@ class _CpuForwardOutput(_EngineOutput):
         return self._sampled is not None
 
     def token_ids(self) -> list[int]:
-        return self.device_token_ids.tolist()
+        return self._chosen.token_ids.tolist()
 
 
 class _CudaForwardOutput(_EngineOutput):
@@ -147,11 +149,14 @@ class Engine(EngineBase):
         prefill_graphs: "PrefillGraphs | None" = None,
         model_fingerprint: str = "",
         grammars: Grammars | None = None,
+        *,
+        mixed_steps: bool = False,
     ) -> None:
         """
         Args:
             attention: over the pool.
             graphs, prefill_graphs: of decode steps and of short prefills; None: each kernel is launched.
+            mixed_steps: whether it may compute both at once.
         """
         super().__init__(pool, model_fingerprint, grammars)
         self.model = model
@@ -159,6 +164,7 @@ class Engine(EngineBase):
         self._attention = attention
         self._graphs = graphs
         self._prefill_graphs = prefill_graphs
+        self._mixed_steps = mixed_steps and attention.computes_mixed
 
     def shallow(self) -> "Engine":
         """An engine on the same pool whose model computes one layer alone, and without graphs."""
@@ -168,12 +174,17 @@ class Engine(EngineBase):
     def is_asynchronous(self) -> bool:
         return self.device.type == "cuda"
 
+    def mixes(self, num_decoded: int, num_prompt_tokens: int) -> bool:
+        # Two graphs are launched sooner than the kernels of one forward, which costs less only where it is a long one.
+        has_graph = self._prefill_graphs is not None and self._prefill_graphs.fit(num_prompt_tokens)
+        return self._mixed_steps and not has_graph
+
     @torch.inference_mode()
     def forward(self, batch: Batch, meanwhile: Callable[[], None] | None = None) -> ForwardOutput:
         fed_ids = None
         if batch.feed is not None:
             assert isinstance(batch.feed.output, _EngineOutput)
-            fed_ids = batch.feed.output.device_token_ids
+            fed_ids = batch.feed.output.fed_ids
         output: _EngineOutput
         if self.device.type == "cpu":
             output = _CpuForwardOutput(batch, self._run(batch, fed_ids, _nothing))
@@ -195,9 +206,10 @@ class Engine(EngineBase):
         rows = to_device(batch.logits_rows(), self.device)
         input_ids = batch.input_ids(self.device, fed_ids)
         hidden = self.model.hidden_states(input_ids, batch.positions(self.device), attention)
-        scored = score_prompts(self.model, hidden, batch) if batch.mode == "prefill" else None
+        scored = score_prompts(self.model, hidden, batch) if batch.prompts else None
         logits = self.model.logits(hidden[rows])
-        choose = self._choice(logits, batch.sampled_sequences(), None if fed_ids is None else input_ids)
+        newest_ids = None if fed_ids is None else select_rows(input_ids, rows)
+        choose = self._choice(logits, batch.sampled_sequences(), newest_ids)
         return _Launched(choose, scored)
 
     def _run_graph(self, batch: Batch, fed_ids: torch.Tensor | None) -> _Launched | None:

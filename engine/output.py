@@ -40,11 +40,11 @@ class ForwardOutput(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """Where a decode step finds the tokens that are not known on the host yet.
+    """Where a forward finds the tokens that are not known on the host yet.
 
     Attributes:
-        output: of the decode step launched just before, of the same engine.
-        rows: for each sequence its row there; -1 where the token to compute is known.
+        output: of the last forward launched before that decodes anything, of the same engine.
+        rows: for each sequence that is decoded its row there; -1 where the token to compute is known.
     """
 
     output: ForwardOutput

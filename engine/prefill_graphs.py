@@ -68,6 +68,10 @@ class PrefillGraphs:
                 self._graphs[size] = self._capture(capture, attentions[size], size)
         self._sizes = sorted(self._graphs)
 
+    def fit(self, num_tokens: int) -> bool:
+        """Whether there is a graph for so many tokens."""
+        return bool(self._sizes) and num_tokens <= self._sizes[-1]
+
     def run(self, batch: Batch) -> GraphOutput | None:
         """Runs a prefill batch; None if there is no graph for it."""
         num_tokens = batch.num_tokens

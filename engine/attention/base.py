@@ -46,9 +46,11 @@ class AttentionBackend(Attention):
     Attributes:
         reads_quantized: whether it takes pages of another dtype than it computes in. Then its class is made with
             `kv_scales` where there are such pages.
+        computes_mixed: whether it takes batches that decode and compute prompts.
     """
 
     reads_quantized: bool = False
+    computes_mixed: bool = False
 
     @classmethod
     def why_not(cls, layout: PageLayout, num_q_heads: int, device: torch.device) -> str:

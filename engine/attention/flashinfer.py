@@ -8,11 +8,12 @@ import flashinfer
 import numpy as np
 import torch
 
-from engine.attention.base import GraphableBackend, GraphedAttention
+from engine.attention.base import Attention, GraphableBackend, GraphedAttention
 from engine.attention.layout import KvHeadLayout
+from engine.attention.mixed import PlannedAttention, plan_by_kind
 from engine.attention.norm_rotate_write import norm_rotate_write, why_not_written
-from engine.attention.page_tables import decode_slots, page_tables, prefill_slots
-from engine.attention.paged_decode import PagedDecode, graphed_paged_decodes, has_kernel
+from engine.attention.page_tables import decode_slots, new_positions, page_tables, prefill_slots
+from engine.attention.paged_decode import PagedDecode, PlannedPagedDecode, graphed_paged_decodes, has_kernel
 from engine.attention.scales import KvScales
 from engine.batch import Batch
 from engine.kvcache.base import PageLayout
@@ -45,6 +46,7 @@ class FlashInferAttention(GraphableBackend):
     """
 
     reads_quantized = True
+    computes_mixed = True
 
     @classmethod
     def why_not(cls, layout: PageLayout, num_q_heads: int, device: torch.device) -> str:
@@ -62,6 +64,7 @@ class FlashInferAttention(GraphableBackend):
         layout = pool.layout
         assert isinstance(layout, KvHeadLayout)
         self._device = pool.device
+        self._num_columns = num_q_heads * layout.head_dim
         # All wrappers share it, for only one of them runs at a time. FlashInfer asks for zeros at first.
         self._workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=self._device)
         scales = kv_scales or KvScales.ones(layout.num_layers)
@@ -71,8 +74,6 @@ class FlashInferAttention(GraphableBackend):
         self._max_own_decode = MAX_OWN_DECODE_QUANTIZED if layout.quantized_to else MAX_OWN_DECODE
         if major >= PDL_CAPABILITY and has_kernel(layout, num_q_heads):
             self._own_decode = PagedDecode(pool, num_q_heads, self._max_own_decode, scales)
-        # This is the plan, on the device, of a decode step that our own kernel runs.
-        self._own_plan: torch.Tensor | None = None
         prefill_backend = "fa3" if major == FA3_CAPABILITY else "fa2"
         self._paged_backend = "fa2" if layout.quantized_to else prefill_backend
         self._prefill = _Wrapper(
@@ -87,37 +88,34 @@ class FlashInferAttention(GraphableBackend):
         self._decode = _Wrapper(
             flashinfer.BatchDecodeWithPagedKVCacheWrapper(self._workspace, "NHD", use_tensor_cores=True)
         )
-        self._wrapper = self._decode
-        # (num_tokens,) int64 on the device: where each new token goes.
-        self._slots = torch.empty(0)
+        self._planned: Attention | None = None
 
     def plan(self, batch: Batch) -> None:
-        self._own_plan = None
-        if self._own_decode is not None and batch.mode == "decode" and len(batch.sequences) <= self._max_own_decode:
-            plan = self._own_decode.plan(batch.sequences, len(batch.sequences))
-            (self._own_plan,) = plan.to(self._device)
-            return
-        layout, sizes, dtypes = self._paged.layout, self._paged.sizes, self._paged.dtypes
-        make_slots = decode_slots if batch.mode == "decode" else prefill_slots
-        self._slots = to_device(make_slots(layout, batch.sequences), self._device)
-        if batch.mode == "decode":
-            self._wrapper = self._decode
-            self._decode.plan(*self._paged.tables(batch.sequences), *sizes, **dtypes)
-            return
-        indptr = _pinned([0, *accumulate(s.extend_len for s in batch.sequences)])
-        if any(s.cached_len for s in batch.sequences):
-            self._wrapper = self._prefill
-            self._prefill.plan(indptr, *self._paged.tables(batch.sequences), *sizes, causal=True, **dtypes)
-        else:
-            self._wrapper = self._first_prefill
-            # What is read where it was projected has the queries' dtype.
-            dtypes = dtypes | {"kv_data_type": dtypes["q_data_type"]}
-            self._first_prefill.plan(indptr, indptr, *sizes[:3], causal=True, **dtypes)
+        self._planned = plan_by_kind(batch, self._plan_decode, self._plan_prefill, self._num_columns, self._device)
 
     def attend(self, qkv: torch.Tensor, rotation: Rotation, qk_norm: QkNorm | None, layer: int) -> torch.Tensor:
-        if self._own_decode is not None and self._own_plan is not None:
-            return self._own_decode.launch(self._own_plan, qkv, rotation, qk_norm, layer)
-        return self._paged.attend(self._wrapper, self._slots, qkv, rotation, qk_norm, layer)
+        assert self._planned is not None
+        return self._planned.attend(qkv, rotation, qk_norm, layer)
+
+    def _plan_decode(self, sequences: Sequence[TokenSequence]) -> PlannedAttention:
+        if self._own_decode is not None and len(sequences) <= self._max_own_decode:
+            (plan,) = self._own_decode.plan(sequences, len(sequences)).to(self._device)
+            return PlannedPagedDecode(self._own_decode, plan)
+        slots = to_device(decode_slots(self._paged.layout, sequences), self._device)
+        self._decode.plan(*self._paged.tables(sequences), *self._paged.sizes, **self._paged.dtypes)
+        return _Planned(self._paged, self._decode, slots)
+
+    def _plan_prefill(self, sequences: Sequence[TokenSequence]) -> PlannedAttention:
+        sizes, dtypes = self._paged.sizes, self._paged.dtypes
+        slots = to_device(prefill_slots(self._paged.layout, sequences), self._device)
+        indptr = _pinned([0, *accumulate(s.extend_len for s in sequences)])
+        if any(s.cached_len for s in sequences):
+            self._prefill.plan(indptr, *self._paged.tables(sequences), *sizes, causal=True, **dtypes)
+            return _Planned(self._paged, self._prefill, slots)
+        # What is read where it was projected has the queries' dtype.
+        dtypes = dtypes | {"kv_data_type": dtypes["q_data_type"]}
+        self._first_prefill.plan(indptr, indptr, *sizes[:3], causal=True, **dtypes)
+        return _Planned(self._paged, self._first_prefill, slots)
 
     def for_graphs(self, batch_sizes: Sequence[int], max_pages_per_sequence: int) -> dict[int, GraphedAttention]:
         graphed: dict[int, GraphedAttention] = {}
@@ -165,10 +163,12 @@ class _Wrapper:
         self._wrapper.plan(*tables, **options)
         self._copied.record()
 
-    def run(self, q: torch.Tensor, *kv: Any, **scales: float) -> torch.Tensor:
+    def run(self, q: torch.Tensor, *kv: Any, out: torch.Tensor | None, **scales: float) -> torch.Tensor:
+        """Args: out: as of PlannedAttention. Returns: (num_tokens, num_q_heads * head_dim)."""
         # Every row is written; left to itself, the wrapper would fill its output with zeros first.
-        out: torch.Tensor = self._wrapper.run(q, *kv, out=torch.empty_like(q), **scales)
-        return out
+        heads = torch.empty_like(q) if out is None else out.view_as(q)
+        attended: torch.Tensor = self._wrapper.run(q, *kv, out=heads, **scales)
+        return attended.flatten(1)
 
 
 class _PagedKernels:
@@ -216,8 +216,10 @@ class _PagedKernels:
         rotation: Rotation,
         qk_norm: QkNorm | None,
         layer: int,
+        out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Attention.attend with a planned wrapper. Args: slots: (num_tokens,) int64, where each new token goes."""
+        """PlannedAttention.attend with a planned wrapper. Args: slots: (num_tokens,) int64, where each new token
+        goes."""
         q = norm_rotate_write(
             qkv,
             self._num_q_heads,
@@ -232,10 +234,30 @@ class _PagedKernels:
         if wrapper.reads_pages:
             # Both are floats of the host: scores are scaled by the one anyway, and 1.0 for the other costs nothing.
             scales = {"k_scale": self._scales.keys[layer], "v_scale": self._scales.values[layer]}
-            return wrapper.run(q, self._caches[layer], **scales).flatten(1)
+            return wrapper.run(q, self._caches[layer], out=out, **scales)
         num_kv_heads = self.layout.num_kv_heads
         _, k, v = qkv.split((self._num_q_heads, num_kv_heads, num_kv_heads), dim=1)
-        return wrapper.run(q, k, v).flatten(1)
+        return wrapper.run(q, k, v, out=out)
+
+
+class _Planned(PlannedAttention):
+    """Attention of the sequences that a wrapper has been planned for."""
+
+    def __init__(self, paged: _PagedKernels, wrapper: _Wrapper, slots: torch.Tensor) -> None:
+        """Args: slots: (num_tokens,) int64 on the device, where each new token goes."""
+        self._paged = paged
+        self._wrapper = wrapper
+        self._slots = slots
+
+    def attend(
+        self,
+        qkv: torch.Tensor,
+        rotation: Rotation,
+        qk_norm: QkNorm | None,
+        layer: int,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        return self._paged.attend(self._wrapper, self._slots, qkv, rotation, qk_norm, layer, out)
 
 
 class _GraphedDecode(GraphedAttention):
@@ -344,7 +366,7 @@ class _GraphedPrefill(GraphedAttention):
         if sequences:
             new = prefill_slots(layout, sequences)
             slots[: len(new)] = new
-            positions[: len(new)] = np.concatenate([np.arange(s.cached_len, s.device_len) for s in sequences])
+            positions[: len(new)] = new_positions(sequences)
         return Packed(slots, positions)
 
 

@@ -24,6 +24,11 @@ def page_tables(layout: PageLayout, sequences: Sequence[TokenSequence]) -> tuple
     return pages, first_pages
 
 
+def new_positions(sequences: Sequence[TokenSequence]) -> Int64s:
+    """Where in its sequence each new token stands, sequence after sequence: (num_tokens,)."""
+    return np.concatenate([np.arange(s.cached_len, s.device_len) for s in sequences])
+
+
 def decode_slots(
     layout: PageLayout, sequences: Sequence[TokenSequence], num_padding: int = 0, dummy_page: int = 0
 ) -> Int64s:

@@ -8,6 +8,7 @@ import torch
 from engine.attention.base import GraphedAttention
 from engine.attention.decode_plan import DecodePlan
 from engine.attention.layout import KvHeadLayout
+from engine.attention.mixed import PlannedAttention
 from engine.attention.scales import KvScales
 from engine.kvcache.cuda_pool import CudaKvPool
 from engine.layers.cuda_kernel import CudaKernel
@@ -62,13 +63,20 @@ class PagedDecode:
         return Packed(self.plans.build(sequences, num_rows))
 
     def launch(
-        self, plan: torch.Tensor, qkv: torch.Tensor, rotation: Rotation, qk_norm: QkNorm | None, layer: int
+        self,
+        plan: torch.Tensor,
+        qkv: torch.Tensor,
+        rotation: Rotation,
+        qk_norm: QkNorm | None,
+        layer: int,
+        out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Attention.attend; a plan says more than `rotation` about positions. Args: plan: on the device."""
+        """PlannedAttention.attend; a plan says more than `rotation` about positions. Args: plan: on the device."""
         layout = self._layout
         assert qkv.is_contiguous()
         num_rows = len(qkv)
-        out = qkv.new_empty(num_rows, self._num_q_heads * layout.head_dim)
+        if out is None:
+            out = qkv.new_empty(num_rows, self._num_q_heads * layout.head_dim)
         num_warps, max_items = self.plans.num_warps(num_rows), self.plans.max_items(num_rows)
         k_scale, v_scale = self._scales.keys[layer], self._scales.values[layer]
         self._kernel(qk_norm is not None, num_warps).launch(
@@ -111,6 +119,25 @@ class PagedDecode:
             }
             self._kernels[key] = CudaKernel(__package__, "paged_decode", macros, self.device)
         return self._kernels[key]
+
+
+class PlannedPagedDecode(PlannedAttention):
+    """Decode attention of one step."""
+
+    def __init__(self, decode: PagedDecode, plan: torch.Tensor) -> None:
+        """Args: plan: on the device."""
+        self._decode = decode
+        self._plan = plan
+
+    def attend(
+        self,
+        qkv: torch.Tensor,
+        rotation: Rotation,
+        qk_norm: QkNorm | None,
+        layer: int,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        return self._decode.launch(self._plan, qkv, rotation, qk_norm, layer, out)
 
 
 class GraphedPagedDecode(GraphedAttention):

@@ -1,5 +1,6 @@
 """Attention in plain torch: the backend of CPUs, and in float32 the oracle for the others."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -17,7 +18,7 @@ from engine.token_sequence import TokenSequence
 
 
 class _Decode(NamedTuple):
-    """All sequences of a decode step at once, padded to the longest.
+    """All sequences that are decoded at once, padded to the longest.
 
     Attributes:
         rows: (2 * batch * kv_len,) int64, layer 0's rows of keys, then of values; padding repeats token 0.
@@ -31,7 +32,7 @@ class _Decode(NamedTuple):
 
 
 class _Prefill(NamedTuple):
-    """One sequence of a prefill.
+    """One prompt.
 
     Attributes:
         start, end: its rows of the token dimension.
@@ -61,6 +62,7 @@ class ReferenceAttention(AttentionBackend):
     """
 
     reads_quantized = True
+    computes_mixed = True
 
     def __init__(self, pool: KvPool, num_q_heads: int, kv_scales: KvScales | None = None) -> None:
         layout = pool.layout
@@ -88,10 +90,19 @@ class ReferenceAttention(AttentionBackend):
 
     @torch.inference_mode()
     def plan(self, batch: Batch) -> None:
-        if batch.mode == "decode":
-            self._plan_decode(batch)
-        else:
-            self._plan_prefill(batch)
+        self._decode = None
+        self._prefills = []
+        written = []
+        if batch.decoded:
+            written.append(self._plan_decode(batch.decoded))
+        start = len(batch.decoded)
+        for s in batch.prompts:
+            rows = self._token_rows(torch.tensor(self._pages(s), device=self._device))[: s.device_len]
+            written.append(rows[s.cached_len :])
+            end = start + s.extend_len
+            self._prefills.append(_Prefill(start, end, self._with_values(rows), self._causal_mask(s)))
+            start = end
+        self._write_rows = self._with_values(torch.cat(written))
 
     @torch.inference_mode()
     def attend(self, qkv: torch.Tensor, rotation: Rotation, qk_norm: QkNorm | None, layer: int) -> torch.Tensor:
@@ -111,41 +122,31 @@ class ReferenceAttention(AttentionBackend):
             of_keys, of_values = self._quantizers[layer]
             k, v = of_keys.quantized(k), of_values.quantized(v)
         self._pool_rows.index_copy_(0, self._write_rows + self._offset(layer), torch.cat((k, v)).flatten(1))
-        if self._decode is not None:
-            return self._run_decode(self._decode, q, layer)
-        return torch.cat([self._run_prefill(prefill, q, layer) for prefill in self._prefills])
+        if self._decode is None:
+            return torch.cat([self._run_prefill(prefill, q, layer) for prefill in self._prefills])
+        decoded = self._run_decode(self._decode, q[: len(self._decode.mask)], layer)
+        if not self._prefills:
+            return decoded
+        return torch.cat([decoded, *(self._run_prefill(prefill, q, layer) for prefill in self._prefills)])
 
-    def _plan_decode(self, batch: Batch) -> None:
-        tables = [self._pages(s) for s in batch.sequences]
+    def _plan_decode(self, sequences: Sequence[TokenSequence]) -> torch.Tensor:
+        """Returns layer 0's rows of the new keys: (len(sequences),) int64."""
+        tables = [self._pages(s) for s in sequences]
         num_pages = max(map(len, tables))
         # Padding pages only have to exist; a sequence's own first page does.
         padded = torch.tensor([table + table[:1] * (num_pages - len(table)) for table in tables], device=self._device)
-        lengths = torch.tensor([[s.device_len] for s in batch.sequences], device=self._device)  # (batch, 1)
-        kv_len = max(s.device_len for s in batch.sequences)
+        lengths = torch.tensor([[s.device_len] for s in sequences], device=self._device)  # (batch, 1)
+        kv_len = max(s.device_len for s in sequences)
         rows = self._token_rows(padded)[:, :kv_len]
         valid = torch.arange(kv_len, device=self._device) < lengths  # (batch, kv_len)
         rows = torch.where(valid, rows, rows[:, :1])
         mask = torch.zeros_like(rows, dtype=self._dtype).masked_fill_(~valid, float("-inf"))
-        self._write_rows = self._with_values(rows.gather(1, lengths - 1).flatten())
         self._decode = _Decode(
             self._with_values(rows.flatten()),
             mask[:, None, None, :],
             self._pool_rows.new_empty(2 * rows.numel(), self._pool_rows.shape[1]),
         )
-        self._prefills = []
-
-    def _plan_prefill(self, batch: Batch) -> None:
-        self._decode = None
-        self._prefills = []
-        written = []
-        start = 0
-        for s in batch.sequences:
-            rows = self._token_rows(torch.tensor(self._pages(s), device=self._device))[: s.device_len]
-            written.append(rows[s.cached_len :])
-            end = start + s.extend_len
-            self._prefills.append(_Prefill(start, end, self._with_values(rows), self._causal_mask(s)))
-            start = end
-        self._write_rows = self._with_values(torch.cat(written))
+        return rows.gather(1, lengths - 1).flatten()
 
     def _run_decode(self, plan: _Decode, q: torch.Tensor, layer: int) -> torch.Tensor:
         torch.index_select(self._pool_rows, 0, plan.rows + self._offset(layer), out=plan.gathered)

@@ -6,8 +6,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from engine.attention.base import GraphableBackend, GraphedAttention
+from engine.attention.base import Attention, GraphableBackend, GraphedAttention
 from engine.attention.layout import KvHeadLayout
+from engine.attention.mixed import PlannedAttention, plan_by_kind
 from engine.attention.norm_rotate_write import norm_rotate_write, why_not_written
 from engine.attention.page_tables import decode_slots, page_tables, prefill_slots
 from engine.attention.scales import KvScales
@@ -58,6 +59,7 @@ class TritonAttention(GraphableBackend):
     """Tables are made on the host and uploaded in one copy."""
 
     reads_quantized = True
+    computes_mixed = True
 
     @classmethod
     def why_not(cls, layout: PageLayout, num_q_heads: int, device: torch.device) -> str:
@@ -76,28 +78,29 @@ class TritonAttention(GraphableBackend):
         assert isinstance(layout, KvHeadLayout)
         assert num_q_heads % layout.num_kv_heads == 0
         self._layout = layout
+        self._num_columns = num_q_heads * layout.head_dim
         self._kernels = _Kernels(layout, layout.view(pool.memory_and_dummy), num_q_heads, kv_scales)
         self._dummy_page = pool.num_pages
         self._device = pool.device
         self._num_sms = torch.cuda.get_device_properties(self._device).multi_processor_count
         self._queries_per_tile = queries_per_tile(num_q_heads, layout.num_kv_heads)
-        self._tables: _DecodeTables | _PrefillTables | None = None
+        self._planned: Attention | None = None
 
     def plan(self, batch: Batch) -> None:
-        if batch.mode == "decode":
-            packed = _pack_decode(self._layout, batch.sequences, 0, self._dummy_page)
-            self._tables = _DecodeTables(*packed.to(self._device))
-        else:
-            packed = _pack_prefill(self._layout, batch.sequences, self._queries_per_tile)
-            self._tables = _PrefillTables(*packed.to(self._device))
+        self._planned = plan_by_kind(batch, self._plan_decode, self._plan_prefill, self._num_columns, self._device)
 
     def attend(self, qkv: torch.Tensor, rotation: Rotation, qk_norm: QkNorm | None, layer: int) -> torch.Tensor:
-        tables = self._tables
-        assert tables is not None
-        if isinstance(tables, _PrefillTables):
-            return self._kernels.prefill(tables, qkv, rotation, qk_norm, layer)
-        num_splits = num_decode_splits(len(qkv), self._layout.num_kv_heads, self._num_sms)
-        return self._kernels.decode(tables, num_splits, qkv, rotation, qk_norm, layer)
+        assert self._planned is not None
+        return self._planned.attend(qkv, rotation, qk_norm, layer)
+
+    def _plan_decode(self, sequences: Sequence[TokenSequence]) -> PlannedAttention:
+        packed = _pack_decode(self._layout, sequences, 0, self._dummy_page)
+        num_splits = num_decode_splits(len(sequences), self._layout.num_kv_heads, self._num_sms)
+        return _PlannedDecode(self._kernels, _DecodeTables(*packed.to(self._device)), num_splits)
+
+    def _plan_prefill(self, sequences: Sequence[TokenSequence]) -> PlannedAttention:
+        packed = _pack_prefill(self._layout, sequences, self._queries_per_tile)
+        return _PlannedPrefill(self._kernels, _PrefillTables(*packed.to(self._device)))
 
     def for_graphs(self, batch_sizes: Sequence[int], max_pages_per_sequence: int) -> dict[int, GraphedAttention]:
         # The tables of all sizes have one memory, as large as the largest of them can be.
@@ -129,10 +132,17 @@ class _Kernels:
         self._written_scales = self._scales if layout.quantized_to else None
 
     def prefill(
-        self, tables: _PrefillTables, qkv: torch.Tensor, rotation: Rotation, qk_norm: QkNorm | None, layer: int
+        self,
+        tables: _PrefillTables,
+        qkv: torch.Tensor,
+        rotation: Rotation,
+        qk_norm: QkNorm | None,
+        layer: int,
+        out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         q = self._write(tables.slots, qkv, rotation, qk_norm, layer)
-        return prefill(q, self._pool, layer, tables.tiles.view(-1, 4), tables.pages, self._scales).flatten(1)
+        out = torch.empty_like(q) if out is None else out.view_as(q)
+        return prefill(q, self._pool, layer, tables.tiles.view(-1, 4), tables.pages, self._scales, out).flatten(1)
 
     def decode(
         self,
@@ -142,10 +152,12 @@ class _Kernels:
         rotation: Rotation,
         qk_norm: QkNorm | None,
         layer: int,
+        out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         q = self._write(tables.slots, qkv, rotation, qk_norm, layer)
+        out = torch.empty_like(q) if out is None else out.view_as(q)
         where = tables.positions, tables.first_pages, tables.pages
-        return decode(q, self._pool, layer, *where, num_splits, self._scales).flatten(1)
+        return decode(q, self._pool, layer, *where, num_splits, self._scales, out).flatten(1)
 
     def _write(
         self, slots: torch.Tensor, qkv: torch.Tensor, rotation: Rotation, qk_norm: QkNorm | None, layer: int
@@ -154,6 +166,43 @@ class _Kernels:
         return norm_rotate_write(
             qkv, self._num_q_heads, rotation, qk_norm, self._pool, layer, slots, kv_scales=self._written_scales
         )
+
+
+class _PlannedPrefill(PlannedAttention):
+    """Attention of the prompts of one forward."""
+
+    def __init__(self, kernels: _Kernels, tables: _PrefillTables) -> None:
+        self._kernels = kernels
+        self._tables = tables
+
+    def attend(
+        self,
+        qkv: torch.Tensor,
+        rotation: Rotation,
+        qk_norm: QkNorm | None,
+        layer: int,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        return self._kernels.prefill(self._tables, qkv, rotation, qk_norm, layer, out)
+
+
+class _PlannedDecode(PlannedAttention):
+    """Attention of the sequences that one forward decodes."""
+
+    def __init__(self, kernels: _Kernels, tables: _DecodeTables, num_splits: int) -> None:
+        self._kernels = kernels
+        self._tables = tables
+        self._num_splits = num_splits
+
+    def attend(
+        self,
+        qkv: torch.Tensor,
+        rotation: Rotation,
+        qk_norm: QkNorm | None,
+        layer: int,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        return self._kernels.decode(self._tables, self._num_splits, qkv, rotation, qk_norm, layer, out)
 
 
 class _GraphedDecode(GraphedAttention):

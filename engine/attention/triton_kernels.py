@@ -48,6 +48,7 @@ def decode(
     pages: torch.Tensor,
     num_splits: int,
     kv_scales: KvScales,
+    out: torch.Tensor,
 ) -> torch.Tensor:
     """Attention of one query a sequence to all its tokens.
 
@@ -59,15 +60,15 @@ def decode(
         pages: (at least all sequences' pages,) int32.
         num_splits: as num_decode_splits gives it.
         kv_scales: of quantized pages; ones for others.
+        out: like q, to be written.
 
     Returns:
-        (num_rows, num_q_heads, head_dim), of q's dtype.
+        out.
     """
     num_rows, num_q_heads, head_dim = q.shape
     _, _, _, page_size, num_kv_heads, _ = pool.shape
     group = num_q_heads // num_kv_heads
     block = BLOCK_ELEMENTS // head_dim
-    out = torch.empty_like(q)
     partial, log_sums = out, out
     if num_splits > 1:
         partial = torch.empty(num_rows, num_q_heads, num_splits, head_dim, dtype=torch.float32, device=q.device)
@@ -103,7 +104,13 @@ def decode(
 
 
 def prefill(
-    q: torch.Tensor, pool: torch.Tensor, layer: int, tiles: torch.Tensor, pages: torch.Tensor, kv_scales: KvScales
+    q: torch.Tensor,
+    pool: torch.Tensor,
+    layer: int,
+    tiles: torch.Tensor,
+    pages: torch.Tensor,
+    kv_scales: KvScales,
+    out: torch.Tensor,
 ) -> torch.Tensor:
     """Causal attention of each sequence's new tokens to all its tokens up to each.
 
@@ -114,13 +121,13 @@ def prefill(
             row in q, how many there are, the first one's position, and where in `pages` the sequence's begin.
         pages: (all sequences' pages,) int32.
         kv_scales: of quantized pages; ones for others.
+        out: like q, to be written.
 
     Returns:
-        (num_tokens, num_q_heads, head_dim), of q's dtype.
+        out.
     """
     _, num_q_heads, head_dim = q.shape
     _, _, _, page_size, num_kv_heads, _ = pool.shape
-    out = torch.empty_like(q)
     _prefill[(num_kv_heads, len(tiles))](
         q,
         out,

@@ -61,6 +61,10 @@ class Rotation:
         self.positions = positions
         self._dtype = dtype
 
+    def of(self, positions: torch.Tensor) -> "Rotation":
+        """The same for other tokens."""
+        return Rotation(self.tables, positions, self._dtype)
+
     @cached_property
     def cos_sin(self) -> tuple[torch.Tensor, torch.Tensor]:
         """What `rotate` needs, looked up once for all layers."""

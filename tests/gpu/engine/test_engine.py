@@ -127,3 +127,41 @@ def test_prefill_graphs_give_what_single_launches_give(model_dir: Path, chunks: 
     expected_pages, expected_logprobs = prefill(build(model_dir, graphs=0), chunks)
     assert torch.allclose(pages, expected_pages, atol=0.05, rtol=0.05)
     assert logprobs == pytest.approx(expected_logprobs, abs=0.05)
+
+
+def decode_beside_a_prompt(engine: Engine, *, mixed: bool) -> list[float]:
+    """Some sequences go on while a prompt is computed in chunks, each in one forward with a decode step or behind it.
+    Returns the log probabilities of all tokens chosen, decode step after decode step, and the prompt's own last."""
+    rng = random.Random(1)
+
+    def sequence(prompt_len: int, first_page: int) -> TokenSequence:
+        prompt, pages = rng.choices(range(VOCAB_SIZE), k=prompt_len), list(range(first_page, first_page + 10))
+        return TokenSequence(prompt, prompt_len, pages, sampling=SamplingParams(1, num_logprobs=0))
+
+    decoded, prompt = [sequence(length, 10 * i) for i, length in enumerate((5, 33, 90))], sequence(130, 100)
+    for s in decoded:
+        s.extend(s.remaining_len)
+    engine.forward(Batch("prefill", decoded)).token_ids()
+    logprobs: list[float] = []
+    last: list[float] = []
+    for num_tokens in (1, 40, 3, 86):
+        for s in decoded:
+            s.complete_extend()
+            s.token_ids += rng.choices(range(VOCAB_SIZE), k=1)
+            s.extend(1)
+        prompt.extend(num_tokens)
+        batches = [Batch.of(decoded, [prompt])] if mixed else [Batch("decode", decoded), Batch("prefill", [prompt])]
+        found = [p.logprob for batch in batches for p in engine.forward(batch).logprobs() if p]
+        prompt.complete_extend()
+        logprobs += found[:3]
+        last = found[3:]
+    assert len(last) == 1
+    return logprobs + last
+
+
+@pytest.mark.parametrize("backend", ["flashinfer", "triton", "reference"])
+@pytest.mark.parametrize("graphs", [0, 8])
+def test_one_forward_gives_what_two_give(model_dir: Path, backend: str, graphs: int) -> None:
+    engine = build(model_dir, graphs=graphs, backend=backend)
+    apart = decode_beside_a_prompt(engine, mixed=False)
+    assert decode_beside_a_prompt(engine, mixed=True) == pytest.approx(apart, abs=0.05)

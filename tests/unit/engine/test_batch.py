@@ -43,6 +43,27 @@ def test_without_a_feed_all_tokens_are_known() -> None:
     assert Batch("prefill", [whole, one]).input_ids(CPU).tolist() == [1, 2, 3, 5]
 
 
+def test_a_mixed_batch_begins_with_what_is_decoded(output: ForwardOutput) -> None:
+    decoded = [sequence([1, 2], num_pending=1), sequence([3, 4], num_pending=0)]
+    chunk, last = TokenSequence([10, 11, 12], 3, [0]), TokenSequence([20, 21, 22, 23], 4, [1], cached_len=2)
+    for prompt in (chunk, last):
+        prompt.extend(2)
+    batch = Batch.of(decoded, [chunk, last], Feed(output, [1, -1]))
+    assert (batch.mode, batch.decoded, batch.prompts) == ("mixed", decoded, [chunk, last])
+    assert batch.input_ids(CPU, torch.tensor([70, 80])).tolist() == [80, 4, 10, 11, 22, 23]
+    assert batch.positions(CPU).tolist() == [2, 1, 0, 1, 2, 3]
+    assert (batch.logits_rows(), batch.sampled_sequences()) == ([0, 1, 5], [*decoded, last])
+    assert (batch.num_tokens, batch.num_prompt_tokens()) == (6, 4)
+
+
+def test_a_batch_of_one_kind_is_not_mixed() -> None:
+    one, prompt = sequence([4, 5], num_pending=0), TokenSequence([1, 2], 2, [0])
+    prompt.extend(2)
+    decode, prefill = Batch.of([one], ()), Batch.of((), [prompt])
+    assert (decode.mode, decode.decoded, decode.prompts) == ("decode", [one], ())
+    assert (prefill.mode, prefill.decoded, prefill.prompts) == ("prefill", [], [prompt])
+
+
 @pytest.mark.parametrize(("num_pending", "row"), [(0, 0), (1, -1), (2, 0)])
 def test_exactly_one_pending_token_is_fed(output: ForwardOutput, num_pending: int, row: int) -> None:
     with pytest.raises(AssertionError):

@@ -61,6 +61,20 @@ class FakeDevice:
         return object()
 
 
+def test_where_steps_are_mixed_the_largest_forward_is_of_both_kinds(
+    model_dir: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = EngineConfig(
+        model_dir, "dummy", num_pages=1, max_chunk_tokens=300, max_batch_size=9, cuda_graph_max_bs=0, mixed_steps=True
+    )
+    engine = build_engine(config, "dry-run", list[str]().append)
+    device = FakeDevice(monkeypatch, engine)
+    memory, _ = measure_memory(engine, config, 1000 * MIB, None, None)
+    largest = device.batches[-1]
+    assert (largest.mode, len(largest.decoded), len(largest.prompts)) == ("mixed", 9, MAX_PREFILL_BATCH_SIZE)
+    assert memory.forward == 309 * MIB
+
+
 def test_the_largest_forwards_run_on_a_single_page(model_dir: str, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = build(model_dir, 1)
     device = FakeDevice(monkeypatch, engine)

@@ -59,6 +59,13 @@ def run_chunks_then_decode(
     for _ in range(3):
         oracle.step("decode", {c: 1, a: 1, b: 1}, max_error=MAX_ERROR)
     oracle.step("decode", {a: 1}, max_error=MAX_ERROR)
+    if not oracle.attention.computes_mixed:
+        return
+    # New prompts, such as go on, and both, beside one sequence and several.
+    d, e = oracle.add(60), oracle.add(27)
+    oracle.step("mixed", {a: 1, d: 40}, max_error=MAX_ERROR, num_mixed=1)
+    oracle.step("mixed", {d: 1, a: 1, e: 17}, max_error=MAX_ERROR, num_mixed=2)
+    oracle.step("mixed", {a: 1, e: 10, d: 18}, max_error=MAX_ERROR, num_mixed=1)
 
 
 @pytest.mark.parametrize("make_backend", [flashinfer, reference])
@@ -140,6 +147,21 @@ def test_decode_of_a_fixed_size_over_long_and_short_sequences(
     for _ in range(3):
         oracle.step("decode", {middle: 1, short: 1, long: 1}, max_error=MAX_ERROR)
     oracle.step("decode", {long: 1}, max_error=MAX_ERROR)
+
+
+def test_mixed_forwards_of_more_sequences_than_our_own_kernel_decodes() -> None:
+    """FlashInfer's kernels have one workspace, in which those of both kinds take turns."""
+    from engine.attention.flashinfer import MAX_OWN_DECODE
+    from engine.kvcache.cuda_pool import CudaKvPool
+
+    layout = KvHeadLayout(NUM_LAYERS, 16, 8, 128, "bfloat16")
+    pool = CudaKvPool(layout, NUM_PAGES, torch.device("cuda", 0))
+    oracle = AttentionOracle(pool, 32, flashinfer)
+    decoded = [oracle.add(2 + n % 13) for n in range(MAX_OWN_DECODE + 5)]
+    long, new = oracle.add(1000), oracle.add(300)
+    oracle.step("prefill", {**{s: len(s.token_ids) - 1 for s in decoded}, long: 400}, max_error=MAX_ERROR)
+    steps = dict.fromkeys(decoded, 1)
+    oracle.step("mixed", {**steps, long: 600, new: 300}, max_error=MAX_ERROR, num_mixed=len(decoded))
 
 
 class FixedSizePrefill(AttentionBackend):

@@ -38,8 +38,8 @@ class Oracle(AttentionOracle):
             super().__init__(pool, num_q_heads, ReferenceAttention)
         self._max_error = 1e-6 if layout.dtype == "float32" else 5e-3
 
-    def check(self, mode: ForwardMode, extend: dict[TokenSequence, int]) -> None:
-        self.step(mode, extend, max_error=self._max_error)
+    def check(self, mode: ForwardMode, extend: dict[TokenSequence, int], num_mixed: int = 0) -> None:
+        self.step(mode, extend, max_error=self._max_error, num_mixed=num_mixed)
 
 
 @pytest.fixture(params=DTYPES, ids=["-to-".join(filter(None, pair)) for pair in DTYPES])
@@ -58,6 +58,16 @@ def test_chunks_then_decode(page_size: int, num_q_heads: int, num_kv_heads: int,
     for _ in range(3):
         oracle.check("decode", {c: 1, a: 1, b: 1})
     oracle.check("decode", {a: 1})
+
+
+def test_chunks_beside_what_is_decoded(dtypes: tuple[str, str]) -> None:
+    oracle = Oracle(3, 4, 2, dtypes)
+    a, b, c, d = oracle.add(30), oracle.add(23, spare_pages=2), oracle.add(9), oracle.add(40)
+    oracle.check("prefill", {a: 27, c: 5})
+    oracle.check("mixed", {c: 1, b: 20}, num_mixed=1)
+    oracle.check("mixed", {a: 1, c: 1, b: 1, d: 17}, num_mixed=2)
+    oracle.check("mixed", {b: 1, a: 1, d: 22}, num_mixed=2)
+    oracle.check("decode", {c: 1, d: 1, a: 1})
 
 
 def test_prefix_of_shared_pages(dtypes: tuple[str, str]) -> None:

@@ -117,10 +117,12 @@ class Runner:
             pages.append(self._free.pop())
         return TokenSequence(list(token_ids), len(token_ids), pages, cached_len=cached_len)
 
-    def forward(self, mode: ForwardMode, sequences: list[TokenSequence], extend_lens: list[int]) -> torch.Tensor:
+    def forward(
+        self, mode: ForwardMode, sequences: list[TokenSequence], extend_lens: list[int], num_mixed: int = 0
+    ) -> torch.Tensor:
         for sequence, extend_len in zip(sequences, extend_lens, strict=True):
             sequence.extend(extend_len)
-        batch = Batch(mode, sequences)
+        batch = Batch(mode, sequences, num_mixed=num_mixed)
         self.attention.plan(batch)
         rows = torch.tensor(batch.logits_rows(), dtype=torch.int64)
         logits = self.model.forward(batch.input_ids(CPU), batch.positions(CPU), self.attention, rows)
@@ -181,6 +183,23 @@ def test_batched_prefill_with_unfinished_sequences(plain: Checkpoint) -> None:
     a, b, c = (runner.sequence(random_ids(n, seed=n)) for n in (20, 31, 11))
     assert_logits(runner.forward("prefill", [a, b, c], [20, 9, 11]), plain.reference, [a, c])
     assert_logits(runner.prefill([b]), plain.reference, [b])
+
+
+def test_one_forward_of_decoding_and_prompts_matches_transformers(checkpoint: Checkpoint) -> None:
+    runner = Runner(checkpoint.load(torch.float32), 3)
+    a, b = (runner.sequence(random_ids(n, seed=n), max_len=n + 8) for n in (50, 11))
+    runner.prefill([a, b])
+    chunked, branch = (
+        runner.sequence(random_ids(40, seed=5)),
+        runner.sequence([*a.token_ids[:24], *random_ids(9, seed=6)], prefix=a.page_ids[:8]),
+    )
+    chunks = [[(chunked, 7)], [(chunked, 30), (branch, 8)], [(chunked, 3), (branch, 1)]]
+    for step, prompts in enumerate(chunks):
+        for sequence in (a, b):
+            sequence.token_ids += random_ids(1, seed=20 + step)
+        sequences = [a, b, *(sequence for sequence, _ in prompts)]
+        logits = runner.forward("mixed", sequences, [1, 1, *(n for _, n in prompts)], num_mixed=2)
+        assert_logits(logits, checkpoint.reference, sequences if step == 2 else [a, b])
 
 
 def test_greedy_tokens_equal_generate(checkpoint: Checkpoint) -> None:
