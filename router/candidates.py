@@ -33,21 +33,22 @@ class Candidates(Sequence[Pair]):
         Args:
             workers: among which they are, by their ids.
             may_serve: which workers may have a part; None: all of them.
-            placement: AUTO: any pair; otherwise the pairs of that placement alone, as long as there are any: a request
-                is served rather the other way than not at all.
+            placement: AUTO: any pair; otherwise the pairs of that placement alone, if there are such now, whether or
+                not they may have a part: a request is served rather the other way than not at all, but where those that
+                are wanted are only busy it waits.
         """
         self._workers = workers
         self._may_serve = may_serve
-        self._placement = placement
+        self._only = _only(workers, placement)
 
     def among(self, may_serve: Callable[[Worker], bool]) -> "Candidates":
         """Those of the pairs both of whose workers may have a part."""
-        return Candidates(self._workers, may_serve, self._placement)
+        return Candidates(self._workers, may_serve, self._only or AUTO)
 
     @property
     def prefill_workers(self) -> list[Worker]:
         """Those that can take a prompt now, in the order in which they joined; role `both` among them."""
-        if (placement := self._only()) is not None:
+        if (placement := self._only) is not None:
             return [w for w in self._workers.values() if self._is_open(w) and self._has_partner(w, placement)]
         if self._may_serve is None:
             return [worker for worker in self._workers.values() if worker.decode_workers]
@@ -62,19 +63,19 @@ class Candidates(Sequence[Pair]):
     def decode_workers_of(self, prefill: Worker) -> list[Worker]:
         """Those that can go on with what this one has computed; a worker of role `both` can itself."""
         decode_workers = self._open(list(prefill.decode_workers.values()))
-        if (placement := self._only()) is None:
+        if (placement := self._only) is None:
             return decode_workers
         return [worker for worker in decode_workers if (worker is prefill) == (placement == AGGREGATED)]
 
     def alone(self) -> list[Worker]:
         """The workers that can serve a request by themselves."""
-        if self._only() == DISAGGREGATED:
+        if self._only == DISAGGREGATED:
             return []
         return self._open([w for w in self._workers.values() if w.role == "both" and w.decode_workers])
 
     def senders(self) -> list[Worker]:
         """The prefill workers of pairs of two workers; some may have no decode worker that is open."""
-        if self._only() == AGGREGATED:
+        if self._only == AGGREGATED:
             return []
         return self._open([w for w in self._workers.values() if w.sends and w.decode_workers])
 
@@ -140,7 +141,7 @@ class Candidates(Sequence[Pair]):
         return bool(self.prefill_workers)
 
     def __len__(self) -> int:
-        if self._may_serve is None and self._only() is None:
+        if self._may_serve is None and self._only is None:
             return sum(len(worker.decode_workers) for worker in self._workers.values())
         return sum(len(self.decode_workers_of(worker)) for worker in self.prefill_workers)
 
@@ -156,7 +157,7 @@ class Candidates(Sequence[Pair]):
             and pair.prefill.decode_workers.get(pair.decode.worker_id) is pair.decode
             and self._is_open(pair.prefill)
             and self._is_open(pair.decode)
-            and self._only() in (None, pair.placement)
+            and self._only in (None, pair.placement)
         )
 
     @overload
@@ -177,14 +178,6 @@ class Candidates(Sequence[Pair]):
                 position -= len(decode_workers)
         raise IndexError(f"there is no pair {index}")
 
-    def _only(self) -> Placement | None:
-        """The one placement that there is a choice of; None: there are pairs of any."""
-        if self._placement == AUTO:
-            return None
-        placement = AGGREGATED if self._placement == AGGREGATED else DISAGGREGATED
-        workers = self._workers.values()
-        return placement if any(self._is_open(w) and self._has_partner(w, placement) for w in workers) else None
-
     def _has_partner(self, prefill: Worker, placement: Placement) -> bool:
         if placement == AGGREGATED:
             return prefill.worker_id in prefill.decode_workers
@@ -198,6 +191,17 @@ class Candidates(Sequence[Pair]):
 
     def _is_open(self, worker: Worker) -> bool:
         return self._may_serve is None or self._may_serve(worker)
+
+
+def _only(workers: Mapping[str, Worker], placement: str) -> Placement | None:
+    """The one placement that there is a choice of; None: there are pairs of any."""
+    if placement == AGGREGATED and any(w.worker_id in w.decode_workers for w in workers.values()):
+        return AGGREGATED
+    if placement == DISAGGREGATED and any(
+        len(w.decode_workers) > (w.worker_id in w.decode_workers) for w in workers.values()
+    ):
+        return DISAGGREGATED
+    return None
 
 
 def _cheapest_linked(prefill: Worker, by_cost: Sequence[Worker], costs: Mapping[Worker, float]) -> Worker | None:

@@ -21,7 +21,6 @@ class WorkerRegistry:
     serve with whom, whether anybody can, and what fits every pool.
 
     Attributes:
-        candidates: every pair of workers that can serve a request now.
         planned: the workers that the cluster is to have, their roles by their names. One that is not among them is
             about to leave: it finishes what it has and takes nothing new. Empty: nobody has said who they are.
         max_request_tokens: tokens of the largest request that fits every worker's pool alone; 0 without workers.
@@ -45,7 +44,7 @@ class WorkerRegistry:
         self._num_pairs = 0
         # They outlive every worker.
         self._rates: ClusterRates | None = None
-        self.candidates = Candidates(self._workers, placement=placement)
+        self._placement = placement
         self.planned = dict(planned or {})
         self.max_request_tokens = 0
 
@@ -53,6 +52,11 @@ class WorkerRegistry:
     def is_ready(self) -> bool:
         """Whether there is a pair of workers that can serve a request now."""
         return self._num_pairs > 0
+
+    @property
+    def candidates(self) -> Candidates:
+        """Every pair of workers that can serve a request now, for one choice."""
+        return Candidates(self._workers, placement=self._placement)
 
     @property
     def num_pairs(self) -> int:

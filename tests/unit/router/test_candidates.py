@@ -113,3 +113,29 @@ def test_the_least_costly_is_that_of_all_pairs(share_of_links: float) -> None:
             lambda worker: 3.5 * worker.num_assigned,
         )
         assert least in candidates and cost(least) == min(map(cost, candidates))
+
+
+def test_a_placement_gives_way_where_there_is_no_such_pair_and_not_where_all_are_busy() -> None:
+    b0, b1, p = (
+        new_worker("b0", "both", has_links=True),
+        new_worker("b1", "both", has_links=True),
+        new_worker("p", "prefill"),
+    )
+
+    def of(placement: str, *closed: Worker) -> list[str]:
+        workers = {worker.worker_id: worker for worker in (b0, b1, p)}
+        candidates = Candidates(workers, placement=placement).among(lambda worker: worker not in closed)
+        assert bool(candidates) == bool(list(candidates)) and len(candidates) == len(list(candidates))
+        return names(candidates)
+
+    assert of("disaggregated") == ["b0-b0", "b1-b1"], "no worker has a link to another"
+    link(b0, b1)
+    assert of("disaggregated") == ["b0-b1"]
+    assert of("disaggregated", b1) == of("disaggregated", b0) == []
+    link(p, b0)
+    assert of("disaggregated", b1) == ["p-b0"]
+    assert of("aggregated") == ["b0-b0", "b1-b1"]
+    assert of("aggregated", b0, b1) == []
+    for worker in (b0, b1):
+        del worker.decode_workers[worker.worker_id]
+    assert of("aggregated") == ["b0-b1", "p-b0"]

@@ -173,8 +173,11 @@ def test_a_placement_holds_as_long_as_there_are_such_workers() -> None:
     pair = served.would_choose(range(100))
     assert pair.prefill is not pair.decode
     assert pair.estimate is not None and pair.estimate.reason == "only"
-    alone = Served(candidates.among(lambda worker: worker is workers[0])).would_choose(range(100))
-    assert (alone.prefill, alone.decode) == (workers[0], workers[0])
+    assert not candidates.among(lambda worker: worker is workers[0])
+    for worker, other in (workers, workers[::-1]):
+        del worker.decode_workers[other.worker_id]
+    alone = Served(Candidates({w.worker_id: w for w in workers}, placement=DISAGGREGATED)).would_choose(range(100))
+    assert alone.prefill is alone.decode
     _, together = equals(2, "aggregated")
     for _ in range(10):
         pair = Served(together).start(range(1_000))
