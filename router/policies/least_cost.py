@@ -24,7 +24,7 @@ class _Costs:
 
     Attributes:
         load_number: which ones.
-        tie: what is added, so that not all routers take the same of equals.
+        prompt_tie, decode_tie: what is added, so that not all routers take the same of equals.
         room: tokens of a request for which there is memory.
     """
 
@@ -32,8 +32,9 @@ class _Costs:
     load: Load
     speed: Speed
     prompt: PromptCost
-    tie: float
+    prompt_tie: float
     decode: Line
+    decode_tie: float
     room: int
 
 
@@ -98,7 +99,7 @@ class LeastCost(PrefixPolicy):
             due = wait + computing
             if due > 1.0:
                 due += (LATE - 1.0) * (due - 1.0)
-            found[worker] = due + others * computing + of.tie
+            found[worker] = due + others * computing + of.prompt_tie
         return found
 
     def _decode_costs(
@@ -112,7 +113,7 @@ class LeastCost(PrefixPolicy):
             due += due_slope * num_tokens
             if due > 1.0:
                 due += (LATE - 1.0) * (due - 1.0)
-            found[worker] = due + extra + extra_slope * num_tokens
+            found[worker] = due + extra + extra_slope * num_tokens + of.decode_tie
             if num_tokens > of.room:
                 num_to_store = num_tokens - expected.get(worker, 0)
                 found[worker] += cost_model.memory_cost(of.load, of.speed, self._objectives, num_to_store)
@@ -192,6 +193,7 @@ class LeastCost(PrefixPolicy):
             cost_model.prompt_cost(load, speed, objectives),
             TIE_COST * self._random.random(),
             cost_model.decode_line(load, speed, objectives),
+            TIE_COST * self._random.random(),
             cost_model.num_free_tokens(load),
         )
 

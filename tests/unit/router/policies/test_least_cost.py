@@ -76,7 +76,7 @@ def test_the_pair_is_that_with_the_least_cost_of_all() -> None:
                 caches(worker, prompt[: rng.randrange(len(prompt) + 1)])
         pair = LeastCost(seed=0).choose(candidates, routing_request(prompt))
         least = min(_cost(p, prompt) for p in candidates)
-        assert least <= _cost(pair, prompt) <= least + TIE_COST
+        assert least <= _cost(pair, prompt) <= least + 2 * TIE_COST
         assert pair.estimate is not None
         assert pair.estimate.num_to_compute == len(prompt) - _num_cached(pair.prefill, prompt)
 
@@ -238,3 +238,9 @@ def test_who_says_that_it_is_slower_gets_less() -> None:
     # One that does not say is taken to be as before.
     workers[0].take_stats(WorkerStats())
     assert workers[0].forward_times == times
+
+
+def test_routers_that_see_the_same_do_not_all_take_the_same_workers() -> None:
+    candidates = make_candidates(8, 8)
+    pairs = [LeastCost(seed=seed).choose(candidates, routing_request(range(100))) for seed in range(32)]
+    assert len({pair.prefill for pair in pairs}) > 4 and len({pair.decode for pair in pairs}) > 4
