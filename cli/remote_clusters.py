@@ -13,6 +13,7 @@ from cli.clusters import fail, show_answer
 from deploy.hosted_ray import find_clusters
 from deploy.joined_ray import JoinedRay
 from deploy.remote_cluster import GoneError, RayEndedError, RemoteCluster, RemoteError
+from deploy.remote_logs import LogError, find_logs, process_names, read_log
 from deploy.supervisor_actor import SERVING
 from tandem import exit_codes
 
@@ -61,10 +62,9 @@ def scale_remote(name: str, address: str, counts: Mapping[str, int]) -> int:
 
 
 def show_remote_logs(name: str, address: str, process: str, *, follow: bool) -> int:
-    if process:
-        return fail(f"{process} writes its log on its own node: into --log-dir, if the cluster has one, or Ray's logs")
-
     def use(cluster: RemoteCluster) -> int:
+        if process:
+            return _show_process_logs(name, process, cluster, follow=follow)
         with contextlib.suppress(GoneError, KeyboardInterrupt):
             while True:
                 if (state := cluster.look()) is not None:
@@ -76,6 +76,38 @@ def show_remote_logs(name: str, address: str, process: str, *, follow: bool) -> 
         return 0
 
     return _with_cluster(name, address, use)
+
+
+def _show_process_logs(name: str, process: str, cluster: RemoteCluster, *, follow: bool) -> int:
+    """Of all lives of a process, wherever they were; with `follow` what the latest one adds."""
+    try:
+        directory = cluster.log_directory()
+        logs = find_logs(name, process, directory)
+        if not logs:
+            return fail(f"the cluster {name} has no {process}; there are: {', '.join(process_names(name))}")
+        for log in logs:
+            if len(logs) > 1:
+                print(f"--- {process} on {log.address}, process {log.pid} ---" if log.pid else f"--- {log.address} ---")
+            try:
+                text, position = read_log(log, None)
+            except LogError as error:
+                # What earlier lives have left may be gone with their nodes.
+                if log is logs[-1]:
+                    raise
+                print(error)
+                continue
+            print(text, end="", flush=True)
+        while follow:
+            time.sleep(_LOOK_INTERVAL_S)
+            if (latest := find_logs(name, process, directory)[-1]) != log:
+                log, position = latest, 0
+            text, position = read_log(log, position)
+            print(text, end="", flush=True)
+    except (LogError, RemoteError) as error:
+        return fail(str(error))
+    except KeyboardInterrupt:
+        pass
+    return 0
 
 
 def remote_address_of(name: str, address: str) -> str:

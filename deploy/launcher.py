@@ -74,7 +74,8 @@ class Cluster:
     ) -> None:
         """
         Args:
-            on_request_line: with log_requests, called with each line about a request, from a thread of its own.
+            on_request_line: with log_requests, called with each line about a request, from a thread of its own or from
+                the one that supervises.
             hosted: the Ray that this process is an actor of, where it is one; what is started outlives it then.
         """
         self._config = config
@@ -83,7 +84,7 @@ class Cluster:
         self._request_lines: RequestLineServer | None = None
         self._hosted = hosted
         self._ray: RayBase = hosted or LocalRay(default_directory())
-        self._processes = Processes(config, self._ray, on_progress, before_start=self._save)
+        self._processes = Processes(config, self._ray, on_progress, on_request_line, before_start=self._save)
         self._has_started = False
         # Another life of this process may be on another host, so it is of the clock that hosts have in common.
         self._drains_until: float | None = None
@@ -167,7 +168,10 @@ class Cluster:
         self.model_name = router_configs[0].model_name
         self.addresses, self.routers = ports.shared, ports.routers
         self._on_progress("model", "ready")
-        if config.log_requests:
+        if config.log_requests and config.spans_nodes:
+            # Neither they nor whoever supervises them need be on this host.
+            router_configs = [replace(c, keeps_request_lines=True) for c in router_configs]
+        elif config.log_requests:
             self._request_lines = RequestLineServer(self._on_request_line)
             router_configs = [replace(c, request_lines_socket=self._request_lines.name) for c in router_configs]
         if not ray_first:
@@ -210,7 +214,7 @@ class Cluster:
             self._processes.nodes = NodePlacement.restored(self._config, self._hosted, saved.nodes)
         else:
             self._ports.reserve_again(saved.ports)
-        if self._config.log_requests:
+        if first.request_lines_socket:
             self._request_lines = RequestLineServer(self._on_request_line, first.request_lines_socket)
         with contextlib.suppress(ValueError, OSError):
             resolve_model(self._config.model, self._config.load_format, held=self._held)

@@ -48,12 +48,22 @@ class Processes:
     """
 
     def __init__(
-        self, config: ClusterConfig, ray_in_use: RayBase, on_progress: OnProgress, before_start: Callable[[], None]
+        self,
+        config: ClusterConfig,
+        ray_in_use: RayBase,
+        on_progress: OnProgress,
+        on_request_line: Callable[[str], None],
+        before_start: Callable[[], None],
     ) -> None:
-        """Args: before_start: called before a process is started."""
+        """
+        Args:
+            on_request_line: called with each line about a request that a router keeps until it is asked.
+            before_start: called before a process is started.
+        """
         self._config = config
         self._ray = ray_in_use
         self._on_progress = on_progress
+        self._on_request_line = on_request_line
         self._before_start = before_start
         self.actors: dict[str, Any] = {}
         self.router_configs: dict[str, RouterConfig] = {}
@@ -164,6 +174,7 @@ class Processes:
             probe_interval_s=1.0,
             silence_limit_s=5.0,
             start_limit_s=ROUTER_START_TIMEOUT_S,
+            answered=self._show_request_lines,
         )
         worker = ProcessKind(
             self.start_worker,
@@ -196,14 +207,21 @@ class Processes:
         # Routers stop first: what is cut short then is told so, and not that its worker is gone.
         for names in (self.router_configs, self.worker_plans):
             refs = [self.actors[name].stop.remote() for name in names if name in self.actors]
-            if refs:
-                ray.wait(refs, num_returns=len(refs), timeout=STOP_TIMEOUT_S)
+            ended, _ = ray.wait(refs, num_returns=len(refs), timeout=STOP_TIMEOUT_S) if refs else ([], [])
+            if names is self.router_configs:
+                for ref in ended:
+                    with contextlib.suppress(RayError):
+                        self._show_request_lines(ray.get(ref))
         # A Ray that goes on would keep them for a while.
         for actor in self.actors.values():
             ray.kill(actor)
         self.actors = {}
         if self.nodes is not None:
             self.nodes.close()
+
+    def _show_request_lines(self, lines: Sequence[str]) -> None:
+        for line in lines:
+            self._on_request_line(line)
 
     def wait_for(self, refs: dict[Any, str]) -> None:
         """Waits for start-up steps of several parts, showing the workers' progress. Whatever ends is seen at once: a

@@ -23,6 +23,7 @@ import ray
 from ray._private import node, ray_constants, services, state, utils
 from ray._private import worker as ray_worker
 from ray._raylet import PlacementGroupID
+from ray.core.generated.gcs_pb2 import ActorTableData  # type: ignore[attr-defined]
 from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RayTaskError
 from ray.experimental import internal_kv
 from ray.util import list_named_actors
@@ -36,6 +37,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 
 __all__ = [
     "FIRST_VERSION",
+    "ActorTableData",
     "ActorUnavailableError",
     "NodeAffinitySchedulingStrategy",
     "PlacementGroup",

@@ -110,6 +110,18 @@ class RemoteCluster:
             self._next_line = state.next_line
         return state
 
+    def log_directory(self) -> str:
+        """Where its processes write their logs, each on its node; "": where Ray has them.
+
+        Raises:
+            GoneError: it has ended, supervisor and all.
+            RemoteError: its supervisor does not answer now.
+        """
+        directory: str | None = self._call(self._actor.log_directory.remote)
+        if directory is None:
+            raise RemoteError(f"the supervisor of {self._name} does not answer")
+        return directory
+
     def stop(self, show: Callable[[str], None], *, limit_s: float) -> str:
         """Has it drain and end; returns when nothing of it is left, with what went wrong, or "".
 

@@ -9,7 +9,7 @@ import struct
 import threading
 from collections.abc import Callable
 
-from router.request_lines import MAX_LINE_BYTES
+from router.request_lines import MAX_LINE_BYTES, shown
 
 _CREDENTIALS = struct.Struct("3i")
 _BACKLOG = 64
@@ -87,7 +87,5 @@ class RequestLineServer:
         except OSError:
             return False
         if data:
-            # A client's words may be in it, and what a terminal obeys in those.
-            text = data.decode(errors="replace")
-            self._show("".join(character if character.isprintable() else "?" for character in text))
+            self._show(shown(data))
         return bool(data)

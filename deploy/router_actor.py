@@ -39,10 +39,12 @@ class RouterActor(SealedActor[RouterConfig]):
         assert self._process is not None
         self._process.open_shared_ports()
 
-    def probe(self) -> None:
-        """Returns if the router's loop turns; raises TimeoutError if it does not."""
+    def probe(self) -> list[str]:
+        """Returns if the router's loop turns, with the lines about requests since it was last asked, where these are
+        not sent; raises TimeoutError if it does not turn."""
         assert self._process is not None
         self._process.probe()
+        return self._process.take_request_lines()
 
     def set_workers(self, planned: Mapping[str, str]) -> dict[str, int]:
         """As Router.set_workers: {} if it has yet to start, and asks again."""
@@ -55,7 +57,9 @@ class RouterActor(SealedActor[RouterConfig]):
     def drain(self, timeout_s: float) -> int:
         return self._process.drain(timeout_s) if self._process is not None else 0
 
-    def stop(self) -> None:
+    def stop(self) -> list[str]:
+        """Returns the last lines, as `probe` does."""
         if self._process is not None:
             self._process.stop()
         self._stopped.set()
+        return self._process.take_request_lines() if self._process is not None else []

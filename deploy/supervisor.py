@@ -32,6 +32,7 @@ class ProcessKind:
             no stream shows.
         start_limit_s: a process that has not loaded and joined within this time is ended and started again.
         mapped: asks an actor for the names of those whose memory it maps; None: such processes map nothing.
+        answered: is told what an actor answers to a probe; None: nobody is.
     """
 
     start: Callable[[str], Any]
@@ -41,6 +42,7 @@ class ProcessKind:
     silence_limit_s: float
     start_limit_s: float
     mapped: Callable[[Any], Any] | None = None
+    answered: Callable[[Any], None] | None = None
 
 
 class _Awaited(NamedTuple):
@@ -153,9 +155,11 @@ class Supervisor:
                 self._mappers.has_died(name, running, time.monotonic())
             case "answer":
                 with contextlib.suppress(RayError, TimeoutError):
-                    ray.get(ref)
+                    answer = ray.get(ref)
                     if name in self._answered_at:
                         self._answered_at[name] = time.monotonic()
+                    if name in self._kinds and (answered := self._kinds[name].answered) is not None:
+                        answered(answer)
             case "mapped":
                 # One that has died in the meantime maps nothing; its end is noticed too.
                 with contextlib.suppress(RayError, TimeoutError):

@@ -84,6 +84,7 @@ class SupervisorActor(SealedActor[SupervisorOrder]):
         self._lines: deque[str] = deque(maxlen=_MAX_LINES)
         self._num_lines = 0
         self._error, self._is_usage = "", False
+        self._log_directory: str | None = None
         self._stop = threading.Event()
         self._stoppers: set[str] = set()
         self._cluster: Cluster | None = None
@@ -109,6 +110,11 @@ class SupervisorActor(SealedActor[SupervisorOrder]):
             self._error,
             self._is_usage,
         )
+
+    def log_directory(self) -> str | None:
+        """Where the cluster's processes write their logs, each on its node; "": where Ray has them; None: it does not
+        know yet."""
+        return self._log_directory
 
     def stop(self, who: str) -> None:
         """Asks it to drain and to end. What is asked for by a second one is to end at once.
@@ -147,6 +153,7 @@ class SupervisorActor(SealedActor[SupervisorOrder]):
         try:
             order, saved = self._find_out(hosted)
             config = order.config
+            self._log_directory = config.log_dir
             os.environ.update(order.environment)
             cluster = self._cluster = Cluster(config, self._on_progress, self._say, hosted)
             try:

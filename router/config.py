@@ -120,6 +120,7 @@ class RouterConfig:
         admit_duration_s: how long a decode worker remembers a request that has no lease yet.
         log: what it writes about itself.
         request_lines_socket: takes a line for each request's beginning and end (router/request_lines.py); "": none.
+        keeps_request_lines: whether these lines wait at the router for whoever supervises it to ask, instead.
         chat_template: a file with a chat template to be used instead of the model's own; empty: there is none.
         tool_parser: what finds calls of tools in outputs: a name of router/text/tool_parsers/table.py, or the import
             path of a ToolParser; "auto": what fits the chat template; "none": nothing.
@@ -177,6 +178,7 @@ class RouterConfig:
     reasoning_parser: str = "auto"
     log: LogConfig = field(default_factory=LogConfig)
     request_lines_socket: str = ""
+    keeps_request_lines: bool = False
 
     def __post_init__(self) -> None:
         for name in ("grpc_port", "http_port", "shared_grpc_port", "shared_http_port", "cluster_port"):

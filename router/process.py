@@ -92,6 +92,11 @@ class RouterProcess:
         """Returns if the loop turns; raises TimeoutError if it does not for PROBE_TIMEOUT_S."""
         self._loop_thread.call(asyncio.sleep(0), PROBE_TIMEOUT_S)
 
+    def take_request_lines(self) -> list[str]:
+        """Those of requests that the router keeps for whoever asks, since this was last called."""
+        kept = self._router.kept_lines if self._router is not None else None
+        return kept.take() if kept is not None else []
+
     def set_workers(self, planned: Mapping[str, str]) -> dict[str, int]:
         """As Router.set_workers."""
         return self._loop_thread.call(self._set_workers(planned), PROBE_TIMEOUT_S)

@@ -20,7 +20,7 @@ from router.policies.base import RoutingPolicy
 from router.policies.guard import GuardedPolicy
 from router.recalls import Recalls
 from router.recorded_request import record_request
-from router.request_lines import RequestLines
+from router.request_lines import KeptLines, LineSink, RequestLines, SocketLines
 from router.request_spans import RequestSpans
 from router.requests_in_hand import RequestsInHand
 from router.tracker import RequestTracker
@@ -74,6 +74,7 @@ class Router:
         clocks: how far the workers' are from this router's.
         idle: set while no request is in hand.
         request_lines: is told of each request's beginning and end; None: nobody is.
+        kept_lines: has the lines of that until somebody asks; None: they go elsewhere.
         recorder: is told of each request's end.
         spans: likewise; None: nobody collects traces.
         live: what is remembered of the last minutes.
@@ -89,9 +90,11 @@ class Router:
         self._arrivals = itertools.count()
         self._requests = RequestsInHand()
         self._draining = False
-        self.request_lines = (
-            RequestLines(config.router_id, config.request_lines_socket) if config.request_lines_socket else None
-        )
+        self.kept_lines = KeptLines() if config.keeps_request_lines else None
+        sink: LineSink | None = self.kept_lines
+        if sink is None and config.request_lines_socket:
+            sink = SocketLines(config.request_lines_socket)
+        self.request_lines = RequestLines(config.router_id, sink) if sink is not None else None
         self.recorder = Recorder()
         self.spans: RequestSpans | None = None
         self.idle = asyncio.Event()

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import random
+import re
 import signal
 import statistics
 import subprocess
@@ -14,12 +15,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
 from deploy.cluster_config import ClusterConfig
 from router.config import host_of
 from tandem.client import TandemClient
+from tests.cluster.command import own_name, tandem
 from tests.cluster.conftest import Answer, Clusters, Oracle, ServedCluster, random_ids, wait_until
 from tests.cluster.faults import LiveStream
 from tests.cluster.test_cancel import leave_early
@@ -43,6 +46,8 @@ ROUNDING = 1e-3
 NODE_GONE_S = 90.0
 RESTARTED_S = 120.0
 NUM_CANCELLED = 60
+# A supervisor asks its routers every second.
+LOGGED_S = 10.0
 
 
 @pytest.fixture(scope="module")
@@ -246,3 +251,52 @@ def test_a_node_is_lost_and_comes_back(clusters: Clusters, config: ClusterConfig
             began = time.monotonic()
             clusters.close()
             print(f"ended after {time.monotonic() - began:.1f} s")
+
+
+def test_logs_and_lines_of_requests_come_from_either_node(tiny_model_dir: Path) -> None:
+    _, name = own_name()
+    on = ("--ray-address", f"{HEAD}:{RAY_PORT}")
+    flags = ("--model", str(tiny_model_dir), "--threads", "1", "--num-pages", "128", "--log-requests")
+    where = ("--placement-strategy", "spread", "--host", "0.0.0.0", "--routers", "2", "--grpc-port", "0")
+    started = tandem("serve", "--name", name, "--detach", *on, *flags, *where, "--http-port", "0")
+    assert started.returncode == 0, started.stderr
+    try:
+        found = re.search(r"over gRPC at \S+?:(\d+)", started.stdout)
+        assert found is not None
+        for host in (HEAD, OTHER):
+            with TandemClient(f"{host}:{found[1]}", one_router=True) as client:
+                assert len(list(client.complete("hello", max_tokens=4))) > 0
+        # Each router shows what it was asked, whichever node it is on.
+        wait_until(
+            lambda: {"router-0", "router-1"} <= {line.split()[1] for line in request_lines(name, on)},
+            LOGGED_S,
+            "lines of both routers",
+        )
+        of_worker = tandem("logs", name, "decode-0", *on).stdout
+        assert "engine ready" in of_worker and not of_worker.startswith(":")
+        missing = tandem("logs", name, "decode-7", *on)
+        assert missing.returncode == 1 and "prefill-0, router-0, router-1" in missing.stderr
+
+        # What a process said that has died is found behind what its successor says.
+        (dead,) = [p.pid for p in psutil.process_iter() if is_worker_at(p, OTHER)]
+        os.kill(dead, signal.SIGKILL)
+        wait_until(
+            lambda: tandem("logs", name, "decode-0", *on).stdout.count("--- decode-0 on") == 2,
+            RESTARTED_S,
+            "the logs of both of its lives",
+        )
+    finally:
+        assert tandem("stop", name, *on).returncode == 0
+
+
+def request_lines(name: str, on: Sequence[str]) -> list[str]:
+    return [line for line in tandem("logs", name, *on).stdout.splitlines() if " > " in line or " < " in line]
+
+
+def is_worker_at(process: psutil.Process, host: str) -> bool:
+    """Whether it is a worker's process of the Ray's node of that address."""
+    with contextlib.suppress(psutil.Error):
+        parent = process.parent()
+        if "ray::WorkerActor" in " ".join(process.cmdline()):
+            return parent is not None and f"--node_ip_address={host}" in parent.cmdline()
+    return False

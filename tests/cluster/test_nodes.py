@@ -63,6 +63,10 @@ def test_a_cable_is_cut_and_mended(hosts: TwoHosts, tmp_path: Path) -> None:
     passes(hosts, "inside_nodes.py::test_a_cable_is_cut_and_mended", tmp_path)
 
 
+def test_logs_and_lines_of_requests_come_from_either_node(hosts: TwoHosts, tmp_path: Path) -> None:
+    passes(hosts, "inside_nodes.py::test_logs_and_lines_of_requests_come_from_either_node", tmp_path)
+
+
 # It comes last: the other node is another one afterwards.
 def test_a_node_is_lost_and_comes_back(hosts: TwoHosts, tmp_path: Path) -> None:
     passes(hosts, "inside_nodes.py::test_a_node_is_lost_and_comes_back", tmp_path)

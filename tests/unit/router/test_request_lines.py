@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from router.request_lines import MAX_LINE_BYTES, RequestLines
+from router.request_lines import MAX_KEPT_LINES, MAX_LINE_BYTES, KeptLines, RequestLines, SocketLines
 from router.tracker import RequestTracker
 from tandem.lifecycle import PhaseTiming
 from tandem.sampling_params import SamplingParams
@@ -41,7 +41,7 @@ def taker() -> Iterator[Taker]:
 
 
 def test_a_request_s_beginning_end_and_refusal(taker: Taker) -> None:
-    lines = RequestLines("router-0", taker.name)
+    lines = RequestLines("router-0", SocketLines(taker.name))
     tracker = RequestTracker(
         "ab-1", (1, 2, 3), SamplingParams(7, temperature=0.5), client_request_id="mine", failure="no worker"
     )
@@ -61,7 +61,7 @@ def test_a_request_s_beginning_end_and_refusal(taker: Taker) -> None:
 
 
 def test_nobody_waits_for_a_terminal_that_does_not_read(taker: Taker) -> None:
-    lines = RequestLines("router-0", taker.name)
+    lines = RequestLines("router-0", SocketLines(taker.name))
     for number in range(5_000):
         lines.refused("r", "invalid", f"{number} " + "x" * 500)
     num_taken = 0
@@ -76,6 +76,18 @@ def test_nobody_waits_for_a_terminal_that_does_not_read(taker: Taker) -> None:
 
 
 def test_a_line_is_lost_where_nobody_takes_it() -> None:
-    lines = RequestLines("router-0", "tandem-test-nobody")
+    lines = RequestLines("router-0", SocketLines("tandem-test-nobody"))
     lines.refused("r", "invalid", "why")
     lines.close()
+
+
+def test_lines_are_kept_until_somebody_asks_and_the_rest_is_counted() -> None:
+    kept = KeptLines()
+    lines = RequestLines("router-0", kept)
+    lines.refused("r", "invalid", "\x1b[2J")
+    assert [line.partition(" ")[2] for line in kept.take()] == ["router-0 ! r invalid: ?[2J"]
+    for number in range(MAX_KEPT_LINES + 3):
+        lines.refused(str(number), "invalid", "e")
+    assert len(kept.take()) == MAX_KEPT_LINES and kept.take() == []
+    lines.refused("r", "invalid", "e")
+    assert "(3 lines lost)" in kept.take()[0]
