@@ -121,7 +121,8 @@ class RoutingPolicy(ABC):
 
         Returns:
             One of the candidates; it may be made anew, with an `Estimate` of what is expected of it. How many tokens
-            are to be computed counts as the worker's load; the rest is told beside what it comes to.
+            are to be computed counts as the worker's load; the rest is told beside what it comes to. A wrong one is
+            logged and left out.
         """
 
     def attempt_started(self, pair: Pair, request: RoutingRequest) -> None:

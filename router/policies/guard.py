@@ -1,18 +1,27 @@
 """The one place where a routing policy is called. It may be anybody's class, and must not take the router down."""
 
+import dataclasses
 import logging
+import operator
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from router.candidates import Candidates
 from router.errors import InternalError
 from router.policies.base import AttemptFailure, RequestEnd, RoutingPolicy, RoutingRequest
-from router.worker import Pair, Worker
+from router.worker import Estimate, Pair, Worker
 
 logger = logging.getLogger(__name__)
 
 # This is for the client. What exactly went wrong is for the log: it is no business of strangers.
 FAILURE_MESSAGE = "the routing policy failed to choose workers; the router's log says why"
+# Of reasons there are so many, and of so many characters, at most: each is counted for ever. Further ones are OTHER.
+MAX_REASONS = 64
+MAX_REASON_LEN = 64
+OTHER = "other"
+# Seconds that are estimated may be at most so many. What is less than the first is as good as nothing.
+LEAST_S, MOST_S = 1e-6, 1e6
+_values_of = operator.attrgetter(*(field.name for field in dataclasses.fields(Estimate)))
 
 
 class GuardedPolicy(RoutingPolicy):
@@ -20,6 +29,7 @@ class GuardedPolicy(RoutingPolicy):
 
     def __init__(self, policy: RoutingPolicy) -> None:
         self._policy = policy
+        self._reasons: set[str] = set()
         self.wants_prefixes = bool(policy.wants_prefixes)
 
     def choose(self, candidates: Candidates, request: RoutingRequest) -> Pair:
@@ -29,17 +39,51 @@ class GuardedPolicy(RoutingPolicy):
         """
         try:
             pair = self._policy.choose(candidates, request)
+            is_candidate = pair in candidates
         except Exception as error:
             logger.exception("the routing policy failed to choose for request %s", request.request_id)
             raise InternalError(FAILURE_MESSAGE) from error
-        if pair not in candidates:
+        if not is_candidate:
             logger.error(
                 "the routing policy chose %r for request %s, which is none of the pairs that it was given",
                 pair,
                 request.request_id,
             )
             raise InternalError(FAILURE_MESSAGE)
-        return pair
+        checked = self._checked(pair, request)
+        # The policy is told of its own pair later, as far as that is one.
+        return pair if type(pair) is Pair and pair.estimate is checked else Pair(pair.prefill, pair.decode, checked)
+
+    def _checked(self, pair: Pair, request: RoutingRequest) -> Estimate | None:
+        """The estimate of a choice, if it is one; a wrong one is no reason not to serve the request."""
+        try:
+            estimate = pair.estimate
+            if estimate is None:
+                return None
+            num_tokens = request.num_prompt_tokens + len(request.output_ids)
+            num_to_store = estimate.num_to_store
+            checked = Estimate(
+                _count(estimate.num_to_compute, num_tokens),
+                self._reason(estimate.reason),
+                _seconds(estimate.ttft_s),
+                _seconds(estimate.itl_s),
+                None if num_to_store is None else _count(num_to_store, num_tokens),
+            )
+            is_plain = type(estimate) is Estimate and _types_of(estimate) == _types_of(checked)
+            return estimate if is_plain and estimate == checked else checked
+        except Exception:
+            logger.exception("the routing policy made a wrong estimate for request %s", request.request_id)
+            return None
+
+    def _reason(self, reason: object) -> str:
+        if not isinstance(reason, str) or len(reason) > MAX_REASON_LEN:
+            raise ValueError(f"{reason!r:.100} is no reason of at most {MAX_REASON_LEN} characters")
+        if reason in self._reasons or not reason:
+            return reason
+        if len(self._reasons) == MAX_REASONS:
+            return OTHER
+        self._reasons.add(reason)
+        return reason
 
     def attempt_started(self, pair: Pair, request: RoutingRequest) -> None:
         with _failure_logged("attempt_started"):
@@ -60,6 +104,24 @@ class GuardedPolicy(RoutingPolicy):
     def worker_joined(self, worker: Worker) -> None:
         with _failure_logged("worker_joined"):
             self._policy.worker_joined(worker)
+
+
+def _types_of(estimate: Estimate) -> list[type]:
+    return [type(value) for value in _values_of(estimate)]
+
+
+def _count(value: int, at_most: int) -> int:
+    count = operator.index(value)
+    if not 0 <= count <= at_most:
+        raise ValueError(f"{count} is no number of the request's {at_most} tokens")
+    return count
+
+
+def _seconds(value: float) -> float:
+    seconds = float(value)
+    if not 0.0 <= seconds <= MOST_S:
+        raise ValueError(f"{seconds} is no number of seconds")
+    return seconds if seconds >= LEAST_S else 0.0
 
 
 @contextmanager

@@ -5,8 +5,8 @@ import pytest
 from router.candidates import Candidates
 from router.errors import InternalError
 from router.policies.base import RoutingPolicy, RoutingRequest
-from router.policies.guard import GuardedPolicy
-from router.worker import Pair
+from router.policies.guard import MAX_REASONS, OTHER, GuardedPolicy
+from router.worker import Estimate, Pair
 from tests.fakes.routing import RecordingPolicy, make_candidates, routing_request
 
 
@@ -67,3 +67,75 @@ def test_a_policy_need_not_define_any_hook() -> None:
     guarded.request_finished(pair, request, "aborted")
     guarded.worker_lost(pair.prefill, "")
     guarded.worker_joined(pair.prefill)
+
+
+class Estimating(RoutingPolicy):
+    """Takes the first pair, with an estimate that it is given."""
+
+    def __init__(self, estimate: object) -> None:
+        self.estimate = estimate
+
+    def choose(self, candidates: Candidates, request: RoutingRequest) -> Pair:
+        return Pair(candidates[0].prefill, candidates[0].decode, self.estimate)  # type: ignore[arg-type]
+
+
+class Raising:
+    @property
+    def num_to_store(self) -> int:
+        raise RuntimeError("no such thing")
+
+
+@pytest.mark.parametrize(
+    "estimate",
+    [
+        "soon",
+        7,
+        Raising(),
+        Estimate(4),
+        Estimate(-1),
+        Estimate(1.5),  # type: ignore[arg-type]
+        Estimate("1"),  # type: ignore[arg-type]
+        Estimate(float("nan")),  # type: ignore[arg-type]
+        Estimate(1, num_to_store=99),
+        Estimate(1, reason=None),  # type: ignore[arg-type]
+        Estimate(1, reason=["compute"]),  # type: ignore[arg-type]
+        Estimate(1, reason="x" * 65),
+        Estimate(1, ttft_s=float("nan")),
+        Estimate(1, ttft_s=float("inf")),
+        Estimate(1, ttft_s=-1.0),
+        Estimate(1, itl_s="soon"),  # type: ignore[arg-type]
+        Estimate(1, itl_s=None),  # type: ignore[arg-type]
+    ],
+)
+def test_a_wrong_estimate_is_left_out_and_the_request_served(
+    estimate: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    candidates = make_candidates(1, 1)
+    pair = GuardedPolicy(Estimating(estimate)).choose(candidates, routing_request((1, 2, 3), request_id="r7"))
+    assert pair == candidates[0] and pair.estimate is None
+    assert "wrong estimate for request r7" in caplog.text
+
+
+def test_a_right_estimate_is_told() -> None:
+    estimate = Estimate(3, "compute", 0.5, 0.02, 0)
+    assert GuardedPolicy(Estimating(estimate)).choose(make_candidates(1, 1), routing_request()).estimate == estimate
+
+    class Float(float):
+        """As a library's own numbers are, which not everybody takes who is told them."""
+
+    plain = GuardedPolicy(Estimating(Estimate(3, itl_s=Float(0.5)))).choose(make_candidates(1, 1), routing_request())
+    assert plain.estimate is not None and type(plain.estimate.itl_s) is float
+    # What rounds to nothing would have a ratio without bounds.
+    tiny = GuardedPolicy(Estimating(Estimate(3, ttft_s=1e-300))).choose(make_candidates(1, 1), routing_request())
+    assert tiny.estimate == Estimate(3)
+
+
+def test_reasons_are_counted_for_ever_so_there_are_not_too_many() -> None:
+    policy, candidates = Estimating(None), make_candidates(1, 1)
+    guarded, reasons = GuardedPolicy(policy), set()
+    for number in range(3 * MAX_REASONS):
+        policy.estimate = Estimate(1, f"because of {number}")
+        estimate = guarded.choose(candidates, routing_request()).estimate
+        assert estimate is not None
+        reasons.add(estimate.reason)
+    assert len(reasons) == MAX_REASONS + 1 and OTHER in reasons
