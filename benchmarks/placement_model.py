@@ -1,0 +1,110 @@
+"""Which layout of four workers serves the most requests in time, in a model of the cluster.
+
+Time is virtual: workers take for their forwards what an H200 takes with a model of 8 billion parameters, and clients
+send at random. What chooses among workers is the router's own code, and what prompts get beside decode steps is up to
+the workers' own budget. Goodput is the highest rate at which nine in ten requests keep to
+ttft=500ms,itl_p95=OBJECTIVE,itl_max=500ms.
+
+It is a model: hosts, launches and networks take no time in it, and devices always the same. `--compare` shows what it
+says of layouts that have been measured.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.cluster_model.cluster import FIXED, WORKERS, Layout
+from benchmarks.cluster_model.goodput import GoodputModel
+from benchmarks.cluster_model.workloads import WORKLOADS, Workload
+from router.objectives import Objectives
+
+TTFT_S = 0.5
+LAYOUTS = (*FIXED, WORKERS)
+# What four H200s gave for 4,096/256 with a model of 8 billion parameters (`tandem bench`): layout, objective for gaps
+# in ms, requests a second. Workers of role `both` had pieces of one size beside decode steps then.
+MEASURED = (
+    ("2P2D", 15, 15.5),
+    ("2P2D", 25, 15.5),
+    ("3P1D", 15, 14.7),
+    ("3P1D", 25, 22.0),
+    ("both x4, chunks of 512", 25, 17.0),
+    ("both x4, chunks of 8192", 15, 14.0),
+    ("both x4, chunks of 8192", 25, 15.0),
+)
+
+
+class Cells:
+    """The same cells with each of some seeds: goodput is the mean."""
+
+    def __init__(self, num_seeds: int) -> None:
+        self._models = [GoodputModel(seed) for seed in range(num_seeds)]
+
+    def goodput(self, layout: Layout, workload: Workload, itl_ms: float) -> float:
+        objectives = Objectives(TTFT_S, itl_ms / 1e3)
+        return statistics.fmean(model.goodput(layout, workload, objectives) for model in self._models)
+
+
+def compare(cells: Cells) -> Table:
+    """The model beside what was measured."""
+    chunked = [Layout(f"both x4, chunks of {size}", ("both",) * 4, chunk_size=size) for size in (512, 8192)]
+    layouts = {layout.name: layout for layout in (*FIXED, *chunked)}
+    table = Table("4096/256", "ITL p95", "measured", "model", "model / measured", title="goodput, requests/s")
+    for name, itl_ms, measured in MEASURED:
+        modelled = cells.goodput(layouts[name], WORKLOADS[0], itl_ms)
+        table.add_row(name, f"{itl_ms} ms", f"{measured:.1f}", f"{modelled:.1f}", f"{modelled / measured:.2f}")
+    return table
+
+
+def rows(
+    cells: Cells, workloads: Sequence[Workload], itls_ms: Sequence[float], layouts: Sequence[Layout]
+) -> Iterator[dict[str, object]]:
+    """One for each workload and objective: the goodput of each layout by its name, and the last one's divided by the
+    best of the others."""
+    for workload in workloads:
+        for itl_ms in itls_ms:
+            found = {layout.name: cells.goodput(layout, workload, itl_ms) for layout in layouts}
+            *others, last = found.values()
+            best = max(others, default=0.0)
+            yield {"workload": workload.name, "itl_ms": itl_ms, **found, "ratio": last / best if best else None}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    names = [workload.name for workload in WORKLOADS]
+    parser.add_argument(
+        "--workloads", nargs="+", choices=names, default=names, help="input/output tokens (%(default)s)"
+    )
+    parser.add_argument("--itl", nargs="+", type=float, default=[15, 25, 50], metavar="MS", help="(%(default)s)")
+    parser.add_argument("--layouts", nargs="+", choices=[layout.name for layout in LAYOUTS], help="some of these")
+    parser.add_argument("--seeds", type=int, default=2, help="runs of each (%(default)s)")
+    parser.add_argument("--compare", action="store_true", help="show what was measured and what the model says of it")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there too")
+    arguments = parser.parse_args(argv)
+    cells = Cells(arguments.seeds)
+    if arguments.compare:
+        Console().print(compare(cells))
+        return 0
+    layouts = [one for one in LAYOUTS if arguments.layouts is None or one.name in arguments.layouts]
+    workloads = [workload for workload in WORKLOADS if workload.name in arguments.workloads]
+    table = Table("workload", "ITL p95", *(layout.name for layout in layouts), f"{layouts[-1].name} / best other")
+    found = []
+    for row in rows(cells, workloads, arguments.itl, layouts):
+        found.append(row)
+        cells_of_row = [f"{row[layout.name]:.1f}" for layout in layouts]
+        cells_of_row.append("" if row["ratio"] is None else f"{row['ratio']:.2f}")
+        print(row["workload"], f"{row['itl_ms']:g} ms", *cells_of_row, file=sys.stderr, flush=True)
+        table.add_row(str(row["workload"]), f"{row['itl_ms']:g} ms", *cells_of_row)
+    Console().print(table)
+    if arguments.json:
+        arguments.json.write_text(json.dumps(found, indent=2) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
