@@ -1,5 +1,7 @@
 """How many prompt tokens are computed between two decode steps, so that tokens come in time."""
 
+from collections.abc import Callable
+
 from prefill_worker.budget import PromptBudget
 from worker.forward_timer import ForwardTimer
 
@@ -29,7 +31,7 @@ class StepBudget(PromptBudget):
         self._min_tokens = min(MIN_TOKENS, max_tokens)
         self._timer = timer
 
-    def num_tokens(self, num_cached: int) -> int:
+    def num_tokens(self, num_cached: Callable[[], int]) -> int:
         if self._timer.last_step is None or not self._left_s:
             return self._max_tokens
         num_requests, num_context = self._timer.last_step
@@ -41,7 +43,7 @@ class StepBudget(PromptBudget):
             # them starve.
             left_s = step_s
         # A token attends to those before it: n of them to n * num_cached + n^2 / 2.
-        linear = times.prompt_token_s + times.attended_token_s * num_cached
+        linear = times.prompt_token_s + times.attended_token_s * num_cached()
         fitting = _root(times.attended_token_s / 2, linear, left_s)
         largest = min(self._max_tokens, max(self._min_tokens, MAX_GROWTH * self._timer.largest_lot))
         return int(max(self._min_tokens, min(fitting, largest)))

@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from engine.base import EngineBase
 from engine.config import MAX_PREFILL_BATCH_SIZE
@@ -148,8 +148,10 @@ class PrefillScheduler(ForwardScheduler):
         """What is to be computed next, if anything may be launched now. Nothing may happen to its jobs before."""
         if len(self.launched) >= MAX_LAUNCHED:
             return None
-        budget = self._next_budget()
-        self._start_jobs(budget)
+        begun = next((job for job in self._computing if job.sequence.remaining_len), None)
+        order = self._waiting.start_order() if begun is None else None
+        budget = self._next_budget(begun, order)
+        self._start_jobs(budget, order)
         chunks = self._next_chunks(budget)
         if not chunks:
             return None
@@ -179,13 +181,23 @@ class PrefillScheduler(ForwardScheduler):
             shipped=self._handover.shipped,
         )
 
-    def _next_budget(self) -> int:
-        """Tokens of the next forward, at most; 0: there is nothing to compute."""
-        if not self._computing and not self._waiting:
+    def _next_budget(self, begun: PrefillJob | None, order: Sequence[QueuedRequest] | None) -> int:
+        """Tokens of the next forward, at most; 0: there is nothing to compute.
+
+        Args:
+            begun: the prompt that is gone on with, if there is one.
+            order: of those that may begin, if there is none.
+        """
+        if begun is not None:
+            cached_len = begun.sequence.cached_len
+            return self._budget.num_tokens(lambda: cached_len)
+        return self._budget.num_tokens(lambda: self._num_cached(order[0])) if order else 0
+
+    def _num_cached(self, queued: QueuedRequest) -> int:
+        """Tokens that a request would find here if it began now."""
+        if queued.computes_all:
             return 0
-        return self._budget.num_tokens(
-            next((job.sequence.cached_len for job in self._computing if job.sequence.remaining_len), 0)
-        )
+        return len(self._cache.peek(queued.token_ids, queued.request.cache_namespace)) * self._cache.page_size
 
     def _jobs(self) -> list[PrefillJob]:
         return [*self._computing, *(job for job, _ in self._handing_over.values())]
@@ -213,13 +225,14 @@ class PrefillScheduler(ForwardScheduler):
                 self._handing_over[job.key] = job, math.inf
                 self._outbox.to_router(PrefillDeferred(*job.key))
 
-    def _start_jobs(self, budget: int) -> None:
-        """Locks pages for queued requests as long as the next forward has tokens to spare."""
+    def _start_jobs(self, budget: int, order: Sequence[QueuedRequest] | None) -> None:
+        """Locks pages for queued requests as long as the next forward has tokens to spare. Args: order: in which these
+        begin; None: nobody has asked yet."""
         self._pages.begin_pass()
         budget -= sum(job.sequence.remaining_len for job in self._computing)
         if budget <= 0 or not self._waiting:
             return
-        for queued in self._waiting.start_order():
+        for queued in self._waiting.start_order() if order is None else order:
             if budget <= 0 or self._pages.is_short:
                 break
             if self._pages.must_wait(queued):

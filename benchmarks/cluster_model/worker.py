@@ -105,7 +105,8 @@ class ModelWorker:
         first = next((job for job in self._prompts if job.launched < job.num_prompt), None)
         if first is None:
             return []
-        left = self._budget.num_tokens(first.launched)
+        next_one = first
+        left = self._budget.num_tokens(lambda: self._num_before(next_one))
         piece: list[tuple[Job, int]] = []
         for job in self._prompts:
             if left <= 0 or len(piece) == MAX_PROMPTS:
@@ -118,9 +119,14 @@ class ModelWorker:
         return piece
 
     def _start(self, job: Job) -> None:
+        job.found_cached = job.computed = job.launched = self._num_before(job)
         job.started_at = self._queue.now
-        num_cached = PAGE_SIZE * self._cache.num_cached(job.identities[: job.num_prompt // PAGE_SIZE])
-        job.found_cached = job.computed = job.launched = min(num_cached, job.num_prompt - 1)
+
+    def _num_before(self, job: Job) -> int:
+        """Tokens of a prompt that are computed, or would be found cached if it began now."""
+        if job.started_at >= 0:
+            return job.launched
+        return min(PAGE_SIZE * self.num_cached_pages(job), job.num_prompt - 1)
 
     def _launch(self, piece: list[tuple[Job, int]], then: Callable[[list[tuple[Job, int]]], None]) -> None:
         num_tokens = sum(count for _, count in piece)

@@ -45,7 +45,7 @@ class Device:
         """One of each. Args: num_cached: of the prompt; None: there is none. Returns the piece and the time of all."""
         num_tokens = num_attended = 0
         if num_cached is not None:
-            num_tokens = self.budget.num_tokens(num_cached)
+            num_tokens = self.budget.num_tokens(lambda: num_cached)
             num_attended = num_tokens * num_cached + num_tokens**2 // 2
             self.timer.prompts_launched(self.clock.now, num_tokens, num_attended)
             self.timer.prompts_ended()
@@ -60,9 +60,9 @@ def test_without_an_objective_or_anything_decoded_pieces_are_whole() -> None:
     free = Device(0.0)
     assert [free.step(8, 1000, 0)[0] for _ in range(3)] == [CHUNK_SIZE] * 3
     device = Device(OBJECTIVE_S)
-    assert device.budget.num_tokens(0) == MIN_TOKENS
+    assert device.budget.num_tokens(lambda: 0) == MIN_TOKENS
     device.timer.nothing_decoded()
-    assert device.budget.num_tokens(0) == CHUNK_SIZE
+    assert device.budget.num_tokens(lambda: 0) == CHUNK_SIZE
 
 
 def test_pieces_fill_the_objective_and_leave_some_of_it() -> None:
@@ -82,7 +82,7 @@ def test_a_longer_context_and_more_requests_leave_less() -> None:
 
     def size(num_requests: int, num_context: int, num_cached: int) -> int:
         device.step(num_requests, num_context, None)
-        return device.budget.num_tokens(num_cached)
+        return device.budget.num_tokens(lambda: num_cached)
 
     assert size(4, 8000, 0) > size(64, 120_000, 0) and size(4, 8000, 0) > size(4, 8000, 8000)
     for num_requests, num_context, num_cached in ((4, 8000, 0), (64, 8000, 0), (64, 120_000, 0), (4, 8000, 8000)):
@@ -114,11 +114,11 @@ def test_nothing_is_learned_from_the_time_in_which_nothing_was_decoded() -> None
     device = Device(OBJECTIVE_S)
     for _ in range(40):
         device.step(32, 64_000, 0)
-    size = device.budget.num_tokens(0)
+    size = device.budget.num_tokens(lambda: 0)
     device.timer.nothing_decoded()
     device.clock.advance(60.0)
     device.step(32, 64_000, None)
-    assert device.budget.num_tokens(0) == pytest.approx(size, rel=0.1)
+    assert device.budget.num_tokens(lambda: 0) == pytest.approx(size, rel=0.1)
 
 
 # --- in a worker ---
@@ -212,3 +212,28 @@ def test_streams_have_their_tokens_in_time_while_prompts_are_computed() -> None:
 def test_where_the_objective_has_room_prompts_are_as_quick_as_in_whole_chunks() -> None:
     whole, timely = serve(0.0), serve(0.1)
     assert max(timely.prompts_s.values()) <= max(whole.prompts_s.values()) / 0.95
+
+
+def test_a_piece_is_sized_by_what_its_prompt_finds_cached(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the prompt that begins as by one that is gone on with: what it attends to takes time too."""
+    worker, asked = Worker(OBJECTIVE_S), []
+    original = StepBudget.num_tokens
+
+    def num_tokens(self: StepBudget, num_cached: Callable[[], int]) -> int:
+        asked.append(num_cached())
+        return original(self, num_cached)
+
+    monkeypatch.setattr(StepBudget, "num_tokens", num_tokens)
+    prompt = tuple(range(500))
+    worker.submit("first", prompt, 2)
+    while worker.step():
+        pass
+    worker.submit("stream", (7, 8, 9), 200)
+    for _ in range(10):
+        worker.step()
+    asked.clear()
+    worker.submit("second", (*prompt, *range(600, 900)), 2)
+    while len(worker.tokens["second"]) < 2:
+        worker.step()
+    # Pages of 16 tokens, and pieces of 128 at first.
+    assert asked[:2] == [496, 496 + MIN_TOKENS]

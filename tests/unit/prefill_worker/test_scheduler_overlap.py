@@ -221,7 +221,7 @@ def test_a_job_that_ends_in_flight_keeps_its_pages_until_its_forwards_are_done(n
     # Nobody gets these pages yet, and what they were launched for is dropped.
     other = list(range(100, 130))
     pair.submit("b", other)
-    pair.p.scheduler._start_jobs(CHUNK_SIZE)
+    pair.p.scheduler._start_jobs(CHUNK_SIZE, None)
     assert pair.p.scheduler.stats().num_queued == 1
     pair.run()
     assert pair.output("b") == expected_tokens(other, 5)
