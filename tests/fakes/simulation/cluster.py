@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from kvtransfer.events import ReceiverLinkOpened, SenderLinkFailed, SenderLinkOpened
 from kvtransfer.transports.base import ReceiverTransport, SenderTransport
 from kvtransfer.transports.shared_memory import SharedMemoryReceiver
+from router.placement import AUTO
 from tandem.lifecycle import now_ns
 from tandem.messages import PROTOCOL_VERSION, LinkHello
 from tandem.request_ids import router_of
@@ -64,9 +65,11 @@ class Simulation:
         workers_have_time: bool = False,
         num_both: int = 0,
         largest_request_pages: int = 0,
+        placement: str = AUTO,
     ) -> None:
         """
         Args:
+            placement: as in RouterConfig.
             num_both: workers that do both, with links to each other and to those of one role.
             largest_request_pages: of the largest request that those of role both take.
             asynchronous: forwards of a worker overlap; each runs on its device when the simulation says so.
@@ -93,10 +96,8 @@ class Simulation:
         self.num_pages = num_pages
         self.num_both = num_both
         self.largest_request_pages = largest_request_pages
-        self._routing = routing
-        self.routers = {
-            address: SimRouter(self, address, routing) for address in map("router{}".format, range(num_routers))
-        }
+        self._routing, self._placement = routing, placement
+        self.routers = {address: self._new_router(address) for address in map("router{}".format, range(num_routers))}
         self.past_routers: list[SimRouter] = []
         self.workers: dict[str, SimWorker] = {}
         self.dead: list[SimWorker] = []
@@ -110,6 +111,9 @@ class Simulation:
                 self.start_worker(f"{role}{i}", role)
         self._num_pairs = (num_prefill + num_both) * (num_decode + num_both)
         self._settle()
+
+    def _new_router(self, address: str) -> SimRouter:
+        return SimRouter(self, address, self._routing, self._placement)
 
     # --- This can happen by itself. ---
 
@@ -321,7 +325,7 @@ class Simulation:
             router.go_on()
         else:
             self.past_routers.append(router)
-            self.routers[router.address] = SimRouter(self, router.address, self._routing)
+            self.routers[router.address] = self._new_router(router.address)
 
     def _answers(self, address: str) -> bool:
         return self.routers[address].alive
@@ -377,7 +381,7 @@ class Simulation:
         return ""
 
     def _all_are_linked(self) -> bool:
-        return all(len(r.router.workers.candidates) == self._num_pairs for r in self.routers.values())
+        return all(r.router.workers.num_pairs == self._num_pairs for r in self.routers.values())
 
     def check_end(self) -> None:
         """Nobody was left out but for a reason, and nothing is left over."""

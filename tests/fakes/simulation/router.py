@@ -30,7 +30,7 @@ class SimRouter:
         departed: calls whose clients have gone, which it has yet to notice.
     """
 
-    def __init__(self, simulation: "Simulation", address: str, routing: str) -> None:
+    def __init__(self, simulation: "Simulation", address: str, routing: str, placement: str) -> None:
         self._simulation = simulation
         self.address = address
         self.alive = True
@@ -47,6 +47,7 @@ class SimRouter:
             heartbeat_timeout_s=1.0,
             stall_timeout_s=1e9,
             max_attempts=10_000,
+            placement=placement,
         )
         made: Any = ROUTING_POLICIES.load(routing)
         arguments: dict[str, Any] = {} if routing == "round_robin" else {"seed": 0}
@@ -86,7 +87,8 @@ class SimRouter:
             is_heard = (stream.is_open_at_worker and stream.worker.runs) or stream.to_router
             if stream.router is self and is_heard and stream.registered is not None:
                 self.router.workers.record_heard(stream.registered)
-                self.router.workers.record_heartbeat(stream.registered, Heartbeat(stream.worker.num_steps))
+                heartbeat = Heartbeat(stream.worker.num_steps, stream.worker.scheduler.stats())
+                self.router.workers.record_heartbeat(stream.registered, heartbeat)
 
     def check_deadlines(self) -> None:
         stood_still_s, self.stood_still_s = self.stood_still_s, 0.0

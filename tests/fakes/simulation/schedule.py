@@ -7,6 +7,7 @@ what is left must finish.
 from collections.abc import Callable
 
 from prefill_worker.policies.table import PREFILL_POLICIES
+from router.placement import AUTO, PLACEMENTS
 from router.policies.table import ROUTING_POLICIES
 from tests.fakes.simulation.cluster import Simulation
 from tests.fakes.simulation.router import SimRouter
@@ -14,8 +15,8 @@ from tests.fakes.simulation.worker import PAGE_SIZE, SimWorker
 
 MAX_TOTAL_TOKENS = 14
 ANY_PAIR = "tests.fakes.routing:AnyPair"
-# What least_cost chooses among, workers that do both, is left to chance here.
-OF_FIXED_ROLES = [name for name in ROUTING_POLICIES.names if name != "least_cost"]
+# Where workers do both, half of those that go by a policy go by the one that is made for it.
+ROUTING = {False: ROUTING_POLICIES.names, True: (*ROUTING_POLICIES.names, *["least_cost"] * 3)}
 LARGEST_REQUEST_PAGES = MAX_TOTAL_TOKENS // PAGE_SIZE
 # Pools hold two of them: the smaller they are the sooner prompts for others would fill them.
 LARGEST_TWO_WAY_PAGES = 4
@@ -69,6 +70,11 @@ def run_schedule(data: bytes, asynchronous: bool = False, two_way: bool = False)
         # The largest request just fits, with the page of the first decode step.
         largest = LARGEST_REQUEST_PAGES
         num_pages = largest + 1 + tape.draw(3)
+    prefill_policy = PREFILL_POLICIES.names[tape.draw(len(PREFILL_POLICIES.names))]
+    routing, placement = ANY_PAIR, AUTO
+    if is_routed:
+        number, kind = divmod(tape.draw(len(PLACEMENTS) * len(ROUTING[two_way])), len(PLACEMENTS))
+        routing, placement = ROUTING[two_way][number], PLACEMENTS[kind]
     simulation = Simulation(
         num_routers=num_routers,
         num_prefill=num_prefill,
@@ -76,8 +82,9 @@ def run_schedule(data: bytes, asynchronous: bool = False, two_way: bool = False)
         num_both=num_both,
         largest_request_pages=largest,
         num_pages=num_pages,
-        prefill_policy=PREFILL_POLICIES.names[tape.draw(len(PREFILL_POLICIES.names))],
-        routing=OF_FIXED_ROLES[tape.draw(len(OF_FIXED_ROLES))] if is_routed else ANY_PAIR,
+        prefill_policy=prefill_policy,
+        routing=routing,
+        placement=placement,
         two_sided=bool(tape.draw(2)),
         asynchronous=asynchronous,
         # Composed at once, while the step before has not run; or mostly when it has, and sometimes before.

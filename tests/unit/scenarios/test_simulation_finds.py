@@ -59,7 +59,7 @@ def test_a_page_freed_one_step_early_is_caught(monkeypatch: pytest.MonkeyPatch) 
     """The bug that deferred freeing is there for: pages go back while copies launched with their numbers still run."""
     original = CacheManager.release_pages
     monkeypatch.setattr(CacheManager, "release_pages", lambda self, handle, after=(): original(self, handle))
-    assert find_violation()
+    assert find_violation(first=240)
 
 
 def test_a_dropped_release_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:

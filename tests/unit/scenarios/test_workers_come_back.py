@@ -38,7 +38,7 @@ def kill_all_decode_workers(simulation: Simulation) -> None:
 
 
 @pytest.mark.parametrize("num_routers", [1, 2])
-@pytest.mark.parametrize("routing", ["round_robin", "least_loaded", "power_of_two", "cache_aware"])
+@pytest.mark.parametrize("routing", ["round_robin", "least_loaded", "power_of_two", "cache_aware", "least_cost"])
 def test_workers_that_come_back_one_by_one_share_what_waits(routing: str, num_routers: int) -> None:
     simulation = Simulation(
         2, 3, num_pages=10, prefill_policy="fcfs", routing=routing, two_sided=False, num_routers=num_routers
