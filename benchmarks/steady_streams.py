@@ -1,10 +1,11 @@
 """What long prompts do to streams that run beside them: with workers that do both jobs, and with one for each.
 
 Starts clusters, one after the other (`--layouts`): two workers of role `both` and a prefill and a decode worker on the
-same two devices; or, on one device, a worker of role `both` that computes prompts in pieces, and one that takes whole
-chunks. Each gets the same load of `tandem bench`: streams that run all the time, and long prompts that arrive at a
-rate. For each it writes NAME.json (the result), NAME.jsonl (each request) and NAME.txt (what a terminal shows);
-summary.json has the headline figures. `tandem bench plot` draws them:
+same two devices; or, on one device, a worker of role `both` that computes prompts in pieces, between decode steps or in
+one forward with them (`mixed`), and one that takes whole chunks between them. Each gets the same load of `tandem
+bench`: streams that run all the time, and long prompts that arrive at a rate. For each it writes NAME.json (the
+result), NAME.jsonl (each request) and NAME.txt (what a terminal shows); summary.json has the headline figures. `tandem
+bench plot` draws them:
 
   python -m benchmarks.steady_streams --device cuda --model DIRECTORY --load-format dummy --out results
   tandem bench plot results/both.json results/1p1d.json --out itl.png
@@ -36,8 +37,12 @@ from benchmarks.served import Served, StartError, within
 LAYOUTS = {
     "both": ("two workers of role both", ("--both", "2")),
     "1p1d": ("a prefill and a decode worker", ("--prefill", "1", "--decode", "1")),
-    "pieces": ("one worker of role both", ("--both", "1")),
-    "chunks": ("one worker of role both, whole chunks", ("--both", "1", "--itl-objective", "1000000")),
+    "mixed": ("one worker of role both, mixed steps", ("--both", "1", "--mixed-steps", "on")),
+    "pieces": ("one worker of role both, pieces", ("--both", "1", "--mixed-steps", "off")),
+    "chunks": (
+        "one worker of role both, whole chunks",
+        ("--both", "1", "--mixed-steps", "off", "--itl-objective", "1000000"),
+    ),
 }
 DEFAULT_LAYOUTS = "both", "1p1d"
 

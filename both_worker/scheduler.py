@@ -6,6 +6,7 @@ from engine.base import EngineBase
 from engine.kvcache.cache_changes import CacheChanges
 from engine.kvcache.cache_manager import CacheManager
 from kvtransfer.events import ReceiverLinkEvent, SenderLinkEvent
+from prefill_worker.forward import PromptChunks
 from prefill_worker.scheduler import PrefillScheduler
 from tandem.messages import WorkerStats
 from worker.base import Scheduler
@@ -15,8 +16,10 @@ from worker.stats import worker_stats
 
 
 class BothScheduler(Scheduler):
-    """Alternates a prefill and a decode scheduler that share one cache: one forward of each a turn. Prefills overlap
-    while nothing is decoded; beside decode steps each is as large as the budget has it."""
+    """Composes forwards of what a prefill and a decode scheduler have for one engine, over one cache. Where both have
+    something and the engine mixes, one forward computes both; else there is one of each a turn, the next decode step
+    behind the prompts. Prefills overlap while nothing is decoded; beside decode steps each is as large as the budget
+    has it."""
 
     def __init__(
         self,
@@ -55,25 +58,57 @@ class BothScheduler(Scheduler):
             self._timer.nothing_decoded()
         num_running = self._decode.num_running
         prefilled = self._prefill.settle()
-        # What has just been handed over here is decoded before the next prompt is launched, and does not wait behind
-        # it. Nor does what is about to be.
-        if self._decode.num_running == num_running and not self._prefill.hands_over_here():
-            chunks = self._prefill.compose()
-            if chunks is not None:
-                self._prefill.launch(chunks)
-                prefilled = True
+        if self._decode.num_running and self._prefill.hands_over_here():
+            # What is handed over here is in the next step, not in the one after, which runs behind it anyway.
+            if not self._prefill.launched[-1].output.done():
+                return prefilled
+            while self._prefill.hands_over_here():
+                self._launches.collect_oldest()
+            prefilled = True
+        chunks = self._compose_prompts(joined=self._decode.num_running > num_running)
         self._pages.tell_leases()
+        if chunks is not None:
+            if self._mixes(sum(chunks.num_tokens)) and self._launch_mixed(chunks):
+                return True
+            self._prefill.launch(chunks)
+            prefilled = True
         if self._decode.num_running:
             # The next decode step would run behind the prompts in flight anyway: what they give goes on with this step,
             # not with the one after. The decode step in flight ends before them: its tokens have waited for their
             # launch, and do not wait for their end.
-            while self._prefill.launched:
+            while any(not launched.num_decoded for launched in self._prefill.launched):
                 self._launches.collect_oldest()
         num_waiting = self._decode.leases.num_waiting
         decoded = self._decode.step()
         # A prompt may have waited for a lease that has been granted meanwhile.
         granted = self._decode.leases.num_waiting < num_waiting
         return prefilled or decoded or granted
+
+    def _compose_prompts(self, *, joined: bool) -> PromptChunks | None:
+        """Args: joined: whether a request has been handed over here in this turn."""
+        if self._prefill.hands_over_here():
+            return None
+        if joined and not self._mixes(self._prefill.chunk_size):
+            # It is decoded before the next prompt is launched, and does not wait behind it.
+            return None
+        return self._prefill.compose()
+
+    def _mixes(self, num_tokens: int) -> bool:
+        """Whether so many tokens of prompts and the next decode step are to be one forward."""
+        num_running = self._decode.num_running
+        return num_running > 0 and self._engine.mixes(num_running, num_tokens)
+
+    def _launch_mixed(self, chunks: PromptChunks) -> bool:
+        """Launches prompts and the next decode step as one forward. That step waits for nothing then, for the launch of
+        such a forward takes longer than its own. Returns False if nothing is to be decoded."""
+        self._decode.settle()
+        step = self._decode.compose()
+        if step is None:
+            return False
+        chunks.joining_ids = [job.request_id for job in step.new_jobs]
+        self._decode.launch(step, chunks, self._prefill.go_on_meanwhile)
+        self._decode.cache_adopted()
+        return True
 
     def next_deadline(self) -> float | None:
         deadlines = (self._prefill.next_deadline(), self._decode.next_deadline())

@@ -17,7 +17,7 @@ _TRACKS = (REQUESTS, ENGINE, INBOX, DEVICE, HANDOVERS)
 _ROLES = ("router", "prefill", "decode", "both")
 # A request's arrows go from one of these to the next, in the order in which they were.
 _LINKED_PHASE = "prefill_queue"
-_LINKED = {"prefill", "copy", "commit", "decode"}
+_LINKED = {"prefill", "copy", "commit", "decode", "mixed"}
 
 
 @dataclass

@@ -41,12 +41,18 @@ class StepPace:
         """The next step is being composed from now on."""
         self._composing_since = self._clock()
 
-    def launched(self) -> None:
-        """It has been launched: it begins now, unless another one is running still."""
-        self._began = self._clock()
-        self._host_times_s.append(self._began - self._composing_since)
+    def launched(self, *, is_mixed: bool = False) -> None:
+        """It has been launched: it begins now, unless another one is running still.
 
-    def ended(self, duration_s: float) -> None:
+        Args:
+            is_mixed: with prompts in the same forward, which says nothing of how long steps without any take.
+        """
+        self._began = self._clock()
+        if not is_mixed:
+            self._host_times_s.append(self._began - self._composing_since)
+
+    def ended(self, duration_s: float, *, is_mixed: bool = False) -> None:
         """A step has just been seen to end: what is in flight begins now. Args: duration_s: of the step that ended."""
         self._began = self._clock()
-        self._durations_s.append(duration_s)
+        if not is_mixed:
+            self._durations_s.append(duration_s)

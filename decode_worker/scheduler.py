@@ -13,6 +13,7 @@ from decode_worker.step import DecodeStep
 from engine.base import EngineBase
 from engine.kvcache.base import Completion
 from engine.kvcache.cache_manager import CacheManager, PageHandle
+from engine.launch_list import ForwardPart
 from engine.token_sequence import TokenSequence
 from kvtransfer.events import ReceiverLinkEvent
 from tandem.lifecycle import (
@@ -75,7 +76,6 @@ class DecodeScheduler(ForwardScheduler):
         self._overlaps = config.overlap and engine.is_asynchronous
         self._clock = clock
         self._pace = StepPace(clock)
-        self._composed_at = 0.0
         self._running: list[DecodeJob] = []
         self._leases = LeaseBook(cache, outbox, config, clock, self._start_committed, self._recorder)
         # Their prompts' pages are in the tree only when the step that they joined has been launched.
@@ -121,7 +121,7 @@ class DecodeScheduler(ForwardScheduler):
         self.settle()
         previous = self._in_flight
         if previous is not None and not (self._pace.is_due or previous.output.done()):
-            self._cache_adopted()
+            self.cache_adopted()
             self.answer_leases()
             self._recorder.lap("grant")
             return False
@@ -129,9 +129,8 @@ class DecodeScheduler(ForwardScheduler):
         if step is None:
             self._collect_steps()
         else:
-            self._engine.launch(decoded=step)
-            self.go_on_behind(step)
-        self._cache_adopted()
+            self.launch(step)
+        self.cache_adopted()
         return previous is not None or step is not None
 
     def settle(self) -> None:
@@ -156,11 +155,13 @@ class DecodeScheduler(ForwardScheduler):
         if logger.isEnabledFor(logging.DEBUG):
             self._log_batch(len(jobs), new_jobs)
         self._recorder.lap("compose")
-        self._composed_at = self._clock()
         return DecodeStep(jobs, new_jobs, self._in_flight, self._note_launched, self._collect)
 
-    def go_on_behind(self, step: DecodeStep) -> None:
-        """Passes on what was launched before a step, while that runs, and has its tokens chosen."""
+    def launch(
+        self, step: DecodeStep, prompts: ForwardPart | None = None, meanwhile: Callable[[], None] | None = None
+    ) -> None:
+        """Launches a step, passes on what was launched before it while it runs, and has its tokens chosen."""
+        self._engine.launch(decoded=step, prompts=prompts, meanwhile=meanwhile)
         self._launches.collect_all_but(1)
         # What may come next by a grammar follows from the tokens that have just been collected. The forward is running
         # meanwhile.
@@ -209,8 +210,9 @@ class DecodeScheduler(ForwardScheduler):
         token_ids = [*admit.prompt_ids, *admit.output_ids, first_token]
         num_computed = len(token_ids) - 1
         if finish_reason:
-            self._cache.cache_pages(handle, token_ids, num_computed)
-            self._cache.release_pages(handle)
+            in_use = self._launches.using(handle.page_ids)
+            self._cache.cache_pages(handle, token_ids, num_computed, after=in_use)
+            self._cache.release_pages(handle, after=in_use)
             self._leases.look_again()
             return
         job = DecodeJob(
@@ -240,7 +242,7 @@ class DecodeScheduler(ForwardScheduler):
         bisect.insort(self._running, job, key=lambda j: j.queue_key)
         self._uncached.append(job)
 
-    def _cache_adopted(self) -> None:
+    def cache_adopted(self) -> None:
         """Puts the pages of prompts that have come into the tree. Their first steps do not wait for that, which takes 3
         microseconds a page, nor do tokens."""
         if not self._uncached:
@@ -330,9 +332,9 @@ class DecodeScheduler(ForwardScheduler):
             self._launches.collect_oldest()
 
     def _note_launched(self, step: DecodeStep) -> None:
-        self._pace.launched()
+        self._pace.launched(is_mixed=step.is_mixed)
         num_context = sum([sequence.device_len for sequence in step.sequences])
-        self._timer.step_launched(self._composed_at, len(step.jobs), num_context)
+        self._timer.step_launched(len(step.jobs), num_context)
         if self._recorder.is_on:
             self._record_launch(step)
 
@@ -342,6 +344,9 @@ class DecodeScheduler(ForwardScheduler):
             self._recorder.add(
                 HANDOVERS, "wait for step", times[COMMITTED], (job.request_id,), end_ns=times[DECODE_STARTED]
             )
+        if step.is_mixed:
+            # It is recorded with its prompts.
+            return
         self._recorder.launched(
             "decode",
             step.output.done,
@@ -355,10 +360,11 @@ class DecodeScheduler(ForwardScheduler):
         """Waits for a step, passes its tokens on and ends the jobs that are done."""
         self._outbox.flush()
         if self._overlaps:
-            self._pace.ended(step.output.duration_s())
+            self._pace.ended(step.output.duration_s(), is_mixed=step.is_mixed)
         jobs = []
         finished: list[tuple[DecodeJob, str]] = []
         going_on = step.collect()
+        self._timer.step_ended()
         self._recorder.look()
         for job in going_on:
             if failure := grammar_failure(job.request_id, job.attempt, job.sequence.constraint):

@@ -1,6 +1,7 @@
 """One decode step, from its composition until its tokens are known."""
 
 from collections.abc import Callable, Sequence
+from itertools import islice
 
 from decode_worker.job import DecodeJob
 from engine.batch import Batch
@@ -17,10 +18,12 @@ class DecodeStep(ForwardPart):
     Attributes:
         jobs: in the order of the batch; also those that have ended since.
         new_jobs: those of them that it is the first step of.
-        output: of the forward, from the launch on.
+        output: of the forward, from the launch on; its first rows are those of the jobs.
+        is_mixed: whether prompts are computed in the same forward; likewise.
     """
 
     output: ForwardOutput
+    is_mixed: bool = False
 
     def __init__(
         self,
@@ -53,6 +56,7 @@ class DecodeStep(ForwardPart):
     def launched(self, output: ForwardOutput, batch: Batch) -> None:
         """Then `sample` is to be called, once the tokens of the step before are known and before the next launch."""
         self.output = output
+        self.is_mixed = batch.mode == "mixed"
         for sequence in self.sequences:
             sequence.complete_extend()
         if not batch.waits_for_tokens:
@@ -80,7 +84,8 @@ class DecodeStep(ForwardPart):
     def collect(self) -> list[DecodeJob]:
         """Waits for the tokens and gives each job its own; returns the jobs that have not ended."""
         going_on: list[DecodeJob] = []
-        for job, token_id, logprobs in zip(self.jobs, self.output.token_ids(), self.output.logprobs(), strict=True):
+        sampled = islice(zip(self.output.token_ids(), self.output.logprobs(), strict=True), len(self.jobs))
+        for job, (token_id, logprobs) in zip(self.jobs, sampled, strict=True):
             if not job.has_ended:
                 job.take(token_id, logprobs)
                 going_on.append(job)

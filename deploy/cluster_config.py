@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from decode_worker.config import DecodeConfig
-from deploy.cluster_options import DEVICE_DEFAULTS, INTERNAL_TLS, OFF, ClusterOptions, DeviceDefaults
+from deploy.cluster_options import DEVICE_DEFAULTS, OFF, ON, SWITCH, ClusterOptions, DeviceDefaults
 from deploy.node_choice import HOST
 from engine.config import DTYPES, EngineConfig
 from kvtransfer.config import LinkConfig
@@ -96,7 +96,8 @@ class ClusterConfig(ClusterOptions):
             not self.tls_client_ca or bool(self.tls_cert),
             "tls_client_ca asks clients for certificates over TLS: it needs tls_cert and tls_key",
         )
-        require_one_of(self, "internal_tls", INTERNAL_TLS)
+        for name in ("internal_tls", "mixed_steps"):
+            require_one_of(self, name, SWITCH)
         given = [bool(file) for file in (self.internal_tls_ca, self.internal_tls_cert, self.internal_tls_key)]
         require(
             all(given) or not any(given),
@@ -158,6 +159,10 @@ class ClusterConfig(ClusterOptions):
         return "least_cost" if self.num_any else default
 
     @property
+    def _mixes_steps(self) -> bool:
+        return self._device_defaults.mixed_steps if self.mixed_steps == AUTO else self.mixed_steps == ON
+
+    @property
     def _device_defaults(self) -> DeviceDefaults:
         return DEVICE_DEFAULTS[self.device]
 
@@ -169,6 +174,7 @@ class ClusterConfig(ClusterOptions):
                 "model_dir": model_dir,
                 "dtype": self._device_defaults.dtype if self.dtype == "auto" else self.dtype,
                 "num_pages": self.num_pages or self._device_defaults.num_pages,
+                "mixed_steps": self._mixes_steps,
                 "num_threads": self.num_threads or num_threads,
             }
         )

@@ -37,12 +37,14 @@ class DeviceDefaults(NamedTuple):
 
     Attributes:
         num_pages: 0 means as many as fit.
+        mixed_steps: as of EngineConfig.
     """
 
     dtype: str
     num_pages: int
     chunk_size: int
     max_batch_size: int
+    mixed_steps: bool
 
 
 DEVICE_DEFAULTS = {
@@ -51,14 +53,16 @@ DEVICE_DEFAULTS = {
         default_of(EngineConfig, "num_pages"),
         default_of(PrefillConfig, "chunk_size"),
         default_of(DecodeConfig, "max_batch_size"),
+        mixed_steps=True,
     ),
     # A GPU computes thousands of prompt tokens in the time of a few hundred; prompts that long fill its matrix units.
-    "cuda": DeviceDefaults("bfloat16", num_pages=0, chunk_size=8192, max_batch_size=256),
+    # What mixed steps take on one has not been measured.
+    "cuda": DeviceDefaults("bfloat16", num_pages=0, chunk_size=8192, max_batch_size=256, mixed_steps=False),
 }
 # The name of a cluster to which nobody gave one.
 DEFAULT_NAME = "tandem"
 CPU, GPU = DEVICE_DEFAULTS["cpu"], DEVICE_DEFAULTS["cuda"]
-INTERNAL_TLS = AUTO, ON, OFF = ("auto", "on", "off")
+SWITCH = AUTO, ON, OFF = ("auto", "on", "off")
 
 
 def _transports_for(device: str) -> str:
@@ -227,6 +231,12 @@ class ClusterOptions:
         SCHEDULING,
         f"requests in one decode step; 0: {CPU.max_batch_size} on a CPU, {GPU.max_batch_size} on a GPU",
         metavar="N",
+    )
+    mixed_steps: str = option(
+        AUTO,
+        SCHEDULING,
+        "whether workers of both roles compute prompts in one forward with decode steps; auto: on a CPU",
+        choices=SWITCH,
     )
     disable_overlap_schedule: bool = option(
         False,
@@ -415,7 +425,7 @@ class ClusterOptions:
         SECURITY,
         "whether the cluster's processes speak TLS with each other, each showing a certificate of the cluster's own; "
         "auto: if --internal-tls-cert is given, or the Ray that the cluster joins has several nodes",
-        choices=INTERNAL_TLS,
+        choices=SWITCH,
         detail=" ([operations.md](operations.md#tls-inside-the-cluster))",
     )
     internal_tls_ca: str = option(

@@ -83,7 +83,8 @@ class EngineBase(ABC):
         )
         output = self.forward(batch, meanwhile)
         self.launches.add(output, decoded, prompts)
-        for part in parts:
+        # Who counts what stands before or in a step finds the prompts counted.
+        for part in reversed(parts):
             part.launched(output, batch)
 
     @abstractmethod

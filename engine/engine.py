@@ -175,9 +175,10 @@ class Engine(EngineBase):
         return self.device.type == "cuda"
 
     def mixes(self, num_decoded: int, num_prompt_tokens: int) -> bool:
-        # Two graphs are launched sooner than the kernels of one forward, which costs less only where it is a long one.
-        has_graph = self._prefill_graphs is not None and self._prefill_graphs.fit(num_prompt_tokens)
-        return self._mixed_steps and not has_graph
+        # There are graphs of up to so many tokens as take about as long to compute as to launch kernel by kernel. Half
+        # as many and a decode step, a graph each, are over by the time that the kernels of one forward are launched.
+        has_graphs = self._prefill_graphs is not None and self._prefill_graphs.fit(2 * num_prompt_tokens)
+        return self._mixed_steps and not has_graphs
 
     @torch.inference_mode()
     def forward(self, batch: Batch, meanwhile: Callable[[], None] | None = None) -> ForwardOutput:

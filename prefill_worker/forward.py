@@ -1,6 +1,7 @@
 """What one forward computes of prompts, from its composition until its results are known."""
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 
 from engine.batch import Batch
 from engine.launch_list import ForwardPart
@@ -20,12 +21,16 @@ class PromptChunks(ForwardPart):
     Attributes:
         jobs: in the order of the batch; also those that have ended since.
         num_tokens: that are computed of each.
-        output: of the forward, from the launch on.
+        output: of the forward, from the launch on; what is decoded in it comes before the jobs.
+        num_decoded: sequences that are decoded in the same forward; likewise.
         handed_over: those of the jobs whose prompts end with it and are to be decoded; likewise.
+        joining_ids: requests that are decoded for the first time in the same forward.
     """
 
     output: ForwardOutput
+    num_decoded: int = 0
     handed_over: Sequence[PrefillJob] = ()
+    joining_ids: Sequence[str] = ()
 
     def __init__(
         self,
@@ -51,6 +56,7 @@ class PromptChunks(ForwardPart):
 
     def launched(self, output: ForwardOutput, batch: Batch) -> None:
         self.output = output
+        self.num_decoded = batch.num_mixed
         # This is remembered because the next chunk of a sequence may have been launched when this one is collected.
         self._are_last = [sequence.needs_logits for sequence in self.sequences]
         self.handed_over = [
@@ -69,7 +75,8 @@ class PromptChunks(ForwardPart):
         """Waits for the forward; then tells one job after the other what is computed of it. It goes on with those that
         have not ended, each before the next is told: what the caller does in between finds that one as it was."""
         sampled = zip(self.output.token_ids(), self.output.logprobs(), strict=True)
-        return self._tell(sampled, self.output.prompt_logprobs(), now_ns())
+        scored = self.output.prompt_logprobs()[self.num_decoded :]
+        return self._tell(islice(sampled, self.num_decoded, None), scored, now_ns())
 
     def _tell(
         self,

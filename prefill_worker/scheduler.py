@@ -97,6 +97,11 @@ class PrefillScheduler(ForwardScheduler):
         self._composed_at = 0.0
 
     @property
+    def chunk_size(self) -> int:
+        """Tokens of a forward at most."""
+        return self._config.chunk_size
+
+    @property
     def num_running(self) -> int:
         return len(self._computing) + len(self._handing_over)
 
@@ -331,13 +336,15 @@ class PrefillScheduler(ForwardScheduler):
                 self._told_at = now
 
     def _record_launch(self, launched: PromptChunks) -> None:
+        numbers = {"batch_size": launched.num_decoded} if launched.num_decoded else {}
         self._recorder.launched(
-            "prefill",
+            "mixed" if launched.num_decoded else "prefill",
             launched.output.done,
             launched.output.duration_s if self._engine.is_asynchronous else None,
-            [job.request.request_id for job in launched.jobs],
-            launched.num_tokens,
+            [*(job.request.request_id for job in launched.jobs), *launched.joining_ids],
+            [*launched.num_tokens, *[1] * len(launched.joining_ids)],
             num_tokens=sum(launched.num_tokens),
+            **numbers,
         )
 
     def _collect(self, launched: PromptChunks) -> None:

@@ -19,9 +19,11 @@ GAP_FORGOTTEN_S = 60.0
 class ForwardTimer:
     """Fits one linear function to everything that one engine computes, whatever the worker's role.
 
-    Beside decode steps prompts are in the time from one step's launch to the next, launches and whatever else the host
-    does between included. While nothing is decoded a forward of prompts is timed by itself: from its launch, or from
-    the end of the one before, which it had to wait for, to its own end. All is told by the engine thread.
+    Beside decode steps prompts are in the time from one step's end to the next, which is what their requests wait for a
+    token: those that were launched before the step, and those that are in one forward with it. Launches and whatever
+    else the host does between are included. While nothing is decoded a forward of prompts is timed by itself: from its
+    launch, or from the end of the one before, which it had to wait for, to its own end. All is told by the engine
+    thread.
 
     Attributes:
         last_step: requests of the last decode step, and the tokens that they attend to; None: nothing is being decoded.
@@ -44,7 +46,10 @@ class ForwardTimer:
         self._times = start
         self._told_at = clock()
         self.last_step: tuple[int, int] | None = None
-        self._last_step_at = 0.0
+        # When the one before those that have not ended did; None: nothing was decoded then.
+        self._last_step_end: float | None = None
+        # Of the steps that have not ended: the prompts since the one before, and the step.
+        self._steps: deque[tuple[int, int, int, int, int, int]] = deque()
         # Of the forwards of prompts since the last decode step: how many, and what was in them.
         self._since_step = (0, 0, 0)
         # Of those that have not ended: when each was launched, and what is in it.
@@ -55,7 +60,7 @@ class ForwardTimer:
         self._last_gap_at = 0.0
 
     def prompts_launched(self, began: float, num_tokens: int, num_attended: int) -> None:
-        """A forward of prompts has been launched.
+        """A forward of prompts has been launched. If it is one with a decode step, that is told after it.
 
         Args:
             began: when that began, on the clock.
@@ -73,23 +78,23 @@ class ForwardTimer:
             self._fit.observe((1, num_tokens, num_attended, 0, 0, 0), now - max(began, self._last_end))
         self._last_end = now
 
-    def step_launched(self, began: float, num_requests: int, num_context: int) -> None:
-        """A decode step has been launched.
-
-        Args:
-            began: when that began, on the clock.
-            num_context: tokens that its requests attend to, added up.
-        """
-        if self.last_step is not None:
-            num_tokens = self._since_step[1]
-            seconds = began - self._last_step_at
-            self._fit.observe((*self._since_step, 1, *self.last_step), seconds)
-            if num_tokens:
-                self._lots.append(num_tokens)
-                self._saw_gap(began, seconds)
+    def step_launched(self, num_requests: int, num_context: int) -> None:
+        """A decode step has been launched. Args: num_context: tokens that its requests attend to, added up."""
+        self._steps.append((*self._since_step, 1, num_requests, num_context))
         self._since_step = (0, 0, 0)
         self.last_step = num_requests, num_context
-        self._last_step_at = began
+
+    def step_ended(self) -> None:
+        """The oldest of those that were launched has ended."""
+        now = self._clock()
+        step = self._steps.popleft()
+        if self._last_step_end is not None:
+            seconds = now - self._last_step_end
+            self._fit.observe(step, seconds)
+            if num_tokens := step[1]:
+                self._lots.append(num_tokens)
+                self._saw_gap(now, seconds)
+        self._last_step_end = now if self.last_step is not None else None
 
     def _saw_gap(self, at: float, seconds: float) -> None:
         if self._gap_s:
@@ -102,6 +107,7 @@ class ForwardTimer:
         """No step follows the last one for now."""
         self._since_step = (0, 0, 0)
         self.last_step = None
+        self._last_step_end = None
 
     @property
     def largest_lot(self) -> int:

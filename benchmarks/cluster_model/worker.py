@@ -184,10 +184,11 @@ class ModelWorker:
         self._launch_step()
 
     def _launch_step(self) -> None:
-        self.timer.step_launched(self._queue.now, self._num_running, self._num_kv_tokens)
+        self.timer.step_launched(self._num_running, self._num_kv_tokens)
         self._queue.after(self._device.step_s(self._num_running, self._num_kv_tokens), self._step_ended)
 
     def _step_ended(self) -> None:
+        self.timer.step_ended()
         number = len(self.step_times)
         self.step_times.append(self._queue.now)
         self._num_kv_tokens += self._num_running

@@ -135,9 +135,11 @@ class FakeEngine(EngineBase):
         asynchronous: bool = False,
         step_s: float = 0.0,
         sample: Callable[[Sequence[int], SamplingParams], int] = lambda token_ids, _: next_token(token_ids),
+        min_mixed: int = 2**31,
     ) -> None:
         """
         Args:
+            min_mixed: so many tokens of prompts, or more, are computed in one forward with a decode step.
             asynchronous: forwards wait until `run_next` runs them or somebody asks for their tokens.
             step_s: how long the device says that each took.
             sample: the token that comes after all those that the pages hold.
@@ -149,6 +151,7 @@ class FakeEngine(EngineBase):
         self.step_s = step_s
         self.sample = sample
         self._asynchronous = asynchronous
+        self._min_mixed = min_mixed
         self._queue: deque[FakeForwardOutput] = deque()
         # (num_pages, 2, page_size): token ids, and positions counted from 1 so that an unwritten slot fits none.
         self._slots = self.pool.memory.numpy().view(np.int32).reshape(num_pages, 2, page_size)
@@ -158,6 +161,9 @@ class FakeEngine(EngineBase):
     @property
     def is_asynchronous(self) -> bool:
         return self._asynchronous
+
+    def mixes(self, num_decoded: int, num_prompt_tokens: int) -> bool:
+        return num_prompt_tokens >= self._min_mixed
 
     @property
     def num_launched(self) -> int:

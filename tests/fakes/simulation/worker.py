@@ -77,6 +77,8 @@ class SimWorker:
             asynchronous=simulation.asynchronous,
             step_s=simulation.step_s,
             sample=simulation.samples.sample,
+            # Prompts of a token are computed by themselves, so that there is every kind of forward.
+            min_mixed=2,
         )
         # Those of role both keep room for the largest request beside prompts that are bound for others.
         max_request_pages = simulation.largest_request_pages if role == "both" else num_pages

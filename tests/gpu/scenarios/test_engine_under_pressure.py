@@ -36,7 +36,7 @@ SAMPLINGS = (
 )
 
 
-def config_of(model_dir: Path, dtype: str, backend: str, max_graph: int) -> EngineConfig:
+def config_of(model_dir: Path, dtype: str, backend: str, max_graph: int, *, mixed: bool) -> EngineConfig:
     return EngineConfig(
         str(model_dir),
         device="cuda",
@@ -46,6 +46,9 @@ def config_of(model_dir: Path, dtype: str, backend: str, max_graph: int) -> Engi
         cuda_graph_max_bs=max_graph,
         max_chunk_tokens=CHUNK_SIZE,
         max_batch_size=MAX_BATCH_SIZE,
+        # Pieces are so short here that graphs would compute them all.
+        prefill_cuda_graphs=not mixed,
+        mixed_steps=mixed,
     )
 
 
@@ -59,9 +62,10 @@ def memory_in_use() -> tuple[int, int]:
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.parametrize("mixed", [False, True], ids=["apart", "mixed"])
 @pytest.mark.parametrize("backend", ["flashinfer", "triton"])
-def test_many_steps_keep_pages_and_memory_in_order(model_dir: Path, backend: str) -> None:
-    config = config_of(model_dir, "bfloat16", backend, MAX_GRAPH)
+def test_many_steps_keep_pages_and_memory_in_order(model_dir: Path, backend: str, mixed: bool) -> None:
+    config = config_of(model_dir, "bfloat16", backend, MAX_GRAPH, mixed=mixed)
     scenario = Scenario(build_engine(config, "scenario", lambda doing: None), VOCAB_SIZE, SAMPLINGS, seed=3)
     began = time.monotonic()
     num_worked = 0
@@ -85,9 +89,10 @@ def test_many_steps_keep_pages_and_memory_in_order(model_dir: Path, backend: str
 
 
 @pytest.mark.timeout(300)
-def test_greedy_requests_get_what_they_get_alone(model_dir: Path) -> None:
+@pytest.mark.parametrize("mixed", [False, True], ids=["apart", "mixed"])
+def test_greedy_requests_get_what_they_get_alone(model_dir: Path, mixed: bool) -> None:
     """In float32, where the rounding of logits hardly depends on the batch."""
-    config = config_of(model_dir, "float32", "reference", 0)
+    config = config_of(model_dir, "float32", "reference", 0, mixed=mixed)
     engine = build_engine(config, "scenario", lambda doing: None)
     scenario = Scenario(engine, VOCAB_SIZE, SAMPLINGS[1:4], seed=4)
     for _ in range(NUM_EXACT_STEPS):

@@ -269,3 +269,49 @@ def test_a_step_says_how_long_the_device_took(engine: Engine, monkeypatch: pytes
         served.submit("r", [1, 2, 3], SamplingParams(10))
         served.turn_until(lambda: served.num_ended == 1)
     assert len(durations) == 10 and all(durations)
+
+
+@pytest.mark.parametrize("graphs", [0, 16])
+def test_mixed_steps_are_launched_without_waiting_and_feed_each_other(
+    model_dir: Path, graphs: int, monkeypatch: pytest.MonkeyPatch, refuse_to_wait: Callable[[], None]
+) -> None:
+    """While a long prompt is computed piece by piece, four sequences have a token from each piece's forward; decode
+    steps before and behind run as graphs."""
+    config = EngineConfig(
+        str(model_dir),
+        device="cuda",
+        dtype="bfloat16",
+        num_pages=400,
+        cuda_graph_max_bs=graphs,
+        prefill_cuda_graphs=False,
+        mixed_steps=True,
+    )
+    engine = build_engine(config, "test", lambda doing: None)
+    modes: list[tuple[str, bool]] = []
+    forward = Engine.forward
+
+    @stands_in_for(Engine.forward)
+    def recorded(engine: Engine, batch: Batch, meanwhile: Callable[[], None] | None = None) -> ForwardOutput:
+        modes.append((batch.mode, batch.feed is not None))
+        return forward(engine, batch, meanwhile)
+
+    rng = random.Random(5)
+    prompts = [rng.choices(range(VOCAB_SIZE), k=20) for _ in range(4)]
+    with monkeypatch.context() as patch:
+        served = Served(engine, patch, overlap=True, chunk_size=16)
+        patch.setattr(Engine, "forward", recorded)
+        for i, prompt in enumerate(prompts):
+            served.submit(f"r{i}", prompt, SamplingParams(100, num_logprobs=0))
+        served.turn_until(lambda: min(map(len, served.tokens.values())) >= 10)
+        modes.clear()
+        served.submit("long", rng.choices(range(VOCAB_SIZE), k=480), SamplingParams(5))
+        served.turn_until(lambda: len(modes) == 5)
+        refuse_to_wait()
+        served.turn_until(lambda: len(modes) == 25)
+        torch.cuda.set_sync_debug_mode("default")
+        served.turn_until(lambda: served.num_ended == 5)
+        served.turn_until(lambda: served.worker.scheduler.stats().num_locked_pages == 0)
+    assert modes[1:25] == [("mixed", True)] * 24
+    assert ("decode", True) in modes[25:]
+    assert all(len(served.tokens[f"r{i}"]) == 100 for i in range(4)) and len(served.tokens["long"]) == 5
+    assert served.worker.scheduler.check_integrity() == ""

@@ -39,7 +39,8 @@ class Device:
         self.clock = FakeClock()
         self.timer = ForwardTimer("cuda", self.clock)
         self.budget = StepBudget(objective_s, max_tokens, self.timer)
-        self.timer.step_launched(self.clock.now, 1, 100)
+        self.timer.step_launched(1, 100)
+        self.timer.step_ended()
 
     def step(self, num_requests: int, num_context: int, num_cached: int | None) -> tuple[int, float]:
         """One of each. Args: num_cached: of the prompt; None: there is none. Returns the piece and the time of all."""
@@ -51,7 +52,8 @@ class Device:
             self.timer.prompts_ended()
         seconds = step_s(num_requests, num_context, num_tokens, num_attended)
         self.clock.advance(seconds)
-        self.timer.step_launched(self.clock.now, num_requests, num_context)
+        self.timer.step_launched(num_requests, num_context)
+        self.timer.step_ended()
         self.timer.times()
         return num_tokens, seconds
 

@@ -18,12 +18,12 @@ class Device:
         self.pace = StepPace(self.clock)
         self._ends: list[tuple[float, float]] = []
 
-    def launch(self, duration_s: float, host_s: float = HOST_S) -> None:
+    def launch(self, duration_s: float, host_s: float = HOST_S, is_mixed: bool = False) -> None:
         self.pace.composing()
         self.clock.advance(host_s)
         begins = max([self.clock.now, *(end for end, _ in self._ends)])
         self._ends.append((begins + duration_s, duration_s))
-        self.pace.launched()
+        self.pace.launched(is_mixed=is_mixed)
 
     def collect(self) -> None:
         end, duration_s = self._ends.pop(0)
@@ -100,3 +100,16 @@ def test_steps_shorter_than_the_hosts_work_are_composed_at_once() -> None:
     for _ in range(3):
         device.step(HOST_S / 2)
     assert device.pace.is_due
+
+
+def test_a_step_with_prompts_says_nothing_of_how_long_those_without_take() -> None:
+    device = Device()
+    device.launch(STEP_S)
+    for _ in range(3):
+        device.step(STEP_S)
+    for _ in range(WINDOW):
+        device.launch(5 * STEP_S, host_s=2 * STEP_S, is_mixed=True)
+        end, duration_s = device._ends.pop(0)
+        device.clock.now = max(device.clock.now, end)
+        device.pace.ended(duration_s, is_mixed=duration_s > STEP_S)
+    assert device.pace.due == pytest.approx(device.clock.now + STEP_S - LEAD_S)

@@ -61,8 +61,10 @@ def test_nonsense_is_refused_by_name(make: object, message: str) -> None:
 
 def test_what_depends_on_the_device_is_decided_for_the_engine() -> None:
     on_cpu, on_gpu = (ClusterConfig("m", device=device).engine("m") for device in ("cpu", "cuda"))
-    assert (on_cpu.dtype, on_cpu.num_pages) == ("float32", 1024)
-    assert (on_gpu.dtype, on_gpu.num_pages) == ("bfloat16", 0)
+    assert (on_cpu.dtype, on_cpu.num_pages, on_cpu.mixed_steps) == ("float32", 1024, True)
+    assert (on_gpu.dtype, on_gpu.num_pages, on_gpu.mixed_steps) == ("bfloat16", 0, False)
+    assert ClusterConfig("m", device="cuda", mixed_steps="on").engine("m").mixed_steps
+    assert not ClusterConfig("m", mixed_steps="off").engine("m").mixed_steps
     chosen = ClusterConfig("m", device="cuda", dtype="float32", num_pages=7, mem_fraction_static=0.5).engine("m")
     assert (on_gpu.kv_cache_dtype, chosen.kv_cache_dtype) == ("auto", "auto")
     quantized = ClusterConfig("m", kv_cache_dtype="fp8_e4m3")

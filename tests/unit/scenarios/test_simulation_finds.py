@@ -20,6 +20,7 @@ from engine.launch_list import ForwardPart, LaunchList
 from kvtransfer.events import SenderLinkClosed
 from kvtransfer.sender_link import SenderLease, SenderLink
 from prefill_worker.forward import PromptChunks
+from prefill_worker.scheduler import PrefillScheduler
 from router.resumption import Sealer
 from router.text.output_text import OutputText
 from router.tracker import RequestState, RequestTracker
@@ -299,3 +300,60 @@ def test_pages_shipped_before_the_launch_that_writes_them_has_completed_are_caug
 ) -> None:
     monkeypatch.setattr(LaunchList, "num_ready", lambda self, page_ids: len(page_ids))
     assert "before they are computed" in find_violation(asynchronous=True, two_way=True)
+
+
+# --- steps that decode and compute prompts ---
+
+
+@pytest.mark.parametrize("kind", [DecodeStep, PromptChunks])
+def test_a_mixed_step_that_stands_in_one_list_only_is_caught(
+    kind: type[ForwardPart], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Were there a list for each kind, and a step of both in one of them, whoever looks at the other would give its
+    pages away while it runs."""
+    original = LaunchList.using
+
+    def using(self: LaunchList, page_ids: Sequence[int]) -> Any:
+        launches = self._launches
+        self._launches = deque(
+            replace(launch, parts=[part for part in launch.parts if len(launch.parts) == 1 or isinstance(part, kind)])
+            for launch in launches
+        )
+        try:
+            return original(self, page_ids)
+        finally:
+            self._launches = launches
+
+    monkeypatch.setattr(LaunchList, "using", using)
+    assert "in flight" in find_violation(asynchronous=True, first=259, two_way=True)
+
+
+def test_a_request_that_is_decoded_before_its_prompt_is_computed_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its KV is there for the step behind, but its first token is not known before the forward has ended."""
+    original = PrefillScheduler._note_launched
+
+    def note_launched(self: PrefillScheduler, launched: PromptChunks) -> None:
+        original(self, launched)
+        for job in launched.handed_over:
+            if self._handover.continues_here(job.request):
+                job.take_first(1, None, 1)
+                self._finish_prefill(job, 1)
+                self._handover.advance(job)
+
+    monkeypatch.setattr(PrefillScheduler, "_note_launched", note_launched)
+    assert find_violation(asynchronous=True, two_way=True)
+
+
+def test_a_page_that_a_mixed_step_writes_and_that_is_shipped_at_once_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = LaunchList.num_ready
+
+    def num_ready(self: LaunchList, page_ids: Sequence[int]) -> int:
+        launches = self._launches
+        self._launches = deque(launch for launch in launches if len(launch.parts) == 1)
+        try:
+            return original(self, page_ids)
+        finally:
+            self._launches = launches
+
+    monkeypatch.setattr(LaunchList, "num_ready", num_ready)
+    assert "before they are computed" in find_violation(asynchronous=True, first=363, two_way=True)

@@ -36,8 +36,9 @@ class Device:
     def step(self) -> None:
         num_requests = self.rng.randrange(1, 128)
         num_context = num_requests * self.rng.randrange(100, 4000)
-        self.timer.step_launched(self.clock.now, num_requests, num_context)
+        self.timer.step_launched(num_requests, num_context)
         self.clock.advance(STEP[0] + STEP[1] * num_requests + STEP[2] * num_context)
+        self.timer.step_ended()
         self.timer.times()
 
 
@@ -69,7 +70,7 @@ def test_what_waits_for_the_forward_before_it_is_timed_from_the_end_of_that() ->
     assert took_s == pytest.approx(0.1, rel=0.02)
 
 
-def test_steps_are_timed_from_launch_to_launch() -> None:
+def test_steps_are_timed_from_end_to_end() -> None:
     device = Device()
     for number in range(500):
         device.step()
@@ -95,6 +96,45 @@ def test_steps_with_prompts_between_them_tell_of_both() -> None:
     assert device.timer.times().gap_beside_prompts_s > 0.0
     device.clock.advance(GAP_FORGOTTEN_S)
     assert device.timer.times().gap_beside_prompts_s == 0.0
+
+
+def test_prompts_in_one_forward_with_a_step_count_for_that_step() -> None:
+    device = Device()
+    numbers = [(device.rng.randrange(64, 2048), device.rng.randrange(1, 64)) for _ in range(1500)]
+
+    def launch(num_tokens: int, num_requests: int) -> None:
+        device.timer.prompts_launched(device.clock.now, num_tokens, num_tokens**2 // 2)
+        device.timer.step_launched(num_requests, 1000 * num_requests)
+
+    # Each is launched while the one before runs.
+    launch(*numbers[0])
+    for (num_tokens, num_requests), behind in zip(numbers, [*numbers[1:], numbers[0]], strict=True):
+        launch(*behind)
+        device.clock.advance(PROMPT[0] + PROMPT[1] * num_tokens + PROMPT[2] * num_tokens**2 / 2)
+        device.clock.advance(STEP[0] + STEP[1] * num_requests + STEP[2] * 1000 * num_requests)
+        device.timer.step_ended()
+        device.timer.prompts_ended()
+        device.timer.times()
+    times = device.timer.fitted
+    for num_tokens, num_requests in numbers[-50:]:
+        expected = PROMPT[0] + PROMPT[1] * num_tokens + PROMPT[2] * num_tokens**2 / 2
+        expected += STEP[0] + STEP[1] * num_requests + STEP[2] * 1000 * num_requests
+        found = times.prefill_s + times.prompt_token_s * num_tokens + times.attended_token_s * num_tokens**2 / 2
+        found += times.step_s + times.request_s * num_requests + times.kv_token_s * 1000 * num_requests
+        assert found == pytest.approx(expected, rel=0.03)
+    assert device.timer.largest_lot > 1900
+
+
+def test_a_step_whose_requests_have_all_left_is_no_beginning_of_the_next_one() -> None:
+    device = Device()
+    device.timer.step_launched(1, 10)
+    device.timer.nothing_decoded()
+    device.timer.step_ended()
+    device.clock.advance(50.0)
+    device.timer.step_launched(1, 10)
+    device.clock.advance(0.01)
+    device.timer.step_ended()
+    assert device.timer.fitted == start_times("cuda")
 
 
 def test_one_slow_prompt_does_not_make_a_slow_worker() -> None:

@@ -1,0 +1,249 @@
+"""Steps that decode and compute prompts in one forward: composed while the one before runs, and nobody can tell them
+from two forwards by what they give."""
+
+import random
+from typing import Any
+
+import pytest
+
+from both_worker.worker import make_both_scheduler
+from decode_worker.config import DecodeConfig
+from engine.kvcache.cache_manager import CacheManager
+from prefill_worker.config import PrefillConfig
+from tandem.messages import Abort, Admit, Finished, FirstToken, GaveBack, Prefill, Tokens
+from tandem.sampling_params import SamplingParams
+from tests.fakes.clock import FakeClock
+from tests.fakes.engine import FakeEngine, expected_tokens
+from tests.fakes.workers import ListOutbox
+from worker.events import FromRouter
+
+PAGE_SIZE = 4
+CHUNK_SIZE = 8
+PROMPT = list(range(30))
+
+
+class Worker:
+    """One worker of role both, whose device runs forwards when it is told to."""
+
+    def __init__(
+        self,
+        *,
+        asynchronous: bool = True,
+        num_pages: int = 64,
+        min_mixed: int = 1,
+        chunk_size: int = CHUNK_SIZE,
+        max_batch_size: int = 64,
+    ) -> None:
+        self.clock, self.outbox = FakeClock(), ListOutbox()
+        self.engine = FakeEngine(num_pages, PAGE_SIZE, asynchronous=asynchronous, min_mixed=min_mixed)
+        self.cache = CacheManager(num_pages, PAGE_SIZE)
+        self.scheduler = make_both_scheduler(
+            "both",
+            self.engine,
+            self.cache,
+            self.outbox,
+            PrefillConfig(chunk_size, min_shared_tokens=PAGE_SIZE),
+            DecodeConfig(max_batch_size),
+            clock=self.clock,
+        )
+        self._arrivals = 0
+
+    @property
+    def modes(self) -> list[str]:
+        return [mode for mode, _ in self.engine.batches]
+
+    def submit(self, name: str, prompt: list[int], max_tokens: int = 6, attempt: int = 0, **sampling: Any) -> None:
+        self._arrivals += 1
+        params, prompt_ids = SamplingParams(max_tokens, **sampling), tuple(prompt)
+        admit = Admit(name, attempt, prompt_ids, (), params, 1e9, self._arrivals)
+        self.scheduler.receive(FromRouter(admit))
+        self.scheduler.receive(FromRouter(Prefill(name, attempt, prompt_ids, (), params, "both", self._arrivals)))
+
+    def abort(self, name: str) -> None:
+        self.scheduler.receive(FromRouter(Abort(name, 0)))
+
+    def step(self) -> bool:
+        worked = self.scheduler.step()
+        assert self.scheduler.check_integrity() == ""
+        assert not self.engine.pages_in_use & set(self.cache._allocator.free_pages())
+        return worked
+
+    def turn(self) -> bool:
+        """A step, or what the device does meanwhile; returns whether there was either."""
+        if self.step():
+            return True
+        if self.engine.num_launched:
+            self.engine.run_next()
+            return True
+        return False
+
+    def run(self) -> None:
+        """Until nothing is left to do: then every page is free or cached."""
+        while self.turn():
+            pass
+        stats = self.scheduler.stats()
+        assert (stats.num_running, stats.num_queued, stats.num_locked_pages, stats.num_leased_pages) == (0, 0, 0, 0)
+        assert stats.num_free_pages + stats.num_cached_pages == stats.num_total_pages
+
+    def output(self, name: str) -> list[int]:
+        events = [e for m in self.outbox.of(Tokens) for e in m.events if e.request_id == name]
+        return [token_id for e in events for token_id in e.token_ids]
+
+
+def decoding(prompt: list[int] = PROMPT[:8], max_tokens: int = 40, **kwargs: Any) -> Worker:
+    """A worker that decodes `a`, with a step in flight if its steps overlap."""
+    worker = Worker(**kwargs)
+    worker.submit("a", prompt, max_tokens)
+    while len(worker.output("a")) < 2:
+        worker.turn()
+    worker.engine.batches.clear()
+    return worker
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_prompts_are_computed_in_one_forward_with_the_steps_beside_them(asynchronous: bool) -> None:
+    worker = decoding(asynchronous=asynchronous)
+    worker.submit("b", [9, *PROMPT])
+    worker.run()
+    # The prompt's 31 tokens in chunks of 8, a token of `a` in each, and then both in every step.
+    assert worker.engine.batches[:5] == [*[("mixed", [1, 8])] * 3, ("mixed", [1, 7]), ("decode", [1, 1])]
+    assert "prefill" not in worker.modes
+    assert worker.output("a") == expected_tokens(PROMPT[:8], 40)
+    assert worker.output("b") == expected_tokens([9, *PROMPT], 6)
+
+
+def test_a_mixed_step_is_launched_while_the_one_before_runs() -> None:
+    worker = decoding()
+    seen: list[tuple[int, int]] = []
+    run_next = worker.engine.run_next
+
+    def run() -> None:
+        seen.append((worker.engine.num_launched, len(worker.output("a"))))
+        run_next()
+
+    worker.engine.run_next = run  # type: ignore[method-assign]
+    num_known = len(worker.output("a"))
+    worker.submit("b", [9, *PROMPT])
+    for _ in range(4):
+        worker.step()
+    # Each behind the one before, whose token is passed on when it is launched.
+    assert seen == [(2, num_known + i) for i in range(4)]
+    assert worker.modes == ["mixed"] * 4 and worker.engine.num_launched == 1
+    worker.run()
+
+
+def test_a_prompt_that_ends_is_in_the_next_step() -> None:
+    worker = decoding()
+    worker.submit("b", [9, *PROMPT[:5]])
+    worker.submit("c", [10, *PROMPT])
+    assert worker.step()
+    assert worker.engine.batches == [("mixed", [1, 6, 2])]
+    # What goes on here is waited for, and for nothing else is the device idle.
+    assert not worker.step() and worker.engine.num_launched == 1
+    assert worker.scheduler.next_deadline() is not None
+    worker.engine.run_next()
+    assert worker.step()
+    assert worker.engine.batches[1:] == [("mixed", [1, 1, 8])]
+    worker.run()
+    for name, prompt in (("b", [9, *PROMPT[:5]]), ("c", [10, *PROMPT])):
+        assert worker.output(name) == expected_tokens(prompt, 6)
+
+
+def test_what_is_too_short_to_mix_is_computed_by_itself() -> None:
+    worker = decoding(min_mixed=5)
+    worker.submit("b", [9, *PROMPT[:11]])
+    worker.run()
+    assert worker.engine.batches[:3] == [("mixed", [1, 8]), ("prefill", [4]), ("decode", [1, 1])]
+    assert worker.output("b") == expected_tokens([9, *PROMPT[:11]], 6)
+
+
+def test_prompts_wait_for_no_step_where_all_that_runs_has_its_last_token_coming() -> None:
+    worker = decoding(max_tokens=4)
+    worker.submit("b", [9, *PROMPT[:3]])
+    worker.run()
+    assert worker.output("a") == expected_tokens(PROMPT[:8], 4)
+    assert worker.output("b") == expected_tokens([9, *PROMPT[:3]], 6)
+
+
+def test_a_cached_prefix_is_not_computed_again_beside_a_step() -> None:
+    worker = decoding()
+    worker.submit("b", [*PROMPT[:8], 500, 501])
+    worker.run()
+    assert worker.engine.batches[0] == ("mixed", [1, 2])
+    assert worker.output("b") == expected_tokens([*PROMPT[:8], 500, 501], 6)
+
+
+@pytest.mark.parametrize("num_turns", range(0, 14, 2))
+@pytest.mark.parametrize("name", ["a", "b"])
+def test_whoever_is_cancelled_leaves_its_pages_when_the_forwards_with_them_have_ended(
+    name: str, num_turns: int
+) -> None:
+    worker = decoding()
+    worker.submit("b", [9, *PROMPT], 20)
+    for _ in range(num_turns):
+        worker.turn()
+    worker.abort(name)
+    assert worker.scheduler.check_integrity() == ""
+    assert not worker.engine.pages_in_use & set(worker.cache._allocator.free_pages())
+    worker.submit("c", [*PROMPT[:8], *range(50, 70)])
+    worker.run()
+    prompts = {"a": (PROMPT[:8], 40), "b": ([9, *PROMPT], 20)}
+    for other, (prompt, max_tokens) in prompts.items():
+        whole = expected_tokens(prompt, max_tokens)
+        assert worker.output(other) == (whole[: len(worker.output(other))] if other == name else whole)
+    assert worker.output("c") == expected_tokens([*PROMPT[:8], *range(50, 70)], 6)
+
+
+def test_who_is_given_back_beside_a_prompt_goes_on_from_its_tokens() -> None:
+    worker = Worker(num_pages=12)
+    prompts = {name: [number, *PROMPT[:9]] for number, name in enumerate("abcd")}
+    for name, prompt in prompts.items():
+        worker.submit(name, prompt, 20)
+    attempts = dict.fromkeys(prompts, 0)
+    num_seen = 0
+    while worker.turn() or num_seen < len(worker.outbox.of(GaveBack)):
+        for message in worker.outbox.of(GaveBack)[num_seen:]:
+            num_seen += 1
+            attempts[message.request_id] += 1
+            worker.submit(message.request_id, prompts[message.request_id], 20, attempts[message.request_id])
+    assert num_seen and "mixed" in worker.modes
+    assert {m.request_id for m in worker.outbox.of(Finished)} == set(prompts)
+    for name, prompt in prompts.items():
+        events = [e for m in worker.outbox.of(Tokens) for e in m.events]
+        last = [e for e in events if (e.request_id, e.attempt) == (name, attempts[name])]
+        assert [token_id for e in last for token_id in e.token_ids] == expected_tokens(prompt, 20)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("seed", range(6))
+def test_whatever_comes_whenever_everybody_gets_its_tokens(seed: int, asynchronous: bool) -> None:
+    rng = random.Random(seed)
+    worker = Worker(
+        asynchronous=asynchronous,
+        num_pages=rng.choice((24, 200)),
+        min_mixed=rng.choice((1, 3, 5)),
+        chunk_size=rng.choice((5, 16)),
+        max_batch_size=rng.choice((2, 8)),
+    )
+    prefixes = [[7, *range(n)] for n in (3, 8, 17)]
+    requests: dict[str, tuple[list[int], int]] = {}
+    aborted: set[str] = set()
+    for number in range(60):
+        if rng.random() < 0.35:
+            name = f"r{number}"
+            prompt = rng.choice(prefixes) + [rng.randrange(900) for _ in range(rng.randint(1, 20))]
+            requests[name] = prompt, rng.randint(1, 12)
+            worker.submit(name, *requests[name])
+        if requests and rng.random() < 0.05:
+            name = rng.choice(list(requests))
+            aborted.add(name)
+            worker.abort(name)
+        for _ in range(rng.randint(1, 4)):
+            worker.turn()
+    worker.run()
+    assert "mixed" in worker.modes
+    given_back = {m.request_id for m in worker.outbox.of(GaveBack)}
+    for name, (prompt, max_tokens) in requests.items():
+        if name not in aborted | given_back:
+            first = [m.token_id for m in worker.outbox.of(FirstToken) if m.request_id == name]
+            assert first + worker.output(name)[1:] == expected_tokens(prompt, max_tokens)

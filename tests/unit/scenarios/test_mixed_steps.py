@@ -1,0 +1,72 @@
+"""A real engine on a CPU that computes prompts beside decode steps in one forward, under pressure for pages: requests
+come, share prefixes, are cancelled and given back at random, and get what transformers gives them."""
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from engine.batch import Batch
+from engine.build import build_engine
+from engine.config import EngineConfig
+from engine.engine import Engine, _CpuForwardOutput
+from engine.output import ForwardOutput
+from tests.cluster.conftest import EOS_TOKEN_IDS, VOCAB_SIZE, save_tiny_model
+from tests.fakes.scenario import Scenario
+from tests.fakes.stand_in import stands_in_for
+
+NUM_STEPS = 400
+NUM_COMPARED = 30
+# Logits of the two most likely tokens that are no further apart may change places by rounding.
+TIE = 1e-3
+
+
+def overlap(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next forward is launched before the tokens of the one before are known, though they are there."""
+    monkeypatch.setattr(Engine, "is_asynchronous", True)
+    monkeypatch.setattr(_CpuForwardOutput, "duration_s", lambda self: 0.0)
+
+
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_greedy_requests_get_what_transformers_gives(
+    overlaps: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_tiny_model(tmp_path / "tiny")
+    config = EngineConfig(str(tmp_path / "tiny"), num_pages=48, num_threads=1, mixed_steps=True)
+    engine = build_engine(config, "scenario", lambda doing: None)
+    if overlaps:
+        overlap(monkeypatch)
+    seen: Counter[tuple[str, bool]] = Counter()
+    forward = Engine.forward
+
+    @stands_in_for(Engine.forward)
+    def counted(engine: Engine, batch: Batch, meanwhile: Callable[[], None] | None = None) -> ForwardOutput:
+        seen[batch.mode, batch.feed is not None] += 1
+        return forward(engine, batch, meanwhile)
+
+    monkeypatch.setattr(Engine, "forward", counted)
+    samplings = [
+        lambda seed: {"stop_token_ids": tuple(EOS_TOKEN_IDS)},
+        lambda seed: {"temperature": 0.9, "seed": seed, "repetition_penalty": 1.1},
+    ]
+    scenario = Scenario(engine, VOCAB_SIZE, samplings, seed=2)
+    for number in range(NUM_STEPS):
+        scenario.step()
+        if number % 20 == 0:
+            scenario.check()
+    scenario.drain()
+    assert scenario.num_given_back and scenario.num_aborted
+    assert seen["mixed", overlaps] > 20
+    greedy = [request for request in scenario.finished if request.sampling.is_greedy][-NUM_COMPARED:]
+    assert len(greedy) == NUM_COMPARED
+    reference = AutoModelForCausalLM.from_pretrained(tmp_path / "tiny").float().eval()
+    for request in greedy:
+        whole = torch.tensor([request.prompt_ids + request.output_ids])
+        with torch.inference_mode():
+            logits = reference(whole).logits[0, len(request.prompt_ids) - 1 : -1]
+        chosen = logits.gather(1, torch.tensor(request.output_ids)[:, None])[:, 0]
+        assert (logits.max(dim=1).values - chosen).max() <= TIE
+    engine.pool.close()
