@@ -11,6 +11,7 @@ from decode_worker.config import DecodeConfig
 from engine.kvcache.cache_manager import CacheManager
 from prefill_worker.config import PrefillConfig
 from tandem.messages import Abort, Admit, Finished, FirstToken, GaveBack, Prefill, Tokens
+from tandem.recording import DEVICE, Recorder
 from tandem.sampling_params import SamplingParams
 from tests.fakes.clock import FakeClock
 from tests.fakes.engine import FakeEngine, expected_tokens
@@ -37,6 +38,7 @@ class Worker:
         self.clock, self.outbox = FakeClock(), ListOutbox()
         self.engine = FakeEngine(num_pages, PAGE_SIZE, asynchronous=asynchronous, min_mixed=min_mixed)
         self.cache = CacheManager(num_pages, PAGE_SIZE)
+        self.recorder = Recorder()
         self.scheduler = make_both_scheduler(
             "both",
             self.engine,
@@ -44,6 +46,7 @@ class Worker:
             self.outbox,
             PrefillConfig(chunk_size, min_shared_tokens=PAGE_SIZE),
             DecodeConfig(max_batch_size),
+            recorder=self.recorder,
             clock=self.clock,
         )
         self._arrivals = 0
@@ -147,6 +150,23 @@ def test_a_prompt_that_ends_is_in_the_next_step() -> None:
     worker.run()
     for name, prompt in (("b", [9, *PROMPT[:5]]), ("c", [10, *PROMPT])):
         assert worker.output(name) == expected_tokens(prompt, 6)
+
+
+def test_a_mixed_step_is_recorded_once_with_all_whom_it_is_for() -> None:
+    worker = decoding()
+    worker.recorder.start()
+    worker.submit("b", [9, *PROMPT[:5]])
+    worker.submit("c", [10, *PROMPT[:12]])
+    worker.run()
+    device = [kept for kept in worker.recorder.stop().take(1000) if kept.track == DEVICE]
+    assert [(kept.name, sum(kept.request_tokens), kept.numbers["batch_size"]) for kept in device[:3]] == [
+        # The second one is the first step of b, too.
+        ("mixed", 8, 1),
+        ("mixed", 8 + 1, 2),
+        ("mixed", 3, 2),
+    ]
+    assert list(device[1].request_ids) == ["c", "b"]
+    assert len([kept for kept in device if kept.name == "mixed"]) == worker.modes.count("mixed")
 
 
 def test_what_is_too_short_to_mix_is_computed_by_itself() -> None:

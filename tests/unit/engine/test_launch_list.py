@@ -90,3 +90,19 @@ def test_a_page_is_ready_when_the_forward_that_writes_it_has_completed_whoever_a
     assert [engine.launches.num_ready(pages) for pages in ([5, 6], [5, 7, 6], [8])] == [1, 1, 0]
     engine.run_next()
     assert engine.launches.num_ready([5, 6, 7, 8]) == 4
+
+
+def test_a_forward_of_both_kinds_is_one_launch_for_whoever_asks() -> None:
+    engine = FakeEngine(32, PAGE_SIZE, asynchronous=True, min_mixed=1)
+    ended: list[Part] = []
+    decoded = TokenSequence(list(range(9)), 8, [9, 10, 11], cached_len=8)
+    prompt_of_another = prompt(8, [5, 6])
+    parts = [Part(ended, {decoded: 1}), Part(ended, {prompt_of_another: 8})]
+    engine.launch(decoded=parts[0], prompts=parts[1])
+    assert (engine.batches, len(engine.launches)) == ([("mixed", [1, 8])], 1)
+    assert engine.launches.using(decoded.page_ids) == engine.launches.using(prompt_of_another.page_ids)
+    assert engine.launches.using(decoded.page_ids) == [parts[0].output] == [parts[1].output]
+    assert engine.launches.num_ready([4, 5, 6]) == 1
+    engine.launches.collect_oldest()
+    assert ended == parts and len(engine.launches) == 0
+    assert engine.launches.num_ready([4, 5, 6]) == 3
