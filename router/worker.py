@@ -41,6 +41,7 @@ class Worker:
         forward_times: how long its forwards take, by its own word; `load_number` goes up when they change.
         rates: what this router has seen of the whole cluster.
         role, sends, receives: its role, and whether it hands over to other workers and takes over from them.
+        page_size: tokens of one KV page; the same for all workers of a cluster.
         num_starting: of this router's, those of which the decode worker has sent no token yet.
         num_suspects: of this router's, those that may have ended workers (router/attempts.py).
     """
@@ -72,6 +73,7 @@ class Worker:
     role: str = field(init=False)
     sends: bool = field(init=False)
     receives: bool = field(init=False)
+    page_size: int = field(init=False)
 
     def __post_init__(self) -> None:
         self.forward_times = start_times(self.hello.device)
@@ -79,6 +81,7 @@ class Worker:
         # They are asked for of every worker at every choice.
         self.role = self.hello.role
         self.sends = self.role == "prefill" or self.hello.has_links
+        self.page_size = self.hello.page_size
         self.receives = self.role == "decode" or self.hello.has_links
 
     def add_load(
@@ -143,11 +146,6 @@ class Worker:
     def incarnation(self) -> str:
         """Names this life of the worker: one that is started again has another, and an empty cache."""
         return self.hello.incarnation
-
-    @property
-    def page_size(self) -> int:
-        """Tokens of one KV page; the same for all workers of a cluster."""
-        return self.hello.page_size
 
 
 @dataclass(frozen=True, slots=True)

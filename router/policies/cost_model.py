@@ -33,6 +33,7 @@ where `miss = max(0, 1 - I / g) / 0.05`: if steps with prompts in them take long
 missed as soon as they are one in twenty. If the two are not the same worker, a handover is added: `(h0 + h1 p) / T`.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -90,17 +91,30 @@ class PromptCost(NamedTuple):
         token, attended: of each token to compute, and of each that one of these attends to. These three are shares of
             the objective for the first token.
         others: what all others lose by each such share that computing it takes.
+        extra: is added as it is.
     """
 
     wait: float
     token: float
     attended: float
     others: float
+    extra: float = 0.0
 
     def at(self, num_to_compute: int, num_tokens: int) -> float:
         """Args: num_tokens: of the prompt, of which the last are to be computed."""
-        computing = num_to_compute * (self.token + self.attended * (num_tokens - 0.5 * num_to_compute))
-        return late(self.wait + computing) + self.others * computing
+        return prompt_costs((self,), (num_to_compute,), num_tokens)[0]
+
+
+def prompt_costs(costs: Iterable[PromptCost], nums_to_compute: Iterable[int], num_tokens: int) -> list[float]:
+    """What the same prompt costs at several workers. Args: nums_to_compute: of its tokens, at each of them."""
+    more = LATE - 1.0
+    # `late`, without a call for each: there may be hundreds.
+    return [
+        (due if (due := wait + (own := x * (token + attended * (num_tokens - 0.5 * x)))) <= 1.0 else LATE * due - more)
+        + others * own
+        + extra
+        for (wait, token, attended, others, extra), x in zip(costs, nums_to_compute, strict=True)
+    ]
 
 
 class Line(NamedTuple):
@@ -117,7 +131,16 @@ class Line(NamedTuple):
     extra_slope: float
 
     def at(self, num_tokens: float) -> float:
-        return late(self.due + self.due_slope * num_tokens) + self.extra + self.extra_slope * num_tokens
+        return line_costs((self,), num_tokens)[0]
+
+
+def line_costs(lines: Iterable[Line], num_tokens: float) -> list[float]:
+    """The costs of as many tokens by several lines."""
+    more = LATE - 1.0
+    return [
+        (share if (share := due + slope * num_tokens) <= 1.0 else LATE * share - more) + extra + more_each * num_tokens
+        for due, slope, extra, more_each in lines
+    ]
 
 
 def late(due: float) -> float:

@@ -2,14 +2,13 @@
 
 import random
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 
 from router.candidates import Candidates
 from router.objectives import Objectives
 from router.policies import cost_model
 from router.policies.base import RoutingRequest
-from router.policies.cost_model import LATE, Line, Load, PromptCost, Speed
+from router.policies.cost_model import Line, Load, PromptCost, Speed
 from router.policies.prefix_policy import PrefixPolicy
 from router.worker import Estimate, Pair, Worker
 
@@ -18,24 +17,63 @@ from router.worker import Estimate, Pair, Worker
 TIE_COST = 1e-3
 
 
-@dataclass(slots=True)
 class _Costs:
-    """What a worker costs, as long as its load and its speed are these.
+    """What workers cost, one beside the other: few of them change between two choices.
 
     Attributes:
-        load_number: which ones.
-        prompt_tie, decode_tie: what is added, so that not all routers take the same of equals.
-        room: tokens of a request for which there is memory.
+        workers: in the order of the others.
+        prompts, decodes: of each.
+        rooms: tokens of a request for which each has memory.
     """
 
-    load_number: int
-    load: Load
-    speed: Speed
-    prompt: PromptCost
-    prompt_tie: float
-    decode: Line
-    decode_tie: float
-    room: int
+    def __init__(self, random: random.Random) -> None:
+        self.workers: list[Worker] = []
+        self.prompts: list[PromptCost] = []
+        self.decodes: list[Line] = []
+        self.rooms: list[int] = []
+        self._load_numbers: list[int] = []
+        self._objectives = Objectives()
+        self._random = random
+
+    def update(self, workers: list[Worker], objectives: Objectives) -> None:
+        """They are those of these workers, as they are now."""
+        if workers != self.workers or objectives != self._objectives:
+            self.workers, self._objectives = workers, objectives
+            self._load_numbers = [-1] * len(workers)
+            nothing = Line(0.0, 0.0, 0.0, 0.0)
+            self.prompts = [PromptCost(0.0, 0.0, 0.0, 0.0)] * len(workers)
+            self.decodes, self.rooms = [nothing] * len(workers), [0] * len(workers)
+        known = self._load_numbers
+        for i in [
+            i for i, (worker, number) in enumerate(zip(workers, known, strict=True)) if worker.load_number != number
+        ]:
+            known[i] = workers[i].load_number
+            self._reckon(i, workers[i])
+
+    def of_prompt(self, cached: Mapping[Worker, int], num_tokens: int) -> dict[Worker, float]:
+        """A prompt's. Args: cached: of its tokens, by workers; others have none."""
+        nums = [num_tokens - cached[worker] if worker in cached else num_tokens for worker in self.workers]
+        return dict(zip(self.workers, cost_model.prompt_costs(self.prompts, nums, num_tokens), strict=True))
+
+    def of_decoding(self, expected: Mapping[Worker, int], num_tokens: int) -> list[float]:
+        """A request's, without a handover. Args: expected: of its tokens, by workers; others have none."""
+        found = cost_model.line_costs(self.decodes, num_tokens)
+        if min(self.rooms, default=0) < num_tokens:
+            for i, (worker, room) in enumerate(zip(self.workers, self.rooms, strict=True)):
+                num_to_store = num_tokens - expected.get(worker, 0)
+                if room < num_to_store:
+                    load, speed = load_of(worker), speed_of(worker)
+                    found[i] += cost_model.memory_cost(load, speed, self._objectives, num_to_store)
+        return found
+
+    def _reckon(self, i: int, worker: Worker) -> None:
+        load, speed = load_of(worker), speed_of(worker)
+        some = self._random.random
+        prompt = cost_model.prompt_cost(load, speed, self._objectives)
+        decode = cost_model.decode_line(load, speed, self._objectives)
+        self.prompts[i] = prompt._replace(extra=TIE_COST * some())
+        self.decodes[i] = decode._replace(extra=decode.extra + TIE_COST * some())
+        self.rooms[i] = cost_model.num_free_tokens(load)
 
 
 class LeastCost(PrefixPolicy):
@@ -44,22 +82,25 @@ class LeastCost(PrefixPolicy):
 
     def __init__(self, seed: int | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(clock)
-        self._random = random.Random(seed)
-        self._objectives = Objectives()
-        self._costs: dict[Worker, _Costs] = {}
+        chance = random.Random(seed)
+        self._prefills, self._decodes = _Costs(chance), _Costs(chance)
 
     def choose(self, candidates: Candidates, request: RoutingRequest) -> Pair:
-        num_tokens = len(request.token_ids)
+        num_tokens, objectives = len(request.token_ids), request.objectives
         alone, senders, receivers = candidates.alone(), candidates.senders(), candidates.receivers()
         prefills, decodes = _union(alone, senders), _union(alone, receivers)
-        workers = _union(prefills, decodes)
-        cached, expected = self.num_cached(workers, request)
-        self._reckon(workers, request.objectives)
-        prompt = self._prompt_costs(prefills, cached, num_tokens)
-        decode = self._decode_costs(decodes, expected, num_tokens)
+        are_equals = prefills == decodes
+        cached, expected = self.num_cached(prefills if are_equals else [*prefills, *decodes], request)
+        of_prefills, of_decodes = self._prefills, self._prefills if are_equals else self._decodes
+        of_prefills.update(prefills, objectives)
+        of_decodes.update(decodes, objectives)
+        prompt = of_prefills.of_prompt(cached, num_tokens)
+        decodings = of_decodes.of_decoding(expected, num_tokens)
         # To decode it at another worker costs so much more.
-        handed_over = self._handed_over(receivers, decode, expected, num_tokens)
-        apart = candidates.least_apart({w: prompt[w] for w in senders}, handed_over)
+        handed_over = _handed_over(receivers, decodes, decodings, expected, num_tokens, objectives)
+        decode = dict(zip(decodes, decodings, strict=True)) if alone else {}
+        of_senders = prompt if senders == prefills else {worker: prompt[worker] for worker in senders}
+        apart = candidates.least_apart(of_senders, handed_over)
         both = {worker: prompt[worker] + decode[worker] for worker in alone}
         here = min(both, key=both.__getitem__, default=None)
         together = None if here is None else Pair(here, here)
@@ -68,76 +109,8 @@ class LeastCost(PrefixPolicy):
         if here is not None and apart is not None and together is not None:
             is_apart = prompt[apart.prefill] + handed_over[apart.decode] < both[here]
             chosen, other = (apart, together) if is_apart else (together, apart)
-        return Pair(chosen.prefill, chosen.decode, self._estimate(chosen, other, cached, expected, num_tokens))
-
-    def worker_lost(self, worker: Worker, reason: str) -> None:
-        super().worker_lost(worker, reason)
-        self._costs.pop(worker, None)
-
-    def _reckon(self, workers: Iterable[Worker], objectives: Objectives) -> None:
-        """Brings the costs of those up to date that have changed: few have between two choices."""
-        if objectives != self._objectives:
-            self._objectives = objectives
-            self._costs.clear()
-        known = self._costs
-        for worker in workers:
-            costs = known.get(worker)
-            if costs is None or costs.load_number != worker.load_number:
-                known[worker] = self._costs_of(worker)
-
-    def _prompt_costs(
-        self, workers: Iterable[Worker], cached: Mapping[Worker, int], num_tokens: int
-    ) -> dict[Worker, float]:
-        costs = self._costs
-        found: dict[Worker, float] = {}
-        # PromptCost.at, without a call for each.
-        for worker in workers:
-            of = costs[worker]
-            wait, token, attended, others = of.prompt
-            num_to_compute = num_tokens - cached[worker] if worker in cached else num_tokens
-            computing = num_to_compute * (token + attended * (num_tokens - 0.5 * num_to_compute))
-            due = wait + computing
-            if due > 1.0:
-                due += (LATE - 1.0) * (due - 1.0)
-            found[worker] = due + others * computing + of.prompt_tie
-        return found
-
-    def _decode_costs(
-        self, workers: Iterable[Worker], expected: Mapping[Worker, int], num_tokens: int
-    ) -> dict[Worker, float]:
-        costs = self._costs
-        found: dict[Worker, float] = {}
-        for worker in workers:
-            of = costs[worker]
-            due, due_slope, extra, extra_slope = of.decode
-            due += due_slope * num_tokens
-            if due > 1.0:
-                due += (LATE - 1.0) * (due - 1.0)
-            found[worker] = due + extra + extra_slope * num_tokens + of.decode_tie
-            if num_tokens > of.room:
-                num_to_store = num_tokens - expected.get(worker, 0)
-                found[worker] += cost_model.memory_cost(of.load, of.speed, self._objectives, num_to_store)
-        return found
-
-    def _handed_over(
-        self, workers: Sequence[Worker], costs: Mapping[Worker, float], expected: Mapping[Worker, int], num_tokens: int
-    ) -> dict[Worker, float]:
-        """What these cost with a handover to them."""
-        if not workers:
-            return {}
-        fixed = self._ship_cost(workers[0], 0)
-        token = self._ship_cost(workers[0], 1) - fixed
-        all_of_it = fixed + token * num_tokens
-        found = {worker: costs[worker] + all_of_it for worker in workers}
-        for worker, num_expected in expected.items():
-            if worker in found:
-                found[worker] -= token * num_expected
-        return found
-
-    def _ship_cost(self, decode: Worker, num_to_ship: int) -> float:
-        """Args: num_to_ship: tokens that the decode worker has not cached."""
-        num_pages = num_to_ship / decode.page_size
-        return cost_model.handover_cost(decode.rates.handover_s, num_pages, self._objectives)
+        estimate = self._estimate(chosen, other, cached, expected, num_tokens, objectives)
+        return Pair(chosen.prefill, chosen.decode, estimate)
 
     def _estimate(
         self,
@@ -146,58 +119,79 @@ class LeastCost(PrefixPolicy):
         cached: Mapping[Worker, int],
         expected: Mapping[Worker, int],
         num_tokens: int,
+        objectives: Objectives,
     ) -> Estimate:
         """Args: other: the best pair of the other placement."""
         num_to_compute = num_tokens - cached.get(pair.prefill, 0)
-        prefill, decode = self._costs[pair.prefill], self._costs[pair.decode]
         reason = "only"
         if other is not None:
-            own, others = (self._terms(p, cached, expected, num_tokens) for p in (pair, other))
+            own, others = (_terms(p, cached, expected, num_tokens, objectives) for p in (pair, other))
             reason = max(own, key=lambda name: others[name] - own[name])
         return Estimate(
             num_to_compute,
             reason,
-            cost_model.ttft_s(prefill.load, prefill.speed, num_to_compute, num_tokens),
-            cost_model.itl_s(decode.load, decode.speed, num_tokens),
+            cost_model.ttft_s(load_of(pair.prefill), speed_of(pair.prefill), num_to_compute, num_tokens),
+            cost_model.itl_s(load_of(pair.decode), speed_of(pair.decode), num_tokens),
             num_tokens - expected.get(pair.decode, 0),
         )
 
-    def _terms(
-        self, pair: Pair, cached: Mapping[Worker, int], expected: Mapping[Worker, int], num_tokens: int
-    ) -> dict[str, float]:
-        """A pair's cost, in its parts."""
-        prefill, decode = self._costs[pair.prefill], self._costs[pair.decode]
-        num_to_compute = num_tokens - cached.get(pair.prefill, 0)
-        prompt = cost_model.prompt_terms(prefill.load, prefill.speed, self._objectives, num_to_compute, num_tokens)
-        num_to_store = num_tokens - expected.get(pair.decode, 0)
-        rest = cost_model.decode_terms(decode.load, decode.speed, self._objectives, num_tokens, num_to_store)
-        rest["interference"] += prompt.pop("interference")
-        is_apart = pair.prefill is not pair.decode
-        ship = self._ship_cost(pair.decode, num_to_store) if is_apart else 0.0
-        return prompt | rest | {"handover": ship}
 
-    def _costs_of(self, worker: Worker) -> _Costs:
-        objectives = self._objectives
-        load = Load(
-            worker.num_pending_tokens,
-            worker.num_decoding,
-            worker.num_kv_tokens,
-            worker.num_pool_tokens,
-            worker.num_held_tokens,
-        )
-        speed = Speed(worker.forward_times, worker.rates.mean_output_tokens)
-        return _Costs(
-            worker.load_number,
-            load,
-            speed,
-            cost_model.prompt_cost(load, speed, objectives),
-            TIE_COST * self._random.random(),
-            cost_model.decode_line(load, speed, objectives),
-            TIE_COST * self._random.random(),
-            cost_model.num_free_tokens(load),
-        )
+def load_of(worker: Worker) -> Load:
+    return Load(
+        worker.num_pending_tokens,
+        worker.num_decoding,
+        worker.num_kv_tokens,
+        worker.num_pool_tokens,
+        worker.num_held_tokens,
+    )
+
+
+def speed_of(worker: Worker) -> Speed:
+    return Speed(worker.forward_times, worker.rates.mean_output_tokens)
+
+
+def _terms(
+    pair: Pair, cached: Mapping[Worker, int], expected: Mapping[Worker, int], num_tokens: int, objectives: Objectives
+) -> dict[str, float]:
+    """A pair's cost, in its parts."""
+    of_prefill = load_of(pair.prefill), speed_of(pair.prefill), objectives
+    of_decode = load_of(pair.decode), speed_of(pair.decode), objectives
+    num_to_store = num_tokens - expected.get(pair.decode, 0)
+    prompt = cost_model.prompt_terms(*of_prefill, num_tokens - cached.get(pair.prefill, 0), num_tokens)
+    rest = cost_model.decode_terms(*of_decode, num_tokens, num_to_store)
+    rest["interference"] += prompt.pop("interference")
+    is_apart = pair.prefill is not pair.decode
+    return prompt | rest | {"handover": _ship_cost(pair.decode, num_to_store, objectives) if is_apart else 0.0}
+
+
+def _handed_over(
+    receivers: list[Worker],
+    decodes: list[Worker],
+    costs: Sequence[float],
+    expected: Mapping[Worker, int],
+    num_tokens: int,
+    objectives: Objectives,
+) -> dict[Worker, float]:
+    """What the receivers cost with a handover to them. Args: costs: of `decodes`, which they are among, without one."""
+    if not receivers:
+        return {}
+    fixed = _ship_cost(receivers[0], 0, objectives)
+    token = _ship_cost(receivers[0], 1, objectives) - fixed
+    all_of_it = fixed + token * num_tokens
+    found = dict(zip(decodes, [cost + all_of_it for cost in costs], strict=True))
+    for worker, num_expected in expected.items():
+        if worker in found:
+            found[worker] -= token * num_expected
+    return found if receivers == decodes else {worker: found[worker] for worker in receivers}
+
+
+def _ship_cost(decode: Worker, num_to_ship: int, objectives: Objectives) -> float:
+    """Args: num_to_ship: tokens that the decode worker has not cached."""
+    return cost_model.handover_cost(decode.rates.handover_s, num_to_ship / decode.page_size, objectives)
 
 
 def _union(workers: list[Worker], others: list[Worker]) -> list[Worker]:
     """All of both, each once; in a cluster of equals both are the same."""
-    return workers if workers == others else list(dict.fromkeys((*workers, *others)))
+    if not workers or not others or workers == others:
+        return workers or others
+    return list(dict.fromkeys((*workers, *others)))

@@ -1,7 +1,7 @@
 """A policy that goes by what workers have cached: what they say, and what they are computing for this router."""
 
 import time
-from collections.abc import Callable, Collection, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 
 from router.policies.base import AttemptFailure, RequestEnd, RoutingPolicy, RoutingRequest
 from router.policies.under_way import NOTHING, PrefixesUnderWay
@@ -40,21 +40,21 @@ class PrefixPolicy(RoutingPolicy):
         token_ids = request.token_ids
         cached: dict[Worker, int] = {}
         expected: dict[Worker, int] = {}
-        for size in {worker.hello.page_size for worker in workers}:
+        for size in {worker.page_size for worker in workers}:
             identities = prefixes.identities(token_ids, size)
             if not identities:
                 continue
             # Nobody who lacks the first page has any other; and that is asked of every worker at every choice.
             first = identities[0]
-            having = dict.fromkeys(w for w in workers if first in w.prefixes.identities and w.hello.page_size == size)
-            having.update((w, None) for w, pages in computing.items() if first in pages and w.hello.page_size == size)
+            having = [w for w in workers if first in w.prefixes.identities and w.page_size == size]
+            having += [w for w, pages in computing.items() if first in pages and w.page_size == size]
             search = _Search(identities, self._usual)
-            for worker in having:
-                pages = computing.get(worker, NOTHING)
-                cached[worker] = expected[worker] = size * search.num_known(worker.prefixes.identities, pages)
+            for worker, num_pages in search.all_known(having, computing):
+                cached[worker] = size * num_pages
+            expected.update(cached)
             self._usual = search.last
             for worker, pages in arriving.items():
-                if first in pages and worker.hello.page_size == size:
+                if first in pages and worker.page_size == size:
                     num_arriving = size * search.num_known(worker.prefixes.identities, pages)
                     expected[worker] = max(expected.get(worker, 0), num_arriving)
         return cached, expected
@@ -133,6 +133,24 @@ class _Search:
         """Args: guess: how many of them the first worker has, as like as not."""
         self._identities = identities
         self.last = min(guess, len(identities))
+
+    def all_known(
+        self, workers: Iterable[Worker], computing: Mapping[Worker, Set[int]]
+    ) -> Iterator[tuple[Worker, int]]:
+        """Leading pages that each of these workers has or is computing."""
+        identities, last = self._identities, -1
+        border: tuple[int, int | None] = 0, None
+        for worker in workers:
+            if last != self.last:
+                last = self.last
+                border = identities[last - 1] if last else 0, identities[last] if last < len(identities) else None
+            before, after = border
+            known, pages = worker.prefixes.identities, computing.get(worker, NOTHING)
+            # Most have as much as the one before, and there may be hundreds of them.
+            if last and (before in known or before in pages) and after not in known and after not in pages:
+                yield worker, last
+            else:
+                yield worker, self.num_known(known, pages)
 
     def num_known(self, cached: Set[int], expected: Set[int]) -> int:
         """Leading pages that are in either set."""
