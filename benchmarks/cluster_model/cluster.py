@@ -87,6 +87,7 @@ class ModelCluster:
         queue: its time.
         registry: its workers, as the router knows them.
         records: of the requests that have ended, as `tandem bench` keeps them.
+        jobs: what became of them, in the same order.
         num_submitted: requests that have come.
     """
 
@@ -95,6 +96,7 @@ class ModelCluster:
     ) -> None:
         self.queue = EventQueue()
         self.records: list[RequestRecord] = []
+        self.jobs: list[Job] = []
         self.num_submitted = 0
         self._layout = layout
         self._device = device
@@ -125,7 +127,7 @@ class ModelCluster:
         if not job.continues_here:
             decode = self._models[request.pair.decode]
             num_pages = (job.num_prompt + PAGE_SIZE - 1) // PAGE_SIZE - decode.num_cached_pages(job)
-            request.active.tracker.num_pages_shipped = num_pages
+            request.active.tracker.num_pages_shipped = job.num_pages_shipped = num_pages
             self.queue.after(self._device.handover_s(num_pages), partial(decode.adopt, job))
 
     def step_ended(self, worker: ModelWorker, started: list[Job], finished: list[Job]) -> None:
@@ -136,10 +138,11 @@ class ModelCluster:
             self._end(job)
 
     def _hear(self, model: ModelWorker) -> None:
-        """A worker says how long its forwards take, if it has not done so for a while."""
+        """A worker says how full its pool is and how long its forwards take, if it has not done so for a while."""
         worker = self._workers[model]
         if self.queue.now - worker.last_heartbeat >= HEARTBEAT_S:
-            self.registry.record_heartbeat(worker, Heartbeat(0, WorkerStats(forward_times=model.timer.times())))
+            stats = WorkerStats(num_locked_pages=model.num_locked_pages, forward_times=model.timer.times())
+            self.registry.record_heartbeat(worker, Heartbeat(0, stats))
 
     def _add_worker(self, worker_id: str, role: str) -> None:
         device, layout = self._device, self._layout
@@ -188,6 +191,7 @@ class ModelCluster:
             request.view.prompt_identities, self._objectives,
         )  # fmt: skip
         self._policy.request_finished(pair, ended, "finished")
+        self.jobs.append(job)
         times = array("d", job.token_times())
         self.records.append(
             RequestRecord(

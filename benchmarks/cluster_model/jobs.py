@@ -9,6 +9,8 @@ class Job:
     """
     Attributes:
         identities: of the pages of prompt and output, as far as anybody has use for them.
+        found_cached: prompt tokens that the prefill worker had when it began.
+        num_pages_shipped: to the decode worker.
         computed: prompt tokens that the prefill worker has in its cache.
         launched: of these and of those that are being computed, all together.
         started_at: when the first forward with tokens of it was launched; -1: none was.
@@ -23,6 +25,7 @@ class Job:
     identities: Sequence[int]
     continues_here: bool
     found_cached: int = 0
+    num_pages_shipped: int = 0
     computed: int = 0
     launched: int = 0
     started_at: float = -1.0

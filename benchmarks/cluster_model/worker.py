@@ -77,6 +77,11 @@ class ModelWorker:
         self._cache.use(job.identities[: job.num_prompt // PAGE_SIZE])
         self._go_on()
 
+    @property
+    def num_locked_pages(self) -> int:
+        """Of its pool, by the requests that run."""
+        return -(-self._num_reserved // PAGE_SIZE)
+
     def num_cached_pages(self, job: Job) -> int:
         """Of a job's prompt."""
         return self._cache.num_cached(job.identities[: job.num_prompt // PAGE_SIZE])
