@@ -14,6 +14,9 @@ from tandem import hosts, logs
 if TYPE_CHECKING:
     from worker.process import WorkerProcess
 
+# Of Ray's labels of a node the first that it has says which hosts are near each other.
+RACK_LABELS = ("rack", "ray.io/availability-zone")
+
 
 class WorkerActor(SealedActor[WorkerPlan]):
     """Starts, stops and watches the process; no request ever crosses a Ray call."""
@@ -67,12 +70,18 @@ class WorkerActor(SealedActor[WorkerPlan]):
 
 
 def _at_home(plan: WorkerPlan) -> WorkerPlan:
-    """The plan with the address of the node that this process is on; raises ValueError if that has none that fits."""
+    """The plan with the address and the rack of the node that this process is on.
+
+    Raises:
+        ValueError: it has no address that fits.
+    """
     if not plan.spans_nodes:
         return plan
-    from deploy.ray_module import ray_worker
+    from deploy.ray_module import ray, ray_worker
 
     assert ray_worker._global_node is not None
     node = ray_worker._global_node.node_ip_address
     host = hosts.choose_address(hosts.own_addresses(), plan.interface, node)
-    return replace(plan, worker=replace(plan.worker, host=host))
+    labels = ray.get_runtime_context().get_node_labels()
+    rack = next((labels[name] for name in RACK_LABELS if labels.get(name)), "")
+    return replace(plan, worker=replace(plan.worker, host=host, rack=rack))

@@ -27,7 +27,7 @@ from router.errors import InternalError, InvalidRequestError, RequestError, Requ
 from router.live.journal import Journal
 from router.metrics import RouterMetrics
 from router.objectives import Objectives
-from router.placement import DISAGGREGATED, Placed
+from router.placement import Placed
 from router.policies.base import AttemptFailure, RequestEnd, RoutingRequest
 from router.policies.guard import GuardedPolicy
 from router.requests_in_hand import RequestsInHand
@@ -311,7 +311,7 @@ class Attempts:
         """The one place where nothing is left to serve of a request, whatever its end."""
         pair = request.pair
         if pair is not None and end == "finished":
-            pair.decode.rates.request_finished(request.tracker, is_apart=pair.placement == DISAGGREGATED)
+            pair.decode.rates.request_finished(request.tracker, pair.distance)
         # Only those who have said themselves that they have finished know it.
         request.release_pair(tell_workers=end != "finished")
         self._room.leave(request)

@@ -5,9 +5,11 @@ router's one loop a quarter of a second for every request, so what is kept is wh
 is linked to (`Worker.decode_workers`), and pairs are made where somebody asks for them.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, overload
 
+from router.distance import DISTANCES, place_at
 from router.placement import AGGREGATED, AUTO, DISAGGREGATED, Placement
 from router.worker import Pair, Worker
 
@@ -28,6 +30,8 @@ class Candidates(Sequence[Pair]):
         workers: Mapping[str, Worker],
         may_serve: Callable[[Worker], bool] | None = None,
         placement: str = AUTO,
+        *,
+        spans_hosts: bool = False,
     ) -> None:
         """
         Args:
@@ -36,14 +40,16 @@ class Candidates(Sequence[Pair]):
             placement: AUTO: any pair; otherwise the pairs of that placement alone, if there are such now, whether or
                 not they may have a part: a request is served rather the other way than not at all, but where those that
                 are wanted are only busy it waits.
+            spans_hosts: whether they are on several hosts, so that it matters how far apart two are.
         """
         self._workers = workers
         self._may_serve = may_serve
         self._only = _only(workers, placement)
+        self.spans_hosts = spans_hosts
 
     def among(self, may_serve: Callable[[Worker], bool]) -> "Candidates":
         """Those of the pairs both of whose workers may have a part."""
-        return Candidates(self._workers, may_serve, self._only or AUTO)
+        return Candidates(self._workers, may_serve, self._only or AUTO, spans_hosts=self.spans_hosts)
 
     @property
     def prefill_workers(self) -> list[Worker]:
@@ -83,12 +89,19 @@ class Candidates(Sequence[Pair]):
         """The decode workers of pairs of two workers; some may have no prefill worker that is open."""
         return self._open([w for w in self._workers.values() if w.receives])
 
-    def least(self, prefill_cost: WorkerCost, decode_cost: WorkerCost, both_cost: WorkerCost | None = None) -> Pair:
+    def least(
+        self,
+        prefill_cost: WorkerCost,
+        decode_cost: WorkerCost,
+        both_cost: WorkerCost | None = None,
+        farther_cost: float = 0.0,
+    ) -> Pair:
         """The pair with the least cost, where that is one cost for each of its workers added up; of equals that of the
         prefill worker that joined first.
 
         Args:
             both_cost: of a pair that is one worker of role `both`; None: its two costs added up.
+            farther_cost: of a pair of two workers, for each step by which they are apart (router/distance.py).
         """
         one = both_cost or (lambda worker: prefill_cost(worker) + decode_cost(worker))
         senders = self.senders()
@@ -96,45 +109,53 @@ class Candidates(Sequence[Pair]):
             {worker: one(worker) for worker in self.alone()},
             {worker: prefill_cost(worker) for worker in senders},
             {worker: decode_cost(worker) for worker in self.receivers()} if senders else {},
+            farther_cost,
         )
 
     def least_of(
-        self, alone: Mapping[Worker, float], senders: Mapping[Worker, float], receivers: Mapping[Worker, float]
+        self,
+        alone: Mapping[Worker, float],
+        senders: Mapping[Worker, float],
+        receivers: Mapping[Worker, float],
+        farther_cost: float = 0.0,
     ) -> Pair:
         """As `least`, with the costs of each: of those of `alone`, `senders` and `receivers`."""
         best = min(alone, key=alone.__getitem__, default=None)
-        apart = self.least_apart(senders, receivers)
+        at_distances = [receivers]
+        if farther_cost and self.spans_hosts:
+            steps = [farther_cost * distance for distance in DISTANCES[1:]]
+            at_distances += [{worker: cost + step for worker, cost in receivers.items()} for step in steps]
+        apart = self.least_apart(senders, *at_distances)
         if apart is not None:
-            cost = senders[apart.prefill] + receivers[apart.decode]
+            cost = senders[apart.prefill] + receivers[apart.decode] + farther_cost * (apart.distance or 0)
             if best is None or cost < alone[best] or (cost == alone[best] and self._joined_first(apart.prefill, best)):
                 return apart
         assert best is not None, "there is no candidate"
         return Pair(best, best)
 
-    def least_apart(self, senders: Mapping[Worker, float], receivers: Mapping[Worker, float]) -> Pair | None:
+    def least_apart(self, senders: Mapping[Worker, float], *receivers: Mapping[Worker, float]) -> Pair | None:
         """Of the pairs of two workers that have a link that with the least cost; None if there is none.
 
         Args:
-            senders, receivers: what it costs if a worker computes the prompt, and if it decodes.
+            senders: what it costs if a worker computes the prompt.
+            receivers: what it costs if it decodes what another has computed: one for all, or one for each of DISTANCES,
+                which is not cheaper than those before it.
         """
-        if not senders or not receivers:
+        if not senders or not receivers[0]:
             return None
-        by_cost: list[Worker] | None = None
-        cheapest = min(receivers, key=receivers.__getitem__)
+        # One for all is one for what is furthest.
+        at = DISTANCES if len(receivers) > 1 else DISTANCES[-1:]
+        tiers = [_Tier(distance, costs) for distance, costs in zip(at, receivers, strict=True)]
+        lowest = min(tier.lowest for tier in tiers)
         best: Pair | None = None
-        least = 0.0
+        least = math.inf
         for prefill, cost in senders.items():
-            if best is not None and cost + receivers[cheapest] >= least:
+            # So most are passed over at little cost.
+            if cost + lowest >= least:
                 continue
-            decode: Worker | None = cheapest
-            if prefill is cheapest or prefill.decode_workers.get(cheapest.worker_id) is not cheapest:
-                by_cost = by_cost or sorted(receivers, key=receivers.__getitem__)
-                decode = _cheapest_linked(prefill, by_cost, receivers)
-            if decode is None:
-                continue
-            cost += receivers[decode]
-            if best is None or cost < least:
-                best, least = Pair(prefill, decode), cost
+            for tier in tiers:
+                if (decode := tier.cheapest(prefill, least - cost)) is not None:
+                    best, least = Pair(prefill, decode), cost + tier.costs[decode]
         return best
 
     def __bool__(self) -> bool:
@@ -204,15 +225,48 @@ def _only(workers: Mapping[str, Worker], placement: str) -> Placement | None:
     return None
 
 
-def _cheapest_linked(prefill: Worker, by_cost: Sequence[Worker], costs: Mapping[Worker, float]) -> Worker | None:
+class _Tier:
+    """The workers that decode within a distance of others, for those others.
+
+    Attributes:
+        costs: of decoding there.
+        lowest: of these.
     """
-    Args:
-        by_cost: workers that take over from others, the cheapest first.
-        costs: of each of them.
-    """
-    linked = prefill.decode_workers
-    if len(linked) ** 2 < len(by_cost):
-        # The cheapest are mostly not among so few.
-        others = (worker for worker in linked.values() if worker in costs and worker is not prefill)
-        return min(others, key=costs.__getitem__, default=None)
-    return next((w for w in by_cost if w is not prefill and linked.get(w.worker_id) is w), None)
+
+    def __init__(self, distance: int, costs: Mapping[Worker, float]) -> None:
+        self._distance = distance
+        self.costs = costs
+        # Those of one place, the cheapest first; sorted only where the first of them does not serve.
+        self._places: dict[str, list[Worker]] = {}
+        self._is_sorted: set[str] = set()
+        if distance == DISTANCES[-1]:
+            self._places[""] = list(costs)
+        else:
+            for worker in costs:
+                self._places.setdefault(place_at(worker, distance), []).append(worker)
+        self.lowest = min(costs.values())
+        self._firsts = {place: min(workers, key=costs.__getitem__) for place, workers in self._places.items()}
+
+    def cheapest(self, prefill: Worker, below: float) -> Worker | None:
+        """The cheapest that has a link from this one; None: none costs less than that."""
+        place = place_at(prefill, self._distance)
+        first = self._firsts.get(place)
+        if first is None or self.costs[first] >= below:
+            return None
+        if first is not prefill and prefill.decode_workers.get(first.worker_id) is first:
+            return first
+        workers = self._places[place]
+        if place not in self._is_sorted:
+            self._is_sorted.add(place)
+            workers.sort(key=self.costs.__getitem__)
+        found = self._cheapest_linked(prefill, place)
+        return found if found is not None and self.costs[found] < below else None
+
+    def _cheapest_linked(self, prefill: Worker, place: str) -> Worker | None:
+        linked, costs, by_cost = prefill.decode_workers, self.costs, self._places[place]
+        if len(linked) ** 2 < len(by_cost):
+            # The cheapest are mostly not among so few.
+            others = [w for w in linked.values() if w in costs and w is not prefill]
+            near = [w for w in others if place_at(w, self._distance) == place]
+            return min(near, key=costs.__getitem__, default=None)
+        return next((w for w in by_cost if w is not prefill and linked.get(w.worker_id) is w), None)

@@ -8,8 +8,11 @@ from typing import Protocol
 from tandem.lifecycle import COMMITTED, FIRST_TOKEN, LEASE_GRANTED
 from tandem.linear_fit import LinearFit
 
-# Seconds of a handover and of each page that is shipped, before any has been seen.
-START_HANDOVERS = {"cuda": (3e-3, 6e-6), "cpu": (10e-3, 1e-4)}
+# Seconds of a handover and of each page that is shipped, before any has been seen: within a host, a rack, and further.
+START_HANDOVERS = {
+    "cuda": ((3e-3, 6e-6), (4e-3, 1e-4), (5e-3, 2e-4)),
+    "cpu": ((10e-3, 1e-4), (11e-3, 2e-4), (12e-3, 3e-4)),
+}
 # Share of each new output in the mean of their lengths.
 NEWS = 1 / 16
 # What was seen is aged so often at most.
@@ -40,25 +43,35 @@ class ClusterRates:
         """Args: device: of its workers."""
         self._clock = clock
         self._aged_at = clock()
-        self._handover = LinearFit(START_HANDOVERS["cuda" if device.startswith("cuda") else "cpu"])
+        starts = START_HANDOVERS["cuda" if device.startswith("cuda") else "cpu"]
+        self._handovers = [LinearFit(start) for start in starts]
         self.mean_output_tokens = 128.0
 
-    @property
-    def handover_s(self) -> tuple[float, float]:
-        """Seconds of a handover to another worker: of each, and of each page that is shipped."""
+    def handover_s(self, distance: int) -> tuple[float, float]:
+        """Seconds of a handover to another worker: of each, and of each page that is shipped.
+
+        Args:
+            distance: to that (router/distance.py). What is further never takes less here, so that among the cheapest at
+                each distance the cheapest of all is found.
+        """
         now = self._clock()
         if now - self._aged_at >= AGEING_S:
-            self._handover.pass_time(now - self._aged_at)
+            for handover in self._handovers:
+                handover.pass_time(now - self._aged_at)
             self._aged_at = now
-        fixed, page = self._handover.factors
+        nearer = [handover.factors for handover in self._handovers[: distance + 1]]
+        fixed, page = (max(factors) for factors in zip(*nearer, strict=True))
         return fixed, page
 
-    def request_finished(self, request: FinishedRequest, *, is_apart: bool) -> None:
-        """Args: is_apart: whether one worker has computed the prompt and another one has decoded."""
+    def request_finished(self, request: FinishedRequest, distance: int | None) -> None:
+        """Args: distance: between the worker that has computed the prompt and the one that has decoded; None: it is
+        one."""
         self.mean_output_tokens += NEWS * (len(request.output_ids) - self.mean_output_tokens)
         moments = request.moments
-        if is_apart and moments.keys() >= {FIRST_TOKEN, LEASE_GRANTED, COMMITTED}:
+        if distance is not None and moments.keys() >= {FIRST_TOKEN, LEASE_GRANTED, COMMITTED}:
             # That the decode worker had no pages for it, or no room in its steps, is no part of handing over: those
             # waits are in the costs of its memory and of its batch.
             began = max(moments[FIRST_TOKEN], moments[LEASE_GRANTED])
-            self._handover.observe((1.0, request.num_pages_shipped), max(0, moments[COMMITTED] - began) / 1e9)
+            self._handovers[distance].observe(
+                (1.0, request.num_pages_shipped), max(0, moments[COMMITTED] - began) / 1e9
+            )

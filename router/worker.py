@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from router.distance import distance
 from router.peer_counts import NOTHING, AssignedLoad
 from router.placement import AGGREGATED, DISAGGREGATED, Placement
 from router.rates import ClusterRates
@@ -42,6 +43,7 @@ class Worker:
         rates: what this router has seen of the whole cluster.
         role, sends, receives: its role, and whether it hands over to other workers and takes over from them.
         page_size: tokens of one KV page; the same for all workers of a cluster.
+        host, rack: where it is (router/distance.py).
         num_starting: of this router's, those of which the decode worker has sent no token yet.
         num_suspects: of this router's, those that may have ended workers (router/attempts.py).
     """
@@ -74,12 +76,15 @@ class Worker:
     sends: bool = field(init=False)
     receives: bool = field(init=False)
     page_size: int = field(init=False)
+    host: str = field(init=False)
+    rack: str = field(init=False)
 
     def __post_init__(self) -> None:
         self.forward_times = start_times(self.hello.device)
         self.rates = ClusterRates(self.hello.device)
         # They are asked for of every worker at every choice.
         self.role = self.hello.role
+        self.host, self.rack = self.hello.host, self.hello.rack
         self.sends = self.role == "prefill" or self.hello.has_links
         self.page_size = self.hello.page_size
         self.receives = self.role == "decode" or self.hello.has_links
@@ -182,3 +187,8 @@ class Pair:
     @property
     def placement(self) -> Placement:
         return AGGREGATED if self.prefill is self.decode else DISAGGREGATED
+
+    @property
+    def distance(self) -> int | None:
+        """Between its workers (router/distance.py); None: it is one worker."""
+        return None if self.prefill is self.decode else distance(self.prefill, self.decode)

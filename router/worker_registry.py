@@ -1,5 +1,6 @@
 """The live workers, as the router knows them."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from router.candidates import Candidates
@@ -42,6 +43,8 @@ class WorkerRegistry:
         # That of the first worker: all that follow are of the same cluster, also when no other is left.
         self._page_format: PageFormat | None = None
         self._num_pairs = 0
+        # How many workers are on each.
+        self._hosts: Counter[str] = Counter()
         # They outlive every worker.
         self._rates: ClusterRates | None = None
         self._placement = placement
@@ -56,7 +59,7 @@ class WorkerRegistry:
     @property
     def candidates(self) -> Candidates:
         """Every pair of workers that can serve a request now, for one choice."""
-        return Candidates(self._workers, placement=self._placement)
+        return Candidates(self._workers, placement=self._placement, spans_hosts=len(self._hosts) > 1)
 
     @property
     def num_pairs(self) -> int:
@@ -104,6 +107,7 @@ class WorkerRegistry:
         self._rates = worker.rates = self._rates or ClusterRates(hello.device, self._clock)
         self._page_format = hello.page_format
         self._workers[hello.worker_id] = worker
+        self._hosts[worker.host] += 1
         self._link_all(worker)
         self._update_limit()
         return worker
@@ -112,6 +116,7 @@ class WorkerRegistry:
         if self._workers.get(worker.worker_id) is worker:
             self._unlink_all(worker)
             del self._workers[worker.worker_id]
+            self._hosts -= Counter((worker.host,))
             self._update_limit()
 
     def is_out_of_reach(self, worker: Worker) -> bool:

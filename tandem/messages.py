@@ -136,6 +136,7 @@ class Hello:
             `prefill` and `decode` do the one or the other.
         max_request_pages: of the largest request that it takes; 0: one that fills its pool.
         host: the same for workers of one host (tandem.hosts.host_id).
+        rack: the same for hosts of one rack; "": nobody has said.
     """
 
     protocol_version: int
@@ -153,6 +154,7 @@ class Hello:
     has_links: bool = False
     max_request_pages: int = 0
     host: str = ""
+    rack: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ class WorkerConfig:
         worker_id: its name in the cluster; a restarted worker keeps it.
         max_model_len: prompt and output tokens together, at most.
         host: the address its ports are bound to.
+        rack: the same for hosts of one rack; "": nobody has said.
         heartbeat_interval_s: seconds between heartbeats to the router.
         stall_timeout_s: time without a scheduler step after which the process ends itself, to be started again.
         connect_timeout_s: how long it looks for the router before it gives up.
@@ -29,6 +30,7 @@ class WorkerConfig:
     engine: EngineConfig
     max_model_len: int
     host: str = "127.0.0.1"
+    rack: str = ""
     heartbeat_interval_s: float = 0.25
     stall_timeout_s: float = 60.0
     connect_timeout_s: float = 60.0

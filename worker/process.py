@@ -178,6 +178,7 @@ class WorkerProcess:
             self._role.has_links,
             self._max_request_pages(),
             host_id(),
+            config.rack,
         )
         self._links = self._role.build_links(engine, hello, config, self._credentials, self._engine_thread.post)
         self._links.add_to(server)

@@ -20,7 +20,7 @@ from both_worker.step_budget import StepBudget
 from prefill_worker.budget import PromptBudget, WholeChunks
 from router.active_request import ActiveRequest
 from router.objectives import Objectives
-from router.placement import AUTO, DISAGGREGATED
+from router.placement import AUTO
 from router.policies.base import RoutingPolicy, RoutingRequest
 from router.policies.least_cost import LeastCost
 from router.policies.least_loaded import LeastLoaded
@@ -184,7 +184,7 @@ class ModelCluster:
         tracker.output_ids = [0] * job.num_output
         first, adopted = _ns(job.first_token_at), _ns(job.adopted_at)
         tracker.moments = {FIRST_TOKEN: first, LEASE_GRANTED: first, COMMITTED: adopted}
-        pair.decode.rates.request_finished(tracker, is_apart=pair.placement == DISAGGREGATED)
+        pair.decode.rates.request_finished(tracker, pair.distance)
         request.active.release_pair(tell_workers=False)
         ended = RoutingRequest(
             request.view.request_id, 0, tracker.prompt_ids, tuple(tracker.output_ids), 0, 0, "", "",

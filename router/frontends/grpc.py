@@ -108,6 +108,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
                     linked_to=list(worker.links_up),
                     stats=STATS_CODEC.encode(worker.stats),
                     metrics_address=worker.hello.metrics_address,
+                    rack=worker.rack,
                 )
                 for worker in router.workers
             ],

@@ -13,6 +13,8 @@ from router.worker import Pair, Worker
 # further request at a decode worker makes each step of all others longer.
 SHIP_COST = 0.05
 RUNNING_REQUEST_COST = 16.0
+# Of a handover to another host, and twice as much beyond the rack.
+FARTHER_COST = RUNNING_REQUEST_COST
 # Less than the smallest difference that means something.
 TIE_COST = SHIP_COST / 4
 
@@ -46,4 +48,5 @@ class CacheAware(PrefixPolicy):
             {worker: prefill_cost(worker) + RUNNING_REQUEST_COST * worker.num_assigned for worker in alone},
             {worker: prefill_cost(worker) for worker in senders},
             {worker: decode_cost(worker) for worker in receivers},
+            FARTHER_COST,
         )

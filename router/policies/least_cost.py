@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from router.candidates import Candidates
+from router.distance import DISTANCES
 from router.objectives import Objectives
 from router.policies import cost_model
 from router.policies.base import RoutingRequest
@@ -96,18 +97,21 @@ class LeastCost(PrefixPolicy):
         of_decodes.update(decodes, objectives)
         prompt = of_prefills.of_prompt(cached, num_tokens)
         decodings = of_decodes.of_decoding(expected, num_tokens)
-        # To decode it at another worker costs so much more.
-        handed_over = _handed_over(receivers, decodes, decodings, expected, num_tokens, objectives)
+        # To decode it at another worker costs so much more, and the more the further that is away.
+        distances = DISTANCES if candidates.spans_hosts else DISTANCES[:1]
+        handed_over = [
+            _handed_over(receivers, decodes, decodings, expected, num_tokens, objectives, at) for at in distances
+        ]
         decode = dict(zip(decodes, decodings, strict=True)) if alone else {}
         of_senders = prompt if senders == prefills else {worker: prompt[worker] for worker in senders}
-        apart = candidates.least_apart(of_senders, handed_over)
+        apart = candidates.least_apart(of_senders, *handed_over)
         both = {worker: prompt[worker] + decode[worker] for worker in alone}
         here = min(both, key=both.__getitem__, default=None)
         together = None if here is None else Pair(here, here)
         chosen, other = apart or together, None
         assert chosen is not None, "there is no candidate"
         if here is not None and apart is not None and together is not None:
-            is_apart = prompt[apart.prefill] + handed_over[apart.decode] < both[here]
+            is_apart = prompt[apart.prefill] + handed_over[apart.distance or 0][apart.decode] < both[here]
             chosen, other = (apart, together) if is_apart else (together, apart)
         estimate = self._estimate(chosen, other, cached, expected, num_tokens, objectives)
         return Pair(chosen.prefill, chosen.decode, estimate)
@@ -160,8 +164,9 @@ def _terms(
     prompt = cost_model.prompt_terms(*of_prefill, num_tokens - cached.get(pair.prefill, 0), num_tokens)
     rest = cost_model.decode_terms(*of_decode, num_tokens, num_to_store)
     rest["interference"] += prompt.pop("interference")
-    is_apart = pair.prefill is not pair.decode
-    return prompt | rest | {"handover": _ship_cost(pair.decode, num_to_store, objectives) if is_apart else 0.0}
+    distance = pair.distance
+    ship = _ship_cost(pair.decode, num_to_store, objectives, distance) if distance is not None else 0.0
+    return prompt | rest | {"handover": ship}
 
 
 def _handed_over(
@@ -171,12 +176,17 @@ def _handed_over(
     expected: Mapping[Worker, int],
     num_tokens: int,
     objectives: Objectives,
+    distance: int,
 ) -> dict[Worker, float]:
-    """What the receivers cost with a handover to them. Args: costs: of `decodes`, which they are among, without one."""
+    """What the receivers cost with a handover to them from so far away.
+
+    Args:
+        costs: of `decodes`, which they are among, without one.
+    """
     if not receivers:
         return {}
-    fixed = _ship_cost(receivers[0], 0, objectives)
-    token = _ship_cost(receivers[0], 1, objectives) - fixed
+    fixed = _ship_cost(receivers[0], 0, objectives, distance)
+    token = _ship_cost(receivers[0], 1, objectives, distance) - fixed
     all_of_it = fixed + token * num_tokens
     found = dict(zip(decodes, [cost + all_of_it for cost in costs], strict=True))
     for worker, num_expected in expected.items():
@@ -185,9 +195,10 @@ def _handed_over(
     return found if receivers == decodes else {worker: found[worker] for worker in receivers}
 
 
-def _ship_cost(decode: Worker, num_to_ship: int, objectives: Objectives) -> float:
+def _ship_cost(decode: Worker, num_to_ship: int, objectives: Objectives, distance: int) -> float:
     """Args: num_to_ship: tokens that the decode worker has not cached."""
-    return cost_model.handover_cost(decode.rates.handover_s, num_to_ship / decode.page_size, objectives)
+    num_pages = num_to_ship / decode.page_size
+    return cost_model.handover_cost(decode.rates.handover_s(distance), num_pages, objectives)
 
 
 def _union(workers: list[Worker], others: list[Worker]) -> list[Worker]:

@@ -6,6 +6,9 @@ from router.candidates import Candidates
 from router.policies.base import RoutingPolicy, RoutingRequest
 from router.worker import Pair, Worker
 
+# A handover to another host counts as much as a request in hand, and as two beyond the rack.
+FARTHER_COST = 1.0
+
 
 class LeastLoaded(RoutingPolicy):
     """A pair's load is the requests in hand at both workers, by the routers' own counts: a burst between two heartbeats
@@ -16,7 +19,7 @@ class LeastLoaded(RoutingPolicy):
         self._random = random.Random(seed)
 
     def choose(self, candidates: Candidates, request: RoutingRequest) -> Pair:
-        return candidates.least(self._cost, self._cost)
+        return candidates.least(self._cost, self._cost, farther_cost=FARTHER_COST)
 
     def _cost(self, worker: Worker) -> float:
         # Two of these are less than one request.

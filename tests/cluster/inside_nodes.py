@@ -79,6 +79,10 @@ def test_prompts_of_one_node_are_decoded_on_the_other(served: ServedCluster, tin
         "prefill-0": HEAD,
         "decode-0": OTHER,
     }
+    assert {worker.worker_id: worker.rack for worker in info.workers} == {
+        "prefill-0": f"of-{HEAD}",
+        "decode-0": f"of-{OTHER}",
+    }
     # Everybody is told where both routers are, and each serves.
     assert [host_of(router.grpc_address) for router in info.routers] == [HEAD, OTHER]
     rng = random.Random(0)
@@ -113,6 +117,22 @@ def start_two_pairs(clusters: Clusters, config: ClusterConfig) -> ServedCluster:
 def has_all_links(served: ServedCluster) -> bool:
     workers = served.client.server_info().workers
     return len(workers) == 4 and all(w.alive for w in workers) and sum(len(w.linked_to) for w in workers) == 4
+
+
+def test_where_all_are_idle_nothing_crosses_the_cable(two_pairs: ServedCluster, config: ClusterConfig) -> None:
+    def num_shipped(transport: str) -> int:
+        workers = two_pairs.client.server_info().workers
+        return sum(s.num_pages for w in workers for s in w.stats.shipped if s.transport == transport)
+
+    rng = random.Random(1)
+    before = num_shipped("tcp")
+    for router in two_pairs.client.server_info().routers:
+        with TandemClient(router.grpc_address, one_router=True) as client:
+            for _ in range(10):
+                greedy(client, two_pairs, random_ids(rng, 100))
+    least = 20 * (100 // config.page_size)
+    wait_until(lambda: num_shipped("shared_memory") >= least, HEALED_S, "all pages were shipped within a host")
+    assert num_shipped("tcp") == before
 
 
 class Load:

@@ -59,6 +59,10 @@ def test_nothing_of_a_cluster_with_tls_inside_is_read_between_the_nodes(hosts: T
     passes(hosts, "inside_wire.py", tmp_path, on=hosts.other)
 
 
+def test_where_all_are_idle_nothing_crosses_the_cable(hosts: TwoHosts, tmp_path: Path) -> None:
+    passes(hosts, "inside_nodes.py::test_where_all_are_idle_nothing_crosses_the_cable", tmp_path)
+
+
 def test_a_cable_is_cut_and_mended(hosts: TwoHosts, tmp_path: Path) -> None:
     passes(hosts, "inside_nodes.py::test_a_cable_is_cut_and_mended", tmp_path)
 

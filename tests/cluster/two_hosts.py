@@ -54,7 +54,7 @@ class Node:
                     *("start", "--block", f"--node-ip-address={self.address}", *where),
                     *(() if is_head else (f"--address={HEAD}:{RAY_PORT}",)),
                     *("--disable-usage-stats", f"--num-cpus={NUM_CPUS}", "--object-store-memory=80000000"),
-                    f"--temp-dir={self.directory}",
+                    *(f"--temp-dir={self.directory}", f"--labels=rack=of-{self.address}"),
                 ),
                 stdin=subprocess.DEVNULL,
                 stdout=log,

@@ -20,6 +20,7 @@ def hello(
     max_request_pages: int = 0,
     num_restarts: int = 0,
     host: str = "",
+    rack: str = "",
 ) -> Hello:
     return Hello(
         PROTOCOL_VERSION,
@@ -37,6 +38,7 @@ def hello(
         max_request_pages=max_request_pages,
         num_restarts=num_restarts,
         host=host,
+        rack=rack,
     )
 
 

@@ -6,13 +6,17 @@ import random
 import pytest
 
 from router.candidates import Candidates
+from router.distance import ELSEWHERE, SAME_HOST, SAME_RACK
 from router.worker import Pair, Worker
 from tests.fakes.routing import link, make_candidates
 from tests.fakes.scripted_worker import hello
 
 
-def new_worker(worker_id: str, role: str, num_assigned: int = 0, *, has_links: bool = False) -> Worker:
-    worker = Worker(hello(worker_id, role, has_links=has_links), lambda _: None, lambda _: None, 0.0, 0.0)
+def new_worker(
+    worker_id: str, role: str, num_assigned: int = 0, *, has_links: bool = False, host: str = "", rack: str = ""
+) -> Worker:
+    said = hello(worker_id, role, has_links=has_links, host=host, rack=rack)
+    worker = Worker(said, lambda _: None, lambda _: None, 0.0, 0.0)
     worker.num_assigned = num_assigned
     if role == "both":
         link(worker, worker)
@@ -20,7 +24,8 @@ def new_worker(worker_id: str, role: str, num_assigned: int = 0, *, has_links: b
 
 
 def candidates_of(*workers: Worker) -> Candidates:
-    return Candidates({worker.worker_id: worker for worker in workers})
+    hosts = {worker.host for worker in workers}
+    return Candidates({worker.worker_id: worker for worker in workers}, spans_hosts=len(hosts) > 1)
 
 
 def names(candidates: Candidates) -> list[str]:
@@ -85,14 +90,21 @@ def test_of_equals_the_first_is_least() -> None:
     assert (pairs := make_candidates(3, 3)).least(lambda _: 0, lambda _: 0) == pairs[0]
 
 
+@pytest.mark.parametrize("num_hosts", [1, 2, 7])
 @pytest.mark.parametrize("share_of_links", [0.02, 0.2, 1.0])
-def test_the_least_costly_is_that_of_all_pairs(share_of_links: float) -> None:
+def test_the_least_costly_is_that_of_all_pairs(share_of_links: float, num_hosts: int) -> None:
     rng = random.Random(share_of_links)
+
+    def one(worker_id: str, role: str, *, has_links: bool = False) -> Worker:
+        host = rng.randrange(num_hosts)
+        where = {"host": f"h{host}", "rack": f"r{host % 3}"}
+        return new_worker(worker_id, role, rng.randrange(9), has_links=has_links, **where)
+
     for _ in range(60):
-        prefills = [new_worker(f"p{i}", "prefill", rng.randrange(9)) for i in range(rng.randint(1, 12))]
-        decodes = [new_worker(f"d{i}", "decode", rng.randrange(9)) for i in range(rng.randint(1, 30))]
+        prefills = [one(f"p{i}", "prefill") for i in range(rng.randint(1, 12))]
+        decodes = [one(f"d{i}", "decode") for i in range(rng.randint(1, 30))]
         # Those with links hand over to each other too, and to themselves.
-        boths = [new_worker(f"b{i}", "both", rng.randrange(9), has_links=i > 0) for i in range(rng.randrange(4))]
+        boths = [one(f"b{i}", "both", has_links=i > 0) for i in range(rng.randrange(4))]
         for prefill, decode in itertools.product([*prefills, *boths[1:]], [*decodes, *boths[1:]]):
             if rng.random() < share_of_links:
                 link(prefill, decode)
@@ -105,14 +117,41 @@ def test_the_least_costly_is_that_of_all_pairs(share_of_links: float) -> None:
 
         def cost(pair: Pair) -> float:
             both = pair.prefill is pair.decode
-            return 3 * pair.prefill.num_assigned + (0.5 if both else 2.0) * pair.decode.num_assigned
+            way = 4.0 * (pair.distance or 0)
+            return 3 * pair.prefill.num_assigned + (0.5 if both else 2.0) * pair.decode.num_assigned + way
 
         least = candidates.least(
             lambda worker: 3 * worker.num_assigned,
             lambda worker: 2.0 * worker.num_assigned,
             lambda worker: 3.5 * worker.num_assigned,
+            farther_cost=4.0,
         )
         assert least in candidates and cost(least) == min(map(cost, candidates))
+
+
+def test_a_host_is_nearer_than_a_rack_and_a_rack_than_all_else() -> None:
+    p = new_worker("p", "prefill", host="a", rack="x")
+    far, near, here = (
+        new_worker("d0", "decode", host="c", rack="y"),
+        new_worker("d1", "decode", host="b", rack="x"),
+        new_worker("d2", "decode", host="a", rack="x"),
+    )
+    link(p, far, near, here)
+    assert [Pair(p, decode).distance for decode in (far, near, here)] == [ELSEWHERE, SAME_RACK, SAME_HOST]
+    candidates = candidates_of(p, far, near, here)
+
+    def chosen() -> Worker:
+        return candidates.least(lambda w: w.num_assigned, lambda w: w.num_assigned, farther_cost=1.0).decode
+
+    assert chosen() is here
+    here.num_assigned = 2
+    assert chosen() is near
+    near.num_assigned = 2
+    here.num_assigned = 3
+    assert chosen() is far
+    # Where nobody has said what racks there are, all hosts are in one.
+    assert Pair(new_worker("p", "prefill", host="a"), new_worker("d", "decode", host="b")).distance == SAME_RACK
+    assert Pair(p, p).distance is None
 
 
 def test_a_placement_gives_way_where_there_is_no_such_pair_and_not_where_all_are_busy() -> None:

@@ -69,11 +69,14 @@ def test_the_pair_is_that_with_the_least_cost_of_all() -> None:
     for _ in range(100):
         workers, candidates = equals(5) if rng.randrange(2) else _mixed(rng)
         prompt = rng.choices(range(1000), k=rng.randrange(1, 3000))
+        num_hosts = rng.randrange(1, 4)
         for worker in workers:
+            worker.host, worker.rack = f"h{rng.randrange(num_hosts)}", f"r{rng.randrange(2)}"
             worker.add_load(1, rng.randrange(2) * rng.randrange(5000), rng.randrange(20), rng.randrange(200_000))
             worker.take_stats(WorkerStats(num_locked_pages=rng.randrange(worker.hello.num_pages)))
             if rng.randrange(2):
                 caches(worker, prompt[: rng.randrange(len(prompt) + 1)])
+        candidates.spans_hosts = num_hosts > 1
         pair = LeastCost(seed=0).choose(candidates, routing_request(prompt))
         least = min(_cost(p, prompt) for p in candidates)
         assert least <= _cost(pair, prompt) <= least + 2 * TIE_COST
@@ -112,7 +115,7 @@ def _cost(pair: Pair, prompt: Sequence[int]) -> float:
     cost += cost_model.memory_cost(*of(pair.decode), num_tokens - _num_cached(pair.decode, prompt))
     if pair.prefill is not pair.decode:
         num_pages = (num_tokens - _num_cached(pair.decode, prompt)) / pair.decode.page_size
-        cost += cost_model.handover_cost(pair.decode.rates.handover_s, num_pages, AIMS)
+        cost += cost_model.handover_cost(pair.decode.rates.handover_s(pair.distance or 0), num_pages, AIMS)
     return cost
 
 

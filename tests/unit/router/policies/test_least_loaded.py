@@ -25,3 +25,12 @@ def test_both_workers_count_and_chance_decides_among_equals() -> None:
     candidates[3].decode.num_assigned = 1
     chosen = [LeastLoaded().choose(candidates, routing_request()) for _ in range(100)]
     assert {candidates.index(pair) for pair in chosen} == {2, 3}
+
+
+def test_a_handover_to_another_host_counts_as_a_request() -> None:
+    candidates = make_candidates(1, 2)
+    here, elsewhere = candidates[0].decode, candidates[1].decode
+    elsewhere.host, candidates.spans_hosts = "another", True
+    assert {LeastLoaded().choose(candidates, routing_request()).decode for _ in range(20)} == {here}
+    here.num_assigned = 2
+    assert LeastLoaded().choose(candidates, routing_request()).decode is elsewhere
