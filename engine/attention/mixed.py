@@ -1,5 +1,4 @@
-"""Forwards that decode and compute prompts: attention of each kind of tokens by kernels of its own, into one output.
-Imported on CUDA machines alone."""
+"""Forwards that decode and compute prompts: attention of each kind of tokens by kernels of its own, into one output."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
