@@ -1,0 +1,103 @@
+"""What a piece of a prompt and a decode step take in one forward, and in two, one behind the other: what Engine.mixes
+decides by. One engine on one GPU, random weights. Each is launched while the one before runs, as a worker of role both
+launches them; the two are what they are there, graphs where there are any.
+
+  python -m benchmarks.mixed_forward --model DIRECTORY
+"""
+
+import random
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from benchmarks.engine_loop import PAGE_SIZE, open_model
+from benchmarks.rows import Row, argument_parser, report
+from engine.base import EngineBase
+from engine.batch import Batch
+from engine.build import build_engine
+from engine.config import EngineConfig
+from engine.output import ForwardOutput
+from engine.token_sequence import TokenSequence
+
+# Sequences that are decoded, and the tokens that each attends to.
+STEPS = ((8, 4096), (64, 1024), (64, 4096), (128, 1024))
+# Tokens of a prompt's piece, and those of it that are there already.
+PIECES = ((128, 0), (256, 0), (384, 2048), (512, 0), (512, 2048), (1024, 2048), (2048, 0))
+NUM_WARMUPS = 4
+NUM_REPEATS = 20
+MAX_BATCH_SIZE = max(num_rows for num_rows, _ in STEPS)
+CHUNK_SIZE = max(num_tokens for num_tokens, _ in PIECES)
+LONGEST_PIECE = max(num_tokens + num_cached for num_tokens, num_cached in PIECES)
+NUM_PAGES = (max(num_rows * num_context for num_rows, num_context in STEPS) + LONGEST_PIECE) // PAGE_SIZE
+
+
+def sequence_of(
+    num_tokens: int, num_cached: int, first_page: int, vocab_size: int, rng: random.Random
+) -> TokenSequence:
+    """With pages of its own from first_page on; what is cached of it is whatever these hold."""
+    pages = list(range(first_page, first_page + -(-num_tokens // PAGE_SIZE)))
+    return TokenSequence(rng.choices(range(vocab_size), k=num_tokens), num_tokens, pages, num_cached)
+
+
+def seconds_of(engine: EngineBase, decoded: Sequence[TokenSequence], piece: TokenSequence, *, mixed: bool) -> float:
+    """Of a step with a piece, one of many that are all the same."""
+    previous: ForwardOutput | None = None
+    began = 0.0
+    for number in range(NUM_WARMUPS + NUM_REPEATS):
+        if number == NUM_WARMUPS:
+            began = time.perf_counter()
+        for sequence in (*decoded, piece):
+            # The same tokens again.
+            sequence.device_len = sequence.cached_len
+            sequence.extend(sequence.remaining_len)
+        batches = [Batch.of(decoded, [piece])] if mixed else [Batch.of((), [piece]), Batch.of(decoded, ())]
+        outputs = [engine.forward(batch) for batch in batches]
+        if previous is not None:
+            previous.token_ids()
+        previous = outputs[-1]
+    assert previous is not None
+    previous.token_ids()
+    return (time.perf_counter() - began) / NUM_REPEATS
+
+
+def measure(engine: EngineBase, vocab_size: int) -> Iterator[Row]:
+    rng = random.Random(0)
+    for num_rows, num_context in STEPS:
+        pages_of_each = num_context // PAGE_SIZE
+        decoded = [
+            sequence_of(num_context, num_context - 1, row * pages_of_each, vocab_size, rng) for row in range(num_rows)
+        ]
+        for num_tokens, num_cached in PIECES:
+            piece = sequence_of(num_cached + num_tokens, num_cached, num_rows * pages_of_each, vocab_size, rng)
+            name = f"{num_rows} x {num_context}, piece of {num_tokens} behind {num_cached}"
+            apart_s, mixed_s = (seconds_of(engine, decoded, piece, mixed=mixed) for mixed in (False, True))
+            yield Row(f"{name}: apart", apart_s * 1e3, "ms")
+            yield Row(f"{name}: mixed", mixed_s * 1e3, "ms")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns 0."""
+    parser = argument_parser(__doc__)
+    parser.add_argument("--model", required=True, help="a directory with a model's config.json; its weights are random")
+    arguments = parser.parse_args(argv)
+    model = open_model(parser, Path(arguments.model))
+    config = EngineConfig(
+        arguments.model,
+        load_format="dummy",
+        device="cuda",
+        dtype="bfloat16",
+        page_size=PAGE_SIZE,
+        num_pages=NUM_PAGES,
+        cuda_graph_max_bs=MAX_BATCH_SIZE,
+        max_chunk_tokens=CHUNK_SIZE,
+        max_batch_size=MAX_BATCH_SIZE,
+        mixed_steps=True,
+    )
+    engine = build_engine(config, "benchmark", lambda doing: None)
+    rows = list(measure(engine, model.vocab_size))
+    return report(rows, f"A step and a piece of a prompt, {Path(arguments.model).name}, bfloat16", arguments.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
