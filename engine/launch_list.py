@@ -114,5 +114,9 @@ class LaunchList:
     def num_ready(self, page_ids: Sequence[int]) -> int:
         """How many of these pages, from the first one on, no forward is still writing a prompt into, whoever launched
         it: they may leave this device."""
-        unready = set(chain.from_iterable(launch.written for launch in self._launches if not launch.output.done()))
-        return next((number for number, page_id in enumerate(page_ids) if page_id in unready), len(page_ids))
+        running = [launch.written for launch in self._launches if not launch.output.done()]
+        # Most forwards write none of them, which is found out without a look at each here.
+        unready = [written for written in running if not written.isdisjoint(page_ids)]
+        if not unready:
+            return len(page_ids)
+        return next(number for number, page_id in enumerate(page_ids) if any(page_id in pages for pages in unready))
