@@ -122,20 +122,26 @@ class Cluster:
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
         self._now = 0.0
+        self._counts_from = 0.0
         self.counts = Counts()
 
-    def run(self, rate: float, seconds: float, is_kept: bool) -> Counts:
-        """Args: rate: of conversations that begin, in a second; is_kept: each stays with its router."""
+    def run(self, rate: float, warm_up_s: float, seconds: float, is_kept: bool) -> Counts:
+        """
+        Args:
+            rate: of conversations that begin, in a second.
+            is_kept: whether each stays with its router.
+        """
+        self._counts_from = warm_up_s
         beginnings = [self._tokens(BEGINNING_TOKENS) for _ in range(NUM_BEGINNINGS)]
         begin = 0.0
         for number in itertools.count():
             begin += self._random.expovariate(rate)
-            if begin >= WARM_UP_S + seconds:
+            if begin >= warm_up_s + seconds:
                 break
             conversation = Conversation(number, list(self._random.choice(beginnings)))
             self._at(begin, partial(self._take_turn, conversation, is_kept))
         self._at(INTERVAL_S, self._exchange)
-        while self._events and self._now < WARM_UP_S + seconds:
+        while self._events and self._now < warm_up_s + seconds:
             self._now, _, act = heapq.heappop(self._events)
             act()
         return self.counts
@@ -156,7 +162,7 @@ class Cluster:
         self._tell_soon(pair.prefill.worker_id)
         begins = max(self._now, prefill.busy_until)
         prefill.busy_until = begins + (len(prompt_ids) - cached_len) / PREFILL_TOKENS_PER_S
-        if self._now >= WARM_UP_S:
+        if self._now >= self._counts_from:
             self.counts.prompt += len(prompt_ids)
             self.counts.prefill_cached += cached_len
             self.counts.waits.append(prefill.busy_until - self._now)
@@ -171,7 +177,7 @@ class Cluster:
         computed = conversation.token_ids[:-1]
         cached_len = self._caches[pair.decode.worker_id].serve(request.prompt_ids, computed)
         self._tell_soon(pair.decode.worker_id)
-        if self._now >= WARM_UP_S:
+        if self._now >= self._counts_from:
             self.counts.decode_cached += cached_len
 
         def finish() -> None:
@@ -238,9 +244,16 @@ def rows_of(name: str, counts: Counts) -> Iterator[Row]:
     yield Row("  99 of 100", 1e3 * waits[len(waits) * 99 // 100], "ms")
 
 
-def measure(num_routers: Sequence[int], rate: float, seconds: float, num_pages: int) -> list[Row]:
-    """Args: rate: of conversations that begin, in a second; num_pages: of each worker's pool."""
-    least = Cluster(lambda seed, _: LeastLoaded(seed), 1, num_pages).run(rate, seconds, is_kept=True)
+def measure(
+    num_routers: Sequence[int], rate: float, seconds: float, num_pages: int, warm_up_s: float = WARM_UP_S
+) -> list[Row]:
+    """
+    Args:
+        rate: of conversations that begin, in a second.
+        seconds: of simulated time that count, after as many as it takes to warm up.
+        num_pages: of each worker's pool.
+    """
+    least = Cluster(lambda seed, _: LeastLoaded(seed), 1, num_pages).run(rate, warm_up_s, seconds, is_kept=True)
     rows = list(rows_of("1 router, least_loaded", least))
     policies: tuple[tuple[MakePolicy, str], ...] = (
         (CacheAware, ""),
@@ -248,7 +261,7 @@ def measure(num_routers: Sequence[int], rate: float, seconds: float, num_pages: 
     )
     for count, (policy, known) in itertools.product(num_routers, policies):
         for way in ("kept", "spread")[: 2 if count > 1 else 1]:
-            counts = Cluster(policy, count, num_pages).run(rate, seconds, is_kept=way == "kept")
+            counts = Cluster(policy, count, num_pages).run(rate, warm_up_s, seconds, is_kept=way == "kept")
             name = f"{count} routers, {way}" if count > 1 else "1 router, cache_aware"
             rows += rows_of(name + known, counts)
     return rows

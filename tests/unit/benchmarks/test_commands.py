@@ -33,12 +33,12 @@ def test_the_router_benchmark_measures_what_it_names() -> None:
 
 @pytest.mark.slow
 def test_what_workers_tell_is_worth_more_than_what_routers_guess() -> None:
-    rows = affinity.measure((1, 4), rate=6.0, seconds=5.0, num_pages=25_000)
+    rows = affinity.measure((1, 4), rate=6.0, seconds=5.0, num_pages=5_000, warm_up_s=20.0)
     cached = {row.name.removesuffix(": cached at prefill"): row.value for row in rows if "at prefill" in row.name}
     assert len(cached) == 7
-    # One router alone has sent everything itself, and guesses as well as it is told.
-    for routers in ("4 routers, kept", "4 routers, spread"):
-        assert cached[routers] > cached[f"{routers}, guessed"] > 20.0
+    # Where any router may be asked, none has sent all of a conversation itself.
+    assert cached["4 routers, spread"] > cached["4 routers, spread, guessed"] + 3.0 > 20.0
+    assert cached["1 router, cache_aware"] > cached["1 router, least_loaded"]
 
 
 def test_choosing_takes_time_in_proportion_to_the_workers_and_waiting_requests_take_none() -> None:
