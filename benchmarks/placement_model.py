@@ -19,13 +19,19 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.cluster_model.cluster import FIXED, WORKERS, Layout
-from benchmarks.cluster_model.goodput import GoodputModel
-from benchmarks.cluster_model.workloads import WORKLOADS, Workload
+from benchmarks.cluster_model.cluster import FIXED, UNPLANNED, WORKERS, Layout, ModelCluster
+from benchmarks.cluster_model.goodput import GoodputModel, Served
+from benchmarks.cluster_model.workloads import WORKLOADS, Stretch, Workload, conversations
 from router.objectives import Objectives
 
 TTFT_S = 0.5
-LAYOUTS = (*FIXED, WORKERS)
+# A load that turns does so this often, from the one of these to the other.
+TURN_S = 30.0
+NUM_STRETCHES = 6
+TURNED = (WORKLOADS[0], WORKLOADS[2])
+# So long after a turn objectives may be missed.
+SETTLING_S = 2.0
+LAYOUTS = (*FIXED, UNPLANNED, WORKERS)
 # What four H200s gave for 4,096/256 with a model of 8 billion parameters (`tandem bench`): layout, objective for gaps
 # in ms, requests a second. Workers of role `both` had pieces of one size beside decode steps then.
 MEASURED = (
@@ -61,6 +67,36 @@ def compare(cells: Cells) -> Table:
     return table
 
 
+def turns(itl_ms: float, rates: Sequence[float], layouts: Sequence[Layout]) -> Table:
+    """A load that turns every TURN_S from long prompts to long outputs and back. Args: rates: of either."""
+    objectives = Objectives(TTFT_S, itl_ms / 1e3)
+    stretches = [Stretch(TURNED[i % 2], i * TURN_S, (i + 1) * TURN_S, rates[i % 2]) for i in range(NUM_STRETCHES)]
+    moments = [stretch.begins_at for stretch in stretches[1:]]
+    title = f"{rates[0]:g}/s of {TURNED[0].name} and {rates[1]:g}/s of {TURNED[1].name} in turns, ITL p95 {itl_ms:g} ms"
+    soon, later = f"good, first {SETTLING_S:g} s", "good after that"
+    table = Table("layout", "requests", soon, later, "worst stretch", "roles change after", title=title)
+    for layout in layouts:
+        cluster = ModelCluster(layout, objectives)
+        good: dict[bool, list[bool]] = {True: [], False: []}
+        stretch_good: dict[int, list[bool]] = {}
+        for record in cluster.run(list(conversations(stretches, seed=0))):
+            is_soon = any(0 <= record.due_s - moment < SETTLING_S for moment in moments)
+            meets = Served.of(record).meets(objectives)
+            good[is_soon].append(meets)
+            if not is_soon:
+                stretch_good.setdefault(int(record.due_s / TURN_S), []).append(meets)
+        waits = [min((t - m for t in cluster.role_changes if m <= t < m + TURN_S), default=TURN_S) for m in moments]
+        table.add_row(
+            layout.name,
+            str(len(cluster.records)),
+            f"{statistics.fmean(good[True]):.3f}",
+            f"{statistics.fmean(good[False]):.3f}",
+            f"{min(map(statistics.fmean, stretch_good.values())):.3f}",
+            f"{statistics.fmean(waits):.1f} s" if layout.plans_roles else "",
+        )
+    return table
+
+
 def rows(
     cells: Cells, workloads: Sequence[Workload], itls_ms: Sequence[float], layouts: Sequence[Layout]
 ) -> Iterator[dict[str, object]]:
@@ -85,10 +121,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, default=2, help="runs of each (%(default)s)")
     parser.add_argument("--compare", action="store_true", help="show what was measured and what the model says of it")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there too")
+    parser.add_argument(
+        "--turns",
+        nargs=2,
+        type=float,
+        metavar="RATE",
+        help="a load that turns between 4096/256 and 512/1024 at these rates, with the first objective of --itl",
+    )
     arguments = parser.parse_args(argv)
     cells = Cells(arguments.seeds)
     if arguments.compare:
         Console().print(compare(cells))
+        return 0
+    if arguments.turns:
+        Console().print(turns(arguments.itl[0], arguments.turns, LAYOUTS))
         return 0
     layouts = [one for one in LAYOUTS if arguments.layouts is None or one.name in arguments.layouts]
     workloads = [workload for workload in WORKLOADS if workload.name in arguments.workloads]

@@ -90,6 +90,10 @@ class BothRole(WorkerRole):
     def has_links(self) -> bool:
         return self._links is not None
 
+    @property
+    def max_batch_size(self) -> int:
+        return self._decode.max_batch_size
+
     def max_request_pages(self, num_pages: int, page_size: int, max_model_len: int) -> int:
         if self._links is None:
             return num_pages

@@ -204,7 +204,7 @@ def print_status(info: pb.ServerInfo) -> None:
         stats = worker.stats
         workers.add_row(
             worker.worker_id,
-            worker.role,
+            f"{worker.role}, mostly {worker.lean}" if worker.lean in ("prefill", "decode") else worker.role,
             str(worker.pid),
             ", ".join(worker.linked_to),
             str(stats.num_queued),

@@ -23,6 +23,10 @@ class DecodeRole(WorkerRole):
         self._decode = decode
         self._links = links
 
+    @property
+    def max_batch_size(self) -> int:
+        return self._decode.max_batch_size
+
     def build_scheduler(
         self, engine: EngineBase, cache: CacheManager, outbox: Outbox, config: WorkerConfig, recorder: Recorder
     ) -> Scheduler:

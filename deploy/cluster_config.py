@@ -17,6 +17,7 @@ from kvtransfer.transports import table as transports
 from prefill_worker.config import PrefillConfig
 from router.config import RouterConfig
 from router.placement import AUTO
+from router.policies.table import LEAST_COST
 from tandem.config import DEVICES, LogConfig, Role, TlsConfig, WorkerKind, default_of, require, require_one_of
 from tandem.hosts import check_network
 from worker.config import WorkerConfig
@@ -152,11 +153,16 @@ class ClusterConfig(ClusterOptions):
         return self.num_workers * DEVICES_PER_WORKER
 
     @property
+    def plans_roles(self) -> bool:
+        """Whether workers are to lean to one kind of work or the other, as the load has it."""
+        return self.num_any > 1 and self.placement == AUTO and self._routing == LEAST_COST
+
+    @property
     def _routing(self) -> str:
         if self.routing != AUTO:
             return self.routing
         default: str = default_of(RouterConfig, "routing")
-        return "least_cost" if self.num_any else default
+        return LEAST_COST if self.num_any else default
 
     @property
     def _mixes_steps(self) -> bool:

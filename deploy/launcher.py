@@ -25,12 +25,15 @@ from deploy.processes import OnProgress, Processes
 from deploy.ray_base import RayBase, StartError
 from deploy.ray_module import ray
 from deploy.request_lines import RequestLineServer
+from deploy.role_planner import RolePlanner
+from deploy.role_plans import RolePlans
 from deploy.room import check_num_gpus, has_room
 from deploy.run_record import default_directory
 from deploy.scaling import ScaleJob, ScaleQueue, Scaling, in_counts
 from deploy.supervisor import ProcessKind, Supervisor
 from engine.weights.resolve import resolve_model
 from router.config import RouterAddresses, RouterConfig
+from router.objectives import Objectives
 from tandem.config import WORKER_KINDS, ClusterTls, ClusterTlsFiles
 from tandem.rpc.tls import check_tls_files
 
@@ -238,10 +241,15 @@ class Cluster:
         supervisor = Supervisor(self._processes.actors, running, self._may_start)
         for name in kinds.keys() - running.keys():
             supervisor.add(name, kinds[name])
+        role_plans = self._role_plans()
+
+        def take_turn() -> None:
+            self._changes.take_turn(lambda job: self._plan_scaling(job, supervisor, worker))
+            if role_plans is not None:
+                role_plans.take_turn()
+
         try:
-            supervisor.run(
-                stop, lambda: self._changes.take_turn(lambda job: self._plan_scaling(job, supervisor, worker))
-            )
+            supervisor.run(stop, take_turn)
         finally:
             self._changes.give_up()
 
@@ -298,6 +306,15 @@ class Cluster:
         leaving = [name for name in self._processes.worker_plans if name not in wanted]
         join_first = has_room(self._config, self._ray, len(joining), len(leaving))
         return Scaling(job, self, supervisor, kind, joining, leaving, join_first=join_first)
+
+    def _role_plans(self) -> RolePlans | None:
+        """None: what workers do is fixed, or chosen by somebody's own policy."""
+        config = self._config
+        if not config.plans_roles:
+            return None
+        objectives = Objectives(config.ttft_objective_ms / 1e3, config.itl_objective_ms / 1e3)
+        planner = RolePlanner(objectives, time.monotonic)
+        return RolePlans(planner, self._processes.running_routers, time.monotonic)
 
     # --- what a change of the number of workers is made of (deploy/scaling.py) ---
 

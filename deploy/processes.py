@@ -163,7 +163,7 @@ class Processes:
         answer, as RouterActor.set_workers has it."""
         planned = {name: self.worker_plans[name].worker.role for name in names}
         self.router_configs = {name: replace(c, workers=planned) for name, c in self.router_configs.items()}
-        return [actor.set_workers.remote(planned) for actor in self._running_routers()]
+        return [actor.set_workers.remote(planned) for actor in self.running_routers().values()]
 
     def kinds(self) -> tuple[dict[str, ProcessKind], ProcessKind]:
         """What their supervision does with each process that is to be there, by its name, and with any worker."""
@@ -194,7 +194,7 @@ class Processes:
 
     def drain(self, timeout_s: float) -> int:
         """As Cluster.drain."""
-        refs = [actor.drain.remote(timeout_s) for actor in self._running_routers()]
+        refs = [actor.drain.remote(timeout_s) for actor in self.running_routers().values()]
         answered, _ = ray.wait(refs, num_returns=len(refs), timeout=timeout_s + ANSWER_TIMEOUT_S) if refs else ([], [])
         num_left = 0
         for ref in answered:
@@ -292,10 +292,10 @@ class Processes:
         """What all routers are told is the same in each."""
         return next(iter(self.router_configs.values()))
 
-    def _running_routers(self) -> list[Any]:
-        """The actors of all routers but those that were missing when this process took over, and wait for their nodes:
-        they hear of everything when they start."""
-        return [self.actors[name] for name in self.router_configs if name in self.actors]
+    def running_routers(self) -> dict[str, Any]:
+        """The actors of all routers, by their names, but of those that were missing when this process took over, and
+        wait for their nodes: they hear of everything when they start."""
+        return {name: self.actors[name] for name in self.router_configs if name in self.actors}
 
     def _start_limit_s(self, name: str) -> float:
         return ROUTER_START_TIMEOUT_S if name in self.router_configs else START_TIMEOUT_S

@@ -10,6 +10,7 @@ from router.config import RouterAddresses, RouterConfig
 from tandem import logs
 
 if TYPE_CHECKING:
+    from router.leans import Lean, RouterDemand
     from router.process import RouterProcess
 
 
@@ -49,6 +50,10 @@ class RouterActor(SealedActor[RouterConfig]):
     def set_workers(self, planned: Mapping[str, str]) -> dict[str, int]:
         """As Router.set_workers: {} if it has yet to start, and asks again."""
         return self._process.set_workers(planned) if self._process is not None else {}
+
+    def exchange_leans(self, leans: "Mapping[str, Lean]") -> "RouterDemand | None":
+        """As Router.exchange_leans: None if it has yet to start, and is told again."""
+        return self._process.exchange_leans(leans) if self._process is not None else None
 
     def wait_stopped(self) -> None:
         """Returns after stop, or when it is called again; the caller sees an error at once if the process dies."""

@@ -24,6 +24,7 @@ from router.candidates import Candidates
 from router.clock_offsets import ClockOffsets
 from router.config import RouterConfig
 from router.errors import InternalError, InvalidRequestError, RequestError, RequestTooLargeError, UnavailableError
+from router.leans import PromptCount
 from router.live.journal import Journal
 from router.metrics import RouterMetrics
 from router.objectives import Objectives
@@ -58,7 +59,11 @@ AttemptMessage = (
 
 
 class Attempts:
-    """Has workers serve requests, each in one attempt at a time, and starts the next where one ends early."""
+    """Has workers serve requests, each in one attempt at a time, and starts the next where one ends early.
+
+    Attributes:
+        prompts: how many were assigned so far.
+    """
 
     def __init__(
         self,
@@ -81,6 +86,7 @@ class Attempts:
         self._clocks = clocks
         self._journal = journal
         self._clock = clock
+        self.prompts = PromptCount()
         self._objectives = Objectives(config.ttft_objective_ms / 1e3, config.itl_objective_ms / 1e3)
 
     def start_attempt(self, request: ActiveRequest) -> None:
@@ -130,6 +136,8 @@ class Attempts:
             pair.prefill.worker_id, pair.decode.worker_id, self._config.admit_duration_s
         )
         tracker.placed = Placed.of(pair)
+        num_tokens = len(view.token_ids)
+        self.prompts.add(num_tokens if pair.estimate is None else pair.estimate.num_to_compute, num_tokens)
         request.assign_pair(pair)
         tracker.moments[ASSIGNED] = now_ns()
         pair.decode.send([admit])

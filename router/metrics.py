@@ -13,6 +13,7 @@ from prometheus_client.registry import Collector
 
 from router.clock_offsets import ClockOffsets
 from router.histograms import E2E_SECONDS, ITL_SECONDS, PHASE_SECONDS, RATIOS, TOKENS, TTFT_SECONDS, HistogramFamily
+from router.leans import LEANS
 from router.placement import Placement
 from router.policies.base import AttemptFailure
 from router.policies.cost_model import REASONS
@@ -238,6 +239,20 @@ class RouterMetrics(Collector):
         for worker_id, its_role in sorted({**self._planned, **here}.items()):
             connected.add_metric((its_role, worker_id), worker_id in here)
         yield connected
+        leaning = Counter(w.lean for w in self._registry if w.role == "both" and w.hello.has_links)
+        leans = GaugeMetricFamily(
+            "tandem_leaning_workers",
+            "Connected workers that may do any work, by which they are given first",
+            labels=("lean",),
+        )
+        for lean in LEANS:
+            leans.add_metric((lean,), leaning[lean])
+        yield leans
+        yield CounterMetricFamily(
+            "tandem_lean_changes",
+            "How often the work that a connected worker is given first has changed",
+            value=self._registry.num_lean_changes,
+        )
         offsets, uncertainties = (
             GaugeMetricFamily(f"tandem_clock_{name}_seconds", text, labels=("role", "worker"))
             for name, text in (

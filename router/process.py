@@ -20,6 +20,7 @@ from router.frontends.base import Frontend
 from router.frontends.health import HealthService
 from router.frontends.openai.app import make_app
 from router.kept_responses import KeptResponses
+from router.leans import Lean, RouterDemand
 from router.live.feed import LiveFeed
 from router.live.snapshot import SnapshotBuilder
 from router.metrics import RouterMetrics
@@ -100,6 +101,10 @@ class RouterProcess:
     def set_workers(self, planned: Mapping[str, str]) -> dict[str, int]:
         """As Router.set_workers."""
         return self._loop_thread.call(self._set_workers(planned), PROBE_TIMEOUT_S)
+
+    def exchange_leans(self, leans: Mapping[str, Lean]) -> RouterDemand:
+        """As Router.exchange_leans."""
+        return self._loop_thread.call(self._exchange_leans(leans), PROBE_TIMEOUT_S)
 
     def drain(self, timeout_s: float) -> int:
         """Takes no new requests from now on and waits for those in hand; returns how many are left."""
@@ -182,6 +187,10 @@ class RouterProcess:
     async def _set_workers(self, planned: Mapping[str, str]) -> dict[str, int]:
         assert self._router is not None
         return self._router.set_workers(planned)
+
+    async def _exchange_leans(self, leans: Mapping[str, Lean]) -> RouterDemand:
+        assert self._router is not None
+        return self._router.exchange_leans(leans)
 
     async def _drain(self, timeout_s: float) -> int:
         assert self._router is not None

@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import logging
+import math
 import os
 import time
 import uuid
@@ -13,6 +14,7 @@ from router.attempts import Attempts
 from router.clock_offsets import PROBE_INTERVAL_S, ClockOffsets
 from router.config import RouterConfig
 from router.errors import OverloadedError, RequestTimeoutError, RequestTooLargeError, UnavailableError
+from router.leans import GOOD_FOR_S, Lean, RouterDemand
 from router.live.record import LiveRecord
 from router.metrics import RouterMetrics
 from router.peer_counts import NOTHING, PeerCounts, RouterCounts
@@ -106,6 +108,7 @@ class Router:
         self.recalls = Recalls(self.workers, self.incarnation, clock)
         self.clocks = ClockOffsets()
         self._next_probe = clock()
+        self._leans_until = math.inf
         self.metrics = RouterMetrics(
             self.workers,
             lambda: self.num_requests,
@@ -326,6 +329,13 @@ class Router:
             self._attempts.serve_waiting()
         return {w.worker_id: w.assigned_here.num_requests for w in self.workers if not self.workers.stays(w)}
 
+    def exchange_leans(self, leans: Mapping[str, Lean]) -> RouterDemand:
+        """Which work each worker is to be given first, until this is called again or GOOD_FOR_S have passed. Returns
+        what there is to do."""
+        self._leans_until = self._clock() + GOOD_FOR_S
+        self.workers.set_leans(leans)
+        return self.workers.demand(self._attempts.prompts)
+
     def receive(self, worker: Worker, message: WorkerMessage) -> None:
         """A message on a worker's control stream."""
         self.workers.record_heard(worker)
@@ -414,6 +424,9 @@ class Router:
         for worker, kind, reason in self.workers.find_lost():
             self.lose_worker(worker, kind, reason)
         now = self._clock()
+        if now >= self._leans_until:
+            # Whoever planned them is gone.
+            self.workers.set_leans({})
         if now >= self._next_probe:
             self._next_probe = now + PROBE_INTERVAL_S
             for worker in self.workers:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from router.distance import distance
+from router.leans import NO_LEAN, Lean
 from router.peer_counts import NOTHING, AssignedLoad
 from router.placement import AGGREGATED, DISAGGREGATED, Placement
 from router.rates import ClusterRates
@@ -11,6 +12,8 @@ from router.worker_prefixes import WorkerPrefixes
 from tandem.forward_times import start_times
 from tandem.messages import ForwardTimes, Hello, LinkState, RouterMessage, WorkerStats
 
+# As long as a worker has not said how many.
+ANY_NUMBER = 2**31
 NOT_SAID = ForwardTimes()
 
 
@@ -46,6 +49,7 @@ class Worker:
         host, rack: where it is (router/distance.py).
         num_starting: of this router's, those of which the decode worker has sent no token yet.
         num_suspects: of this router's, those that may have ended workers (router/attempts.py).
+        lean: which work it is to be given first.
     """
 
     hello: Hello
@@ -70,6 +74,7 @@ class Worker:
     assigned_elsewhere: AssignedLoad = NOTHING
     num_starting: int = 0
     num_suspects: int = 0
+    lean: Lean = NO_LEAN
     forward_times: ForwardTimes = field(init=False)
     rates: ClusterRates = field(init=False)
     role: str = field(init=False)
@@ -118,6 +123,14 @@ class Worker:
         elif (old.num_leased_pages, old.num_locked_pages) != (stats.num_leased_pages, stats.num_locked_pages):
             self.load_number += 1
 
+    def set_lean(self, lean: Lean) -> bool:
+        """Which work it is to be given first; returns whether that is another than before."""
+        if lean == self.lean:
+            return False
+        self.lean = lean
+        self.load_number += 1
+        return True
+
     def _count_load(self, change: AssignedLoad) -> None:
         self.num_assigned += change.num_requests
         self.num_pending_tokens += change.num_pending_tokens
@@ -134,6 +147,11 @@ class Worker:
     def num_pool_tokens(self) -> int:
         """Tokens that its pool holds."""
         return self.hello.num_pages * self.page_size
+
+    @property
+    def max_decoding(self) -> int:
+        """Requests that it decodes side by side at most."""
+        return self.hello.max_batch_size or ANY_NUMBER
 
     @property
     def num_held_tokens(self) -> int:

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from router.candidates import Candidates
+from router.leans import NO_LEAN, Lean, PromptCount, RouterDemand
 from router.placement import AUTO
 from router.rates import ClusterRates
 from router.worker import Worker
@@ -25,6 +26,7 @@ class WorkerRegistry:
         planned: the workers that the cluster is to have, their roles by their names. One that is not among them is
             about to leave: it finishes what it has and takes nothing new. Empty: nobody has said who they are.
         max_request_tokens: tokens of the largest request that fits every worker's pool alone; 0 without workers.
+        num_lean_changes: how often a worker that was here has been told to lean differently.
     """
 
     def __init__(
@@ -50,6 +52,8 @@ class WorkerRegistry:
         self._placement = placement
         self.planned = dict(planned or {})
         self.max_request_tokens = 0
+        self.num_lean_changes = 0
+        self._leans: dict[str, Lean] = {}
 
     @property
     def is_ready(self) -> bool:
@@ -86,6 +90,29 @@ class WorkerRegistry:
         for worker in self._workers.values():
             self._link_all(worker)
 
+    def set_leans(self, leans: Mapping[str, Lean]) -> None:
+        """From now on workers lean like this, those that join later too; others do not."""
+        self._leans = dict(leans)
+        for worker in self._workers.values():
+            self.num_lean_changes += worker.set_lean(self._leans.get(worker.worker_id, NO_LEAN))
+
+    def demand(self, prompts: PromptCount) -> RouterDemand:
+        """What this router has those workers do that may lean. Args: prompts: that it has assigned."""
+        workers = [w for w in self._workers.values() if w.role == "both" and w.hello.has_links and self.stays(w)]
+        if not workers:
+            return RouterDemand()
+        return RouterDemand(
+            prompts.prompts,
+            prompts.tokens,
+            prompts.attended,
+            {worker.worker_id: worker.assigned_here.num_decoding for worker in workers},
+            sum(worker.assigned_here.num_kv_tokens for worker in workers),
+            workers[0].forward_times,
+            workers[0].rates.mean_output_tokens,
+            min(worker.num_pool_tokens for worker in workers),
+            min(worker.max_decoding for worker in workers),
+        )
+
     def refusal(self, hello: Hello) -> str:
         """Why this worker cannot join, or "": all workers must mean the same by a page, for as long as the router
         lives, and compute with the model that the router tokenizes for."""
@@ -105,6 +132,7 @@ class WorkerRegistry:
         now = self._clock()
         worker = Worker(hello, send, disconnect, last_heard=now, last_progress=now)
         self._rates = worker.rates = self._rates or ClusterRates(hello.device, self._clock)
+        worker.lean = self._leans.get(worker.worker_id, NO_LEAN)
         self._page_format = hello.page_format
         self._workers[hello.worker_id] = worker
         self._hosts[worker.host] += 1

@@ -137,6 +137,7 @@ class Hello:
         max_request_pages: of the largest request that it takes; 0: one that fills its pool.
         host: the same for workers of one host (tandem.hosts.host_id).
         rack: the same for hosts of one rack; "": nobody has said.
+        max_batch_size: requests in one of its decode steps at most; 0: it has not said.
     """
 
     protocol_version: int
@@ -155,6 +156,7 @@ class Hello:
     max_request_pages: int = 0
     host: str = ""
     rack: str = ""
+    max_batch_size: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -136,6 +136,11 @@ class WorkerRole(ABC):
         """Whether a worker of role `both` hands over to other workers, and takes over from them."""
         return False
 
+    @property
+    def max_batch_size(self) -> int:
+        """Requests in one decode step at most; 0: it decodes none."""
+        return 0
+
     def max_request_pages(self, num_pages: int, page_size: int, max_model_len: int) -> int:
         """Pages of the largest request that a worker with a pool of `num_pages` takes."""
         return num_pages

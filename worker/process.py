@@ -179,6 +179,7 @@ class WorkerProcess:
             self._max_request_pages(),
             host_id(),
             config.rack,
+            self._role.max_batch_size,
         )
         self._links = self._role.build_links(engine, hello, config, self._credentials, self._engine_thread.post)
         self._links.add_to(server)

@@ -14,11 +14,14 @@ from benchmarks.cluster_model.device import H200_8B, DeviceFactors
 from benchmarks.cluster_model.events import EventQueue
 from benchmarks.cluster_model.jobs import Job
 from benchmarks.cluster_model.prefix_cache import PrefixCache
-from benchmarks.cluster_model.worker import PAGE_SIZE, ModelWorker
+from benchmarks.cluster_model.worker import MAX_BATCH, PAGE_SIZE, ModelWorker
 from benchmarks.cluster_model.workloads import Conversation, Turn
 from both_worker.step_budget import StepBudget
+from deploy.role_planner import RolePlanner
+from deploy.role_plans import PLAN_INTERVAL_S
 from prefill_worker.budget import PromptBudget, WholeChunks
 from router.active_request import ActiveRequest
+from router.leans import PromptCount
 from router.objectives import Objectives
 from router.placement import AUTO
 from router.policies.base import RoutingPolicy, RoutingRequest
@@ -45,6 +48,7 @@ class Layout:
     Attributes:
         roles: of each worker.
         has_links: whether workers of role `both` hand over to each other.
+        plans_roles: whether workers lean as the launcher's planner has it.
         chunk_size: of workers of role `both` beside decode steps; 0: as the objective for gaps has it.
     """
 
@@ -53,6 +57,7 @@ class Layout:
     routing: str = "least_loaded"
     placement: str = AUTO
     has_links: bool = False
+    plans_roles: bool = False
     chunk_size: int = 0
 
     @property
@@ -66,7 +71,8 @@ def fixed(num_prefill: int, num_decode: int, routing: str = "least_loaded") -> L
 
 
 FIXED = (fixed(3, 1), fixed(2, 2), fixed(1, 3), Layout("both x4", ("both",) * 4))
-WORKERS = Layout("auto", ("both",) * 4, "least_cost", has_links=True)
+UNPLANNED = Layout("no plan", ("both",) * 4, "least_cost", has_links=True)
+WORKERS = Layout("auto", ("both",) * 4, "least_cost", has_links=True, plans_roles=True)
 
 
 @dataclass(eq=False, slots=True)
@@ -89,6 +95,7 @@ class ModelCluster:
         records: of the requests that have ended, as `tandem bench` keeps them.
         jobs: what became of them, in the same order.
         num_submitted: requests that have come.
+        role_changes: moments at which some worker's lean has changed.
     """
 
     def __init__(
@@ -98,11 +105,15 @@ class ModelCluster:
         self.records: list[RequestRecord] = []
         self.jobs: list[Job] = []
         self.num_submitted = 0
+        self.role_changes: list[float] = []
+        self._num_to_come = 0
         self._layout = layout
         self._device = device
         self._objectives = objectives
         self.registry = WorkerRegistry(self.queue.clock, 1e9, 1e9, placement=layout.placement)
         self._policy = _policy(layout.routing, seed, self.queue)
+        self.planner = RolePlanner(objectives, self.queue.clock)
+        self._prompts = PromptCount()
         self._models: dict[Worker, ModelWorker] = {}
         self._workers: dict[ModelWorker, Worker] = {}
         self._requests: dict[int, _Request] = {}
@@ -115,6 +126,9 @@ class ModelCluster:
 
     def run(self, conversations: Sequence[Conversation]) -> list[RequestRecord]:
         """Returns when all of them have ended."""
+        self._num_to_come = sum(len(conversation.turns) for conversation in conversations)
+        if self._layout.plans_roles and self._layout.placement == AUTO:
+            self._plan()
         for conversation in conversations:
             self.queue.after(conversation.begins_at - self.queue.now, partial(self._submit, conversation))
         self.queue.run()
@@ -137,6 +151,15 @@ class ModelCluster:
         for job in finished:
             self._end(job)
 
+    def _plan(self) -> None:
+        """To be called once, before anything is submitted; it ends with the last request."""
+        num_changes = self.registry.num_lean_changes
+        self.registry.set_leans(self.planner.plan({"router": self.registry.demand(self._prompts)}))
+        if self.registry.num_lean_changes > num_changes:
+            self.role_changes.append(self.queue.now)
+        if self._num_to_come or self._requests:
+            self.queue.after(PLAN_INTERVAL_S, self._plan)
+
     def _hear(self, model: ModelWorker) -> None:
         """A worker says how full its pool is and how long its forwards take, if it has not done so for a while."""
         worker = self._workers[model]
@@ -148,7 +171,7 @@ class ModelCluster:
         device, layout = self._device, self._layout
         hello = Hello(
             PROTOCOL_VERSION, worker_id, f"{worker_id}-life", role, "cuda:0", "nowhere:1", 1, _FORMAT,
-            device.pool_tokens // PAGE_SIZE, PAGE_SIZE, has_links=layout.has_links,
+            device.pool_tokens // PAGE_SIZE, PAGE_SIZE, has_links=layout.has_links, max_batch_size=MAX_BATCH,
         )  # fmt: skip
         worker = self.registry.register(hello, lambda _: None, lambda _: None)
         timer = ForwardTimer("cuda", self.queue.clock)
@@ -165,10 +188,12 @@ class ModelCluster:
 
     def _submit(self, conversation: Conversation) -> None:
         turn = conversation.turns.pop(0)
+        self._num_to_come -= 1
         number, self.num_submitted = self.num_submitted, self.num_submitted + 1
         tracker = RequestTracker(f"r-{number}", (0,) * turn.prompt, SamplingParams(turn.output))
         view = self._view(tracker, turn)
         pair = self._policy.choose(self.registry.candidates, view)
+        self._prompts.add(turn.prompt if pair.estimate is None else pair.estimate.num_to_compute, turn.prompt)
         active = ActiveRequest(tracker, 0.0)
         active.assign_pair(pair)
         self._policy.attempt_started(pair, view)

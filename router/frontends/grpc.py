@@ -106,6 +106,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
                     alive=True,
                     scheduler_step=max(0, worker.num_steps),
                     linked_to=list(worker.links_up),
+                    lean=worker.lean,
                     stats=STATS_CODEC.encode(worker.stats),
                     metrics_address=worker.hello.metrics_address,
                     rack=worker.rack,

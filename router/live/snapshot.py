@@ -161,6 +161,7 @@ class SnapshotBuilder:
         return {
             "id": worker.worker_id,
             "role": worker.role,
+            "lean": worker.lean,
             "alive": True,
             "device": hello.device,
             "pid": hello.pid,

@@ -37,7 +37,9 @@ This is what a policy may read of a worker. It changes nothing there, and sends 
 | `num_arriving_tokens` | of these, those that it is yet to hold, where an `Estimate` said how many are cached |
 | `num_held_tokens` | tokens of its pool that are in use, by its own word, or arriving |
 | `forward_times` | how long its forwards take, by its own word (tandem.messages.ForwardTimes), some moments old |
-| `load_number` | goes up when one of these seven changes |
+| `max_decoding` | requests that it decodes side by side at most |
+| `lean` | which work it is to be given first (router/leans.py) |
+| `load_number` | goes up when one of these but `max_decoding` changes |
 | `rates` | how long handovers take and outputs are in this cluster, as the router has seen it (router/rates.py) |
 | `page_size`, `hello.num_pages` | tokens of a KV page, pages of its pool |
 | `hello.device` | where it computes |

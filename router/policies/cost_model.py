@@ -27,16 +27,21 @@ and a request of `l` tokens costs at its decode worker
     late((s0 + s1 (n + 1) + s2 (k + l)) / I)        its own gaps
     + f1 q / (o I) * (1 + miss)                     the prompts that are yet to be computed there
     + n (s1 + s2 l) / I                             longer steps of the others, LATE times where they are late
+    + the wait for a place / T                      where all are taken that the steps have
     + the wait for memory / T                       where the pool has too little left
 
 where `miss = max(0, 1 - I / g) / 0.05`: if steps with prompts in them take longer than the objective allows, it is
 missed as soon as they are one in twenty. If the two are not the same worker, a handover is added: `(h0 + h1 p) / T`.
+
+A worker that leans to one kind of work costs more for the other: LEAN_OF_PROMPT for each part of `T` that computing the
+prompt takes, LEAN_OF_DECODING for the request.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from router.leans import Lean
 from router.objectives import Objectives
 from tandem.messages import ForwardTimes
 
@@ -46,7 +51,10 @@ LATE = 5.0
 TAIL_SHARE = 0.05
 # Why one placement was chosen and not the other: the part of its cost that is smaller by most; "only": there was no
 # pair of the other placement.
-REASONS = ("queue", "compute", "interference", "handover", "batch", "memory", "only")
+REASONS = ("queue", "compute", "interference", "handover", "batch", "memory", "role", "only")
+# What a worker's lean adds. Where others lean to a kind of work, one that takes either comes after them.
+LEAN_OF_PROMPT: Mapping[Lean, float] = {"none": 0.0, "prefill": 0.0, "both": 1.5, "decode": 5.0}
+LEAN_OF_DECODING: Mapping[Lean, float] = {"none": 0.0, "decode": 0.0, "both": 0.7, "prefill": 3.0}
 # A mean output is taken to have so many tokens at least: of very short ones nothing could be said.
 MIN_OUTPUT_TOKENS = 8.0
 
@@ -61,6 +69,8 @@ class Load:
         num_kv_tokens: tokens of their KV.
         num_pool_tokens: tokens that its pool holds.
         num_held_tokens: those of them that nobody else can have.
+        max_decoding: requests that it decodes side by side at most.
+        lean: which work it is to be given first.
     """
 
     num_pending_tokens: int = 0
@@ -68,6 +78,8 @@ class Load:
     num_kv_tokens: int = 0
     num_pool_tokens: int = 2**62
     num_held_tokens: int = 0
+    max_decoding: int = 2**31
+    lean: Lean = "none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +167,7 @@ def prompt_cost(load: Load, speed: Speed, objectives: Objectives) -> PromptCost:
         wait=(times.prompt_token_s * load.num_pending_tokens + times.prefill_s) / ttft_s,
         token=times.prompt_token_s / ttft_s,
         attended=times.attended_token_s / ttft_s,
-        others=1.0 + load.num_decoding * _delay(ttft_s, speed, objectives),
+        others=1.0 + LEAN_OF_PROMPT[load.lean] + load.num_decoding * _delay(ttft_s, speed, objectives),
     )
 
 
@@ -168,9 +180,21 @@ def decode_line(load: Load, speed: Speed, objectives: Objectives) -> Line:
     return Line(
         due=step / objectives.itl_s,
         due_slope=token / objectives.itl_s,
-        extra=_delay(_queue_s(load, speed), speed, objectives) + others * request,
+        extra=_delay(_queue_s(load, speed), speed, objectives)
+        + others * request
+        + place_cost(load, speed, objectives)
+        + LEAN_OF_DECODING[load.lean],
         extra_slope=others * token,
     )
+
+
+def place_cost(load: Load, speed: Speed, objectives: Objectives) -> float:
+    """Of the wait for a place in the steps: those that are decoded leave theirs evenly over the time that their outputs
+    take."""
+    lacking = load.num_decoding + 1 - load.max_decoding
+    if lacking <= 0:
+        return 0.0
+    return late(lacking / load.max_decoding * speed.output_tokens * itl_s(load, speed, 0) / objectives.ttft_s)
 
 
 def memory_cost(load: Load, speed: Speed, objectives: Objectives, num_to_store: int) -> float:
@@ -216,27 +240,32 @@ def itl_s(load: Load, speed: Speed, num_tokens: int) -> float:
 def prompt_terms(
     load: Load, speed: Speed, objectives: Objectives, num_to_compute: int, num_tokens: int
 ) -> dict[str, float]:
-    """What a PromptCost adds up: what waits before it, what it takes itself, and what others lose."""
+    """What a PromptCost adds up: what waits before it, what it takes itself, what others lose, and the lean."""
     cost = prompt_cost(load, speed, objectives)
     queue = late(_queue_s(load, speed) / objectives.ttft_s)
     computing = (ttft_s(load, speed, num_to_compute, num_tokens) / objectives.ttft_s) - cost.wait
-    disturbed = (cost.others - 1.0) * computing
+    role = LEAN_OF_PROMPT[load.lean] * computing
+    disturbed = (cost.others - 1.0) * computing - role
     return {
         "queue": queue,
-        "compute": cost.at(num_to_compute, num_tokens) - queue - disturbed,
+        "compute": cost.at(num_to_compute, num_tokens) - queue - disturbed - role,
         "interference": disturbed,
+        "role": role,
     }
 
 
 def decode_terms(
     load: Load, speed: Speed, objectives: Objectives, num_tokens: int, num_to_store: int
 ) -> dict[str, float]:
-    """What `decode_line` and `memory_cost` add up: its steps, what prompts do to them, and the wait for pages."""
+    """What `decode_line` and `memory_cost` add up: its steps and the wait for a place in them, what prompts do to them,
+    the wait for pages, and the lean."""
     disturbed = _delay(_queue_s(load, speed), speed, objectives)
+    role = LEAN_OF_DECODING[load.lean]
     return {
-        "batch": decode_line(load, speed, objectives).at(num_tokens) - disturbed,
+        "batch": decode_line(load, speed, objectives).at(num_tokens) - disturbed - role,
         "interference": disturbed,
         "memory": memory_cost(load, speed, objectives, num_to_store),
+        "role": role,
     }
 
 

@@ -147,6 +147,8 @@ def load_of(worker: Worker) -> Load:
         worker.num_kv_tokens,
         worker.num_pool_tokens,
         worker.num_held_tokens,
+        worker.max_decoding,
+        worker.lean,
     )
 
 
@@ -163,7 +165,8 @@ def _terms(
     num_to_store = num_tokens - expected.get(pair.decode, 0)
     prompt = cost_model.prompt_terms(*of_prefill, num_tokens - cached.get(pair.prefill, 0), num_tokens)
     rest = cost_model.decode_terms(*of_decode, num_tokens, num_to_store)
-    rest["interference"] += prompt.pop("interference")
+    for both in ("interference", "role"):
+        rest[both] += prompt.pop(both)
     distance = pair.distance
     ship = _ship_cost(pair.decode, num_to_store, objectives, distance) if distance is not None else 0.0
     return prompt | rest | {"handover": ship}

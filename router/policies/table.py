@@ -7,6 +7,8 @@ from tandem.choices import Choices
 if TYPE_CHECKING:
     from router.policies.base import RoutingPolicy
 
+LEAST_COST = "least_cost"
+
 ROUTING_POLICIES: "Choices[RoutingPolicy]" = Choices(
     "router.policies.base:RoutingPolicy",
     {
@@ -14,6 +16,6 @@ ROUTING_POLICIES: "Choices[RoutingPolicy]" = Choices(
         "least_loaded": "router.policies.least_loaded:LeastLoaded",
         "power_of_two": "router.policies.power_of_two:PowerOfTwo",
         "cache_aware": "router.policies.cache_aware:CacheAware",
-        "least_cost": "router.policies.least_cost:LeastCost",
+        LEAST_COST: "router.policies.least_cost:LeastCost",
     },
 )

@@ -298,7 +298,7 @@ class RouterStatus(_message.Message):
     def __init__(self, router_id: _Optional[str] = ..., grpc_address: _Optional[str] = ..., http_address: _Optional[str] = ..., alive: _Optional[bool] = ..., num_requests: _Optional[int] = ..., pid: _Optional[int] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("worker_id", "role", "device", "pid", "address", "alive", "scheduler_step", "linked_to", "stats", "metrics_address", "rack")
+    __slots__ = ("worker_id", "role", "device", "pid", "address", "alive", "scheduler_step", "linked_to", "stats", "metrics_address", "rack", "lean")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
@@ -310,6 +310,7 @@ class WorkerStatus(_message.Message):
     STATS_FIELD_NUMBER: _ClassVar[int]
     METRICS_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     RACK_FIELD_NUMBER: _ClassVar[int]
+    LEAN_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     role: str
     device: str
@@ -321,7 +322,8 @@ class WorkerStatus(_message.Message):
     stats: WorkerStats
     metrics_address: str
     rack: str
-    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[str] = ..., device: _Optional[str] = ..., pid: _Optional[int] = ..., address: _Optional[str] = ..., alive: _Optional[bool] = ..., scheduler_step: _Optional[int] = ..., linked_to: _Optional[_Iterable[str]] = ..., stats: _Optional[_Union[WorkerStats, _Mapping]] = ..., metrics_address: _Optional[str] = ..., rack: _Optional[str] = ...) -> None: ...
+    lean: str
+    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[str] = ..., device: _Optional[str] = ..., pid: _Optional[int] = ..., address: _Optional[str] = ..., alive: _Optional[bool] = ..., scheduler_step: _Optional[int] = ..., linked_to: _Optional[_Iterable[str]] = ..., stats: _Optional[_Union[WorkerStats, _Mapping]] = ..., metrics_address: _Optional[str] = ..., rack: _Optional[str] = ..., lean: _Optional[str] = ...) -> None: ...
 
 class WorkerStats(_message.Message):
     __slots__ = ("num_queued", "num_running", "num_total_pages", "num_free_pages", "num_cached_pages", "num_locked_pages", "num_leased_pages", "prompt_tokens_computed", "output_tokens_computed", "prefix_cached_tokens", "num_given_back", "num_leases_expired", "shipped", "forward_times")

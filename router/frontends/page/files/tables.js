@@ -46,9 +46,12 @@ export function showWorkers(workers) {
 function updateWorker(line, worker) {
   const [name, device, queued, running, pages, cached, prompt, output, restarts] = line.children;
   line.className = worker.alive ? "" : "away";
-  replaceIfNew(name, `${worker.alive} ${worker.role}`, () => [
+  // What it is given first, where any worker may do any.
+  const leans = worker.lean === "prefill" || worker.lean === "decode";
+  const role = leans ? `${worker.role}, mostly ${worker.lean}` : worker.role;
+  replaceIfNew(name, `${worker.alive} ${role}`, () => [
     element("span", { class: "state" }, element("i", { class: `dot ${worker.alive ? "good" : "bad"}` }), element("span", {}, worker.id)),
-    element("span", { class: "sub" }, `  ${worker.role}${worker.alive ? "" : ", not connected"}`),
+    element("span", { class: "sub" }, `  ${role}${worker.alive ? "" : ", not connected"}`),
   ]);
   if (!worker.alive) {
     for (const cell of [device, queued, running, cached, prompt, output, restarts]) setText(cell, "–");

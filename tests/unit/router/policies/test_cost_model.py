@@ -85,3 +85,11 @@ def test_memory_costs_where_a_request_has_no_room() -> None:
     assert cost_model.memory_cost(full, speed, aims, 1_000) == pytest.approx(0.1 / aims.ttft_s)
     empty = Load(num_pool_tokens=10_000)
     assert cost_model.memory_cost(empty, speed, aims, 9_000) == 0.0
+
+
+def test_a_request_for_which_steps_have_no_place_waits_until_one_ends() -> None:
+    # 2 of 10 must end first, which each does within 100 steps of 10 ms: 0.2 s of the half second.
+    speed = Speed(ForwardTimes(step_s=10e-3), output_tokens=100.0)
+    full = Load(num_decoding=11, max_decoding=10)
+    assert cost_model.place_cost(full, speed, Objectives(0.5, 1.0)) == pytest.approx(0.4)
+    assert cost_model.place_cost(Load(num_decoding=9, max_decoding=10), speed, Objectives(0.5, 1.0)) == 0.0

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from router.candidates import Candidates
+from router.leans import Lean
 from router.objectives import Objectives
 from router.placement import DISAGGREGATED
 from router.policies import cost_model
@@ -247,3 +248,30 @@ def test_routers_that_see_the_same_do_not_all_take_the_same_workers() -> None:
     candidates = make_candidates(8, 8)
     pairs = [LeastCost(seed=seed).choose(candidates, routing_request(range(100))) for seed in range(32)]
     assert len({pair.prefill for pair in pairs}) > 4 and len({pair.decode for pair in pairs}) > 4
+
+
+def test_work_goes_first_to_those_that_lean_to_it_and_then_to_others() -> None:
+    workers, candidates = equals(3, device="cuda")
+    leans: tuple[Lean, ...] = ("prefill", "both", "decode")
+    for worker, lean in zip(workers, leans, strict=True):
+        worker.set_lean(lean)
+    served = Served(candidates)
+    pair = served.start(range(4000))
+    assert [pair.prefill, pair.decode] == [workers[0], workers[2]]
+    assert pair.estimate is not None
+    assert pair.estimate.reason == "role"
+    # What is too much for it goes to the next, and in the end to whom it is meant for least.
+    prefills = [served.start(range(i, i + 4000)).prefill for i in range(1, 30)]
+    assert prefills.index(workers[1]) < prefills.index(workers[2])
+
+
+def test_leans_make_no_difference_as_long_as_all_are_alike() -> None:
+    chosen = []
+    for lean in ("none", "both"):
+        workers, candidates = equals(3, device="cuda")
+        for worker in workers:
+            worker.set_lean(lean)
+        served = Served(candidates)
+        pairs = [served.start(range(i, i + 2000)) for i in range(12)]
+        chosen.append([(pair.prefill.worker_id, pair.decode.worker_id) for pair in pairs])
+    assert chosen[0] == chosen[1]

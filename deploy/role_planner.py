@@ -1,0 +1,214 @@
+"""Which workers are to compute prompts mostly and which are to decode mostly, by what there is to do.
+
+A worker that does both reads its weights for each piece of a prompt and again for each decode step, and between two
+steps there is no more time than the objective leaves. One that does only the one or the other does that once. So the
+more there is to do and the tighter the objective, the more is served by workers that lean. What a layout can serve is
+reckoned in shares of one worker's time, `i` being 0.9 of the objective for gaps, `T` that for first tokens, `s0` what a
+decode step takes with nothing in it, `f0` what a forward of prompts does, and `f` what the mean prompt takes besides:
+
+| a worker that | has |
+|---|---|
+| leans to prefill | `(1 - (f + f0) / 2T) f / (f + f0)` for prompts: fewer long ones than short ones can wait in line |
+| leans to decode | `1 - s0 / i` for requests that decode |
+| does both | `1 - (s0 + f0) / i` for either |
+
+What there is to do: the prompts of the last second or two, and the requests that are being decoded, each of which takes
+its share of every step of length `i` and one of the places that memory and `--max-batch-size` leave. A plan is the
+layout that would serve the largest multiple of that. As long as workers that all do both would serve much more than
+there is, none leans: then whatever costs a request least is best.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from router.leans import NO_LEAN, Lean, RouterDemand
+from router.objectives import Objectives
+from tandem.messages import ForwardTimes
+
+# Steps fill so much of the objective, and this is kept free of it for what differs between them.
+FILLED = 0.9
+# Prompts of so long ago count for 1/e, in seconds.
+MEMORY_S = 1.5
+# Below the first multiple of what there is to do workers lean, and above the second they stop.
+TIGHT = 2.0
+LOOSE = 3.0
+# A layout must serve more than the one that there is by this share for each share of the workers that change.
+CHANGE_COST = 0.2
+# So long a plan holds, unless another one would serve CLEARLY times as much.
+HOLD_S = 3.0
+CLEARLY = 1.25
+# Numbers of workers are tried in steps of this part of all.
+NUM_STEPS = 16
+
+
+class Layout(NamedTuple):
+    """Numbers of workers that lean to prefill, to decode, and to neither."""
+
+    prefill: int
+    decode: int
+    both: int
+
+    def distance(self, other: "Layout") -> int:
+        """Workers that change between the two."""
+        return sum(abs(a - b) for a, b in zip(self, other, strict=True)) // 2
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What there is to do in a cluster, in one worker's time.
+
+    Attributes:
+        prompts: seconds of prompts for each second, without what a forward takes with nothing in it.
+        requests: of each decode step's time, what the requests that are decoded take.
+        places: of one worker's places for these, how many times as many are taken.
+        prefill, decode, both: what a worker of each lean has for prompts, for requests, and for either.
+    """
+
+    prompts: float
+    requests: float
+    places: float
+    prefill: float
+    decode: float
+    both: float
+
+    def multiple(self, layout: Layout) -> float:
+        """Of this demand that a layout would serve."""
+        prefill, decode, both = layout.prefill * self.prefill, layout.decode * self.decode, layout.both * self.both
+        limits = (
+            (prefill + both, self.prompts),
+            (decode + both, self.requests),
+            (prefill + decode + both, self.prompts + self.requests),
+            (layout.decode + layout.both, self.places),
+        )
+        return min((have / need for have, need in limits if need > 0), default=math.inf)
+
+
+class RolePlanner:
+    """One for a cluster.
+
+    Attributes:
+        leans: of each worker, by its id.
+    """
+
+    def __init__(self, objectives: Objectives, clock: Callable[[], float]) -> None:
+        self.leans: dict[str, Lean] = {}
+        self._objectives = objectives
+        self._clock = clock
+        self._planned_at = self._changed_at = -math.inf
+        self._seen: dict[str, RouterDemand] = {}
+        # In a second: prompts, tokens of them, tokens that these attend to.
+        self._rates = (0.0, 0.0, 0.0)
+
+    def plan(self, demands: Mapping[str, RouterDemand]) -> Mapping[str, Lean]:
+        """The leans from now on; to be called about twice a second.
+
+        Args:
+            demands: what each router says, by its name.
+        """
+        now = self._clock()
+        self._count_prompts(demands, now)
+        decoding: Counter[str] = Counter()
+        for router in demands.values():
+            decoding.update(router.num_decoding)
+        leans = {name: self.leans.get(name, NO_LEAN) for name in sorted(decoding)}
+        have = _layout_of(leans)
+        if len(leans) > 1 and (demand := self._demand(demands)) is not None:
+            want = self._best(demand, have, is_held=now < self._changed_at + HOLD_S)
+            if want != have:
+                self._changed_at = now
+            leans = _assign(want, leans, decoding)
+        self.leans = leans
+        return leans
+
+    def _count_prompts(self, demands: Mapping[str, RouterDemand], now: float) -> None:
+        elapsed_s, self._planned_at = now - self._planned_at, now
+        new = [0, 0, 0]
+        for name, router in demands.items():
+            before = self._seen.get(name)
+            counts = router.prompts, router.prompt_tokens, router.attended_tokens
+            if before is not None and before.prompts <= router.prompts:
+                old = before.prompts, before.prompt_tokens, before.attended_tokens
+                new = [total + count - was for total, count, was in zip(new, counts, old, strict=True)]
+        self._seen = dict(demands)
+        if 0 < elapsed_s < math.inf:
+            news = 1.0 - math.exp(-elapsed_s / MEMORY_S)
+            first, second, third = (
+                rate + news * (count / elapsed_s - rate) for rate, count in zip(self._rates, new, strict=True)
+            )
+            self._rates = first, second, third
+
+    def _demand(self, demands: Mapping[str, RouterDemand]) -> Demand | None:
+        """None: nobody has said how fast workers are."""
+        times = next((router.times for router in demands.values() if router.times.step_s > 0), None)
+        if times is None:
+            return None
+        step_s = FILLED * self._objectives.itl_s
+        num_decoding = sum(sum(router.num_decoding.values()) for router in demands.values())
+        num_kv_tokens = sum(router.num_kv_tokens for router in demands.values())
+        output_tokens = max(router.output_tokens for router in demands.values())
+        pool_tokens = min(router.pool_tokens for router in demands.values() if router.pool_tokens)
+        prompts, tokens, attended = self._rates
+        prompt_s = times.prompt_token_s * tokens + times.attended_token_s * attended
+        # Half of an output is there on average, and all of it has to fit in the end.
+        requests_s = times.request_s * num_decoding + times.kv_token_s * (
+            num_kv_tokens + num_decoding * output_tokens / 2
+        )
+        held_tokens = num_kv_tokens / num_decoding + output_tokens if num_decoding else 1.0
+        max_decoding = min(router.max_decoding for router in demands.values() if router.max_decoding)
+        places = min(max_decoding, pool_tokens / held_tokens)
+        return Demand(
+            prompts=prompt_s,
+            requests=requests_s / step_s,
+            places=num_decoding / max(1.0, places),
+            prefill=self._prefill_share(times, prompt_s / prompts if prompts > 0 else 0.0),
+            decode=max(0.0, 1.0 - times.step_s / step_s),
+            both=max(0.0, 1.0 - (times.step_s + times.prefill_s) / step_s),
+        )
+
+    def _prefill_share(self, times: ForwardTimes, prompt_s: float) -> float:
+        """Args: prompt_s: of the mean prompt."""
+        whole_s = times.prefill_s + prompt_s
+        if prompt_s <= 0:
+            return 1.0
+        return max(0.5, 1.0 - whole_s / (2 * self._objectives.ttft_s)) * prompt_s / whole_s
+
+    def _best(self, demand: Demand, have: Layout, *, is_held: bool) -> Layout:
+        count = sum(have)
+        alike = Layout(0, 0, count)
+        if demand.multiple(alike) > (TIGHT if have == alike else LOOSE):
+            return have if is_held else alike
+        best = max(
+            _layouts(count, have),
+            key=lambda layout: demand.multiple(layout) / (1.0 + CHANGE_COST * layout.distance(have) / max(1, count)),
+        )
+        if is_held and demand.multiple(best) < CLEARLY * demand.multiple(have):
+            return have
+        return best
+
+
+def _layouts(count: int, have: Layout) -> Iterator[Layout]:
+    """Those that are looked at, the one that there is first. In each some compute prompts and some decode."""
+    yield have
+    step = -(-count // NUM_STEPS)
+    for prefill in range(0, count, step):
+        for decode in range(0, min(count, count + 1 - prefill), step):
+            yield Layout(prefill, decode, count - prefill - decode)
+
+
+def _layout_of(leans: Mapping[str, Lean]) -> Layout:
+    counts = Counter(leans.values())
+    return Layout(counts["prefill"], counts["decode"], counts["none"] + counts["both"])
+
+
+def _assign(want: Layout, leans: Mapping[str, Lean], decoding: Mapping[str, int]) -> dict[str, Lean]:
+    """As few change as possible; of those that may, the ones that decode most lean to that."""
+    order = {"decode": 0, "none": 1, "both": 1, "prefill": 2}
+    names = sorted(leans, key=lambda name: (order[leans[name]], -decoding[name], name))
+    rest: Lean = "both" if want.prefill or want.decode else NO_LEAN
+    kinds: list[Lean] = ["decode"] * want.decode
+    kinds += [rest] * want.both
+    kinds += ["prefill"] * want.prefill
+    return dict(zip(names, kinds, strict=True))

@@ -1,0 +1,95 @@
+"""Workers that lean to one kind of work or the other while requests are served: the plan is the test's, and goes the
+way of the launcher's own."""
+
+import os
+import random
+import signal
+import urllib.request
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+import ray
+
+from cli.terminal import print_status
+from deploy import launcher
+from deploy.cluster_config import ClusterConfig
+from deploy.role_planner import RolePlanner
+from router.leans import Lean, RouterDemand
+from tests.cluster.conftest import Clusters, Oracle, ServedCluster, random_ids, wait_until
+
+ONE_WAY: dict[str, Lean] = {"worker-0": "prefill", "worker-1": "decode"}
+OTHER_WAY: dict[str, Lean] = {"worker-0": "decode", "worker-1": "prefill"}
+
+
+class Planner(RolePlanner):
+    """Attributes: planned: what is planned next; demands: what routers have said last."""
+
+    planned: Mapping[str, Lean] = {}
+    demands: Mapping[str, RouterDemand] = {}
+
+    def plan(self, demands: Mapping[str, RouterDemand]) -> Mapping[str, Lean]:
+        Planner.demands = demands
+        return Planner.planned
+
+
+@pytest.fixture
+def planned(clusters: Clusters, tiny_config: ClusterConfig, monkeypatch: pytest.MonkeyPatch) -> Iterator[ServedCluster]:
+    monkeypatch.setattr(launcher, "RolePlanner", Planner)
+    # No other test may have this cluster, whose planner is another.
+    config = replace(tiny_config, num_prefill=0, num_decode=0, num_any=2, max_queued_requests=999)
+    served = clusters.get(config)
+    wait_until(lambda: all(len(w.linked_to) == 1 for w in served.client.server_info().workers), 20.0, "there are links")
+    yield served
+    served.wait_clean()
+
+
+def leans(served: ServedCluster) -> dict[str, str]:
+    return {w.worker_id: w.lean for w in served.client.server_info().workers if w.alive}
+
+
+def turn(served: ServedCluster, plan: dict[str, Lean]) -> None:
+    Planner.planned = plan
+    wait_until(lambda: leans(served) == plan, 3.0, f"{plan} is told")
+
+
+def test_roles_turn_under_load_and_no_request_is_dropped(
+    planned: ServedCluster, tiny_oracle: Oracle, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rng = random.Random(5)
+    assert leans(planned) == {"worker-0": "none", "worker-1": "none"}
+    prompts = [random_ids(rng, rng.randrange(30, 150)) for _ in range(16)]
+    with ThreadPoolExecutor(4) as pool:
+        pending = [pool.submit(planned.complete, prompt, max_tokens=40, ignore_eos=True) for prompt in prompts]
+        for plan in (ONE_WAY, OTHER_WAY, ONE_WAY):
+            turn(planned, plan)
+        answers = [answer.result() for answer in pending]
+    for prompt, answer in zip(prompts, answers, strict=True):
+        assert len(answer.token_ids) == 40 and tiny_oracle.confirms(prompt, answer.token_ids)
+        assert answer.last.handover.attempts == 1
+    # Where there is no other work, each request is decoded where that is meant to be.
+    for plan, decode_worker in ((ONE_WAY, "worker-1"), (OTHER_WAY, "worker-0")):
+        turn(planned, plan)
+        assert planned.complete(random_ids(rng, 40)).last.handover.decode_worker == decode_worker
+    wait_until(lambda: Planner.demands and Planner.demands["router-0"].prompts == 18, 3.0, "all prompts are counted")
+    print_status(planned.client.server_info())
+    assert "both, mostly prefill" in " ".join(capsys.readouterr().out.split())
+    with urllib.request.urlopen(f"http://{planned.cluster.addresses.http}/metrics") as response:
+        metrics = response.read().decode()
+    assert 'tandem_leaning_workers{lean="prefill"} 1.0' in metrics
+    assert "tandem_lean_changes_total 8.0" in metrics
+
+
+def test_a_router_that_is_started_again_is_told(planned: ServedCluster) -> None:
+    turn(planned, ONE_WAY)
+    pid = ray.get(planned.cluster.actor("router-0").__ray_call__.remote(lambda actor: os.getpid()))
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: is_told(planned), 30.0, "the plan is told anew")
+
+
+def is_told(served: ServedCluster) -> bool:
+    try:
+        return leans(served) == ONE_WAY
+    except Exception:  # There is no router at the moment.
+        return False
