@@ -16,6 +16,9 @@ FORGETTING_S = 20.0
 # less than this multiple of what it was at first counts as that.
 USUAL_S = 120.0
 LEAST_USUAL = 1e-3
+# Of a direction of which so little of an observation is left nothing is known. What is forgotten on and on comes to a
+# number so small that nothing can be divided by it.
+LEAST_KNOWN = 1e-9
 # The factors by which outliers are told are no older than so many observations.
 MAX_UNREAD = 8
 
@@ -91,7 +94,7 @@ class LinearFit:
         thousand steps without a prompt say nothing of what prompts take."""
         towards = [sum(row[i] * share for i, share in shares.items()) for row in self._products]
         known = sum(towards[i] * share for i, share in shares.items())
-        if known <= 0.0:
+        if known <= LEAST_KNOWN:
             return
         target = sum(self._targets[i] * share for i, share in shares.items())
         for i, one in enumerate(towards):

@@ -88,3 +88,24 @@ def test_a_slow_time_is_forgotten_by_who_is_not_asked(first: float) -> None:
     fixed, each = fit.factors
     # What is usual has moved by a sixth of the way.
     assert fixed + 1000 * each < 5 * 2 * first
+
+
+@pytest.mark.parametrize("idle_hours", [1.0, 4.05, 24.0])
+def test_it_learns_again_after_hours_in_which_nothing_was_observed(idle_hours: float) -> None:
+    fit = LinearFit((1.0, 1e-3))
+    for size in range(100):
+        fit.observe((1.0, size), 1.0)
+    for _ in range(int(idle_hours * 3600)):
+        fit.pass_time(1.0)
+    for size in range(200):
+        fit.observe((1.0, 100 * (size % 30)), 0.5 + 2e-3 * 100 * (size % 30))
+    assert fit.factors == pytest.approx((0.5, 2e-3), rel=0.1)
+
+
+def test_it_learns_again_after_one_long_time_too() -> None:
+    for idle_s in range(14200, 15000, 10):
+        fit = LinearFit((1.0,))
+        fit.observe((1.0,), 1.0)
+        fit.pass_time(idle_s)
+        fit.observe((1.0,), 2.0)
+        assert 1.0 <= fit.factors[0] <= 2.0
