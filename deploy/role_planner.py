@@ -149,15 +149,15 @@ class RolePlanner:
         num_decoding = sum(sum(router.num_decoding.values()) for router in demands.values())
         num_kv_tokens = sum(router.num_kv_tokens for router in demands.values())
         output_tokens = max(router.output_tokens for router in demands.values())
-        pool_tokens = min(router.pool_tokens for router in demands.values() if router.pool_tokens)
+        pool_tokens = min((r.pool_tokens for r in demands.values() if r.pool_tokens), default=math.inf)
         prompts, tokens, attended = self._rates
         prompt_s = times.prompt_token_s * tokens + times.attended_token_s * attended
         # Half of an output is there on average, and all of it has to fit in the end.
         requests_s = times.request_s * num_decoding + times.kv_token_s * (
             num_kv_tokens + num_decoding * output_tokens / 2
         )
-        held_tokens = num_kv_tokens / num_decoding + output_tokens if num_decoding else 1.0
-        max_decoding = min(router.max_decoding for router in demands.values() if router.max_decoding)
+        held_tokens = max(1.0, num_kv_tokens / num_decoding + output_tokens) if num_decoding else 1.0
+        max_decoding = min((r.max_decoding for r in demands.values() if r.max_decoding), default=math.inf)
         places = min(max_decoding, pool_tokens / held_tokens)
         return Demand(
             prompts=prompt_s,

@@ -177,3 +177,30 @@ def test_some_compute_prompts_and_some_decode_whatever_the_number(count: int) ->
     assert leans["prefill"] < count
     assert leans["decode"] < count
     assert sum(leans.values()) == count
+
+
+_COUNTS = st.integers(0, 10**6)
+_SECONDS = st.sampled_from([0.0, 1e-9, 1e-3, 10.0])
+
+
+@given(
+    st.lists(
+        st.builds(
+            RouterDemand,
+            *[_COUNTS] * 3,
+            st.dictionaries(st.sampled_from("abc"), st.integers(0, 500)),
+            _COUNTS,
+            st.builds(ForwardTimes, *[_SECONDS] * 6),
+            st.floats(0.0, 1e5),
+            *[_COUNTS] * 2,
+        ),
+        max_size=3,
+    )
+)
+def test_whatever_routers_say_makes_a_plan_for_all_workers_that_they_name(said: list[RouterDemand]) -> None:
+    clock = FakeClock()
+    planner = RolePlanner(AIMS, clock)
+    for _ in range(4):
+        clock.advance(2.0)
+        leans = planner.plan({f"r{i}": demand for i, demand in enumerate(said)})
+        assert leans.keys() == {name for demand in said for name in demand.num_decoding}
