@@ -200,6 +200,7 @@ class Processes:
         for ref in answered:
             with contextlib.suppress(RayError):
                 num_left += ray.get(ref)
+        self._ask_request_lines()
         return num_left
 
     def stop(self) -> None:
@@ -218,6 +219,15 @@ class Processes:
         self.actors = {}
         if self.nodes is not None:
             self.nodes.close()
+
+    def _ask_request_lines(self) -> None:
+        """Shows what routers have kept where nobody asks them whether they answer."""
+        keeping = [self.actors[n] for n, c in self.router_configs.items() if c.keeps_request_lines and n in self.actors]
+        refs = [actor.probe.remote() for actor in keeping]
+        answered, _ = ray.wait(refs, num_returns=len(refs), timeout=ANSWER_TIMEOUT_S) if refs else ([], [])
+        for ref in answered:
+            with contextlib.suppress(RayError, TimeoutError):
+                self._show_request_lines(ray.get(ref))
 
     def _show_request_lines(self, lines: Sequence[str]) -> None:
         for line in lines:

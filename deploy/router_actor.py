@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from router.leans import Lean, RouterDemand
     from router.process import RouterProcess
 
+# Ray sends an answer of less than 100 KiB along with the word that there is one. What is larger would be fetched later,
+# from a node that may be lost by then, and whoever supervises would wait for it.
+MAX_LINES_BYTES = 64 << 10
+
 
 class RouterActor(SealedActor[RouterConfig]):
     """Starts, stops and watches the process; no request ever crosses a Ray call."""
@@ -42,10 +46,10 @@ class RouterActor(SealedActor[RouterConfig]):
 
     def probe(self) -> list[str]:
         """Returns if the router's loop turns, with the lines about requests since it was last asked, where these are
-        not sent; raises TimeoutError if it does not turn."""
+        not sent, or the first of many; raises TimeoutError if it does not turn."""
         assert self._process is not None
         self._process.probe()
-        return self._process.take_request_lines()
+        return self._process.take_request_lines(MAX_LINES_BYTES)
 
     def set_workers(self, planned: Mapping[str, str]) -> dict[str, int]:
         """As Router.set_workers: {} if it has yet to start, and asks again."""
@@ -63,7 +67,7 @@ class RouterActor(SealedActor[RouterConfig]):
         return self._process.drain(timeout_s) if self._process is not None else 0
 
     def stop(self) -> list[str]:
-        """Returns the last lines, as `probe` does."""
+        """Returns the last lines about requests, all of them."""
         if self._process is not None:
             self._process.stop()
         self._stopped.set()

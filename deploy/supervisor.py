@@ -17,6 +17,8 @@ POLL_INTERVAL_S = 0.2
 RESTART_DELAY_S = 1.0
 # This process turns every POLL_INTERVAL_S, unless it was stopped, or the machine slept.
 STANDSTILL_S = 1.0
+# Until what was asked before the end is answered.
+LAST_ANSWER_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +140,7 @@ class Supervisor:
                 self._give_up_start(name, f"it has not joined within {self._kinds[name].start_limit_s:g} s")
             self._ask_mappers()
             self._probe(now)
+        self._hear_last_answers()
 
     def _handle(self, awaited: _Awaited, ref: Any) -> None:
         name = awaited.name
@@ -179,6 +182,17 @@ class Supervisor:
                     self._added.discard(name)
                     self._failures.pop(name, None)
                     self._watch(name)
+
+    def _hear_last_answers(self) -> None:
+        """What a process has said in an answer it does not say again."""
+        asked = [
+            ref
+            for ref, awaited in self._awaited.items()
+            if awaited.stage == "answer" and self._kinds[awaited.name].answered is not None
+        ]
+        answered, _ = ray.wait(asked, num_returns=len(asked), timeout=LAST_ANSWER_S) if asked else ([], [])
+        for ref in answered:
+            self._handle(self._awaited.pop(ref), ref)
 
     def _watch(self, name: str) -> None:
         self._awaited[self._actors[name].wait_stopped.remote()] = _Awaited("end", name)

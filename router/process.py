@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import functools
 import logging
+import math
 import os
 import resource
 import time
@@ -93,10 +94,10 @@ class RouterProcess:
         """Returns if the loop turns; raises TimeoutError if it does not for PROBE_TIMEOUT_S."""
         self._loop_thread.call(asyncio.sleep(0), PROBE_TIMEOUT_S)
 
-    def take_request_lines(self) -> list[str]:
-        """Those of requests that the router keeps for whoever asks, since this was last called."""
+    def take_request_lines(self, num_bytes: float = math.inf) -> list[str]:
+        """As KeptLines.take; [] where lines are not kept."""
         kept = self._router.kept_lines if self._router is not None else None
-        return kept.take() if kept is not None else []
+        return kept.take(num_bytes) if kept is not None else []
 
     def set_workers(self, planned: Mapping[str, str]) -> dict[str, int]:
         """As Router.set_workers."""

@@ -6,6 +6,7 @@ lines that do not get away are lost, and counted.
 """
 
 import contextlib
+import math
 import socket
 import time
 from collections import deque
@@ -70,9 +71,21 @@ class KeptLines:
         self._lines.append(line)
         return True
 
-    def take(self) -> list[str]:
-        """Those that have come since this was last called, in which everything is printable."""
-        return [shown(self._lines.popleft()) for _ in range(len(self._lines))]
+    def take(self, num_bytes: float = math.inf) -> list[str]:
+        """Those that have come since this was last called, in which everything is printable.
+
+        Args:
+            num_bytes: once they have so many no more are taken; those stay for the next call.
+        """
+        lines: list[str] = []
+        # Two threads may take them at once.
+        with contextlib.suppress(IndexError):
+            for _ in range(len(self._lines)):
+                if num_bytes <= 0:
+                    break
+                lines.append(shown(self._lines.popleft()))
+                num_bytes -= len(lines[-1].encode())
+        return lines
 
     def close(self) -> None:
         """What is there can still be taken."""

@@ -245,3 +245,16 @@ def test_one_that_cannot_be_reached_for_a_while_is_not_started_again() -> None:
         before = cluster.actors["a"].end
         before.value = (ActorUnavailableError("the connection broke", b"\0" * 16),)
         assert not cluster.has_started("a", within_s=0.5)
+
+
+def test_what_was_asked_before_the_end_is_still_heard() -> None:
+    heard: list[str] = []
+    stop = threading.Event()
+
+    def probe(_: Any) -> Ref:
+        stop.set()
+        return Ref(["a line"])
+
+    kind = ProcessKind(lambda _: Ref(None), lambda _: Ref(None), probe, 60.0, 60.0, 60.0, answered=heard.extend)
+    Supervisor({"router-0": Actor()}, {"router-0": kind}, lambda _: True).run(stop)
+    assert heard == ["a line"]

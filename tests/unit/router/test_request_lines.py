@@ -1,11 +1,13 @@
 """Lines about requests, on their way to whoever takes them."""
 
+import pickle
 import secrets
 import socket
 from collections.abc import Iterator
 
 import pytest
 
+from router import request_lines
 from router.request_lines import MAX_KEPT_LINES, MAX_LINE_BYTES, KeptLines, RequestLines, SocketLines
 from router.tracker import RequestTracker
 from tandem.lifecycle import PhaseTiming
@@ -91,3 +93,31 @@ def test_lines_are_kept_until_somebody_asks_and_the_rest_is_counted() -> None:
     assert len(kept.take()) == MAX_KEPT_LINES and kept.take() == []
     lines.refused("r", "invalid", "e")
     assert "(3 lines lost)" in kept.take()[0]
+
+
+def test_of_many_lines_the_first_are_taken_and_no_others_are_lost() -> None:
+    kept = KeptLines()
+    for number in range(MAX_KEPT_LINES):
+        # What is no text becomes longer where it is shown.
+        assert kept.send(f"{number} ".encode() + b"\xff" * (MAX_LINE_BYTES - 4))
+    taken: list[str] = []
+    while lines := kept.take(64 << 10):
+        assert len(pickle.dumps(lines)) < 100 << 10
+        taken += lines
+    assert [int(line.split()[0]) for line in taken] == list(range(MAX_KEPT_LINES))
+
+
+def test_two_threads_may_take_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = KeptLines()
+    for number in range(3):
+        kept.send(b"%d" % number)
+    others: list[str] = []
+
+    def shown(line: bytes) -> str:
+        if line == b"1":
+            # This is where the other one comes between.
+            others.extend(kept.take())
+        return line.decode()
+
+    monkeypatch.setattr(request_lines, "shown", shown)
+    assert (kept.take(), others) == (["0", "1"], ["2"])
