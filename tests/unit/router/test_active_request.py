@@ -1,6 +1,10 @@
 """Whose load a request counts in, and who is told of its attempts' ends."""
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from router.active_request import ActiveRequest
+from router.peer_counts import NOTHING
 from router.tracker import RequestTracker
 from router.worker import Estimate, Pair, Worker
 from tandem.messages import Abort
@@ -79,3 +83,54 @@ def test_what_a_decode_worker_has_not_spoken_of_is_on_its_way_there() -> None:
     assert decode.worker.num_arriving_tokens == 1
     request.release_pair(tell_workers=False)
     assert decode.worker.num_arriving_tokens == 0
+
+
+WORKERS = ("prefill", "decode", "both", "both")
+WHAT_BEFALLS = ("begin", "compute", "hand over", "lose", "get past", "end")
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 3),
+            st.sampled_from(WHAT_BEFALLS),
+            st.sampled_from([(0, 1), (0, 2), (2, 2), (2, 3), (3, 1)]),
+            st.sampled_from([None, Estimate(0), Estimate(2), Estimate(1, num_to_store=0), Estimate(4, num_to_store=3)]),
+        ),
+        max_size=60,
+    )
+)
+def test_loads_are_those_of_the_attempts_that_are_under_way(
+    steps: list[tuple[int, str, tuple[int, int], Estimate | None]],
+) -> None:
+    workers = [Told(role).worker for role in WORKERS]
+    requests = [ActiveRequest(RequestTracker(str(i), (1,) * (i + 4), SamplingParams(5)), 100.0) for i in range(4)]
+    for number, what, (prefill, decode), estimate in steps:
+        request = requests[number]
+        is_over = request.pair is None
+        if what == "begin" and is_over:
+            request.assign_pair(Pair(workers[prefill], workers[decode], estimate))
+        elif what == "compute":
+            request.prefill_is_computed()
+        elif what == "hand over" and not is_over:
+            request.prefill_is_over()
+        elif what == "lose":
+            request.charge_loss("p")
+        elif what == "get past":
+            request.clear_losses()
+        elif what == "end":
+            request.release_pair(tell_workers=False)
+        for worker in workers:
+            under_way = [r for r in requests if worker in r.workers]
+            decoding = [r for r in requests if r.pair is not None and r.pair.decode is worker]
+            assert worker.num_assigned == len(under_way)
+            assert worker.num_decoding == len(decoding)
+            assert worker.num_kv_tokens == sum(len(r.tracker.prompt_ids) for r in decoding)
+            assert 0 <= worker.num_arriving_tokens <= worker.num_kv_tokens
+            assert 0 <= worker.num_starting <= len(under_way) and 0 <= worker.num_suspects <= len(under_way)
+            assert 0 <= worker.num_pending_tokens <= 7 * len(under_way)
+    for request in requests:
+        request.release_pair(tell_workers=False)
+    for worker in workers:
+        assert worker.assigned_here == NOTHING
+        assert (worker.num_starting, worker.num_suspects, worker.num_pending_tokens, worker.num_assigned) == (0,) * 4
