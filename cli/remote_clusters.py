@@ -5,6 +5,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from typing import NoReturn
 
 from rich.console import Console
 from rich.table import Table
@@ -13,11 +14,13 @@ from cli.clusters import fail, show_answer
 from deploy.hosted_ray import find_clusters
 from deploy.joined_ray import JoinedRay
 from deploy.remote_cluster import GoneError, RayEndedError, RemoteCluster, RemoteError
-from deploy.remote_logs import LogError, find_logs, process_names, read_log
+from deploy.remote_logs import LogError, ProcessLog, find_logs, process_names, read_log
 from deploy.supervisor_actor import SERVING
 from tandem import exit_codes
 
 _LOOK_INTERVAL_S = 0.3
+# Ray is asked for all actors that it ever had.
+_LIVES_INTERVAL_S = 2.0
 # A drain may take as long as its cluster lets it.
 _STOP_LIMIT_S = 24 * 3600.0
 
@@ -85,6 +88,7 @@ def _show_process_logs(name: str, process: str, cluster: RemoteCluster, *, follo
         logs = find_logs(name, process, directory)
         if not logs:
             return fail(f"the cluster {name} has no {process}; there are: {', '.join(process_names(name))}")
+        positions: dict[ProcessLog, int] = {}
         for log in logs:
             if len(logs) > 1:
                 print(f"--- {process} on {log.address}, process {log.pid} ---" if log.pid else f"--- {log.address} ---")
@@ -97,17 +101,41 @@ def _show_process_logs(name: str, process: str, cluster: RemoteCluster, *, follo
                 print(error)
                 continue
             print(text, end="", flush=True)
-        while follow:
-            time.sleep(_LOOK_INTERVAL_S)
-            if (latest := find_logs(name, process, directory)[-1]) != log:
-                log, position = latest, 0
-            text, position = read_log(log, position)
-            print(text, end="", flush=True)
+            positions[log] = position
+        if follow:
+            with contextlib.suppress(GoneError):
+                _follow(name, process, directory, cluster, positions)
     except (LogError, RemoteError) as error:
         return fail(str(error))
     except KeyboardInterrupt:
         pass
     return 0
+
+
+def _follow(
+    name: str, process: str, directory: str, cluster: RemoteCluster, positions: dict[ProcessLog, int]
+) -> NoReturn:
+    """Shows what is added to a process's logs, from these positions on.
+
+    Raises:
+        GoneError, RayEndedError: the cluster has ended, or its Ray.
+    """
+    log = next(reversed(positions))
+    look_at, said = time.monotonic() + _LIVES_INTERVAL_S, ""
+    while True:
+        time.sleep(_LOOK_INTERVAL_S)
+        cluster.look()
+        try:
+            text, positions[log] = read_log(log, positions.get(log))
+            print(text, end="", flush=True)
+        except LogError as error:
+            # Its node may come back, or the process be started on another; a new one's file is not there at once.
+            if str(error) != said:
+                said = str(error)
+                print(said, flush=True)
+        if (now := time.monotonic()) >= look_at:
+            look_at = now + _LIVES_INTERVAL_S
+            log = find_logs(name, process, directory)[-1]
 
 
 def remote_address_of(name: str, address: str) -> str:

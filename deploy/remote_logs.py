@@ -1,5 +1,6 @@
 """Logs of a cluster's processes, wherever on its Ray they run, or ran: Ray remembers for long where that was."""
 
+import codecs
 import os
 import sys
 from collections.abc import Callable
@@ -37,7 +38,8 @@ class LogError(Exception):
 
 
 def find_logs(cluster: str, process: str, log_dir: str) -> list[ProcessLog]:
-    """The logs of a process, that of its latest life last; [] if there never was one of that name.
+    """The logs of a process, that of its latest life last; [] if there never was one of that name. Where an earlier
+    cluster had the same name its lives come before.
 
     Args:
         cluster, process: their names.
@@ -84,20 +86,24 @@ def read_log(log: ProcessLog, position: int | None) -> tuple[str, int]:
         raise LogError(f"the node {log.address} cannot be asked: {reason}") from error
     if not found:
         raise LogError(f"the node {log.address} has no log {log.path or f'of the process {log.pid}'}")
-    text = data.decode(errors="replace")
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    text = decoder.decode(data)
+    # The rest of its last character is yet to be read.
+    position -= len(decoder.getstate()[0])
     if not log.path:
         text = "".join(line for line in text.splitlines(keepends=True) if not line.startswith(_RAYS_OWN))
     return text, position
 
 
 def _lives(cluster: str) -> dict[str, list[tuple[int, str, str, int]]]:
-    """By the processes' names: which life of it, node, address and process id of each."""
+    """By the processes' names: when each life of it began, its node, address and process id. Which life it is says
+    less: each cluster of a name counts from 0."""
     found: dict[str, list[tuple[int, str, str, int]]] = {}
     for table in state.state._connect_and_get_accessor().get_actor_table(None, None):
         actor = ActorTableData.FromString(table)
         name, _, life = actor.name.rpartition(".")
         if actor.ray_namespace == namespace_of(cluster) and life.isdigit() and actor.pid:
-            place = (int(life), actor.address.node_id.hex(), actor.address.ip_address, actor.pid)
+            place = (actor.start_time, actor.address.node_id.hex(), actor.address.ip_address, actor.pid)
             found.setdefault(name, []).append(place)
     return found
 

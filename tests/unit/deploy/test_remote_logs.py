@@ -13,8 +13,10 @@ from deploy.remote_logs import LogError, ProcessLog, find_logs, process_names, r
 NODES = {"a": "10.0.0.1", "b": "10.0.0.2"}
 
 
-def life(name: str, number: int, node: str, pid: int, cluster: str = "chat") -> bytes:
-    actor = ActorTableData(name=f"{name}.{number}", ray_namespace=f"tandem-{cluster}", pid=pid)
+def life(name: str, number: int, node: str, pid: int, cluster: str = "chat", began: int = 0) -> bytes:
+    actor = ActorTableData(
+        name=f"{name}.{number}", ray_namespace=f"tandem-{cluster}", pid=pid, start_time=began or number
+    )
     actor.address.node_id, actor.address.ip_address = node.encode(), NODES[node]
     return bytes(actor.SerializeToString())
 
@@ -40,6 +42,18 @@ def test_the_latest_life_comes_last_and_other_clusters_have_theirs(lives: list[b
     assert find_logs("chat", "prefill-0", "") == [log("a", "", 1), log("a", "", 2), log("b", "", 3)]
     assert process_names("chat") == ["prefill-0", "router-0"]
     assert find_logs("chat", "decode-0", "") == []
+
+
+def test_an_earlier_cluster_of_the_name_has_no_later_lives(lives: list[bytes]) -> None:
+    lives += [life("prefill-0", 0, "a", 4, began=9_000), life("prefill-0", 3, "b", 3, began=8_000)]
+    assert find_logs("chat", "prefill-0", "") == [log("b", "", 3), log("a", "", 4)]
+
+
+@pytest.mark.parametrize("process", ["../router-0", "router-0.0", "/etc/passwd", "supervisor", ""])
+@pytest.mark.parametrize("cluster", ["chat", "chat.2", "chat/.."])
+def test_only_a_name_that_a_process_has_leads_to_a_file(lives: list[bytes], cluster: str, process: str) -> None:
+    lives += [life("router-0", 0, "a", 1), life("router-0", 0, "b", 2, cluster="chat.3")]
+    assert find_logs(cluster, process, "/var/log") == []
 
 
 def test_lives_of_one_node_share_a_file(lives: list[bytes]) -> None:
@@ -73,3 +87,20 @@ def test_a_node_that_is_away_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote_logs, "ray", SimpleNamespace(nodes=lambda: nodes))
     with pytest.raises(LogError, match=r"10\.0\.0\.1.*is not in the Ray any more"):
         read_log(log("a", "", 1), None)
+
+
+def test_a_character_that_is_not_whole_yet_is_read_once_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    of = ProcessLog("a1" * 28, "10.0.0.1", "f", 0)
+    nodes: list[dict[str, Any]] = [{"Alive": True, "NodeID": of.node_id}]
+    written, end = "a Jörg".encode(), 4
+    played = SimpleNamespace(
+        nodes=lambda: nodes,
+        cloudpickle=SimpleNamespace(register_pickle_by_value=bool, unregister_pickle_by_value=bool),
+        remote=lambda _: SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda *asked: asked)),
+        # What has come is a character's first half, and then the rest of it.
+        get=lambda asked, timeout: ("f", written[asked[2] : end], end),
+    )
+    monkeypatch.setattr(remote_logs, "ray", played)
+    text, position = read_log(of, 0)
+    end = len(written)
+    assert text + read_log(of, position)[0] == "a Jörg"
