@@ -14,7 +14,7 @@ from deploy.cluster_options import DEFAULT_NAME
 from deploy.hosted_ray import find_clusters
 from deploy.ray_module import ray
 from deploy.remote_cluster import SILENCE_LIMIT_S, GoneError, RayEndedError, RemoteCluster
-from deploy.supervisor_actor import SERVING, STARTING
+from deploy.supervisor_actor import ENDED, SERVING, STARTING, STOPPING
 
 _ARGUMENTS = {"config", "name"}
 _POLL_S = 0.5
@@ -70,6 +70,8 @@ class ServedCluster:
     def check_health(self) -> None:
         """Serve calls this every some seconds, and replaces a replica that raises.
 
+        One that was asked to stop is let drain: another replica would have to wait for that anyway.
+
         Raises:
             RuntimeError: the cluster has ended, or its supervisor has not answered for a minute.
         """
@@ -80,10 +82,8 @@ class ServedCluster:
             raise RuntimeError(f"the cluster {self._name} has ended") from None
         if state is not None:
             self._heard_at = time.monotonic()
-            if state.phase != SERVING:
-                raise RuntimeError(
-                    f"the cluster {self._name} is {state.phase}: {state.error or 'it was asked to stop'}"
-                )
+            if state.phase == ENDED:
+                raise RuntimeError(f"the cluster {self._name} has ended: {state.error or 'it was asked to stop'}")
         elif time.monotonic() - self._heard_at > SILENCE_LIMIT_S:
             raise RuntimeError(f"the supervisor of the cluster {self._name} does not answer")
 
@@ -94,6 +94,9 @@ class ServedCluster:
         if cluster is not None:
             # Where all of Ray ends there is nothing left to stop.
             with contextlib.suppress(GoneError, RayEndedError):
+                # Whoever asks one that is asked already has it cut its requests short.
+                while (state := cluster.look()) is not None and state.phase in (STOPPING, ENDED):
+                    time.sleep(_POLL_S)
                 cluster.stop(print, limit_s=_STOP_LIMIT_S)
 
     def _found(self) -> RemoteCluster | None:

@@ -3,6 +3,7 @@
 import copy
 import inspect
 import json
+import os
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -162,11 +163,35 @@ def test_an_application_is_told_a_file_and_a_name(arguments: dict[str, str]) -> 
         application(arguments)
 
 
-def test_the_prometheus_in_the_pod_reads_where_clients_call() -> None:
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_the_prometheus_in_the_pod_reads_where_clients_call(overlay: str, tmp_path: Path) -> None:
     (job,) = yaml.safe_load((KUBERAY / "base/prometheus.yml").read_text())["scrape_configs"]
     (known,) = yaml.safe_load((ROOT / "monitoring/prometheus/prometheus.yml").read_text())["scrape_configs"]
     assert job["relabel_configs"] == known["relabel_configs"]
-    name = ray_resource("ray-cluster")["metadata"]["name"]
-    assert ray_resource("ray-service")["metadata"]["name"] == name
-    # This is how KubeRay calls the Service that it makes for the head's Pod.
-    assert job["http_sd_configs"][0]["url"] == f"http://{name}-head-svc:8000/sd"
+    head, _ = templates(cluster_spec(ray_resource(overlay)))
+    beside = container(head, "prometheus")
+    script = beside["command"][2].replace("/etc/prometheus/", f"{KUBERAY}/base/")
+    script = script.replace(" /prometheus/", f" {tmp_path}/").replace("=/prometheus/", f"={tmp_path}/")
+    program = tmp_path / "prometheus"
+    program.write_text('#!/bin/sh\necho "$@"\n')
+    program.chmod(0o755)
+    assert [env["name"] for env in beside["env"]] == ["POD_IP"]
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "POD_IP": "10.0.0.7"}
+    said = subprocess.run(
+        [*beside["command"][:2], script], env=environment, capture_output=True, text=True, timeout=10, check=True
+    ).stdout
+    assert f"--config.file={tmp_path}/prometheus.yml --storage.tsdb.path={tmp_path}/data" in said
+    config = served("--config", str(KUBERAY / "base/serve.yaml"), *HEAD_ADDRESS)
+    (started,) = yaml.safe_load((tmp_path / "prometheus.yml").read_text())["scrape_configs"]
+    assert started["http_sd_configs"][0]["url"] == f"http://10.0.0.7:{config.http_port}/sd"
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_ray_s_object_store_has_room_in_shared_memory(overlay: str) -> None:
+    """Where it has none it is a file of the container's, and more than 10 GB are an error."""
+    spec = cluster_spec(ray_resource(overlay))
+    for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"]):
+        (shared,) = [v["emptyDir"] for v in group["template"]["spec"]["volumes"] if v["name"] == "shared-memory"]
+        shared_gib = int(shared["sizeLimit"].removesuffix("Gi"))
+        # What Ray takes without it would be a third of the memory.
+        assert int(group["rayStartParams"]["object-store-memory"]) <= shared_gib << 29
