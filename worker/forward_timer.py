@@ -54,6 +54,7 @@ class ForwardTimer:
         self._since_step = (0, 0, 0)
         # Of those that have not ended: when each was launched, and what is in it.
         self._launched: deque[tuple[float, int, int]] = deque()
+        # Of the forward before, whatever was in it.
         self._last_end = 0.0
         self._lots: deque[int] = deque(maxlen=NUM_REMEMBERED)
         self._gap_s = 0.0
@@ -88,6 +89,7 @@ class ForwardTimer:
         """The oldest of those that were launched has ended."""
         now = self._clock()
         step = self._steps.popleft()
+        self._last_end = now
         if self._last_step_end is not None:
             seconds = now - self._last_step_end
             self._fit.observe(step, seconds)

@@ -147,3 +147,22 @@ def test_one_slow_prompt_does_not_make_a_slow_worker() -> None:
     times = device.timer.times()
     assert times.prefill_s + 2000 * times.prompt_token_s < 1.3 * (PROMPT[0] + 2000 * PROMPT[1])
     assert times.prompt_token_s < 1.3 * before
+
+
+@pytest.mark.parametrize("is_behind", [True, False])
+def test_a_prompt_does_not_take_the_time_of_the_last_step_that_it_waits_for(is_behind: bool) -> None:
+    now = 0.0
+    timer = ForwardTimer("cpu", lambda: now)
+    for _ in range(200):
+        timer.step_launched(1, 100)
+        if is_behind:
+            timer.prompts_launched(now, 100, 5000)
+        now += 0.5
+        timer.step_ended()
+        timer.nothing_decoded()
+        if not is_behind:
+            timer.prompts_launched(now, 100, 5000)
+        now += 0.2
+        timer.prompts_ended()
+    found = timer.fitted
+    assert found.prefill_s + 100 * found.prompt_token_s + 5000 * found.attended_token_s == pytest.approx(0.2, rel=0.02)
