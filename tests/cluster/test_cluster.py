@@ -4,6 +4,7 @@ clients and processes do."""
 import random
 import signal
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
@@ -57,12 +58,13 @@ def test_server_info(tiny_pd: ServedCluster) -> None:
 
 
 def test_router_starts_fast_without_torch(tiny_pd: ServedCluster) -> None:
-    loaded = ray.get(tiny_pd.cluster.actor("router-0").__ray_call__.remote(lambda actor: sorted(sys.modules)))
+    router = tiny_pd.cluster.actor("router-0")
+    loaded, cpu_s = ray.get(router.__ray_call__.remote(lambda actor: (sorted(sys.modules), time.process_time())))
     assert "router.router" in loaded
     assert {"torch", "transformers", "engine.engine"}.isdisjoint(loaded)
-    print("router ready after", tiny_pd.cluster.router_ready_s)
-    # Two slow cores, on which two workers import torch meanwhile, take 3.5 s; with torch it would be more than ten.
-    assert 0 < tiny_pd.cluster.router_ready_s < 6.0
+    print("router ready after", tiny_pd.cluster.router_ready_s, "s; of processor time it has had", cpu_s, "s")
+    # Importing torch alone would take more. How long that is on a clock is up to what else the machine does.
+    assert 0 < cpu_s < 5.0
 
 
 def test_health_and_reflection_answer(tiny_pd: ServedCluster) -> None:
