@@ -222,14 +222,17 @@ class LinkHandover(Handover):
         if misaligned or grant.cached_len > num_tokens or len(grant.page_ids) < num_pages - first_page:
             lease.link.release_lease(lease)
             return
-        num_ready = num_pages
-        if job.first_token is None:
-            # Of these pages forwards have been launched, some by others than this job.
-            num_launched = job.sequence.cached_len // self._layout.page_size
-            num_ready = self._launches.num_ready(job.handle.page_ids[:num_launched])
         num_pushed = lease.num_pages_pushed
         start = first_page + num_pushed
-        num_to_push = min(max(0, num_ready - start), lease.link.num_pages_allowed())
+        num_allowed = lease.link.num_pages_allowed()
+        num_ready = num_pages
+        if job.first_token is None:
+            # Of these pages forwards have been launched, some by others than this job. A page more than may be pushed
+            # tells whether some are held back: a prompt may have thousands, and they are asked about all the time.
+            num_launched = job.sequence.cached_len // self._layout.page_size
+            end = min(num_launched, start + num_allowed + 1)
+            num_ready = start + self._launches.num_ready(job.handle.page_ids[start:end])
+        num_to_push = min(max(0, num_ready - start), num_allowed)
         if num_to_push < num_ready - start:
             self._held_back[job] = None
         else:

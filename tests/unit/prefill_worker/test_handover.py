@@ -1,6 +1,6 @@
 """A prompt's way from a prefill to a decode worker, with real schedulers, caches, links and pages, fake engines."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -479,6 +479,30 @@ def test_the_cap_on_pages_in_flight_holds_back_pushes_and_the_commit() -> None:
     told: list[bool] = []
     pair.p.scheduler.receive(SenderLinkClosed(pair.epoch, "over", lambda: told.append(True)))
     assert told == [True]
+
+
+def test_no_more_pages_are_asked_about_than_may_be_pushed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each look at a long prompt, many of them in a millisecond, would otherwise go through all of its pages."""
+    sender = ScriptedTransport()
+    prefill = {"config": PrefillConfig(chunk_size=16), "max_pages_in_flight": 2, "asynchronous": True}
+    pair = WorkerPair(open_sender=lambda *_: sender, prefill=prefill)
+    asked: list[int] = []
+    launches = pair.p.engine.launches
+    num_ready = launches.num_ready
+
+    def ask(page_ids: Sequence[int]) -> int:
+        asked.append(len(page_ids))
+        return num_ready(page_ids)
+
+    monkeypatch.setattr(launches, "num_ready", ask)
+    pair.submit("r", list(range(160)), max_tokens=3)
+    pair.run()
+    assert pair.p.outbox.of(FirstToken) and len(asked) > 5 and max(asked) == 3
+    for _ in range(20):
+        sender.complete_all()
+        pair.run()
+    shipped = [page_id for _, src, _ in sender.pushes for page_id in src]
+    assert len(set(shipped)) == len(shipped) == 40
 
 
 def test_after_a_failure_nothing_is_committed_and_nothing_stays_locked() -> None:
