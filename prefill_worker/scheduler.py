@@ -351,7 +351,7 @@ class PrefillScheduler(ForwardScheduler):
         """Waits for a forward and passes on what it gave."""
         self._outbox.flush()
         going_on = launched.collect()
-        self._timer.prompts_ended()
+        self._timer.prompts_ended(is_mixed=launched.num_decoded > 0)
         self._recorder.look()
         for job in going_on:
             if failure := grammar_failure(*job.key, job.sequence.constraint):

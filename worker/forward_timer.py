@@ -71,11 +71,16 @@ class ForwardTimer:
         forwards, tokens, attended = self._since_step
         self._since_step = forwards + 1, tokens + num_tokens, attended + num_attended
 
-    def prompts_ended(self) -> None:
-        """The oldest of those that were launched has ended."""
+    def prompts_ended(self, *, is_mixed: bool = False) -> None:
+        """The oldest of those that were launched has ended.
+
+        Args:
+            is_mixed: it was one with a decode step, whose end is told before. Its time is that step's, and nobody's if
+                nothing is decoded any more.
+        """
         now = self._clock()
         began, num_tokens, num_attended = self._launched.popleft()
-        if self.last_step is None:
+        if self.last_step is None and not is_mixed:
             self._fit.observe((1, num_tokens, num_attended, 0, 0, 0), now - max(began, self._last_end))
         self._last_end = now
 

@@ -113,7 +113,7 @@ def test_prompts_in_one_forward_with_a_step_count_for_that_step() -> None:
         device.clock.advance(PROMPT[0] + PROMPT[1] * num_tokens + PROMPT[2] * num_tokens**2 / 2)
         device.clock.advance(STEP[0] + STEP[1] * num_requests + STEP[2] * 1000 * num_requests)
         device.timer.step_ended()
-        device.timer.prompts_ended()
+        device.timer.prompts_ended(is_mixed=True)
         device.timer.times()
     times = device.timer.fitted
     for num_tokens, num_requests in numbers[-50:]:
@@ -134,6 +134,18 @@ def test_a_step_whose_requests_have_all_left_is_no_beginning_of_the_next_one() -
     device.timer.step_launched(1, 10)
     device.clock.advance(0.01)
     device.timer.step_ended()
+    assert device.timer.fitted == start_times("cuda")
+
+
+def test_a_step_with_prompts_whose_requests_have_all_left_tells_nothing() -> None:
+    device = Device()
+    for _ in range(20):
+        device.timer.prompts_launched(device.clock.now, 1000, 500_000)
+        device.timer.step_launched(100, 100_000)
+        device.timer.nothing_decoded()
+        device.clock.advance(1.0)
+        device.timer.step_ended()
+        device.timer.prompts_ended(is_mixed=True)
     assert device.timer.fitted == start_times("cuda")
 
 
