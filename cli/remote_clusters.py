@@ -14,7 +14,7 @@ from cli.clusters import fail, show_answer
 from deploy.hosted_ray import find_clusters
 from deploy.joined_ray import JoinedRay
 from deploy.remote_cluster import GoneError, RayEndedError, RemoteCluster, RemoteError
-from deploy.remote_logs import LogError, ProcessLog, find_logs, process_names, read_log
+from deploy.remote_logs import LogError, LogReader, ProcessLog, find_logs, process_names
 from deploy.supervisor_actor import SERVING
 from tandem import exit_codes
 
@@ -88,12 +88,12 @@ def _show_process_logs(name: str, process: str, cluster: RemoteCluster, *, follo
         logs = find_logs(name, process, directory)
         if not logs:
             return fail(f"the cluster {name} has no {process}; there are: {', '.join(process_names(name))}")
-        positions: dict[ProcessLog, int] = {}
+        reader, positions = LogReader(), dict[ProcessLog, int]()
         for log in logs:
             if len(logs) > 1:
                 print(f"--- {process} on {log.address}, process {log.pid} ---" if log.pid else f"--- {log.address} ---")
             try:
-                text, position = read_log(log, None)
+                text, position = reader.read(log, None)
             except LogError as error:
                 # What earlier lives have left may be gone with their nodes.
                 if log is logs[-1]:
@@ -104,7 +104,7 @@ def _show_process_logs(name: str, process: str, cluster: RemoteCluster, *, follo
             positions[log] = position
         if follow:
             with contextlib.suppress(GoneError):
-                _follow(name, process, directory, cluster, positions)
+                _follow(name, process, directory, cluster, reader, positions)
     except (LogError, RemoteError) as error:
         return fail(str(error))
     except KeyboardInterrupt:
@@ -113,7 +113,12 @@ def _show_process_logs(name: str, process: str, cluster: RemoteCluster, *, follo
 
 
 def _follow(
-    name: str, process: str, directory: str, cluster: RemoteCluster, positions: dict[ProcessLog, int]
+    name: str,
+    process: str,
+    directory: str,
+    cluster: RemoteCluster,
+    reader: LogReader,
+    positions: dict[ProcessLog, int],
 ) -> NoReturn:
     """Shows what is added to a process's logs, from these positions on.
 
@@ -126,7 +131,7 @@ def _follow(
         time.sleep(_LOOK_INTERVAL_S)
         cluster.look()
         try:
-            text, positions[log] = read_log(log, positions.get(log))
+            text, positions[log] = reader.read(log, positions.get(log))
             print(text, end="", flush=True)
         except LogError as error:
             # Its node may come back, or the process be started on another; a new one's file is not there at once.

@@ -57,42 +57,47 @@ def process_names(cluster: str) -> list[str]:
     return sorted(_lives(cluster))
 
 
-def read_log(log: ProcessLog, position: int | None) -> tuple[str, int]:
-    """What stands in a log from a position on, in bytes, and the position after it.
+class LogReader:
+    """Reads logs on the nodes that have them. One serves for all that a command reads: what is sent along to the nodes
+    Ray keeps for as long as that runs, once for each reader."""
 
-    Args:
-        position: None: of its end as much as is shown.
+    def __init__(self) -> None:
+        self._remote = ray.remote(_read)
 
-    Raises:
-        LogError: the node is away, or has no such file.
-    """
-    if not any(node["Alive"] and node["NodeID"] == log.node_id for node in ray.nodes()):
-        raise LogError(f"the node {log.address}, which has the log, is not in the Ray any more")
-    here = sys.modules[__name__]
-    there = NodeAffinitySchedulingStrategy(log.node_id, soft=False)
-    # The node may have none of our code.
-    ray.cloudpickle.register_pickle_by_value(here)
-    try:
-        read: Callable[..., Any] = (
-            ray.remote(_read).options(num_cpus=0, max_retries=0, scheduling_strategy=there).remote
-        )
-        ref = read(log.path, log.pid, -1 if position is None else position, MAX_BYTES)
-    finally:
-        ray.cloudpickle.unregister_pickle_by_value(here)
-    try:
-        found, data, position = ray.get(ref, timeout=_ANSWER_TIMEOUT_S)
-    except (RayError, TimeoutError) as error:
-        reason = " ".join(str(error).split()) or "it does not answer"
-        raise LogError(f"the node {log.address} cannot be asked: {reason}") from error
-    if not found:
-        raise LogError(f"the node {log.address} has no log {log.path or f'of the process {log.pid}'}")
-    decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    text = decoder.decode(data)
-    # The rest of its last character is yet to be read.
-    position -= len(decoder.getstate()[0])
-    if not log.path:
-        text = "".join(line for line in text.splitlines(keepends=True) if not line.startswith(_RAYS_OWN))
-    return text, position
+    def read(self, log: ProcessLog, position: int | None) -> tuple[str, int]:
+        """What stands in a log from a position on, in bytes, and the position after it.
+
+        Args:
+            position: None: of its end as much as is shown.
+
+        Raises:
+            LogError: the node is away, or has no such file.
+        """
+        if not any(node["Alive"] and node["NodeID"] == log.node_id for node in ray.nodes()):
+            raise LogError(f"the node {log.address}, which has the log, is not in the Ray any more")
+        here = sys.modules[__name__]
+        there = NodeAffinitySchedulingStrategy(log.node_id, soft=False)
+        # The node may have none of our code.
+        ray.cloudpickle.register_pickle_by_value(here)
+        try:
+            read: Callable[..., Any] = self._remote.options(num_cpus=0, max_retries=0, scheduling_strategy=there).remote
+            ref = read(log.path, log.pid, -1 if position is None else position, MAX_BYTES)
+        finally:
+            ray.cloudpickle.unregister_pickle_by_value(here)
+        try:
+            found, data, position = ray.get(ref, timeout=_ANSWER_TIMEOUT_S)
+        except (RayError, TimeoutError) as error:
+            reason = " ".join(str(error).split()) or "it does not answer"
+            raise LogError(f"the node {log.address} cannot be asked: {reason}") from error
+        if not found:
+            raise LogError(f"the node {log.address} has no log {log.path or f'of the process {log.pid}'}")
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        text = decoder.decode(data)
+        # The rest of its last character is yet to be read.
+        position -= len(decoder.getstate()[0])
+        if not log.path:
+            text = "".join(line for line in text.splitlines(keepends=True) if not line.startswith(_RAYS_OWN))
+        return text, position
 
 
 def _lives(cluster: str) -> dict[str, list[tuple[int, str, str, int]]]:

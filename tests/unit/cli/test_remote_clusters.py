@@ -28,7 +28,7 @@ class Cluster:
     def find_logs(self, *_: str) -> list[ProcessLog]:
         return [self._turns[0][0]]
 
-    def read_log(self, log: ProcessLog, position: int | None) -> tuple[str, int]:
+    def read(self, log: ProcessLog, position: int | None) -> tuple[str, int]:
         if log not in self._turns[0][1]:
             raise LogError(f"no {log.address}")
         text = self._turns[0][1][log]
@@ -53,7 +53,7 @@ def test_a_process_is_followed_from_host_to_host_until_its_cluster_ends(
         (HERE, {}),
     )
     monkeypatch.setattr(remote_clusters, "find_logs", cluster.find_logs)
-    monkeypatch.setattr(remote_clusters, "read_log", cluster.read_log)
+    monkeypatch.setattr(remote_clusters, "LogReader", lambda: cluster)
     for interval in ("_LOOK_INTERVAL_S", "_LIVES_INTERVAL_S"):
         monkeypatch.setattr(remote_clusters, interval, 0.0)
     assert remote_clusters._show_process_logs("chat", "prefill-0", cluster, follow=True) == 0

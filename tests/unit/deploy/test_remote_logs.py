@@ -8,7 +8,7 @@ import pytest
 
 from deploy import remote_logs
 from deploy.ray_module import ActorTableData
-from deploy.remote_logs import LogError, ProcessLog, find_logs, process_names, read_log
+from deploy.remote_logs import LogError, LogReader, ProcessLog, find_logs, process_names
 
 NODES = {"a": "10.0.0.1", "b": "10.0.0.2"}
 
@@ -84,23 +84,31 @@ def test_the_end_of_a_file_is_read_and_then_what_is_added(tmp_path: Path, monkey
 
 def test_a_node_that_is_away_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     nodes: list[dict[str, Any]] = [{"Alive": False, "NodeID": b"a".hex()}]
-    monkeypatch.setattr(remote_logs, "ray", SimpleNamespace(nodes=lambda: nodes))
+    monkeypatch.setattr(remote_logs, "ray", SimpleNamespace(nodes=lambda: nodes, remote=bool))
     with pytest.raises(LogError, match=r"10\.0\.0\.1.*is not in the Ray any more"):
-        read_log(log("a", "", 1), None)
+        LogReader().read(log("a", "", 1), None)
 
 
 def test_a_character_that_is_not_whole_yet_is_read_once_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     of = ProcessLog("a1" * 28, "10.0.0.1", "f", 0)
     nodes: list[dict[str, Any]] = [{"Alive": True, "NodeID": of.node_id}]
     written, end = "a Jörg".encode(), 4
+    made: list[Any] = []
+
+    def remote(function: Any) -> Any:
+        made.append(function)
+        return SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda *asked: asked))
+
     played = SimpleNamespace(
         nodes=lambda: nodes,
         cloudpickle=SimpleNamespace(register_pickle_by_value=bool, unregister_pickle_by_value=bool),
-        remote=lambda _: SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda *asked: asked)),
+        remote=remote,
         # What has come is a character's first half, and then the rest of it.
         get=lambda asked, timeout: ("f", written[asked[2] : end], end),
     )
     monkeypatch.setattr(remote_logs, "ray", played)
-    text, position = read_log(of, 0)
+    reader = LogReader()
+    text, position = reader.read(of, 0)
     end = len(written)
-    assert text + read_log(of, position)[0] == "a Jörg"
+    assert text + reader.read(of, position)[0] == "a Jörg"
+    assert len(made) == 1, "Ray keeps each"
