@@ -144,6 +144,8 @@ def test_ray_serve_is_told_of_an_application_that_there_is() -> None:
     (app,) = serve["applications"]
     assert app["import_path"] == f"{application.__module__}:{application.__name__}"
     application(app["args"])
+    # Serve's proxy, which KubeRay asks, counts as ill as long as there is no route at all.
+    assert app["route_prefix"].startswith("/")
     assert set(app["args"]) == set(inspect.signature(ServedCluster).parameters)
     (deployment,) = app["deployments"]
     assert deployment["name"] == ServedCluster.__name__
