@@ -10,12 +10,12 @@ from deploy.ray_service import application
 APPLICATION = "tandem"
 
 
-def main(what: str, address: str, *arguments: str) -> None:
+def main(what: str, address: str, port: str, *arguments: str) -> None:
     ray.init(address, log_to_driver=False)
-    serve.start(proxy_location="Disabled")
+    serve.start(http_options={"host": "127.0.0.1", "port": int(port)})
     if what == "deploy":
         config, name = arguments
-        serve.run(application({"config": config, "name": name}), name=APPLICATION, route_prefix=None)
+        serve.run(application({"config": config, "name": name}), name=APPLICATION, route_prefix="/tandem")
     elif what == "delete":
         serve.delete(APPLICATION)
         serve.shutdown()

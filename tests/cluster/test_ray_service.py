@@ -2,8 +2,10 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +17,10 @@ from tests.cluster.conftest import wait_until
 from tests.cluster.joinable_ray import TOKEN, JoinableRay, joinable_ray
 
 SERVE_S = 120.0
+with socket.socket() as _probe:
+    _probe.bind(("127.0.0.1", 0))
+    # Of Ray Serve, which is asked there how it is.
+    SERVE_PORT = _probe.getsockname()[1]
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +32,7 @@ def joinable() -> Iterator[JoinableRay]:
 def operator(ray: JoinableRay, what: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Does what KubeRay's operator does."""
     return subprocess.run(
-        [sys.executable, "-m", "tests.cluster.on_ray_serve", what, ray.address, *arguments],
+        [sys.executable, "-m", "tests.cluster.on_ray_serve", what, ray.address, str(SERVE_PORT), *arguments],
         env={**os.environ, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN},
         capture_output=True,
         text=True,
@@ -64,6 +70,9 @@ def test_ray_serve_starts_the_cluster_replaces_one_that_has_ended_and_stops_it(
     address = tandem("status", name, *on)
     assert address.returncode == 0 and "both-0" in address.stdout
     assert is_running(joinable)
+    # By this KubeRay knows that the head's Pod may be called.
+    with urllib.request.urlopen(f"http://127.0.0.1:{SERVE_PORT}/-/healthz", timeout=10.0) as answer:
+        assert answer.read() == b"success"
 
     # The replica dies without its cluster: the one that Serve starts in its place takes it over.
     actors = joinable.actors()
