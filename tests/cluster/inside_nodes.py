@@ -301,7 +301,7 @@ def test_logs_and_lines_of_requests_come_from_either_node(tiny_model_dir: Path) 
         (dead,) = [p.pid for p in psutil.process_iter() if is_worker_at(p, OTHER)]
         os.kill(dead, signal.SIGKILL)
         wait_until(
-            lambda: tandem("logs", name, "decode-0", *on).stdout.count("--- decode-0 on") == 2,
+            lambda: tandem("logs", name, "decode-0", *on).stdout.count("--- decode-0 on") >= 2,
             RESTARTED_S,
             "the logs of both of its lives",
         )
