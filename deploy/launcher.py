@@ -312,8 +312,7 @@ class Cluster:
         config = self._config
         if not config.plans_roles:
             return None
-        objectives = Objectives(config.ttft_objective_ms / 1e3, config.itl_objective_ms / 1e3)
-        planner = RolePlanner(objectives, time.monotonic)
+        planner = RolePlanner(Objectives.of_ms(config.ttft_objective_ms, config.itl_objective_ms), time.monotonic)
         return RolePlans(planner, self._processes.running_routers, time.monotonic)
 
     # --- what a change of the number of workers is made of (deploy/scaling.py) ---

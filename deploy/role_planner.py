@@ -3,8 +3,9 @@
 A worker that does both reads its weights for each piece of a prompt and again for each decode step, and between two
 steps there is no more time than the objective leaves. One that does only the one or the other does that once. So the
 more there is to do and the tighter the objective, the more is served by workers that lean. What a layout can serve is
-reckoned in shares of one worker's time, `i` being 0.9 of the objective for gaps, `T` that for first tokens, `s0` what a
-decode step takes with nothing in it, `f0` what a forward of prompts does, and `f` what the mean prompt takes besides:
+reckoned in shares of one worker's time, `i` being FILLED of the objective for gaps, `T` that for first tokens, `s0`
+what a decode step takes with nothing in it, `f0` what a forward of prompts does, and `f` what the mean prompt takes
+besides:
 
 | a worker that | has |
 |---|---|
@@ -24,12 +25,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from both_worker.step_budget import FILLED
 from router.leans import NO_LEAN, Lean, RouterDemand
 from router.objectives import Objectives
 from tandem.messages import ForwardTimes
 
-# Steps fill so much of the objective, and this is kept free of it for what differs between them.
-FILLED = 0.9
 # Prompts of so long ago count for 1/e, in seconds.
 MEMORY_S = 1.5
 # Below the first multiple of what there is to do workers lean, and above the second they stop.

@@ -87,7 +87,7 @@ class Attempts:
         self._journal = journal
         self._clock = clock
         self.prompts = PromptCount()
-        self._objectives = Objectives(config.ttft_objective_ms / 1e3, config.itl_objective_ms / 1e3)
+        self._objectives = Objectives.of_ms(config.ttft_objective_ms, config.itl_objective_ms)
 
     def start_attempt(self, request: ActiveRequest) -> None:
         """Starts the next attempt, or has the request wait for workers, or fails it."""

@@ -14,5 +14,10 @@ class Objectives:
     ttft_s: float = 0.5
     itl_s: float = 0.025
 
+    @classmethod
+    def of_ms(cls, ttft_ms: float, itl_ms: float) -> "Objectives":
+        """As options have them, in milliseconds."""
+        return cls(ttft_ms / 1e3, itl_ms / 1e3)
+
 
 DEFAULT_OBJECTIVES = Objectives()

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from router.candidates import Candidates
 from router.distance import DISTANCES
-from router.objectives import Objectives
+from router.objectives import DEFAULT_OBJECTIVES, Objectives
 from router.policies import cost_model
 from router.policies.base import RoutingRequest
 from router.policies.cost_model import Line, Load, PromptCost, Speed
@@ -33,7 +33,7 @@ class _Costs:
         self.decodes: list[Line] = []
         self.rooms: list[int] = []
         self._load_numbers: list[int] = []
-        self._objectives = Objectives()
+        self._objectives = DEFAULT_OBJECTIVES
         self._random = random
 
     def update(self, workers: list[Worker], objectives: Objectives) -> None:
