@@ -187,6 +187,7 @@ def _rounded(x, LARGEST: tl.constexpr):  # type: ignore[no-untyped-def]
     bits = x.to(tl.int32, bitcast=True)
     # Half a step, less one where the last bit that stays is even, carries into it; then what is behind it goes.
     rounded = ((bits + 0x7FFFF + ((bits >> 20) & 1)) & -0x100000).to(tl.float32, bitcast=True)
-    # Below 2^-6 adding 1.5 * 2^14 leaves steps of 2^-9.
-    small = (x + 24576.0) - 24576.0
+    # Below 2^-6 adding 1.5 * 2^14 leaves steps of 2^-9. It loses the sign of what becomes 0.
+    sign = bits & -0x80000000
+    small = (((x + 24576.0) - 24576.0).to(tl.int32, bitcast=True) | sign).to(tl.float32, bitcast=True)
     return tl.where(tl.abs(x) < 0.015625, small, tl.where(x == x, rounded, x))

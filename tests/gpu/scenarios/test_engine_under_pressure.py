@@ -23,7 +23,7 @@ NUM_COMPARED = 50
 # No more requests than this may part from their lone run at a tie.
 MAX_TIES = 2
 # Pages are so few that running requests push each other out.
-NUM_PAGES = 64
+NUM_PAGES = 40
 # This is half of what a step may have: larger ones run without a graph.
 MAX_GRAPH = MAX_BATCH_SIZE // 2
 SAMPLINGS = (

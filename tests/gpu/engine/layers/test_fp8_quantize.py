@@ -53,12 +53,11 @@ def test_quantised_inputs(num_tokens: int, size: int, weights: str, inputs: Any,
     assert actual.num_tokens == num_tokens and actual.numbers.dtype is torch.float8_e4m3fn
     scales = actual.scales[:num_tokens]
     assert scales.shape == (num_tokens, size // BLOCK if inputs == "group" else 1)
-    stands_for = (actual.numbers[:num_tokens].float().unflatten(-1, (scales.shape[1], -1)) * scales[..., None]).flatten(
-        1
-    )
-    expected = as_quantized(exact.float(), inputs, linear.input_scale)
-    # A number that lies between two may go to either where it was computed in another order.
-    assert (stands_for != expected).float().mean() < 0.02
+    stands_for = actual.numbers[:num_tokens].float().unflatten(-1, (scales.shape[1], -1)) * scales[..., None]
+    expected = as_quantized(exact.float(), inputs, linear.input_scale).view_as(stands_for)
+    # A sum in another order may give a scale another last bit. A number that lies between two may go to either then.
+    is_other = (stands_for - expected).abs() > 1e-5 * expected.abs()
+    assert is_other.float().mean() < 0.02
     assert (stands_for - expected).norm() <= 0.01 * expected.norm()
 
 
