@@ -1,8 +1,8 @@
-"""What the kernel paged_decode.cu is told of a decode step: sequences cut into items of about the same length, and page
+"""What the kernel paged_decode.cu is told of a decode step: sequences cut into items, shared out among blocks, and page
 tables. No part of it needs a GPU."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -10,18 +10,32 @@ from engine.attention.layout import KvHeadLayout
 from engine.attention.page_tables import page_tables
 from engine.token_sequence import TokenSequence
 
-# A warp takes so many tokens at a time.
-TILE = 16
-# A block has so many warps; it has more where a step has so few sequences that a block has to be done soon.
-WARPS = 4
-WARPS_OF_FEW = 8
-# A multiprocessor runs so many blocks of WARPS at once.
-BLOCKS_PER_SM = 2
-# Each of many sequences may be cut into so many items.
-NUM_CUTS = (1, 2, 3)
+# A warp takes sixteens of tokens, as many at a time as its registers have room for.
+SIXTEEN = 16
+# What an item costs beside its tokens, in turns of a block: its queries, and adding up what warps have.
+ITEM_COST = 0.5
 # A plan has so many numbers before its items, and an item has so many. Threads load four at a time.
 HEAD_SIZE = 4
 ITEM_SIZE = 8
+
+
+class DecodeBlocks(NamedTuple):
+    """The blocks of a launch.
+
+    Attributes:
+        num_warps: of a block.
+        num_per_sm: blocks that a multiprocessor runs at once.
+        num_tiles: sixteens of tokens that a warp takes at a time.
+    """
+
+    num_warps: int
+    num_per_sm: int
+    num_tiles: int
+
+    @property
+    def turn(self) -> int:
+        """Tokens that a block takes at a time."""
+        return self.num_warps * self.num_tiles * SIXTEEN
 
 
 class DecodePlan:
@@ -29,8 +43,10 @@ class DecodePlan:
 
     A plan is int32 numbers side by side:
 
-    - HEAD_SIZE, the first of them the number of items;
+    - HEAD_SIZE, the first of them the number of blocks for each head of keys;
     - ITEM_SIZE for each item, see paged_decode.cu: room for as many items as there can be;
+    - for each block its first item, and behind them the number of items: room for as many blocks as there can be, up to
+      a multiple of four;
     - for each row the new token's position;
     - the page tables.
     """
@@ -40,16 +56,23 @@ class DecodePlan:
         self._layout = layout
         self._num_sms = num_sms
         self._dummy_page = dummy_page
-        # So many items run at once.
-        self._wave = -(-BLOCKS_PER_SM * num_sms // layout.num_kv_heads)
+        # Measured on an H200 with heads of 128: what wins is to have as much on its way from memory as registers hold.
+        is_large = layout.head_dim > 64 and not layout.quantized_to
+        self._blocks_of_many = DecodeBlocks(num_warps=4, num_per_sm=3 if is_large else 4, num_tiles=1)
+        # Where a step has so few sequences that a block has to be done soon it has more warps.
+        self._blocks_of_few = DecodeBlocks(num_warps=8, num_per_sm=1 if is_large else 2, num_tiles=1)
 
-    def num_warps(self, num_rows: int) -> int:
-        """Of a block."""
-        return WARPS_OF_FEW if 4 * num_rows * self._layout.num_kv_heads <= self._num_sms else WARPS
+    def blocks(self, num_rows: int) -> DecodeBlocks:
+        is_few = num_rows * self._layout.num_kv_heads <= self._num_sms
+        return self._blocks_of_few if is_few else self._blocks_of_many
+
+    def max_blocks(self, num_rows: int) -> int:
+        """Blocks for each head of keys: one wave."""
+        return max(1, self.blocks(num_rows).num_per_sm * self._num_sms // self._layout.num_kv_heads)
 
     def max_items(self, num_rows: int) -> int:
         """No plan of so many rows has more. More rows may have fewer."""
-        return num_rows + self._target_items(num_rows)
+        return num_rows + self.max_blocks(num_rows) - 1
 
     def size(self, num_rows: int, num_pages: int) -> int:
         """Numbers in a plan whose page tables have so many pages together, that of padding among them."""
@@ -57,44 +80,68 @@ class DecodePlan:
 
     def positions(self, num_rows: int) -> slice:
         """Where the positions are in a plan."""
-        begin = HEAD_SIZE + ITEM_SIZE * self.max_items(num_rows)
+        begin = self._first_items(num_rows) + (self.max_blocks(num_rows) + 4) // 4 * 4
         return slice(begin, begin + num_rows)
 
     def build(self, sequences: Sequence[TokenSequence], num_rows: int) -> "np.ndarray[Any, np.dtype[np.int32]]":
         """For a step over `sequences`; rows beyond them are one token on the dummy page."""
         num_padding = num_rows - len(sequences)
-        tables, starts = page_tables(self._layout, sequences)
-        starts += [len(tables)] * num_padding
+        tables, table_starts = page_tables(self._layout, sequences)
+        table_starts += [len(tables)] * num_padding
         tables.append(self._dummy_page)
         lengths = np.ones(num_rows, dtype=np.int32)
         lengths[: len(sequences)] = [s.device_len for s in sequences]
-        # Items are of about the same length, and those of a row of the same, for a short one at a row's end would take
-        # a block as well. They are whole turns of a block, so there may be fewer of them in the end.
-        turn = self.num_warps(num_rows) * TILE
-        shares = np.maximum(1, np.rint(lengths * (self._target_items(num_rows) / lengths.sum()))).astype(np.int32)
-        stretches = -(-lengths // (shares * turn)) * turn
-        num_items = -(-lengths // stretches)
-        total = int(num_items.sum())
-        # Rounded shares are at most one more than the exact ones for each row.
+        # Rows lie behind each other on a line of turns, which is cut where rows begin and where blocks do.
+        turn = self.blocks(num_rows).turn
+        num_turns = -(-lengths // turn)
+        ends = num_turns.cumsum()
+        row_starts = ends - num_turns
+        block_starts = np.union1d([0], self._cuts(num_turns, ends, self.max_blocks(num_rows)))
+        starts = np.union1d(row_starts, block_starts)
+        total = len(starts)
         assert total <= self.max_items(num_rows)
+        rows = np.searchsorted(row_starts, starts, side="right") - 1
+        first_of_row = np.searchsorted(starts, row_starts)
+        num_parts = np.diff(np.append(first_of_row, total))
+        item_ends = np.append(starts[1:], ends[-1])
 
         plan = np.zeros(self.size(num_rows, len(tables)), dtype=np.int32)
-        plan[0] = total
-        rows = np.repeat(np.arange(num_rows), num_items)
-        numbers = np.arange(total) - np.repeat(num_items.cumsum() - num_items, num_items)
-        begins = numbers * stretches[rows]
-        ends = np.minimum(begins + stretches[rows], lengths[rows])
-        columns = (rows, begins, ends, lengths[rows], np.array(starts)[rows], numbers, num_items[rows])
+        plan[0] = len(block_starts)
+        columns: tuple[np.ndarray[Any, Any], ...] = (
+            rows,
+            (starts - row_starts[rows]) * turn,
+            np.minimum((item_ends - row_starts[rows]) * turn, lengths[rows]),
+            lengths[rows],
+            np.array(table_starts)[rows],
+            np.arange(total) - first_of_row[rows],
+            num_parts[rows],
+        )
         items = plan[HEAD_SIZE : HEAD_SIZE + total * ITEM_SIZE].reshape(total, ITEM_SIZE)
         for place, column in enumerate(columns):
             items[:, place] = column
+        first_items = plan[self._first_items(num_rows) :]
+        first_items[: len(block_starts)] = np.searchsorted(starts, block_starts)
+        first_items[len(block_starts)] = total
         plan[self.positions(num_rows)] = lengths - 1
         plan[self.positions(num_rows).stop :] = tables
         return plan
 
-    def _target_items(self, num_rows: int) -> int:
-        """About as many items as sequences are cut into, all together: one wave; or where there are more sequences than
-        that, so many for each that the last wave is as full as can be."""
-        if num_rows <= self._wave:
-            return self._wave
-        return num_rows * min(NUM_CUTS, key=lambda cuts: -(-num_rows * cuts // self._wave) / cuts)
+    def _first_items(self, num_rows: int) -> int:
+        """Where the blocks' first items are in a plan."""
+        return HEAD_SIZE + ITEM_SIZE * self.max_items(num_rows)
+
+    def _cuts(
+        self, num_turns: "np.ndarray[Any, Any]", ends: "np.ndarray[Any, Any]", num_blocks: int
+    ) -> "np.ndarray[Any, Any]":
+        """The turns, counted through all rows, at which blocks but the first begin: each has as much to do.
+
+        Args:
+            num_turns, ends: of each row, and at which of all turns it ends; (num_rows,).
+        """
+        costs = num_turns + ITEM_COST
+        cost_ends = costs.cumsum()
+        places = np.arange(1, num_blocks) * (cost_ends[-1] / num_blocks)
+        rows = np.searchsorted(cost_ends, places, side="right")
+        within = np.rint(places - (cost_ends - costs)[rows] - ITEM_COST).astype(np.int64)
+        cuts = (ends - num_turns)[rows] + np.clip(within, 0, num_turns[rows])
+        return cuts[cuts < ends[-1]]

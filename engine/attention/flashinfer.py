@@ -32,10 +32,8 @@ DTYPES = ("bfloat16", "float16")
 HEAD_DIMS = (64, 128, 256)
 # This is Hopper, which has prefill kernels of its own.
 FA3_CAPABILITY = 9
-# Decode steps of more sequences run FlashInfer's kernel, which reads long batches faster than ours; but not if they are
-# quantized.
-MAX_OWN_DECODE = 128
-MAX_OWN_DECODE_QUANTIZED = 512
+# Decode steps of more sequences run FlashInfer's kernel, whose plans need less memory.
+MAX_OWN_DECODE = 512
 
 
 class FlashInferAttention(GraphableBackend):
@@ -71,9 +69,8 @@ class FlashInferAttention(GraphableBackend):
         self._paged = _PagedKernels(pool, layout, num_q_heads, scales)
         major, _ = torch.cuda.get_device_capability(self._device)
         self._own_decode: PagedDecode | None = None
-        self._max_own_decode = MAX_OWN_DECODE_QUANTIZED if layout.quantized_to else MAX_OWN_DECODE
         if major >= PDL_CAPABILITY and has_kernel(layout, num_q_heads):
-            self._own_decode = PagedDecode(pool, num_q_heads, self._max_own_decode, scales)
+            self._own_decode = PagedDecode(pool, num_q_heads, MAX_OWN_DECODE, scales)
         prefill_backend = "fa3" if major == FA3_CAPABILITY else "fa2"
         self._paged_backend = "fa2" if layout.quantized_to else prefill_backend
         self._prefill = _Wrapper(
@@ -98,7 +95,7 @@ class FlashInferAttention(GraphableBackend):
         return self._planned.attend(qkv, rotation, qk_norm, layer)
 
     def _plan_decode(self, sequences: Sequence[TokenSequence]) -> PlannedAttention:
-        if self._own_decode is not None and len(sequences) <= self._max_own_decode:
+        if self._own_decode is not None and len(sequences) <= MAX_OWN_DECODE:
             (plan,) = self._own_decode.plan(sequences, len(sequences)).to(self._device)
             return PlannedPagedDecode(self._own_decode, plan)
         slots = to_device(decode_slots(self._paged.layout, sequences), self._device)
@@ -119,7 +116,7 @@ class FlashInferAttention(GraphableBackend):
 
     def for_graphs(self, batch_sizes: Sequence[int], max_pages_per_sequence: int) -> dict[int, GraphedAttention]:
         graphed: dict[int, GraphedAttention] = {}
-        own_sizes = [size for size in batch_sizes if size <= self._max_own_decode]
+        own_sizes = [size for size in batch_sizes if size <= MAX_OWN_DECODE]
         if self._own_decode is not None and own_sizes:
             graphed = graphed_paged_decodes(self._own_decode, own_sizes, max_pages_per_sequence)
         # The page tables of all other sizes have one memory.

@@ -1,15 +1,17 @@
 // Attention of one new token per sequence over pages, with what stands before it: normalises queries and keys, turns
 // them, writes the new key and value into their page, and attends to all tokens so far.
 //
-// A block has one item (a stretch of one sequence) and one head of keys with its GROUP heads of queries; its warps share
-// the stretch, 16 tokens at a time. Scores are mma.m16n8k16 with queries as the 16 rows (GROUP of them real) and tokens
-// as the columns; their layout is the one that the second product wants for its first operand. Which dimension is which
-// number inside an mma is free as long as both operands agree: threads take 16 bytes that lie side by side, which are 8
-// numbers of bfloat16 or 16 of 8 bits. (Of values of 64 dimensions in 8 bits they take 8 bytes.) Numbers of 8 bits
-// become float16 just before they are multiplied, because there is an instruction for two of them, and so do queries and
-// weights; what they were divided by comes in with the scale of the scores and with the output.
+// A block has one head of keys with its GROUP heads of queries, and some items, one after the other: an item is a stretch
+// of one sequence. Its warps share the stretch, TILES * 16 tokens at a time. Scores are mma.m16n8k16 with tokens as the 16
+// rows and queries as the 8 columns (GROUP of them real), outputs are one with dimensions as the rows; between them the
+// weights, 8 tokens by 8 heads, are transposed from register to register. Which dimension is which number inside an mma is
+// free as long as both operands agree: threads take 16 bytes that lie side by side, which are 8 numbers of bfloat16 or 16
+// of 8 bits. (Of values of 64 dimensions in 8 bits they take 8 bytes.) Numbers of 8 bits become float16 just before they
+// are multiplied, because there is an instruction for two of them, and so do queries and weights; what they were divided
+// by comes in with the scale of the scores and with the output.
 //
-// Of sequences with several items the last block to finish adds up the parts.
+// The first tokens of the next item are asked for before the warps add up what they have of one. Of sequences with
+// several items the last block to finish adds up the parts.
 //
 // The plan and the pages of earlier steps depend on no kernel before this one in the step, and a step begins with a
 // kernel that waits for all before it: the first pages are asked for before this one waits for its inputs (programmatic
@@ -23,10 +25,13 @@
 //   NORM         1: queries and keys are RMS-normalised, each head by itself
 //   FP8          1: pages have 8 bits for a number (e4m3); 0: they have bfloat16
 //   WARPS        in a block
+//   BLOCKS       that a multiprocessor is to run at once
+//   TILES        16 tokens each, that a warp takes at a time
 
 #define HALF (HEAD_DIM / 2)
 #define LANE_DIMS (HALF / 32)
-#define TILE 16
+#define TILE (16 * TILES)
+#define ITEM_SIZE 8
 #define NEGATIVE -1e30f
 // Parts of a sequence that are added up together.
 #define AT_ONCE 8
@@ -111,13 +116,19 @@ __device__ __forceinline__ Chunk load_value(const Stored* p) {
 #endif
 }
 
-// Rows 8 to 15 of the first operand are zero.
-__device__ __forceinline__ void multiply(float* sum, unsigned int a0, unsigned int a2, unsigned int b0,
-                                         unsigned int b1) {
+__device__ __forceinline__ void multiply(float* sum, unsigned int a0, unsigned int a1, unsigned int a2, unsigned int a3,
+                                         unsigned int b0, unsigned int b1) {
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." OPERAND "." OPERAND
                  ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
                  : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
-                 : "r"(a0), "r"(0), "r"(a2), "r"(0), "r"(b0), "r"(b1));
+                 : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+// A warp's 8 by 8 numbers, of which each thread has two that lie side by side in a row, the other way round.
+__device__ __forceinline__ unsigned int transpose(unsigned int pair) {
+    unsigned int transposed;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(transposed) : "r"(pair));
+    return transposed;
 }
 
 __device__ __forceinline__ float exp2(float x) {
@@ -158,227 +169,9 @@ __device__ __forceinline__ void turn(const unsigned short* head, const unsigned 
     }
 }
 
-extern "C" __global__ void __launch_bounds__(WARPS * 32) paged_decode(
-    const unsigned short* qkv,                       // (num_rows, (GROUP + 2) * NUM_KV, HEAD_DIM)
-    Stored* pool,                                    // (num_pages, num_layers, 2, PAGE_SIZE, NUM_KV, HEAD_DIM)
-    const int* __restrict__ plan,                    // see DecodePlan
-    const float* __restrict__ cos_table,             // (num_positions, HALF)
-    const float* __restrict__ sin_table,             // likewise
-    const unsigned short* __restrict__ norm_weight,  // (2, HEAD_DIM) if NORM
-    unsigned short* out,                             // (num_rows, GROUP * NUM_KV, HEAD_DIM)
-    float* parts,                                    // (max_items, NUM_KV, GROUP, HEAD_DIM)
-    float* part_scales,                              // (max_items, NUM_KV, GROUP, 2): the largest score, and the sum
-    unsigned int* arrivals,                          // (max_rows, NUM_KV), zero between launches
-    int page_stride, int layer_offset, int num_rows, int max_items, float eps,
-    float score_scale,                               // that of quantized keys is part of it
-    float value_scale, float inverse_key_scale, float inverse_value_scale) {
-    asm volatile("griddepcontrol.launch_dependents;");
-    __shared__ __align__(16) unsigned short queries[8][HEAD_DIM];
-    __shared__ float warp_max[WARPS][8], warp_sum[WARPS][8];
-    __shared__ float warp_out[WARPS][GROUP][HEAD_DIM];
-    __shared__ bool is_last;
-
-    // Heads of one item run side by side, because their keys and values lie side by side in memory.
-    const int item = blockIdx.y, kv_head = blockIdx.x;
-    if (item >= plan[0]) return;
-    // Its row, the tokens from begin to end of it, all the row's tokens, where its page table is among the tables, which
-    // of the row's items it is, and of how many.
-    const int4 *items = reinterpret_cast<const int4*>(plan + 4), what = items[item * 2], which = items[item * 2 + 1];
-    const int row = what.x, begin = what.y, end = what.z, length = what.w;
-    const int number_in_row = which.y, num_parts = which.z;
-    const int* table = plan + 4 + max_items * 8 + num_rows + which.x;
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / 4, part = lane % 4;
-    const int half_page = PAGE_SIZE * NUM_KV * HEAD_DIM;
-
-    // Where a token's key is; its value lies half a page further.
-    auto place = [&](int token) {
-        return pool + (long long)table[token / PAGE_SIZE] * page_stride + layer_offset +
-               (token % PAGE_SIZE * NUM_KV + kv_head) * HEAD_DIM;
-    };
-
-    Chunk keys[2][KEY_LOADS], values[4][VALUE_LOADS];
-    // A tile may have tokens beyond the end: zeros stand for whatever their slots hold.
-    auto ask_keys = [&](int tile) {
-#pragma unroll
-        for (int j = 0; j < 2; j++) {
-            const int token = tile + j * 8 + group;
-            const bool exists = token < end;
-            const Stored* key = exists ? place(token) + part * KEY_WIDTH : nullptr;
-#pragma unroll
-            for (int s = 0; s < KEY_LOADS; s++) keys[j][s] = exists ? load(key + s * 4 * KEY_WIDTH) : Chunk{};
-        }
-    };
-    auto ask_values = [&](int tile) {
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
-            const int token = tile + part * 2 + j % 2 + j / 2 * 8;
-            const bool exists = token < end;
-            const Stored* value = exists ? place(token) + half_page + group * VALUE_WIDTH : nullptr;
-#pragma unroll
-            for (int s = 0; s < VALUE_LOADS; s++)
-                values[j][s] = exists ? load_value(value + s * 8 * VALUE_WIDTH) : Chunk{};
-        }
-    };
-    // Of the 8 dimensions `s` of key j those two that are pair i.
-    auto key_pair = [&](int j, int s, int i) {
-#if FP8
-        return widen(keys[j][s / 2].v[s % 2 * 2 + i / 2] >> i % 2 * 16);
-#else
-        return keys[j][s].v[i];
-#endif
-    };
-    // Dimension i of the 8 dimensions `s` of the values of tokens j and j + 1, which lie side by side.
-    auto value_pair = [&](int j, int s, int i) {
-#if FP8
-        return widen(__byte_perm(values[j][0].v[s * 2 + i / 4], values[j + 1][0].v[s * 2 + i / 4], i % 4 * 0x11 + 0x40));
-#else
-        return __byte_perm(values[j][s].v[i / 2], values[j + 1][s].v[i / 2], i % 2 ? 0x7632 : 0x5410);
-#endif
-    };
-
-    int tile = begin + warp * TILE;
-    // The new token's page is not written yet.
-    const bool is_early = tile + TILE < length;
-    if (is_early) {
-        ask_keys(tile);
-        ask_values(tile);
-    }
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-
-    const float* cos = cos_table + (long long)(length - 1) * HALF;
-    const float* sin = sin_table + (long long)(length - 1) * HALF;
-    const unsigned short* heads = qkv + (long long)row * (GROUP + 2) * NUM_KV * HEAD_DIM;
-    for (int g = warp; g < 8; g += WARPS) {
-        if (g < GROUP) {
-            turn(heads + (kv_head * GROUP + g) * HEAD_DIM, norm_weight, eps, cos, sin, lane,
-                 [&](int dim, float x) { queries[g][dim] = pack_operands(x, 0.0f) & 0xffffu; });
-        } else {
-            for (int i = lane; i < HEAD_DIM; i += 32) queries[g][i] = 0;
-        }
-    }
-    if (end == length && warp == WARPS - 1) {
-        Stored* key = place(length - 1);
-        turn(heads + (GROUP * NUM_KV + kv_head) * HEAD_DIM, norm_weight + HEAD_DIM, eps, cos, sin, lane,
-             [&](int dim, float x) { store(key + dim, x, inverse_key_scale); });
-        const unsigned short* value = heads + ((GROUP + 1) * NUM_KV + kv_head) * HEAD_DIM;
-        for (int i = lane; i < HEAD_DIM; i += 32) store(key + half_page + i, number(value[i]), inverse_value_scale);
-    }
-    __syncthreads();
-
-    Chunk query[HEAD_DIM / 32];
-#pragma unroll
-    for (int s = 0; s < HEAD_DIM / 32; s++)
-        query[s] = *reinterpret_cast<const Chunk*>(&queries[group][key_dim(part, s)]);
-    if (!is_early && tile < end) {
-        ask_keys(tile);
-        ask_values(tile);
-    }
-
-    // Of head `group`: scores are in units of log 2.
-    float largest = NEGATIVE, sum = 0.0f;
-    float outputs[HEAD_DIM / 64][8][4] = {};
-    for (; tile < end; tile += WARPS * TILE) {
-        const int next = tile + WARPS * TILE;
-        float scores[2][4] = {};
-#pragma unroll
-        for (int j = 0; j < 2; j++)
-#pragma unroll
-            for (int s = 0; s < HEAD_DIM / 32; s++) {
-                multiply(scores[j], query[s].v[0], query[s].v[1], key_pair(j, s, 0), key_pair(j, s, 1));
-                multiply(scores[j], query[s].v[2], query[s].v[3], key_pair(j, s, 2), key_pair(j, s, 3));
-            }
-        if (next < end) ask_keys(next);
-        // This thread's tokens: part * 2, part * 2 + 1, and 8 further on.
-        float highest = NEGATIVE;
-#pragma unroll
-        for (int j = 0; j < 2; j++)
-#pragma unroll
-            for (int i = 0; i < 2; i++) {
-                const bool exists = tile + j * 8 + part * 2 + i < end;
-                scores[j][i] = exists ? scores[j][i] * score_scale : NEGATIVE;
-                highest = fmaxf(highest, scores[j][i]);
-            }
-        highest = fmaxf(highest, __shfl_xor_sync(0xffffffffu, highest, 1));
-        highest = fmaxf(highest, __shfl_xor_sync(0xffffffffu, highest, 2));
-        highest = fmaxf(highest, largest);
-        const float shrink = exp2(largest - highest);
-        largest = highest;
-        float weights[2][2], added = 0.0f;
-#pragma unroll
-        for (int j = 0; j < 2; j++)
-#pragma unroll
-            for (int i = 0; i < 2; i++) {
-                weights[j][i] = exp2(scores[j][i] - largest);
-                added += weights[j][i];
-            }
-        sum = sum * shrink + added;
-        const unsigned int a0 = pack_operands(weights[0][0], weights[0][1]);
-        const unsigned int a2 = pack_operands(weights[1][0], weights[1][1]);
-#pragma unroll
-        for (int s = 0; s < HEAD_DIM / 64; s++)
-#pragma unroll
-            for (int i = 0; i < 8; i++) {
-                float* output = outputs[s][i];
-                output[0] *= shrink;
-                output[1] *= shrink;
-                multiply(output, a0, a2, value_pair(0, s, i), value_pair(2, s, i));
-            }
-        if (next < end) ask_values(next);
-    }
-    sum += __shfl_xor_sync(0xffffffffu, sum, 1);
-    sum += __shfl_xor_sync(0xffffffffu, sum, 2);
-
-    if (part == 0) {
-        warp_max[warp][group] = largest;
-        warp_sum[warp][group] = sum;
-    }
-    if (group < GROUP) {
-#pragma unroll
-        for (int s = 0; s < HEAD_DIM / 64; s++)
-#pragma unroll
-            for (int i = 0; i < 8; i++) {
-                warp_out[warp][group][value_dim(part * 2, s) + i] = outputs[s][i][0];
-                warp_out[warp][group][value_dim(part * 2 + 1, s) + i] = outputs[s][i][1];
-            }
-    }
-    __syncthreads();
-
-    const long long first_head = (long long)item * NUM_KV + kv_head;
-    unsigned short* target = out + ((long long)row * NUM_KV + kv_head) * GROUP * HEAD_DIM;
-    for (int i = threadIdx.x; i < GROUP * HEAD_DIM; i += WARPS * 32) {
-        const int g = i / HEAD_DIM, dim = i % HEAD_DIM;
-        float top = NEGATIVE, total = 0.0f, value = 0.0f;
-#pragma unroll
-        for (int w = 0; w < WARPS; w++) top = fmaxf(top, warp_max[w][g]);
-#pragma unroll
-        for (int w = 0; w < WARPS; w++) {
-            const float share = exp2(warp_max[w][g] - top);
-            total += warp_sum[w][g] * share;
-            value += warp_out[w][g][dim] * share;
-        }
-        if (num_parts == 1) {
-            target[i] = pack(value / total * value_scale, 0.0f) & 0xffffu;
-        } else {
-            parts[first_head * GROUP * HEAD_DIM + i] = value;
-            if (dim == 0) {
-                part_scales[(first_head * GROUP + g) * 2] = top;
-                part_scales[(first_head * GROUP + g) * 2 + 1] = total;
-            }
-        }
-    }
-    if (num_parts == 1) return;
-
-    __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        unsigned int* arrived = arrivals + row * NUM_KV + kv_head;
-        is_last = atomicAdd(arrived, 1) == num_parts - 1;
-        if (is_last) *arrived = 0;
-    }
-    __syncthreads();
-    if (!is_last) return;
-    __threadfence();
-    const long long first_item = item - number_in_row;
+// One block: what the parts of a row's head of keys come to. Args: first_item: the row's first.
+__device__ __forceinline__ void add_up(const float* parts, const float* part_scales, long long first_item, int num_parts,
+                                       int kv_head, float value_scale, unsigned short* target) {
     for (int i = threadIdx.x; i < GROUP * HEAD_DIM; i += WARPS * 32) {
         const int g = i / HEAD_DIM;
         float top = NEGATIVE, total = 0.0f, value = 0.0f;
@@ -408,5 +201,299 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) paged_decode(
             }
         }
         target[i] = pack(value / total * value_scale, 0.0f) & 0xffffu;
+    }
+}
+
+// A stretch of one sequence.
+struct Item {
+    int row, begin, end;
+    int length;         // of all the row's tokens
+    int table;          // where its page table is among the tables
+    int number, parts;  // which of the row's items it is, and of how many
+};
+
+extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS) paged_decode(
+    const unsigned short* qkv,                       // (num_rows, (GROUP + 2) * NUM_KV, HEAD_DIM)
+    Stored* pool,                                    // (num_pages, num_layers, 2, PAGE_SIZE, NUM_KV, HEAD_DIM)
+    const int* __restrict__ plan,                    // see DecodePlan
+    const float* __restrict__ cos_table,             // (num_positions, HALF)
+    const float* __restrict__ sin_table,             // likewise
+    const unsigned short* __restrict__ norm_weight,  // (2, HEAD_DIM) if NORM
+    unsigned short* out,                             // (num_rows, GROUP * NUM_KV, HEAD_DIM)
+    float* parts,                                    // (max_items, NUM_KV, GROUP, HEAD_DIM)
+    float* part_scales,                              // (max_items, NUM_KV, GROUP, 2): the largest score, and the sum
+    unsigned int* arrivals,                          // (max_rows, NUM_KV), zero between launches
+    int page_stride, int layer_offset, int num_rows, int max_items, float eps,
+    float score_scale,                               // that of quantized keys is part of it
+    float value_scale, float inverse_key_scale, float inverse_value_scale) {
+    asm volatile("griddepcontrol.launch_dependents;");
+    __shared__ __align__(16) unsigned short queries[8][HEAD_DIM];
+    __shared__ float warp_max[WARPS][8], warp_sum[WARPS][8];
+    __shared__ __align__(16) float warp_out[WARPS][GROUP][HEAD_DIM];
+    __shared__ bool is_last;
+
+    // Heads of one item run side by side, because their keys and values lie side by side in memory.
+    const int block = blockIdx.y, kv_head = blockIdx.x;
+    if (block >= plan[0]) return;
+    const int* first_items = plan + 4 + max_items * ITEM_SIZE;
+    const int* tables = first_items + (gridDim.y + 4) / 4 * 4 + num_rows;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / 4, part = lane % 4;
+    const int half_page = PAGE_SIZE * NUM_KV * HEAD_DIM;
+
+    auto item_at = [&](int index) {
+        const int4* numbers = reinterpret_cast<const int4*>(plan + 4 + index * ITEM_SIZE);
+        const int4 what = numbers[0], which = numbers[1];
+        return Item{what.x, what.y, what.z, what.w, which.x, which.y, which.z};
+    };
+    // Where a token's key is; its value lies half a page further.
+    auto place = [&](const Item& item, int token) {
+        return pool + (long long)tables[item.table + token / PAGE_SIZE] * page_stride + layer_offset +
+               (token % PAGE_SIZE * NUM_KV + kv_head) * HEAD_DIM;
+    };
+    // Where pages hold sixteens of tokens whole, one look at the table is enough for each: here are their first keys.
+    struct Places {
+        const Stored* of[TILES];
+    };
+    auto places_of = [&](const Item& item, int tile) {
+        Places places;
+#pragma unroll
+        for (int t = 0; t < TILES; t++) {
+            const bool exists = PAGE_SIZE % 16 == 0 && tile + t * 16 < item.end;
+            places.of[t] = exists ? place(item, tile + t * 16) : nullptr;
+        }
+        return places;
+    };
+    auto place_in = [&](const Item& item, const Places& places, int tile, int t, int i) {
+        if (PAGE_SIZE % 16 == 0) return places.of[t] + i * NUM_KV * HEAD_DIM;
+        return static_cast<const Stored*>(place(item, tile + t * 16 + i));
+    };
+
+    Chunk keys[TILES][2][KEY_LOADS], values[TILES][4][VALUE_LOADS];
+    // A tile may have tokens beyond the end: zeros stand for whatever their slots hold.
+    auto ask_keys = [&](const Item& item, const Places& places, int tile) {
+#pragma unroll
+        for (int t = 0; t < TILES; t++)
+#pragma unroll
+            for (int j = 0; j < 2; j++) {
+                const int i = j * 8 + group;
+                const bool exists = tile + t * 16 + i < item.end;
+                const Stored* key = exists ? place_in(item, places, tile, t, i) + part * KEY_WIDTH : nullptr;
+#pragma unroll
+                for (int s = 0; s < KEY_LOADS; s++) keys[t][j][s] = exists ? load(key + s * 4 * KEY_WIDTH) : Chunk{};
+            }
+    };
+    auto ask_values = [&](const Item& item, const Places& places, int tile) {
+#pragma unroll
+        for (int t = 0; t < TILES; t++)
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                const int i = part * 2 + j % 2 + j / 2 * 8;
+                const bool exists = tile + t * 16 + i < item.end;
+                const Stored* value =
+                    exists ? place_in(item, places, tile, t, i) + half_page + group * VALUE_WIDTH : nullptr;
+#pragma unroll
+                for (int s = 0; s < VALUE_LOADS; s++)
+                    values[t][j][s] = exists ? load_value(value + s * 8 * VALUE_WIDTH) : Chunk{};
+            }
+    };
+    // Of the 8 dimensions `s` of key j those two that are pair i.
+    auto key_pair = [&](int t, int j, int s, int i) {
+#if FP8
+        return widen(keys[t][j][s / 2].v[s % 2 * 2 + i / 2] >> i % 2 * 16);
+#else
+        return keys[t][j][s].v[i];
+#endif
+    };
+    // Dimension i of the 8 dimensions `s` of the values of tokens j and j + 1, which lie side by side.
+    auto value_pair = [&](int t, int j, int s, int i) {
+        const Chunk *first = values[t][j], *second = values[t][j + 1];
+#if FP8
+        return widen(__byte_perm(first[0].v[s * 2 + i / 4], second[0].v[s * 2 + i / 4], i % 4 * 0x11 + 0x40));
+#else
+        return __byte_perm(first[s].v[i / 2], second[s].v[i / 2], i % 2 ? 0x7632 : 0x5410);
+#endif
+    };
+
+    int index = first_items[block];
+    const int end_index = first_items[block + 1];
+    Item item = item_at(index);
+    int tile = item.begin + warp * TILE;
+    // The new token's page is not written yet.
+    bool is_early = tile + TILE < item.length;
+    if (is_early) {
+        const Places places = places_of(item, tile);
+        ask_keys(item, places, tile);
+        ask_values(item, places, tile);
+    }
+    for (int g = GROUP + warp; g < 8; g += WARPS)
+        for (int i = lane; i < HEAD_DIM; i += 32) queries[g][i] = 0;
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+
+    while (true) {
+        const float* cos = cos_table + (long long)(item.length - 1) * HALF;
+        const float* sin = sin_table + (long long)(item.length - 1) * HALF;
+        const unsigned short* heads = qkv + (long long)item.row * (GROUP + 2) * NUM_KV * HEAD_DIM;
+        for (int g = warp; g < GROUP; g += WARPS) {
+            turn(heads + (kv_head * GROUP + g) * HEAD_DIM, norm_weight, eps, cos, sin, lane,
+                 [&](int dim, float x) { queries[g][dim] = pack_operands(x, 0.0f) & 0xffffu; });
+        }
+        if (item.end == item.length && warp == WARPS - 1) {
+            Stored* key = place(item, item.length - 1);
+            turn(heads + (GROUP * NUM_KV + kv_head) * HEAD_DIM, norm_weight + HEAD_DIM, eps, cos, sin, lane,
+                 [&](int dim, float x) { store(key + dim, x, inverse_key_scale); });
+            const unsigned short* value = heads + ((GROUP + 1) * NUM_KV + kv_head) * HEAD_DIM;
+            for (int i = lane; i < HEAD_DIM; i += 32) store(key + half_page + i, number(value[i]), inverse_value_scale);
+        }
+        __syncthreads();
+
+        Chunk query[HEAD_DIM / 32];
+#pragma unroll
+        for (int s = 0; s < HEAD_DIM / 32; s++)
+            query[s] = *reinterpret_cast<const Chunk*>(&queries[group][key_dim(part, s)]);
+        if (!is_early && tile < item.end) {
+            const Places places = places_of(item, tile);
+            ask_keys(item, places, tile);
+            ask_values(item, places, tile);
+        }
+
+        // This thread's heads are part * 2 and part * 2 + 1. Scores are in units of log 2.
+        float largest[2] = {NEGATIVE, NEGATIVE}, sum[2] = {};
+        float outputs[HEAD_DIM / 64][4][4] = {};
+        for (; tile < item.end; tile += WARPS * TILE) {
+            const int next = tile + WARPS * TILE;
+            const Places places = places_of(item, next);
+            // Of two tokens, group and 8 further on, and of two heads each.
+            float scores[TILES][4] = {};
+#pragma unroll
+            for (int s = 0; s < HEAD_DIM / 32; s++)
+#pragma unroll
+                for (int i = 0; i < 4; i += 2)
+#pragma unroll
+                    for (int t = 0; t < TILES; t++)
+                        multiply(scores[t], key_pair(t, 0, s, i), key_pair(t, 1, s, i), key_pair(t, 0, s, i + 1),
+                                 key_pair(t, 1, s, i + 1), query[s].v[i], query[s].v[i + 1]);
+            if (next < item.end) ask_keys(item, places, next);
+            float highest[2] = {NEGATIVE, NEGATIVE};
+#pragma unroll
+            for (int t = 0; t < TILES; t++)
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    const bool exists = tile + t * 16 + i / 2 * 8 + group < item.end;
+                    scores[t][i] = exists ? scores[t][i] * score_scale : NEGATIVE;
+                    highest[i % 2] = fmaxf(highest[i % 2], scores[t][i]);
+                }
+            float shrink[2];
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+#pragma unroll
+                for (int mask = 4; mask < 32; mask *= 2)
+                    highest[h] = fmaxf(highest[h], __shfl_xor_sync(0xffffffffu, highest[h], mask));
+                highest[h] = fmaxf(highest[h], largest[h]);
+                shrink[h] = exp2(largest[h] - highest[h]);
+                largest[h] = highest[h];
+                sum[h] *= shrink[h];
+            }
+            if (__any_sync(0xffffffffu, shrink[0] != 1.0f || shrink[1] != 1.0f)) {
+#pragma unroll
+                for (int s = 0; s < HEAD_DIM / 64; s++)
+#pragma unroll
+                    for (int i = 0; i < 4; i++)
+#pragma unroll
+                        for (int j = 0; j < 4; j++) outputs[s][i][j] *= shrink[j % 2];
+            }
+#pragma unroll
+            for (int t = 0; t < TILES; t++) {
+                float weights[4];
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    weights[i] = exp2(scores[t][i] - largest[i % 2]);
+                    sum[i % 2] += weights[i];
+                }
+                const unsigned int b0 = transpose(pack_operands(weights[0], weights[1]));
+                const unsigned int b1 = transpose(pack_operands(weights[2], weights[3]));
+#pragma unroll
+                for (int s = 0; s < HEAD_DIM / 64; s++)
+#pragma unroll
+                    for (int i = 0; i < 4; i++)
+                        multiply(outputs[s][i], value_pair(t, 0, s, i * 2), value_pair(t, 0, s, i * 2 + 1),
+                                 value_pair(t, 2, s, i * 2), value_pair(t, 2, s, i * 2 + 1), b0, b1);
+            }
+            if (next < item.end) ask_values(item, places, next);
+        }
+
+        const Item done = item;
+        const int done_index = index++;
+        const bool is_over = index == end_index;
+        if (!is_over) {
+            item = item_at(index);
+            tile = item.begin + warp * TILE;
+            is_early = tile + TILE < item.length;
+            if (is_early) {
+                const Places places = places_of(item, tile);
+                ask_keys(item, places, tile);
+                ask_values(item, places, tile);
+            }
+        }
+
+#pragma unroll
+        for (int h = 0; h < 2; h++)
+#pragma unroll
+            for (int mask = 4; mask < 32; mask *= 2) sum[h] += __shfl_xor_sync(0xffffffffu, sum[h], mask);
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const int g = part * 2 + h;
+            if (group == 0) {
+                warp_max[warp][g] = largest[h];
+                warp_sum[warp][g] = sum[h];
+            }
+            if (g < GROUP) {
+#pragma unroll
+                for (int s = 0; s < HEAD_DIM / 64; s++)
+#pragma unroll
+                    for (int i = 0; i < 4; i += 2)
+                        *reinterpret_cast<float4*>(&warp_out[warp][g][value_dim(group, s) + i * 2]) =
+                            make_float4(outputs[s][i][h], outputs[s][i][h + 2], outputs[s][i + 1][h], outputs[s][i + 1][h + 2]);
+            }
+        }
+        __syncthreads();
+
+        const long long first_head = (long long)done_index * NUM_KV + kv_head;
+        unsigned short* target = out + ((long long)done.row * NUM_KV + kv_head) * GROUP * HEAD_DIM;
+        for (int i = threadIdx.x; i < GROUP * HEAD_DIM; i += WARPS * 32) {
+            const int g = i / HEAD_DIM, dim = i % HEAD_DIM;
+            float top = NEGATIVE, total = 0.0f, value = 0.0f;
+#pragma unroll
+            for (int w = 0; w < WARPS; w++) top = fmaxf(top, warp_max[w][g]);
+#pragma unroll
+            for (int w = 0; w < WARPS; w++) {
+                const float share = exp2(warp_max[w][g] - top);
+                total += warp_sum[w][g] * share;
+                value += warp_out[w][g][dim] * share;
+            }
+            if (done.parts == 1) {
+                target[i] = pack(value / total * value_scale, 0.0f) & 0xffffu;
+            } else {
+                parts[first_head * GROUP * HEAD_DIM + i] = value;
+                if (dim == 0) {
+                    part_scales[(first_head * GROUP + g) * 2] = top;
+                    part_scales[(first_head * GROUP + g) * 2 + 1] = total;
+                }
+            }
+        }
+        if (done.parts > 1) {
+            __threadfence();
+            __syncthreads();
+            if (threadIdx.x == 0) {
+                unsigned int* arrived = arrivals + done.row * NUM_KV + kv_head;
+                is_last = atomicAdd(arrived, 1) == done.parts - 1;
+                if (is_last) *arrived = 0;
+            }
+            __syncthreads();
+            if (is_last) {
+                __threadfence();
+                add_up(parts, part_scales, done_index - done.number, done.parts, kv_head, value_scale, target);
+            }
+        }
+        if (is_over) return;
     }
 }

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 
 from engine.attention.base import GraphedAttention
-from engine.attention.decode_plan import DecodePlan
+from engine.attention.decode_plan import DecodeBlocks, DecodePlan
 from engine.attention.layout import KvHeadLayout
 from engine.attention.mixed import PlannedAttention
 from engine.attention.scales import KvScales
@@ -56,7 +56,7 @@ class PagedDecode:
         self._parts = torch.empty(max_items * num_q_heads * layout.head_dim, device=self.device)
         self._part_scales = torch.empty(max_items * num_q_heads * 2, device=self.device)
         self._arrivals = torch.zeros(max_batch_size * layout.num_kv_heads, dtype=torch.int32, device=self.device)
-        self._kernels: dict[tuple[bool, int], CudaKernel] = {}
+        self._kernels: dict[tuple[bool, DecodeBlocks], CudaKernel] = {}
 
     def plan(self, sequences: Sequence[TokenSequence], num_rows: int) -> Packed:
         """DecodePlan.build's plan."""
@@ -77,11 +77,11 @@ class PagedDecode:
         num_rows = len(qkv)
         if out is None:
             out = qkv.new_empty(num_rows, self._num_q_heads * layout.head_dim)
-        num_warps, max_items = self.plans.num_warps(num_rows), self.plans.max_items(num_rows)
+        blocks = self.plans.blocks(num_rows)
         k_scale, v_scale = self._scales.keys[layer], self._scales.values[layer]
-        self._kernel(qk_norm is not None, num_warps).launch(
-            (layout.num_kv_heads, max_items),
-            num_warps * 32,
+        self._kernel(qk_norm is not None, blocks).launch(
+            (layout.num_kv_heads, self.plans.max_blocks(num_rows)),
+            blocks.num_warps * 32,
             qkv,
             self._pool,
             plan,
@@ -95,7 +95,7 @@ class PagedDecode:
             layout.num_layers * self._layer_stride,
             layer * self._layer_stride,
             num_rows,
-            max_items,
+            self.plans.max_items(num_rows),
             qk_norm.eps if qk_norm else 0.0,
             layout.head_dim**-0.5 * LOG2_E * k_scale,
             v_scale,
@@ -104,8 +104,8 @@ class PagedDecode:
         )
         return out
 
-    def _kernel(self, has_norm: bool, num_warps: int) -> CudaKernel:
-        key = has_norm, num_warps
+    def _kernel(self, has_norm: bool, blocks: DecodeBlocks) -> CudaKernel:
+        key = has_norm, blocks
         if key not in self._kernels:
             layout = self._layout
             macros = {
@@ -115,7 +115,9 @@ class PagedDecode:
                 "PAGE_SIZE": layout.page_size,
                 "NORM": int(has_norm),
                 "FP8": int(layout.quantized_to == "float8_e4m3fn"),
-                "WARPS": num_warps,
+                "WARPS": blocks.num_warps,
+                "BLOCKS": blocks.num_per_sm,
+                "TILES": blocks.num_tiles,
             }
             self._kernels[key] = CudaKernel(__package__, "paged_decode", macros, self.device)
         return self._kernels[key]

@@ -155,7 +155,7 @@ def test_mixed_forwards_of_more_sequences_than_our_own_kernel_decodes() -> None:
     from engine.kvcache.cuda_pool import CudaKvPool
 
     layout = KvHeadLayout(NUM_LAYERS, 16, 8, 128, "bfloat16")
-    pool = CudaKvPool(layout, NUM_PAGES, torch.device("cuda", 0))
+    pool = CudaKvPool(layout, NUM_PAGES + MAX_OWN_DECODE, torch.device("cuda", 0))
     oracle = AttentionOracle(pool, 32, flashinfer)
     decoded = [oracle.add(2 + n % 13) for n in range(MAX_OWN_DECODE + 5)]
     long, new = oracle.add(1000), oracle.add(300)

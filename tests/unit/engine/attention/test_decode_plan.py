@@ -1,10 +1,13 @@
 """What the decode kernel is told: every token of every sequence once, within the memory that was made for it."""
 
+import itertools
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.attention.decode_plan import HEAD_SIZE, ITEM_SIZE, TILE, DecodePlan
+from engine.attention.decode_plan import HEAD_SIZE, ITEM_COST, ITEM_SIZE, DecodePlan
 from engine.attention.layout import KvHeadLayout
 from engine.token_sequence import TokenSequence
 
@@ -20,6 +23,14 @@ def sequence_of(num_tokens: int, page_size: int, first_page: int) -> TokenSequen
     sequence = TokenSequence([0] * num_tokens, 1, range(first_page, first_page + num_pages), cached_len=num_tokens - 1)
     sequence.extend(1)
     return sequence
+
+
+def items_of_blocks(plans: DecodePlan, plan: Any, num_rows: int) -> list[int]:
+    """The first item of each block, and behind them the number of items."""
+    start = HEAD_SIZE + ITEM_SIZE * plans.max_items(num_rows)
+    numbers: list[int] = plan[start : start + int(plan[0]) + 1].tolist()
+    assert start + len(numbers) <= plans.positions(num_rows).start
+    return numbers
 
 
 @given(
@@ -38,7 +49,11 @@ def test_items_cover_every_token_once(num_kv_heads: int, page_size: int, lengths
     all_lengths = lengths + [1] * num_padding
     tables = plan[plans.positions(num_rows).stop :]
     assert plan[plans.positions(num_rows)].tolist() == [length - 1 for length in all_lengths]
-    num_items = int(plan[0])
+    num_blocks = int(plan[0])
+    assert 1 <= num_blocks <= plans.max_blocks(num_rows)
+    first_items = items_of_blocks(plans, plan, num_rows)
+    assert first_items[0] == 0 and first_items == sorted(set(first_items))
+    num_items = first_items[-1]
     assert num_items <= plans.max_items(num_rows)
     items = plan[HEAD_SIZE : HEAD_SIZE + num_items * ITEM_SIZE].reshape(num_items, ITEM_SIZE).tolist()
     # Row after row, the parts of a row in order: what the last block of a row relies on.
@@ -47,7 +62,7 @@ def test_items_cover_every_token_once(num_kv_heads: int, page_size: int, lengths
         mine = [item for item in items if item[0] == row]
         begins, ends = [item[1] for item in mine], [item[2] for item in mine]
         assert begins == [0, *ends[:-1]] and ends[-1] == row_length
-        assert all(begin % TILE == 0 for begin in begins)
+        assert all(begin % plans.blocks(num_rows).turn == 0 for begin in begins)
         start = mine[0][4]
         for number, item in enumerate(mine):
             assert item[3:] == [row_length, start, number, len(mine), 0]
@@ -68,9 +83,20 @@ def test_memory_for_all_sizes_holds_the_plan_of_each(num_kv_heads: int, max_batc
         assert len(plans.build(sequences[:1], size)) <= room
 
 
-def test_one_long_sequence_among_short_ones_gets_most_items() -> None:
-    plans = plan_of(8)
-    plan = plans.build([sequence_of(n, 16, 0) for n in (30_000, *[100] * 20)], 21)
-    items = plan[HEAD_SIZE : HEAD_SIZE + int(plan[0]) * ITEM_SIZE].reshape(-1, ITEM_SIZE)
-    assert (items[:, 0] == 0).sum() > 20
-    assert all((items[:, 0] == row).sum() == 1 for row in range(1, 21))
+@pytest.mark.parametrize(
+    "lengths",
+    [[30_000, *[100] * 20], [1152] * 128, [1152] * 8, [*range(1, 4000, 37)], [100] * 256],
+    ids=lambda v: len(v),
+)
+def test_blocks_have_about_as_much_to_do(lengths: list[int]) -> None:
+    plans, num_rows = plan_of(8), len(lengths)
+    plan = plans.build([sequence_of(n, 16, 0) for n in lengths], num_rows)
+    first_items = items_of_blocks(plans, plan, num_rows)
+    items = plan[HEAD_SIZE : HEAD_SIZE + first_items[-1] * ITEM_SIZE].reshape(-1, ITEM_SIZE)
+    turn = plans.blocks(num_rows).turn
+    costs = [
+        sum(-(-int(end - begin) // turn) + ITEM_COST for _, begin, end, *_ in items[start:stop])
+        for start, stop in itertools.pairwise(first_items)
+    ]
+    # Cuts are at whole turns, and a row that is cut costs an item more.
+    assert max(costs) <= sum(costs) / plans.max_blocks(num_rows) + 1 + ITEM_COST
