@@ -204,7 +204,7 @@ def count_mixed_graphs(engine: Engine) -> list[bool]:
 
 
 @pytest.mark.parametrize("kv_cache_dtype", ["auto", "fp8_e4m3"])
-# Three sequences are padded, or there is no padding; and more than our own kernel decodes are padded too.
+# Three sequences fill the first, and are padded in the others; the last is more than our own kernel decodes.
 @pytest.mark.parametrize("graphs", [3, 8, 140])
 def test_a_mixed_graph_gives_what_two_forwards_give(model_dir: Path, graphs: int, kv_cache_dtype: str) -> None:
     def run(engine: Engine, *, mixed: bool) -> tuple[torch.Tensor, torch.Tensor]:
@@ -261,7 +261,6 @@ class Chain:
         self._sampling = sampling
         self._decoded: list[TokenSequence] = []
         self._output: ForwardOutput | None = None
-        self._rows: list[int] = []
         self.token_ids: list[list[int]] = []
 
     def add(self, prompt_len: int) -> TokenSequence:
