@@ -1,6 +1,7 @@
 """What a piece of a prompt and a decode step take in one forward, and in two, one behind the other: what Engine.mixes
-decides by. One engine on one GPU, random weights. Each is launched while the one before runs, as a worker of role both
-launches them; the two are what they are there, graphs where there are any.
+decides by. One engine on one GPU, random weights, with graphs as a worker of role both has them. Forwards are launched
+as there: a mixed one while the one before runs, and of two the piece while the step before runs, but the step when the
+piece has ended, for a prompt that ends with it would be in that step.
 
   python -m benchmarks.mixed_forward --model DIRECTORY
 """
@@ -51,11 +52,13 @@ def seconds_of(engine: EngineBase, decoded: Sequence[TokenSequence], piece: Toke
             # The same tokens again.
             sequence.device_len = sequence.cached_len
             sequence.extend(sequence.remaining_len)
-        batches = [Batch.of(decoded, [piece])] if mixed else [Batch.of((), [piece]), Batch.of(decoded, ())]
-        outputs = [engine.forward(batch) for batch in batches]
+        output = engine.forward(Batch.of(decoded if mixed else (), [piece]))
         if previous is not None:
             previous.token_ids()
-        previous = outputs[-1]
+        if not mixed:
+            output.token_ids()
+            output = engine.forward(Batch.of(decoded, ()))
+        previous = output
     assert previous is not None
     previous.token_ids()
     return (time.perf_counter() - began) / NUM_REPEATS

@@ -100,7 +100,7 @@ class BothScheduler(Scheduler):
 
     def _launch_mixed(self, chunks: PromptChunks) -> bool:
         """Launches prompts and the next decode step as one forward. That step waits for nothing then, for the launch of
-        such a forward takes longer than its own. Returns False if nothing is to be decoded."""
+        such a forward may take longer than its own. Returns False if nothing is to be decoded."""
         self._decode.settle()
         step = self._decode.compose()
         if step is None:

@@ -19,17 +19,25 @@ class StepBudget(PromptBudget):
     """As many as fit into the objective beside the next step, by what forwards have taken of late. Where that says
     little, pieces begin small and double as long as they leave room."""
 
-    def __init__(self, objective_s: float, max_tokens: int, timer: ForwardTimer) -> None:
+    def __init__(
+        self,
+        objective_s: float,
+        max_tokens: int,
+        timer: ForwardTimer,
+        num_unpadded: Callable[[int, int], int] | None = None,
+    ) -> None:
         """
         Args:
             objective_s: seconds between two tokens of a request; 0: they do not matter.
             max_tokens: of a forward, in any case.
-            timer: of the engine that computes both.
+            timer: of all that the engine computes.
+            num_unpadded: of that engine, as EngineBase says; None: it computes no padding.
         """
         self._left_s = FILLED * objective_s
         self._max_tokens = max_tokens
         self._min_tokens = min(MIN_TOKENS, max_tokens)
         self._timer = timer
+        self._num_unpadded = num_unpadded
 
     def num_tokens(self, num_cached: Callable[[], int]) -> int:
         if self._timer.last_step is None or not self._left_s:
@@ -46,7 +54,8 @@ class StepBudget(PromptBudget):
         linear = times.prompt_token_s + times.attended_token_s * num_cached()
         fitting = _root(times.attended_token_s / 2, linear, left_s)
         largest = min(self._max_tokens, max(self._min_tokens, MAX_GROWTH * self._timer.largest_lot))
-        return int(max(self._min_tokens, min(fitting, largest)))
+        num_tokens = int(max(self._min_tokens, min(fitting, largest)))
+        return num_tokens if self._num_unpadded is None else self._num_unpadded(num_requests, num_tokens)
 
 
 def _root(quadratic: float, linear: float, value: float) -> float:

@@ -60,6 +60,11 @@ class EngineBase(ABC):
         than by two. This is the one place where that is decided."""
         return False
 
+    def num_unpadded(self, num_decoded: int, num_prompt_tokens: int) -> int:
+        """How many tokens of prompts, of so many at most, to compute in one forward with so many sequences that are
+        decoded. It is fewer where some would share a forward with padding, which takes as long to compute."""
+        return num_prompt_tokens
+
     def launch(
         self,
         *,

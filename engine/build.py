@@ -11,13 +11,14 @@ import torch
 from engine.attention.base import AttentionBackend, GraphableBackend
 from engine.attention.choice import choose_backend
 from engine.config import EngineConfig
-from engine.dry_run import free_bytes, measure_memory
+from engine.dry_run import Measured, free_bytes, measure_memory
 from engine.engine import Engine
 from engine.grammars import Grammars
 from engine.graph_runner import DecodeGraphs
 from engine.kvcache.base import PageLayout
 from engine.kvcache.pool import CpuKvPool, KvPool
 from engine.kvcache.sizing import GIB, DeviceMemory, choose_num_pages
+from engine.mixed_graphs import MixedGraphs, MixedSizes
 from engine.models.base import Model
 from engine.models.build import build_model
 from engine.models.config import ModelConfig
@@ -148,22 +149,34 @@ def _cuda_engine(
 
     model, fingerprint, backend = _load_model(config, model_config, layout, device, on_progress)
     on_progress("warming up")
-    memory, prefill_sizes = _measure(config, model, backend, CudaKvPool(layout, 1, device), free_at_start)
+    measured = _measure(config, model, backend, CudaKvPool(layout, 1, device), free_at_start)
+    memory = measured.memory
     on_progress("allocating pages")
     num_pages = choose_num_pages(memory, layout, config.num_pages, config.mem_fraction_static, config.max_model_len)
     pool = CudaKvPool(layout, num_pages, device)
     attention = backend(pool, model_config.num_q_heads)
-    graphs, prefill_graphs = None, None
+    graphs, prefill_graphs, mixed_graphs = None, None, None
     # A sequence is no longer than the model allows, nor than the pool.
     longest = config.max_model_len or model_config.max_position_embeddings
     num_table_pages = layout.num_pages_for(min(longest, num_pages * layout.page_size))
     if isinstance(attention, GraphableBackend) and config.cuda_graph_max_bs:
         graphs = DecodeGraphs(model, attention, device, config.cuda_graph_max_bs, num_table_pages, on_progress)
-    if isinstance(attention, GraphableBackend) and prefill_sizes:
-        prefill_graphs = PrefillGraphs(model, attention, device, prefill_sizes, num_table_pages, on_progress)
+    if isinstance(attention, GraphableBackend) and measured.prefill_sizes:
+        prefill_graphs = PrefillGraphs(model, attention, device, measured.prefill_sizes, num_table_pages, on_progress)
+    if isinstance(attention, GraphableBackend) and measured.mixed_sizes.pairs():
+        mixed_graphs = MixedGraphs(model, attention, device, measured.mixed_sizes, num_table_pages, on_progress)
     _log_memory(config, memory, num_pages, layout, free_at_start)
-    grammars = _grammars(config, model_config)
-    return Engine(model, pool, attention, graphs, prefill_graphs, fingerprint, grammars, mixed_steps=config.mixed_steps)
+    return Engine(
+        model,
+        pool,
+        attention,
+        graphs,
+        prefill_graphs,
+        fingerprint,
+        _grammars(config, model_config),
+        mixed_steps=config.mixed_steps,
+        mixed_graphs=mixed_graphs,
+    )
 
 
 def _grammars(config: EngineConfig, model_config: ModelConfig) -> Grammars | None:
@@ -176,12 +189,12 @@ def _measure(
     backend: Callable[[KvPool, int], AttentionBackend],
     pool: "CudaKvPool",
     free_at_start: int,
-) -> tuple[DeviceMemory, tuple[int, ...]]:
-    """Args: pool: of one page. It goes, with its backend, when this returns. Returns: as measure_memory."""
+) -> Measured:
+    """Args: pool: of one page. It goes, with its backend, when this returns."""
     attention = backend(pool, model.config.num_q_heads)
     engine = Engine(model, pool, attention, mixed_steps=config.mixed_steps)
     if not isinstance(attention, GraphableBackend):
-        return measure_memory(engine, config, free_at_start, None, None)
+        return measure_memory(engine, config, free_at_start, None, None, None)
 
     def capture(batch_size: int) -> object:
         return DecodeGraphs(model, attention, engine.device, batch_size, 1, lambda doing: None)
@@ -189,12 +202,18 @@ def _measure(
     def capture_prefill(sizes: Sequence[int]) -> object:
         return PrefillGraphs(model, attention, engine.device, sizes, 1, lambda doing: None)
 
+    def capture_mixed(sizes: MixedSizes) -> object:
+        return MixedGraphs(model, attention, engine.device, sizes, 1, lambda doing: None)
+
+    has_mixed = config.mixed_steps and attention.computes_mixed
+    has_graphs = config.cuda_graph_max_bs > 0 and config.prefill_cuda_graphs
     return measure_memory(
         engine,
         config,
         free_at_start,
         capture if config.cuda_graph_max_bs else None,
         capture_prefill if config.prefill_cuda_graphs else None,
+        capture_mixed if has_mixed and has_graphs else None,
     )
 
 

@@ -35,7 +35,8 @@ class EngineConfig:
         eviction: which cached page goes first when room is needed: a name in EVICTION_POLICIES, or the import path of a
             policy.
         cuda_graph_max_bs: decode batches up to this size run as CUDA graphs; 0: none do.
-        prefill_cuda_graphs: whether prefills that take longer to launch than to compute run as CUDA graphs.
+        prefill_cuda_graphs: whether prefills that take longer to launch than to compute run as CUDA graphs, and so do
+            forwards of both kinds where decode batches do.
         mem_fraction_static: the share of the GPU's memory, between 0 and 1, that weights, graphs and pool together may
             take; the rest is for what forwards need while they run. Read if num_pages is 0.
         max_chunk_tokens: tokens of the largest prefill forward; 0: there is none. A GPU keeps memory for it.

@@ -3,6 +3,7 @@ pool, which also sets up kernels and libraries before the first request."""
 
 import time
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -12,7 +13,8 @@ from engine.config import MAX_PREFILL_BATCH_SIZE, EngineConfig
 from engine.engine import Engine
 from engine.graph_runner import graph_sizes
 from engine.kvcache.sizing import DeviceMemory
-from engine.prefill_graphs import SIZES
+from engine.mixed_graphs import LAUNCH_FACTOR, MixedSizes
+from engine.prefill_graphs import MAX_PROMPTS, SIZES
 from engine.token_sequence import TokenSequence
 from tandem.sampling_params import MAX_LOGPROBS, SamplingParams
 
@@ -45,6 +47,19 @@ _SAMPLED = SamplingParams(
 )
 
 
+class Measured(NamedTuple):
+    """
+    Attributes:
+        memory: what there is to share out.
+        prefill_sizes: the numbers of tokens of which there are to be prefill graphs.
+        mixed_sizes: of which there are to be mixed graphs.
+    """
+
+    memory: DeviceMemory
+    prefill_sizes: tuple[int, ...]
+    mixed_sizes: MixedSizes
+
+
 def free_bytes() -> int:
     """Of the current device, once torch has given back what it only keeps for later."""
     torch.cuda.synchronize()
@@ -58,7 +73,8 @@ def measure_memory(
     free_at_start: int,
     capture: Callable[[int], object] | None,
     capture_prefill: Callable[[Sequence[int]], object] | None,
-) -> tuple[DeviceMemory, tuple[int, ...]]:
+    capture_mixed: Callable[[MixedSizes], object] | None,
+) -> Measured:
     """Runs prefills up to the largest and the largest decode step that `config` allows, and captures a few graphs.
 
     Args:
@@ -67,15 +83,14 @@ def measure_memory(
         free_at_start: free_bytes before the engine's model was made.
         capture: makes the decode graphs up to a batch size and returns what keeps them; None: there are to be none.
         capture_prefill: likewise, of prefills of some numbers of tokens.
-
-    Returns:
-        What there is to share out, and the numbers of tokens of which there are to be prefill graphs.
+        capture_mixed: likewise, of forwards of both kinds; None unless there are graphs of either.
 
     Raises:
         torch.OutOfMemoryError: a forward does not fit beside the weights.
     """
     forward = graphs = 0
     prefill_sizes: tuple[int, ...] = ()
+    mixed_sizes = MixedSizes()
     if config.max_chunk_tokens:
         longest = engine.model.config.max_position_embeddings
         _load_kernels(engine, config.max_chunk_tokens)
@@ -93,10 +108,11 @@ def measure_memory(
         prompts = _prefill(config.max_chunk_tokens, longest, 1, MAX_PREFILL_BATCH_SIZE, _SAMPLED).prompts
         both = Batch.of(_decode(batch_size, _SAMPLED).decoded, prompts)
         forward = max(forward, _peak_bytes(engine, both))
+    num_tokens = config.max_model_len or engine.model.config.max_position_embeddings
+    page_table = 4 * engine.pool.layout.num_pages_for(num_tokens)
     if capture is not None:
         # All graphs share the memory that the largest step needs; each takes something of its own beside.
-        num_tokens = config.max_model_len or engine.model.config.max_position_embeddings
-        page_tables = 4 * config.cuda_graph_max_bs * engine.pool.layout.num_pages_for(num_tokens)
+        page_tables = config.cuda_graph_max_bs * page_table
         graphs = _peak_bytes(engine, _decode(config.cuda_graph_max_bs, _GREEDY)) + page_tables
         trial_size = min(TRIAL_BATCH_SIZE, config.cuda_graph_max_bs)
         before = free_bytes()
@@ -107,9 +123,15 @@ def measure_memory(
     if capture_prefill is not None and config.max_chunk_tokens:
         prefill_sizes = launch_bound_sizes(engine, config.max_chunk_tokens, engine.model.config.max_position_embeddings)
         graphs += _prefill_graph_bytes(prefill_sizes, capture_prefill)
+    if capture_mixed is not None and prefill_sizes:
+        largest = min(config.max_chunk_tokens, LAUNCH_FACTOR * prefill_sizes[-1])
+        mixed_sizes = MixedSizes.up_to(config.cuda_graph_max_bs, largest)
+        page_tables = (config.cuda_graph_max_bs + MAX_PROMPTS) * page_table
+        graphs += _mixed_graph_bytes(mixed_sizes, capture_mixed) + page_tables
     free = free_bytes()
     total = torch.cuda.mem_get_info()[1]
-    return DeviceMemory(total, free, max(0, free_at_start - free), graphs, forward), prefill_sizes
+    memory = DeviceMemory(total, free, max(0, free_at_start - free), graphs, forward)
+    return Measured(memory, prefill_sizes, mixed_sizes)
 
 
 def launch_bound_sizes(
@@ -150,11 +172,27 @@ def _prefill_graph_bytes(sizes: Sequence[int], capture: Callable[[Sequence[int]]
     if not sizes:
         return 0
     trial = sizes[-NUM_TRIAL_SIZES:]
+    return _bytes_taken(lambda: capture(trial)) * -(-len(sizes) // len(trial))
+
+
+def _mixed_graph_bytes(sizes: MixedSizes, capture: Callable[[MixedSizes], object]) -> int:
+    """What graphs of all these sizes are going to take, from two trials: the largest number of tokens with each number
+    of sequences, and the largest of all by itself, whose memory all of them share."""
+    most_tokens = sizes.num_prompt_tokens[-1:]
+    several = _bytes_taken(lambda: capture(MixedSizes(sizes.num_decoded, most_tokens)))
+    shared = _bytes_taken(lambda: capture(MixedSizes(sizes.num_decoded[-1:], most_tokens)))
+    num_tried = len(sizes.num_decoded)
+    each = max(0, several - shared) // (num_tried - 1) if num_tried > 1 else several
+    return several + each * (len(sizes.pairs()) - num_tried)
+
+
+def _bytes_taken(capture: Callable[[], object]) -> int:
+    """By what a trial captures, which goes again."""
     before = free_bytes()
-    captured = capture(trial)
+    captured = capture()
     taken = before - free_bytes()
     del captured
-    return max(0, taken) * -(-len(sizes) // len(trial))
+    return max(0, taken)
 
 
 def _load_kernels(engine: Engine, max_tokens: int) -> None:

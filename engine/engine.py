@@ -25,6 +25,7 @@ from tandem.sampling_params import TokenLogprobs
 
 if TYPE_CHECKING:
     from engine.graph_runner import DecodeGraphs, GraphOutput
+    from engine.mixed_graphs import MixedGraphs
     from engine.prefill_graphs import PrefillGraphs
 
 
@@ -151,12 +152,14 @@ class Engine(EngineBase):
         grammars: Grammars | None = None,
         *,
         mixed_steps: bool = False,
+        mixed_graphs: "MixedGraphs | None" = None,
     ) -> None:
         """
         Args:
             attention: over the pool.
             graphs, prefill_graphs: of decode steps and of short prefills; None: each kernel is launched.
             mixed_steps: whether it may compute both at once.
+            mixed_graphs: of forwards that do; likewise.
         """
         super().__init__(pool, model_fingerprint, grammars)
         self.model = model
@@ -164,6 +167,7 @@ class Engine(EngineBase):
         self._attention = attention
         self._graphs = graphs
         self._prefill_graphs = prefill_graphs
+        self._mixed_graphs = mixed_graphs
         self._mixed_steps = mixed_steps and attention.computes_mixed
 
     def shallow(self) -> "Engine":
@@ -175,10 +179,18 @@ class Engine(EngineBase):
         return self.device.type == "cuda"
 
     def mixes(self, num_decoded: int, num_prompt_tokens: int) -> bool:
-        # There are graphs of up to so many tokens as take about as long to compute as to launch kernel by kernel. Half
-        # as many and a decode step, a graph each, are over by the time that the kernels of one forward are launched.
-        has_graphs = self._prefill_graphs is not None and self._prefill_graphs.fit(2 * num_prompt_tokens)
-        return self._mixed_steps and not has_graphs
+        if not self._mixed_steps:
+            return False
+        if self._mixed_graphs is not None and self._mixed_graphs.sizes.smallest(num_decoded, num_prompt_tokens):
+            return True
+        # A prefill graph and a decode graph are over by the time that the kernels of one forward are launched. Prompts
+        # that have no graph are launched kernel by kernel in either case.
+        return self._prefill_graphs is None or not self._prefill_graphs.fit(num_prompt_tokens)
+
+    def num_unpadded(self, num_decoded: int, num_prompt_tokens: int) -> int:
+        if not self._mixed_steps or self._mixed_graphs is None:
+            return num_prompt_tokens
+        return self._mixed_graphs.sizes.num_unpadded(num_decoded, num_prompt_tokens)
 
     @torch.inference_mode()
     def forward(self, batch: Batch, meanwhile: Callable[[], None] | None = None) -> ForwardOutput:
@@ -222,11 +234,14 @@ class Engine(EngineBase):
         elif batch.mode == "prefill" and self._prefill_graphs is not None:
             output = self._prefill_graphs.run(batch)
             sequences = batch.sampled_sequences()
+        elif batch.mode == "mixed" and self._mixed_graphs is not None:
+            output = self._mixed_graphs.run(batch, fed_ids)
+            sequences = batch.sampled_sequences()
         if output is None:
             return None
         if all(s.needs_argmax_only for s in sequences):
             return _Launched(functools.partial(SamplerOutput, output.most_likely))
-        return _Launched(self._choice(output.logits, sequences, None if fed_ids is None else output.input_ids))
+        return _Launched(self._choice(output.logits, sequences, None if fed_ids is None else output.newest_ids))
 
     def _choice(
         self, logits: torch.Tensor, sequences: Sequence[TokenSequence], input_ids: torch.Tensor | None

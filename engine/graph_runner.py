@@ -29,17 +29,18 @@ class _Graph(NamedTuple):
 
 
 class GraphOutput(NamedTuple):
-    """What a step gives, in memory that the next run overwrites.
+    """What a forward gives, in memory that the next run overwrites.
 
     Attributes:
-        logits: (num_sequences, vocab_size) bfloat16.
-        most_likely: token ids, (num_sequences,) int64.
-        input_ids: the tokens that were computed, (num_sequences,) int64.
+        logits: (num_rows, vocab_size) bfloat16: a row for each sequence that needs them.
+        most_likely: token ids, (num_rows,) int64.
+        newest_ids: the last token of each of these that was computed, (num_rows,) int64; None where the host knows all
+            tokens of every forward.
     """
 
     logits: torch.Tensor
     most_likely: torch.Tensor
-    input_ids: torch.Tensor
+    newest_ids: torch.Tensor | None = None
 
 
 def graph_sizes(max_batch_size: int) -> list[int]:

@@ -89,7 +89,7 @@ class PrefillGraphs:
         staged = [*batch.known_ids(), *padding, *rows, *[0] * (MAX_PROMPTS - len(rows))]
         Packed(np.array(staged, np.int64)).copy_to(graph.staged)
         graph.graph.replay()
-        return GraphOutput(self._logits[: len(rows)], self._token_ids[: len(rows)], graph.input_ids[:num_tokens])
+        return GraphOutput(self._logits[: len(rows)], self._token_ids[: len(rows)])
 
     def _capture(self, capture: GraphCapture, attention: GraphedAttention, size: int) -> _Graph:
         staged = torch.zeros(size + MAX_PROMPTS, dtype=torch.int64, device=self._device)

@@ -37,6 +37,21 @@ class Attention(ABC):
         """
 
 
+class PlannedAttention(Attention):
+    """Attention of the sequences of one kind that it has been planned for."""
+
+    @abstractmethod
+    def attend(
+        self,
+        qkv: torch.Tensor,
+        rotation: Rotation,
+        qk_norm: QkNorm | None,
+        layer: int,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Attention.attend. Args: out: contiguous memory of what is returned; None: it is made."""
+
+
 class AttentionBackend(Attention):
     """Attention over a paged pool.
 
@@ -76,7 +91,7 @@ class AttentionBackend(Attention):
         """Prepares for the layers of one forward over `batch`."""
 
 
-class GraphedAttention(Attention):
+class GraphedAttention(PlannedAttention):
     """Attention of forwards of one size, whose tensors stay where they are, so that a CUDA graph of `attend` can run
     again with other contents. Rows beyond the batch's own attend to the pool's dummy page and write there.
 
@@ -93,7 +108,11 @@ class GraphedAttention(Attention):
 
 
 class GraphableBackend(AttentionBackend):
-    """A backend that can also run inside CUDA graphs. Without this, an engine launches each kernel of a step."""
+    """A backend that can also run inside CUDA graphs. Without this, an engine launches each kernel of a step.
+
+    One that `computes_mixed` has a decode step and a prefill of fixed sizes take turns within one forward, layer by
+    layer: these two must not share memory that lasts from one layer to the next.
+    """
 
     @abstractmethod
     def for_graphs(self, batch_sizes: Sequence[int], max_pages_per_sequence: int) -> dict[int, GraphedAttention]:

@@ -8,9 +8,9 @@ import flashinfer
 import numpy as np
 import torch
 
-from engine.attention.base import Attention, GraphableBackend, GraphedAttention
+from engine.attention.base import Attention, GraphableBackend, GraphedAttention, PlannedAttention
 from engine.attention.layout import KvHeadLayout
-from engine.attention.mixed import PlannedAttention, plan_by_kind
+from engine.attention.mixed import plan_by_kind
 from engine.attention.norm_rotate_write import norm_rotate_write, why_not_written
 from engine.attention.page_tables import decode_slots, new_positions, page_tables, prefill_slots
 from engine.attention.paged_decode import PagedDecode, PlannedPagedDecode, graphed_paged_decodes, has_kernel
@@ -285,8 +285,15 @@ class _GraphedDecode(GraphedAttention):
         tables = self._paged.tables(sequences, self._batch_size - len(sequences))
         self._wrapper.plan(*tables, *self._paged.sizes, **self._paged.dtypes)
 
-    def attend(self, qkv: torch.Tensor, rotation: Rotation, qk_norm: QkNorm | None, layer: int) -> torch.Tensor:
-        return self._paged.attend(self._wrapper, self._slots, qkv, rotation, qk_norm, layer)
+    def attend(
+        self,
+        qkv: torch.Tensor,
+        rotation: Rotation,
+        qk_norm: QkNorm | None,
+        layer: int,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        return self._paged.attend(self._wrapper, self._slots, qkv, rotation, qk_norm, layer, out)
 
     def _pack(self, sequences: Sequence[TokenSequence]) -> Packed:
         """Slots and positions of the new tokens."""
@@ -352,8 +359,15 @@ class _GraphedPrefill(GraphedAttention):
             **self._paged.dtypes,
         )
 
-    def attend(self, qkv: torch.Tensor, rotation: Rotation, qk_norm: QkNorm | None, layer: int) -> torch.Tensor:
-        return self._paged.attend(self._wrapper, self._slots, qkv, rotation, qk_norm, layer)
+    def attend(
+        self,
+        qkv: torch.Tensor,
+        rotation: Rotation,
+        qk_norm: QkNorm | None,
+        layer: int,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        return self._paged.attend(self._wrapper, self._slots, qkv, rotation, qk_norm, layer, out)
 
     def _pack(self, sequences: Sequence[TokenSequence]) -> Packed:
         """Slots and positions of the tokens to compute."""

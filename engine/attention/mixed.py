@@ -1,12 +1,11 @@
 """Forwards that decode and compute prompts: attention of each kind of tokens by kernels of its own, into one output."""
 
-from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 
-from engine.attention.base import Attention
+from engine.attention.base import Attention, GraphedAttention, PlannedAttention
 from engine.attention.page_tables import new_positions
 from engine.batch import Batch
 from engine.layers.norm import QkNorm
@@ -15,27 +14,12 @@ from engine.token_sequence import TokenSequence
 from engine.upload import to_device
 
 
-class PlannedAttention(Attention):
-    """Attention of the sequences of one kind that it has been planned for."""
-
-    @abstractmethod
-    def attend(
-        self,
-        qkv: torch.Tensor,
-        rotation: Rotation,
-        qk_norm: QkNorm | None,
-        layer: int,
-        out: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Attention.attend. Args: out: contiguous memory of what is returned; None: it is made."""
-
-
 class _Part(NamedTuple):
     """Some of a forward's tokens, side by side.
 
     Attributes:
-        positions: (num_tokens,) int64 on the device. They have memory of their own and are no piece of the forward's,
-            for kernels are compiled anew for memory that begins elsewhere than at a multiple of 16.
+        positions: (num_tokens,) on the device. They have memory of their own and are no piece of the forward's, for
+            kernels are compiled anew for memory that begins elsewhere than at a multiple of 16.
     """
 
     attention: PlannedAttention
@@ -79,3 +63,14 @@ def plan_by_kind(
     kinds = ((plan_decode, batch.decoded), (plan_prefill, batch.prompts))
     parts = [_Part(plan(sequences), to_device(new_positions(sequences), device)) for plan, sequences in kinds]
     return _MixedAttention(parts, num_columns)
+
+
+def graphed_by_kind(decode: GraphedAttention, prefill: GraphedAttention, num_columns: int) -> Attention:
+    """The attention of forwards of both kinds and of fixed sizes, whose decoded sequences come first; each is planned
+    by itself.
+
+    Args:
+        decode, prefill: of one GraphableBackend that computes_mixed.
+        num_columns: num_q_heads * head_dim.
+    """
+    return _MixedAttention([_Part(part, part.positions) for part in (decode, prefill)], num_columns)

@@ -5,10 +5,9 @@ from collections.abc import Sequence
 
 import torch
 
-from engine.attention.base import GraphedAttention
+from engine.attention.base import GraphedAttention, PlannedAttention
 from engine.attention.decode_plan import DecodeBlocks, DecodePlan
 from engine.attention.layout import KvHeadLayout
-from engine.attention.mixed import PlannedAttention
 from engine.attention.scales import KvScales
 from engine.kvcache.cuda_pool import CudaKvPool
 from engine.layers.cuda_kernel import CudaKernel
@@ -156,8 +155,15 @@ class GraphedPagedDecode(GraphedAttention):
     def plan(self, sequences: Sequence[TokenSequence]) -> None:
         self._decode.plan(sequences, self._batch_size).copy_to(self._memory)
 
-    def attend(self, qkv: torch.Tensor, rotation: Rotation, qk_norm: QkNorm | None, layer: int) -> torch.Tensor:
-        return self._decode.launch(self._plan, qkv, rotation, qk_norm, layer)
+    def attend(
+        self,
+        qkv: torch.Tensor,
+        rotation: Rotation,
+        qk_norm: QkNorm | None,
+        layer: int,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        return self._decode.launch(self._plan, qkv, rotation, qk_norm, layer, out)
 
 
 def graphed_paged_decodes(

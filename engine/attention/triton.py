@@ -6,9 +6,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from engine.attention.base import Attention, GraphableBackend, GraphedAttention
+from engine.attention.base import Attention, GraphableBackend, GraphedAttention, PlannedAttention
 from engine.attention.layout import KvHeadLayout
-from engine.attention.mixed import PlannedAttention, plan_by_kind
+from engine.attention.mixed import plan_by_kind
 from engine.attention.norm_rotate_write import norm_rotate_write, why_not_written
 from engine.attention.page_tables import decode_slots, page_tables, prefill_slots
 from engine.attention.scales import KvScales
@@ -223,8 +223,15 @@ class _GraphedDecode(GraphedAttention):
     def plan(self, sequences: Sequence[TokenSequence]) -> None:
         self._pack(sequences).copy_to(self._memory)
 
-    def attend(self, qkv: torch.Tensor, rotation: Rotation, qk_norm: QkNorm | None, layer: int) -> torch.Tensor:
-        return self._kernels.decode(self._tables, self._num_splits, qkv, rotation, qk_norm, layer)
+    def attend(
+        self,
+        qkv: torch.Tensor,
+        rotation: Rotation,
+        qk_norm: QkNorm | None,
+        layer: int,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        return self._kernels.decode(self._tables, self._num_splits, qkv, rotation, qk_norm, layer, out)
 
     def _pack(self, sequences: Sequence[TokenSequence]) -> Packed:
         num_padding = self._batch_size - len(sequences)

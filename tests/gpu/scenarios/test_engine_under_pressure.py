@@ -46,8 +46,6 @@ def config_of(model_dir: Path, dtype: str, backend: str, max_graph: int, *, mixe
         cuda_graph_max_bs=max_graph,
         max_chunk_tokens=CHUNK_SIZE,
         max_batch_size=MAX_BATCH_SIZE,
-        # Pieces are so short here that graphs would compute them all.
-        prefill_cuda_graphs=not mixed,
         mixed_steps=mixed,
     )
 

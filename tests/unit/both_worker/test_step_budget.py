@@ -77,6 +77,23 @@ def test_pieces_fill_the_objective_and_leave_some_of_it() -> None:
     assert 0.85 * OBJECTIVE_S < seconds < OBJECTIVE_S
 
 
+def test_pieces_are_as_large_as_the_engine_computes_without_padding() -> None:
+    device, asked = Device(OBJECTIVE_S), []
+
+    def num_unpadded(num_decoded: int, num_prompt_tokens: int) -> int:
+        asked.append((num_decoded, num_prompt_tokens))
+        return num_prompt_tokens // 256 * 256 or num_prompt_tokens
+
+    device.budget = StepBudget(OBJECTIVE_S, CHUNK_SIZE, device.timer, num_unpadded)
+    sizes = [device.step(32, 64_000, 0)[0] for _ in range(40)]
+    # They begin small as ever, and no step takes longer than the objective.
+    assert sizes[0] == MIN_TOKENS and set(sizes[1:]) <= {256, 512}
+    assert sizes[-1] == 512 <= asked[-1][1] and asked[-1][0] == 32
+    # What is not beside decode steps is not cut.
+    device.timer.nothing_decoded()
+    assert device.budget.num_tokens(lambda: 0) == CHUNK_SIZE and len(asked) == 40
+
+
 def test_a_longer_context_and_more_requests_leave_less() -> None:
     device, rng = Device(OBJECTIVE_S), random.Random(0)
     for _ in range(200):

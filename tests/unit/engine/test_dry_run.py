@@ -14,6 +14,7 @@ from engine.config import MAX_PREFILL_BATCH_SIZE, EngineConfig
 from engine.dry_run import launch_bound_sizes, measure_memory
 from engine.engine import Engine
 from engine.kvcache.pool import CpuKvPool
+from engine.mixed_graphs import MixedSizes
 from engine.output import ForwardOutput
 from engine.prefill_graphs import SIZES
 from tests.fakes.clock import FakeClock
@@ -69,7 +70,7 @@ def test_where_steps_are_mixed_the_largest_forward_is_of_both_kinds(
     )
     engine = build_engine(config, "dry-run", list[str]().append)
     device = FakeDevice(monkeypatch, engine)
-    memory, _ = measure_memory(engine, config, 1000 * MIB, None, None)
+    memory = measure_memory(engine, config, 1000 * MIB, None, None, None).memory
     largest = device.batches[-1]
     assert (largest.mode, len(largest.decoded), len(largest.prompts)) == ("mixed", 9, MAX_PREFILL_BATCH_SIZE)
     assert memory.forward == 309 * MIB
@@ -79,7 +80,7 @@ def test_the_largest_forwards_run_on_a_single_page(model_dir: str, monkeypatch: 
     engine = build(model_dir, 1)
     device = FakeDevice(monkeypatch, engine)
     config = EngineConfig(model_dir, max_chunk_tokens=300, max_batch_size=9, cuda_graph_max_bs=4)
-    memory, prefill_sizes = measure_memory(engine, config, 1000 * MIB, device.capture, None)
+    memory, prefill_sizes, _ = measure_memory(engine, config, 1000 * MIB, device.capture, None, None)
     # First new prompts, then such as go on.
     prefills = [("prefill", num_tokens) for num_tokens in (*dry_run.SMALL_PREFILLS, 300)]
     forwards = [(b.mode, b.num_tokens) for b in device.batches]
@@ -101,7 +102,7 @@ def test_no_prompt_of_the_dry_run_is_longer_than_the_model_allows(
     engine = build(model_dir, 1)
     device = FakeDevice(monkeypatch, engine, computes=False)
     config = EngineConfig(model_dir, max_chunk_tokens=64 * 200 + 1, max_batch_size=0, cuda_graph_max_bs=0)
-    assert measure_memory(engine, config, 1000 * MIB, None, None)[0].graphs == 0
+    assert measure_memory(engine, config, 1000 * MIB, None, None, None).memory.graphs == 0
     batch = device.batches[-1]
     assert batch.num_tokens == 64 * 200 + 1 and max(s.length for s in batch.sequences) <= 64
 
@@ -127,10 +128,51 @@ def test_what_prefill_graphs_take_is_estimated_from_the_largest(
             device.free += self._taken
 
     config = EngineConfig(model_dir, max_chunk_tokens=64, max_batch_size=0, cuda_graph_max_bs=0)
-    memory, sizes = measure_memory(engine, config, 1000 * MIB, None, Captured)
+    memory, sizes, _ = measure_memory(engine, config, 1000 * MIB, None, Captured, None)
     assert sizes == bound and tried == [bound[-6:]]
     # Enough is kept for ten, and no more than twice as much.
     assert 90 * MIB <= memory.graphs <= 180 * MIB and memory.free == 900 * MIB
+
+
+def test_what_mixed_graphs_take_is_estimated_from_a_few(model_dir: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = build(model_dir, 1)
+    device = FakeDevice(monkeypatch, engine)
+    monkeypatch.setattr(dry_run, "launch_bound_sizes", lambda engine, max_tokens, longest: (16, 64))
+    tried = []
+
+    class Captured:
+        """Each graph takes 5 MiB, and what they share 40."""
+
+        def __init__(self, sizes: MixedSizes) -> None:
+            tried.append(sizes)
+            self._taken = 40 * MIB + 5 * MIB * len(sizes.pairs())
+            device.free -= self._taken
+
+        def __del__(self) -> None:
+            device.free += self._taken
+
+    config = EngineConfig(
+        model_dir, max_chunk_tokens=256, max_batch_size=20, cuda_graph_max_bs=20, max_model_len=64, mixed_steps=True
+    )
+    measured = measure_memory(engine, config, 1000 * MIB, None, lambda sizes: None, Captured)
+    # Twice the largest prefill graph fits the smallest mixed one.
+    assert measured.mixed_sizes == MixedSizes((16, 20), (128,))
+    monkeypatch.setattr(dry_run, "launch_bound_sizes", lambda engine, max_tokens, longest: (16, 128))
+    tried.clear()
+    measured = measure_memory(engine, config, 1000 * MIB, None, lambda sizes: None, Captured)
+    assert measured.mixed_sizes == MixedSizes((16, 20), (128, 192, 256))
+    assert tried == [MixedSizes((16, 20), (256,)), MixedSizes((20,), (256,))]
+    # Six of them, and the page tables of 20 sequences and 16 prompts, of 4 pages each.
+    assert measured.memory.graphs == 70 * MIB + 4 * 36 * 4
+
+
+def test_without_prefill_graphs_there_are_no_mixed_ones(model_dir: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = build(model_dir, 1)
+    FakeDevice(monkeypatch, engine)
+    monkeypatch.setattr(dry_run, "launch_bound_sizes", lambda engine, max_tokens, longest: ())
+    config = EngineConfig(model_dir, max_chunk_tokens=64, max_batch_size=4, cuda_graph_max_bs=4, mixed_steps=True)
+    measured = measure_memory(engine, config, 1000 * MIB, None, lambda sizes: None, lambda sizes: pytest.fail("tried"))
+    assert not measured.mixed_sizes.pairs() and measured.memory.graphs == 0
 
 
 # --- which prefills are launch-bound ---

@@ -1,6 +1,7 @@
 """When a decode step and prompts are one forward."""
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -8,14 +9,16 @@ import pytest
 from engine.build import build_engine
 from engine.config import EngineConfig
 from engine.engine import Engine
+from engine.mixed_graphs import MixedGraphs, MixedSizes
 from engine.prefill_graphs import PrefillGraphs
 
-LARGEST_GRAPH = 512
+LARGEST_PREFILL_GRAPH = 512
+MIXED_SIZES = MixedSizes((16, 32), (128, 256))
 
 
 class Graphs:
     def fit(self, num_tokens: int) -> bool:
-        return num_tokens <= LARGEST_GRAPH
+        return num_tokens <= LARGEST_PREFILL_GRAPH
 
 
 @pytest.fixture
@@ -27,10 +30,27 @@ def built(model_dir: str) -> Iterator[Engine]:
 
 
 @pytest.mark.parametrize("mixed_steps", [True, False])
-def test_what_a_prefill_graph_is_done_with_sooner_is_no_mixed_step(built: Engine, mixed_steps: bool) -> None:
+def test_what_two_graphs_are_done_with_sooner_is_no_mixed_step(built: Engine, mixed_steps: bool) -> None:
     attention, graphs = cast(Any, built)._attention, cast(PrefillGraphs, Graphs())
     without = Engine(built.model, built.pool, attention, mixed_steps=mixed_steps)
     engine = Engine(built.model, built.pool, attention, prefill_graphs=graphs, mixed_steps=mixed_steps)
-    assert without.mixes(1, 1) == engine.mixes(1, LARGEST_GRAPH) == mixed_steps
-    assert not engine.mixes(1, LARGEST_GRAPH // 2) and not engine.mixes(64, 1)
-    assert engine.mixes(1, LARGEST_GRAPH // 2 + 1) == mixed_steps
+    assert without.mixes(1, 1) == mixed_steps
+    assert not engine.mixes(1, LARGEST_PREFILL_GRAPH) and not engine.mixes(64, 1)
+    # Such a prompt is launched kernel by kernel in any case.
+    assert engine.mixes(1, LARGEST_PREFILL_GRAPH + 1) == mixed_steps
+    assert engine.num_unpadded(1, 300) == 300
+
+
+@pytest.mark.parametrize("mixed_steps", [True, False])
+def test_what_there_is_a_mixed_graph_for_is_a_mixed_step(built: Engine, mixed_steps: bool) -> None:
+    engine = Engine(
+        built.model,
+        built.pool,
+        cast(Any, built)._attention,
+        prefill_graphs=cast(PrefillGraphs, Graphs()),
+        mixed_steps=mixed_steps,
+        mixed_graphs=cast(MixedGraphs, SimpleNamespace(sizes=MIXED_SIZES)),
+    )
+    assert engine.mixes(1, 1) == engine.mixes(32, 256) == mixed_steps
+    assert not engine.mixes(33, 1) and not engine.mixes(1, 257)
+    assert engine.num_unpadded(32, 255) == (128 if mixed_steps else 255)

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from engine.attention.base import AttentionBackend
+from engine.attention.base import AttentionBackend, PlannedAttention
 from engine.attention.layout import KvHeadLayout
-from engine.attention.mixed import PlannedAttention, plan_by_kind
+from engine.attention.mixed import plan_by_kind
 from engine.attention.reference import ReferenceAttention
 from engine.attention.scales import KvScales
 from engine.batch import Batch

@@ -1,0 +1,320 @@
+"""Which forwards of both kinds run as CUDA graphs, and what the host tells a graph."""
+
+import itertools
+import random
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from types import ModuleType, SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+
+from engine import mixed_graphs
+from engine.attention.base import GraphableBackend, GraphedAttention
+from engine.attention.reference import ReferenceAttention
+from engine.batch import Batch, ForwardMode
+from engine.build import build_engine
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.kvcache.pool import KvPool
+from engine.layers.norm import QkNorm
+from engine.layers.rotary import Rotation
+from engine.mixed_graphs import NUM_DECODED, NUM_PROMPT_TOKENS, MixedGraphs, MixedSizes, staged_numbers
+from engine.output import Feed, ForwardOutput
+from engine.prefill_graphs import MAX_PROMPTS
+from engine.token_sequence import TokenSequence
+from engine.upload import Packed
+from tandem.sampling_params import SamplingParams
+from tests.fakes.model_config import TINY_LLAMA
+
+FIRST_STAGED = 1000
+
+
+def test_sizes_are_near_each_other_and_graphs_few() -> None:
+    for sizes in (NUM_DECODED, NUM_PROMPT_TOKENS):
+        assert all(smaller < larger <= 2 * smaller for smaller, larger in itertools.pairwise(sizes))
+    largest = MixedSizes.up_to(256, 8192)
+    assert largest == MixedSizes(NUM_DECODED, NUM_PROMPT_TOKENS)
+    assert len(largest.pairs()) <= 50 and largest.pairs()[0] == (256, 1024)
+
+
+@pytest.mark.parametrize(
+    ("max_decoded", "max_prompt_tokens", "expected"),
+    [
+        (1, 1, MixedSizes((1,), (128,))),
+        (16, 128, MixedSizes((16,), (128,))),
+        (20, 129, MixedSizes((16, 20), (128, 192))),
+        (33, 1024, MixedSizes((16, 32, 33), NUM_PROMPT_TOKENS)),
+        (512, 64, MixedSizes((*NUM_DECODED, 512), (128,))),
+    ],
+)
+def test_the_largest_step_and_the_largest_piece_have_a_graph(
+    max_decoded: int, max_prompt_tokens: int, expected: MixedSizes
+) -> None:
+    sizes = MixedSizes.up_to(max_decoded, max_prompt_tokens)
+    assert sizes == expected
+    assert sizes.smallest(max_decoded, max_prompt_tokens) == sizes.pairs()[0]
+
+
+def test_a_forward_runs_in_the_smallest_that_it_fits() -> None:
+    sizes = MixedSizes((16, 20), (128, 192))
+    assert [sizes.smallest(*pair) for pair in ((1, 1), (16, 128), (17, 129), (20, 192))] == [
+        (16, 128),
+        (16, 128),
+        (20, 192),
+        (20, 192),
+    ]
+    assert sizes.smallest(21, 1) is None and sizes.smallest(1, 193) is None
+    assert MixedSizes().smallest(1, 1) is None and not MixedSizes().pairs()
+
+
+def test_pieces_are_cut_where_they_need_no_padding() -> None:
+    sizes = MixedSizes((16, 20), (128, 192))
+    assert [sizes.num_unpadded(20, n) for n in (127, 128, 191, 192)] == [127, 128, 128, 192]
+    # These run without a graph, so that nothing is padded.
+    assert sizes.num_unpadded(20, 193) == 193 and sizes.num_unpadded(21, 150) == 150
+    assert MixedSizes().num_unpadded(1, 150) == 150
+
+
+def sequence(token_ids: list[int], num_tokens: int, num_pending: int = 0) -> TokenSequence:
+    """Whose forward in hand computes so many tokens; all but those before these and behind these are its last ones."""
+    s = TokenSequence(token_ids, 1, [0], cached_len=len(token_ids) + num_pending - num_tokens, num_pending=num_pending)
+    s.extend(num_tokens)
+    return s
+
+
+def unpacked(numbers: "np.ndarray[tuple[int], np.dtype[np.int64]]", num_tokens: int) -> tuple[list[int], ...]:
+    """Tokens, where each is, and the rows whose logits are wanted."""
+    return tuple(part.tolist() for part in np.split(numbers, [num_tokens, 2 * num_tokens]))
+
+
+@pytest.mark.parametrize("is_fed", [False, True])
+def test_what_is_staged_leads_to_each_token_and_to_each_row_that_is_wanted(is_fed: bool) -> None:
+    decoded = [sequence([1, 2], 1), sequence([3] if is_fed else [3, 4], 1, int(is_fed)), sequence([5, 6], 1)]
+    ends, goes_on = sequence([10, 11, 12], 3), sequence([20, 21, 22], 3)
+    # A chunk that does not reach its prompt's end has no row.
+    goes_on.device_len -= 1
+    feed = Feed(cast(ForwardOutput, None), [-1, 7, -1]) if is_fed else None
+    batch = Batch.of(decoded, [goes_on, ends], feed)
+    numbers = staged_numbers(batch, batch.logits_rows(), 4, 8, FIRST_STAGED)
+    ids, index, rows = unpacked(numbers, 12)
+    assert ids == [2, 0 if is_fed else 4, 6, 0, 20, 21, 10, 11, 12, 0, 0, 0]
+    assert index == [FIRST_STAGED, 7 if is_fed else FIRST_STAGED + 1, *range(FIRST_STAGED + 2, FIRST_STAGED + 12)]
+    # Sequences that are decoded come first, side by side, as those who are fed by them expect.
+    assert rows == [0, 1, 2, 8, *[0] * MAX_PROMPTS]
+
+
+def test_a_full_graph_has_no_padding() -> None:
+    batch = Batch.of([sequence([1, 2], 1)], [sequence([n, n + 1], 2) for n in range(MAX_PROMPTS)])
+    ids, index, rows = unpacked(staged_numbers(batch, batch.logits_rows(), 1, 32, 17), 33)
+    assert ids == batch.known_ids() and index == list(range(17, 17 + 33))
+    assert rows == [0, *range(2, 33, 2)]
+
+
+# --- forwards, with plain torch in the place of graphs and of kernels ---
+
+CPU = torch.device("cpu")
+PAGE_SIZE = 4
+NUM_HEADS = cast(int, TINY_LLAMA["num_attention_heads"])
+VOCAB_SIZE = cast(int, TINY_LLAMA["vocab_size"])
+
+
+class FixedSize(GraphedAttention):
+    """Attention of one kind by the reference backend. Rows of padding write nowhere and give zeros."""
+
+    def __init__(self, pool: KvPool, mode: ForwardMode, size: int) -> None:
+        self._reference = ReferenceAttention(pool, NUM_HEADS)
+        self._mode = mode
+        self._num_tokens = 0
+        self.positions = torch.zeros(size, dtype=torch.int32)
+
+    def plan(self, sequences: Sequence[TokenSequence]) -> None:
+        positions = [p for s in sequences for p in range(s.cached_len, s.device_len)]
+        self._num_tokens = len(positions)
+        self.positions.zero_()
+        self.positions[: len(positions)] = torch.tensor(positions, dtype=torch.int32)
+        if sequences:
+            rows = [0 if s.num_pending else -1 for s in sequences]
+            feed = Feed(cast(ForwardOutput, None), rows) if max(rows) == 0 else None
+            self._reference.plan(Batch(self._mode, sequences, feed))
+
+    def attend(
+        self,
+        qkv: torch.Tensor,
+        rotation: Rotation,
+        qk_norm: QkNorm | None,
+        layer: int,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        assert out is not None and rotation.positions is self.positions and len(qkv) == len(self.positions) == len(out)
+        out.zero_()
+        if n := self._num_tokens:
+            out[:n] = self._reference.attend(qkv[:n], rotation.of(self.positions[:n]), qk_norm, layer)
+        return out
+
+
+class FixedSizes(ReferenceAttention, GraphableBackend):
+    def for_graphs(self, batch_sizes: Sequence[int], max_pages_per_sequence: int) -> dict[int, GraphedAttention]:
+        return {size: FixedSize(self.pool, "decode", size) for size in batch_sizes}
+
+    def for_prefill_graphs(
+        self, sizes: Sequence[int], max_sequences: int, max_pages_per_sequence: int
+    ) -> dict[int, GraphedAttention]:
+        return {size: FixedSize(self.pool, "prefill", size) for size in sizes}
+
+    def __init__(self, pool: KvPool) -> None:
+        super().__init__(pool, NUM_HEADS)
+        self.pool = pool
+
+
+class Capture:
+    """A graph runs what was captured again."""
+
+    def __init__(self, device: torch.device) -> None:
+        pass
+
+    def __enter__(self) -> "Capture":
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        pass
+
+    def capture(self, run: Callable[[], None], warm_up: Callable[[], None]) -> Any:
+        warm_up()
+        run()
+        return SimpleNamespace(replay=run)
+
+
+class MostLikely:
+    def __init__(self, vocab_size: int, max_rows: int, device: torch.device) -> None:
+        pass
+
+    def find(self, logits: torch.Tensor, out: torch.Tensor) -> None:
+        out.copy_(logits.argmax(dim=-1))
+
+
+@pytest.fixture
+def engine(model_dir: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
+    """One without graphs, beside which graphs can be made."""
+    module = ModuleType("engine.layers.most_likely")
+    module.MostLikely = MostLikely  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(mixed_graphs, "GraphCapture", Capture)
+
+    def copy_to(self: Packed, memory: torch.Tensor) -> None:
+        memory[: self.num_bytes].copy_(self._on_host(pinned=False))
+
+    monkeypatch.setattr(Packed, "copy_to", copy_to)
+    config = EngineConfig(model_dir, "dummy", page_size=PAGE_SIZE, num_pages=100, num_threads=1, mixed_steps=True)
+    engine = build_engine(config, "mixed-graphs", lambda doing: None)
+    yield engine
+    engine.pool.close()
+
+
+def graphs_of(engine: Engine, sizes: MixedSizes) -> MixedGraphs:
+    return MixedGraphs(engine.model, FixedSizes(engine.pool), CPU, sizes, 100, lambda doing: None)
+
+
+def sequence_of(prompt_len: int, first_page: int, **sampling: Any) -> TokenSequence:
+    prompt = random.Random(prompt_len).choices(range(VOCAB_SIZE), k=prompt_len)
+    return TokenSequence(prompt, prompt_len, range(first_page, first_page + 10), sampling=SamplingParams(9, **sampling))
+
+
+def decode_beside_prompts(
+    engine: Engine, forward: Callable[[Batch, torch.Tensor], torch.Tensor]
+) -> tuple[list[list[int]], torch.Tensor]:
+    """Two sequences go on and change places, each step fed by the one before, while prompts are computed beside them.
+
+    Args:
+        forward: of a batch and what feeds it; returns the tokens that follow.
+
+    Returns:
+        These of all steps, and the pages.
+    """
+    engine.pool.memory.zero_()
+    decoded = [sequence_of(5, 0), sequence_of(9, 10)]
+    prompt, late = sequence_of(12, 20), sequence_of(3, 30)
+    for s in decoded:
+        s.extend(s.remaining_len)
+    fed_ids = torch.tensor(engine.forward(Batch("prefill", decoded)).token_ids())
+    given = []
+    for beside, num_tokens in ((prompt, 5), (prompt, 7), (late, 3)):
+        for s in decoded:
+            s.complete_extend()
+            s.num_pending = 1
+            s.extend(1)
+        beside.extend(num_tokens)
+        batch = Batch.of(decoded[::-1], [beside], Feed(cast(ForwardOutput, None), [1, 0]))
+        known = fed_ids.tolist()
+        fed_ids = forward(batch, fed_ids)
+        given.append(fed_ids.tolist())
+        fed_ids = fed_ids[:2]
+        # The host learns a step later what the tokens were.
+        for s, token_id in zip(decoded, known, strict=True):
+            s.token_ids.append(token_id)
+            s.num_pending = 0
+        beside.complete_extend()
+        decoded.reverse()
+    return given, engine.pool.memory.view(torch.float32).clone()
+
+
+@pytest.mark.parametrize("num_decoded", [(2,), (3, 7)])
+def test_a_graph_gives_what_single_launches_give_and_feeds_the_next(
+    engine: Engine, num_decoded: tuple[int, ...]
+) -> None:
+    def launch(batch: Batch, fed_ids: torch.Tensor) -> torch.Tensor:
+        return engine._run(batch, fed_ids, lambda: None).choose().token_ids
+
+    expected, expected_pages = decode_beside_prompts(engine, launch)
+    assert [len(token_ids) for token_ids in expected] == [2, 3, 3]
+    graphs = graphs_of(engine, MixedSizes(num_decoded, (6, 8)))
+    fed: list[list[int]] = []
+
+    def run(batch: Batch, fed_ids: torch.Tensor) -> torch.Tensor:
+        fed.append(fed_ids.tolist())
+        output = graphs.run(batch, fed_ids)
+        assert output is not None and output.newest_ids is not None
+        assert output.newest_ids[:2].tolist() == fed[-1][::-1]
+        assert len(output.logits) == len(output.newest_ids) == len(output.most_likely)
+        assert output.logits.argmax(dim=-1).equal(output.most_likely)
+        return output.most_likely
+
+    given, pages = decode_beside_prompts(engine, run)
+    assert given == expected and torch.allclose(pages, expected_pages, atol=1e-5)
+    # Whatever was run in between has left nothing.
+    assert decode_beside_prompts(engine, run)[0] == expected
+
+
+def test_what_no_graph_is_for_is_launched_kernel_by_kernel(engine: Engine) -> None:
+    graphs = graphs_of(engine, MixedSizes((2,), (40,)))
+
+    def runs(num_decoded: int, prompt_lens: Sequence[int], num_fed: int = 0, **sampling: Any) -> bool:
+        decoded, prompts = [sequence_of(2, 0) for _ in range(num_decoded)], []
+        for s in decoded:
+            s.cached_len = s.device_len = 1
+            s.num_pending = int(num_fed > 0)
+            s.token_ids = s.token_ids[: 2 - s.num_pending]
+            s.extend(1)
+        for prompt_len in prompt_lens:
+            prompts.append(sequence_of(prompt_len, 10, **sampling))
+            prompts[-1].extend(prompt_len)
+        feed = Feed(cast(ForwardOutput, None), [0] * num_decoded) if num_fed else None
+        fed_ids = torch.zeros(num_fed, dtype=torch.int64) if num_fed else None
+        return graphs.run(Batch.of(decoded, prompts, feed), fed_ids) is not None
+
+    assert runs(2, [40]) and runs(1, [1] * MAX_PROMPTS) and runs(2, [3], num_fed=2)
+    assert not runs(3, [40]) and not runs(2, [40, 1]) and not runs(1, [1] * (MAX_PROMPTS + 1))
+    assert not runs(2, [3], num_fed=3)
+    assert not runs(2, [3], num_prompt_logprobs=0)
+
+
+def test_a_backend_without_prefill_graphs_has_no_mixed_ones(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FixedSizes, "for_prefill_graphs", GraphableBackend.for_prefill_graphs)
+    graphs = graphs_of(engine, MixedSizes((2,), (40,)))
+    assert graphs.sizes == MixedSizes()
+    decoded, prompt = sequence_of(1, 0), sequence_of(3, 10)
+    for s in (decoded, prompt):
+        s.extend(s.remaining_len)
+    assert graphs.run(Batch.of([decoded], [prompt]), None) is None
