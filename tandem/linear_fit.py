@@ -12,9 +12,12 @@ OUTLIER = 4.0
 LEAST_EXPECTED = 0.05
 # What was observed so long ago counts for 1/e of what it did, if nothing has been observed since.
 FORGETTING_S = 20.0
-# The usual factors are geometric means over so long a time, but for times in which nothing was observed. A factor of
-# less than this multiple of what it was at first counts as that.
+# The usual factors are geometric means over so long a time. A factor of less than this multiple of what it was at first
+# counts as that.
 USUAL_S = 120.0
+# Of a factor of which nothing is observed so much time leaves 1/e of how many times its start it usually is, on a
+# logarithmic scale: who was slow for so long that it has become usual is asked again some time.
+FORGIVEN_S = 600.0
 LEAST_USUAL = 1e-3
 # Of a direction of which so little of an observation is left nothing is known. What is forgotten on and on comes to a
 # number so small that nothing can be divided by it.
@@ -73,8 +76,12 @@ class LinearFit:
         usually = 1.0 - math.exp(-seconds / USUAL_S)
         if self._num_unread:
             self._solve()
-        for i in self._seen:
-            self._usual[i] *= (max(LEAST_USUAL, self._multiples[i]) / self._usual[i]) ** usually
+        unforgiven = math.exp(-seconds / FORGIVEN_S)
+        for i, usual in enumerate(self._usual):
+            if i in self._seen:
+                self._usual[i] *= (max(LEAST_USUAL, self._multiples[i]) / usual) ** usually
+            else:
+                self._usual[i] = usual**unforgiven
         self._seen.clear()
         kept = math.exp(-seconds / FORGETTING_S)
         self._products = [[kept * product for product in row] for row in self._products]

@@ -90,6 +90,21 @@ def test_a_slow_time_is_forgotten_by_who_is_not_asked(first: float) -> None:
     assert fixed + 1000 * each < 5 * 2 * first
 
 
+def test_who_was_slow_for_so_long_that_it_became_usual_is_forgiven_too() -> None:
+    fit = LinearFit((1.0, 1e-3))
+    for number in range(4 * 1200):
+        size = 100 * (number % 30)
+        fit.observe((1.0, size), 10.0 * (1.0 + 1e-3 * size))
+        fit.pass_time(0.25)
+    usual = []
+    for _ in range(3):
+        for _ in range(600):
+            fit.pass_time(1.0)
+        usual.append(fit.factors[0])
+    assert 2.0 < usual[0] < 10.0
+    assert usual == sorted(usual, reverse=True) and usual[2] < 1.5
+
+
 @pytest.mark.parametrize("idle_hours", [1.0, 4.05, 24.0])
 def test_it_learns_again_after_hours_in_which_nothing_was_observed(idle_hours: float) -> None:
     fit = LinearFit((1.0, 1e-3))
