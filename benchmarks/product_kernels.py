@@ -79,7 +79,7 @@ class ProductKernels:
 
     def products(self, num_tokens: int) -> Iterator[Row]:
         """The library, and our own kernel in the tile that is chosen and in the best ones. Both do what follows too: of
-        "gate_up" the gate's product (not with scales of blocks), of "o" and "down" the addition. Quantising is apart."""
+        "gate_up" the gate's product (with scales of blocks not), of "o" and "down" the sum. Quantising is apart."""
         for name in self._shapes:
             yield self._row(name, num_tokens, self._products_of)
 
