@@ -5,9 +5,11 @@ Weights are random, and so are prompts, which share nothing. Each figure stands 
 rates that are measured in the same run. Parts:
 
 steps     decode steps with prompts of 1,024 tokens, and prompt tokens per second until all have their first token
-products  each matrix of a layer by every kernel that there is for it, over numbers of tokens: microseconds, in a CUDA
-          graph over the matrices of all layers, with what is around it (norm, gate, residual) left out
-tuning    the kernel of few tokens in variants, for each matrix of a layer
+products  each matrix of a layer, in bfloat16 and in FP8, by every kernel that there is for it, over numbers of tokens:
+          microseconds, in a CUDA graph over matrices that no cache holds, with the gate's product or the residual that
+          follows and without norm; our own kernel in the tile that is chosen, and in the best of all
+          (tokens/outputs/depth/stages/warps/splits)
+tuning    the kernel of few tokens in variants, for each matrix of a layer in FP8
 """
 
 import argparse
@@ -105,15 +107,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     with torch.inference_mode():
         if {"products", "tuning"} & {*arguments.only}:
             # It is imported here because a machine without CUDA has nothing to import.
-            from benchmarks.fp8_kernels import Fp8Kernels
+            from benchmarks.product_kernels import ProductKernels
 
-            kernels = Fp8Kernels(models["FP8"], measure_limits())
-            for part, num_tokens in (("products", arguments.tokens), ("tuning", TUNED_TOKENS)):
+            limits = measure_limits()
+            for part, kind, num_tokens in (
+                ("products", "bfloat16", arguments.tokens),
+                ("products", "FP8", arguments.tokens),
+                ("tuning", "FP8", TUNED_TOKENS),
+            ):
                 if part in arguments.only:
+                    kernels = ProductKernels(models[kind], limits)
                     rows = [row for n in num_tokens for row in getattr(kernels, part)(n)]
-                    figures[part] = [row._asdict() for row in rows]
-                    kernels.show(rows, f"{name}, {part}, microseconds", console)
-            del kernels
+                    figures[f"{part}, {kind}"] = [row._asdict() for row in rows]
+                    kernels.show(rows, f"{name}, {kind}, {part}, microseconds", console)
+                    del kernels
     if "steps" in arguments.only:
         sizes = replace(SIZES, batches=arguments.batch_sizes)
         loops = {}

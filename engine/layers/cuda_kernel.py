@@ -17,6 +17,12 @@ PDL_CAPABILITY = 9
 _PDL = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 
 
+@functools.cache
+def has_dependent_launch(device: torch.device) -> bool:
+    """Whether kernels are launched programmatically dependent there, see CudaKernel."""
+    return torch.cuda.get_device_capability(device)[0] >= PDL_CAPABILITY
+
+
 class CudaKernel:
     """One kernel, compiled for one device with one set of macros.
 
@@ -43,7 +49,7 @@ class CudaKernel:
             # It is never unloaded, because graphs refer to it.
             self._function = _check(driver.cuModuleGetFunction(_check(driver.cuModuleLoadData(binary)), name.encode()))
         self._device = device
-        self._is_dependent = major >= PDL_CAPABILITY
+        self._is_dependent = has_dependent_launch(device)
 
     def launch(self, grid: tuple[int, int], num_threads: int, *arguments: torch.Tensor | int | float | None) -> None:
         """Launches it in torch's current stream.

@@ -1,10 +1,14 @@
 """The same computations in fewer kernels. Imported on CUDA machines alone."""
 
+from typing import Any
+
 import flashinfer
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from engine.layers.cuda_kernel import has_dependent_launch
 from engine.layers.few_rows import FewRows
 from engine.layers.fp8_linear import Fp8Linear
 from engine.layers.fp8_products import Fp8Products
@@ -12,17 +16,20 @@ from engine.layers.fp8_quantize import quantize
 from engine.layers.linear import LinearBase
 from engine.layers.norm import Norm
 from engine.layers.ops import LayerOps
+from engine.layers.products import Products
 
 
 class CudaOps(LayerOps):
-    """Few tokens go through a kernel of our own; for many the libraries' matrix products are as fast as there are.
+    """Few tokens go through kernels of our own, a moderate number where these are the faster ones; for many the
+    libraries' matrix products are as fast as there are.
 
-    With FP8 weights few tokens are multiplied as they are, in bfloat16; of many each product's inputs are quantised.
+    With FP8 weights few tokens are multiplied as they are, in bfloat16; of more each product's inputs are quantised.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._few_rows = FewRows(device)
-        self._fp8 = Fp8Products(device)
+        self._products = Products(device)
+        self._fp8 = Fp8Products(device, self._products)
 
     def norm_linear(
         self, x: torch.Tensor, norm: Norm, linear: LinearBase, out: torch.Tensor | None = None
@@ -40,6 +47,10 @@ class CudaOps(LayerOps):
     def norm_gated(self, x: torch.Tensor, norm: Norm, linear: LinearBase) -> torch.Tensor:
         if self._few_rows.fits(x, linear):
             return self._few_rows.norm_gated(x, norm, linear)
+        tile = self._products.tile(len(x), linear, is_gated=True)
+        if tile is not None:
+            inputs = quantize(x, linear, norm) if isinstance(linear, Fp8Linear) else rms_norm(x, norm)
+            return self._products.multiply(inputs, linear, tile, is_gated=True)
         return flashinfer.activation.silu_and_mul(self.norm_linear(x, norm, linear))
 
     def linear_add(self, x: torch.Tensor, linear: LinearBase, residual: torch.Tensor) -> torch.Tensor:
@@ -47,13 +58,19 @@ class CudaOps(LayerOps):
             return self._few_rows.linear_add(x, linear, residual)
         if isinstance(linear, Fp8Linear):
             return self._fp8.multiply(quantize(x, linear), linear, residual)
+        tile = self._products.tile(len(x), linear)
+        if tile is not None:
+            return self._products.multiply(x, linear, tile, residual)
         if linear.bias is not None:
             residual += linear.bias
         # The product is added where it is made, which saves a pass over memory.
         return torch.addmm(residual, x, linear.weight.t(), out=residual)
 
     def gated_mlp(self, x: torch.Tensor, norm: Norm, gate_up: LinearBase, down: LinearBase) -> torch.Tensor:
-        if self._few_rows.fits(x, gate_up) or not isinstance(down, Fp8Linear):
+        is_one_kernel = (
+            self._few_rows.fits(x, gate_up) or self._products.tile(len(x), gate_up, is_gated=True) is not None
+        )
+        if is_one_kernel or not isinstance(down, Fp8Linear):
             return super().gated_mlp(x, norm, gate_up, down)
         # What is gated is quantised where it is made.
         projected = self.norm_linear(x, norm, gate_up)
@@ -65,16 +82,34 @@ def rms_norm(x: torch.Tensor, norm: Norm) -> torch.Tensor:
     assert x.is_contiguous()
     num_tokens, size = x.shape
     out = torch.empty_like(x)
-    _rms_norm[(num_tokens,)](x, norm.weight, out, norm.eps, SIZE=size, BLOCK=triton.next_power_of_2(size), num_warps=4)
+    is_dependent = has_dependent_launch(x.device)
+    launch: Any = _rms_norm[(num_tokens,)]
+    launch(
+        x,
+        norm.weight,
+        out,
+        norm.eps,
+        SIZE=size,
+        BLOCK=triton.next_power_of_2(size),
+        DEPENDENT=is_dependent,
+        num_warps=4,
+        launch_pdl=is_dependent,
+    )
     return out
 
 
 @triton.jit
-def _rms_norm(x, weight, out, eps, SIZE: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _rms_norm(  # type: ignore[no-untyped-def]
+    x, weight, out, eps, SIZE: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr
+):
+    """DEPENDENT: it may start before the kernels before it have ended, see CudaKernel."""
     row = tl.program_id(0).to(tl.int64) * SIZE
     i = tl.arange(0, BLOCK)
     exists = i < SIZE
-    a = tl.load(x + row + i, mask=exists, other=0.0).to(tl.float32)
     w = tl.load(weight + i, mask=exists, other=0.0).to(tl.float32)
+    if DEPENDENT:
+        gdc_launch_dependents()
+        gdc_wait()
+    a = tl.load(x + row + i, mask=exists, other=0.0).to(tl.float32)
     scale = tl.rsqrt(tl.sum(a * a) / SIZE + eps)
     tl.store(out + row + i, (a * scale * w).to(out.dtype.element_ty), mask=exists)

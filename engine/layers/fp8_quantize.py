@@ -5,7 +5,9 @@ from typing import Any, NamedTuple
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from engine.layers.cuda_kernel import has_dependent_launch
 from engine.layers.fp8 import FP8_DTYPE
 from engine.layers.fp8 import FP8_MAX as _FP8_MAX
 from engine.layers.fp8 import SMALLEST_AMAX as _SMALLEST_AMAX
@@ -52,6 +54,7 @@ def quantize(x: torch.Tensor, linear: Fp8Linear, norm: Norm | None = None, *, is
     numbers = torch.empty(num_rows, size, dtype=FP8_DTYPE, device=x.device)
     scales = torch.empty(num_scales, num_rows, device=x.device).t()
     block = triton.next_power_of_2(size)
+    is_dependent = has_dependent_launch(x.device)
     launch: Any = _quantize[(num_tokens,)]
     launch(
         x,
@@ -66,7 +69,9 @@ def quantize(x: torch.Tensor, linear: Fp8Linear, norm: Norm | None = None, *, is
         NORM=norm is not None,
         GATED=is_gated,
         INPUTS=linear.inputs,
+        DEPENDENT=is_dependent,
         num_warps=min(_MAX_WARPS, max(_MIN_WARPS, block // _NUM_OF_WARP)),
+        launch_pdl=is_dependent,
     )
     return Quantized(numbers, scales, num_tokens)
 
@@ -86,10 +91,17 @@ def _quantize(  # type: ignore[no-untyped-def]
     NORM: tl.constexpr,
     GATED: tl.constexpr,
     INPUTS: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
+    """DEPENDENT: it may start before the kernels before it have ended, see CudaKernel."""
     token = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, BLOCK)
     exists = i < SIZE
+    if NORM:
+        w = tl.load(norm_weight + i, mask=exists, other=0.0).to(tl.float32)
+    if DEPENDENT:
+        gdc_launch_dependents()
+        gdc_wait()
     if GATED:
         gate = tl.load(x + token * 2 * SIZE + i, mask=exists, other=0.0).to(tl.float32)
         a = tl.load(x + token * 2 * SIZE + SIZE + i, mask=exists, other=0.0).to(tl.float32)
@@ -97,7 +109,6 @@ def _quantize(  # type: ignore[no-untyped-def]
     else:
         a = tl.load(x + token * SIZE + i, mask=exists, other=0.0).to(tl.float32)
     if NORM:
-        w = tl.load(norm_weight + i, mask=exists, other=0.0).to(tl.float32)
         a = a * tl.rsqrt(tl.sum(a * a) / SIZE + eps) * w
     if INPUTS == "group":
         groups = tl.reshape(a, (BLOCK // GROUP, GROUP))

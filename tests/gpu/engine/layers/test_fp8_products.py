@@ -61,20 +61,26 @@ def test_products_with_what_is_around_them(
     assert error(ops.linear_add(x, linear, residual.clone()), expected) < bound
 
 
-@pytest.mark.parametrize("num_tokens", [1, 16, 17, 256])
+@pytest.mark.parametrize("num_tokens", [1, 16, 17, 100, 256, 300])
+@pytest.mark.parametrize("size", [1536, 9728])
 @pytest.mark.parametrize(("weights", "inputs"), KINDS)
-def test_a_gated_mlp(num_tokens: int, weights: str, inputs: Any) -> None:
+def test_a_gated_mlp(num_tokens: int, size: int, weights: str, inputs: Any) -> None:
     from engine.layers.cuda_ops import CudaOps
 
     torch.manual_seed(0)
     ops = CudaOps(torch.device("cuda", 0))
-    gate_up, down = make_linear(weights, inputs, 2 * 1536, 512), make_linear(weights, inputs, 512, 1536)
+    gate_up, down = make_linear(weights, inputs, 2 * size, 512), make_linear(weights, inputs, 512, size)
     x = torch.randn(num_tokens, 512, device="cuda").bfloat16()
     norm = Norm(torch.randn(512, device="cuda").bfloat16(), EPS)
     is_quantized = not ops._few_rows.fits(x, gate_up)
     normed = x.double() * torch.rsqrt(x.double().square().mean(-1, keepdim=True) + EPS) * norm.weight.double()
-    gate, up = product(normed, gate_up, is_quantized=is_quantized).bfloat16().double().chunk(2, dim=-1)
-    expected = product(F.silu(gate) * up, down, is_quantized=is_quantized) + x.double()
+    projected = product(normed, gate_up, is_quantized=is_quantized)
+    # Either the factors are rounded to bfloat16, or what is gated.
+    is_one_kernel = ops._products.tile(num_tokens, gate_up, is_gated=True) is not None
+    gate, up = (projected if is_one_kernel else projected.bfloat16().double()).chunk(2, dim=-1)
+    gated = F.silu(gate) * up
+    gated = gated.bfloat16().double() if is_one_kernel else gated
+    expected = product(gated, down, is_quantized=is_quantized) + x.double()
     assert error(ops.gated_mlp(x.clone(), norm, gate_up, down), expected) < 3 * MAX_ERROR
 
 
@@ -85,8 +91,9 @@ def test_a_gated_mlp(num_tokens: int, weights: str, inputs: Any) -> None:
 def test_both_kernels_at_every_size(
     num_tokens: int, num_in: int, num_out: int, weights: str, inputs_by: Any, adds: bool
 ) -> None:
-    from engine.layers.fp8_products import multiply_by_library, multiply_by_own, tile_for
+    from engine.layers.fp8_products import multiply_by_library
     from engine.layers.fp8_quantize import quantize
+    from engine.layers.products import Products
 
     torch.manual_seed(0)
     linear = make_linear(weights, inputs_by, num_out, num_in, bias=True)
@@ -99,8 +106,12 @@ def test_both_kernels_at_every_size(
     expected = F.linear(inputs, dequantize(linear.weight, linear.scale).double(), linear.bias.double())
     if residual is not None:
         expected += residual.double()
-    tile = tile_for(num_tokens, num_out, torch.cuda.get_device_properties(0))
-    assert error(multiply_by_own(x, linear, tile, residual), expected) < MAX_ERROR
+    products = Products(torch.device("cuda", 0))
+    tile = products.tile(num_tokens, linear)
+    # Of channels there are no tiles for prefills.
+    assert tile is not None or (num_tokens > 256 and not linear.is_block)
+    if tile is not None:
+        assert error(products.multiply(x, linear, tile, residual), expected) < MAX_ERROR
     has_blocks = HAS_BLOCKS and num_in // BLOCK % LIBRARY_BLOCKS_MULTIPLE == 0
     if not adds and (has_blocks or not linear.is_block):
         assert error(multiply_by_library(x, linear), expected) < MAX_ERROR

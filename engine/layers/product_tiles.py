@@ -1,0 +1,148 @@
+"""Into which tiles our own kernel cuts products of a moderate number of tokens, and which products it is for.
+
+Measured on an H200 over the matrices of an 8B model: `python -m benchmarks.fp8 --only products` measures it again.
+"""
+
+from typing import Literal, NamedTuple
+
+from engine.models.quantization import BLOCK
+
+# Weights in bfloat16; in FP8 with a scale for each output, or for each block.
+Kind = Literal["plain", "channel", "block"]
+
+# Beyond so many tokens the library takes less time.
+MAX_TOKENS = 256
+MAX_TOKENS_PLAIN_GATED = 128
+# In bfloat16 the library is as fast, but for few tokens and a matrix of at most so many numbers.
+MAX_TOKENS_PLAIN = 32
+MAX_NUMBERS_PLAIN = 2**25
+# Fewer rows of tokens are multiplied by an instruction that is slower, whatever rows are empty.
+FEW_TOKENS, MANY_TOKENS = 64, 128
+# Numbers of a tile that is split.
+MAX_SPLIT_TILE = MANY_TOKENS * 64
+# Of a block's shared memory so many bytes are not for steps.
+RESERVED = 2048
+
+
+class Tile(NamedTuple):
+    """What one block of the device computes, and how.
+
+    Attributes:
+        tokens, outputs: its size. A gated product's outputs have two factors each, which are one block's too.
+        depth: inputs of a step.
+        num_stages: steps whose numbers are on their way at once.
+        num_splits: blocks that share the inputs among them. Whichever ends last adds up what they have.
+    """
+
+    tokens: int
+    outputs: int
+    depth: int
+    num_stages: int
+    num_warps: int
+    num_splits: int = 1
+
+
+class Product(NamedTuple):
+    """Attributes: out_size: outputs of a token; where they are gated the matrix has twice as many rows."""
+
+    kind: Kind
+    num_tokens: int
+    out_size: int
+    in_size: int
+    is_gated: bool = False
+
+
+class Device(NamedTuple):
+    """Attributes: shared_memory: bytes that one block may have."""
+
+    num_multiprocessors: int
+    shared_memory: int
+
+
+def tile_for(product: Product, device: Device) -> Tile | None:
+    """None: another kernel takes less time, or tiles do not divide the sizes."""
+    if product.kind == "block":
+        tile = None if product.is_gated else _block_tile(product, device)
+    elif product.is_gated:
+        tile = _gated_tile(product, device)
+    elif product.kind == "plain":
+        tile = _plain_tile(product, device)
+    else:
+        tile = _channel_tile(product, device)
+    if tile is None or not divides(tile, product):
+        return None
+    tile = tile._replace(num_stages=min(tile.num_stages, max_stages(tile, product, device)))
+    return tile if tile.num_stages > 1 else None
+
+
+def divides(tile: Tile, product: Product) -> bool:
+    return product.out_size % tile.outputs == 0 and product.in_size % (tile.depth * tile.num_splits) == 0
+
+
+def max_stages(tile: Tile, product: Product, device: Device) -> int:
+    """As many as the device has shared memory for."""
+    num_rows = tile.tokens + tile.outputs * (2 if product.is_gated else 1)
+    return (device.shared_memory - RESERVED) // (num_rows * tile.depth * (2 if product.kind == "plain" else 1))
+
+
+def num_tiles(tile: Tile, product: Product) -> int:
+    return -(-product.num_tokens // tile.tokens) * (product.out_size // tile.outputs)
+
+
+def _channel_tile(product: Product, device: Device) -> Tile | None:
+    """One wave of blocks, in which each has a multiprocessor's memory to itself."""
+    if product.num_tokens > MAX_TOKENS:
+        return None
+    tile = Tile(_tokens(product), 64, 128, 8, 4)
+    if num_tiles(tile, product) <= device.num_multiprocessors:
+        return _split(tile, product, device)
+    if tile.tokens == FEW_TOKENS:
+        # Two blocks share a multiprocessor.
+        return tile._replace(num_stages=6)
+    tile = Tile(MANY_TOKENS, 128, 128, 7, 8)
+    return tile if num_tiles(tile, product) <= device.num_multiprocessors else None
+
+
+def _plain_tile(product: Product, device: Device) -> Tile | None:
+    is_small = product.out_size * product.in_size <= MAX_NUMBERS_PLAIN
+    if product.num_tokens > MAX_TOKENS_PLAIN or not is_small:
+        return None
+    tile = Tile(FEW_TOKENS, 64, 64, 8, 4)
+    return _split(tile, product, device) if num_tiles(tile, product) <= device.num_multiprocessors else None
+
+
+def _gated_tile(product: Product, device: Device) -> Tile | None:
+    """For matrices that occupy the device without being split."""
+    is_plain = product.kind == "plain"
+    if product.num_tokens > (MAX_TOKENS_PLAIN_GATED if is_plain else MAX_TOKENS):
+        return None
+    if _tokens(product) == FEW_TOKENS:
+        tile = Tile(FEW_TOKENS, 64, 128, 4, 4)
+    else:
+        tile = Tile(MANY_TOKENS, 128, 64, 4, 8) if is_plain else Tile(MANY_TOKENS, 64, 128, 3, 8)
+    return tile if 2 * num_tiles(tile, product) >= device.num_multiprocessors else None
+
+
+def _block_tile(product: Product, device: Device) -> Tile:
+    """The largest tiles of which there are about as many as multiprocessors; a step has one scale of weights."""
+    tile = Tile(_tokens(product), BLOCK, BLOCK, 4, 4 if product.num_tokens <= FEW_TOKENS else 8)
+    while tile.outputs > 32 and num_tiles(tile, product) < device.num_multiprocessors * 2 // 3:
+        tile = tile._replace(outputs=tile.outputs // 2)
+    # Where each multiprocessor has one block it may ask for more ahead.
+    return tile._replace(num_stages=6) if num_tiles(tile, product) <= device.num_multiprocessors else tile
+
+
+def _split(tile: Tile, product: Product, device: Device) -> Tile:
+    """Among as many blocks as are one wave, and have more steps than may be on their way at once anyway."""
+    num_splits = 1
+    while True:
+        split = tile._replace(num_splits=2 * num_splits)
+        num_steps = product.in_size // (split.depth * split.num_splits)
+        num_blocks = num_tiles(split, product) * split.num_splits
+        if not divides(split, product) or num_steps < tile.num_stages or num_blocks > device.num_multiprocessors:
+            return tile._replace(num_splits=num_splits)
+        num_splits *= 2
+
+
+def _tokens(product: Product) -> int:
+    return FEW_TOKENS if product.num_tokens <= FEW_TOKENS else MANY_TOKENS

@@ -1,0 +1,93 @@
+"""Tiles of products: what they must fit, and how many variants of the kernel they come to."""
+
+import pytest
+
+from engine.layers.product_tiles import (
+    MAX_SPLIT_TILE,
+    MAX_TOKENS,
+    MAX_TOKENS_PLAIN_GATED,
+    Device,
+    Kind,
+    Product,
+    Tile,
+    max_stages,
+    num_tiles,
+    tile_for,
+)
+
+H200 = Device(132, 227 * 1024)
+L4 = Device(58, 99 * 1024)
+KINDS: tuple[Kind, ...] = ("plain", "channel", "block")
+# Hidden size, intermediate size, outputs of queries, keys and values, and inputs of the output projection.
+SIZES = {
+    "0.6B": (1024, 3072, 4096, 2048),
+    "4B": (2560, 9728, 6144, 4096),
+    "8B": (4096, 14336, 6144, 4096),
+    "70B": (8192, 28672, 10240, 8192),
+    "odd": (896, 4864, 1152, 896),
+}
+
+
+def products(kind: Kind, name: str, num_tokens: int) -> list[Product]:
+    hidden, intermediate, qkv, attended = SIZES[name]
+    return [
+        Product(kind, num_tokens, qkv, hidden),
+        Product(kind, num_tokens, hidden, attended),
+        Product(kind, num_tokens, intermediate, hidden, is_gated=True),
+        Product(kind, num_tokens, hidden, intermediate),
+    ]
+
+
+@pytest.mark.parametrize("device", [H200, L4])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", SIZES)
+def test_tiles_divide_matrices_and_fit_the_device(device: Device, kind: Kind, name: str) -> None:
+    for num_tokens in (1, 17, 64, 65, 128, 129, 256, 257, 8192):
+        for product in products(kind, name, num_tokens):
+            tile = tile_for(product, device)
+            if tile is None:
+                continue
+            assert product.out_size % tile.outputs == 0
+            assert product.in_size % (tile.depth * tile.num_splits) == 0
+            assert 2 <= tile.num_stages <= max_stages(tile, product, device)
+            # Sums of a thread stay in its registers.
+            num_sums = tile.tokens * tile.outputs * (2 if product.is_gated else 1)
+            assert num_sums <= 128 * 32 * tile.num_warps
+            if tile.num_splits > 1:
+                assert num_tiles(tile, product) * tile.num_splits <= device.num_multiprocessors
+                assert tile.tokens * tile.outputs <= MAX_SPLIT_TILE
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_few_variants_are_compiled(kind: Kind) -> None:
+    chosen: set[tuple[Tile | None, bool]] = set()
+    for num_tokens in range(1, 513):
+        for product in products(kind, "8B", num_tokens):
+            tile = tile_for(product, H200)
+            chosen.add((tile and tile._replace(num_splits=min(tile.num_splits, 2)), product.is_gated))
+    assert len({tile for tile, _ in chosen if tile}) <= 8
+
+
+def test_matrices_that_few_tiles_cover_are_split() -> None:
+    output = tile_for(Product("channel", 32, 4096, 4096), H200)
+    assert output is not None and output.num_splits > 1
+    # All of its inputs are on their way at once anyway.
+    assert (tile := tile_for(Product("channel", 32, 1024, 1024), H200)) and tile.num_splits == 1
+
+
+@pytest.mark.parametrize(("kind", "limit"), [("plain", MAX_TOKENS_PLAIN_GATED), ("channel", MAX_TOKENS)])
+def test_gated_products_up_to_a_limit(kind: Kind, limit: int) -> None:
+    assert tile_for(Product(kind, limit, 14336, 4096, is_gated=True), H200)
+    assert tile_for(Product(kind, limit + 1, 14336, 4096, is_gated=True), H200) is None
+
+
+def test_what_tiles_do_not_divide_is_left_to_the_library() -> None:
+    for product in (Product("channel", 32, 4112, 4096), Product("channel", 32, 4096, 4112)):
+        assert tile_for(product, H200) is None
+
+
+def test_blocks_are_multiplied_at_any_size() -> None:
+    for num_tokens in (1, 256, 8192):
+        for device in (H200, L4):
+            assert tile_for(Product("block", num_tokens, 4096, 14336), device)
+    assert tile_for(Product("block", 32, 14336, 4096, is_gated=True), H200) is None
