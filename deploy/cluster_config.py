@@ -97,8 +97,8 @@ class ClusterConfig(ClusterOptions):
             not self.tls_client_ca or bool(self.tls_cert),
             "tls_client_ca asks clients for certificates over TLS: it needs tls_cert and tls_key",
         )
-        for name in ("internal_tls", "mixed_steps"):
-            require_one_of(self, name, SWITCH)
+        require_one_of(self, "internal_tls", SWITCH)
+        require_one_of(self, "mixed_steps", (ON, OFF))
         given = [bool(file) for file in (self.internal_tls_ca, self.internal_tls_cert, self.internal_tls_key)]
         require(
             all(given) or not any(given),
@@ -165,10 +165,6 @@ class ClusterConfig(ClusterOptions):
         return LEAST_COST if self.num_any else default
 
     @property
-    def _mixes_steps(self) -> bool:
-        return self._device_defaults.mixed_steps if self.mixed_steps == AUTO else self.mixed_steps == ON
-
-    @property
     def _device_defaults(self) -> DeviceDefaults:
         return DEVICE_DEFAULTS[self.device]
 
@@ -180,7 +176,7 @@ class ClusterConfig(ClusterOptions):
                 "model_dir": model_dir,
                 "dtype": self._device_defaults.dtype if self.dtype == "auto" else self.dtype,
                 "num_pages": self.num_pages or self._device_defaults.num_pages,
-                "mixed_steps": self._mixes_steps,
+                "mixed_steps": self.mixed_steps == ON,
                 "num_threads": self.num_threads or num_threads,
             }
         )
@@ -224,6 +220,7 @@ class ClusterConfig(ClusterOptions):
             cuda_graph_max_bs=min(engine.cuda_graph_max_bs, largest_step),
             # Who wants no graphs of decode steps wants none.
             prefill_cuda_graphs=engine.cuda_graph_max_bs > 0,
+            mixed_steps=engine.mixed_steps and role == "both",
             max_chunk_tokens=0 if role == "decode" else chunk_size,
             max_batch_size=largest_step,
             max_model_len=max_model_len,

@@ -37,14 +37,12 @@ class DeviceDefaults(NamedTuple):
 
     Attributes:
         num_pages: 0 means as many as fit.
-        mixed_steps: as of EngineConfig.
     """
 
     dtype: str
     num_pages: int
     chunk_size: int
     max_batch_size: int
-    mixed_steps: bool
 
 
 DEVICE_DEFAULTS = {
@@ -53,11 +51,9 @@ DEVICE_DEFAULTS = {
         default_of(EngineConfig, "num_pages"),
         default_of(PrefillConfig, "chunk_size"),
         default_of(DecodeConfig, "max_batch_size"),
-        mixed_steps=True,
     ),
     # A GPU computes thousands of prompt tokens in the time of a few hundred; prompts that long fill its matrix units.
-    # What mixed steps take on one has not been measured.
-    "cuda": DeviceDefaults("bfloat16", num_pages=0, chunk_size=8192, max_batch_size=256, mixed_steps=False),
+    "cuda": DeviceDefaults("bfloat16", num_pages=0, chunk_size=8192, max_batch_size=256),
 }
 # The name of a cluster to which nobody gave one.
 DEFAULT_NAME = "tandem"
@@ -233,10 +229,10 @@ class ClusterOptions:
         metavar="N",
     )
     mixed_steps: str = option(
-        AUTO,
+        ON,
         SCHEDULING,
-        "whether workers of both roles compute prompts in one forward with decode steps; auto: on a CPU",
-        choices=SWITCH,
+        "whether workers of both roles compute prompts in one forward with decode steps",
+        choices=(ON, OFF),
     )
     disable_overlap_schedule: bool = option(
         False,

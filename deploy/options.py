@@ -16,6 +16,8 @@ _KINDS = {
     bool: "true or false",
     type(None): "nothing",
 }
+# YAML reads off and on as false and true; by which index they are here.
+_SWITCHED = ("off", "on")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,8 @@ class Option:
             return tuple(value)
         if self.type is float and type(value) is int:
             return float(value)
+        if type(value) is bool and set(_SWITCHED) <= set(self.choices):
+            return _SWITCHED[value]
         if type(value) is not self.type:
             raise ValueError(f"{self.name} must be {_KINDS[self.type]}, not {kind_of(value)}")
         if self.choices and not self.takes_path and value not in self.choices:

@@ -147,6 +147,13 @@ def test_a_file_with_comments_alone_says_nothing(tmp_path: Path) -> None:
     assert read("--config", yaml_file(tmp_path, "# nothing\n"), "--model", "m") == ClusterConfig("m")
 
 
+@pytest.mark.parametrize("word", ["on", "off", '"on"', "auto"])
+def test_on_and_off_need_no_quotes_in_a_file(word: str, tmp_path: Path) -> None:
+    """YAML takes them for true and false."""
+    config = read("--config", yaml_file(tmp_path, f"model: m\ninternal-tls: {word}\n"))
+    assert config.internal_tls == word.strip('"')
+
+
 def test_keys_come_from_all_sources(tmp_path: Path) -> None:
     (tmp_path / "keys.txt").write_text("# who\n\nfrom-file\n  indented  \n#off\nflag\n")
     keys = ("--model", "m", "--api-key-file", str(tmp_path / "keys.txt"))

@@ -61,10 +61,8 @@ def test_nonsense_is_refused_by_name(make: object, message: str) -> None:
 
 def test_what_depends_on_the_device_is_decided_for_the_engine() -> None:
     on_cpu, on_gpu = (ClusterConfig("m", device=device).engine("m") for device in ("cpu", "cuda"))
-    assert (on_cpu.dtype, on_cpu.num_pages, on_cpu.mixed_steps) == ("float32", 1024, True)
-    assert (on_gpu.dtype, on_gpu.num_pages, on_gpu.mixed_steps) == ("bfloat16", 0, False)
-    assert ClusterConfig("m", device="cuda", mixed_steps="on").engine("m").mixed_steps
-    assert not ClusterConfig("m", mixed_steps="off").engine("m").mixed_steps
+    assert (on_cpu.dtype, on_cpu.num_pages) == ("float32", 1024)
+    assert (on_gpu.dtype, on_gpu.num_pages) == ("bfloat16", 0)
     chosen = ClusterConfig("m", device="cuda", dtype="float32", num_pages=7, mem_fraction_static=0.5).engine("m")
     assert (on_gpu.kv_cache_dtype, chosen.kv_cache_dtype) == ("auto", "auto")
     quantized = ClusterConfig("m", kv_cache_dtype="fp8_e4m3")
@@ -163,3 +161,13 @@ def test_workers_over_several_nodes_find_their_own_address() -> None:
     plan = config.worker("w", "decode", config.engine("m"), 10)
     assert (plan.spans_nodes, plan.interface) == (True, "10.0.0.0/16")
     assert not ClusterConfig("m").worker("w", "decode", config.engine("m"), 10).spans_nodes
+
+
+@pytest.mark.parametrize(
+    ("role", "mixed_steps", "mixes"),
+    [("both", "on", True), ("both", "off", False), ("prefill", "on", False), ("decode", "on", False)],
+)
+def test_only_who_has_both_roles_mixes(role: Role, mixed_steps: str, mixes: bool) -> None:
+    """The others would have graphs captured that they never run."""
+    config = ClusterConfig("m", mixed_steps=mixed_steps)
+    assert config.worker("w", role, config.engine("m"), 100).worker.engine.mixed_steps == mixes
