@@ -15,8 +15,8 @@ FORGETTING_S = 20.0
 # The usual factors are geometric means over so long a time. A factor of less than this multiple of what it was at first
 # counts as that.
 USUAL_S = 120.0
-# Of a factor of which nothing is observed so much time leaves 1/e of how many times its start it usually is, on a
-# logarithmic scale: who was slow for so long that it has become usual is asked again some time.
+# Of a factor of which nothing has been observed for longer than that, so much time leaves 1/e of how many times its start
+# it usually is, on a logarithmic scale: who was slow for so long that it has become usual is asked again some time.
 FORGIVEN_S = 600.0
 LEAST_USUAL = 1e-3
 # Of a direction of which so little of an observation is left nothing is known. What is forgotten on and on comes to a
@@ -48,8 +48,9 @@ class LinearFit:
         self._multiples = [1.0] * size
         self._num_observed = 0
         self._num_unread = 0
-        # Those that something was learned of since `pass_time`.
+        # Those that something was learned of since `pass_time`, and for how long there was nothing of each.
         self._seen: set[int] = set()
+        self._unseen_s = [0.0] * size
 
     def observe(self, numbers: Sequence[float], seconds: float) -> None:
         """Args: numbers: what each factor is multiplied with; not all 0."""
@@ -73,14 +74,16 @@ class LinearFit:
 
     def pass_time(self, seconds: float) -> None:
         """So long after the last call, or the beginning."""
-        usually = 1.0 - math.exp(-seconds / USUAL_S)
         if self._num_unread:
             self._solve()
         unforgiven = math.exp(-seconds / FORGIVEN_S)
         for i, usual in enumerate(self._usual):
+            self._unseen_s[i] += seconds
             if i in self._seen:
+                usually = 1.0 - math.exp(-min(self._unseen_s[i], USUAL_S) / USUAL_S)
                 self._usual[i] *= (max(LEAST_USUAL, self._multiples[i]) / usual) ** usually
-            else:
+                self._unseen_s[i] = 0.0
+            elif self._unseen_s[i] > USUAL_S:
                 self._usual[i] = usual**unforgiven
         self._seen.clear()
         kept = math.exp(-seconds / FORGETTING_S)

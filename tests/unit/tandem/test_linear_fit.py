@@ -105,6 +105,21 @@ def test_who_was_slow_for_so_long_that_it_became_usual_is_forgiven_too() -> None
     assert usual == sorted(usual, reverse=True) and usual[2] < 1.5
 
 
+@pytest.mark.parametrize("interval_s", [0.25, 2.0, 10.0])
+def test_what_is_usual_is_learned_of_who_is_asked_seldom(interval_s: float) -> None:
+    """And not forgotten in a lull of a minute."""
+    fit = LinearFit((1.0, 1e-3))
+    for number in range(4 * 3600):
+        if number % (4 * interval_s) == 0:
+            size = 100 * (number % 30)
+            fit.observe((1.0, size), 10.0 * (1.0 + 1e-3 * size))
+        fit.pass_time(0.25)
+    for _ in range(4 * 60):
+        fit.pass_time(0.25)
+    fixed, each = fit.factors
+    assert 8.0 * 2 < fixed + 1000 * each < 12.0 * 2
+
+
 @pytest.mark.parametrize("idle_hours", [1.0, 4.05, 24.0])
 def test_it_learns_again_after_hours_in_which_nothing_was_observed(idle_hours: float) -> None:
     fit = LinearFit((1.0, 1e-3))
