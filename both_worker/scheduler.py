@@ -68,7 +68,7 @@ class BothScheduler(Scheduler):
         chunks = self._compose_prompts(joined=self._decode.num_running > num_running)
         self._pages.tell_leases()
         if chunks is not None:
-            if self._mixes(sum(chunks.num_tokens)) and self._launch_mixed(chunks):
+            if self._mixes(sum(chunks.num_tokens), len(chunks.num_tokens)) and self._launch_mixed(chunks):
                 return True
             self._prefill.launch(chunks)
             prefilled = True
@@ -93,10 +93,10 @@ class BothScheduler(Scheduler):
             return None
         return self._prefill.compose()
 
-    def _mixes(self, num_tokens: int) -> bool:
-        """Whether so many tokens of prompts and the next decode step are to be one forward."""
+    def _mixes(self, num_tokens: int, num_prompts: int = 1) -> bool:
+        """Whether so many tokens of so many prompts and the next decode step are to be one forward."""
         num_running = self._decode.num_running
-        return num_running > 0 and self._engine.mixes(num_running, num_tokens)
+        return num_running > 0 and self._engine.mixes(num_running, num_tokens, num_prompts)
 
     def _launch_mixed(self, chunks: PromptChunks) -> bool:
         """Launches prompts and the next decode step as one forward. That step waits for nothing then, for the launch of

@@ -16,7 +16,7 @@ from deploy.cluster_options import OPTIONS
 from deploy.control import ask
 from deploy.options import in_flags
 from deploy.process_tree import send_signal
-from deploy.run_record import Run, default_directory, find_runs
+from deploy.run_record import Run, default_directory, find_runs, logs_of_detached
 from tandem import exit_codes
 from tandem.logs import log_file
 
@@ -138,7 +138,10 @@ def _find(name: str) -> Run | None:
         if run.about.name == name:
             return run
     others = ", ".join(run.about.name for run in runs)
-    fail(f"no cluster named {name} runs on this host{f'; there are: {others}' if others else ''}")
+    there_are = f"; there are: {others}" if others else ""
+    logs = logs_of_detached(default_directory(), name)
+    last_logs = f"; the last one's logs are in {logs}" if logs.is_dir() else ""
+    fail(f"no cluster named {name} runs on this host{there_are}{last_logs}")
     return None
 
 

@@ -192,7 +192,7 @@ class ClusterOptions:
         choices=(attention.AUTO, *attention.ATTENTION_BACKENDS.names),
         takes_path=True,
         detail=". FlashInfer's are for bfloat16 and heads of 64, 128 or 256; on Hopper and later `flashinfer` runs a "
-        "kernel of our own for decode steps of up to 128 sequences "
+        "kernel of our own for decode steps of up to 512 sequences "
         "([architecture.md](architecture.md#the-engine-on-a-gpu))",
     )
     cuda_graph_max_bs: int = option(

@@ -69,6 +69,11 @@ def default_directory() -> Path:
     return Path(f"/tmp/tandem-{os.getuid()}")
 
 
+def logs_of_detached(directory: Path, name: str) -> Path:
+    """Where the last detached cluster of that name has its logs, or had them. Args: directory: as of the records."""
+    return directory / "clusters" / name
+
+
 def write_record(
     directory: Path, owner: RunOwner, processes: Iterable[ProcessId], about: RunAbout | None = None
 ) -> Path:

@@ -36,6 +36,7 @@ from deploy.run_record import (
     default_directory,
     end_leftovers,
     find_runs,
+    logs_of_detached,
     remove_record,
     write_record,
 )
@@ -76,7 +77,7 @@ def serve(config: ClusterConfig, *, detach: bool = False) -> int:
         ClusterName(directory, config.cluster_name).close()
         if not detach:
             return run_cluster(config, functools.partial(announce_and_wait, config), is_named=True)
-        logs = directory / "clusters" / config.cluster_name
+        logs = logs_of_detached(directory, config.cluster_name)
         logs.mkdir(mode=0o700, parents=True, exist_ok=True)
         check_private(logs)
     except NameTakenError:

@@ -55,9 +55,9 @@ class EngineBase(ABC):
         """Whether `forward` returns before the device is done, so that the next one can be launched behind it."""
         return False
 
-    def mixes(self, num_decoded: int, num_prompt_tokens: int) -> bool:
-        """Whether so many sequences that are decoded, and so many tokens of prompts, are better computed by one forward
-        than by two. This is the one place where that is decided."""
+    def mixes(self, num_decoded: int, num_prompt_tokens: int, num_prompts: int = 1) -> bool:
+        """Whether so many sequences that are decoded, and so many tokens of so many prompts, are better computed by one
+        forward than by two. This is the one place where that is decided."""
         return False
 
     def num_unpadded(self, num_decoded: int, num_prompt_tokens: int) -> int:

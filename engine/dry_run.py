@@ -23,6 +23,8 @@ from tandem.sampling_params import MAX_LOGPROBS, SamplingParams
 TRIAL_BATCH_SIZE = 24
 # Prefills of as few tokens as these, in as many prompts, run other kernels than large ones.
 SMALL_PREFILLS = (1, 8, 16, 32, 64)
+# Steps of up to so many sequences run other kernels than larger ones.
+DECODE_SIZES = (1, 16, 32, 64, 128, 256)
 # Libraries choose other kernels for other numbers of tokens, a multiple of this at a time, and of prompts.
 TOKEN_STEP = 128
 NUM_PROMPTS = (1, 17, 32, 4, 64, 24, 9, 96, 48)
@@ -102,6 +104,7 @@ def measure_memory(
             forward = max(forward, _peak_bytes(engine, batch))
     batch_size = max(config.max_batch_size, config.cuda_graph_max_bs)
     if batch_size:
+        _load_step_kernels(engine, batch_size)
         forward = max(forward, _peak_bytes(engine, _decode(batch_size, _SAMPLED)))
     if batch_size and config.max_chunk_tokens and engine.mixes(batch_size, config.max_chunk_tokens):
         # Both at once, which is what the largest forwards are then.
@@ -203,6 +206,14 @@ def _load_kernels(engine: Engine, max_tokens: int) -> None:
     for number, num_tokens in enumerate(range(TOKEN_STEP, max_tokens, TOKEN_STEP)):
         num_prompts = NUM_PROMPTS[number % len(NUM_PROMPTS)]
         shallow.forward(_prefill(num_tokens, longest, number % 2, num_prompts, _GREEDY))
+
+
+def _load_step_kernels(engine: Engine, max_batch_size: int) -> None:
+    """Likewise of decode steps, some of which may have no graph: compiling a kernel of ours takes a second."""
+    shallow = engine.shallow()
+    for size in DECODE_SIZES:
+        if size < max_batch_size:
+            shallow.forward(_decode(size, _GREEDY))
 
 
 def _peak_bytes(engine: Engine, batch: Batch) -> int:

@@ -133,6 +133,10 @@ class MixedGraphs:
                     capture, decodes[num_decoded], prefills[num_prompt_tokens], num_decoded, num_prompt_tokens
                 )
 
+    def fit(self, num_decoded: int, num_prompt_tokens: int, num_prompts: int) -> bool:
+        """Whether there is a graph for so many."""
+        return num_prompts <= MAX_PROMPTS and self.sizes.smallest(num_decoded, num_prompt_tokens) is not None
+
     def run(self, batch: Batch, fed_ids: torch.Tensor | None) -> GraphOutput | None:
         """Runs a mixed batch.
 

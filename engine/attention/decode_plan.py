@@ -96,34 +96,34 @@ class DecodePlan:
         num_turns = -(-lengths // turn)
         ends = num_turns.cumsum()
         row_starts = ends - num_turns
-        block_starts = np.union1d([0], self._cuts(num_turns, ends, self.max_blocks(num_rows)))
-        starts = np.union1d(row_starts, block_starts)
+        block_starts = _union([0], self._cuts(num_turns, ends, self.max_blocks(num_rows)))
+        starts = _union(row_starts, block_starts)
         total = len(starts)
         assert total <= self.max_items(num_rows)
-        rows = np.searchsorted(row_starts, starts, side="right") - 1
-        first_of_row = np.searchsorted(starts, row_starts)
-        num_parts = np.diff(np.append(first_of_row, total))
-        item_ends = np.append(starts[1:], ends[-1])
+        rows = row_starts.searchsorted(starts, side="right") - 1
+        first_of_row = starts.searchsorted([*row_starts, ends[-1]])
+        begins, item_ends = starts - row_starts[rows], np.append(starts[1:], ends[-1]) - row_starts[rows]
 
-        plan = np.zeros(self.size(num_rows, len(tables)), dtype=np.int32)
+        positions = self.positions(num_rows)
+        plan = np.zeros(positions.stop + len(tables), dtype=np.int32)
         plan[0] = len(block_starts)
         columns: tuple[np.ndarray[Any, Any], ...] = (
             rows,
-            (starts - row_starts[rows]) * turn,
-            np.minimum((item_ends - row_starts[rows]) * turn, lengths[rows]),
+            begins * turn,
+            np.minimum(item_ends * turn, lengths[rows]),
             lengths[rows],
             np.array(table_starts)[rows],
             np.arange(total) - first_of_row[rows],
-            num_parts[rows],
+            (first_of_row[1:] - first_of_row[:-1])[rows],
         )
         items = plan[HEAD_SIZE : HEAD_SIZE + total * ITEM_SIZE].reshape(total, ITEM_SIZE)
         for place, column in enumerate(columns):
             items[:, place] = column
         first_items = plan[self._first_items(num_rows) :]
-        first_items[: len(block_starts)] = np.searchsorted(starts, block_starts)
+        first_items[: len(block_starts)] = starts.searchsorted(block_starts)
         first_items[len(block_starts)] = total
-        plan[self.positions(num_rows)] = lengths - 1
-        plan[self.positions(num_rows).stop :] = tables
+        plan[positions] = lengths - 1
+        plan[positions.stop :] = tables
         return plan
 
     def _first_items(self, num_rows: int) -> int:
@@ -145,3 +145,12 @@ class DecodePlan:
         within = np.rint(places - (cost_ends - costs)[rows] - ITEM_COST).astype(np.int64)
         cuts = (ends - num_turns)[rows] + np.clip(within, 0, num_turns[rows])
         return cuts[cuts < ends[-1]]
+
+
+def _union(one: "np.ndarray[Any, Any] | list[int]", other: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
+    """All numbers of both, in order: np.union1d in half the time."""
+    numbers = np.concatenate((one, other))
+    numbers.sort()
+    is_new = np.ones(len(numbers), dtype=bool)
+    np.not_equal(numbers[1:], numbers[:-1], out=is_new[1:])
+    return numbers[is_new]

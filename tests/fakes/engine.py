@@ -162,7 +162,7 @@ class FakeEngine(EngineBase):
     def is_asynchronous(self) -> bool:
         return self._asynchronous
 
-    def mixes(self, num_decoded: int, num_prompt_tokens: int) -> bool:
+    def mixes(self, num_decoded: int, num_prompt_tokens: int, num_prompts: int = 1) -> bool:
         return num_prompt_tokens >= self._min_mixed
 
     @property

@@ -45,6 +45,13 @@ def test_a_cluster_that_is_not_there(command: str, capsys: pytest.CaptureFixture
     assert capsys.readouterr().out == "no cluster runs on this host\n"
 
 
+def test_where_the_logs_of_one_that_has_ended_are(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    logs = directory / "clusters" / "chat"
+    logs.mkdir(parents=True)
+    assert main(["logs", "chat"]) == 1
+    assert f"no cluster named chat runs on this host; the last one's logs are in {logs}" in capsys.readouterr().err
+
+
 def test_the_ones_that_are_there_are_named(
     directory: Path, owner: RunOwner, capsys: pytest.CaptureFixture[str]
 ) -> None:

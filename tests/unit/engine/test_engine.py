@@ -1,5 +1,6 @@
 """When a decode step and prompts are one forward."""
 
+import functools
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any, cast
@@ -10,7 +11,7 @@ from engine.build import build_engine
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.mixed_graphs import MixedGraphs, MixedSizes
-from engine.prefill_graphs import PrefillGraphs
+from engine.prefill_graphs import MAX_PROMPTS, PrefillGraphs
 
 LARGEST_PREFILL_GRAPH = 512
 MIXED_SIZES = MixedSizes((16, 32), (128, 256))
@@ -43,14 +44,17 @@ def test_what_two_graphs_are_done_with_sooner_is_no_mixed_step(built: Engine, mi
 
 @pytest.mark.parametrize("mixed_steps", [True, False])
 def test_what_there_is_a_mixed_graph_for_is_a_mixed_step(built: Engine, mixed_steps: bool) -> None:
+    graphs: Any = SimpleNamespace(sizes=MIXED_SIZES)
+    graphs.fit = functools.partial(MixedGraphs.fit, graphs)
     engine = Engine(
         built.model,
         built.pool,
         cast(Any, built)._attention,
         prefill_graphs=cast(PrefillGraphs, Graphs()),
         mixed_steps=mixed_steps,
-        mixed_graphs=cast(MixedGraphs, SimpleNamespace(sizes=MIXED_SIZES)),
+        mixed_graphs=graphs,
     )
     assert engine.mixes(1, 1) == engine.mixes(32, 256) == mixed_steps
     assert not engine.mixes(33, 1) and not engine.mixes(1, 257)
+    assert engine.mixes(32, 200, MAX_PROMPTS) == mixed_steps and not engine.mixes(32, 200, MAX_PROMPTS + 1)
     assert engine.num_unpadded(32, 255) == (128 if mixed_steps else 255)
