@@ -28,7 +28,8 @@ def run_detached(main: Callable[[Callable[[], None]], int], log: Path) -> int:
         main: given what it calls when it is ready; its result is the exit status.
         log: the file for what it says, made anew.
 
-    Returns 0 if it is ready, else its exit status. The calling process must have one thread.
+    Returns 0 if it is ready, else its exit status; 128 and the signal's number if it has ended well because of one. The
+    calling process must have one thread.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -42,17 +43,25 @@ def run_detached(main: Callable[[Callable[[], None]], int], log: Path) -> int:
     os.close(writer)
     os.close(log_fd)
     before = {signum: signal.getsignal(signum) for signum in _STOP_SIGNALS}
+    received: list[int] = []
 
     def stop(signum: int, frame: FrameType | None) -> None:
+        received.append(signum)
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)
 
     for signum in _STOP_SIGNALS:
         signal.signal(signum, stop)
     try:
-        is_ready = _show(log, reader)
+        if _show(log, reader):
+            return 0
         # One that is not ready has ended, or is about to.
-        return 0 if is_ready else _status(os.waitpid(pid, 0)[1])
+        status = _status(os.waitpid(pid, 0)[1])
+        if received and not status:
+            # Whoever goes on with what was started would find nothing.
+            print("Given up before it was ready", file=sys.stderr)
+            return exit_codes.SIGNALLED + received[0]
+        return status
     finally:
         os.close(reader)
         for signum, handler in before.items():

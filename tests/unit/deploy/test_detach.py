@@ -82,6 +82,17 @@ def test_ctrl_c_stops_what_is_not_ready(log: Path) -> None:
     assert process.returncode == 7 and output.splitlines() == ["starting", "set", "stopping"]
 
 
+@pytest.mark.parametrize(("signum", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_what_ends_well_before_it_is_ready_was_given_up(signum: int, status: int, log: Path) -> None:
+    """`tandem serve --detach && tandem generate` is not to go on."""
+    stop = "signal.signal(signal.SIGTERM, lambda *_: os._exit(0))"
+    process = start(f"{stop}; print('set', flush=True); time.sleep(30)", log)
+    wait_for("set", log)
+    process.send_signal(signum)
+    _, errors = process.communicate(timeout=20.0)
+    assert (process.returncode, errors) == (status, "Given up before it was ready\n")
+
+
 def test_who_is_killed_while_it_waits_ends_nothing(log: Path) -> None:
     process = start("time.sleep(0.5); on_ready(); print('over', flush=True)", log)
     wait_for("starting", log)
