@@ -48,7 +48,7 @@ class DeviceFactors:
 # layers, logits, and what lies between two graphs): 5.1 ms at batch 16, 5.8 at 32, 7.1 at 64, 9.7 at 128 and 16.1 at
 # 256, within 3.1 %. Mixed forwards are fitted to 28 that were measured: 8 to 128 requests with contexts of 1,024 or
 # 4,096 tokens, and 128 to 2,048 tokens of a prompt, at its beginning or behind 2,048. They are within 7 %, but for 384
-# tokens beside 64 requests, which take 12 and 23 % longer than this says.
+# tokens beside 64 requests, which take 13 and 23 % longer than this says.
 H200_8B = DeviceFactors(
     prompt=(2.4e-3, 22.2e-6, 6.8e-10), step=(4.32e-3, 7.7e-6, 3.2e-8), handover=(2e-3, 6e-6), mixed=(3.67e-3, 23.4e-6)
 )
