@@ -1,12 +1,12 @@
 """Which layout of four workers serves the most requests in time, in a model of the cluster.
 
-Time is virtual: workers take for their forwards what an H200 takes with a model of 8 billion parameters, and clients
-send at random. What chooses among workers is the router's own code, and what prompts get beside decode steps is up to
-the workers' own budget. Goodput is the highest rate at which nine in ten requests keep to
-ttft=500ms,itl_p95=OBJECTIVE,itl_max=500ms.
+Time is virtual: workers take for their forwards what an H200 takes with a model of 8 billion parameters, those that do
+both with prompts and decode steps in one forward, and clients send at random. What chooses among workers is the
+router's own code, and what prompts get beside decode steps is up to the workers' own budget. Goodput is the highest
+rate at which nine in ten requests keep to ttft=500ms,itl_p95=OBJECTIVE,itl_max=500ms.
 
 It is a model: hosts, launches and networks take no time in it, and devices always the same. `--compare` shows what it
-says of layouts that have been measured.
+says of layouts that have been measured, with the forwards of that time: slower steps, and prompts before them.
 """
 
 import argparse
@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.cluster_model.cluster import FIXED, UNPLANNED, WORKERS, Layout, ModelCluster
+from benchmarks.cluster_model.device import H200_8B, H200_8B_UNMIXED, DeviceFactors
 from benchmarks.cluster_model.goodput import GoodputModel, Served
 from benchmarks.cluster_model.workloads import WORKLOADS, Stretch, Workload, conversations
 from router.objectives import Objectives
@@ -33,7 +34,7 @@ TURNED = (WORKLOADS[0], WORKLOADS[2])
 SETTLING_S = 2.0
 LAYOUTS = (*FIXED, UNPLANNED, WORKERS)
 # What four H200s gave for 4,096/256 with a model of 8 billion parameters (`tandem bench`): layout, objective for gaps
-# in ms, requests a second. Workers of role `both` had pieces of one size beside decode steps then.
+# in ms, requests a second. Workers of role `both` had pieces of one size between decode steps then: H200_8B_UNMIXED.
 MEASURED = (
     ("2P2D", 15, 15.5),
     ("2P2D", 25, 15.5),
@@ -48,8 +49,8 @@ MEASURED = (
 class Cells:
     """The same cells with each of some seeds: goodput is the mean."""
 
-    def __init__(self, num_seeds: int) -> None:
-        self._models = [GoodputModel(seed) for seed in range(num_seeds)]
+    def __init__(self, num_seeds: int, device: DeviceFactors = H200_8B) -> None:
+        self._models = [GoodputModel(seed, device) for seed in range(num_seeds)]
 
     def goodput(self, layout: Layout, workload: Workload, itl_ms: float) -> float:
         objectives = Objectives(TTFT_S, itl_ms / 1e3)
@@ -57,7 +58,7 @@ class Cells:
 
 
 def compare(cells: Cells) -> Table:
-    """The model beside what was measured."""
+    """The model beside what was measured. Args: cells: with the device that it was measured with."""
     chunked = [Layout(f"both x4, chunks of {size}", ("both",) * 4, chunk_size=size) for size in (512, 8192)]
     layouts = {layout.name: layout for layout in (*FIXED, *chunked)}
     table = Table("4096/256", "ITL p95", "measured", "model", "model / measured", title="goodput, requests/s")
@@ -129,13 +130,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="a load that turns between 4096/256 and 512/1024 at these rates, with the first objective of --itl",
     )
     arguments = parser.parse_args(argv)
-    cells = Cells(arguments.seeds)
     if arguments.compare:
-        Console().print(compare(cells))
+        Console().print(compare(Cells(arguments.seeds, H200_8B_UNMIXED)))
         return 0
     if arguments.turns:
         Console().print(turns(arguments.itl[0], arguments.turns, LAYOUTS))
         return 0
+    cells = Cells(arguments.seeds)
     layouts = [one for one in LAYOUTS if arguments.layouts is None or one.name in arguments.layouts]
     workloads = [workload for workload in WORKLOADS if workload.name in arguments.workloads]
     table = Table("workload", "ITL p95", *(layout.name for layout in layouts), f"{layouts[-1].name} / best other")

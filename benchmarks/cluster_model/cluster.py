@@ -14,7 +14,7 @@ from benchmarks.cluster_model.device import H200_8B, DeviceFactors
 from benchmarks.cluster_model.events import EventQueue
 from benchmarks.cluster_model.jobs import Job
 from benchmarks.cluster_model.prefix_cache import PrefixCache
-from benchmarks.cluster_model.worker import MAX_BATCH, PAGE_SIZE, ModelWorker
+from benchmarks.cluster_model.worker import MAX_BATCH, MIXED_SIZES, PAGE_SIZE, ModelWorker
 from benchmarks.cluster_model.workloads import Conversation, Turn
 from both_worker.step_budget import StepBudget
 from deploy.role_planner import RolePlanner
@@ -177,7 +177,8 @@ class ModelCluster:
         timer = ForwardTimer("cuda", self.queue.clock)
         budget: PromptBudget = WholeChunks(layout.chunk_size or CHUNK_SIZE)
         if role == "both" and not layout.chunk_size:
-            budget = StepBudget(self._objectives.itl_s, CHUNK_SIZE, timer)
+            num_unpadded = None if device.mixed is None else MIXED_SIZES.num_unpadded
+            budget = StepBudget(self._objectives.itl_s, CHUNK_SIZE, timer, num_unpadded)
         cache = PrefixCache(device.pool_tokens // PAGE_SIZE, partial(self._tell_later, worker))
         model = ModelWorker(self.queue, device, budget, timer, cache, self)
         self._models[worker], self._workers[model] = model, worker

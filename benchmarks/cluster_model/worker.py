@@ -9,6 +9,7 @@ from benchmarks.cluster_model.device import DeviceFactors
 from benchmarks.cluster_model.events import EventQueue
 from benchmarks.cluster_model.jobs import Job
 from benchmarks.cluster_model.prefix_cache import PrefixCache
+from engine.mixed_graphs import NUM_PROMPT_TOKENS, MixedSizes
 from prefill_worker.budget import PromptBudget
 from worker.forward_timer import ForwardTimer
 
@@ -18,6 +19,8 @@ MAX_PROMPTS = 64
 MAX_BATCH = 256
 # Where nothing is decoded, one forward is launched behind the one that runs.
 MAX_LAUNCHED = 2
+# Forwards that decode and compute prompts are graphs of these sizes, and what is padding is computed too.
+MIXED_SIZES = MixedSizes.up_to(MAX_BATCH, NUM_PROMPT_TOKENS[-1])
 
 
 class WorkerListener(Protocol):
@@ -30,8 +33,9 @@ class WorkerListener(Protocol):
 
 
 class ModelWorker:
-    """First come, first served. A worker that decodes takes turns: a forward of prompts, as large as the budget has it,
-    and a decode step. One that decodes nothing computes prompts one forward behind the other.
+    """First come, first served. A worker that decodes computes as much of prompts as the budget has it with each decode
+    step: in one forward, or, where the device has no such, in one before the step. A worker that decodes nothing
+    computes prompts one forward behind the other.
 
     Requests get memory for prompt and output when they join the running ones, in order, and wait for it before that;
     prompts wait for none.
@@ -134,24 +138,29 @@ class ModelWorker:
         return min(PAGE_SIZE * self.num_cached_pages(job), job.num_prompt - 1)
 
     def _launch(self, piece: list[tuple[Job, int]], then: Callable[[list[tuple[Job, int]]], None]) -> None:
+        num_tokens, num_attended = self._note_launched(piece)
+        begins = max(self._queue.now, self._device_free_at)
+        self._device_free_at = begins + self._device.prompt_s(num_tokens, num_attended)
+        self._queue.after(self._device_free_at - self._queue.now, lambda: then(piece))
+
+    def _note_launched(self, piece: list[tuple[Job, int]]) -> tuple[int, int]:
+        """Returns the tokens of these prompts, and how many these attend to."""
         num_tokens = sum(count for _, count in piece)
         num_attended = sum(count * job.launched + count * count // 2 for job, count in piece)
         for job, count in piece:
             job.launched += count
         self.timer.prompts_launched(self._queue.now, num_tokens, num_attended)
-        begins = max(self._queue.now, self._device_free_at)
-        self._device_free_at = begins + self._device.prompt_s(num_tokens, num_attended)
         self._num_launched += 1
-        self._queue.after(self._device_free_at - self._queue.now, lambda: then(piece))
+        return num_tokens, num_attended
 
     def _prompts_computed(self, piece: list[tuple[Job, int]]) -> None:
         self._take(piece)
         self._go_on()
 
-    def _take(self, piece: list[tuple[Job, int]]) -> None:
-        """What a forward of prompts has given."""
+    def _take(self, piece: list[tuple[Job, int]], *, is_mixed: bool = False) -> None:
+        """What a forward of prompts has given. Args: is_mixed: it was a decode step too, of which the timer knows."""
         self._num_launched -= 1
-        self.timer.prompts_ended()
+        self.timer.prompts_ended(is_mixed=is_mixed)
         for job, count in piece:
             job.computed += count
         for job in [job for job, _ in piece if job.computed == job.num_prompt]:
@@ -178,10 +187,21 @@ class ModelWorker:
 
     def _begin_turn(self) -> None:
         self._in_turn = True
-        if piece := self._compose():
+        piece = self._compose()
+        if not piece:
+            self._launch_step()
+        elif self._device.mixed is None:
             self._launch(piece, self._launch_step_behind)
         else:
-            self._launch_step()
+            self._launch_mixed(piece)
+
+    def _launch_mixed(self, piece: list[tuple[Job, int]]) -> None:
+        num_tokens, num_attended = self._note_launched(piece)
+        self.timer.step_launched(self._num_running, self._num_kv_tokens)
+        if graph := MIXED_SIZES.smallest(self._num_running, num_tokens):
+            num_tokens = graph[1]
+        took_s = self._device.mixed_s(num_tokens, num_attended, self._num_running, self._num_kv_tokens)
+        self._queue.after(took_s, lambda: self._step_ended(piece))
 
     def _launch_step_behind(self, piece: list[tuple[Job, int]]) -> None:
         self._take(piece)
@@ -192,7 +212,8 @@ class ModelWorker:
         self.timer.step_launched(self._num_running, self._num_kv_tokens)
         self._queue.after(self._device.step_s(self._num_running, self._num_kv_tokens), self._step_ended)
 
-    def _step_ended(self) -> None:
+    def _step_ended(self, piece: list[tuple[Job, int]] | None = None) -> None:
+        """Args: piece: the prompts that were in one forward with it."""
         self.timer.step_ended()
         number = len(self.step_times)
         self.step_times.append(self._queue.now)
@@ -204,6 +225,8 @@ class ModelWorker:
             self._num_reserved -= job.num_prompt + job.num_output
             self._cache.use(job.identities[: (job.num_prompt + job.num_output - 1) // PAGE_SIZE])
         started, self._started = self._started, []
+        if piece is not None:
+            self._take(piece, is_mixed=True)
         self._in_turn = False
         self._device_free_at = self._queue.now
         self._listener.step_ended(self, started, finished)

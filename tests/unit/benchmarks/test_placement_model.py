@@ -3,6 +3,7 @@
 import itertools
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -11,7 +12,7 @@ from benchmarks.cluster_model.cluster import FIXED, WORKERS, Layout, ModelCluste
 from benchmarks.cluster_model.device import H200_8B, DeviceFactors
 from benchmarks.cluster_model.goodput import Duration, GoodputModel
 from benchmarks.cluster_model.prefix_cache import PrefixCache
-from benchmarks.cluster_model.workloads import Stretch, Workload, conversations
+from benchmarks.cluster_model.workloads import Conversation, Stretch, Turn, Workload, conversations
 from router.objectives import Objectives
 
 # A prompt of 8,192 tokens takes 50 ms, and nothing else takes any time to speak of.
@@ -59,6 +60,23 @@ def test_lone_requests_take_what_the_device_takes() -> None:
             first, *gaps = [after - before for before, after in itertools.pairwise([record.due_s, *record.times])]
             assert first == pytest.approx(2e-3 + 1024e-5)
             assert gaps == pytest.approx([handover_s + 6e-3, 6e-3])
+
+
+def test_prompts_beside_steps_are_in_one_forward_with_them_where_the_device_has_such() -> None:
+    device = DeviceFactors((2e-3, 1e-5, 0.0), step=(5e-3, 1e-3, 0.0), handover=(0.0, 0.0), mixed=(6e-3, 2e-5))
+    layout, alone_s, prompt = Layout("both", ("both",), chunk_size=512), 6e-3, Turn(512 + 70, 2, (), False)
+    # Of both, the first piece has 512 tokens and the second one the padding of a graph of 128.
+    mixed = [6e-3 + 512 * 2e-5 + 1e-3, 6e-3 + 128 * 2e-5 + 1e-3]
+    apart = [2e-3 + 512e-5 + alone_s, 2e-3 + 70e-5 + alone_s + 1e-3]
+    for factors, expected in ((device, [*mixed, alone_s + 1e-3]), (replace(device, mixed=None), apart)):
+        cluster = ModelCluster(layout, Objectives(), device=factors)
+        late = Conversation(0.1, [prompt])
+        records = cluster.run([Conversation(0.0, [Turn(16, 100, (), False)]), late])
+        stream = next(record for record in records if record.wanted_input_tokens == 16)
+        gaps = [after - before for before, after in itertools.pairwise(stream.times)]
+        longer = [gap for gap in gaps if gap > alone_s + 1e-9]
+        assert longer == pytest.approx(expected)
+        assert len(gaps) == 99
 
 
 def test_a_turn_computes_what_its_worker_has_not_cached() -> None:
