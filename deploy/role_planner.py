@@ -1,11 +1,11 @@
 """Which workers are to compute prompts mostly and which are to decode mostly, by what there is to do.
 
 A worker that does both reads its weights for each piece of a prompt, where steps are not mixed again for each decode
-step, and between two steps there is no more time than the objective leaves. One that does only the one or the other does that once. So the
-more there is to do and the tighter the objective, the more is served by workers that lean. What a layout can serve is
-reckoned in shares of one worker's time, `i` being FILLED of the objective for gaps, `T` that for first tokens, `s0`
-what a decode step takes with nothing in it, `f0` what a forward of prompts does, and `f` what the mean prompt takes
-besides:
+step, and between two steps there is no more time than the objective leaves. One that does only the one or the other
+does that once. So the more there is to do and the tighter the objective, the more is served by workers that lean.
+What a layout can serve is reckoned in shares of one worker's time, `i` being FILLED of the objective for gaps, `T`
+that for first tokens, `s0` what a decode step takes with nothing in it, `f0` what a forward of prompts does, and `f`
+what the mean prompt takes besides:
 
 | a worker that | has |
 |---|---|
