@@ -40,6 +40,7 @@ def run_comparison(arguments: argparse.Namespace) -> int:
         make(arguments.runs, arguments.out)
     except (ValueError, OSError) as error:
         return _failure(arguments, error)
+    print(f"wrote {arguments.out}")
     return 0
 
 

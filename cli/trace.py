@@ -39,7 +39,7 @@ def run_trace(arguments: argparse.Namespace, client: "TandemClient") -> int:
     except TandemError as error:
         return print_failure(arguments, error)
     except OSError as error:
-        print(f"{arguments.name}: {error}", file=sys.stderr)
+        print(f"{arguments.name}: {out} cannot be written: {error.strerror}", file=sys.stderr)
         return exit_codes.FAILED
     except KeyboardInterrupt:
         return exit_codes.SIGNALLED + signal.SIGINT

@@ -59,3 +59,9 @@ def test_what_is_no_file_stays_what_it_is(tmp_path: Path, kind: str, capsys: pyt
     assert "is no file" in capsys.readouterr().err
     assert out.is_dir() or out.is_fifo()
     assert list(tmp_path.iterdir()) == [out]
+
+
+def test_a_place_that_is_not_there_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "nobody" / "trace.json"
+    assert trace_to(out, lambda: pytest.fail("somebody waited for a recording")) == 1
+    assert capsys.readouterr().err == f"tandem trace: {out} cannot be written: No such file or directory\n"
