@@ -181,7 +181,8 @@ class Engine(EngineBase):
     def mixes(self, num_decoded: int, num_prompt_tokens: int, num_prompts: int = 1) -> bool:
         if not self._mixed_steps:
             return False
-        if self._mixed_graphs is not None and self._mixed_graphs.fit(num_decoded, num_prompt_tokens, num_prompts):
+        graphs = self._mixed_graphs
+        if graphs is not None and graphs.sizes.smallest(num_decoded, num_prompt_tokens, num_prompts) is not None:
             return True
         # A prefill graph and a decode graph are over by the time that the kernels of one forward are launched. Prompts
         # that have no graph are launched kernel by kernel in either case.

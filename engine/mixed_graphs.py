@@ -51,8 +51,10 @@ class MixedSizes:
         pairs = [(rows, tokens) for rows in self.num_decoded for tokens in self.num_prompt_tokens]
         return sorted(pairs, key=sum, reverse=True)
 
-    def smallest(self, num_decoded: int, num_prompt_tokens: int) -> tuple[int, int] | None:
+    def smallest(self, num_decoded: int, num_prompt_tokens: int, num_prompts: int = 1) -> tuple[int, int] | None:
         """The pair that so many are computed in; None if there is none."""
+        if num_prompts > MAX_PROMPTS:
+            return None
         row = bisect_left(self.num_decoded, num_decoded)
         column = bisect_left(self.num_prompt_tokens, num_prompt_tokens)
         if row == len(self.num_decoded) or column == len(self.num_prompt_tokens):
@@ -133,10 +135,6 @@ class MixedGraphs:
                     capture, decodes[num_decoded], prefills[num_prompt_tokens], num_decoded, num_prompt_tokens
                 )
 
-    def fit(self, num_decoded: int, num_prompt_tokens: int, num_prompts: int) -> bool:
-        """Whether there is a graph for so many."""
-        return num_prompts <= MAX_PROMPTS and self.sizes.smallest(num_decoded, num_prompt_tokens) is not None
-
     def run(self, batch: Batch, fed_ids: torch.Tensor | None) -> GraphOutput | None:
         """Runs a mixed batch.
 
@@ -149,8 +147,8 @@ class MixedGraphs:
             is larger than every graph.
         """
         num_decoded = len(batch.decoded)
-        size = self.sizes.smallest(num_decoded, batch.num_tokens - num_decoded)
-        if size is None or len(batch.prompts) > MAX_PROMPTS:
+        size = self.sizes.smallest(num_decoded, batch.num_tokens - num_decoded, len(batch.prompts))
+        if size is None:
             return None
         if fed_ids is not None and len(fed_ids) > self._max_decoded:
             return None

@@ -15,10 +15,10 @@ FORGETTING_S = 20.0
 # The usual factors are geometric means over so long a time. A factor of less than this multiple of what it was at first
 # counts as that.
 USUAL_S = 120.0
-# Of a factor of which nothing has been observed for longer than that, so much time leaves 1/e of how many times its
+LEAST_USUAL = 1e-3
+# Of a factor of which nothing has been observed for longer than USUAL_S, so much time leaves 1/e of how many times its
 # start it usually is, on a logarithmic scale: who was slow for so long that it has become usual is asked again.
 FORGIVEN_S = 600.0
-LEAST_USUAL = 1e-3
 # Of a direction of which so little of an observation is left nothing is known. What is forgotten on and on comes to a
 # number so small that nothing can be divided by it.
 LEAST_KNOWN = 1e-9

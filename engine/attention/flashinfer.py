@@ -18,7 +18,7 @@ from engine.attention.scales import KvScales
 from engine.batch import Batch
 from engine.kvcache.base import PageLayout
 from engine.kvcache.cuda_pool import CudaKvPool
-from engine.layers.cuda_kernel import PDL_CAPABILITY
+from engine.layers.cuda_kernel import has_dependent_launch
 from engine.layers.norm import QkNorm
 from engine.layers.rotary import Rotation
 from engine.token_sequence import TokenSequence
@@ -69,7 +69,7 @@ class FlashInferAttention(GraphableBackend):
         self._paged = _PagedKernels(pool, layout, num_q_heads, scales)
         major, _ = torch.cuda.get_device_capability(self._device)
         self._own_decode: PagedDecode | None = None
-        if major >= PDL_CAPABILITY and has_kernel(layout, num_q_heads):
+        if has_dependent_launch(self._device) and has_kernel(layout, num_q_heads):
             self._own_decode = PagedDecode(pool, num_q_heads, MAX_OWN_DECODE, scales)
         prefill_backend = "fa3" if major == FA3_CAPABILITY else "fa2"
         self._paged_backend = "fa2" if layout.quantized_to else prefill_backend

@@ -67,14 +67,15 @@ class CudaOps(LayerOps):
         return torch.addmm(residual, x, linear.weight.t(), out=residual)
 
     def gated_mlp(self, x: torch.Tensor, norm: Norm, gate_up: LinearBase, down: LinearBase) -> torch.Tensor:
-        is_one_kernel = (
-            self._few_rows.fits(x, gate_up) or self._products.tile(len(x), gate_up, is_gated=True) is not None
-        )
-        if is_one_kernel or not isinstance(down, Fp8Linear):
+        if not isinstance(down, Fp8Linear) or self._gates_at_once(x, gate_up):
             return super().gated_mlp(x, norm, gate_up, down)
         # What is gated is quantised where it is made.
         projected = self.norm_linear(x, norm, gate_up)
         return self._fp8.multiply(quantize(projected, down, is_gated=True), down, x)
+
+    def _gates_at_once(self, x: torch.Tensor, gate_up: LinearBase) -> bool:
+        """Whether one kernel makes gate, up and their product."""
+        return self._few_rows.fits(x, gate_up) or self._products.tile(len(x), gate_up, is_gated=True) is not None
 
 
 def rms_norm(x: torch.Tensor, norm: Norm) -> torch.Tensor:

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import torch
 
-from engine.layers.cuda_kernel import PDL_CAPABILITY, CudaKernel
+from engine.layers.cuda_kernel import CudaKernel, has_dependent_launch
 from engine.layers.fp8_linear import Fp8Linear
 from engine.layers.linear import LinearBase
 from engine.layers.norm import Norm
@@ -36,7 +36,7 @@ class FewRows:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._num_sms = torch.cuda.get_device_properties(device).multi_processor_count
-        self._has_kernel = torch.cuda.get_device_capability(device)[0] >= PDL_CAPABILITY
+        self._has_kernel = has_dependent_launch(device)
         self._kernels: dict[tuple[Tuning, int, bool, bool, bool, int], CudaKernel] = {}
 
     def fits(self, x: torch.Tensor, linear: LinearBase) -> bool:

@@ -1,6 +1,5 @@
 """When a decode step and prompts are one forward."""
 
-import functools
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any, cast
@@ -44,15 +43,13 @@ def test_what_two_graphs_are_done_with_sooner_is_no_mixed_step(built: Engine, mi
 
 @pytest.mark.parametrize("mixed_steps", [True, False])
 def test_what_there_is_a_mixed_graph_for_is_a_mixed_step(built: Engine, mixed_steps: bool) -> None:
-    graphs: Any = SimpleNamespace(sizes=MIXED_SIZES)
-    graphs.fit = functools.partial(MixedGraphs.fit, graphs)
     engine = Engine(
         built.model,
         built.pool,
         cast(Any, built)._attention,
         prefill_graphs=cast(PrefillGraphs, Graphs()),
         mixed_steps=mixed_steps,
-        mixed_graphs=graphs,
+        mixed_graphs=cast(MixedGraphs, SimpleNamespace(sizes=MIXED_SIZES)),
     )
     assert engine.mixes(1, 1) == engine.mixes(32, 256) == mixed_steps
     assert not engine.mixes(33, 1) and not engine.mixes(1, 257)
