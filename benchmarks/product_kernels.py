@@ -170,7 +170,7 @@ class _Fixed(FewRows):
         super().__init__(device)
         self._fixed = tuning
 
-    def fp8_tuning(self, num_tiles: int, num_tokens: int) -> Tuning:
+    def fp8_tuning(self, num_tiles: int, num_in: int, num_tokens: int, *, is_block: bool) -> Tuning:
         return self._fixed
 
 

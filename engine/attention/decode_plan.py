@@ -10,8 +10,8 @@ from engine.attention.layout import KvHeadLayout
 from engine.attention.page_tables import page_tables
 from engine.token_sequence import TokenSequence
 
-# A warp takes sixteens of tokens, as many at a time as its registers have room for.
-SIXTEEN = 16
+# Tokens that a warp takes at a time.
+TILE = 16
 # What an item costs beside its tokens, in turns of a block: its queries, and adding up what warps have.
 ITEM_COST = 0.5
 # A plan has so many numbers before its items, and an item has so many. Threads load four at a time.
@@ -25,17 +25,15 @@ class DecodeBlocks(NamedTuple):
     Attributes:
         num_warps: of a block.
         num_per_sm: blocks that a multiprocessor runs at once.
-        num_tiles: sixteens of tokens that a warp takes at a time.
     """
 
     num_warps: int
     num_per_sm: int
-    num_tiles: int
 
     @property
     def turn(self) -> int:
         """Tokens that a block takes at a time."""
-        return self.num_warps * self.num_tiles * SIXTEEN
+        return self.num_warps * TILE
 
 
 class DecodePlan:
@@ -58,13 +56,14 @@ class DecodePlan:
         self._dummy_page = dummy_page
         # Measured on an H200 with heads of 128: what wins is to have as much on its way from memory as registers hold.
         is_large = layout.head_dim > 64 and not layout.quantized_to
-        self._blocks_of_many = DecodeBlocks(num_warps=4, num_per_sm=3 if is_large else 4, num_tiles=1)
+        self._blocks_of_many = DecodeBlocks(num_warps=4, num_per_sm=3 if is_large else 4)
         # Where a step has so few sequences that a block has to be done soon it has more warps.
-        self._blocks_of_few = DecodeBlocks(num_warps=8, num_per_sm=1 if is_large else 2, num_tiles=1)
+        self._blocks_of_few = DecodeBlocks(num_warps=8, num_per_sm=1 if is_large else 2)
 
     def blocks(self, num_rows: int) -> DecodeBlocks:
-        is_few = num_rows * self._layout.num_kv_heads <= self._num_sms
-        return self._blocks_of_few if is_few else self._blocks_of_many
+        few = self._blocks_of_few
+        is_few = num_rows * self._layout.num_kv_heads <= few.num_per_sm * self._num_sms
+        return few if is_few else self._blocks_of_many
 
     def max_blocks(self, num_rows: int) -> int:
         """Blocks for each head of keys: one wave."""

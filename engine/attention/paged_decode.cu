@@ -2,7 +2,7 @@
 // them, writes the new key and value into their page, and attends to all tokens so far.
 //
 // A block has one head of keys with its GROUP heads of queries, and some items, one after the other: an item is a stretch
-// of one sequence. Its warps share the stretch, TILES * 16 tokens at a time. Scores are mma.m16n8k16 with tokens as the 16
+// of one sequence. Its warps share the stretch, a tile of 16 tokens at a time. Scores are mma.m16n8k16 with tokens as the 16
 // rows and queries as the 8 columns (GROUP of them real), outputs are one with dimensions as the rows; between them the
 // weights, 8 tokens by 8 heads, are transposed from register to register. Which dimension is which number inside an mma is
 // free as long as both operands agree: threads take 16 bytes that lie side by side, which are 8 numbers of bfloat16 or 16
@@ -26,11 +26,10 @@
 //   FP8          1: pages have 8 bits for a number (e4m3); 0: they have bfloat16
 //   WARPS        in a block
 //   BLOCKS       that a multiprocessor is to run at once
-//   TILES        16 tokens each, that a warp takes at a time
 
 #define HALF (HEAD_DIM / 2)
 #define LANE_DIMS (HALF / 32)
-#define TILE (16 * TILES)
+#define TILE 16
 #define ITEM_SIZE 8
 #define NEGATIVE -1e30f
 // Parts of a sequence that are added up together.
@@ -43,10 +42,14 @@
 typedef unsigned char Stored;
 #define KEY_WIDTH 16
 #define VALUE_WIDTH (HEAD_DIM / 8)
+// A token's key of one head is so small that it is fetched into the L2 cache with its neighbour's, which another block
+// reads at about the same time.
+#define NEIGHBOURS ".L2::256B"
 #else
 typedef unsigned short Stored;
 #define KEY_WIDTH 8
 #define VALUE_WIDTH 8
+#define NEIGHBOURS ""
 #endif
 #define KEY_LOADS (HEAD_DIM / (4 * KEY_WIDTH))
 #define VALUE_LOADS (HEAD_DIM / (8 * VALUE_WIDTH))
@@ -98,7 +101,7 @@ __device__ __forceinline__ void store(Stored* p, float x, float inverse_scale) {
 
 __device__ __forceinline__ Chunk load(const Stored* p) {
     Chunk c;
-    asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+    asm volatile("ld.global" NEIGHBOURS ".v4.u32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(c.v[0]), "=r"(c.v[1]), "=r"(c.v[2]), "=r"(c.v[3])
                  : "l"(p)
                  : "memory");
@@ -109,7 +112,7 @@ __device__ __forceinline__ Chunk load_value(const Stored* p) {
 #if FP8 && HEAD_DIM == 64
     // It is half a chunk.
     Chunk c = {};
-    asm volatile("ld.global.v2.u32 {%0, %1}, [%2];" : "=r"(c.v[0]), "=r"(c.v[1]) : "l"(p) : "memory");
+    asm volatile("ld.global" NEIGHBOURS ".v2.u32 {%0, %1}, [%2];" : "=r"(c.v[0]), "=r"(c.v[1]) : "l"(p) : "memory");
     return c;
 #else
     return load(p);
@@ -250,63 +253,47 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS) paged_decode(
         return pool + (long long)tables[item.table + token / PAGE_SIZE] * page_stride + layer_offset +
                (token % PAGE_SIZE * NUM_KV + kv_head) * HEAD_DIM;
     };
-    // Where pages hold sixteens of tokens whole, one look at the table is enough for each: here are their first keys.
-    struct Places {
-        const Stored* of[TILES];
+    // Where pages hold tiles whole, one look at the table is enough for each: here is its first key.
+    auto place_of = [&](const Item& item, int tile) {
+        return PAGE_SIZE % TILE == 0 && tile < item.end ? static_cast<const Stored*>(place(item, tile)) : nullptr;
     };
-    auto places_of = [&](const Item& item, int tile) {
-        Places places;
-#pragma unroll
-        for (int t = 0; t < TILES; t++) {
-            const bool exists = PAGE_SIZE % 16 == 0 && tile + t * 16 < item.end;
-            places.of[t] = exists ? place(item, tile + t * 16) : nullptr;
-        }
-        return places;
-    };
-    auto place_in = [&](const Item& item, const Places& places, int tile, int t, int i) {
-        if (PAGE_SIZE % 16 == 0) return places.of[t] + i * NUM_KV * HEAD_DIM;
-        return static_cast<const Stored*>(place(item, tile + t * 16 + i));
+    auto place_in = [&](const Item& item, const Stored* first, int tile, int i) {
+        return PAGE_SIZE % TILE == 0 ? first + i * NUM_KV * HEAD_DIM : place(item, tile + i);
     };
 
-    Chunk keys[TILES][2][KEY_LOADS], values[TILES][4][VALUE_LOADS];
+    Chunk keys[2][KEY_LOADS], values[4][VALUE_LOADS];
     // A tile may have tokens beyond the end: zeros stand for whatever their slots hold.
-    auto ask_keys = [&](const Item& item, const Places& places, int tile) {
+    auto ask_keys = [&](const Item& item, const Stored* first, int tile) {
 #pragma unroll
-        for (int t = 0; t < TILES; t++)
+        for (int j = 0; j < 2; j++) {
+            const int i = j * 8 + group;
+            const bool exists = tile + i < item.end;
+            const Stored* key = exists ? place_in(item, first, tile, i) + part * KEY_WIDTH : nullptr;
 #pragma unroll
-            for (int j = 0; j < 2; j++) {
-                const int i = j * 8 + group;
-                const bool exists = tile + t * 16 + i < item.end;
-                const Stored* key = exists ? place_in(item, places, tile, t, i) + part * KEY_WIDTH : nullptr;
-#pragma unroll
-                for (int s = 0; s < KEY_LOADS; s++) keys[t][j][s] = exists ? load(key + s * 4 * KEY_WIDTH) : Chunk{};
-            }
+            for (int s = 0; s < KEY_LOADS; s++) keys[j][s] = exists ? load(key + s * 4 * KEY_WIDTH) : Chunk{};
+        }
     };
-    auto ask_values = [&](const Item& item, const Places& places, int tile) {
+    auto ask_values = [&](const Item& item, const Stored* first, int tile) {
 #pragma unroll
-        for (int t = 0; t < TILES; t++)
+        for (int j = 0; j < 4; j++) {
+            const int i = part * 2 + j % 2 + j / 2 * 8;
+            const bool exists = tile + i < item.end;
+            const Stored* value = exists ? place_in(item, first, tile, i) + half_page + group * VALUE_WIDTH : nullptr;
 #pragma unroll
-            for (int j = 0; j < 4; j++) {
-                const int i = part * 2 + j % 2 + j / 2 * 8;
-                const bool exists = tile + t * 16 + i < item.end;
-                const Stored* value =
-                    exists ? place_in(item, places, tile, t, i) + half_page + group * VALUE_WIDTH : nullptr;
-#pragma unroll
-                for (int s = 0; s < VALUE_LOADS; s++)
-                    values[t][j][s] = exists ? load_value(value + s * 8 * VALUE_WIDTH) : Chunk{};
-            }
+            for (int s = 0; s < VALUE_LOADS; s++) values[j][s] = exists ? load_value(value + s * 8 * VALUE_WIDTH) : Chunk{};
+        }
     };
     // Of the 8 dimensions `s` of key j those two that are pair i.
-    auto key_pair = [&](int t, int j, int s, int i) {
+    auto key_pair = [&](int j, int s, int i) {
 #if FP8
-        return widen(keys[t][j][s / 2].v[s % 2 * 2 + i / 2] >> i % 2 * 16);
+        return widen(keys[j][s / 2].v[s % 2 * 2 + i / 2] >> i % 2 * 16);
 #else
-        return keys[t][j][s].v[i];
+        return keys[j][s].v[i];
 #endif
     };
     // Dimension i of the 8 dimensions `s` of the values of tokens j and j + 1, which lie side by side.
-    auto value_pair = [&](int t, int j, int s, int i) {
-        const Chunk *first = values[t][j], *second = values[t][j + 1];
+    auto value_pair = [&](int j, int s, int i) {
+        const Chunk *first = values[j], *second = values[j + 1];
 #if FP8
         return widen(__byte_perm(first[0].v[s * 2 + i / 4], second[0].v[s * 2 + i / 4], i % 4 * 0x11 + 0x40));
 #else
@@ -321,9 +308,9 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS) paged_decode(
     // The new token's page is not written yet.
     bool is_early = tile + TILE < item.length;
     if (is_early) {
-        const Places places = places_of(item, tile);
-        ask_keys(item, places, tile);
-        ask_values(item, places, tile);
+        const Stored* first = place_of(item, tile);
+        ask_keys(item, first, tile);
+        ask_values(item, first, tile);
     }
     for (int g = GROUP + warp; g < 8; g += WARPS)
         for (int i = lane; i < HEAD_DIM; i += 32) queries[g][i] = 0;
@@ -351,9 +338,9 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS) paged_decode(
         for (int s = 0; s < HEAD_DIM / 32; s++)
             query[s] = *reinterpret_cast<const Chunk*>(&queries[group][key_dim(part, s)]);
         if (!is_early && tile < item.end) {
-            const Places places = places_of(item, tile);
-            ask_keys(item, places, tile);
-            ask_values(item, places, tile);
+            const Stored* first = place_of(item, tile);
+            ask_keys(item, first, tile);
+            ask_values(item, first, tile);
         }
 
         // This thread's heads are part * 2 and part * 2 + 1. Scores are in units of log 2.
@@ -361,27 +348,23 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS) paged_decode(
         float outputs[HEAD_DIM / 64][4][4] = {};
         for (; tile < item.end; tile += WARPS * TILE) {
             const int next = tile + WARPS * TILE;
-            const Places places = places_of(item, next);
+            const Stored* first = place_of(item, next);
             // Of two tokens, group and 8 further on, and of two heads each.
-            float scores[TILES][4] = {};
+            float scores[4] = {};
 #pragma unroll
             for (int s = 0; s < HEAD_DIM / 32; s++)
 #pragma unroll
                 for (int i = 0; i < 4; i += 2)
-#pragma unroll
-                    for (int t = 0; t < TILES; t++)
-                        multiply(scores[t], key_pair(t, 0, s, i), key_pair(t, 1, s, i), key_pair(t, 0, s, i + 1),
-                                 key_pair(t, 1, s, i + 1), query[s].v[i], query[s].v[i + 1]);
-            if (next < item.end) ask_keys(item, places, next);
+                    multiply(scores, key_pair(0, s, i), key_pair(1, s, i), key_pair(0, s, i + 1), key_pair(1, s, i + 1),
+                             query[s].v[i], query[s].v[i + 1]);
+            if (next < item.end) ask_keys(item, first, next);
             float highest[2] = {NEGATIVE, NEGATIVE};
 #pragma unroll
-            for (int t = 0; t < TILES; t++)
-#pragma unroll
-                for (int i = 0; i < 4; i++) {
-                    const bool exists = tile + t * 16 + i / 2 * 8 + group < item.end;
-                    scores[t][i] = exists ? scores[t][i] * score_scale : NEGATIVE;
-                    highest[i % 2] = fmaxf(highest[i % 2], scores[t][i]);
-                }
+            for (int i = 0; i < 4; i++) {
+                const bool exists = tile + i / 2 * 8 + group < item.end;
+                scores[i] = exists ? scores[i] * score_scale : NEGATIVE;
+                highest[i % 2] = fmaxf(highest[i % 2], scores[i]);
+            }
             float shrink[2];
 #pragma unroll
             for (int h = 0; h < 2; h++) {
@@ -401,24 +384,21 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS) paged_decode(
 #pragma unroll
                         for (int j = 0; j < 4; j++) outputs[s][i][j] *= shrink[j % 2];
             }
+            float weights[4];
 #pragma unroll
-            for (int t = 0; t < TILES; t++) {
-                float weights[4];
-#pragma unroll
-                for (int i = 0; i < 4; i++) {
-                    weights[i] = exp2(scores[t][i] - largest[i % 2]);
-                    sum[i % 2] += weights[i];
-                }
-                const unsigned int b0 = transpose(pack_operands(weights[0], weights[1]));
-                const unsigned int b1 = transpose(pack_operands(weights[2], weights[3]));
-#pragma unroll
-                for (int s = 0; s < HEAD_DIM / 64; s++)
-#pragma unroll
-                    for (int i = 0; i < 4; i++)
-                        multiply(outputs[s][i], value_pair(t, 0, s, i * 2), value_pair(t, 0, s, i * 2 + 1),
-                                 value_pair(t, 2, s, i * 2), value_pair(t, 2, s, i * 2 + 1), b0, b1);
+            for (int i = 0; i < 4; i++) {
+                weights[i] = exp2(scores[i] - largest[i % 2]);
+                sum[i % 2] += weights[i];
             }
-            if (next < item.end) ask_values(item, places, next);
+            const unsigned int b0 = transpose(pack_operands(weights[0], weights[1]));
+            const unsigned int b1 = transpose(pack_operands(weights[2], weights[3]));
+#pragma unroll
+            for (int s = 0; s < HEAD_DIM / 64; s++)
+#pragma unroll
+                for (int i = 0; i < 4; i++)
+                    multiply(outputs[s][i], value_pair(0, s, i * 2), value_pair(0, s, i * 2 + 1),
+                             value_pair(2, s, i * 2), value_pair(2, s, i * 2 + 1), b0, b1);
+            if (next < item.end) ask_values(item, first, next);
         }
 
         const Item done = item;
@@ -429,9 +409,9 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS) paged_decode(
             tile = item.begin + warp * TILE;
             is_early = tile + TILE < item.length;
             if (is_early) {
-                const Places places = places_of(item, tile);
-                ask_keys(item, places, tile);
-                ask_values(item, places, tile);
+                const Stored* first = place_of(item, tile);
+                ask_keys(item, first, tile);
+                ask_values(item, first, tile);
             }
         }
 

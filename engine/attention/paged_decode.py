@@ -116,7 +116,6 @@ class PagedDecode:
                 "FP8": int(layout.quantized_to == "float8_e4m3fn"),
                 "WARPS": blocks.num_warps,
                 "BLOCKS": blocks.num_per_sm,
-                "TILES": blocks.num_tiles,
             }
             self._kernels[key] = CudaKernel(__package__, "paged_decode", macros, self.device)
         return self._kernels[key]

@@ -5,6 +5,10 @@
 // of W by 8 tokens. Which input is which number inside an mma is free as long as W and x agree, so that a thread takes
 // numbers of W that lie side by side (16 bytes) for two mmas, or of FP8 for four.
 //
+// With HELD a block takes several tiles, one after the other. A warp has the same inputs for each of them, which it keeps in
+// registers, ready to be multiplied; and it asks for the weights of the next tile before it has done with one, so that the
+// memory has no rest while the block adds up.
+//
 // FP8 weights (float8_e4m3fn) become bfloat16 in registers, which is exact, and x is not quantised. The bits of the one
 // are put where the other has its own, which leaves a number 2^-120 times as large, because their exponents count from
 // elsewhere. Inputs are made 2^60 times as large, so that sums are far from the smallest numbers, and sums are put right
@@ -18,8 +22,11 @@
 //   TOKEN_TILES  tokens / 8, rounded up
 //   ROW_TILES    16 rows of W each
 //   WARPS        in a block
-//   DEPTH        stretches of 32 inputs that a warp asks for at a time
+//   BLOCKS       that a multiprocessor is to run at once; 0: as many as there is room for
+//   DEPTH        stretches of 32 (64) inputs that a warp asks for at a time
 //   PREFETCH     inputs of each row, beyond the first stretches, that are fetched into the L2 cache at once; 0: none
+//   HELD         stretches of inputs that a warp keeps, a multiple of DEPTH: then there are HELD * WARPS of them, and
+//                TOKEN_TILES is 1; 0: none
 //   NORM         1: x is RMS-normalised first
 //   GATED        1: W is [gate; up], y = silu(x gate^T) * (x up^T); a tile is 8 rows of each
 //   ADD          1: y += x W^T
@@ -35,6 +42,16 @@ typedef unsigned short Weight;
 constexpr int NUM_OF_THREAD = 16 / sizeof(Weight);
 constexpr int STRETCH = 4 * NUM_OF_THREAD;
 constexpr int INPUT_CHUNKS = NUM_OF_THREAD / 8;
+// Pairs of inputs of a token that a thread multiplies with what it has of a row.
+constexpr int PAIRS = NUM_OF_THREAD / 2;
+// Rows of a tile that have outputs of their own: with GATED the other 8 belong to the same outputs.
+constexpr int OUTPUTS = GATED ? 8 : 16;
+
+#if BLOCKS
+#define BOUNDS __launch_bounds__(WARPS * 32, BLOCKS)
+#else
+#define BOUNDS __launch_bounds__(WARPS * 32)
+#endif
 #if FP8 == 2
 // The rows of W that a thread reads of a tile are in one block of scales, or with GATED in two.
 constexpr int BLOCK_SCALES = GATED ? 2 : 1;
@@ -80,19 +97,23 @@ __device__ __forceinline__ unsigned int up(unsigned int pair) {
 }
 #endif
 
-// What a thread needs for one stretch of inputs.
-struct Stretch {
-    Chunk weights[ROW_TILES][2];
-    Chunk inputs[TOKEN_TILES][INPUT_CHUNKS];
-#if NORM
-    Chunk scale[INPUT_CHUNKS];
-#endif
+// What a thread needs of W for one stretch of inputs.
+struct Weights {
+    Chunk rows[ROW_TILES][2];
 #if FP8 == 2
     float block_scale[ROW_TILES][BLOCK_SCALES];
 #endif
 };
 
-extern "C" __global__ void __launch_bounds__(WARPS * 32) few_rows(
+// What it needs of x for it.
+struct Inputs {
+    Chunk of[TOKEN_TILES][INPUT_CHUNKS];
+#if NORM
+    Chunk scale[INPUT_CHUNKS];
+#endif
+};
+
+extern "C" __global__ void BOUNDS few_rows(
     const Weight* __restrict__ weight,               // (num_out [* 2 if GATED], num_in)
     const float* __restrict__ weight_scale,          // null, a scale for each row, or (rows / 128, num_in / 128)
     const unsigned short* x,                         // (num_tokens, num_in)
@@ -103,47 +124,42 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) few_rows(
     asm volatile("griddepcontrol.launch_dependents;");
     constexpr int TOKENS = TOKEN_TILES * 8;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / 4, part = lane % 4;
-    const int first_tile = blockIdx.x * ROW_TILES;
-    const int num_steps = num_in / STRETCH;
+    int first_tile = blockIdx.x * ROW_TILES;
 
     // The rows of W that this thread reads: `group` and `group + 8` of each tile.
     const Weight* rows[ROW_TILES][2];
 #if FP8 == 2
     const float* block_scales[ROW_TILES][BLOCK_SCALES];
 #endif
-#pragma unroll
-    for (int t = 0; t < ROW_TILES; t++) {
-        const int tile = first_tile + t;
-#if GATED
-        const int upper = min(tile * 8 + group, num_out - 1), lower = num_out + upper;
-#else
-        const int upper = min(tile * 16 + group, num_out - 1), lower = min(tile * 16 + group + 8, num_out - 1);
-#endif
-        rows[t][0] = weight + (long long)upper * num_in + part * NUM_OF_THREAD;
-        rows[t][1] = weight + (long long)lower * num_in + part * NUM_OF_THREAD;
-#if FP8 == 2
-        block_scales[t][0] = weight_scale + upper / 128 * (num_in / 128);
-        if (GATED) block_scales[t][BLOCK_SCALES - 1] = weight_scale + lower / 128 * (num_in / 128);
-#endif
-    }
-
-    float sums[ROW_TILES][TOKEN_TILES][4] = {};
-    float squares[TOKEN_TILES] = {};
-    // Step i of this warp is in ahead[i % DEPTH], asked for DEPTH steps before.
-    Stretch ahead[DEPTH];
-
-    auto ask_weights = [&](Stretch& s, int step) {
+    auto go_to = [&](int first) {
 #pragma unroll
         for (int t = 0; t < ROW_TILES; t++) {
-            s.weights[t][0] = load_weights(rows[t][0] + step * STRETCH);
-            s.weights[t][1] = load_weights(rows[t][1] + step * STRETCH);
+            const int tile = first + t;
+#if GATED
+            const int upper = min(tile * 8 + group, num_out - 1), lower = num_out + upper;
+#else
+            const int upper = min(tile * 16 + group, num_out - 1), lower = min(tile * 16 + group + 8, num_out - 1);
+#endif
+            rows[t][0] = weight + (long long)upper * num_in + part * NUM_OF_THREAD;
+            rows[t][1] = weight + (long long)lower * num_in + part * NUM_OF_THREAD;
 #if FP8 == 2
-#pragma unroll
-            for (int b = 0; b < BLOCK_SCALES; b++) s.block_scale[t][b] = block_scales[t][b][step * STRETCH / 128];
+            block_scales[t][0] = weight_scale + upper / 128 * (num_in / 128);
+            if (GATED) block_scales[t][BLOCK_SCALES - 1] = weight_scale + lower / 128 * (num_in / 128);
 #endif
         }
     };
-    auto ask_inputs = [&](Stretch& s, int step) {
+    auto ask_weights = [&](Weights& w, int step) {
+#pragma unroll
+        for (int t = 0; t < ROW_TILES; t++) {
+            w.rows[t][0] = load_weights(rows[t][0] + step * STRETCH);
+            w.rows[t][1] = load_weights(rows[t][1] + step * STRETCH);
+#if FP8 == 2
+#pragma unroll
+            for (int b = 0; b < BLOCK_SCALES; b++) w.block_scale[t][b] = block_scales[t][b][step * STRETCH / 128];
+#endif
+        }
+    };
+    auto ask_inputs = [&](Inputs& s, int step) {
         const int place = step * STRETCH + part * NUM_OF_THREAD;
 #pragma unroll
         for (int c = 0; c < INPUT_CHUNKS; c++) {
@@ -153,82 +169,175 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) few_rows(
 #pragma unroll
             for (int n = 0; n < TOKEN_TILES; n++) {
                 const int token = n * 8 + group;
-                s.inputs[n][c] = Chunk{};
-                if (token < num_tokens) s.inputs[n][c] = load(x + (long long)token * num_in + place + c * 8);
+                s.of[n][c] = Chunk{};
+                if (token < num_tokens) s.of[n][c] = load(x + (long long)token * num_in + place + c * 8);
             }
         }
     };
-#if FP8
-    auto compute = [&](Stretch& s) {
-        // Pairs of inputs in the order in which `unpack` has weights.
-        unsigned int inputs[TOKEN_TILES][8];
+
+    float squares[TOKEN_TILES] = {};
+    // Inputs as they are multiplied, scaled by the norm's weight: with FP8 in the order in which `unpack` has weights.
+    auto prepare = [&](const Inputs& s, unsigned int (&pairs)[TOKEN_TILES][PAIRS]) {
 #pragma unroll
         for (int n = 0; n < TOKEN_TILES; n++) {
+#if FP8
 #pragma unroll
-            for (int i = 0; i < 4; i++) {
-                const unsigned int first = s.inputs[n][i / 2].v[i % 2 * 2], second = s.inputs[n][i / 2].v[i % 2 * 2 + 1];
+            for (int i = 0; i < PAIRS; i += 2) {
+                const unsigned int first = s.of[n][i / 4].v[i % 4], second = s.of[n][i / 4].v[i % 4 + 1];
 #if NORM
-                const unsigned int scale0 = s.scale[i / 2].v[i % 2 * 2], scale1 = s.scale[i / 2].v[i % 2 * 2 + 1];
+                const unsigned int scale0 = s.scale[i / 4].v[i % 4], scale1 = s.scale[i / 4].v[i % 4 + 1];
                 const float a0 = low(first), a1 = high(first), a2 = low(second), a3 = high(second);
                 squares[n] += a0 * a0 + a1 * a1 + a2 * a2 + a3 * a3;
-                inputs[n][2 * i] = pack(a0 * low(scale0) * UP, a2 * low(scale1) * UP);
-                inputs[n][2 * i + 1] = pack(a1 * high(scale0) * UP, a3 * high(scale1) * UP);
+                pairs[n][i] = pack(a0 * low(scale0) * UP, a2 * low(scale1) * UP);
+                pairs[n][i + 1] = pack(a1 * high(scale0) * UP, a3 * high(scale1) * UP);
 #else
-                inputs[n][2 * i] = up(__byte_perm(first, second, 0x5410));
-                inputs[n][2 * i + 1] = up(__byte_perm(first, second, 0x7632));
+                pairs[n][i] = up(__byte_perm(first, second, 0x5410));
+                pairs[n][i + 1] = up(__byte_perm(first, second, 0x7632));
 #endif
             }
+#else
+#pragma unroll
+            for (int i = 0; i < PAIRS; i++) {
+                pairs[n][i] = s.of[n][0].v[i];
+#if NORM
+                const float a = low(pairs[n][i]), b = high(pairs[n][i]);
+                squares[n] += a * a + b * b;
+                pairs[n][i] = pack(a * low(s.scale[0].v[i]), b * high(s.scale[0].v[i]));
+#endif
+            }
+#endif
         }
+    };
+
+    float sums[ROW_TILES][TOKEN_TILES][4] = {};
+    auto compute = [&](const Weights& w, const unsigned int (&pairs)[TOKEN_TILES][PAIRS]) {
 #pragma unroll
         for (int t = 0; t < ROW_TILES; t++) {
+            const Chunk &upper = w.rows[t][0], &lower = w.rows[t][1];
 #if FP8 == 2
             float products[TOKEN_TILES][4] = {};
 #else
             float(&products)[TOKEN_TILES][4] = sums[t];
 #endif
 #pragma unroll
-            for (int i = 0; i < 4; i++) {
+            for (int i = 0; i < PAIRS / 2; i++) {
+#if FP8
                 unsigned int a[4];
-                unpack(s.weights[t][0].v[i], a[0], a[2]);
-                unpack(s.weights[t][1].v[i], a[1], a[3]);
+                unpack(upper.v[i], a[0], a[2]);
+                unpack(lower.v[i], a[1], a[3]);
+#else
+                const unsigned int a[4] = {upper.v[2 * i], lower.v[2 * i], upper.v[2 * i + 1], lower.v[2 * i + 1]};
+#endif
 #pragma unroll
-                for (int n = 0; n < TOKEN_TILES; n++)
-                    multiply(products[n], a, inputs[n][2 * i], inputs[n][2 * i + 1]);
+                for (int n = 0; n < TOKEN_TILES; n++) multiply(products[n], a, pairs[n][2 * i], pairs[n][2 * i + 1]);
             }
 #if FP8 == 2
 #pragma unroll
             for (int n = 0; n < TOKEN_TILES; n++)
 #pragma unroll
                 for (int i = 0; i < 4; i++)
-                    sums[t][n][i] += products[n][i] * s.block_scale[t][i / 2 * (BLOCK_SCALES - 1)];
+                    sums[t][n][i] += products[n][i] * w.block_scale[t][i / 2 * (BLOCK_SCALES - 1)];
 #endif
         }
     };
-#else
-    auto compute = [&](Stretch& s) {
+
+    // (warp, tile, row, token), twice if a tile follows another; and the tokens' sums of squares.
+    constexpr int BUFFERS = HELD ? 2 : 1;
+    __shared__ float parts[BUFFERS][WARPS][ROW_TILES][16][TOKENS];
+    __shared__ float part_squares[WARPS][TOKENS];
+    auto share_squares = [&] {
 #pragma unroll
         for (int n = 0; n < TOKEN_TILES; n++) {
-            Chunk& input = s.inputs[n][0];
-#if NORM
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                const float a = low(input.v[i]), b = high(input.v[i]);
-                squares[n] += a * a + b * b;
-                input.v[i] = pack(a * low(s.scale[0].v[i]), b * high(s.scale[0].v[i]));
-            }
-#endif
-#pragma unroll
-            for (int t = 0; t < ROW_TILES; t++) {
-                const Chunk &upper = s.weights[t][0], &lower = s.weights[t][1];
-                const unsigned int a0[4] = {upper.v[0], lower.v[0], upper.v[1], lower.v[1]};
-                const unsigned int a1[4] = {upper.v[2], lower.v[2], upper.v[3], lower.v[3]};
-                multiply(sums[t][n], a0, input.v[0], input.v[1]);
-                multiply(sums[t][n], a1, input.v[2], input.v[3]);
-            }
+            float s = squares[n];
+            s += __shfl_xor_sync(0xffffffffu, s, 1);
+            s += __shfl_xor_sync(0xffffffffu, s, 2);
+            if (part == 0) part_squares[warp][n * 8 + group] = s;
         }
     };
+    // Adds up what the warps have of the tiles.
+    auto finish = [&](int buffer) {
+#pragma unroll
+        for (int t = 0; t < ROW_TILES; t++)
+#pragma unroll
+            for (int n = 0; n < TOKEN_TILES; n++)
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    parts[buffer][warp][t][group + i / 2 * 8][n * 8 + part * 2 + i % 2] = sums[t][n][i];
+                    sums[t][n][i] = 0;
+                }
+        __syncthreads();
+        // Other threads do it the next time, so that none is always behind.
+        const int thread = (threadIdx.x + buffer * WARPS * 16) % (WARPS * 32);
+        for (int i = thread; i < ROW_TILES * OUTPUTS * TOKENS; i += WARPS * 32) {
+            const int row = i % OUTPUTS, token = i / OUTPUTS % TOKENS, t = i / OUTPUTS / TOKENS;
+            const int out = (first_tile + t) * OUTPUTS + row;
+            if (token >= num_tokens || out >= num_out) continue;
+            float sum = 0, gated = 0, scale = 1;
+#pragma unroll
+            for (int w = 0; w < WARPS; w++) {
+                sum += parts[buffer][w][t][row][token];
+                if (GATED) gated += parts[buffer][w][t][(row + 8) % 16][token];
+            }
+#if NORM
+            float square = 0;
+#pragma unroll
+            for (int w = 0; w < WARPS; w++) square += part_squares[w][token];
+            scale = rsqrtf(square / num_in + eps);
 #endif
+#if FP8
+            scale *= DOWN;
+#endif
+            sum *= scale;
+#if FP8 == 1
+            sum *= weight_scale[out];
+#endif
+            if (bias) sum += number(bias[out]);
+#if GATED
+            gated *= scale;
+#if FP8 == 1
+            gated *= weight_scale[num_out + out];
+#endif
+            if (bias) gated += number(bias[num_out + out]);
+            sum = sum / (1.0f + __expf(-sum)) * gated;
+#endif
+            unsigned short* target = y + (long long)token * num_out + out;
+#if ADD
+            sum += number(*target);
+#endif
+            *target = pack(sum, 0.0f) & 0xffffu;
+        }
+    };
 
+    // Step i of this warp is in ahead[i % DEPTH], asked for DEPTH steps before.
+    Weights ahead[DEPTH];
+    go_to(first_tile);
+#if HELD
+    const int all_tiles = (num_out + OUTPUTS - 1) / OUTPUTS, stride = gridDim.x * ROW_TILES;
+#pragma unroll
+    for (int h = 0; h < DEPTH; h++) ask_weights(ahead[h], warp + h * WARPS);
+    unsigned int pairs[HELD][1][PAIRS];
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#pragma unroll
+    for (int h = 0; h < HELD; h++) {
+        Inputs inputs;
+        ask_inputs(inputs, warp + h * WARPS);
+        prepare(inputs, pairs[h]);
+    }
+    if (NORM) share_squares();
+    for (int buffer = 0; first_tile < all_tiles; first_tile += stride, buffer ^= 1) {
+        const bool has_next = first_tile + stride < all_tiles;
+#pragma unroll
+        for (int h = 0; h < HELD; h++) {
+            compute(ahead[h % DEPTH], pairs[h]);
+            const int next = h + DEPTH;
+            if (next == HELD) go_to(first_tile + stride);
+            if (next < HELD || has_next) ask_weights(ahead[h % DEPTH], warp + next % HELD * WARPS);
+        }
+        finish(buffer);
+    }
+#else
+    const int num_steps = num_in / STRETCH;
+    Inputs inputs[DEPTH];
 #pragma unroll
     for (int d = 0; d < DEPTH; d++)
         if (warp + d * WARPS < num_steps) ask_weights(ahead[d], warp + d * WARPS);
@@ -251,81 +360,23 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) few_rows(
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #pragma unroll
     for (int d = 0; d < DEPTH; d++)
-        if (warp + d * WARPS < num_steps) ask_inputs(ahead[d], warp + d * WARPS);
-
+        if (warp + d * WARPS < num_steps) ask_inputs(inputs[d], warp + d * WARPS);
     for (int first = warp; first < num_steps; first += DEPTH * WARPS) {
 #pragma unroll
         for (int d = 0; d < DEPTH; d++) {
             const int step = first + d * WARPS, next = step + DEPTH * WARPS;
-            if (step < num_steps) compute(ahead[d]);
+            if (step < num_steps) {
+                unsigned int pairs[TOKEN_TILES][PAIRS];
+                prepare(inputs[d], pairs);
+                compute(ahead[d], pairs);
+            }
             if (next < num_steps) {
                 ask_weights(ahead[d], next);
-                ask_inputs(ahead[d], next);
+                ask_inputs(inputs[d], next);
             }
         }
     }
-
-    // (warp, tile, row, token), and the tokens' sums of squares.
-    __shared__ float parts[WARPS][ROW_TILES][16][TOKENS];
-    __shared__ float part_squares[WARPS][TOKENS];
-#pragma unroll
-    for (int n = 0; n < TOKEN_TILES; n++) {
-#pragma unroll
-        for (int t = 0; t < ROW_TILES; t++) {
-            float* upper = &parts[warp][t][group][n * 8 + part * 2];
-            float* lower = &parts[warp][t][group + 8][n * 8 + part * 2];
-            upper[0] = sums[t][n][0];
-            upper[1] = sums[t][n][1];
-            lower[0] = sums[t][n][2];
-            lower[1] = sums[t][n][3];
-        }
-#if NORM
-        float s = squares[n];
-        s += __shfl_xor_sync(0xffffffffu, s, 1);
-        s += __shfl_xor_sync(0xffffffffu, s, 2);
-        if (part == 0) part_squares[warp][n * 8 + group] = s;
+    if (NORM) share_squares();
+    finish(0);
 #endif
-    }
-    __syncthreads();
-
-    // Rows of a tile that have outputs of their own: with GATED the other 8 belong to the same outputs.
-    constexpr int OUTPUTS = GATED ? 8 : 16;
-    for (int i = threadIdx.x; i < ROW_TILES * OUTPUTS * TOKENS; i += WARPS * 32) {
-        const int row = i % OUTPUTS, token = i / OUTPUTS % TOKENS, t = i / OUTPUTS / TOKENS;
-        const int out = (first_tile + t) * OUTPUTS + row;
-        if (token >= num_tokens || out >= num_out) continue;
-        float sum = 0, gated = 0, scale = 1;
-#pragma unroll
-        for (int w = 0; w < WARPS; w++) {
-            sum += parts[w][t][row][token];
-            if (GATED) gated += parts[w][t][(row + 8) % 16][token];
-        }
-#if NORM
-        float square = 0;
-#pragma unroll
-        for (int w = 0; w < WARPS; w++) square += part_squares[w][token];
-        scale = rsqrtf(square / num_in + eps);
-#endif
-#if FP8
-        scale *= DOWN;
-#endif
-        sum *= scale;
-#if FP8 == 1
-        sum *= weight_scale[out];
-#endif
-        if (bias) sum += number(bias[out]);
-#if GATED
-        gated *= scale;
-#if FP8 == 1
-        gated *= weight_scale[num_out + out];
-#endif
-        if (bias) gated += number(bias[num_out + out]);
-        sum = sum / (1.0f + __expf(-sum)) * gated;
-#endif
-        unsigned short* target = y + (long long)token * num_out + out;
-#if ADD
-        sum += number(*target);
-#endif
-        *target = pack(sum, 0.0f) & 0xffffu;
-    }
 }

@@ -16,18 +16,25 @@ MAX_TOKENS = 16
 # MAX_TOKENS_WIDE already.
 MAX_TOKENS_WIDE = 8
 WIDE_TILES = 4096
+# Of matrices in FP8 with so many numbers more tokens than MAX_TOKENS_LARGE_FP8 are the business of products.py, unless
+# they have scales of blocks.
+MAX_TOKENS_LARGE_FP8 = 8
+LARGE_FP8 = 2**23
 # So many numbers are in a warp's stretch of inputs, with weights of 2 bytes and of FP8.
 STEP = 32
 FP8_STEP = 64
 
 
 class Tuning(NamedTuple):
-    """See few_rows.cu."""
+    """See few_rows.cu. With `held` there are no more blocks than multiprocessors, each of which takes its share of the
+    tiles, and the matrix has warps * held stretches of inputs."""
 
     row_tiles: int
     warps: int
     depth: int
     prefetch: int
+    blocks: int = 0
+    held: int = 0
 
 
 class FewRows:
@@ -43,7 +50,11 @@ class FewRows:
         """Whether this is the kernel for x: (num_tokens, num_in)."""
         num_out, num_in = linear.weight.shape
         max_tokens = MAX_TOKENS_WIDE if num_out // 16 >= WIDE_TILES else MAX_TOKENS
-        step = FP8_STEP if isinstance(linear, Fp8Linear) else STEP
+        step = STEP
+        if isinstance(linear, Fp8Linear):
+            step = FP8_STEP
+            if not linear.is_block and linear.weight.numel() >= LARGE_FP8:
+                max_tokens = min(max_tokens, MAX_TOKENS_LARGE_FP8)
         return self._has_kernel and x.dtype is torch.bfloat16 and 0 < len(x) <= max_tokens and num_in % step == 0
 
     def norm_linear(self, x: torch.Tensor, norm: Norm, linear: LinearBase, out: torch.Tensor | None) -> torch.Tensor:
@@ -76,18 +87,25 @@ class FewRows:
         num_out = out.shape[1]
         # A tile is 16 rows of the matrix: 16 outputs, or 8 with both their factors.
         num_tiles = -(-num_out // (8 if gated else 16))
-        scale, fp8 = None, 0
         if isinstance(linear, Fp8Linear):
             scale, fp8 = linear.scale, 2 if linear.is_block else 1
-        tuning = self.fp8_tuning(num_tiles, num_tokens) if fp8 else self.tuning(num_tiles, num_tokens)
+            tuning = self.fp8_tuning(num_tiles, num_in, num_tokens, is_block=linear.is_block)
+        else:
+            scale, fp8 = None, 0
+            tuning = self.tuning(num_tiles, num_in, num_tokens)
         key = tuning, -(-num_tokens // 8), norm is not None, gated, add, fp8
         kernel = self._kernels.get(key)
         if kernel is None:
-            names = "ROW_TILES", "WARPS", "DEPTH", "PREFETCH", "TOKEN_TILES", "NORM", "GATED", "ADD", "FP8"
-            macros = dict(zip(names, map(int, (*tuning, *key[1:])), strict=True))
+            names = "TOKEN_TILES", "NORM", "GATED", "ADD", "FP8"
+            macros = {name.upper(): value for name, value in tuning._asdict().items()}
+            macros.update(zip(names, map(int, key[1:]), strict=True))
             kernel = self._kernels[key] = CudaKernel(__package__, "few_rows", macros, self._device)
+        num_blocks = -(-num_tiles // tuning.row_tiles)
+        if tuning.held:
+            # Each takes as many, but for the last ones.
+            num_blocks = -(-num_blocks // -(-num_blocks // self._num_sms))
         kernel.launch(
-            (-(-num_tiles // tuning.row_tiles), 1),
+            (num_blocks, 1),
             tuning.warps * 32,
             linear.weight,
             scale,
@@ -101,7 +119,7 @@ class FewRows:
             norm.eps if norm else 0.0,
         )
 
-    def tuning(self, num_tiles: int, num_tokens: int) -> Tuning:
+    def tuning(self, num_tiles: int, num_in: int, num_tokens: int) -> Tuning:
         """Measured on an H200 over the matrices of models from 0.6B to 8B. What wins is to have the whole device busy
         with one wave of blocks, and not to read the tokens more often than there are blocks."""
         if num_tiles <= self._num_sms:
@@ -112,16 +130,26 @@ class FewRows:
             return Tuning(row_tiles=4, warps=8, depth=1, prefetch=0)
         if num_tokens > 8:
             return Tuning(row_tiles=2, warps=8, depth=2, prefetch=0)
+        if num_in == 8 * 16 * STEP:
+            return Tuning(row_tiles=1, warps=16, depth=4, prefetch=0, held=8)
         return Tuning(row_tiles=2, warps=16, depth=1, prefetch=0)
 
-    def fp8_tuning(self, num_tiles: int, num_tokens: int) -> Tuning:
+    def fp8_tuning(self, num_tiles: int, num_in: int, num_tokens: int, *, is_block: bool) -> Tuning:
         """Measured on an H200 over the matrices of an 8B model. A thread has twice as many inputs for as many bytes of
         weights, which leaves room for fewer stretches: a multiprocessor has several blocks, so that one reads while
         another adds up, or at least as much on its way as the memory takes to come."""
         if num_tiles <= self._num_sms:
-            return Tuning(row_tiles=1, warps=16, depth=2, prefetch=4096)
+            return Tuning(row_tiles=1, warps=16, depth=2, prefetch=4096, blocks=2 if num_tokens <= 8 else 0)
         if num_tiles <= 2 * self._num_sms:
-            return Tuning(row_tiles=1, warps=16, depth=2 if num_tokens <= 8 else 1, prefetch=2048)
-        if num_tiles <= 4 * self._num_sms and num_tokens <= 8:
+            if num_tokens > 8:
+                return Tuning(row_tiles=1, warps=16, depth=1, prefetch=2048)
+            return Tuning(row_tiles=1, warps=16, depth=2, prefetch=2048, blocks=2)
+        if num_tokens > 8:
+            return Tuning(row_tiles=2, warps=8, depth=1, prefetch=0)
+        if num_in == 4 * 16 * FP8_STEP and num_tiles < 8 * self._num_sms:
+            return Tuning(row_tiles=1, warps=16, depth=4, prefetch=0, held=4)
+        if num_in == 4 * 16 * FP8_STEP:
+            return Tuning(row_tiles=2, warps=16, depth=2, prefetch=0, held=4)
+        if num_tiles <= 4 * self._num_sms:
             return Tuning(row_tiles=4, warps=16, depth=1, prefetch=0)
-        return Tuning(row_tiles=2, warps=8, depth=1, prefetch=0)
+        return Tuning(row_tiles=2, warps=8, depth=1, prefetch=0, blocks=0 if is_block else 4)

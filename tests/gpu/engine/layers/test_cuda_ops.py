@@ -16,7 +16,8 @@ def error(actual: torch.Tensor, expected: torch.Tensor) -> float:
 
 @pytest.mark.parametrize("num_tokens", [1, 2, 7, 8, 9, 16, 17, 64, 100, 300])
 @pytest.mark.parametrize(
-    ("num_in", "num_out"), [(96, 48), (1024, 1024), (896, 4864), (4096, 6144), (14336, 4096), (1024, 19456)]
+    ("num_in", "num_out"),
+    [(96, 48), (1024, 1024), (896, 4864), (4096, 6144), (4096, 9824), (14336, 4096), (1024, 19456)],
 )
 @pytest.mark.parametrize("has_bias", [True, False])
 def test_products_with_what_is_around_them(num_tokens: int, num_in: int, num_out: int, has_bias: bool) -> None:

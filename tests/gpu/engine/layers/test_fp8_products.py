@@ -14,7 +14,7 @@ from tests.gpu.engine.layers.test_fp8_quantize import make_linear
 
 EPS = 1e-6
 KINDS = [("channel", "token"), ("channel", "static"), ("block", "group")]
-SIZES = [(256, 128), (1024, 1024), (896, 4864), (4096, 6144), (14336, 4096)]
+SIZES = [(256, 128), (1024, 1024), (896, 4864), (4096, 6144), (4096, 17152), (14336, 4096)]
 # Sums are rounded once to bfloat16; those of the tensor cores are a little coarser than float32.
 MAX_ERROR = 6e-3
 HAS_BLOCKS = torch.cuda.is_available() and library_has_blocks(
