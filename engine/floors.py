@@ -56,6 +56,16 @@ def prefill_products(model: ModelConfig, num_requests: int, prompt_len: int, mat
     return (flops - _saved_flops(model, num_requests * prompt_len)) / matmul_rate
 
 
+def mixed_products(model: ModelConfig, batch_size: int, num_tokens: int, matmul_rate: float) -> float:
+    """Seconds of the matrix products of a decode step and as many tokens of a prompt, which needs logits for one at most.
+
+    Args:
+        matmul_rate: FLOP per second, bfloat16.
+    """
+    of_layers = 2 * _num_layer_weights(model) * num_tokens - _saved_flops(model, num_tokens)
+    return decode_products(model, batch_size, matmul_rate) + (of_layers + 2 * _num_head_weights(model)) / matmul_rate
+
+
 def decode_flops(model: ModelConfig, batch_size: int) -> int:
     """FLOP of a step's matrix products. Attention is left out: reading its KV takes longer than computing with it."""
     return 2 * (_num_layer_weights(model) + _num_head_weights(model)) * batch_size
@@ -63,10 +73,15 @@ def decode_flops(model: ModelConfig, batch_size: int) -> int:
 
 def prefill_flops(model: ModelConfig, num_requests: int, prompt_len: int) -> int:
     """FLOP of as many prompts' matrix products and causal attention. Only a prompt's last row needs logits."""
+    products = 2 * _num_layer_weights(model) * prompt_len + 2 * _num_head_weights(model)
+    return num_requests * (products + attention_flops(model, prompt_len))
+
+
+def attention_flops(model: ModelConfig, num_tokens: int, num_before: int = 0) -> int:
+    """FLOP of a prompt's causal attention: of so many tokens of it, behind others that were computed before."""
     # A query and a key meet in one product of head_dim numbers, and so do their weight and the value.
-    num_pairs = prompt_len * (prompt_len + 1) // 2
-    attention = 2 * 2 * model.head_dim * model.num_q_heads * model.num_layers * num_pairs
-    return num_requests * (2 * _num_layer_weights(model) * prompt_len + 2 * _num_head_weights(model) + attention)
+    num_pairs = num_tokens * num_before + num_tokens * (num_tokens + 1) // 2
+    return 2 * 2 * model.head_dim * model.num_q_heads * model.num_layers * num_pairs
 
 
 def kv_bytes_per_token(model: ModelConfig, kv_cache_dtype: str = "auto") -> int:

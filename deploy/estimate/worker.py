@@ -3,11 +3,20 @@ the formulas and their figures are from."""
 
 from dataclasses import dataclass
 from math import hypot
+from typing import NamedTuple
 
 from deploy.cluster_options import GPU as GPU_DEFAULTS
 from deploy.estimate.gpus import GIB, Gpu
 from engine.config import EngineConfig
-from engine.floors import decode_products, kv_bytes_per_token, prefill_products, read_weight_bytes, weight_bytes
+from engine.floors import (
+    attention_flops,
+    decode_products,
+    kv_bytes_per_token,
+    mixed_products,
+    prefill_products,
+    read_weight_bytes,
+    weight_bytes,
+)
 from engine.kvcache.sizing import DeviceMemory, choose_num_pages
 from engine.models.config import ModelConfig
 from engine.page_layout import page_layout_of
@@ -23,17 +32,37 @@ GRAPHS = int(0.74 * GIB)
 LOGITS_COPIES = 8
 MLP_COPIES = 2
 
-# What follows was fitted to H200s with models of 0.6B and 8B (docs/benchmarks.md). Shares are of what a GPU reaches in
-# plain copies and large matrix products.
-DECODE_MATMUL_SHARE = 0.8
-KV_READ_SHARE = 0.89
-PREFILL_SHARE = 0.82
-# In seconds: what a layer's kernels take to begin and end in a decode step, with our own kernels and with libraries';
-# what the host takes to launch a layer of a prefill; and what a prefill forward takes beside its layers.
-OWN_LAYER_S = 13.5e-6
-LAYER_S = 30e-6
+
+class Factors(NamedTuple):
+    """How far forwards with weights of one kind are from what a GPU reaches in plain copies and large matrix products:
+    fitted to H200s with models of 0.6B and 8B (docs/benchmarks.md).
+
+    Attributes:
+        decode_share, prefill_share: of the rate of matrix products.
+        own_layer_s, layer_s: what a layer's kernels take to begin and end in a decode step, with our own kernels alone
+            and with libraries'.
+        graph_layer_s: the same in a CUDA graph with a prompt.
+    """
+
+    decode_share: float
+    prefill_share: float
+    own_layer_s: float
+    layer_s: float
+    graph_layer_s: float
+
+
+BFLOAT16 = Factors(1.0, 0.82, 12.5e-6, 28e-6, 55e-6)
+FP8 = Factors(0.52, 0.76, 23e-6, 33e-6, 95e-6)
+# Of the rate of copies at which decode attention reads pages of bfloat16, and of FP8.
+KV_READ_SHARE = 0.98
+FP8_KV_READ_SHARE = 0.92
+# In seconds: what the host takes to launch a layer of a prefill, and what one that is launched so takes beside its layers.
 LAUNCH_LAYER_S = 190e-6
 FORWARD_S = 3e-3
+# A layer of a forward that decodes and computes prompts has attention of both kinds, one behind the other, and the second
+# of few queries does not fill a GPU.
+SECOND_ATTENTION_S = 21e-6
+MIXED_ATTENTION_SHARE = 0.36
 # Our own kernels are for so many sequences.
 MAX_OWN_BATCH_SIZE = 16
 
@@ -91,12 +120,11 @@ class Worker:
 
     def decode_step(self, batch_size: int, kv_len: int) -> float:
         """Seconds of a decode step. Args: kv_len: tokens of each sequence."""
-        limits = self.gpu.limits
-        reading = read_weight_bytes(self.model) / limits.copy_bandwidth
-        computing = decode_products(self.model, batch_size, limits.matmul_rate * DECODE_MATMUL_SHARE)
-        attention = batch_size * kv_len * self.kv_bytes_per_token / (limits.copy_bandwidth * KV_READ_SHARE)
+        limits, factors = self.gpu.limits, self._factors
+        computing = decode_products(self.model, batch_size, limits.matmul_rate * factors.decode_share)
         is_own = self.gpu.has_own_kernels and batch_size <= MAX_OWN_BATCH_SIZE
-        return hypot(reading, computing) + attention + self.model.num_layers * (OWN_LAYER_S if is_own else LAYER_S)
+        layers = self.model.num_layers * (factors.own_layer_s if is_own else factors.layer_s)
+        return hypot(self._weights_s, computing) + self._kv_s(batch_size * kv_len) + layers
 
     def prefill(self, num_requests: int, prompt_len: int, chunk_size: int = 0) -> float:
         """Seconds until as many prompts have their first tokens, which begin together.
@@ -106,11 +134,42 @@ class Worker:
         """
         num_tokens = num_requests * prompt_len
         num_forwards = -(-num_tokens // (chunk_size or self.chunk_size))
-        limits = self.gpu.limits
-        computing = prefill_products(self.model, num_requests, prompt_len, limits.matmul_rate * PREFILL_SHARE)
-        reading = num_forwards * read_weight_bytes(self.model) / limits.copy_bandwidth
-        launching = num_forwards * self.model.num_layers * LAUNCH_LAYER_S
-        return max(computing, reading, launching) + num_forwards * FORWARD_S
+        rate = self.gpu.limits.matmul_rate * self._factors.prefill_share
+        computing = prefill_products(self.model, num_requests, prompt_len, rate) / num_forwards
+        launching = self.model.num_layers * LAUNCH_LAYER_S
+        if computing <= launching + FORWARD_S:
+            # Launching would take as long as computing: there is a graph.
+            layers = self.model.num_layers * self._factors.graph_layer_s
+            return num_forwards * (hypot(self._weights_s, computing) + layers)
+        return num_forwards * (max(computing, self._weights_s, launching) + FORWARD_S)
+
+    def mixed_step(self, batch_size: int, kv_len: int, num_tokens: int, num_before: int) -> float:
+        """Seconds of a decode step and a piece of a prompt in one forward.
+
+        Args:
+            num_tokens: of the piece.
+            num_before: tokens of that prompt that were computed before.
+        """
+        rate, factors = self.gpu.limits.matmul_rate, self._factors
+        computing = mixed_products(self.model, batch_size, num_tokens, rate * factors.prefill_share)
+        attending = attention_flops(self.model, num_tokens, num_before) / (rate * MIXED_ATTENTION_SHARE)
+        layers = self.model.num_layers * (factors.graph_layer_s + SECOND_ATTENTION_S)
+        return hypot(self._weights_s, computing) + attending + self._kv_s(batch_size * kv_len) + layers
+
+    @property
+    def _factors(self) -> Factors:
+        return FP8 if self.model.quantization else BFLOAT16
+
+    @property
+    def _weights_s(self) -> float:
+        """Seconds to read all weights."""
+        return read_weight_bytes(self.model) / self.gpu.limits.copy_bandwidth
+
+    def _kv_s(self, num_tokens: int) -> float:
+        """Seconds in which decode attention reads as many tokens' KV."""
+        is_quantized = self.kv_cache_dtype != default_of(EngineConfig, "kv_cache_dtype")
+        share = FP8_KV_READ_SHARE if is_quantized else KV_READ_SHARE
+        return num_tokens * self.kv_bytes_per_token / (self.gpu.limits.copy_bandwidth * share)
 
     def transfer(self, num_tokens: int) -> float:
         """Seconds in which as many tokens' pages arrive at another GPU of the host."""
