@@ -11,6 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from deploy.cluster_options import ON
 from deploy.estimate.gpus import GPUS, Gpu
 from deploy.estimate.model import read_model
 from deploy.estimate.rates import (
@@ -50,6 +51,7 @@ def run_estimate(arguments: argparse.Namespace) -> int:
             arguments.max_batch_size,
             arguments.page_size,
             arguments.kv_cache_dtype,
+            arguments.mixed_steps == ON,
         )
         prompt_len, output_len = arguments.workload
         limits = arguments.slo
@@ -180,7 +182,11 @@ def _print(worker: Worker, load: Load, found: dict[str, Any]) -> None:
     print(
         f"\na prefill worker serves {found['prefill_worker_rate']:.1f} requests a second, a decode worker "
         + ("any number" if of_decode is None else f"{of_decode:.1f}")
-        + (f", {found['decode_batch_size']} at once" if found["decode_batch_size"] else ": no step is short enough")
+        + (
+            f", at most {found['decode_batch_size']} at once"
+            if found["decode_batch_size"]
+            else ": no step is short enough"
+        )
     )
 
 
@@ -188,7 +194,7 @@ def _print_splits(shared: Sequence[Split], rate: float | None) -> None:
     num_gpus = max(split.num_prefill + split.num_decode + split.num_both for split in shared)
     asked = f" for {rate:g} requests a second" if rate else ""
     print(f"\n{num_gpus} GPUs{asked}, prefill:decode workers, the best first:\n")
-    table = _table("split", "requests/s", "limited by", "decode batch", "--chunk-size")
+    table = _table("split", "requests/s", "limited by", "decode batch", "prompt tokens a forward")
     for split in shared:
         table.add_row(
             str(split), f"{split.rate:.1f}", split.bottleneck, str(split.batch_size or ""), str(split.chunk_size or "")

@@ -6,6 +6,7 @@ from math import isfinite
 
 from bench.goodput import parse_duration
 from deploy.cluster_options import GPU as GPU_DEFAULTS
+from deploy.cluster_options import OFF, ON, ClusterOptions
 from deploy.estimate.gpus import GPUS
 from engine.config import KV_CACHE_DTYPES, QUANTIZATIONS, EngineConfig
 from tandem.config import default_of
@@ -53,7 +54,13 @@ def add_estimate_options(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=TIME,...",
         help="ttft: until the first token; itl: between tokens, such as ttft=500ms,itl=25ms (default: no limits)",
     )
-    add("--good-share", type=_share, default=0.9, metavar="S", help="first tokens in time (default: %(default)s)")
+    add(
+        "--good-share",
+        type=_share,
+        default=0.9,
+        metavar="S",
+        help="of the requests that keep to all limits (default: %(default)s)",
+    )
     asked = parser.add_mutually_exclusive_group()
     asked.add_argument("--gpus", type=_count, metavar="N", help="how to share so many GPUs out, and for what rate")
     asked.add_argument("--rate", type=_positive, metavar="R", help="requests a second: how many GPUs they need")
@@ -77,6 +84,12 @@ def add_estimate_options(parser: argparse.ArgumentParser) -> None:
         ("--page-size", _count, default_of(EngineConfig, "page_size"), "N"),
     ):
         served.add_argument(flag, type=parse, default=default, metavar=metavar, help="(default: %(default)s)")
+    served.add_argument(
+        "--mixed-steps",
+        choices=(ON, OFF),
+        default=default_of(ClusterOptions, "mixed_steps"),
+        help="whether role both computes prompts in one forward with decode steps (default: %(default)s)",
+    )
     served.add_argument(
         "--kv-cache-dtype",
         choices=tuple(KV_CACHE_DTYPES),

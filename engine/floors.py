@@ -57,7 +57,7 @@ def prefill_products(model: ModelConfig, num_requests: int, prompt_len: int, mat
 
 
 def mixed_products(model: ModelConfig, batch_size: int, num_tokens: int, matmul_rate: float) -> float:
-    """Seconds of the matrix products of a decode step and as many tokens of a prompt, which needs logits for one at most.
+    """Seconds of the matrix products of a decode step and as many tokens of a prompt, which needs logits for one.
 
     Args:
         matmul_rate: FLOP per second, bfloat16.

@@ -14,15 +14,11 @@ from engine.attention.mixed import graphed_by_kind
 from engine.batch import Batch
 from engine.graph_capture import GraphCapture
 from engine.graph_runner import GraphOutput
+from engine.mixed_sizes import NUM_DECODED, NUM_PROMPT_TOKENS
 from engine.models.base import Model
 from engine.prefill_graphs import MAX_PROMPTS
 from engine.upload import Packed, aligned
 
-# There are graphs of so many sequences that are decoded, beside the most that steps with a graph have.
-NUM_DECODED = (16, 32, 64, 96, 128, 192, 256)
-# And of so many tokens of prompts. What is padding is computed too, so whoever cuts prompts into pieces cuts them to
-# these sizes.
-NUM_PROMPT_TOKENS = (128, 192, 256, 384, 512, 768, 1024)
 # A launch kernel by kernel takes about so many times as long as that of prompts alone, so there are graphs of so many
 # times as many tokens as the largest prefill graph has.
 LAUNCH_FACTOR = 2

@@ -9,7 +9,8 @@ from benchmarks.cluster_model.device import DeviceFactors
 from benchmarks.cluster_model.events import EventQueue
 from benchmarks.cluster_model.jobs import Job
 from benchmarks.cluster_model.prefix_cache import PrefixCache
-from engine.mixed_graphs import NUM_PROMPT_TOKENS, MixedSizes
+from engine.mixed_graphs import MixedSizes
+from engine.mixed_sizes import NUM_PROMPT_TOKENS
 from prefill_worker.budget import PromptBudget
 from worker.forward_timer import ForwardTimer
 

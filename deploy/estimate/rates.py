@@ -4,15 +4,17 @@ Arrivals are independent of each other (Poisson), and all requests have the same
 formulas.
 """
 
-from collections.abc import Iterator
+from bisect import bisect_right
 from dataclasses import dataclass
-from math import ceil, exp, inf
+from math import inf
 
+from deploy.estimate.both import BothSteps
+from deploy.estimate.queueing import Running, highest, late
 from deploy.estimate.worker import Worker
+from tandem.config import Role
 
 # More GPUs are not looked at for a rate: a cluster is one host.
 MAX_GPUS = 64
-_BISECTIONS = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +24,7 @@ class Load:
     Attributes:
         prompt_len, output_len: tokens of each request; none of the prompt is cached.
         ttft, itl: limits in seconds: until the first token, and between tokens; inf: none.
-        good_share: of the requests, that must have their first token in time.
+        good_share: of the requests, that must have their first token in time and 19 in 20 of their gaps within `itl`.
 
     Raises:
         ValueError: on construction, for numbers that make no load.
@@ -61,8 +63,8 @@ class Split:
         num_both: workers of role both; where there are any, there are no others.
         rate: requests per second that are served within the limits; 0: not even one is.
         bottleneck: "prefill", "decode" or "both".
-        batch_size: sequences of a decode step at that rate where decode is what limits it.
-        chunk_size: tokens of a prefill forward.
+        batch_size: sequences that each worker decodes at once at that rate, in the mean.
+        chunk_size: tokens of a prefill forward, or of what a worker of role both computes of a prompt with a step.
     """
 
     num_prefill: int
@@ -104,110 +106,92 @@ def splits_for(worker: Worker, load: Load, rate: float) -> list[Split]:
 
 def largest_batch(worker: Worker, load: Load) -> int:
     """Sequences that a decode worker can run at once, within the limit between tokens and in its pool; 0: none."""
-    return max((size for size in _batch_sizes(worker, load, "decode")), default=0)
+    return _num_within(_decode_steps(worker, load, "decode"), load.itl)
 
 
 def prefill_rate(worker: Worker, load: Load, num_workers: int) -> float:
     """Prompts per second of as many prefill workers that have their first token in time."""
-    service = worker.prefill(1, load.prompt_len)
-    return num_workers * max_utilisation(num_workers, service, load.ttft - service, load.good_share) / service
+    most = num_workers / worker.prefill(1, load.prompt_len)
+    return highest(lambda rate: 1 - _late(worker, load, num_workers, rate) >= load.good_share, most)
 
 
 def decode_rate(worker: Worker, load: Load) -> float:
     """Requests per second of one decode worker; inf: their first token is their last."""
     if load.output_len == 1:
         return inf
-    size = largest_batch(worker, load)
-    return size / ((load.output_len - 1) * worker.decode_step(size, load.kv_len)) if size else 0.0
+    steps = _decode_steps(worker, load, "decode")
+    largest = _num_within(steps, load.itl)
 
+    def is_served(rate: float) -> bool:
+        return 1 - Running(steps, rate * (load.output_len - 1)).crowded(largest) >= load.good_share
 
-def max_utilisation(num_servers: int, service: float, wait: float, share: float) -> float:
-    """How busy servers with one line may be for that share of what arrives to wait no longer than `wait`.
-
-    The line is M/D/c's: the probability to wait at all is Erlang's, and that to wait longer falls exponentially, twice
-    as fast as with exponential service times.
-
-    Args:
-        service: seconds that each takes.
-        wait: seconds; below 0: not even one that waits for nobody is in time.
-    """
-    if wait < 0:
-        return 0.0
-    if wait == inf:
-        return 1.0
-    low, high = 0.0, 1.0
-    for _ in range(_BISECTIONS):
-        middle = (low + high) / 2
-        late = _waits(num_servers, middle) * exp(-2 * (1 - middle) * num_servers * wait / service)
-        low, high = (middle, high) if late <= 1 - share else (low, middle)
-    return low
-
-
-def _waits(num_servers: int, utilisation: float) -> float:
-    """Erlang's C: the probability that all servers are busy."""
-    offered = num_servers * utilisation
-    blocked = 1.0
-    for count in range(1, num_servers + 1):
-        blocked = offered * blocked / (count + offered * blocked)
-    return blocked / (1 - utilisation * (1 - blocked))
-
-
-def _batch_sizes(worker: Worker, load: Load, role: str) -> Iterator[int]:
-    """Those whose step keeps to the limit between tokens and whose sequences fit the pool."""
-    pool_tokens = worker.pool_tokens("both" if role == "both" else "decode", load.num_tokens)
-    for size in range(1, min(worker.max_batch_size, pool_tokens // load.num_tokens) + 1):
-        if worker.decode_step(size, load.kv_len) <= load.itl:
-            yield size
+    return highest(is_served, _most(steps, load))
 
 
 def _apart(worker: Worker, load: Load, num_prefill: int, num_decode: int) -> Split:
     worker.pool_tokens("prefill", load.num_tokens)
-    prefill, decode = prefill_rate(worker, load, num_prefill), num_decode * decode_rate(worker, load)
-    bottleneck = "prefill" if prefill <= decode else "decode"
-    size = largest_batch(worker, load)
-    return Split(num_prefill, num_decode, 0, min(prefill, decode), bottleneck, size, worker.chunk_size)
+    most = prefill_rate(worker, load, num_prefill)
+    if load.output_len == 1:
+        return Split(num_prefill, num_decode, 0, most, "prefill", 0, worker.chunk_size)
+    steps = _decode_steps(worker, load, "decode")
+    largest = _num_within(steps, load.itl)
+
+    def running(rate: float) -> Running:
+        return Running(steps, rate / num_decode * (load.output_len - 1), num_decode)
+
+    def is_served(rate: float) -> bool:
+        in_time = 1 - _late(worker, load, num_prefill, rate)
+        return in_time * (1 - running(rate).crowded(largest)) >= load.good_share
+
+    rate = highest(is_served, min(most, num_decode * _most(steps, load)))
+    num_running = round(running(rate).mean) if rate else 0
+    bottleneck = "prefill" if most <= num_decode * decode_rate(worker, load) else "decode"
+    return Split(num_prefill, num_decode, 0, rate, bottleneck, num_running, worker.chunk_size)
 
 
 def _both(worker: Worker, load: Load, num_workers: int) -> Split:
-    """Workers that compute a chunk of a prompt between two decode steps: the chunk is as large as the limit between
-    tokens leaves room for, and the rate as high as keeps first tokens in time."""
-    best = Split(0, 0, num_workers, 0.0, "both", 0, 0)
+    """Workers that compute a piece of a prompt with or between decode steps: it is as large as the limit between tokens
+    leaves room for, and the rate as high as keeps first tokens in time and steps short."""
     if load.output_len == 1:
         rate = prefill_rate(worker, load, num_workers)
         return Split(0, 0, num_workers, rate, "both", 0, worker.chunk_size)
-    for size in _batch_sizes(worker, load, "both"):
-        step = worker.decode_step(size, load.kv_len)
-        chunk = _largest_chunk(worker, load, load.itl - step)
-        if not chunk:
-            continue
-        num_chunks = ceil(load.prompt_len / chunk)
-        chunk_s = worker.prefill(1, load.prompt_len, chunk) / num_chunks
-        prompt_s = num_chunks * (chunk_s + step)
-        # `busy` of the steps have a chunk beside them. With as many prompts as ends, a step and its share of a chunk
-        # take `cycle`.
-        busy = size * num_chunks / (load.output_len - 1)
-        if busy > max_utilisation(num_workers, prompt_s, load.ttft - prompt_s, load.good_share):
-            continue
-        cycle = step + busy * chunk_s
-        rate = num_workers * size / ((load.output_len - 1) * cycle)
-        if rate > best.rate:
-            best = Split(0, 0, num_workers, rate, "both", size, chunk)
-    return best
+    plain = _decode_steps(worker, load, "both")
+    steps = BothSteps(worker, plain, load.prompt_len, load.kv_len, load.itl)
+
+    def running(rate: float) -> Running:
+        return Running(steps.steps(rate / num_workers), rate / num_workers * (load.output_len - 1), num_workers)
+
+    def is_served(rate: float) -> bool:
+        found = running(rate)
+        in_time = 1 - steps.late(rate / num_workers, num_workers, load.ttft, found)
+        return in_time * (1 - found.crowded(steps.num_within)) >= load.good_share
+
+    rate = highest(is_served, num_workers * _most(plain, load))
+    num_running = round(running(rate).mean) if rate else 0
+    return Split(0, 0, num_workers, rate, "both", num_running, steps.pieces[max(0, num_running - 1)])
 
 
-def _largest_chunk(worker: Worker, load: Load, room: float) -> int:
-    """Tokens of a prompt's forward that takes at most `room` seconds; 0: there is none. A multiple of a page, or the
-    worker's own."""
-    largest = min(worker.chunk_size, load.prompt_len)
+def _late(worker: Worker, load: Load, num_workers: int, rate: float) -> float:
+    """The share of prompts whose first token is late, of as many prefill workers."""
+    service = worker.prefill(1, load.prompt_len)
+    return late(num_workers, rate * service / num_workers, service, load.ttft - service)
 
-    def chunk_of(num_pages: int) -> int:
-        # A whole prompt is one chunk, whether or not it fills its last page.
-        return min(num_pages * worker.page_size, worker.chunk_size)
 
-    fits, too_large = 0, ceil(largest / worker.page_size) + 1
-    while too_large - fits > 1:
-        middle = (fits + too_large) // 2
-        chunk = chunk_of(middle)
-        in_time = worker.prefill(1, load.prompt_len, chunk) / ceil(load.prompt_len / chunk) <= room
-        fits, too_large = (middle, too_large) if in_time else (fits, middle)
-    return chunk_of(fits)
+def _decode_steps(worker: Worker, load: Load, role: Role) -> list[float]:
+    """Seconds of a decode step of 1, 2, ... sequences, as many as a worker runs at most.
+
+    Raises:
+        ValueError: a request does not fit a worker's pool.
+    """
+    num_running = min(worker.max_batch_size, worker.pool_tokens(role, load.num_tokens) // load.num_tokens)
+    return [worker.decode_step(size, load.kv_len) for size in range(1, num_running + 1)]
+
+
+def _num_within(steps: list[float], limit: float) -> int:
+    """Of how many sequences the longest step within the limit is; 0: none."""
+    return bisect_right(steps, limit)
+
+
+def _most(steps: list[float], load: Load) -> float:
+    """Requests per second that one worker can decode at all."""
+    return max(size / step for size, step in enumerate(steps, 1)) / (load.output_len - 1)

@@ -56,13 +56,15 @@ FP8 = Factors(0.52, 0.76, 23e-6, 33e-6, 95e-6)
 # Of the rate of copies at which decode attention reads pages of bfloat16, and of FP8.
 KV_READ_SHARE = 0.98
 FP8_KV_READ_SHARE = 0.92
-# In seconds: what the host takes to launch a layer of a prefill, and what one that is launched so takes beside its layers.
+# In seconds: what the host takes to launch a layer of a prefill, and what such a forward takes beside its layers.
 LAUNCH_LAYER_S = 190e-6
 FORWARD_S = 3e-3
-# A layer of a forward that decodes and computes prompts has attention of both kinds, one behind the other, and the second
-# of few queries does not fill a GPU.
+# A layer of a forward that decodes and computes prompts has attention of both kinds, one behind the other, and that of
+# few queries does not fill a GPU.
 SECOND_ATTENTION_S = 21e-6
 MIXED_ATTENTION_SHARE = 0.36
+# Products of so many tokens take what they take in decode steps.
+MAX_SMALL_PRODUCT = 256
 # Our own kernels are for so many sequences.
 MAX_OWN_BATCH_SIZE = 16
 
@@ -70,6 +72,9 @@ MAX_OWN_BATCH_SIZE = 16
 @dataclass(frozen=True, slots=True)
 class Worker:
     """A model on one GPU, with the options of `tandem serve` that matter here.
+
+    Attributes:
+        mixed_steps: whether a worker of role both may compute prompts in one forward with decode steps.
 
     Raises:
         ValueError: on construction, for FP8 weights on a GPU that does not multiply them, or for quantized pages on one
@@ -83,6 +88,7 @@ class Worker:
     max_batch_size: int = GPU_DEFAULTS.max_batch_size
     page_size: int = default_of(EngineConfig, "page_size")
     kv_cache_dtype: str = default_of(EngineConfig, "kv_cache_dtype")
+    mixed_steps: bool = True
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -136,12 +142,13 @@ class Worker:
         num_forwards = -(-num_tokens // (chunk_size or self.chunk_size))
         rate = self.gpu.limits.matmul_rate * self._factors.prefill_share
         computing = prefill_products(self.model, num_requests, prompt_len, rate) / num_forwards
-        launching = self.model.num_layers * LAUNCH_LAYER_S
-        if computing <= launching + FORWARD_S:
-            # Launching would take as long as computing: there is a graph.
-            layers = self.model.num_layers * self._factors.graph_layer_s
-            return num_forwards * (hypot(self._weights_s, computing) + layers)
-        return num_forwards * (max(computing, self._weights_s, launching) + FORWARD_S)
+        return num_forwards * self._prompts_s(computing)
+
+    def piece(self, num_tokens: int, num_before: int) -> float:
+        """Seconds of a forward of as many tokens of a prompt, behind others that were computed before."""
+        rate = self.gpu.limits.matmul_rate * self._factors.prefill_share
+        products = mixed_products(self.model, 0, num_tokens, rate)
+        return self._prompts_s(products + attention_flops(self.model, num_tokens, num_before) / rate)
 
     def mixed_step(self, batch_size: int, kv_len: int, num_tokens: int, num_before: int) -> float:
         """Seconds of a decode step and a piece of a prompt in one forward.
@@ -151,7 +158,10 @@ class Worker:
             num_before: tokens of that prompt that were computed before.
         """
         rate, factors = self.gpu.limits.matmul_rate, self._factors
-        computing = mixed_products(self.model, batch_size, num_tokens, rate * factors.prefill_share)
+        share = factors.prefill_share
+        if batch_size + num_tokens <= MAX_SMALL_PRODUCT:
+            share = max(share, factors.decode_share)
+        computing = mixed_products(self.model, batch_size, num_tokens, rate * share)
         attending = attention_flops(self.model, num_tokens, num_before) / (rate * MIXED_ATTENTION_SHARE)
         layers = self.model.num_layers * (factors.graph_layer_s + SECOND_ATTENTION_S)
         return hypot(self._weights_s, computing) + attending + self._kv_s(batch_size * kv_len) + layers
@@ -159,6 +169,14 @@ class Worker:
     @property
     def _factors(self) -> Factors:
         return FP8 if self.model.quantization else BFLOAT16
+
+    def _prompts_s(self, computing: float) -> float:
+        """Seconds of a forward of prompts. Args: computing: seconds of its products and its attention."""
+        launching = self.model.num_layers * LAUNCH_LAYER_S
+        if computing <= launching + FORWARD_S:
+            # Launching would take as long as computing: there is a graph.
+            return hypot(self._weights_s, computing) + self.model.num_layers * self._factors.graph_layer_s
+        return max(computing, self._weights_s, launching) + FORWARD_S
 
     @property
     def _weights_s(self) -> float:

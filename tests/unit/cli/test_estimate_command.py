@@ -38,10 +38,17 @@ def test_what_a_person_reads(model_dir: str, capsys: pytest.CaptureFixture[str])
     flags = ["--gpu", "h200", "--workload", "4,096/256", "--slo", "ttft=500ms,itl=25ms", "--gpus", "4"]
     assert main(["estimate", "--model", model_dir, *flags]) == 0
     told = capsys.readouterr().out
-    for line in ("KV: 131,072 bytes a token", "537 MB of KV, 1.41 ms in all", "prefill of 4,096 tokens", "128 at once"):
+    for line in (
+        "KV: 131,072 bytes a token",
+        "537 MB of KV, 1.41 ms in all",
+        "prefill of 4,096 tokens",
+        "at most 143 at once",
+    ):
         assert line in told
     # The ways to share them out are the table's last rows, the best first.
-    assert [row.split()[0] for row in told.splitlines()[-4:]] == ["3:1", "4", "2:2", "1:3"]
+    assert [row.split()[0] for row in told.splitlines()[-4:]] == ["4", "3:1", "2:2", "1:3"]
+    assert main(["estimate", "--model", model_dir, *flags, "--mixed-steps", "off"]) == 0
+    assert [row.split()[0] for row in capsys.readouterr().out.splitlines()[-4:]][0] == "3:1"
 
 
 def test_what_a_program_reads(model_dir: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,7 +21,8 @@ from engine.engine import Engine
 from engine.kvcache.pool import KvPool
 from engine.layers.norm import QkNorm
 from engine.layers.rotary import Rotation
-from engine.mixed_graphs import NUM_DECODED, NUM_PROMPT_TOKENS, MixedGraphs, MixedSizes, staged_numbers
+from engine.mixed_graphs import MixedGraphs, MixedSizes, staged_numbers
+from engine.mixed_sizes import NUM_DECODED, NUM_PROMPT_TOKENS
 from engine.output import Feed, ForwardOutput
 from engine.prefill_graphs import MAX_PROMPTS
 from engine.token_sequence import TokenSequence

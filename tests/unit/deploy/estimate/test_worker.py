@@ -29,8 +29,8 @@ FORWARD_MS = {
     "llama": (LLAMA_8B, {128: 6.7, 512: 13.0, 1024: 25.1, 4096: 98.9}),
     "qwen": (QWEN_0_6B, {128: 1.9, 512: 2.5, 1024: 3.4, 4096: 11.6}),
 }
-# Milliseconds of forwards that decode and compute a piece of a prompt (benchmarks.mixed_forward): by sequences and their
-# tokens, for each of these tokens of the piece and those before it.
+# Milliseconds of forwards that decode and compute a piece of a prompt (benchmarks.mixed_forward): by sequences and
+# their tokens, for each of these tokens of the piece and those before it.
 PIECES = ((128, 0), (256, 0), (384, 2048), (512, 0), (512, 2048), (1024, 2048), (2048, 0))
 MIXED_MS = {
     (8, 4096): (7.6, 10.5, 14.9, 16.0, 17.2, 29.6, 52.9),

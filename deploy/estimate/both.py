@@ -1,0 +1,86 @@
+"""What a worker that does both takes for its steps, of as many sequences as it may run, and what is beside them."""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from math import inf
+
+from both_worker.step_budget import FILLED, MIN_TOKENS
+from deploy.estimate.queueing import Running, late
+from deploy.estimate.worker import Worker
+from engine.mixed_sizes import NUM_PROMPT_TOKENS
+
+# Pieces of more tokens than the largest graph has are of whatever size; looked at are multiples of this.
+_PIECE_STEP = 256
+
+
+class BothSteps:
+    """Steps of 1, 2, ... sequences, with a piece of a prompt and without: pieces are as large as the workers' own
+    budget has them (both_worker/step_budget.py).
+
+    Attributes:
+        plain: seconds of a decode step by itself.
+        pieces: tokens of the piece.
+        with_piece: seconds of a step with it.
+        num_within: of how many sequences a step with the smallest piece is within the limit between tokens at most.
+    """
+
+    def __init__(self, worker: Worker, plain: Sequence[float], prompt_len: int, kv_len: int, itl: float) -> None:
+        """Args: plain: as the attribute; kv_len: tokens of each sequence; itl: seconds."""
+        self._prompt_len = prompt_len
+        self.plain = plain
+        longest = min(worker.chunk_size, prompt_len)
+        beyond = range(NUM_PROMPT_TOKENS[-1], longest, _PIECE_STEP)
+        smallest = min(MIN_TOKENS, longest)
+        sizes = sorted({size for size in (*NUM_PROMPT_TOKENS, *beyond, longest) if smallest <= size <= longest})
+        self.pieces: list[int] = []
+        self.with_piece: list[float] = []
+        shortest: list[float] = []
+        for batch_size, step in enumerate(plain, 1):
+
+            def took(size: int, batch_size: int = batch_size, step: float = step) -> float:
+                num_before = (prompt_len - size) // 2
+                apart = step + worker.piece(size, num_before)
+                if not worker.mixed_steps:
+                    return apart
+                # Without a graph one forward takes no less than two.
+                return min(apart, worker.mixed_step(batch_size, kv_len, size, num_before))
+
+            index = max(0, bisect_right(sizes, FILLED * itl, key=took) - 1)
+            self.pieces.append(sizes[index])
+            self.with_piece.append(took(sizes[index]))
+            shortest.append(took(sizes[0]))
+        self.num_within = bisect_right(shortest, itl)
+
+    def busy(self, rate: float) -> list[float]:
+        """The share of the time that steps with pieces take, at as many prompts a second; from 1 on they do not keep
+        up."""
+        prompts = rate * self._prompt_len
+        return [prompts / piece * took for piece, took in zip(self.pieces, self.with_piece, strict=True)]
+
+    def steps(self, rate: float) -> list[float]:
+        """Seconds of a step in the mean, at as many prompts a second."""
+        means = []
+        for plain, took, busy in zip(self.plain, self.with_piece, self.busy(rate), strict=True):
+            # So many steps in a second have a piece, and what these leave of it is for those that have none.
+            means.append(1 / (busy / took + (1 - busy) / plain) if busy < 1 else took)
+        return means
+
+    def late(self, rate: float, num_workers: int, ttft: float, running: Running) -> float:
+        """The share of prompts that have no first token within `ttft`.
+
+        Args:
+            rate: prompts a second of each worker.
+            running: those that are decoded beside.
+        """
+        busy = self.busy(rate)
+        # A prompt that comes finds as many as there are in the mean of time.
+        beside = [*range(len(busy)), len(busy) - 1]
+        if ttft == inf:
+            # They may wait, but not longer and longer.
+            return float(sum(share * busy[index] for share, index in zip(running.shares, beside, strict=True)) >= 1)
+        found = 0.0
+        for share, index in zip(running.shares, beside, strict=True):
+            service = self._prompt_len / self.pieces[index] * self.with_piece[index]
+            # The step that runs when it comes is half over.
+            found += share * late(num_workers, busy[index], service, ttft - service - self.plain[index] / 2)
+        return found

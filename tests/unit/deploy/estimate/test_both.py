@@ -1,0 +1,44 @@
+"""What workers that do both compute of prompts with a step: as much as their own budget has it."""
+
+from math import inf
+
+import pytest
+
+from deploy.estimate.both import BothSteps
+from deploy.estimate.gpus import GPUS
+from deploy.estimate.worker import Worker
+from engine.mixed_sizes import NUM_PROMPT_TOKENS
+from tests.fakes.model_shapes import LLAMA_8B
+
+WORKER = Worker(LLAMA_8B, GPUS["h200"])
+KV_LEN = 4224
+PLAIN = [WORKER.decode_step(size, KV_LEN) for size in range(1, 201)]
+STEPS = BothSteps(WORKER, PLAIN, 4096, KV_LEN, 0.025)
+
+
+def test_pieces_keep_to_the_limit_and_are_of_sizes_that_have_graphs() -> None:
+    assert set(STEPS.pieces) <= set(NUM_PROMPT_TOKENS)
+    assert STEPS.pieces == sorted(STEPS.pieces, reverse=True) and STEPS.pieces[0] > 128
+    for size in range(1, STEPS.num_within + 1):
+        assert PLAIN[size - 1] < STEPS.with_piece[size - 1] <= 0.025
+    assert STEPS.with_piece[STEPS.num_within] > 0.025
+
+
+def test_streams_beside_prompts_have_the_gaps_that_were_measured() -> None:
+    # docs/reports/mixed-steps-h200: 64 streams in the middle of their 2,048 tokens, prompts of 4,096.
+    kv_len = 1200
+    plain = [WORKER.decode_step(size, kv_len) for size in range(1, 65)]
+    steps = BothSteps(WORKER, plain, 4096, kv_len, 0.025)
+    assert plain[-1] * 1e3 == pytest.approx(8.3, rel=0.15)
+    assert steps.with_piece[-1] * 1e3 == pytest.approx(21.4, rel=0.15)
+
+
+def test_without_a_limit_prompts_are_computed_whole() -> None:
+    assert set(BothSteps(WORKER, PLAIN, 4096, KV_LEN, inf).pieces) == {4096}
+
+
+def test_the_mean_step_is_between_one_without_a_piece_and_one_with_it() -> None:
+    assert STEPS.steps(0.0) == pytest.approx(PLAIN)
+    assert STEPS.steps(1000.0) == STEPS.with_piece
+    for plain, mean, took in zip(PLAIN, STEPS.steps(2.0), STEPS.with_piece, strict=True):
+        assert plain < mean <= took
