@@ -48,7 +48,7 @@ def test_what_a_person_reads(model_dir: str, capsys: pytest.CaptureFixture[str])
     # The ways to share them out are the table's last rows, the best first.
     assert [row.split()[0] for row in told.splitlines()[-4:]] == ["4", "3:1", "2:2", "1:3"]
     assert main(["estimate", "--model", model_dir, *flags, "--mixed-steps", "off"]) == 0
-    assert [row.split()[0] for row in capsys.readouterr().out.splitlines()[-4:]][0] == "3:1"
+    assert capsys.readouterr().out.splitlines()[-4].startswith("3:1")
 
 
 def test_what_a_program_reads(model_dir: str, capsys: pytest.CaptureFixture[str]) -> None:
