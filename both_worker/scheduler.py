@@ -56,42 +56,42 @@ class BothScheduler(Scheduler):
         if not self._decode.num_running:
             # The last of them may have ended since the last step.
             self._timer.nothing_decoded()
-        num_running = self._decode.num_running
+        was_handing_over = self._prefill.hands_over_here()
         prefilled = self._prefill.settle()
-        if self._decode.num_running and self._prefill.hands_over_here():
-            # What is handed over here is in the next step, not in the one after, which runs behind it anyway.
-            if not self._prefill.launched[-1].output.done():
-                return prefilled
-            while self._prefill.hands_over_here():
-                self._launches.collect_oldest()
-            prefilled = True
-        chunks = self._compose_prompts(joined=self._decode.num_running > num_running)
+        if self._waits_for_prompts():
+            return prefilled
+        mixes = self._mixes(self._prefill.chunk_size)
+        if mixes and not self._decode.is_due(with_prompts=True):
+            self._decode.settle()
+            self._decode.cache_adopted()
+            return prefilled
+        self._decode.begin_composing()
+        is_handing_over = self._prefill.hands_over_here()
+        # What has just been handed over here is decoded before the next prompt is launched, if that is by itself, and
+        # does not wait behind it.
+        goes_first = was_handing_over and self._decode.num_running > 0 and not mixes
+        chunks = None if is_handing_over or goes_first else self._prefill.compose()
         self._pages.tell_leases()
         if chunks is not None:
             if self._mixes(sum(chunks.num_tokens), len(chunks.num_tokens)) and self._launch_mixed(chunks):
                 return True
             self._prefill.launch(chunks)
+            if self._waits_for_prompts():
+                return True
             prefilled = True
-        if self._decode.num_running:
-            # The next decode step would run behind the prompts in flight anyway: what they give goes on with this step,
-            # not with the one after. The decode step in flight ends before them: its tokens have waited for their
-            # launch, and do not wait for their end.
-            while any(not launched.num_decoded for launched in self._prefill.launched):
-                self._launches.collect_oldest()
         num_waiting = self._decode.leases.num_waiting
         decoded = self._decode.step()
         # A prompt may have waited for a lease that has been granted meanwhile.
         granted = self._decode.leases.num_waiting < num_waiting
         return prefilled or decoded or granted
 
-    def _compose_prompts(self, *, joined: bool) -> PromptChunks | None:
-        """Args: joined: whether a request has been handed over here in this turn."""
-        if self._prefill.hands_over_here():
-            return None
-        if joined and not self._mixes(self._prefill.chunk_size):
-            # It is decoded before the next prompt is launched, and does not wait behind it.
-            return None
-        return self._prefill.compose()
+    def _waits_for_prompts(self) -> bool:
+        """Whether what is decoded here goes on when prompts have ended that have been launched. The next step would run
+        behind them anyway, and what they give goes on with it, not with the one after: those that are computed by
+        themselves, and those that are handed over here. Nothing else waits for them."""
+        if not self._decode.num_running:
+            return False
+        return self._prefill.hands_over_here() or any(not launched.num_decoded for launched in self._prefill.launched)
 
     def _mixes(self, num_tokens: int, num_prompts: int = 1) -> bool:
         """Whether so many tokens of so many prompts and the next decode step are to be one forward."""
@@ -99,8 +99,7 @@ class BothScheduler(Scheduler):
         return num_running > 0 and self._engine.mixes(num_running, num_tokens, num_prompts)
 
     def _launch_mixed(self, chunks: PromptChunks) -> bool:
-        """Launches prompts and the next decode step as one forward. That step waits for nothing then, for the launch of
-        such a forward may take longer than its own. Returns False if nothing is to be decoded."""
+        """Launches prompts and the next decode step as one forward. Returns False if nothing is to be decoded."""
         self._decode.settle()
         step = self._decode.compose()
         if step is None:
@@ -111,7 +110,8 @@ class BothScheduler(Scheduler):
         return True
 
     def next_deadline(self) -> float | None:
-        deadlines = (self._prefill.next_deadline(), self._decode.next_deadline())
+        mixes = self._prefill.has_prompts and self._mixes(self._prefill.chunk_size)
+        deadlines = (self._prefill.next_deadline(), self._decode.next_deadline(with_prompts=mixes))
         return min((d for d in deadlines if d is not None), default=None)
 
     def stats(self) -> WorkerStats:

@@ -47,7 +47,7 @@ from worker.grammar_failure import grammar_failure
 
 logger = logging.getLogger(__name__)
 
-# Grammars that are being compiled are looked at again so soon.
+# So soon is looked again whether grammars are compiled, and whether there is something for a step that is due.
 POLL_S = 0.001
 
 
@@ -119,19 +119,33 @@ class DecodeScheduler(ForwardScheduler):
 
     def step(self) -> bool:
         self.settle()
-        previous = self._in_flight
-        if previous is not None and not (self._pace.is_due or previous.output.done()):
+        if not self.is_due():
             self.cache_adopted()
             self.answer_leases()
             self._recorder.lap("grant")
             return False
+        previous = self._in_flight
+        self.begin_composing()
         step = self.compose()
-        if step is None:
-            self._collect_steps()
-        else:
+        if step is not None:
             self.launch(step)
+        elif previous is not None and previous.is_mixed and not previous.output.done():
+            # Nothing is to follow it, and it may take long: its end is looked for, and nobody else waits for it.
+            self.cache_adopted()
+            return False
+        else:
+            self._collect_steps()
         self.cache_adopted()
         return previous is not None or step is not None
+
+    def is_due(self, *, with_prompts: bool = False) -> bool:
+        """Whether the next step is to be composed now. Args: with_prompts: as of StepPace."""
+        previous = self._in_flight
+        return previous is None or self._pace.is_due(with_prompts=with_prompts) or previous.output.done()
+
+    def begin_composing(self) -> None:
+        """What the host does from here on, until a step is launched, is for that step."""
+        self._pace.composing()
 
     def settle(self) -> None:
         """Goes on with what has come to an end."""
@@ -142,7 +156,6 @@ class DecodeScheduler(ForwardScheduler):
     def compose(self) -> DecodeStep | None:
         """The next step, with a page for each of its tokens; None if nothing is to be decoded. Nothing may happen to
         its jobs before it is launched."""
-        self._pace.composing()
         # Growth goes before new leases.
         jobs = self._grow()
         self.answer_leases()
@@ -161,6 +174,7 @@ class DecodeScheduler(ForwardScheduler):
         self, step: DecodeStep, prompts: ForwardPart | None = None, meanwhile: Callable[[], None] | None = None
     ) -> None:
         """Launches a step, passes on what was launched before it while it runs, and has its tokens chosen."""
+        self._pace.launching()
         self._engine.launch(decoded=step, prompts=prompts, meanwhile=meanwhile)
         self._launches.collect_all_but(1)
         # What may come next by a grammar follows from the tokens that have just been collected. The forward is running
@@ -170,14 +184,19 @@ class DecodeScheduler(ForwardScheduler):
         if not self._overlaps:
             self.collect_launched()
 
-    def next_deadline(self) -> float | None:
+    def next_deadline(self, *, with_prompts: bool = False) -> float | None:
+        """Args: with_prompts: whether the next step is to have some."""
         deadline = self._leases.next_deadline()
         if self._in_flight is None:
             # Nothing else keeps them from a step. That a grammar is compiled by now is no reason to sleep.
             if any(job.sequence.constraint is not None for job in self._running):
                 return self._clock() + POLL_S
             return deadline
-        return self._pace.due if deadline is None else min(deadline, self._pace.due)
+        now, due = self._clock(), self._pace.due(with_prompts=with_prompts)
+        if due <= now:
+            # What is due has nothing in it yet.
+            due = now + POLL_S
+        return due if deadline is None else min(deadline, due)
 
     def own_stats(self) -> WorkerStats:
         return WorkerStats(
@@ -332,9 +351,10 @@ class DecodeScheduler(ForwardScheduler):
             self._launches.collect_oldest()
 
     def _note_launched(self, step: DecodeStep) -> None:
-        self._pace.launched(is_mixed=step.is_mixed)
         num_context = sum([sequence.device_len for sequence in step.sequences])
         self._timer.step_launched(len(step.jobs), num_context)
+        if self._overlaps:
+            self._pace.launched(self._timer.expected_s if step.is_mixed else None)
         if self._recorder.is_on:
             self._record_launch(step)
 
@@ -360,7 +380,8 @@ class DecodeScheduler(ForwardScheduler):
         """Waits for a step, passes its tokens on and ends the jobs that are done."""
         self._outbox.flush()
         if self._overlaps:
-            self._pace.ended(step.output.duration_s(), is_mixed=step.is_mixed)
+            was_running = not step.output.done()
+            self._pace.ended(step.output.duration_s(), was_running=was_running)
         jobs = []
         finished: list[tuple[DecodeJob, str]] = []
         going_on = step.collect()

@@ -84,11 +84,6 @@ class LaunchList:
         return [part for launch in self._launches for part in launch.parts]
 
     @property
-    def oldest(self) -> Sequence[ForwardPart]:
-        """The parts of the forward that was launched first; none if there is no forward."""
-        return self._launches[0].parts if self._launches else ()
-
-    @property
     def is_oldest_done(self) -> bool:
         """Whether there is one, and it has completed."""
         return bool(self._launches) and self._launches[0].output.done()

@@ -102,6 +102,11 @@ class PrefillScheduler(ForwardScheduler):
         return self._config.chunk_size
 
     @property
+    def has_prompts(self) -> bool:
+        """Whether there is a prompt of which not everything has been launched."""
+        return bool(self._waiting) or any(job.sequence.remaining_len for job in self._computing)
+
+    @property
     def num_running(self) -> int:
         return len(self._computing) + len(self._handing_over)
 
@@ -139,12 +144,13 @@ class PrefillScheduler(ForwardScheduler):
         return worked or chunks is not None
 
     def settle(self) -> bool:
-        """Goes on with what has come to an end; returns whether that was a forward."""
+        """Goes on with what has come to an end; returns whether that was a forward. Where steps are decoded beside
+        prompts, it is one with prompts in it, or before one with some."""
         self._cache.free_deferred_pages()
         self._settle_handovers()
         self._recorder.lap("settle")
         worked = False
-        while self._launches.is_oldest_done and all(isinstance(part, PromptChunks) for part in self._launches.oldest):
+        while self._launches.is_oldest_done and self.launched:
             self._launches.collect_oldest()
             worked = True
         return worked

@@ -90,6 +90,12 @@ class ForwardTimer:
         self._since_step = (0, 0, 0)
         self.last_step = num_requests, num_context
 
+    @property
+    def expected_s(self) -> float:
+        """What the step that was launched last takes, with the prompts since the one before, by all that was seen so
+        far."""
+        return sum(factor * number for factor, number in zip(self._fit.factors, self._steps[-1], strict=True))
+
     def step_ended(self) -> None:
         """The oldest of those that were launched has ended."""
         now = self._clock()

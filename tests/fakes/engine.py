@@ -116,7 +116,7 @@ class FakeForwardOutput(ForwardOutput):
     def duration_s(self) -> float:
         assert self._engine.is_asynchronous
         self._engine.run_until(self)
-        return self._engine.step_s
+        return self._engine.duration_of(self)
 
 
 class FakeEngine(EngineBase):
@@ -202,6 +202,9 @@ class FakeEngine(EngineBase):
             self.run_next()
         self.counters.count(batch)
         return output
+
+    def duration_of(self, output: FakeForwardOutput) -> float:
+        return self.step_s
 
     def run_next(self) -> None:
         """The device does what was launched first."""

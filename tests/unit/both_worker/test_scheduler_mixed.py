@@ -2,13 +2,16 @@
 from two forwards by what they give."""
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from both_worker.worker import make_both_scheduler
 from decode_worker.config import DecodeConfig
+from engine.batch import Batch
 from engine.kvcache.cache_manager import CacheManager
+from engine.output import ForwardOutput
 from prefill_worker.config import PrefillConfig
 from tandem.messages import Abort, Admit, Finished, FirstToken, GaveBack, Prefill, Tokens
 from tandem.recording import DEVICE, Recorder
@@ -21,6 +24,7 @@ from worker.events import FromRouter
 PAGE_SIZE = 4
 CHUNK_SIZE = 8
 PROMPT = list(range(30))
+STEP_S = 0.02
 
 
 class Worker:
@@ -34,9 +38,10 @@ class Worker:
         min_mixed: int = 1,
         chunk_size: int = CHUNK_SIZE,
         max_batch_size: int = 64,
+        step_s: float = 0.0,
     ) -> None:
         self.clock, self.outbox = FakeClock(), ListOutbox()
-        self.engine = FakeEngine(num_pages, PAGE_SIZE, asynchronous=asynchronous, min_mixed=min_mixed)
+        self.engine = FakeEngine(num_pages, PAGE_SIZE, asynchronous=asynchronous, min_mixed=min_mixed, step_s=step_s)
         self.cache = CacheManager(num_pages, PAGE_SIZE)
         self.recorder = Recorder()
         self.scheduler = make_both_scheduler(
@@ -191,6 +196,53 @@ def test_a_cached_prefix_is_not_computed_again_beside_a_step() -> None:
     worker.run()
     assert worker.engine.batches[0] == ("mixed", [1, 2])
     assert worker.output("b") == expected_tokens([*PROMPT[:8], 500, 501], 6)
+
+
+def test_a_forward_whose_requests_have_all_been_cancelled_keeps_nobody_waiting() -> None:
+    worker = decoding()
+    worker.submit("b", [9, *PROMPT[:7]])
+    worker.step()
+    worker.engine.run_next()
+    worker.step()
+    assert worker.modes[-1] == "decode"
+    worker.submit("c", [10, *PROMPT])
+    worker.step()
+    assert worker.modes[-1] == "mixed" and worker.engine.num_launched == 1
+    for name in "ab":
+        worker.abort(name)
+    worker.step()
+    # What is left of the prompt runs behind it, and the device is not waited for: what comes meanwhile is answered.
+    assert worker.modes[-1] == "prefill" and worker.engine.num_launched == 2
+    worker.abort("c")
+    for _ in range(3):
+        assert not worker.step()
+        deadline = worker.scheduler.next_deadline()
+        assert deadline is not None and deadline > worker.clock.now
+    assert worker.engine.num_launched == 2
+    worker.submit("d", PROMPT[:9])
+    worker.run()
+    assert worker.output("d") == expected_tokens(PROMPT[:9], 6)
+
+
+def test_what_has_ended_is_told_before_the_next_forward_is_composed() -> None:
+    worker = decoding(step_s=STEP_S)
+    worker.submit("b", [9, *PROMPT])
+    worker.clock.advance(STEP_S)
+    worker.step()
+    assert worker.modes[-1] == "mixed"
+    num_known = len(worker.output("a"))
+    known_at_launch: list[int] = []
+    forward = worker.engine.forward
+
+    def counted(batch: Batch, meanwhile: Callable[[], None] | None = None) -> ForwardOutput:
+        known_at_launch.append(len(worker.output("a")))
+        return forward(batch, meanwhile)
+
+    worker.engine.forward = counted  # type: ignore[method-assign]
+    worker.engine.run_next()
+    worker.step()
+    assert known_at_launch == [num_known + 1]
+    worker.run()
 
 
 @pytest.mark.parametrize("num_turns", range(0, 14, 2))

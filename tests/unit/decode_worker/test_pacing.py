@@ -18,33 +18,39 @@ class Device:
         self.pace = StepPace(self.clock)
         self._ends: list[tuple[float, float]] = []
 
-    def launch(self, duration_s: float, host_s: float = HOST_S, is_mixed: bool = False) -> None:
+    def launch(
+        self, duration_s: float, host_s: float = HOST_S, launch_s: float = 0.0, expected_s: float | None = None
+    ) -> None:
+        """Args: launch_s: that the host launches its kernels, the first of which may run at once."""
         self.pace.composing()
         self.clock.advance(host_s)
+        self.pace.launching()
         begins = max([self.clock.now, *(end for end, _ in self._ends)])
-        self._ends.append((begins + duration_s, duration_s))
-        self.pace.launched(is_mixed=is_mixed)
+        self.clock.advance(launch_s)
+        self._ends.append((max(begins + duration_s, self.clock.now), duration_s))
+        self.pace.launched(expected_s)
 
     def collect(self) -> None:
         end, duration_s = self._ends.pop(0)
+        was_running = self.clock.now < end
         self.clock.now = max(self.clock.now, end)
-        self.pace.ended(duration_s)
+        self.pace.ended(duration_s, was_running=was_running)
 
-    def step(self, duration_s: float, host_s: float = HOST_S) -> float:
+    def step(self, duration_s: float, host_s: float = HOST_S, with_prompts: bool = False, **kwargs: float) -> float:
         """Waits until the next step is due, launches it and collects the one before; returns for how long the device
         had nothing to do."""
-        self.clock.now = max(self.clock.now, self.pace.due)
+        self.clock.now = max(self.clock.now, self.pace.due(with_prompts=with_prompts))
         ended = self._ends[0][0]
-        self.launch(duration_s, host_s)
-        idle_s = max(0.0, self.clock.now - ended)
+        launched_at = self.clock.now + host_s
+        self.launch(duration_s, host_s, **kwargs)
         self.collect()
-        return idle_s
+        return max(0.0, launched_at - ended)
 
 
 def test_without_experience_the_next_step_is_composed_at_once() -> None:
     device = Device()
     device.launch(STEP_S)
-    assert device.pace.is_due
+    assert device.pace.is_due()
 
 
 def test_the_next_step_is_composed_just_before_the_running_one_ends() -> None:
@@ -52,10 +58,10 @@ def test_the_next_step_is_composed_just_before_the_running_one_ends() -> None:
     device.launch(STEP_S)
     for _ in range(5):
         assert device.step(STEP_S) == 0.0
-    assert not device.pace.is_due
-    assert device.pace.due == pytest.approx(device.clock.now + STEP_S - LEAD_S)
-    device.clock.now = device.pace.due
-    assert device.pace.is_due
+    assert not device.pace.is_due()
+    assert device.pace.due() == pytest.approx(device.clock.now + STEP_S - LEAD_S)
+    device.clock.now = device.pace.due()
+    assert device.pace.is_due()
 
 
 def test_the_device_never_waits_for_steps_of_varying_length() -> None:
@@ -82,7 +88,7 @@ def test_longer_steps_are_soon_composed_late_again() -> None:
         device.step(STEP_S)
     for _ in range(WINDOW + 2):
         device.step(3 * STEP_S)
-    assert device.pace.due == pytest.approx(device.clock.now + 3 * STEP_S - LEAD_S)
+    assert device.pace.due() == pytest.approx(device.clock.now + 3 * STEP_S - LEAD_S)
 
 
 def test_a_host_that_becomes_slow_is_given_more_time() -> None:
@@ -99,7 +105,7 @@ def test_steps_shorter_than_the_hosts_work_are_composed_at_once() -> None:
     device.launch(HOST_S / 2)
     for _ in range(3):
         device.step(HOST_S / 2)
-    assert device.pace.is_due
+    assert device.pace.is_due()
 
 
 def test_a_step_with_prompts_says_nothing_of_how_long_those_without_take() -> None:
@@ -108,8 +114,54 @@ def test_a_step_with_prompts_says_nothing_of_how_long_those_without_take() -> No
     for _ in range(3):
         device.step(STEP_S)
     for _ in range(WINDOW):
-        device.launch(5 * STEP_S, host_s=2 * STEP_S, is_mixed=True)
-        end, duration_s = device._ends.pop(0)
-        device.clock.now = max(device.clock.now, end)
-        device.pace.ended(duration_s, is_mixed=duration_s > STEP_S)
-    assert device.pace.due == pytest.approx(device.clock.now + STEP_S - LEAD_S)
+        device.step(5 * STEP_S, host_s=2 * STEP_S, expected_s=5 * STEP_S, with_prompts=True)
+    device.step(STEP_S)
+    assert device.pace.due() == pytest.approx(device.clock.now + STEP_S - LEAD_S)
+
+
+def test_after_a_step_with_prompts_the_next_is_composed_late_by_what_is_expected_of_that_one() -> None:
+    device = Device()
+    device.launch(STEP_S)
+    # Of all sizes, and a tenth longer or shorter than expected.
+    idle_s = [
+        device.step(STEP_S * (1 + i % 3) * (0.9 + 0.1 * (i % 3)), expected_s=STEP_S * (1 + i % 3), with_prompts=True)
+        for i in range(40)
+    ]
+    assert idle_s == [0.0] * 40
+    device.step(2 * STEP_S, expected_s=2 * STEP_S, with_prompts=True)
+    assert device.pace.due(with_prompts=True) == pytest.approx(device.clock.now + 0.9 * 2 * STEP_S - LEAD_S)
+
+
+def test_one_with_prompts_whose_length_nobody_knows_is_followed_at_once() -> None:
+    device = Device()
+    device.launch(STEP_S, expected_s=STEP_S)
+    assert device.pace.is_due() and device.pace.is_due(with_prompts=True)
+    device.step(0.0, expected_s=0.0)
+    device.step(0.0, expected_s=0.0)
+    assert device.pace.is_due(with_prompts=True)
+
+
+def test_steps_that_are_launched_kernel_by_kernel_are_composed_so_much_earlier() -> None:
+    device = Device()
+    device.launch(STEP_S)
+    for _ in range(3):
+        device.step(STEP_S)
+    idle_s = [device.step(4 * STEP_S, launch_s=3 * STEP_S, expected_s=4 * STEP_S, with_prompts=True) for _ in range(20)]
+    assert idle_s == [0.0] * 20
+    # The first of them runs since its launch began or the one before it ended, not since its launch is over.
+    assert device.pace.due(with_prompts=True) < device.clock.now + STEP_S
+    # What has none is as quick as ever.
+    assert device.pace.due() == pytest.approx(device.clock.now + 4 * STEP_S - LEAD_S)
+
+
+def test_a_step_whose_end_is_seen_late_is_followed_by_one_that_began_then() -> None:
+    device = Device()
+    device.launch(STEP_S)
+    for _ in range(3):
+        device.step(STEP_S)
+    began = device._ends[0][0]
+    # The launch of the next one is over long after the running one has ended, and most of it has run by then.
+    device.step(4 * STEP_S, launch_s=3 * STEP_S, expected_s=4 * STEP_S)
+    assert device.clock.now > began + 2 * STEP_S
+    device.pace._multiples.append(1.0)
+    assert device.pace.due() == pytest.approx(began + 4 * STEP_S - LEAD_S)

@@ -382,28 +382,26 @@ def test_the_tokens_of_a_decode_step_in_flight_do_not_wait_for_the_prompt_behind
         both.turn()
     assert both.engine.num_launched == 1
     num_known = len(both.output("a"))
-    known_at_run: list[tuple[int, int]] = []
-    run_next = both.engine.run_next
-
-    def run() -> None:
-        known_at_run.append((both.engine.num_launched, len(both.output("a"))))
-        run_next()
-
-    both.engine.run_next = run  # type: ignore[method-assign]
     both.submit("b", [9, *PROMPT[:7]])
     both.scheduler.step()
-    # The step in flight, then the prompt: by then the step's token has been passed on.
-    assert known_at_run[:2] == [(2, num_known), (1, num_known + 1)]
+    # Nobody waits for either.
+    assert (both.engine.num_launched, len(both.output("a"))) == (2, num_known)
+    both.engine.run_next()
+    assert both.scheduler.step()
+    assert (both.engine.num_launched, len(both.output("a"))) == (1, num_known + 1)
+    assert both.engine.batches[-1] == ("prefill", [8])
     both.run()
     assert both.output("a") == expected_tokens(PROMPT[:8], 6)
 
 
 def test_the_device_has_a_decode_step_to_run_while_the_next_prompt_is_prepared() -> None:
     both, num_before = two_come_while_one_is_decoded()
-    both.scheduler.step()
+    while len(both.engine.batches) < num_before + 2:
+        both.turn()
     assert both.engine.batches[num_before:] == [("prefill", [8]), ("decode", [1, 1])]
     assert both.engine.num_launched == 1
     both.scheduler.step()
-    # The step ran behind whatever of the prompt had been launched by then.
-    assert [mode for mode, _ in both.engine.batches[num_before:]] == ["prefill", "decode"] * 2
+    # The step is still to run.
+    assert [mode for mode, _ in both.engine.batches[num_before:]] == ["prefill", "decode", "prefill"]
+    assert both.engine.num_launched == 2
     both.run()

@@ -12,9 +12,10 @@ from transformers import AutoModelForCausalLM
 from engine.batch import Batch
 from engine.build import build_engine
 from engine.config import EngineConfig
-from engine.engine import Engine, _CpuForwardOutput
+from engine.engine import Engine
 from engine.output import ForwardOutput
 from tests.cluster.conftest import EOS_TOKEN_IDS, VOCAB_SIZE, save_tiny_model
+from tests.fakes.asynchronous import make_asynchronous
 from tests.fakes.scenario import Scenario
 from tests.fakes.stand_in import stands_in_for
 
@@ -22,12 +23,6 @@ NUM_STEPS = 400
 NUM_COMPARED = 30
 # Logits of the two most likely tokens that are no further apart may change places by rounding.
 TIE = 1e-3
-
-
-def overlap(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next forward is launched before the tokens of the one before are known, though they are there."""
-    monkeypatch.setattr(Engine, "is_asynchronous", True)
-    monkeypatch.setattr(_CpuForwardOutput, "duration_s", lambda self: 0.0)
 
 
 @pytest.mark.parametrize("overlaps", [False, True])
@@ -38,7 +33,7 @@ def test_greedy_requests_get_what_transformers_gives(
     config = EngineConfig(str(tmp_path / "tiny"), num_pages=48, num_threads=1, mixed_steps=True)
     engine = build_engine(config, "scenario", lambda doing: None)
     if overlaps:
-        overlap(monkeypatch)
+        make_asynchronous(monkeypatch)
     seen: Counter[tuple[str, bool]] = Counter()
     forward = Engine.forward
 

@@ -1,0 +1,155 @@
+"""When steps with prompts are composed: late, so that the engine thread is free while one runs and whoever comes is in
+the next, and early enough for the device not to wait."""
+
+from collections.abc import Callable
+
+from both_worker.worker import make_both_scheduler
+from decode_worker.config import DecodeConfig
+from engine.batch import Batch
+from engine.kvcache.cache_manager import CacheManager
+from engine.output import ForwardOutput
+from prefill_worker.config import PrefillConfig
+from tandem.messages import Abort, Admit, Prefill, Tokens
+from tandem.sampling_params import SamplingParams
+from tests.fakes.clock import FakeClock
+from tests.fakes.engine import FakeEngine, FakeForwardOutput, expected_tokens
+from tests.fakes.workers import ListOutbox
+from worker.events import FromRouter
+
+STEP_S, TOKEN_S = 0.010, 0.001
+CHUNK_SIZE = 16
+# So many steps with prompts are enough to know how long they take.
+NUM_LEARNED_FROM = 24
+MIXED_S = STEP_S + CHUNK_SIZE * TOKEN_S
+GRAPH_LAUNCH_S, EAGER_LAUNCH_S = 0.0005, 0.018
+PROMPT = tuple(range(30))
+LONG_PROMPT = tuple((7 * i) % 900 for i in range(800))
+
+
+class TimedEngine(FakeEngine):
+    """A device that computes beside the host.
+
+    Attributes:
+        idle_s: for each forward how long the device had nothing to do before it.
+        early_s: for each how long before the end of the one before its launch began.
+        waited_s: how long the host stood still until forwards ended.
+    """
+
+    def __init__(self, clock: FakeClock, launch_s: float) -> None:
+        super().__init__(512, 4, asynchronous=True, min_mixed=1)
+        self.idle_s: list[float] = []
+        self.early_s: list[float] = []
+        self.waited_s: list[float] = []
+        self._clock = clock
+        self._launch_s = launch_s
+        self._ends: dict[FakeForwardOutput, float] = {}
+        self._durations: dict[FakeForwardOutput, float] = {}
+        self._last_end = clock.now
+
+    def forward(self, batch: Batch, meanwhile: Callable[[], None] | None = None) -> ForwardOutput:
+        began = max(self._clock.now, self._last_end)
+        self.idle_s.append(began - self._last_end)
+        self.early_s.append(self._last_end - self._clock.now)
+        self.advance(self._launch_s if batch.mode == "mixed" else GRAPH_LAUNCH_S)
+        output = super().forward(batch, meanwhile)
+        assert isinstance(output, FakeForwardOutput)
+        self._last_end = max(began + STEP_S + TOKEN_S * batch.num_prompt_tokens(), self._clock.now)
+        self._ends[output], self._durations[output] = self._last_end, self._last_end - began
+        return output
+
+    def advance(self, seconds: float) -> None:
+        """Time passes, in which the device computes."""
+        self._clock.advance(seconds)
+        while self._queue and self._ends[self._queue[0]] <= self._clock.now:
+            self.run_next()
+
+    def run_until(self, output: FakeForwardOutput) -> None:
+        if not output.done():
+            self.waited_s.append(self._ends[output] - self._clock.now)
+            self.advance(self._ends[output] - self._clock.now)
+
+    def duration_of(self, output: FakeForwardOutput) -> float:
+        return self._durations[output]
+
+
+class Worker:
+    """An engine thread without a thread: it steps, and sleeps until it has to."""
+
+    def __init__(self, launch_s: float) -> None:
+        self.clock, self.outbox = FakeClock(), ListOutbox()
+        self.engine = TimedEngine(self.clock, launch_s)
+        cache = CacheManager(512, 4)
+        prefill, decode = PrefillConfig(CHUNK_SIZE), DecodeConfig()
+        self.scheduler = make_both_scheduler("both", self.engine, cache, self.outbox, prefill, decode, clock=self.clock)
+
+    def submit(self, name: str, prompt: tuple[int, ...], max_tokens: int) -> None:
+        sampling = SamplingParams(max_tokens)
+        self.scheduler.receive(FromRouter(Admit(name, 0, prompt, (), sampling, 1e9)))
+        self.scheduler.receive(FromRouter(Prefill(name, 0, prompt, (), sampling, "both")))
+
+    def turn(self) -> None:
+        if not self.scheduler.step():
+            due = self.scheduler.next_deadline()
+            self.engine.advance(0.1 if due is None else max(1e-5, due - self.clock.now))
+
+    def output(self, name: str) -> list[int]:
+        events = [e for m in self.outbox.of(Tokens) for e in m.events if e.request_id == name]
+        return [token_id for e in events for token_id in e.token_ids]
+
+
+def serve(launch_s: float) -> tuple[Worker, slice]:
+    """A request that is decoded, and a long prompt beside it. Returns which forwards are of the prompt, but for those
+    that how long forwards take is learned from."""
+    worker = Worker(launch_s)
+    worker.submit("a", PROMPT[:8], 100)
+    while len(worker.output("a")) < 5:
+        worker.turn()
+    num_before = len(worker.engine.batches)
+    worker.submit("b", LONG_PROMPT, 3)
+    while len(worker.output("b")) < 3:
+        worker.turn()
+    modes = [mode for mode, _ in worker.engine.batches]
+    num_mixed = modes.count("mixed")
+    assert num_mixed >= len(LONG_PROMPT) // CHUNK_SIZE
+    while len(worker.output("a")) < 100:
+        worker.turn()
+    assert worker.output("a") == expected_tokens(PROMPT[:8], 100)
+    assert worker.output("b") == expected_tokens(LONG_PROMPT, 3)
+    # The last one is followed by a step that has its prompt in it, and waits for it.
+    return worker, slice(num_before + NUM_LEARNED_FROM, num_before + num_mixed)
+
+
+def test_steps_with_prompts_are_composed_just_before_the_running_one_ends() -> None:
+    worker, mixed = serve(GRAPH_LAUNCH_S)
+    assert worker.engine.idle_s[mixed] == [0.0] * len(worker.engine.idle_s[mixed])
+    assert max(worker.engine.early_s[mixed]) < 0.1 * MIXED_S
+    # Meanwhile the engine thread has nothing to wait for: handovers go on, and what comes is answered.
+    assert max(worker.engine.waited_s[-NUM_LEARNED_FROM:]) < 0.1 * MIXED_S
+
+
+def test_those_that_are_launched_kernel_by_kernel_are_composed_early() -> None:
+    worker, mixed = serve(EAGER_LAUNCH_S)
+    assert worker.engine.idle_s[mixed] == [0.0] * len(worker.engine.idle_s[mixed])
+    assert min(worker.engine.early_s[mixed]) >= EAGER_LAUNCH_S
+    assert max(worker.engine.early_s[mixed]) < EAGER_LAUNCH_S + 0.25 * MIXED_S
+
+
+def test_who_comes_while_a_step_with_prompts_runs_is_in_the_next() -> None:
+    worker = Worker(GRAPH_LAUNCH_S)
+    worker.submit("a", PROMPT[:8], 60)
+    worker.submit("b", LONG_PROMPT, 3)
+    while [mode for mode, _ in worker.engine.batches].count("mixed") < NUM_LEARNED_FROM:
+        worker.turn()
+    # The prompt that is computed leaves, and another one comes when most of the running step is over.
+    while worker.engine._last_end - worker.clock.now > 0.5 * STEP_S:
+        worker.engine.advance(1e-4)
+    num_before = len(worker.engine.batches)
+    worker.scheduler.receive(FromRouter(Abort("b", 0)))
+    prompt = tuple(range(500, 505))
+    worker.submit("c", prompt, 3)
+    while len(worker.engine.batches) == num_before:
+        worker.turn()
+    assert worker.engine.batches[num_before] == ("mixed", [1, 5])
+    while len(worker.output("c")) < 3:
+        worker.turn()
+    assert worker.output("c") == expected_tokens(prompt, 3)
