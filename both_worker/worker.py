@@ -60,7 +60,7 @@ def make_both_scheduler(
         elsewhere = LinkHandover(engine.pool.layout, engine.launches, outbox, clock, max_pages_in_flight, recorder)
         handover = ChoosingHandover(worker_id, cache, LocalHandover(decode_scheduler), elsewhere)
     pages = SharedPages(cache, decode_scheduler, worker_id)
-    budget = StepBudget(itl_objective_s, prefill.chunk_size, timer, engine.num_unpadded)
+    budget = StepBudget(itl_objective_s, prefill.chunk_size, timer, engine)
     prefill_scheduler = PrefillScheduler(
         engine, cache, handover, outbox, prefill, clock, recorder, pages, budget, timer
     )

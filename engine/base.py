@@ -65,6 +65,11 @@ class EngineBase(ABC):
         decoded. It is fewer where some would share a forward with padding, which takes as long to compute."""
         return num_prompt_tokens
 
+    def num_padded(self, num_decoded: int, num_prompt_tokens: int) -> int:
+        """How many tokens one forward of so many of prompts, with so many sequences that are decoded, computes of the
+        former, padding included."""
+        return num_prompt_tokens
+
     def launch(
         self,
         *,

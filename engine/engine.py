@@ -193,6 +193,11 @@ class Engine(EngineBase):
             return num_prompt_tokens
         return self._mixed_graphs.sizes.num_unpadded(num_decoded, num_prompt_tokens)
 
+    def num_padded(self, num_decoded: int, num_prompt_tokens: int) -> int:
+        if not self._mixed_steps or self._mixed_graphs is None:
+            return num_prompt_tokens
+        return self._mixed_graphs.sizes.num_padded(num_decoded, num_prompt_tokens)
+
     @torch.inference_mode()
     def forward(self, batch: Batch, meanwhile: Callable[[], None] | None = None) -> ForwardOutput:
         fed_ids = None

@@ -64,6 +64,11 @@ class MixedSizes:
             return num_prompt_tokens
         return self.num_prompt_tokens[index - 1]
 
+    def num_padded(self, num_decoded: int, num_prompt_tokens: int) -> int:
+        """EngineBase.num_padded."""
+        size = self.smallest(num_decoded, num_prompt_tokens)
+        return num_prompt_tokens if size is None else size[1]
+
 
 class _Graph(NamedTuple):
     """A captured forward and the tensors that it reads, which must live as long as it does.

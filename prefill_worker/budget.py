@@ -2,13 +2,21 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from typing import NamedTuple
+
+
+class PromptRest(NamedTuple):
+    """What is left of a prompt. Attributes: num_cached: tokens before it; num_left: those of it."""
+
+    num_cached: int
+    num_left: int
 
 
 class PromptBudget(ABC):
     @abstractmethod
-    def num_tokens(self, num_cached: Callable[[], int]) -> int:
-        """Tokens that the next forward computes at most, at least 1. Args: num_cached: says how many tokens are before
-        the first one, which may have to be looked for."""
+    def num_tokens(self, first: Callable[[], PromptRest]) -> int:
+        """Tokens that the next forward computes at most, at least 1. Args: first: of the prompt that is computed first,
+        which may have to be looked for."""
 
 
 class WholeChunks(PromptBudget):
@@ -17,5 +25,5 @@ class WholeChunks(PromptBudget):
     def __init__(self, chunk_size: int) -> None:
         self._chunk_size = chunk_size
 
-    def num_tokens(self, num_cached: Callable[[], int]) -> int:
+    def num_tokens(self, first: Callable[[], PromptRest]) -> int:
         return self._chunk_size

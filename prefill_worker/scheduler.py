@@ -9,7 +9,7 @@ from engine.config import MAX_PREFILL_BATCH_SIZE
 from engine.kvcache.cache_manager import CacheManager, PageHandle
 from engine.token_sequence import TokenSequence
 from prefill_worker.base import Handover
-from prefill_worker.budget import PromptBudget, WholeChunks
+from prefill_worker.budget import PromptBudget, PromptRest, WholeChunks
 from prefill_worker.config import PrefillConfig
 from prefill_worker.forward import PromptChunks
 from prefill_worker.job import PrefillJob
@@ -200,15 +200,17 @@ class PrefillScheduler(ForwardScheduler):
             order: of those that may begin, if there is none.
         """
         if begun is not None:
-            cached_len = begun.sequence.cached_len
-            return self._budget.num_tokens(lambda: cached_len)
-        return self._budget.num_tokens(lambda: self._num_cached(order[0])) if order else 0
+            rest = PromptRest(begun.sequence.cached_len, begun.sequence.remaining_len)
+            return self._budget.num_tokens(lambda: rest)
+        return self._budget.num_tokens(lambda: self._rest_of(order[0])) if order else 0
 
-    def _num_cached(self, queued: QueuedRequest) -> int:
-        """Tokens that a request would find here if it began now."""
-        if queued.computes_all:
-            return 0
-        return len(self._cache.peek(queued.token_ids, queued.request.cache_namespace)) * self._cache.page_size
+    def _rest_of(self, queued: QueuedRequest) -> PromptRest:
+        """What a request would have to compute here if it began now."""
+        num_tokens, num_cached = len(queued.token_ids), 0
+        if not queued.computes_all:
+            num_pages = len(self._cache.peek(queued.token_ids, queued.request.cache_namespace))
+            num_cached = num_pages * self._cache.page_size
+        return PromptRest(num_cached, num_tokens - num_cached)
 
     def _jobs(self) -> list[PrefillJob]:
         return [*self._computing, *(job for job, _ in self._handing_over.values())]

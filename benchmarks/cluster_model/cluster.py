@@ -177,8 +177,8 @@ class ModelCluster:
         timer = ForwardTimer("cuda", self.queue.clock)
         budget: PromptBudget = WholeChunks(layout.chunk_size or CHUNK_SIZE)
         if role == "both" and not layout.chunk_size:
-            num_unpadded = None if device.mixed is None else MIXED_SIZES.num_unpadded
-            budget = StepBudget(self._objectives.itl_s, CHUNK_SIZE, timer, num_unpadded)
+            padding = None if device.mixed is None else MIXED_SIZES
+            budget = StepBudget(self._objectives.itl_s, CHUNK_SIZE, timer, padding)
         cache = PrefixCache(device.pool_tokens // PAGE_SIZE, partial(self._tell_later, worker))
         model = ModelWorker(self.queue, device, budget, timer, cache, self)
         self._models[worker], self._workers[model] = model, worker

@@ -11,7 +11,7 @@ from benchmarks.cluster_model.jobs import Job
 from benchmarks.cluster_model.prefix_cache import PrefixCache
 from engine.mixed_graphs import MixedSizes
 from engine.mixed_sizes import NUM_PROMPT_TOKENS
-from prefill_worker.budget import PromptBudget
+from prefill_worker.budget import PromptBudget, PromptRest
 from worker.forward_timer import ForwardTimer
 
 PAGE_SIZE = 16
@@ -116,7 +116,7 @@ class ModelWorker:
         if first is None:
             return []
         next_one = first
-        left = self._budget.num_tokens(lambda: self._num_before(next_one))
+        left = self._budget.num_tokens(lambda: self._rest_of(next_one))
         piece: list[tuple[Job, int]] = []
         for job in self._prompts:
             if left <= 0 or len(piece) == MAX_PROMPTS:
@@ -137,6 +137,10 @@ class ModelWorker:
         if job.started_at >= 0:
             return job.launched
         return min(PAGE_SIZE * self.num_cached_pages(job), job.num_prompt - 1)
+
+    def _rest_of(self, job: Job) -> PromptRest:
+        num_before = self._num_before(job)
+        return PromptRest(num_before, job.num_prompt - num_before)
 
     def _launch(self, piece: list[tuple[Job, int]], then: Callable[[list[tuple[Job, int]]], None]) -> None:
         num_tokens, num_attended = self._note_launched(piece)

@@ -11,7 +11,9 @@ from both_worker.worker import make_both_scheduler
 from decode_worker.config import DecodeConfig
 from engine.batch import Batch
 from engine.kvcache.cache_manager import CacheManager
+from engine.mixed_graphs import NUM_PROMPT_TOKENS, MixedSizes
 from engine.output import ForwardOutput
+from prefill_worker.budget import PromptRest
 from prefill_worker.config import PrefillConfig
 from tandem.messages import Admit, FirstToken, Prefill, Tokens
 from tandem.sampling_params import SamplingParams
@@ -24,6 +26,10 @@ from worker.forward_timer import ForwardTimer
 CHUNK_SIZE = 1024
 OBJECTIVE_S = 0.025
 FORWARD_S = 0.003
+# Left of a prompt of which no piece is the last.
+ENDLESS = 10**6
+# Of mixed graphs.
+SIZES = MixedSizes((64,), NUM_PROMPT_TOKENS)
 
 
 def step_s(num_requests: int, num_context: int, num_tokens: int, num_attended: int) -> float:
@@ -33,24 +39,29 @@ def step_s(num_requests: int, num_context: int, num_tokens: int, num_attended: i
 
 
 class Device:
-    """Decode steps with the largest pieces of an endless prompt between them. Attributes: clock, timer, budget."""
+    """Decode steps with the largest pieces of a prompt between them. Attributes: clock, timer, budget."""
 
-    def __init__(self, objective_s: float, max_tokens: int = CHUNK_SIZE) -> None:
+    def __init__(self, objective_s: float, max_tokens: int = CHUNK_SIZE, sizes: MixedSizes | None = None) -> None:
+        """Args: sizes: of its forwards; None: it pads nothing."""
         self.clock = FakeClock()
         self.timer = ForwardTimer("cuda", self.clock)
-        self.budget = StepBudget(objective_s, max_tokens, self.timer)
+        self.budget = StepBudget(objective_s, max_tokens, self.timer, sizes)
+        self._sizes = sizes or MixedSizes()
         self.timer.step_launched(1, 100)
         self.timer.step_ended()
 
-    def step(self, num_requests: int, num_context: int, num_cached: int | None) -> tuple[int, float]:
+    def step(
+        self, num_requests: int, num_context: int, num_cached: int | None, num_left: int = ENDLESS
+    ) -> tuple[int, float]:
         """One of each. Args: num_cached: of the prompt; None: there is none. Returns the piece and the time of all."""
         num_tokens = num_attended = 0
         if num_cached is not None:
-            num_tokens = self.budget.num_tokens(lambda: num_cached)
+            num_tokens = min(num_left, self.budget.num_tokens(lambda: PromptRest(num_cached, num_left)))
             num_attended = num_tokens * num_cached + num_tokens**2 // 2
             self.timer.prompts_launched(self.clock.now, num_tokens, num_attended)
             self.timer.prompts_ended()
-        seconds = step_s(num_requests, num_context, num_tokens, num_attended)
+        padded = self._sizes.num_padded(num_requests, num_tokens) if num_tokens else 0
+        seconds = step_s(num_requests, num_context, padded, num_attended)
         self.clock.advance(seconds)
         self.timer.step_launched(num_requests, num_context)
         self.timer.step_ended()
@@ -62,9 +73,9 @@ def test_without_an_objective_or_anything_decoded_pieces_are_whole() -> None:
     free = Device(0.0)
     assert [free.step(8, 1000, 0)[0] for _ in range(3)] == [CHUNK_SIZE] * 3
     device = Device(OBJECTIVE_S)
-    assert device.budget.num_tokens(lambda: 0) == MIN_TOKENS
+    assert device.budget.num_tokens(lambda: PromptRest(0, ENDLESS)) == MIN_TOKENS
     device.timer.nothing_decoded()
-    assert device.budget.num_tokens(lambda: 0) == CHUNK_SIZE
+    assert device.budget.num_tokens(lambda: PromptRest(0, ENDLESS)) == CHUNK_SIZE
 
 
 def test_pieces_fill_the_objective_and_leave_some_of_it() -> None:
@@ -78,20 +89,49 @@ def test_pieces_fill_the_objective_and_leave_some_of_it() -> None:
 
 
 def test_pieces_are_as_large_as_the_engine_computes_without_padding() -> None:
-    device, asked = Device(OBJECTIVE_S), []
-
-    def num_unpadded(num_decoded: int, num_prompt_tokens: int) -> int:
-        asked.append((num_decoded, num_prompt_tokens))
-        return num_prompt_tokens // 256 * 256 or num_prompt_tokens
-
-    device.budget = StepBudget(OBJECTIVE_S, CHUNK_SIZE, device.timer, num_unpadded)
-    sizes = [device.step(32, 64_000, 0)[0] for _ in range(40)]
+    device = Device(OBJECTIVE_S, sizes=SIZES)
+    steps = [device.step(32, 64_000, 0) for _ in range(40)]
     # They begin small as ever, and no step takes longer than the objective.
-    assert sizes[0] == MIN_TOKENS and set(sizes[1:]) <= {256, 512}
-    assert sizes[-1] == 512 <= asked[-1][1] and asked[-1][0] == 32
+    assert steps[0][0] == MIN_TOKENS and {size for size, _ in steps} <= set(SIZES.num_prompt_tokens)
+    assert steps[-1][0] == 512 and max(seconds for _, seconds in steps) <= OBJECTIVE_S
     # What is not beside decode steps is not cut.
     device.timer.nothing_decoded()
-    assert device.budget.num_tokens(lambda: 0) == CHUNK_SIZE and len(asked) == 40
+    assert device.budget.num_tokens(lambda: PromptRest(0, ENDLESS)) == CHUNK_SIZE
+
+
+def test_what_is_left_of_a_prompt_is_one_piece_where_its_padding_has_time_too() -> None:
+    device = Device(OBJECTIVE_S, max_tokens=180, sizes=SIZES)
+    for _ in range(40):
+        device.step(32, 64_000, 0)
+    # A graph of 192 tokens computes it, for which there is time: the objective leaves some for 590.
+    assert device.step(32, 64_000, 0, num_left=140) == (140, pytest.approx(step_s(32, 64_000, 192, 9_800)))
+    assert device.budget.num_tokens(lambda: PromptRest(0, 140)) <= 180
+    # The rest of a longer one is cut as ever.
+    assert device.step(32, 64_000, 0, num_left=181)[0] == 128
+
+
+def test_what_is_left_of_a_prompt_is_cut_where_padding_would_miss_the_objective() -> None:
+    device = Device(OBJECTIVE_S, sizes=SIZES)
+    for _ in range(40):
+        device.step(32, 64_000, 0)
+    # There is time for 590 tokens, and none for the 768 of the next graph.
+    assert device.step(32, 64_000, 0, num_left=550)[0] == 512
+    assert device.step(32, 64_000, 0, num_left=512)[0] == 512
+
+
+def test_gaps_stay_within_the_objective_with_prompts_of_any_length_and_padding() -> None:
+    device, rng = Device(OBJECTIVE_S, sizes=SIZES), random.Random(3)
+    gaps, num_cached, num_left, num_whole = [], 0, 0, 0
+    for _ in range(1500):
+        if not num_left:
+            num_cached, num_left = rng.choice((0, 0, 4000, 30_000)), rng.randint(1, 2000)
+        size, seconds = device.step(32, 64_000, num_cached, num_left)
+        num_whole += size == num_left and size > SIZES.num_unpadded(32, size)
+        num_cached, num_left = num_cached + size, num_left - size
+        gaps.append(seconds)
+    gaps.sort()
+    assert num_whole > 20
+    assert gaps[int(0.95 * len(gaps))] <= OBJECTIVE_S
 
 
 def test_a_longer_context_and_more_requests_leave_less() -> None:
@@ -101,7 +141,7 @@ def test_a_longer_context_and_more_requests_leave_less() -> None:
 
     def size(num_requests: int, num_context: int, num_cached: int) -> int:
         device.step(num_requests, num_context, None)
-        return device.budget.num_tokens(lambda: num_cached)
+        return device.budget.num_tokens(lambda: PromptRest(num_cached, ENDLESS))
 
     assert size(4, 8000, 0) > size(64, 120_000, 0) and size(4, 8000, 0) > size(4, 8000, 8000)
     for num_requests, num_context, num_cached in ((4, 8000, 0), (64, 8000, 0), (64, 120_000, 0), (4, 8000, 8000)):
@@ -133,11 +173,11 @@ def test_nothing_is_learned_from_the_time_in_which_nothing_was_decoded() -> None
     device = Device(OBJECTIVE_S)
     for _ in range(40):
         device.step(32, 64_000, 0)
-    size = device.budget.num_tokens(lambda: 0)
+    size = device.budget.num_tokens(lambda: PromptRest(0, ENDLESS))
     device.timer.nothing_decoded()
     device.clock.advance(60.0)
     device.step(32, 64_000, None)
-    assert device.budget.num_tokens(lambda: 0) == pytest.approx(size, rel=0.1)
+    assert device.budget.num_tokens(lambda: PromptRest(0, ENDLESS)) == pytest.approx(size, rel=0.1)
 
 
 # --- in a worker ---
@@ -238,9 +278,9 @@ def test_a_piece_is_sized_by_what_its_prompt_finds_cached(monkeypatch: pytest.Mo
     worker, asked = Worker(OBJECTIVE_S), []
     original = StepBudget.num_tokens
 
-    def num_tokens(self: StepBudget, num_cached: Callable[[], int]) -> int:
-        asked.append(num_cached())
-        return original(self, num_cached)
+    def num_tokens(self: StepBudget, first: Callable[[], PromptRest]) -> int:
+        asked.append(first())
+        return original(self, first)
 
     monkeypatch.setattr(StepBudget, "num_tokens", num_tokens)
     prompt = tuple(range(500))
@@ -255,4 +295,4 @@ def test_a_piece_is_sized_by_what_its_prompt_finds_cached(monkeypatch: pytest.Mo
     while len(worker.tokens["second"]) < 2:
         worker.step()
     # Pages of 16 tokens, and pieces of 128 at first.
-    assert asked[:2] == [496, 496 + MIN_TOKENS]
+    assert asked[:2] == [(496, 304), (496 + MIN_TOKENS, 304 - MIN_TOKENS)]

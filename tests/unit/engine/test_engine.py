@@ -38,7 +38,7 @@ def test_what_two_graphs_are_done_with_sooner_is_no_mixed_step(built: Engine, mi
     assert not engine.mixes(1, LARGEST_PREFILL_GRAPH) and not engine.mixes(64, 1)
     # Such a prompt is launched kernel by kernel in any case.
     assert engine.mixes(1, LARGEST_PREFILL_GRAPH + 1) == mixed_steps
-    assert engine.num_unpadded(1, 300) == 300
+    assert engine.num_unpadded(1, 300) == engine.num_padded(1, 300) == 300
 
 
 @pytest.mark.parametrize("mixed_steps", [True, False])
@@ -55,3 +55,4 @@ def test_what_there_is_a_mixed_graph_for_is_a_mixed_step(built: Engine, mixed_st
     assert not engine.mixes(33, 1) and not engine.mixes(1, 257)
     assert engine.mixes(32, 200, MAX_PROMPTS) == mixed_steps and not engine.mixes(32, 200, MAX_PROMPTS + 1)
     assert engine.num_unpadded(32, 255) == (128 if mixed_steps else 255)
+    assert engine.num_padded(32, 255) == (256 if mixed_steps else 255)

@@ -77,6 +77,8 @@ def test_pieces_are_cut_where_they_need_no_padding() -> None:
     # These run without a graph, so that nothing is padded.
     assert sizes.num_unpadded(20, 193) == 193 and sizes.num_unpadded(21, 150) == 150
     assert MixedSizes().num_unpadded(1, 150) == 150
+    assert [sizes.num_padded(20, n) for n in (1, 128, 129, 192, 193)] == [128, 128, 192, 192, 193]
+    assert sizes.num_padded(21, 150) == 150
 
 
 def sequence(token_ids: list[int], num_tokens: int, num_pending: int = 0) -> TokenSequence:
