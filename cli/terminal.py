@@ -4,6 +4,7 @@ import argparse
 import re
 import signal
 import sys
+from collections.abc import Iterable
 
 from rich.console import Console
 from rich.table import Table
@@ -227,6 +228,8 @@ def print_status(info: pb.ServerInfo) -> None:
         )
     console.print(workers)
     console.print(counts)
+    if (times := _forward_times(info.workers)).row_count:
+        console.print(times)
     links = Table(box=None, padding=(0, 1), pad_edge=False, header_style="dim")
     for column in ("link", "to", "over", "pages", "GB", "GB/s while copying"):
         links.add_column(column, justify="left" if column in ("link", "to", "over") else "right")
@@ -242,3 +245,25 @@ def print_status(info: pb.ServerInfo) -> None:
     if info.placements:
         placed = ", ".join(f"{p.placement} ({p.reason}) {p.count}" for p in info.placements)
         console.print(f"[dim]placements by this router:[/] {placed}")
+
+
+def _forward_times(workers: Iterable[pb.WorkerStatus]) -> Table:
+    """How long forwards take, of workers that have said so: of the kinds that each has."""
+    table = Table(box=None, padding=(0, 1), pad_edge=False, header_style="dim")
+    table.add_column("forwards")
+    for column in ("prefill ms", "µs/token", "step ms", "µs/request", "ns/KV token", "ITL beside prefill ms"):
+        table.add_column(column, justify="right")
+    for worker in workers:
+        times = worker.stats.forward_times
+        if not times.step_s:
+            continue
+        prefill = [f"{1e3 * times.prefill_s:.1f}", f"{1e6 * times.prompt_token_s:.1f}"]
+        step = [f"{1e3 * times.step_s:.1f}", f"{1e6 * times.request_s:.1f}", f"{1e9 * times.kv_token_s:.1f}"]
+        gap = f"{1e3 * times.gap_beside_prompts_s:.1f}" if times.gap_beside_prompts_s else ""
+        table.add_row(
+            worker.worker_id,
+            *(prefill if worker.role != "decode" else ("", "")),
+            *(step if worker.role != "prefill" else ("", "", "")),
+            gap,
+        )
+    return table

@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from tandem.messages import Heartbeat
+from tandem.messages import ForwardTimes, Heartbeat
 from tandem.process_metrics import process_registry
 
 
@@ -51,6 +51,7 @@ class WorkerCollector(Collector):
             "given_back", "Running requests that were given back for want of pages.", stats.num_given_back
         )
         yield self._counter("leases_expired", "Granted leases that were not filled in time.", stats.num_leases_expired)
+        yield from self._forward_times(stats.forward_times)
         labels = ("transport", "worker")
         shipped_pages = CounterMetricFamily("tandem_kv_shipped_pages", "KV pages sent to other workers.", labels=labels)
         shipped_bytes = CounterMetricFamily("tandem_kv_shipped_bytes", "Bytes of these pages.", labels=labels)
@@ -67,7 +68,29 @@ class WorkerCollector(Collector):
         yield shipped_bytes
         yield copying
 
-    def _gauge(self, name: str, documentation: str, value: int) -> Metric:
+    def _forward_times(self, times: ForwardTimes) -> Iterator[Metric]:
+        family = GaugeMetricFamily(
+            "tandem_forward_time_seconds",
+            "What forwards take, as lately seen, by what is in them.",
+            labels=("role", "worker", "part"),
+        )
+        for part, seconds in (
+            ("prefill", times.prefill_s),
+            ("prompt_token", times.prompt_token_s),
+            ("attended_token", times.attended_token_s),
+            ("decode_step", times.step_s),
+            ("request", times.request_s),
+            ("kv_token", times.kv_token_s),
+        ):
+            family.add_metric((self._role, self._worker_id, part), seconds)
+        yield family
+        yield self._gauge(
+            "itl_beside_prefill_seconds",
+            "Mean time between two decode steps while prompts were computed too; 0: not lately.",
+            times.gap_beside_prompts_s,
+        )
+
+    def _gauge(self, name: str, documentation: str, value: float) -> Metric:
         family = GaugeMetricFamily(f"tandem_{name}", documentation, labels=("role", "worker"))
         family.add_metric((self._role, self._worker_id), value)
         return family

@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from deploy.cluster_config import ClusterConfig
 from tandem import __version__
-from tandem.messages import Heartbeat, Shipped, WorkerStats
+from tandem.messages import ForwardTimes, Heartbeat, Shipped, WorkerStats
 from tandem.rpc.metrics_server import MetricsServer
 from tests.fakes.workers import WorkerPair
 from worker.metrics import worker_registry
@@ -34,6 +34,7 @@ STATS = WorkerStats(
         Shipped("tcp", 2, 2 * 4096, "decode-1"),
         Shipped("shared_memory", 3, 3 * 4096, "decode-2", 500_000_000),
     ),
+    forward_times=ForwardTimes(1e-3, 2e-6, 3e-9, 4e-3, 5e-6, 6e-9, 7e-3),
 )
 # By name and labels.
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
@@ -72,6 +73,13 @@ def test_a_worker_exports_what_its_stats_say() -> None:
         sample("tandem_prefill_computed_tokens_total", **worker): 500,
         sample("tandem_given_back_total", **worker): 3,
         sample("tandem_leases_expired_total", **worker): 4,
+        sample("tandem_forward_time_seconds", part="prefill", **worker): 1e-3,
+        sample("tandem_forward_time_seconds", part="prompt_token", **worker): 2e-6,
+        sample("tandem_forward_time_seconds", part="attended_token", **worker): 3e-9,
+        sample("tandem_forward_time_seconds", part="decode_step", **worker): 4e-3,
+        sample("tandem_forward_time_seconds", part="request", **worker): 5e-6,
+        sample("tandem_forward_time_seconds", part="kv_token", **worker): 6e-9,
+        sample("tandem_itl_beside_prefill_seconds", **worker): 7e-3,
         sample("tandem_kv_shipped_pages_total", transport="shared_memory", worker="decode-0"): 7,
         sample("tandem_kv_shipped_bytes_total", transport="shared_memory", worker="decode-0"): 7 * 4096,
         sample("tandem_kv_copying_seconds_total", transport="shared_memory", worker="decode-0"): 1.5,
