@@ -11,12 +11,16 @@ what the mean prompt takes besides:
 |---|---|
 | leans to prefill | `(1 - (f + f0) / 2T) f / (f + f0)` for prompts: fewer long ones than short ones can wait in line |
 | leans to decode | `1 - s0 / i` for requests that decode |
-| does both | `1 - (s0 + f0) / i` for either |
+| does both | `b = 1 - (s0 + f0) / i` for either, a prompt counting for `1 / (1 - g / 2T)` there |
+
+A prompt that is computed beside decode steps takes longer, `g`, for it has `b` only by the share that prompts are of all
+that there is to do: so fewer of those can wait in line. Where prompts are long this is what has workers lean.
 
 What there is to do: the prompts of the last second or two, and the requests that are being decoded, each of which takes
 its share of every step of length `i` and one of the places that memory and `--max-batch-size` leave. A plan is the
 layout that would serve the largest multiple of that. As long as workers that all do both would serve much more than
-there is, none leans: then whatever costs a request least is best.
+there is, none leans: then whatever costs a request least is best. Nor does any where that would serve no more: who leans
+to decode has more requests in each step than the others, which is worth nothing by itself.
 """
 
 import math
@@ -35,6 +39,8 @@ MEMORY_S = 1.5
 # Below the first multiple of what there is to do workers lean, and above the second they stop.
 TIGHT = 2.0
 LOOSE = 3.0
+# In a plan workers must serve more by this factor than if all did both, or none leans.
+WORTHWHILE = 1.02
 # A layout must serve more than the one that there is by this share for each share of the workers that change.
 CHANGE_COST = 0.2
 # So long a plan holds, unless another one would serve CLEARLY times as much.
@@ -65,6 +71,7 @@ class Demand:
         requests: of each decode step's time, what the requests that are decoded take.
         places: of one worker's places for these, how many times as many are taken.
         prefill, decode, both: what a worker of each lean has for prompts, for requests, and for either.
+        filled: of what a worker that does both has, what prompts can fill.
     """
 
     prompts: float
@@ -73,14 +80,17 @@ class Demand:
     prefill: float
     decode: float
     both: float
+    filled: float
 
     def multiple(self, layout: Layout) -> float:
         """Of this demand that a layout would serve."""
         prefill, decode, both = layout.prefill * self.prefill, layout.decode * self.decode, layout.both * self.both
+        # Of this demand's prompts, those that workers compute which do nothing else.
+        apart = min(prefill, self.prompts)
         limits = (
-            (prefill + both, self.prompts),
+            (prefill + self.filled * both, self.prompts),
             (decode + both, self.requests),
-            (prefill + decode + both, self.prompts + self.requests),
+            (prefill + decode + both, apart + (self.prompts - apart) / self.filled + self.requests),
             (layout.decode + layout.both, self.places),
         )
         return min((have / need for have, need in limits if need > 0), default=math.inf)
@@ -159,13 +169,18 @@ class RolePlanner:
         held_tokens = max(1.0, num_kv_tokens / num_decoding + output_tokens) if num_decoding else 1.0
         max_decoding = min((r.max_decoding for r in demands.values() if r.max_decoding), default=math.inf)
         places = min(max_decoding, pool_tokens / held_tokens)
+        both = max(0.0, 1.0 - (times.step_s + times.prefill_s) / step_s)
+        requests = requests_s / step_s
+        # A prompt has its share of what is there for either.
+        beside_s = (prompt_s + requests) / (prompts * both) if prompts > 0 and both > 0 else 0.0
         return Demand(
             prompts=prompt_s,
-            requests=requests_s / step_s,
+            requests=requests,
             places=num_decoding / max(1.0, places),
             prefill=self._prefill_share(times, prompt_s / prompts if prompts > 0 else 0.0),
             decode=max(0.0, 1.0 - times.step_s / step_s),
-            both=max(0.0, 1.0 - (times.step_s + times.prefill_s) / step_s),
+            both=both,
+            filled=self._filled(beside_s),
         )
 
     def _prefill_share(self, times: ForwardTimes, prompt_s: float) -> float:
@@ -173,7 +188,11 @@ class RolePlanner:
         whole_s = times.prefill_s + prompt_s
         if prompt_s <= 0:
             return 1.0
-        return max(0.5, 1.0 - whole_s / (2 * self._objectives.ttft_s)) * prompt_s / whole_s
+        return self._filled(whole_s) * prompt_s / whole_s
+
+    def _filled(self, prompt_s: float) -> float:
+        """Of a worker's time, what prompts can fill of which each takes so long: they wait for one another."""
+        return max(0.5, 1.0 - prompt_s / (2 * self._objectives.ttft_s))
 
     def _best(self, demand: Demand, have: Layout, *, is_held: bool) -> Layout:
         count = sum(have)
@@ -184,6 +203,8 @@ class RolePlanner:
             _layouts(count, have),
             key=lambda layout: demand.multiple(layout) / (1.0 + CHANGE_COST * layout.distance(have) / max(1, count)),
         )
+        if demand.multiple(best) < WORTHWHILE * demand.multiple(alike):
+            best = alike
         if is_held and demand.multiple(best) < CLEARLY * demand.multiple(have):
             return have
         return best

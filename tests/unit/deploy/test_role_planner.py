@@ -3,6 +3,7 @@
 import itertools
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -17,6 +18,8 @@ from tests.fakes.clock import FakeClock
 AIMS = Objectives(0.5, 0.025)
 # About those of an H200 with a model of 8 billion parameters.
 TIMES = ForwardTimes(2.4e-3, 22e-6, 7e-10, 4e-3, 16e-6, 32e-9)
+# Of workers that compute prompts in one forward with decode steps: the weights are read once.
+MIXED_TIMES = replace(TIMES, prefill_s=0.0)
 PROMPT = 4096
 OUTPUT = 256.0
 CONTEXT = PROMPT + 128
@@ -30,8 +33,9 @@ class Planned:
         num_decoding: at each worker.
     """
 
-    def __init__(self, num_workers: int = 4) -> None:
+    def __init__(self, num_workers: int = 4, times: ForwardTimes = TIMES) -> None:
         self.clock = FakeClock()
+        self._times = times
         self.planner = RolePlanner(AIMS, self.clock)
         self.prompts_per_s = 0.0
         self.num_decoding = {f"w{i}": 0 for i in range(num_workers)}
@@ -41,7 +45,7 @@ class Planned:
         prompts, decoding = round(self._prompts), sum(self.num_decoding.values())
         attended = prompts * PROMPT * PROMPT // 2
         return RouterDemand(
-            prompts, prompts * PROMPT, attended, self.num_decoding, decoding * PROMPT, TIMES, OUTPUT, 800_000, 256
+            prompts, prompts * PROMPT, attended, self.num_decoding, decoding * PROMPT, self._times, OUTPUT, 800_000, 256
         )
 
     def after(self, seconds: float, demands: Mapping[str, RouterDemand] | None = None) -> Counter[Lean]:
@@ -76,6 +80,24 @@ def test_a_heavy_load_has_workers_lean_and_its_end_has_them_stop() -> None:
     planned.prompts_per_s = 0.5
     planned.decode(4)
     assert planned.after(15.0) == {"none": 4}
+
+
+def test_long_prompts_that_would_wait_for_each_other_beside_decode_steps_have_workers_lean() -> None:
+    planned = Planned(times=MIXED_TIMES)
+    # A prompt takes 0.1 s where nothing else is computed, and nearly twice as long beside the steps of 30 requests.
+    planned.prompts_per_s = 22.0
+    planned.decode(120)
+    leans = planned.after(10.0)
+    assert leans["prefill"] == 2 and leans["none"] == 0
+
+
+def test_a_plan_that_serves_no_more_than_workers_which_all_do_both_is_over() -> None:
+    planned = Planned(times=MIXED_TIMES)
+    planned.prompts_per_s = 1.0
+    planned.decode(320)
+    # As a load that has turned may have left it: who leans to decode has longer steps than the others, for nothing.
+    planned.planner.leans = {"w0": "decode", "w1": "both", "w2": "both", "w3": "both"}
+    assert planned.after(HOLD_S + 2.0) == {"none": 4}
 
 
 def test_roles_follow_a_load_that_turns() -> None:
@@ -157,11 +179,21 @@ def test_one_worker_alone_and_nobody_at_all_have_no_plan() -> None:
 shares = st.floats(0.0, 3.0)
 
 
-@given(shares, shares, shares, st.floats(0.01, 1.0), st.floats(0.01, 1.0), st.floats(0.01, 1.0), st.integers(2, 40))
+has = st.floats(0.01, 1.0)
+
+
+@given(shares, shares, shares, has, has, has, st.floats(0.5, 1.0), st.integers(2, 40))
 def test_more_workers_of_any_kind_never_serve_less(
-    prompts: float, requests: float, places: float, prefill: float, decode: float, both: float, count: int
+    prompts: float,
+    requests: float,
+    places: float,
+    prefill: float,
+    decode: float,
+    both: float,
+    filled: float,
+    count: int,
 ) -> None:
-    demand = Demand(prompts, requests, places, prefill, decode, both)
+    demand = Demand(prompts, requests, places, prefill, decode, both, filled)
     layout = Layout(count // 3, count // 4, count - count // 3 - count // 4)
     for more in range(3):
         bigger = Layout(*(number + (i == more) for i, number in enumerate(layout)))
