@@ -9,12 +9,12 @@ what the mean prompt takes besides:
 
 | a worker that | has |
 |---|---|
-| leans to prefill | `(1 - (f + f0) / 2T) f / (f + f0)` for prompts: fewer long ones than short ones can wait in line |
+| leans to prefill | `(1 - (f + f0) / 2T) f / (f + f0)` for prompts: long ones wait longer in line |
 | leans to decode | `1 - s0 / i` for requests that decode |
-| does both | `b = 1 - (s0 + f0) / i` for either, a prompt counting for `1 / (1 - g / 2T)` there |
+| does both | `1 - (s0 + f0) / i` for either; a prompt that takes `g` there counts for `1 / (1 - g / 2T)` |
 
-A prompt that is computed beside decode steps takes longer, `g`, for it has `b` only by the share that prompts are of all
-that there is to do: so fewer of those can wait in line. Where prompts are long this is what has workers lean.
+A prompt that is computed beside decode steps has of that worker's time the share that prompts are of all that there is
+to do. So `g` is more than `f`, and fewer of those can wait in line: where prompts are long this is why workers lean.
 
 What there is to do: the prompts of the last second or two, and the requests that are being decoded, each of which takes
 its share of every step of length `i` and one of the places that memory and `--max-batch-size` leave. A plan is the
