@@ -19,8 +19,8 @@ to do. So `g` is more than `f`, and fewer of those can wait in line: where promp
 What there is to do: the prompts of the last second or two, and the requests that are being decoded, each of which takes
 its share of every step of length `i` and one of the places that memory and `--max-batch-size` leave. A plan is the
 layout that would serve the largest multiple of that. As long as workers that all do both would serve much more than
-there is, none leans: then whatever costs a request least is best. Nor does any where that would serve no more: who leans
-to decode has more requests in each step than the others, which is worth nothing by itself.
+there is, none leans: then whatever costs a request least is best. Nor does any where that would serve no more: that who
+leans to decode has more requests in each step than the others is worth nothing by itself.
 """
 
 import math
