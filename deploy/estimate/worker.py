@@ -52,7 +52,7 @@ class Factors(NamedTuple):
 
 
 BFLOAT16 = Factors(1.0, 0.82, 12.5e-6, 28e-6, 55e-6)
-FP8 = Factors(0.52, 0.76, 23e-6, 33e-6, 95e-6)
+FP8 = Factors(0.52, 0.76, 18e-6, 33e-6, 95e-6)
 # Of the rate of copies at which decode attention reads pages of bfloat16, and of FP8.
 KV_READ_SHARE = 0.98
 FP8_KV_READ_SHARE = 0.92

@@ -16,8 +16,8 @@ LLAMA_8B_FP8 = LLAMA_8B.quantized("fp8")
 DECODE_MS = {
     "llama": (LLAMA_8B, "auto", {1: 3.94, 32: 5.69, 128: 9.69, 256: 16.37}),
     "llama, another run": (LLAMA_8B, "auto", {1: 3.97, 8: 4.36, 32: 5.75, 128: 10.32, 256: 16.47}),
-    "llama, FP8 weights": (LLAMA_8B_FP8, "auto", {1: 2.64, 8: 3.05, 32: 4.25, 128: 9.10, 256: 15.82}),
-    "llama, FP8 pages too": (LLAMA_8B_FP8, "fp8_e4m3", {1: 2.67, 8: 2.98, 32: 3.69, 128: 6.79, 256: 11.28}),
+    "llama, FP8 weights": (LLAMA_8B_FP8, "auto", {1: 2.52, 8: 2.85, 16: 3.49, 32: 4.25, 128: 9.10, 256: 15.82}),
+    "llama, FP8 pages too": (LLAMA_8B_FP8, "fp8_e4m3", {1: 2.54, 32: 3.69, 128: 6.79, 256: 11.28}),
     "qwen": (QWEN_0_6B, "auto", {1: 0.67, 32: 2.12, 128: 5.33, 256: 9.34}),
 }
 # Prompt tokens per second by number and length of prompts, in chunks of 16,384.
