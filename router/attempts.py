@@ -145,9 +145,23 @@ class Attempts:
         self._metrics.attempt_placed(pair)
         self._policy.attempt_started(pair, view)
 
-    def on_tokens(self, request: ActiveRequest, event: TokenEvent) -> None:
-        """A request's part of what the decode worker's step has computed."""
-        self._pass_on(request, request.tracker.record_tokens(event))
+    def on_tokens(self, events: Iterable[TokenEvent]) -> None:
+        """What a decode worker's step has computed, for all of its requests."""
+        now = self._clock()
+        # Nearly all of them had their last tokens with the step before, so one gap is that of many.
+        num_since: dict[float | None, int] = {}
+        for event in events:
+            request = self._requests.get(event.request_id)
+            if request is None:
+                continue
+            token_ids = request.tracker.record_tokens(event)
+            if token_ids:
+                since, request.last_token_at = request.last_token_at, now
+                num_since[since] = num_since.get(since, 0) + 1
+            self._pass_on(request, token_ids)
+        for since, num_gaps in num_since.items():
+            if since is not None:
+                self._metrics.itl.observe(now - since, num_gaps)
 
     def on_message(self, request: ActiveRequest, message: AttemptMessage) -> None:
         """What a worker says about an attempt; of any but the current one it has no effect."""
@@ -155,12 +169,12 @@ class Attempts:
             case Progress():
                 self._stamp(request.tracker, message)
             case PromptScored():
-                self._pass_on(request, request.tracker.record_prompt_logprobs(message))
+                self._take_tokens(request, request.tracker.record_prompt_logprobs(message))
             case FirstToken():
                 self._stamp(request.tracker, message)
                 if request.pair is not None and request.tracker.is_current(message.attempt):
                     self._metrics.first_token_came(request.pair, request.tracker.moments)
-                self._pass_on(request, request.tracker.record_first_token(message))
+                self._take_tokens(request, request.tracker.record_first_token(message))
             case Finished():
                 self._stamp(request.tracker, message)
                 request.tracker.record_finished(message)
@@ -291,14 +305,18 @@ class Attempts:
             return False
         return True
 
+    def _take_tokens(self, request: ActiveRequest, token_ids: list[int]) -> None:
+        """Passes on what has come for one request alone, perhaps nothing."""
+        if token_ids:
+            since, request.last_token_at = request.last_token_at, self._clock()
+            if since is not None:
+                self._metrics.itl.observe(request.last_token_at - since)
+        self._pass_on(request, token_ids)
+
     def _pass_on(self, request: ActiveRequest, token_ids: list[int]) -> None:
         """Acts on what a message has changed: new tokens, a worker whose part is over, the end."""
         tracker = request.tracker
         if token_ids:
-            now = self._clock()
-            if request.last_token_at is not None:
-                self._metrics.itl.observe(now - request.last_token_at)
-            request.last_token_at = now
             request.tokens.put_tokens(token_ids)
             if request.is_queued:
                 self._requests.mark_token(request)

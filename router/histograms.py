@@ -55,9 +55,9 @@ class Histogram:
         own = f"{{{labels}}}" if labels else ""
         self._sum_head, self._count_head = f"{name}_sum{own} ", f"{name}_count{own} "
 
-    def observe(self, value: float) -> None:
-        self._counts[bisect_left(self.bounds, value)] += 1
-        self._sum += value
+    def observe(self, value: float, num_times: int = 1) -> None:
+        self._counts[bisect_left(self.bounds, value)] += num_times
+        self._sum += num_times * value
 
     def counts(self) -> tuple[int, ...]:
         """How many values each bucket has, without those of smaller ones; behind them, how many are above all."""

@@ -347,9 +347,7 @@ class Router:
                 self.workers.record_link_state(worker, message)
                 self._room.is_due = True
             case Tokens():
-                for event in message.events:
-                    if (request := self._requests.get(event.request_id)) is not None:
-                        self._attempts.on_tokens(request, event)
+                self._attempts.on_tokens(message.events)
             case (
                 Progress()
                 | PromptScored()

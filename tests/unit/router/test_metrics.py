@@ -8,8 +8,9 @@ from router.metrics import OUTCOMES, RouterMetrics
 from router.worker_registry import WorkerRegistry
 from tandem import __version__
 from tandem.lifecycle import PHASES, PhaseTiming
-from tandem.messages import ClockReply
+from tandem.messages import ClockReply, TokenEvent, Tokens
 from tests.fakes.clock import FakeClock
+from tests.fakes.router_harness import RouterHarness, first_token, run, settle
 from tests.fakes.scripted_worker import hello
 
 
@@ -53,6 +54,33 @@ def test_ended_requests_are_counted_with_their_tokens_and_phases() -> None:
     assert found["tandem_generated_tokens_total", ()] == 15
     assert found["tandem_e2e_seconds_sum", ()] == 0.902
     assert found["tandem_phase_seconds_count", ("prefill",)] == 3
+
+
+@run
+async def test_the_gap_before_each_token_counts_also_where_several_requests_have_theirs_in_one_step() -> None:
+    h = RouterHarness()
+    one, other = h.request(), h.request()
+    await settle()
+
+    def say_step(index: int, *request_ids: str) -> None:
+        h.d[0].say(Tokens(tuple(TokenEvent(request_id, 0, index, (7,)) for request_id in request_ids)))
+
+    ids = one.tracker.request_id, other.tracker.request_id
+    h.p[0].say(first_token(ids[0], 0, 0, 7))
+    h.clock.advance(0.25)
+    h.p[0].say(first_token(ids[1], 0, 0, 7))
+    h.clock.advance(0.25)
+    say_step(1, *ids)
+    h.clock.advance(0.125)
+    say_step(2, *ids)
+    # It has been said before, so it is no token.
+    say_step(2, ids[0])
+    found = samples(h.router.metrics)
+    assert found["tandem_itl_seconds_count", ()] == 4
+    assert found["tandem_itl_seconds_sum", ()] == 0.5 + 0.25 + 2 * 0.125
+    assert found["tandem_itl_seconds_bucket", ("0.15",)] == 2
+    await one.leave()
+    await other.leave()
 
 
 def test_what_is_there_now_is_asked_for_at_each_scrape() -> None:
