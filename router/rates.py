@@ -45,15 +45,19 @@ class ClusterRates:
         self._aged_at = clock()
         starts = START_HANDOVERS["cuda" if device.startswith("cuda") else "cpu"]
         self._handovers = [LinearFit(start) for start in starts]
+        # Learning costs each request something, and most policies never ask.
+        self._is_asked = False
         self.mean_output_tokens = 128.0
 
     def handover_s(self, distance: int) -> tuple[float, float]:
-        """Seconds of a handover to another worker: of each, and of each page that is shipped.
+        """Seconds of a handover to another worker: of each, and of each page that is shipped, learned from what was seen
+        since this was first asked.
 
         Args:
             distance: to that (router/distance.py). What is further never takes less here, so that among the cheapest at
                 each distance the cheapest of all is found.
         """
+        self._is_asked = True
         now = self._clock()
         if now - self._aged_at >= AGEING_S:
             for handover in self._handovers:
@@ -67,8 +71,10 @@ class ClusterRates:
         """Args: distance: between the worker that has computed the prompt and the one that has decoded; None: it is
         one."""
         self.mean_output_tokens += NEWS * (len(request.output_ids) - self.mean_output_tokens)
+        if distance is None or not self._is_asked:
+            return
         moments = request.moments
-        if distance is not None and moments.keys() >= {FIRST_TOKEN, LEASE_GRANTED, COMMITTED}:
+        if moments.keys() >= {FIRST_TOKEN, LEASE_GRANTED, COMMITTED}:
             # That the decode worker had no pages for it, or no room in its steps, is no part of handing over: those
             # waits are in the costs of its memory and of its batch.
             began = max(moments[FIRST_TOKEN], moments[LEASE_GRANTED])

@@ -21,6 +21,13 @@ def ns(seconds: float) -> int:
     return int(1e9 * seconds)
 
 
+def asked_rates() -> ClusterRates:
+    """Rates that a policy has asked for, as it does when it chooses the first workers."""
+    rates = ClusterRates("cpu", FakeClock())
+    rates.handover_s(SAME_HOST)
+    return rates
+
+
 def finish(
     rates: ClusterRates, num_pages: int, took_s: float, waited_s: float = 0.0, distance: int = SAME_HOST
 ) -> None:
@@ -33,7 +40,7 @@ def finish(
 
 
 def test_what_is_further_takes_what_was_seen_of_it_and_never_less_than_what_is_nearer() -> None:
-    rates = ClusterRates("cpu", FakeClock())
+    rates = asked_rates()
     for number in range(500):
         num_pages = 100 * (number % 3)
         finish(rates, num_pages, 0.02 + 1e-4 * num_pages, distance=SAME_HOST)
@@ -44,7 +51,7 @@ def test_what_is_further_takes_what_was_seen_of_it_and_never_less_than_what_is_n
 
 
 def test_handovers_are_timed_where_there_are_two_workers() -> None:
-    rates = ClusterRates("cpu", FakeClock())
+    rates = asked_rates()
     for number in range(500):
         num_pages = 100 * (number % 3)
         finish(rates, num_pages, 0.004 + 1e-5 * num_pages)
@@ -55,7 +62,7 @@ def test_handovers_are_timed_where_there_are_two_workers() -> None:
 
 
 def test_waits_for_pages_and_steps_are_no_part_of_a_handover() -> None:
-    rates = ClusterRates("cpu", FakeClock())
+    rates = asked_rates()
     for number in range(500):
         num_pages = 100 * (number % 3)
         finish(rates, num_pages, 0.004 + 1e-5 * num_pages, waited_s=20.0 * (number % 2))
