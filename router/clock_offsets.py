@@ -29,14 +29,13 @@ class ClockOffset:
 
     Attributes:
         num_replies: round trips that it was learned from.
+        offset_ns: the time, as far as it is known.
     """
 
     def __init__(self, reply: ClockReply, heard_ns: int) -> None:
         """Args and errors as `observe`."""
         self.num_replies = 1
-        self._low, self._high = _bounds(reply, heard_ns)
-        # On the router's clock, when these bounds were those.
-        self._at_ns = heard_ns
+        self._set(*_bounds(reply, heard_ns), heard_ns)
 
     def observe(self, reply: ClockReply, heard_ns: int) -> None:
         """One round trip is over.
@@ -52,16 +51,17 @@ class ClockOffset:
         older_low, older_high = self._low - drift, self._high + drift
         if older_low <= high and low <= older_high:
             low, high = max(low, older_low), min(high, older_high)
-        self._low, self._high, self._at_ns = low, high, heard_ns
+        self._set(low, high, heard_ns)
         self.num_replies += 1
-
-    @property
-    def offset_ns(self) -> int:
-        return round((self._low + self._high) / 2)
 
     def uncertainty_ns(self, at_ns: int) -> int:
         """How far the offset may be off at a time on the router's clock."""
         return round((self._high - self._low) / 2 + self._drift_ns(at_ns))
+
+    def _set(self, low: float, high: float, at_ns: int) -> None:
+        """Args: at_ns: on the router's clock, when these were the bounds."""
+        self._low, self._high, self._at_ns = low, high, at_ns
+        self.offset_ns = round((low + high) / 2)
 
     def _drift_ns(self, at_ns: int) -> float:
         """How far the clocks may have moved against each other between the last round trip and then."""
@@ -109,18 +109,21 @@ class ClockOffsets:
         """Notes moments of the current attempt's workers on the router's clock. Whatever a worker's clock says, none of
         them was before the attempt began, and none is yet to come."""
         now = self._clock_ns()
-        since = tracker.moments.get(ASSIGNED, now)
-        known: dict[str, int] = {}
+        stamped = tracker.moments
+        since = stamped.get(ASSIGNED, now)
+        # Of the prefill worker, and of the decode worker.
+        offsets_ns: dict[bool, int] = {}
         for moment in moments:
             name = moment.name
-            worker_id = tracker.prefill_worker_id if name in PREFILL_MOMENTS else tracker.decode_worker_id
-            offset_ns = known.get(worker_id)
+            is_prefill = name in PREFILL_MOMENTS
+            offset_ns = offsets_ns.get(is_prefill)
             if offset_ns is None:
-                offset_ns = known[worker_id] = self.offset_ns(worker_id)
-                uncertainty_ns = self.uncertainty_ns(worker_id)
-                bound_ns = now - since if uncertainty_ns is None else min(uncertainty_ns, now - since)
+                offset = self._offsets.get(tracker.prefill_worker_id if is_prefill else tracker.decode_worker_id)
+                offset_ns = offsets_ns[is_prefill] = 0 if offset is None else offset.offset_ns
+                bound_ns = now - since if offset is None else min(offset.uncertainty_ns(now), now - since)
                 tracker.clock_uncertainty_ns = max(tracker.clock_uncertainty_ns, bound_ns)
-            tracker.moments[name] = min(max(moment.time_ns - offset_ns, since), now)
+            time_ns = moment.time_ns - offset_ns
+            stamped[name] = since if time_ns < since else now if time_ns > now else time_ns
 
     def offset_ns(self, worker_id: str) -> int:
         """What a time of this worker is ahead of the router's, in nanoseconds; 0 while nothing is known."""

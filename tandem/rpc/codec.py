@@ -42,6 +42,7 @@ class StructCodec:
         self._decoders = [(position, decode) for position, (_, decode) in enumerate(translators) if decode]
         # None is encoded by leaving the field out.
         self._optional = [(i, name) for i, name in enumerate(fields) if NoneType in get_args(hints[name])]
+        self._is_plain = not self._decoders and not self._optional
 
     def encode(self, value: Any) -> Any:
         return self.proto_cls(
@@ -52,6 +53,8 @@ class StructCodec:
         )
 
     def decode(self, proto: Any) -> Any:
+        if self._is_plain:
+            return self.cls(*self._values(proto))
         values = [*self._values(proto)]
         for position, decode in self._decoders:
             values[position] = decode(values[position])
