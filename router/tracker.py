@@ -272,14 +272,16 @@ class RequestTracker:
     def _accept(self, index: int, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> list[int]:
         if len(logprobs) != (0 if self.sampling.num_logprobs is None else len(token_ids)):
             raise ValueError(f"{len(logprobs)} log probabilities for {len(token_ids)} tokens of {self.request_id}")
-        if index == len(self.output_ids) and not self._early and not self.lacks_prompt_logprobs:
+        is_next = index == len(self.output_ids) and not self._early
+        if is_next and (self.prompt_logprobs is None or self.prompt_logprobs.is_complete):
             # This is so nearly always: every token of every request comes this way.
             passed_on = list(token_ids)
             self.output_ids += passed_on
             self.output_logprobs += logprobs
         else:
             passed_on = self._put_in_order(index, token_ids, logprobs)
-        self._finish_if_complete()
+        if self._announced_end is not None:
+            self._finish_if_complete()
         return passed_on
 
     def _put_in_order(self, index: int, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> list[int]:

@@ -165,11 +165,13 @@ class Generation:
             InternalError: the routing policy failed.
         """
         output = self._output
-        if self._owed_ids and not output.stopped:
+        if output.stopped:
+            return self._last_piece()
+        if self._owed_ids:
             return self._owed_piece()
-        token_ids = [] if output.stopped else self._tokens.take_tokens()
+        token_ids = self._tokens.take_tokens()
         if not token_ids:
-            return self._last_piece() if output.stopped or self._tokens.is_exhausted else None
+            return self._last_piece() if self._tokens.is_exhausted else None
         if FIRST_TOKEN_SENT not in self.tracker.moments:
             now = self.tracker.moments[FIRST_TOKEN_SENT] = now_ns()
             self._router.live.ttft.observe((now - self.tracker.moments[RECEIVED]) / 1e9)

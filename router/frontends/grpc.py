@@ -247,6 +247,11 @@ class _Responses:
     def next(self, piece: Piece) -> pb.GenerateResponse:
         if piece.finish_reason:
             return _last_response(self._request_id, piece, self._generation)
+        if not (self._resume_token or piece.logprobs):
+            # This is so nearly always.
+            return pb.GenerateResponse(
+                request_id=self._request_id, index=piece.index, token_ids=piece.token_ids, text=piece.text
+            )
         resume_token, self._resume_token = self._resume_token, b""
         # They go with the first tokens, as that does.
         scored = self._generation.tracker.prompt_logprobs if resume_token else None

@@ -40,7 +40,7 @@ class PieceWriter:
         if self._over is None or self._over.done():
             return
         try:
-            while self._is_written():
+            while self._writing is None or self._is_written(self._writing):
                 if self._is_last:
                     self._over.set_result(None)
                     return
@@ -53,12 +53,10 @@ class PieceWriter:
         except (Exception, asyncio.CancelledError) as error:
             self._over.set_exception(error)
 
-    def _is_written(self) -> bool:
-        """Whether nothing is being written; if something is, `_go_on` is called when it may not be any more."""
-        if self._writing is None:
-            return True
+    def _is_written(self, writing: Coroutine[Any, Any, None]) -> bool:
+        """Whether this has been written; if not, `_go_on` is called when it may have been."""
         try:
-            waited_for = self._writing.send(None)
+            waited_for = writing.send(None)
         except StopIteration:
             self._writing = None
             return True

@@ -45,13 +45,19 @@ class _ByteDetokenizer:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        # The beginning of a character.
+        self._waiting = b""
 
     def decode_next(self, token_ids: Sequence[int]) -> str:
-        return self._decoder.decode(b"".join(map(self._tokenizer.token_bytes, token_ids)))
+        waiting = self._waiting + b"".join(map(self._tokenizer.token_bytes, token_ids))
+        # This is what an incremental decoder of the library calls, less the two calls around it.
+        text, num_decoded = codecs.utf_8_decode(waiting, "replace", False)
+        self._waiting = waiting[num_decoded:]
+        return text
 
     def decode_rest(self) -> str:
-        return self._decoder.decode(b"", final=True)
+        rest, self._waiting = self._waiting.decode(errors="replace"), b""
+        return rest
 
 
 class _WindowDetokenizer:

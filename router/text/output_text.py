@@ -35,10 +35,7 @@ class OutputText:
         self._num_free = min_tokens if stop_strings else 0
         # The client has so many characters of what is still to come.
         self._num_to_skip = 0
-
-    @property
-    def stopped(self) -> bool:
-        return self._matcher is not None and self._matcher.matched
+        self.stopped = False
 
     @property
     def stop_string(self) -> str | None:
@@ -58,23 +55,23 @@ class OutputText:
         text = self._detokenizer.decode_next([i for i in token_ids[:num_free] if i not in self._stop_token_ids])
         rest = self._detokenizer.decode_next([i for i in token_ids[num_free:] if i not in self._stop_token_ids])
         # There may be as many as the model's length allows, so they are searched for stop strings all at once.
-        return self._skip(text + (rest if self._matcher is None else self._matcher.scan_next(rest)))
+        return self._skip(text + (rest if self._matcher is None else self._search(self._matcher, rest)))
 
     def append_tokens(self, token_ids: Sequence[int]) -> tuple[str, int]:
         """Takes the output's next tokens. Returns the text to pass on, and how many of these tokens belong to the
         output: all of them, or those up to and including the one that completed a stop string."""
         text, num_tokens = self._append(token_ids)
-        return self._skip(text), num_tokens
+        return self._skip(text) if self._num_to_skip else text, num_tokens
 
     def _skip(self, text: str) -> str:
-        if not self._num_to_skip:
-            return text
         num_skipped = min(self._num_to_skip, len(text))
         self._num_to_skip -= num_skipped
         return text[num_skipped:]
 
     def _append(self, token_ids: Sequence[int]) -> tuple[str, int]:
         if self._matcher is None:
+            if self._stop_token_ids.isdisjoint(token_ids):
+                return self._detokenizer.decode_next(token_ids), len(token_ids)
             kept_ids = [i for i in token_ids if i not in self._stop_token_ids]
             return self._detokenizer.decode_next(kept_ids), len(token_ids)
         text = ""
@@ -83,14 +80,20 @@ class OutputText:
             self._num_free -= is_free
             if token_id not in self._stop_token_ids:
                 decoded = self._detokenizer.decode_next((token_id,))
-                text += decoded if is_free else self._matcher.scan_next(decoded)
-            if self._matcher.matched:
+                text += decoded if is_free else self._search(self._matcher, decoded)
+            if self.stopped:
                 return text, num_tokens
         return text, len(token_ids)
+
+    def _search(self, matcher: StopStringMatcher, text: str) -> str:
+        """What of the next piece of the text is passed on."""
+        passed_on = matcher.scan_next(text)
+        self.stopped = matcher.matched
+        return passed_on
 
     def finish_text(self) -> str:
         """The output has ended: returns the rest of its text, which may end in a stop string all the same."""
         rest = self._detokenizer.decode_rest()
         if self._matcher is not None:
-            rest = self._matcher.scan_next(rest) + self._matcher.release_held()
+            rest = self._search(self._matcher, rest) + self._matcher.release_held()
         return self._skip(rest)
