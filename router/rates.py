@@ -50,8 +50,8 @@ class ClusterRates:
         self.mean_output_tokens = 128.0
 
     def handover_s(self, distance: int) -> tuple[float, float]:
-        """Seconds of a handover to another worker: of each, and of each page that is shipped, learned from what was seen
-        since this was first asked.
+        """Seconds of a handover to another worker: of each, and of each page that is shipped. They are learned from
+        what was seen since this was first asked.
 
         Args:
             distance: to that (router/distance.py). What is further never takes less here, so that among the cheapest at
