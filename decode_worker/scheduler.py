@@ -194,8 +194,9 @@ class DecodeScheduler(ForwardScheduler):
             return deadline
         now, due = self._clock(), self._pace.due(with_prompts=with_prompts)
         if due <= now:
-            # What is due has nothing in it yet.
-            due = now + POLL_S
+            # What is due has nothing in it yet: prompts may wait for pages. A step without them is not to be late.
+            alone = self._pace.due()
+            due = min(now + POLL_S, alone) if alone > now else now + POLL_S
         return due if deadline is None else min(deadline, due)
 
     def own_stats(self) -> WorkerStats:

@@ -1,7 +1,10 @@
 """When steps with prompts are composed: late, so that the engine thread is free while one runs and whoever comes is in
 the next, and early enough for the device not to wait."""
 
+import sys
 from collections.abc import Callable
+
+import pytest
 
 from both_worker.worker import make_both_scheduler
 from decode_worker.config import DecodeConfig
@@ -153,3 +156,19 @@ def test_who_comes_while_a_step_with_prompts_runs_is_in_the_next() -> None:
     while len(worker.output("c")) < 3:
         worker.turn()
     assert worker.output("c") == expected_tokens(prompt, 3)
+
+
+def test_a_prompt_that_waits_for_pages_does_not_have_decode_steps_come_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    # No multiple of how often it is looked for what is due.
+    monkeypatch.setattr(sys.modules[__name__], "STEP_S", 0.0104)
+    worker = Worker(EAGER_LAUNCH_S)
+    worker.submit("a", PROMPT[:8], 100)
+    while len(worker.output("a")) < 20:
+        worker.turn()
+    # It has no room beside the other one: there are no steps with prompts, for which one would begin earlier.
+    worker.submit("b", tuple(range(2040)), 3)
+    num_before = len(worker.engine.batches)
+    while len(worker.output("a")) < 90:
+        worker.turn()
+    assert {mode for mode, _ in worker.engine.batches[num_before:]} == {"decode"}
+    assert worker.engine.idle_s[num_before:] == [0.0] * (len(worker.engine.batches) - num_before)
