@@ -107,7 +107,10 @@ def show_logs(name: str, process: str, *, follow: bool) -> int:
             f"{default_directory() / 'ray'} unless RAY_TMPDIR was set; with --log-dir or --detach they are found here"
         )
     if not process and not about.log:
-        return fail(f"the cluster {name} speaks to the terminal that it was started in; its processes have logs")
+        return fail(
+            f"the cluster {name} speaks to the terminal that it was started in; its processes have logs "
+            f"(tandem logs {name} PROCESS)"
+        )
     if "/" in process:
         return fail(f"{process} is no process of the cluster", exit_codes.USAGE)
     path = log_file(about.log_dir, process) if process else Path(about.log)

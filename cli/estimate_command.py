@@ -65,7 +65,7 @@ def run_estimate(arguments: argparse.Namespace) -> int:
             shared = splits_for(worker, load, arguments.rate)
         elif arguments.gpus:
             if arguments.gpus > MAX_GPUS:
-                raise ValueError(f"a cluster is one host: {MAX_GPUS} GPUs are the most that are looked at")
+                raise ValueError(f"--gpus must be at most {MAX_GPUS}: more are not looked at")
             shared = splits(worker, load, arguments.gpus)
     except (ValueError, OSError) as error:
         print(f"{arguments.name}: {error}", file=sys.stderr)
@@ -180,7 +180,9 @@ def _print(worker: Worker, load: Load, found: dict[str, Any]) -> None:
     _show(table)
     of_decode = found["decode_worker_rate"]
     print(
-        f"\na prefill worker serves {found['prefill_worker_rate']:.1f} requests a second, a decode worker "
+        f"\na prefill worker serves {found['prefill_worker_rate']:.1f} requests a second"
+        + ("" if found["prefill_worker_rate"] else f" (a prompt alone takes {_ms(prefill['estimate_s'])})")
+        + ", a decode worker "
         + ("any number" if of_decode is None else f"{of_decode:.1f}")
         + (
             f", at most {found['decode_batch_size']} at once"

@@ -105,7 +105,9 @@ def _workload(text: str) -> tuple[int, int]:
     except ValueError:
         prompt_len = output_len = 0
     if prompt_len < 1 or output_len < 1:
-        raise argparse.ArgumentTypeError(f"must be two numbers of tokens, such as 4096/256, not {text!r}")
+        raise argparse.ArgumentTypeError(
+            f"must be two numbers of tokens, each at least 1, such as 4096/256, not {text!r}"
+        )
     return prompt_len, output_len
 
 

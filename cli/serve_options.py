@@ -72,7 +72,10 @@ def _help(option: Option) -> str:
 
 
 def _finite(text: str) -> float:
-    number = float(text)
+    try:
+        number = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a number without a unit, not {text!r}") from None
     if not math.isfinite(number):
         raise argparse.ArgumentTypeError(f"must be a finite number, not {text}")
     return number

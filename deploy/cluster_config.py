@@ -107,16 +107,16 @@ class ClusterConfig(ClusterOptions):
         )
         require(not any(given) or self.internal_tls != OFF, "internal_tls off has no use for internal_tls_cert")
         require(
+            not self.num_any or self.num_any == self.num_workers,
+            "num_any makes a cluster of workers that are all alike: it goes without num_prefill, num_decode and "
+            "num_both",
+        )
+        require(
             (self.num_prefill > 0) == (self.num_decode > 0),
             f"{self.num_prefill} prefill and {self.num_decode} decode workers: both kinds are needed, or neither",
         )
         require(
             self.num_workers > 0, "at least one worker is needed: num_any, or num_prefill and num_decode, or num_both"
-        )
-        require(
-            not self.num_any or self.num_any == self.num_workers,
-            "num_any makes a cluster of workers that are all alike: it goes without num_prefill, num_decode and "
-            "num_both",
         )
         require(
             not self.spans_nodes or bool(self.ray_address),

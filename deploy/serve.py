@@ -307,4 +307,4 @@ def announce(config: ClusterConfig, how_to_stop: str, model_name: str, addresses
         *(["--api-key KEY"] if config.api_keys else []),
     ]
     command = " ".join([_own_command(), "generate", *flags, '"What is the capital of France?"'])
-    console.print(f"Try: {command}   ({how_to_stop} stops the cluster)", soft_wrap=True)
+    console.print(f"Try: {command}   (to stop the cluster: {how_to_stop})", soft_wrap=True)

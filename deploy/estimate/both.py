@@ -11,6 +11,8 @@ from engine.mixed_sizes import NUM_PROMPT_TOKENS
 
 # Pieces of more tokens than the largest graph has are of whatever size; looked at are multiples of this.
 _PIECE_STEP = 256
+# Of a request's gaps so many may be longer than its limit, which is on their 95th percentile.
+SLOW_SHARE = 0.05
 
 
 class BothSteps:
@@ -21,7 +23,6 @@ class BothSteps:
         plain: seconds of a decode step by itself.
         pieces: tokens of the piece.
         with_piece: seconds of a step with it.
-        num_within: of how many sequences a step with the smallest piece is within the limit between tokens at most.
     """
 
     def __init__(self, worker: Worker, plain: Sequence[float], prompt_len: int, kv_len: int, itl: float) -> None:
@@ -49,7 +50,17 @@ class BothSteps:
             self.pieces.append(sizes[index])
             self.with_piece.append(took(sizes[index]))
             shortest.append(took(sizes[0]))
-        self.num_within = bisect_right(shortest, itl)
+        self._itl, self._shortest = itl, shortest
+
+    def num_within(self, rate: float) -> int:
+        """Of how many sequences at most steps are within the limit between tokens: with the smallest piece where more
+        than one step in twenty has one, at as many prompts a second."""
+        means = self.steps(rate)
+        for index, (plain, shortest) in enumerate(zip(self.plain, self._shortest, strict=True)):
+            with_piece = rate * self._prompt_len / self.pieces[index] * means[index]
+            if (shortest if with_piece > SLOW_SHARE else plain) > self._itl:
+                return index
+        return len(self.plain)
 
     def busy(self, rate: float) -> list[float]:
         """The share of the time that steps with pieces take, at as many prompts a second; from 1 on they do not keep

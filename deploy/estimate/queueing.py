@@ -21,6 +21,7 @@ class Running:
 
     Attributes:
         shares: of the time, with 0, 1, 2, ... sequences.
+        is_stable: whether the worker keeps up with the tokens.
     """
 
     def __init__(self, steps: Sequence[float], tokens_per_s: float, num_workers: int = 1) -> None:
@@ -31,7 +32,7 @@ class Running:
             num_workers: those that new sequences are spread over by their load. The more there are, the less the number
                 on each of them varies.
         """
-        self._is_stable = tokens_per_s * steps[-1] < len(steps)
+        self.is_stable = tokens_per_s * steps[-1] < len(steps)
         logarithms = [0.0]
         for number, step in enumerate(steps, 1):
             logarithms.append(logarithms[-1] + num_workers * log(tokens_per_s * step / number))
@@ -46,8 +47,13 @@ class Running:
 
     def crowded(self, largest: int) -> float:
         """The share of requests of which more than one step in twenty has more sequences than `largest`: one that comes
-        finds as many as there are in the mean of time, and is one more."""
-        return min(1.0, PEAKS_PER_LIFE * sum(self.shares[largest:])) if self._is_stable else 1.0
+        finds as many as there are in the mean of time, and is one more. Where a worker runs no
+        more, those that find no place."""
+        if not self.is_stable:
+            return 1.0
+        if largest + 1 == len(self.shares):
+            return self.shares[-1]
+        return min(1.0, PEAKS_PER_LIFE * sum(self.shares[largest:]))
 
 
 def late(num_servers: int, utilisation: float, service: float, wait: float) -> float:

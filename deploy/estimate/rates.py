@@ -13,7 +13,7 @@ from deploy.estimate.queueing import Running, highest, late
 from deploy.estimate.worker import Worker
 from tandem.config import Role
 
-# More GPUs are not looked at for a rate: a cluster is one host.
+# More GPUs are not looked at.
 MAX_GPUS = 64
 
 
@@ -123,7 +123,7 @@ def decode_rate(worker: Worker, load: Load) -> float:
     largest = _num_within(steps, load.itl)
 
     def is_served(rate: float) -> bool:
-        return 1 - Running(steps, rate * (load.output_len - 1)).crowded(largest) >= load.good_share
+        return _even(Running(steps, rate * (load.output_len - 1)), largest, load) >= load.good_share
 
     return highest(is_served, _most(steps, load))
 
@@ -141,7 +141,7 @@ def _apart(worker: Worker, load: Load, num_prefill: int, num_decode: int) -> Spl
 
     def is_served(rate: float) -> bool:
         in_time = 1 - _late(worker, load, num_prefill, rate)
-        return in_time * (1 - running(rate).crowded(largest)) >= load.good_share
+        return in_time * _even(running(rate), largest, load) >= load.good_share
 
     rate = highest(is_served, min(most, num_decode * _most(steps, load)))
     num_running = round(running(rate).mean) if rate else 0
@@ -164,11 +164,19 @@ def _both(worker: Worker, load: Load, num_workers: int) -> Split:
     def is_served(rate: float) -> bool:
         found = running(rate)
         in_time = 1 - steps.late(rate / num_workers, num_workers, load.ttft, found)
-        return in_time * (1 - found.crowded(steps.num_within)) >= load.good_share
+        return in_time * _even(found, steps.num_within(rate / num_workers), load) >= load.good_share
 
     rate = highest(is_served, num_workers * _most(plain, load))
     num_running = round(running(rate).mean) if rate else 0
     return Split(0, 0, num_workers, rate, "both", num_running, steps.pieces[max(0, num_running - 1)])
+
+
+def _even(running: Running, largest: int, load: Load) -> float:
+    """The share of requests whose gaps keep to the limit. Args: largest: sequences of a step that does."""
+    if load.itl == inf:
+        # Some may wait for a place, but not longer and longer.
+        return float(running.is_stable)
+    return 1 - running.crowded(largest)
 
 
 def _late(worker: Worker, load: Load, num_workers: int, rate: float) -> float:

@@ -173,10 +173,11 @@ class Worker:
     def _prompts_s(self, computing: float) -> float:
         """Seconds of a forward of prompts. Args: computing: seconds of its products and its attention."""
         launching = self.model.num_layers * LAUNCH_LAYER_S
-        if computing <= launching + FORWARD_S:
-            # Launching would take as long as computing: there is a graph.
-            return hypot(self._weights_s, computing) + self.model.num_layers * self._factors.graph_layer_s
-        return max(computing, self._weights_s, launching) + FORWARD_S
+        launched = max(computing, self._weights_s, launching) + FORWARD_S
+        if computing > launching + FORWARD_S:
+            return launched
+        # Launching would take as long as computing: there is a graph, which takes no longer.
+        return min(launched, hypot(self._weights_s, computing) + self.model.num_layers * self._factors.graph_layer_s)
 
     @property
     def _weights_s(self) -> float:

@@ -82,7 +82,7 @@ def test_figures_of_another_gpu(model_dir: str, capsys: pytest.CaptureFixture[st
         (["--gpu", "h200", "--gpu-memory", "20"], "there is room for 67 pages of KV"),
         (["--gpu", "h200", "--model", "/absent"], "model '/absent' not found"),
         (["--gpu", "h200", "--model", "m" * 5000], "File name too long"),
-        (["--gpu", "h200", "--gpus", "100000"], "64 GPUs are the most that are looked at"),
+        (["--gpu", "h200", "--gpus", "100000"], "--gpus must be at most 64"),
     ],
 )
 def test_what_cannot_be_estimated_is_said_in_one_line(

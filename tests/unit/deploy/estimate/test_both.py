@@ -19,9 +19,20 @@ STEPS = BothSteps(WORKER, PLAIN, 4096, KV_LEN, 0.025)
 def test_pieces_keep_to_the_limit_and_are_of_sizes_that_have_graphs() -> None:
     assert set(STEPS.pieces) <= set(NUM_PROMPT_TOKENS)
     assert STEPS.pieces == sorted(STEPS.pieces, reverse=True) and STEPS.pieces[0] > 128
-    for size in range(1, STEPS.num_within + 1):
+    num_within = STEPS.num_within(4.0)
+    for size in range(1, num_within + 1):
         assert PLAIN[size - 1] < STEPS.with_piece[size - 1] <= 0.025
-    assert STEPS.with_piece[STEPS.num_within] > 0.025
+    assert STEPS.with_piece[num_within] > 0.025
+
+
+def test_pieces_of_few_steps_make_no_gap_too_long() -> None:
+    kv_len = 1152
+    plain = [WORKER.decode_step(size, kv_len) for size in range(1, 65)]
+    steps = BothSteps(WORKER, plain, 128, kv_len, 0.0065)
+    assert steps.with_piece[0] > 0.0065
+    # 150 steps a second have 1.7 pieces, or 20.
+    assert plain[steps.num_within(1.7) - 1] <= 0.0065 < plain[steps.num_within(1.7)]
+    assert steps.num_within(20.0) == 0
 
 
 def test_streams_beside_prompts_have_the_gaps_that_were_measured() -> None:

@@ -117,6 +117,16 @@ def test_a_decode_batch_keeps_to_the_limit_and_to_the_pool() -> None:
     assert decode_rate(WORKER, Load(4096, 1)) == inf
 
 
+@pytest.mark.parametrize("max_batch_size", [1, 8])
+def test_without_a_limit_few_places_are_no_fault(max_batch_size: int) -> None:
+    small = replace(WORKER, max_batch_size=max_batch_size)
+    load = Load(4096, 256)
+    decoded = max_batch_size / (255 * small.decode_step(max_batch_size, load.kv_len))
+    assert rate_of(splits(small, load, 2), "1:1") == pytest.approx(min(decoded, prefill_rate(small, load, 1)), rel=0.02)
+    # With one, who finds none waits for it, and one in ten may.
+    assert 0 < decode_rate(small, replace(load, itl=0.05)) < decoded
+
+
 def test_stricter_limits_give_no_higher_rate() -> None:
     for name in ("ttft", "itl"):
         for limits in pairwise([0.1, 0.05, 0.025, 0.015, 0.01]):
