@@ -37,7 +37,8 @@ def test_tokens_are_those_of_transformers(tiny_inner_tls: ServedCluster, tiny_or
         answer = tiny_inner_tls.complete(prompt, max_tokens=16)
         assert answer.token_ids == tiny_oracle.generate(prompt, 16)
         assert answer.last.handover.pages_shipped > 0
-    shipped = {s.transport for w in tiny_inner_tls.client.server_info().workers for s in w.stats.shipped}
+    # Workers say it with their next heartbeat.
+    shipped = wait_until(lambda: transports(tiny_inner_tls), TIMEOUT_S, "the router knows that pages were shipped")
     assert shipped == {"tcp"}
 
 
@@ -49,6 +50,11 @@ def test_a_worker_that_dies_comes_back(tiny_inner_tls: ServedCluster, tiny_oracl
         wait_until(lambda pid=pid: pid not in pids(tiny_inner_tls), TIMEOUT_S, "the router has noticed")
         tiny_inner_tls.wait_ready()
         assert tiny_inner_tls.complete(prompt, max_tokens=16).token_ids == tiny_oracle.generate(prompt, 16)
+
+
+def transports(served: ServedCluster) -> set[str]:
+    """By which pages were shipped."""
+    return {shipped.transport for worker in served.client.server_info().workers for shipped in worker.stats.shipped}
 
 
 def pids(served: ServedCluster) -> set[int]:
