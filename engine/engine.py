@@ -169,6 +169,7 @@ class Engine(EngineBase):
         self._prefill_graphs = prefill_graphs
         self._mixed_graphs = mixed_graphs
         self._mixed_steps = mixed_steps and attention.computes_mixed
+        self._mixed_sizes = mixed_graphs.sizes if mixed_graphs is not None and self._mixed_steps else None
 
     def shallow(self) -> "Engine":
         """An engine on the same pool whose model computes one layer alone, and without graphs."""
@@ -181,22 +182,20 @@ class Engine(EngineBase):
     def mixes(self, num_decoded: int, num_prompt_tokens: int, num_prompts: int = 1) -> bool:
         if not self._mixed_steps:
             return False
-        graphs = self._mixed_graphs
-        if graphs is not None and graphs.sizes.smallest(num_decoded, num_prompt_tokens, num_prompts) is not None:
+        sizes = self._mixed_sizes
+        if sizes is not None and sizes.smallest(num_decoded, num_prompt_tokens, num_prompts) is not None:
             return True
         # A prefill graph and a decode graph are over by the time that the kernels of one forward are launched. Prompts
         # that have no graph are launched kernel by kernel in either case.
         return self._prefill_graphs is None or not self._prefill_graphs.fit(num_prompt_tokens)
 
     def num_unpadded(self, num_decoded: int, num_prompt_tokens: int) -> int:
-        if not self._mixed_steps or self._mixed_graphs is None:
-            return num_prompt_tokens
-        return self._mixed_graphs.sizes.num_unpadded(num_decoded, num_prompt_tokens)
+        sizes = self._mixed_sizes
+        return num_prompt_tokens if sizes is None else sizes.num_unpadded(num_decoded, num_prompt_tokens)
 
     def num_padded(self, num_decoded: int, num_prompt_tokens: int) -> int:
-        if not self._mixed_steps or self._mixed_graphs is None:
-            return num_prompt_tokens
-        return self._mixed_graphs.sizes.num_padded(num_decoded, num_prompt_tokens)
+        sizes = self._mixed_sizes
+        return num_prompt_tokens if sizes is None else sizes.num_padded(num_decoded, num_prompt_tokens)
 
     @torch.inference_mode()
     def forward(self, batch: Batch, meanwhile: Callable[[], None] | None = None) -> ForwardOutput:

@@ -55,9 +55,9 @@ class BothSteps:
     def num_within(self, rate: float) -> int:
         """Of how many sequences at most steps are within the limit between tokens: with the smallest piece where more
         than one step in twenty has one, at as many prompts a second."""
-        means = self.steps(rate)
+        pieces, means = self._pieces(rate), self.steps(rate)
         for index, (plain, shortest) in enumerate(zip(self.plain, self._shortest, strict=True)):
-            with_piece = rate * self._prompt_len / self.pieces[index] * means[index]
+            with_piece = pieces[index] * means[index]
             if (shortest if with_piece > SLOW_SHARE else plain) > self._itl:
                 return index
         return len(self.plain)
@@ -65,16 +65,20 @@ class BothSteps:
     def busy(self, rate: float) -> list[float]:
         """The share of the time that steps with pieces take, at as many prompts a second; from 1 on they do not keep
         up."""
-        prompts = rate * self._prompt_len
-        return [prompts / piece * took for piece, took in zip(self.pieces, self.with_piece, strict=True)]
+        return [pieces * took for pieces, took in zip(self._pieces(rate), self.with_piece, strict=True)]
 
     def steps(self, rate: float) -> list[float]:
         """Seconds of a step in the mean, at as many prompts a second."""
         means = []
-        for plain, took, busy in zip(self.plain, self.with_piece, self.busy(rate), strict=True):
+        for plain, took, pieces in zip(self.plain, self.with_piece, self._pieces(rate), strict=True):
             # So many steps in a second have a piece, and what these leave of it is for those that have none.
-            means.append(1 / (busy / took + (1 - busy) / plain) if busy < 1 else took)
+            busy = pieces * took
+            means.append(1 / (pieces + (1 - busy) / plain) if busy < 1 else took)
         return means
+
+    def _pieces(self, rate: float) -> list[float]:
+        """Pieces a second, at as many prompts a second."""
+        return [rate * self._prompt_len / piece for piece in self.pieces]
 
     def late(self, rate: float, num_workers: int, ttft: float, running: Running) -> float:
         """The share of prompts that have no first token within `ttft`.

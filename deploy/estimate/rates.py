@@ -5,6 +5,7 @@ formulas.
 """
 
 from bisect import bisect_right
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import inf
 
@@ -85,8 +86,8 @@ def splits(worker: Worker, load: Load, num_gpus: int) -> list[Split]:
     Raises:
         ValueError: a request does not fit a worker's pool.
     """
-    apart = [_apart(worker, load, num_prefill, num_gpus - num_prefill) for num_prefill in range(1, num_gpus)]
-    return sorted([*apart, _both(worker, load, num_gpus)], key=lambda split: -split.rate)
+    found = [*_all_apart(worker, load, num_gpus), _both(worker, load, num_gpus)]
+    return sorted(found, key=lambda split: -split.rate)
 
 
 def splits_for(worker: Worker, load: Load, rate: float) -> list[Split]:
@@ -128,12 +129,24 @@ def decode_rate(worker: Worker, load: Load) -> float:
     return highest(is_served, _most(steps, load))
 
 
-def _apart(worker: Worker, load: Load, num_prefill: int, num_decode: int) -> Split:
+def _all_apart(worker: Worker, load: Load, num_gpus: int) -> Iterator[Split]:
+    """All ways with prefill and decode workers."""
+    if num_gpus < 2:
+        return
     worker.pool_tokens("prefill", load.num_tokens)
+    of_decode = decode_rate(worker, load)
+    steps = _decode_steps(worker, load, "decode") if load.output_len > 1 else []
+    for num_prefill in range(1, num_gpus):
+        yield _apart(worker, load, num_prefill, num_gpus - num_prefill, of_decode, steps)
+
+
+def _apart(
+    worker: Worker, load: Load, num_prefill: int, num_decode: int, of_decode: float, steps: list[float]
+) -> Split:
+    """Args: of_decode: what decode_rate says; steps: seconds of those of a decode worker."""
     most = prefill_rate(worker, load, num_prefill)
     if load.output_len == 1:
         return Split(num_prefill, num_decode, 0, most, "prefill", 0, worker.chunk_size)
-    steps = _decode_steps(worker, load, "decode")
     largest = _num_within(steps, load.itl)
 
     def running(rate: float) -> Running:
@@ -145,7 +158,7 @@ def _apart(worker: Worker, load: Load, num_prefill: int, num_decode: int) -> Spl
 
     rate = highest(is_served, min(most, num_decode * _most(steps, load)))
     num_running = round(running(rate).mean) if rate else 0
-    bottleneck = "prefill" if most <= num_decode * decode_rate(worker, load) else "decode"
+    bottleneck = "prefill" if most <= num_decode * of_decode else "decode"
     return Split(num_prefill, num_decode, 0, rate, bottleneck, num_running, worker.chunk_size)
 
 

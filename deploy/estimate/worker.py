@@ -97,7 +97,7 @@ class Worker:
     def __post_init__(self) -> None:
         if self.model.quantization and not self.gpu.has_fp8:
             raise ValueError(f"{self.gpu.name} does not multiply FP8 weights; GPUs since Ada and Hopper do")
-        if self.kv_cache_dtype != default_of(EngineConfig, "kv_cache_dtype") and not self.gpu.has_fp8:
+        if self._has_quantized_pages and not self.gpu.has_fp8:
             raise ValueError(
                 f"{self.gpu.name} has no kernels for KV pages of {self.kv_cache_dtype}: plain torch computes with them "
                 "there, for which there is no estimate; GPUs since Ada and Hopper have kernels"
@@ -180,14 +180,17 @@ class Worker:
         return min(launched, hypot(self._weights_s, computing) + self.model.num_layers * self._factors.graph_layer_s)
 
     @property
+    def _has_quantized_pages(self) -> bool:
+        return self.kv_cache_dtype != default_of(EngineConfig, "kv_cache_dtype")
+
+    @property
     def _weights_s(self) -> float:
         """Seconds to read all weights."""
         return read_weight_bytes(self.model) / self.gpu.limits.copy_bandwidth
 
     def _kv_s(self, num_tokens: int) -> float:
         """Seconds in which decode attention reads as many tokens' KV."""
-        is_quantized = self.kv_cache_dtype != default_of(EngineConfig, "kv_cache_dtype")
-        share = FP8_KV_READ_SHARE if is_quantized else KV_READ_SHARE
+        share = FP8_KV_READ_SHARE if self._has_quantized_pages else KV_READ_SHARE
         return num_tokens * self.kv_bytes_per_token / (self.gpu.limits.copy_bandwidth * share)
 
     def transfer(self, num_tokens: int) -> float:
