@@ -1,7 +1,6 @@
-"""Requests leave when they should, and what comes of them is noted, whichever way they end."""
+"""Requests leave when they should, and what comes of them is noted, whichever way they end: in virtual time."""
 
 import asyncio
-import time
 from array import array
 from collections.abc import Sequence
 from typing import Any
@@ -12,6 +11,8 @@ from bench.clients.base import Answer, BenchClient, Clock, RequestError, ServerD
 from bench.records import RequestRecord
 from bench.runner import Runner, RunnerConfig
 from bench.workloads.base import PromptPart, Session, Turn, numbered
+from tests.fakes import virtual_time
+from tests.fakes.virtual_time import hold_up
 
 
 class FakeClient(BenchClient):
@@ -66,21 +67,24 @@ def single(index: int, due_s: float | None = None) -> Session:
 
 
 def make_runner(sessions: Sequence[Session], client: BenchClient, **config: Any) -> Runner:
-    start = time.monotonic() + 0.02
-    return Runner(sessions, client, RunnerConfig(**config), lambda: time.monotonic() - start)
+    start = virtual_time.now() + 0.02
+    return Runner(sessions, client, RunnerConfig(**config), lambda: virtual_time.now() - start)
 
 
 def run(sessions: Sequence[Session], client: BenchClient, **config: Any) -> list[RequestRecord]:
-    runner = make_runner(sessions, client, **config)
-    asyncio.run(runner.run())
-    return runner.records
+    async def main() -> list[RequestRecord]:
+        runner = make_runner(sessions, client, **config)
+        await runner.run()
+        return runner.records
+
+    return virtual_time.run(main())
 
 
 def test_open_arrivals_leave_at_their_times_whatever_becomes_of_the_others() -> None:
     due = [0.0, 0.02, 0.05, 0.05]
     records = run([single(n, moment) for n, moment in enumerate(due)], FakeClient(0.2))
     assert [record.due_s for record in records] == due
-    assert all(0 <= record.lateness_s < 0.15 for record in records)
+    assert all(0 <= record.lateness_s < 0.001 for record in records)
     assert max(record.sent_s for record in records) < min(record.ended_s for record in records)
 
 
@@ -90,7 +94,7 @@ def test_a_request_that_could_not_leave_in_time_is_late_and_its_time_counts_from
     class Slow(FakeClient):
         async def send(self, prepared: Any, record: RequestRecord, clock: Clock) -> Answer:
             if record.index == 0:
-                time.sleep(0.1)  # noqa: ASYNC251
+                hold_up(0.1)
             return await super().send(prepared, record, clock)
 
     first, second = run([single(0, 0.0), single(1, 0.03)], Slow())
@@ -179,7 +183,7 @@ def test_a_stream_begins_with_what_is_left_of_it() -> None:
         await asyncio.wait_for(running, 5)
         return [record for record in runner.records if record.group == "streams"]
 
-    first, second, *_ = asyncio.run(main())
+    first, second, *_ = virtual_time.run(main())
     assert (first.wanted_input_tokens, first.wanted_output_tokens) == (5, 1)
     assert (second.wanted_input_tokens, second.wanted_output_tokens) == (1, 2)
 
@@ -196,7 +200,7 @@ def test_streams_go_on_until_they_are_cut() -> None:
         await asyncio.wait_for(running, 5)
         return runner.records
 
-    records = asyncio.run(main())
+    records = virtual_time.run(main())
     streams = [record for record in records if record.group == "streams"]
     assert len(streams) > 1 and not any(record.is_warmup for record in streams)
     assert {record.error for record in streams[:-1]} == {""} and streams[-1].error in ("", "cut")
@@ -213,7 +217,7 @@ def test_who_stops_a_run_has_what_came_until_then() -> None:
         assert running.done()
         return runner
 
-    runner = asyncio.run(main())
+    runner = virtual_time.run(main())
     assert [record.error for record in runner.records] == ["cut", "cut"]
     assert runner.progress().num_ended == 2 and runner.progress().num_failed == 0
 
@@ -225,23 +229,27 @@ class SlowToEncode(FakeClient):
 
     def prepare(self, parts: Sequence[PromptPart], num_output_tokens: int) -> Any:
         self.num_prepared += 1
-        time.sleep(0.03)
+        hold_up(0.03)
         return super().prepare(parts, num_output_tokens)
 
 
 def test_what_is_sent_first_is_encoded_before_the_beginning() -> None:
     """However long that takes: what arrives at once would be late, and its TTFT would be the client's."""
     client = SlowToEncode()
-    runner = make_runner([single(n, 0.5) for n in range(5)] + [single(n) for n in range(5)], client, concurrency=2)
-    assert client.num_prepared == 10
-    asyncio.run(runner.run())
-    assert client.num_prepared == 10 and len(runner.records) == 10
+
+    async def main() -> None:
+        runner = make_runner([single(n, 0.5) for n in range(5)] + [single(n) for n in range(5)], client, concurrency=2)
+        assert client.num_prepared == 10
+        await runner.run()
+        assert client.num_prepared == 10 and len(runner.records) == 10
+
+    virtual_time.run(main())
 
 
 def test_encoding_the_next_turn_is_not_the_servers_time() -> None:
     turns = [Turn((part(1),), 2, part(0)), Turn((part(2),), 2)]
     _, second = run(numbered([turns]), SlowToEncode())
-    assert second.lateness_s < 0.02
+    assert second.lateness_s < 0.001
 
 
 def test_no_turn_begins_after_the_duration() -> None:
