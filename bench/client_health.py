@@ -11,6 +11,8 @@ LATE_S = 0.005
 LATE_SHARE = 0.01
 # A process that uses so much of a core adds to what it measures.
 BUSY_SHARE = 0.8
+# Who uses less of it is not late for want of more processes.
+IDLE_SHARE = 0.3
 # The loop came so late to its timers, one time in a hundred.
 LAG_S = 0.005
 MANY_TOKENS_PER_CHUNK = 1.05
@@ -45,8 +47,13 @@ def warnings_about(result: dict[str, Any]) -> list[str]:
     if client["late_share"] > LATE_SHARE:
         warnings.append(
             f"{client['num_late']} requests ({client['late_share']:.0%}) left more than {LATE_S * 1e3:g} ms after they "
-            "were due, which is in their TTFT and E2E (ttft_from_sent is without it): the client did not keep up; "
-            "try more --processes."
+            "were due, which is in their TTFT and E2E (ttft_from_sent is without it): "
+            + (
+                "the client did not keep up; try more --processes."
+                if client["cpu_share"] > IDLE_SHARE
+                else f"the client had time, for it used {client['cpu_share']:.0%} of a core, but did not get the "
+                "processor when it needed it; end what else this machine does."
+            )
         )
     if client["cpu_share"] > BUSY_SHARE:
         warnings.append(

@@ -83,7 +83,7 @@ def run_estimate(arguments: argparse.Namespace) -> int:
         if shared:
             _print_splits(shared, arguments.rate)
     if shared == []:
-        print(f"{arguments.name}: {MAX_GPUS} GPUs do not give {arguments.rate:g} requests a second", file=sys.stderr)
+        print(f"{arguments.name}: {_why_not(found, arguments.rate)}", file=sys.stderr)
         return exit_codes.FAILED
     return 0
 
@@ -135,6 +135,18 @@ def estimate(worker: Worker, load: Load) -> dict[str, Any]:
         "decode_worker_rate": of_decode if isfinite(of_decode) else None,
         "decode_batch_size": largest_batch(worker, load),
     }
+
+
+def _why_not(found: dict[str, Any], rate: float) -> str:
+    """Why no number of GPUs gives the rate. Args: found: by `estimate`."""
+    if not found["prefill_worker_rate"]:
+        return (
+            f"no number of GPUs keeps to the limit on ttft: a prompt alone takes {_ms(found['prefill']['estimate_s'])}"
+        )
+    if found["decode_worker_rate"] == 0:
+        step_s = found["decode"][0]["estimate_s"]
+        return f"no number of GPUs keeps to the limit on itl: a decode step of one request takes {_ms(step_s)}"
+    return f"{MAX_GPUS} GPUs do not give {rate:g} requests a second"
 
 
 def _gpu(arguments: argparse.Namespace) -> Gpu:

@@ -29,7 +29,7 @@ from deploy.role_planner import RolePlanner
 from deploy.role_plans import RolePlans
 from deploy.room import check_num_gpus, has_room
 from deploy.run_record import default_directory
-from deploy.scaling import ScaleJob, ScaleQueue, Scaling, in_counts
+from deploy.scaling import ScaleJob, ScaleQueue, Scaling, check_kinds, in_counts
 from deploy.supervisor import ProcessKind, Supervisor
 from engine.weights.resolve import resolve_model
 from router.config import RouterAddresses, RouterConfig
@@ -296,6 +296,7 @@ class Cluster:
     def _plan_scaling(self, job: ScaleJob, supervisor: Supervisor, kind: ProcessKind) -> Scaling:
         running = Counter(p.kind for p in self._processes.worker_plans.values())
         counts = dict.fromkeys(WORKER_KINDS, 0) | running | dict(job.counts)
+        check_kinds(running, counts)
         config = replace(self._config, **in_counts(counts), num_routers=len(self._processes.router_configs))
         num_running = len(self._processes.worker_plans)
         _, plans = plan(

@@ -27,6 +27,22 @@ def in_counts(counts: Mapping[str, int]) -> dict[str, Any]:
     return {f"num_{role}": count for role, count in counts.items()}
 
 
+def check_kinds(running: Mapping[str, int], counts: Mapping[str, int]) -> None:
+    """Args: running, counts: numbers of workers by their kinds: of those that there are, and as they are to be.
+
+    Raises:
+        ValueError: there would be workers that are all alike beside others.
+    """
+    if not counts["any"] or counts["any"] == sum(counts.values()):
+        return
+    if running.get("any"):
+        raise ValueError(f"the {running['any']} workers of this cluster are all alike: say how many with num_any")
+    roles = ", ".join(f"{count} {kind}" for kind, count in running.items() if count)
+    raise ValueError(
+        f"the workers of this cluster have roles ({roles}): say how many with num_prefill, num_decode and num_both"
+    )
+
+
 class ScaleJob:
     """What somebody has asked for, and what becomes of it; its methods may be called from any thread.
 

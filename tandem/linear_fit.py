@@ -52,6 +52,11 @@ class LinearFit:
         self._seen: set[int] = set()
         self._unseen_s = [0.0] * size
 
+    @property
+    def has_observed(self) -> bool:
+        """Whether the factors are from anything but the start."""
+        return self._num_observed > 0
+
     def observe(self, numbers: Sequence[float], seconds: float) -> None:
         """Args: numbers: what each factor is multiplied with; not all 0."""
         parts = [factor * number for factor, number in zip(self._start, numbers, strict=True)]

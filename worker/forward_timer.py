@@ -43,7 +43,7 @@ class ForwardTimer:
                 start.kv_token_s,
             )
         )
-        self._times = start
+        self._times = ForwardTimes()
         self._told_at = clock()
         self.last_step: tuple[int, int] | None = None
         # When the one before those that have not ended did; None: nothing was decoded then.
@@ -134,12 +134,13 @@ class ForwardTimer:
         return ForwardTimes(prefill_s, prompt_token_s, attended_token_s, step_s, request_s, kv_token_s, self._gap_s)
 
     def times(self) -> ForwardTimes:
-        """What the worker says of itself, some moments old."""
+        """What the worker says of itself, some moments old; all 0 as long as it has computed nothing."""
         now = self._clock()
         if now - self._told_at >= INTERVAL_S:
             self._fit.pass_time(now - self._told_at)
             self._told_at = now
             if now - self._last_gap_at > GAP_FORGOTTEN_S:
                 self._gap_s = 0.0
-            self._times = self.fitted
+            if self._fit.has_observed:
+                self._times = self.fitted
         return self._times

@@ -1,5 +1,6 @@
 """The highest rate at which nine in ten requests meet their objectives, by `tandem bench`'s own definitions."""
 
+import itertools
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -73,9 +74,10 @@ class GoodputModel:
         key = layout, workload, objectives if layout.knows_objectives else None, rate
         if key not in self._served:
             duration = self._duration or Duration.of(workload)
-            stretch = Stretch(workload, 0.0, duration.end, rate)
+            edges = 0.0, duration.warmup, duration.end
+            stretches = [Stretch(workload, begin, end, rate) for begin, end in itertools.pairwise(edges)]
             cluster = ModelCluster(layout, objectives, seed=self._seed, device=self._device)
-            records = cluster.run(list(conversations([stretch], self._seed)))
+            records = cluster.run(list(conversations(stretches, self._seed)))
             counted = [r for r in records if duration.warmup <= r.due_s < duration.end]
             self._served[key] = [Served.of(record) for record in counted]
         return self._served[key]

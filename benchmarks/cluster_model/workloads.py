@@ -65,7 +65,9 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Conversations of one workload that begin at random, at a mean rate, from one moment to another."""
+    """Conversations of one workload that begin at random from one moment to another, as many as the rate says: a Poisson
+    process of which the number of arrivals is known. Otherwise a run of 900 requests would have 3 % more or less than
+    its rate says, and goodput would be wrong by as much."""
 
     workload: Workload
     begins_at: float
@@ -96,8 +98,13 @@ def conversations(stretches: Sequence[Stretch], seed: int) -> Iterator[Conversat
     identities = Identities()
     for index, stretch in enumerate(stretches):
         workload, rng = stretch.workload, random.Random(f"{seed}/{index}")
-        moment = stretch.begins_at
-        while (moment := moment + rng.expovariate(stretch.requests_per_s / workload.num_turns)) < stretch.ends_at:
+        length_s = stretch.ends_at - stretch.begins_at
+        count = round(stretch.requests_per_s / workload.num_turns * length_s)
+        # Given their number, the times of a Poisson process are sums of exponential gaps, one gap more than there are
+        # arrivals, divided by the sum of all.
+        *sums, whole = itertools.accumulate(rng.expovariate(1.0) for _ in range(count + 1))
+        for part in sums:
+            moment = stretch.begins_at + length_s * part / whole
             added = workload.num_input + workload.num_output
             pages = identities.of(workload, workload.num_system + workload.num_turns * added)
             turns = []

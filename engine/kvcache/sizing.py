@@ -74,9 +74,13 @@ def choose_num_pages(
             advice.append("a larger mem_fraction_static, a num_pages, which no share limits")
         if most:
             advice.append(f"a max_model_len of at most {most * layout.page_size}")
+        # Without graphs and forwards, which these make smaller.
+        beside_weights = min(memory.free, int(memory.total * fraction) - memory.weights)
+        if most or beside_weights // layout.page_bytes > layout.num_pages_for(longest):
+            advice.append("a smaller chunk_size or max_batch_size")
         raise ValueError(
             f"there is room for {most} pages of KV, which hold {most * layout.page_size} tokens, but a sequence may "
             f"have {longest}: {memory}, and mem_fraction_static {fraction:g} is {memory.total * fraction / GIB:.1f}; "
-            f"use {', '.join([*advice, 'a smaller chunk_size or max_batch_size'])}, or a smaller model"
+            f"use {', '.join([*advice, 'or a smaller model'] if advice else ['a smaller model'])}"
         )
     return most

@@ -1,5 +1,6 @@
 """The client says when its own figures are doubtful."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -32,7 +33,12 @@ def test_requests_that_left_late_are_counted_and_warned_about() -> None:
     run = run_of(*(record([2.0], due_s=1.0, sent_s=1.0 + late) for late in (0.0, 0.004, 0.006, 0.5)))
     summary = client_summary(run)
     assert summary["num_late"] == 2 and summary["late_share"] == 0.5 and summary["lateness"]["max"] == 0.5
-    assert "2 requests (50%) left more than 5 ms after they were due" in warnings(run)
+    said = warnings(run)
+    assert "2 requests (50%) left more than 5 ms after they were due" in said
+    # The client was idle: more of it would be no sooner.
+    assert "did not get the processor when it needed it" in said and "--processes" not in said
+    busy = ClientUsage(6.0, 10.0, [0.0] * 100)
+    assert "try more --processes" in warnings(replace(run, usages=[busy]))
 
 
 @pytest.mark.parametrize(

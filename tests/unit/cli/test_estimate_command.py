@@ -103,6 +103,11 @@ def test_a_client_s_install_is_told_what_a_hub_name_needs(
 
 
 def test_a_rate_that_no_host_gives_is_a_failure(model_dir: str, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ["--gpu", "l40s", "--workload", "4096/256", "--slo", "ttft=50ms", "--rate", "1"]
-    assert main(["estimate", "--model", model_dir, *flags]) == 1
-    assert "64 GPUs do not give 1 requests a second" in capsys.readouterr().err
+    for limits, rate, message in (
+        ("ttft=500ms", "1e6", "64 GPUs do not give 1e+06 requests a second"),
+        ("ttft=1ms", "1", "no number of GPUs keeps to the limit on ttft: a prompt alone takes "),
+        ("itl=0.1ms", "1", "no number of GPUs keeps to the limit on itl: a decode step of one request takes "),
+    ):
+        flags = ["--gpu", "l40s", "--workload", "4096/256", "--slo", limits, "--rate", rate]
+        assert main(["estimate", "--model", model_dir, *flags]) == 1
+        assert message in capsys.readouterr().err

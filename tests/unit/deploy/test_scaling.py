@@ -7,7 +7,7 @@ import pytest
 from ray.exceptions import RayError
 
 from deploy import scaling
-from deploy.scaling import ScaleJob, Scaling
+from deploy.scaling import ScaleJob, Scaling, check_kinds
 
 
 class Ref:
@@ -220,3 +220,13 @@ def test_a_cluster_that_stops_says_so_to_who_waits() -> None:
     made.give_up()
     said(made)
     assert made.job.error == "the cluster is stopping"  # type: ignore[attr-defined]
+
+
+def test_workers_that_are_all_alike_are_not_mixed_with_others() -> None:
+    nobody = dict.fromkeys(("prefill", "decode", "both", "any"), 0)
+    check_kinds({"any": 2}, nobody | {"any": 3})
+    check_kinds({"prefill": 1, "decode": 1}, nobody | {"prefill": 2, "decode": 1})
+    with pytest.raises(ValueError, match="^the 2 workers of this cluster are all alike: say how many with num_any$"):
+        check_kinds({"any": 2}, nobody | {"any": 2, "prefill": 1, "decode": 1})
+    with pytest.raises(ValueError, match=r"have roles \(1 prefill, 2 decode\): say how many with num_prefill, "):
+        check_kinds({"prefill": 1, "decode": 2}, nobody | {"prefill": 1, "decode": 2, "any": 3})

@@ -6,6 +6,7 @@ from dataclasses import astuple
 import pytest
 
 from tandem.forward_times import start_times
+from tandem.messages import ForwardTimes
 from tests.fakes.clock import FakeClock
 from worker.forward_timer import GAP_FORGOTTEN_S, INTERVAL_S, ForwardTimer
 
@@ -43,8 +44,13 @@ class Device:
 
 
 def test_it_begins_with_what_is_supposed_of_its_device() -> None:
-    assert ForwardTimer("cuda:3", FakeClock()).times() == start_times("cuda")
-    assert ForwardTimer("cpu", FakeClock()).times() == start_times("cpu")
+    for device in ("cuda:3", "cpu"):
+        clock = FakeClock()
+        timer = ForwardTimer(device, clock)
+        assert timer.fitted == start_times(device)
+        clock.advance(10.0)
+        # It says nothing of what it has not seen.
+        assert timer.times() == ForwardTimes()
 
 
 def test_prompts_by_themselves_are_timed_from_launch_to_end() -> None:
