@@ -294,7 +294,7 @@ class Cluster:
         self._held.close()
 
     def _plan_scaling(self, job: ScaleJob, supervisor: Supervisor, kind: ProcessKind) -> Scaling:
-        running = Counter(p.kind for p in self._processes.worker_plans.values())
+        running: Counter[str] = Counter(p.kind for p in self._processes.worker_plans.values())
         counts = dict.fromkeys(WORKER_KINDS, 0) | running | dict(job.counts)
         check_kinds(running, counts)
         config = replace(self._config, **in_counts(counts), num_routers=len(self._processes.router_configs))

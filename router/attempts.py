@@ -24,13 +24,13 @@ from router.candidates import Candidates
 from router.clock_offsets import ClockOffsets
 from router.config import RouterConfig
 from router.errors import InternalError, InvalidRequestError, RequestError, RequestTooLargeError, UnavailableError
-from router.leans import PromptCount
 from router.live.journal import Journal
 from router.metrics import RouterMetrics
 from router.objectives import Objectives
 from router.placement import Placed
 from router.policies.base import AttemptFailure, RequestEnd, RoutingRequest
 from router.policies.guard import GuardedPolicy
+from router.prompt_count import PromptCount
 from router.requests_in_hand import RequestsInHand
 from router.tracker import RequestState, RequestTracker
 from router.waiting_room import WaitingRoom
@@ -137,7 +137,7 @@ class Attempts:
         )
         tracker.placed = Placed.of(pair)
         num_tokens = len(view.token_ids)
-        self.prompts.add(num_tokens if pair.estimate is None else pair.estimate.num_to_compute, num_tokens)
+        self.prompts.add(num_tokens, pair.estimate)
         request.assign_pair(pair)
         tracker.moments[ASSIGNED] = now_ns()
         pair.decode.send([admit])

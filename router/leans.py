@@ -18,32 +18,12 @@ NO_LEAN: Lean = "none"
 GOOD_FOR_S = 5.0
 
 
-@dataclass(slots=True)
-class PromptCount:
-    """Prompts that a router has assigned to workers since it began, those of further attempts included.
-
-    Attributes:
-        tokens: of them, those that were not expected to be cached.
-        attended: how many tokens these attend to, added up.
-    """
-
-    prompts: int = 0
-    tokens: int = 0
-    attended: int = 0
-
-    def add(self, num_to_compute: int, num_tokens: int) -> None:
-        """Args: num_tokens: of the prompt, of which the last are to be computed."""
-        self.prompts += 1
-        self.tokens += num_to_compute
-        self.attended += num_to_compute * num_tokens - num_to_compute * num_to_compute // 2
-
-
 @dataclass(frozen=True, slots=True)
 class RouterDemand:
     """What one router has its workers do.
 
     Attributes:
-        prompts, prompt_tokens, attended_tokens: as of PromptCount.
+        prompts, prompt_tokens, attended_tokens, anywhere_tokens: as of PromptCount (router/prompt_count.py).
         num_decoding: requests of this router that each worker decodes or is going to, by its id; of all workers that do
             both and hand over.
         num_kv_tokens: of all these requests.
@@ -56,6 +36,7 @@ class RouterDemand:
     prompts: int = 0
     prompt_tokens: int = 0
     attended_tokens: int = 0
+    anywhere_tokens: int = 0
     num_decoding: Mapping[str, int] = field(default_factory=dict)
     num_kv_tokens: int = 0
     times: ForwardTimes = field(default_factory=ForwardTimes)

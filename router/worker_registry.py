@@ -4,8 +4,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from router.candidates import Candidates
-from router.leans import NO_LEAN, Lean, PromptCount, RouterDemand
+from router.leans import NO_LEAN, Lean, RouterDemand
 from router.placement import AUTO
+from router.prompt_count import PromptCount
 from router.rates import ClusterRates
 from router.worker import Worker
 from tandem.hosts import host_id
@@ -105,6 +106,7 @@ class WorkerRegistry:
             prompts.prompts,
             prompts.tokens,
             prompts.attended,
+            prompts.anywhere,
             {worker.worker_id: worker.assigned_here.num_decoding for worker in workers},
             sum(worker.assigned_here.num_kv_tokens for worker in workers),
             workers[0].forward_times,

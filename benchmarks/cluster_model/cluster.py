@@ -21,12 +21,12 @@ from deploy.role_planner import RolePlanner
 from deploy.role_plans import PLAN_INTERVAL_S
 from prefill_worker.budget import PromptBudget, WholeChunks
 from router.active_request import ActiveRequest
-from router.leans import PromptCount
 from router.objectives import Objectives
 from router.placement import AUTO
 from router.policies.base import RoutingPolicy, RoutingRequest
 from router.policies.least_cost import LeastCost
 from router.policies.least_loaded import LeastLoaded
+from router.prompt_count import PromptCount
 from router.tracker import RequestTracker
 from router.worker import Pair, Worker
 from router.worker_registry import WorkerRegistry
@@ -194,7 +194,7 @@ class ModelCluster:
         tracker = RequestTracker(f"r-{number}", (0,) * turn.prompt, SamplingParams(turn.output))
         view = self._view(tracker, turn)
         pair = self._policy.choose(self.registry.candidates, view)
-        self._prompts.add(turn.prompt if pair.estimate is None else pair.estimate.num_to_compute, turn.prompt)
+        self._prompts.add(turn.prompt, pair.estimate)
         active = ActiveRequest(tracker, 0.0)
         active.assign_pair(pair)
         self._policy.attempt_started(pair, view)

@@ -65,9 +65,10 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Conversations of one workload that begin at random from one moment to another, as many as the rate says: a Poisson
-    process of which the number of arrivals is known. Otherwise a run of 900 requests would have 3 % more or less than
-    its rate says, and goodput would be wrong by as much."""
+    """Conversations of one workload that begin at random from one moment to another, as many as the rate says.
+
+    It is a Poisson process of which the number of arrivals is known: otherwise a run of 900 requests would have 3 %
+    more or less than its rate says, and goodput would be wrong by as much."""
 
     workload: Workload
     begins_at: float

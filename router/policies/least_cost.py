@@ -2,7 +2,7 @@
 
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from router.candidates import Candidates
 from router.distance import DISTANCES
@@ -113,7 +113,7 @@ class LeastCost(PrefixPolicy):
         if here is not None and apart is not None and together is not None:
             is_apart = prompt[apart.prefill] + handed_over[apart.distance or 0][apart.decode] < both[here]
             chosen, other = (apart, together) if is_apart else (together, apart)
-        estimate = self._estimate(chosen, other, cached, expected, num_tokens, objectives)
+        estimate = self._estimate(chosen, other, cached, expected, prefills, num_tokens, objectives)
         return Pair(chosen.prefill, chosen.decode, estimate)
 
     def _estimate(
@@ -122,10 +122,11 @@ class LeastCost(PrefixPolicy):
         other: Pair | None,
         cached: Mapping[Worker, int],
         expected: Mapping[Worker, int],
+        prefills: Collection[Worker],
         num_tokens: int,
         objectives: Objectives,
     ) -> Estimate:
-        """Args: other: the best pair of the other placement."""
+        """Args: other: the best pair of the other placement; prefills: workers that could compute the prompt."""
         num_to_compute = num_tokens - cached.get(pair.prefill, 0)
         reason = "only"
         if other is not None:
@@ -137,6 +138,7 @@ class LeastCost(PrefixPolicy):
             cost_model.ttft_s(load_of(pair.prefill), speed_of(pair.prefill), num_to_compute, num_tokens),
             cost_model.itl_s(load_of(pair.decode), speed_of(pair.decode), num_tokens),
             num_tokens - expected.get(pair.decode, 0),
+            num_tokens - (min(map(cached.__getitem__, prefills)) if all(w in cached for w in prefills) else 0),
         )
 
 

@@ -31,6 +31,7 @@ class Planned:
     Attributes:
         prompts_per_s: that come.
         num_decoding: at each worker.
+        anywhere: tokens that those would have to compute of a prompt who have the fewest cached.
     """
 
     def __init__(self, num_workers: int = 4, times: ForwardTimes = TIMES) -> None:
@@ -38,6 +39,7 @@ class Planned:
         self._times = times
         self.planner = RolePlanner(AIMS, self.clock)
         self.prompts_per_s = 0.0
+        self.anywhere = PROMPT
         self.num_decoding = {f"w{i}": 0 for i in range(num_workers)}
         self._prompts = 0.0
 
@@ -45,7 +47,16 @@ class Planned:
         prompts, decoding = round(self._prompts), sum(self.num_decoding.values())
         attended = prompts * PROMPT * PROMPT // 2
         return RouterDemand(
-            prompts, prompts * PROMPT, attended, self.num_decoding, decoding * PROMPT, self._times, OUTPUT, 800_000, 256
+            prompts,
+            prompts * PROMPT,
+            attended,
+            prompts * self.anywhere,
+            self.num_decoding,
+            decoding * PROMPT,
+            self._times,
+            OUTPUT,
+            800_000,
+            256,
         )
 
     def after(self, seconds: float, demands: Mapping[str, RouterDemand] | None = None) -> Counter[Lean]:
@@ -98,6 +109,15 @@ def test_a_plan_that_serves_no_more_than_workers_which_all_do_both_is_over() -> 
     # As a load that has turned may have left it: who leans to decode has longer steps than the others, for nothing.
     planned.planner.leans = {"w0": "decode", "w1": "both", "w2": "both", "w3": "both"}
     assert planned.after(HOLD_S + 2.0) == {"none": 4}
+
+
+def test_nobody_leans_where_conversations_would_be_computed_anew() -> None:
+    planned = Planned()
+    planned.prompts_per_s = 20.0
+    planned.decode(100)
+    assert planned.after(10.0)["prefill"] >= 2
+    planned.anywhere = 4 * PROMPT
+    assert planned.after(10.0) == {"none": 4}
 
 
 def test_roles_follow_a_load_that_turns() -> None:
@@ -182,7 +202,7 @@ shares = st.floats(0.0, 3.0)
 has = st.floats(0.01, 1.0)
 
 
-@given(shares, shares, shares, has, has, has, st.floats(0.5, 1.0), st.integers(2, 40))
+@given(shares, shares, shares, has, has, has, st.floats(0.5, 1.0), st.integers(4, 40))
 def test_more_workers_of_any_kind_never_serve_less(
     prompts: float,
     requests: float,
@@ -193,7 +213,7 @@ def test_more_workers_of_any_kind_never_serve_less(
     filled: float,
     count: int,
 ) -> None:
-    demand = Demand(prompts, requests, places, prefill, decode, both, filled)
+    demand = Demand(prompts, 2 * prompts, requests, places, prefill, decode, both, filled)
     layout = Layout(count // 3, count // 4, count - count // 3 - count // 4)
     for more in range(3):
         bigger = Layout(*(number + (i == more) for i, number in enumerate(layout)))
@@ -219,7 +239,7 @@ _SECONDS = st.sampled_from([0.0, 1e-9, 1e-3, 10.0])
     st.lists(
         st.builds(
             RouterDemand,
-            *[_COUNTS] * 3,
+            *[_COUNTS] * 4,
             st.dictionaries(st.sampled_from("abc"), st.integers(0, 500)),
             _COUNTS,
             st.builds(ForwardTimes, *[_SECONDS] * 6),

@@ -1,7 +1,9 @@
 """Who leans is told to a router, which says what there is to do."""
 
-from router.leans import GOOD_FOR_S, PromptCount, RouterDemand
+from router.leans import GOOD_FOR_S, RouterDemand
+from router.prompt_count import PromptCount
 from router.router import WATCH_INTERVAL_S
+from router.worker import Estimate
 from tandem.forward_times import START_TIMES
 from tests.fakes.router_harness import RouterHarness, run, settle
 from tests.fakes.scripted_worker import ScriptedWorker
@@ -71,8 +73,10 @@ async def test_fixed_roles_have_nothing_to_plan() -> None:
 
 def test_what_the_last_tokens_of_a_prompt_attend_to() -> None:
     count = PromptCount()
-    count.add(4, 4)
-    assert (count.prompts, count.tokens, count.attended) == (1, 4, 8)
+    count.add(4, None)
+    assert (count.prompts, count.tokens, count.attended, count.anywhere) == (1, 4, 8, 4)
     # Each of two attends to the eight before, and the second to half of the two more.
-    count.add(2, 10)
-    assert (count.prompts, count.tokens, count.attended) == (2, 6, 8 + 18)
+    count.add(10, Estimate(2))
+    assert (count.prompts, count.tokens, count.attended, count.anywhere) == (2, 6, 8 + 18, 4 + 2)
+    count.add(10, Estimate(2, num_anywhere=7))
+    assert (count.prompts, count.tokens, count.anywhere) == (3, 8, 4 + 2 + 7)

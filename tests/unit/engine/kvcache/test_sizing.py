@@ -47,9 +47,9 @@ def test_a_share_that_leaves_nothing_is_refused_with_the_figures() -> None:
         assert part in message
     # The weights alone are too large for that share.
     assert "max_model_len" not in message and "chunk_size" not in message
-    with pytest.raises(ValueError, match=r"is 16\.8; use .*, a smaller chunk_size or max_batch_size, or a smaller model$"):
+    with pytest.raises(ValueError, match=r"use .*, a smaller chunk_size or max_batch_size, or a smaller model$"):
         automatic(MEMORY, 0.12, 1)
-    with pytest.raises(ValueError, match="use a smaller model$"):
+    with pytest.raises(ValueError, match=r"use a smaller model$"):
         automatic(replace(MEMORY, free=0), 0.88, 1)
 
 

@@ -147,9 +147,19 @@ def test_the_next_turn_is_computed_where_the_conversation_is_unless_others_wait_
     served = Served(candidates)
     pair = served.would_choose(turn)
     assert (pair.prefill, pair.decode) == (workers[2], workers[2])
-    assert pair.estimate is not None and pair.estimate.num_to_compute == 100
+    assert pair.estimate is not None
+    assert (pair.estimate.num_to_compute, pair.estimate.num_anywhere) == (100, 2_000)
     workers[2].add_load(num_pending_tokens=5_000)
     assert served.would_choose(turn).prefill is not workers[2]
+
+
+def test_a_beginning_that_all_have_cached_is_computed_by_nobody_wherever_a_prompt_goes() -> None:
+    workers, candidates = equals(3)
+    prompt = range(2_000)
+    for worker, num_cached in zip(workers, (1_000, 1_900, 1_000), strict=True):
+        caches(worker, prompt[:num_cached])
+    estimate = Served(candidates).would_choose(prompt).estimate
+    assert estimate is not None and (estimate.num_to_compute, estimate.num_anywhere) == (100, 1_000)
 
 
 @pytest.mark.parametrize("placement", ["auto", "aggregated", DISAGGREGATED])
