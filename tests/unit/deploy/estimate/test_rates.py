@@ -33,16 +33,18 @@ def rate_of(found: list[Split], name: str) -> float:
 MEASURED = {("2:2", 0.015): 15.5, ("3:1", 0.015): 14.7, ("2:2", 0.025): 15.5, ("3:1", 0.025): 22.0}
 # What benchmarks.placement_model says of four: tokens, limit between them, and 3:1, 2:2, 1:3, 4 both.
 MODELLED = {
-    (4096, 256, 0.015): (16.6, 16.8, 7.6, 15.9),
-    (4096, 256, 0.025): (19.8, 16.8, 7.6, 19.8),
-    (4096, 256, 0.050): (21.9, 16.8, 7.6, 23.3),
-    (1024, 512, 0.015): (25.3, 53.0, 38.5, 54.6),
-    (1024, 512, 0.025): (28.0, 57.8, 38.5, 65.2),
-    (1024, 512, 0.050): (28.0, 57.8, 38.5, 68.5),
-    (512, 1024, 0.015): (15.6, 33.3, 50.2, 52.0),
-    (512, 1024, 0.025): (15.6, 33.3, 50.2, 56.6),
-    (512, 1024, 0.050): (15.6, 33.3, 50.2, 56.4),
+    (4096, 256, 0.015): (17.4, 17.5, 7.5, 17.1),
+    (4096, 256, 0.025): (21.8, 17.5, 7.5, 21.7),
+    (4096, 256, 0.050): (23.5, 17.5, 7.5, 25.2),
+    (1024, 512, 0.015): (27.6, 55.2, 40.9, 56.8),
+    (1024, 512, 0.025): (30.0, 59.7, 40.9, 67.6),
+    (1024, 512, 0.050): (30.0, 59.7, 40.9, 70.1),
+    (512, 1024, 0.015): (16.9, 34.3, 51.7, 54.2),
+    (512, 1024, 0.025): (16.9, 34.3, 51.7, 57.9),
+    (512, 1024, 0.050): (16.9, 34.3, 51.7, 57.5),
 }
+# Where it turns on forwards that nobody has measured, of more than 128 sequences with a piece of a prompt.
+UNMEASURED = (512, 1024, 0.015)
 
 
 @pytest.fixture
@@ -80,7 +82,8 @@ def test_four_gpus_give_about_what_a_cluster_in_virtual_time_does(prompt_len: in
     found = splits(WORKER, Load(prompt_len, output_len, ttft=0.5, itl=itl), 4)
     modelled = MODELLED[prompt_len, output_len, itl]
     for name, rate in zip(("3:1", "2:2", "1:3", "4 both"), modelled, strict=True):
-        assert rate_of(found, name) == pytest.approx(rate, rel=0.16)
+        is_measured = (prompt_len, output_len, itl) != UNMEASURED or name != "4 both"
+        assert rate_of(found, name) == pytest.approx(rate, rel=0.13 if is_measured else 0.2)
 
 
 def test_mixed_steps_serve_more() -> None:
