@@ -51,8 +51,8 @@ def warnings_about(result: dict[str, Any]) -> list[str]:
             + (
                 "the client did not keep up; try more --processes."
                 if client["cpu_share"] > IDLE_SHARE
-                else f"the client had time, for it used {client['cpu_share']:.0%} of a core, but did not get the "
-                "processor when it needed it; end what else this machine does."
+                else f"the client used {client['cpu_share']:.0%} of a core on average, so either many are due at once "
+                "(try more --processes), or something else had the processor (end what else this machine does)."
             )
         )
     if client["cpu_share"] > BUSY_SHARE:

@@ -16,8 +16,8 @@ what the mean prompt takes besides:
 A prompt that is computed beside decode steps has of that worker's time the share that prompts are of all that there is
 to do. So `g` is more than `f`, and fewer of those can wait in line: where prompts are long this is why workers lean.
 Where workers lean, prompts are computed by those that are there for it, whoever has them cached: a layout of such has
-to do what workers would that have the fewest of their tokens. This is why nobody leans where there are conversations,
-which are cached where they were decoded.
+to compute of each what half of the workers or more would have to. This is why nobody leans where there are
+conversations, which are cached where they were decoded.
 
 What there is to do: the prompts of the last second or two, and the requests that are being decoded, each of which takes
 its share of every step of length `i` and one of the places that memory and `--max-batch-size` leave. A plan is the
@@ -71,7 +71,7 @@ class Demand:
 
     Attributes:
         prompts: seconds of prompts for each second, without what a forward takes with nothing in it.
-        moved: as much, computed by those that have the fewest of their tokens cached.
+        leaning_prompts: as much, where workers lean, so that prompts are not computed where they are cached.
         requests: of each decode step's time, what the requests that are decoded take.
         places: of one worker's places for these, how many times as many are taken.
         prefill, decode, both: what a worker of each lean has for prompts, for requests, and for either.
@@ -79,7 +79,7 @@ class Demand:
     """
 
     prompts: float
-    moved: float
+    leaning_prompts: float
     requests: float
     places: float
     prefill: float
@@ -90,7 +90,7 @@ class Demand:
     def multiple(self, layout: Layout) -> float:
         """Of this demand that a layout would serve."""
         prefill, decode, both = layout.prefill * self.prefill, layout.decode * self.decode, layout.both * self.both
-        prompts = self.moved if prefill or decode else self.prompts
+        prompts = self.leaning_prompts if prefill or decode else self.prompts
         # Of this demand's prompts, those that workers compute which do nothing else.
         apart = min(prefill, prompts)
         limits = (
@@ -115,8 +115,8 @@ class RolePlanner:
         self._clock = clock
         self._planned_at = self._changed_at = -math.inf
         self._seen: dict[str, RouterDemand] = {}
-        # In a second: prompts, tokens of them, tokens that these attend to, and tokens that there would be anywhere.
-        self._rates = (0.0, 0.0, 0.0, 0.0)
+        # In a second, what `_counts` says.
+        self._rates = [0.0] * 5
 
     def plan(self, demands: Mapping[str, RouterDemand]) -> Mapping[str, Lean]:
         """The leans from now on; to be called about twice a second.
@@ -141,7 +141,7 @@ class RolePlanner:
 
     def _count_prompts(self, demands: Mapping[str, RouterDemand], now: float) -> None:
         elapsed_s, self._planned_at = now - self._planned_at, now
-        new = [0, 0, 0, 0]
+        new = [0] * len(self._rates)
         for name, router in demands.items():
             before = self._seen.get(name)
             counts = _counts(router)
@@ -150,10 +150,9 @@ class RolePlanner:
         self._seen = dict(demands)
         if 0 < elapsed_s < math.inf:
             news = 1.0 - math.exp(-elapsed_s / MEMORY_S)
-            first, second, third, fourth = (
+            self._rates = [
                 rate + news * (count / elapsed_s - rate) for rate, count in zip(self._rates, new, strict=True)
-            )
-            self._rates = first, second, third, fourth
+            ]
 
     def _demand(self, demands: Mapping[str, RouterDemand]) -> Demand | None:
         """None: nobody has said how fast workers are."""
@@ -165,8 +164,9 @@ class RolePlanner:
         num_kv_tokens = sum(router.num_kv_tokens for router in demands.values())
         output_tokens = max(router.output_tokens for router in demands.values())
         pool_tokens = min((r.pool_tokens for r in demands.values() if r.pool_tokens), default=math.inf)
-        prompts, tokens, attended, anywhere = self._rates
+        prompts, tokens, attended, elsewhere, elsewhere_attended = self._rates
         prompt_s = times.prompt_token_s * tokens + times.attended_token_s * attended
+        leaning_s = times.prompt_token_s * elsewhere + times.attended_token_s * elsewhere_attended
         # Half of an output is there on average, and all of it has to fit in the end.
         requests_s = times.request_s * num_decoding + times.kv_token_s * (
             num_kv_tokens + num_decoding * output_tokens / 2
@@ -180,10 +180,10 @@ class RolePlanner:
         beside_s = (prompt_s + requests) / (prompts * both) if prompts > 0 and both > 0 else 0.0
         return Demand(
             prompts=prompt_s,
-            moved=prompt_s * max(1.0, anywhere / tokens) if tokens > 0 else prompt_s,
+            leaning_prompts=max(prompt_s, leaning_s),
             requests=requests,
             places=num_decoding / max(1.0, places),
-            prefill=self._prefill_share(times, prompt_s / prompts if prompts > 0 else 0.0),
+            prefill=self._prefill_share(times, max(prompt_s, leaning_s) / prompts if prompts > 0 else 0.0),
             decode=max(0.0, 1.0 - times.step_s / step_s),
             both=both,
             filled=self._filled(beside_s),
@@ -216,8 +216,15 @@ class RolePlanner:
         return best
 
 
-def _counts(router: RouterDemand) -> tuple[int, int, int, int]:
-    return router.prompts, router.prompt_tokens, router.attended_tokens, router.anywhere_tokens
+def _counts(router: RouterDemand) -> tuple[int, ...]:
+    """Prompts, tokens of them, how many these attend to, and both where they are not computed where they are cached."""
+    return (
+        router.prompts,
+        router.prompt_tokens,
+        router.attended_tokens,
+        router.elsewhere_tokens,
+        router.elsewhere_attended,
+    )
 
 
 def _layouts(count: int, have: Layout) -> Iterator[Layout]:

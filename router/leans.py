@@ -23,7 +23,8 @@ class RouterDemand:
     """What one router has its workers do.
 
     Attributes:
-        prompts, prompt_tokens, attended_tokens, anywhere_tokens: as of PromptCount (router/prompt_count.py).
+        prompts, prompt_tokens, attended_tokens, elsewhere_tokens, elsewhere_attended: as of PromptCount
+            (router/prompt_count.py).
         num_decoding: requests of this router that each worker decodes or is going to, by its id; of all workers that do
             both and hand over.
         num_kv_tokens: of all these requests.
@@ -36,7 +37,8 @@ class RouterDemand:
     prompts: int = 0
     prompt_tokens: int = 0
     attended_tokens: int = 0
-    anywhere_tokens: int = 0
+    elsewhere_tokens: int = 0
+    elsewhere_attended: int = 0
     num_decoding: Mapping[str, int] = field(default_factory=dict)
     num_kv_tokens: int = 0
     times: ForwardTimes = field(default_factory=ForwardTimes)

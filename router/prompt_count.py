@@ -12,19 +12,28 @@ class PromptCount:
     Attributes:
         tokens: of them, those that were not expected to be cached.
         attended: how many tokens these attend to, added up.
-        anywhere: those that would have been computed by workers that have the fewest cached.
+        elsewhere, elsewhere_attended: the same of those that half of the workers or more would have had to compute.
     """
 
     prompts: int = 0
     tokens: int = 0
     attended: int = 0
-    anywhere: int = 0
+    elsewhere: int = 0
+    elsewhere_attended: int = 0
 
     def add(self, num_tokens: int, estimate: Estimate | None) -> None:
         """Args: num_tokens: of the prompt; estimate: of what becomes of it; None: nobody has made one."""
         num_to_compute = num_tokens if estimate is None else estimate.num_to_compute
-        num_anywhere = None if estimate is None else estimate.num_anywhere
+        num_elsewhere = None if estimate is None else estimate.num_elsewhere
+        if num_elsewhere is None:
+            num_elsewhere = num_to_compute
         self.prompts += 1
-        self.anywhere += num_to_compute if num_anywhere is None else num_anywhere
         self.tokens += num_to_compute
-        self.attended += num_to_compute * num_tokens - num_to_compute * num_to_compute // 2
+        self.attended += _attended(num_to_compute, num_tokens)
+        self.elsewhere += num_elsewhere
+        self.elsewhere_attended += _attended(num_elsewhere, num_tokens)
+
+
+def _attended(num_last: int, num_tokens: int) -> int:
+    """How many tokens the last ones of a prompt attend to, added up."""
+    return num_last * num_tokens - num_last * num_last // 2

@@ -178,7 +178,7 @@ class Estimate:
     Attributes:
         num_to_compute: prompt tokens that the prefill worker has not cached.
         num_to_store: those that the decode worker has not cached; None: nobody knows, so all may be.
-        num_anywhere: those that a worker would have to compute which has the fewest cached; None: nobody knows.
+        num_elsewhere: those that half of the workers or more would have to compute at least; None: nobody knows.
         reason: why this pair, in one of the policy's words for a ledger; "": it does not say.
         ttft_s: from the choice to the first token; 0: it does not say.
         itl_s: between two tokens, at the decode worker; 0: it does not say.
@@ -189,7 +189,7 @@ class Estimate:
     ttft_s: float = 0.0
     itl_s: float = 0.0
     num_to_store: int | None = None
-    num_anywhere: int | None = None
+    num_elsewhere: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,7 +68,8 @@ class Stretch:
     """Conversations of one workload that begin at random from one moment to another, as many as the rate says.
 
     It is a Poisson process of which the number of arrivals is known: otherwise a run of 900 requests would have 3 %
-    more or less than its rate says, and goodput would be wrong by as much."""
+    more or less than its rate says, and goodput would be wrong by as much. Of conversations it is their number that is
+    known: when their turns come depends on how they are served."""
 
     workload: Workload
     begins_at: float

@@ -67,7 +67,8 @@ def choose_num_pages(
     room = memory.room_within(fraction)
     most = max(0, room // layout.page_bytes - 1)
     longest = max_model_len or 1
-    if most < layout.num_pages_for(longest):
+    needed = layout.num_pages_for(longest)
+    if most < needed:
         advice = []
         if room < memory.room:
             # Where others have the memory, a larger share would not help.
@@ -76,11 +77,15 @@ def choose_num_pages(
             advice.append(f"a max_model_len of at most {most * layout.page_size}")
         # Without graphs and forwards, which these make smaller.
         beside_weights = min(memory.free, int(memory.total * fraction) - memory.weights)
-        if most or beside_weights // layout.page_bytes > layout.num_pages_for(longest):
+        if beside_weights // layout.page_bytes > needed:
             advice.append("a smaller chunk_size or max_batch_size")
+        advice.append("or a smaller model" if advice else "a smaller model")
+        of_others = memory.total - memory.free - memory.weights
+        if room == memory.room and of_others >= (needed - most) * layout.page_bytes:
+            advice.append("or end what else uses this GPU")
         raise ValueError(
             f"there is room for {most} pages of KV, which hold {most * layout.page_size} tokens, but a sequence may "
             f"have {longest}: {memory}, and mem_fraction_static {fraction:g} is {memory.total * fraction / GIB:.1f}; "
-            f"use {', '.join([*advice, 'or a smaller model'] if advice else ['a smaller model'])}"
+            f"use {', '.join(advice)}"
         )
     return most

@@ -61,14 +61,14 @@ class GuardedPolicy(RoutingPolicy):
             if estimate is None:
                 return None
             num_tokens = request.num_prompt_tokens + len(request.output_ids)
-            num_to_store, num_anywhere = estimate.num_to_store, estimate.num_anywhere
+            num_to_store, num_elsewhere = estimate.num_to_store, estimate.num_elsewhere
             checked = Estimate(
                 _count(estimate.num_to_compute, num_tokens),
                 self._reason(estimate.reason),
                 _seconds(estimate.ttft_s),
                 _seconds(estimate.itl_s),
                 None if num_to_store is None else _count(num_to_store, num_tokens),
-                None if num_anywhere is None else _count(num_anywhere, num_tokens),
+                None if num_elsewhere is None else _count(num_elsewhere, num_tokens),
             )
             is_plain = type(estimate) is Estimate and _types_of(estimate) == _types_of(checked)
             return estimate if is_plain and estimate == checked else checked

@@ -138,8 +138,17 @@ class LeastCost(PrefixPolicy):
             cost_model.ttft_s(load_of(pair.prefill), speed_of(pair.prefill), num_to_compute, num_tokens),
             cost_model.itl_s(load_of(pair.decode), speed_of(pair.decode), num_tokens),
             num_tokens - expected.get(pair.decode, 0),
-            num_tokens - (min(map(cached.__getitem__, prefills)) if all(w in cached for w in prefills) else 0),
+            num_tokens - _usually_cached(cached, prefills),
         )
+
+
+def _usually_cached(cached: Mapping[Worker, int], workers: Collection[Worker]) -> int:
+    """So many tokens have half of the workers cached at most."""
+    if 2 * len(cached) <= len(workers):
+        return 0
+    having = sorted(cached[worker] for worker in workers if worker in cached)
+    index = len(having) - 1 - len(workers) // 2
+    return having[index] if index >= 0 else 0
 
 
 def load_of(worker: Worker) -> Load:

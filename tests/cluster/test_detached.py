@@ -75,6 +75,8 @@ def test_a_cluster_without_a_terminal_from_its_start_to_its_stop(
         assert len(processes) == 2
         os.kill(processes[0].pid, signal.SIGKILL)
         stream.wait_more(10)
+    mixed = tandem("scale", name, "--workers", "2")
+    assert mixed.returncode == 2 and "say how many with --prefill, --decode and --both" in mixed.stderr
     refused = tandem("scale", name, "--decode", "0")
     assert refused.returncode == 2 and "both kinds are needed" in refused.stderr
 

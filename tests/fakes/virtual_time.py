@@ -51,6 +51,6 @@ class _PassingTime(selectors.DefaultSelector):
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         """Raises: RuntimeError: nobody waits for a time, and so for ever."""
         if timeout is None:
-            raise RuntimeError("all wait for each other")
+            raise RuntimeError("all wait for each other, or for a socket or a thread")
         self._loop.advance(max(timeout, ROUND_S))
         return super().select(0)

@@ -94,6 +94,18 @@ def test_goodput_is_the_rate_at_which_one_in_ten_is_late() -> None:
     assert found == pytest.approx(7.84, rel=0.1)
 
 
+def test_as_many_conversations_begin_as_the_rate_says() -> None:
+    workload = Workload("w", 8, 2, num_turns=2)
+    stretches = [Stretch(workload, 0.0, 10.0, 7.0), Stretch(workload, 10.0, 30.0, 20.0)]
+    for seed in range(5):
+        moments = [conversation.begins_at for conversation in conversations(stretches, seed)]
+        assert moments == sorted(moments) and moments[0] > 0.0 and moments[-1] < 30.0
+        assert [sum(m < 10.0 for m in moments), sum(m >= 10.0 for m in moments)] == [35, 200]
+    # Not evenly: of 200 gaps of a tenth of a second some are a tenth of that.
+    gaps = [after - before for before, after in itertools.pairwise(moments[35:])]
+    assert min(gaps) < 0.01 and max(gaps) > 0.3
+
+
 def test_the_cache_drops_the_ends_of_what_was_not_used_for_longest() -> None:
     told: set[int] = set()
 

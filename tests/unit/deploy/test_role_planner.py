@@ -31,7 +31,7 @@ class Planned:
     Attributes:
         prompts_per_s: that come.
         num_decoding: at each worker.
-        anywhere: tokens that those would have to compute of a prompt who have the fewest cached.
+        elsewhere: tokens that half of the workers would have to compute of a prompt.
     """
 
     def __init__(self, num_workers: int = 4, times: ForwardTimes = TIMES) -> None:
@@ -39,7 +39,7 @@ class Planned:
         self._times = times
         self.planner = RolePlanner(AIMS, self.clock)
         self.prompts_per_s = 0.0
-        self.anywhere = PROMPT
+        self.elsewhere = PROMPT
         self.num_decoding = {f"w{i}": 0 for i in range(num_workers)}
         self._prompts = 0.0
 
@@ -50,7 +50,8 @@ class Planned:
             prompts,
             prompts * PROMPT,
             attended,
-            prompts * self.anywhere,
+            prompts * self.elsewhere,
+            prompts * self.elsewhere * self.elsewhere // 2,
             self.num_decoding,
             decoding * PROMPT,
             self._times,
@@ -116,7 +117,7 @@ def test_nobody_leans_where_conversations_would_be_computed_anew() -> None:
     planned.prompts_per_s = 20.0
     planned.decode(100)
     assert planned.after(10.0)["prefill"] >= 2
-    planned.anywhere = 4 * PROMPT
+    planned.elsewhere = 4 * PROMPT
     assert planned.after(10.0) == {"none": 4}
 
 
@@ -239,7 +240,7 @@ _SECONDS = st.sampled_from([0.0, 1e-9, 1e-3, 10.0])
     st.lists(
         st.builds(
             RouterDemand,
-            *[_COUNTS] * 4,
+            *[_COUNTS] * 5,
             st.dictionaries(st.sampled_from("abc"), st.integers(0, 500)),
             _COUNTS,
             st.builds(ForwardTimes, *[_SECONDS] * 6),

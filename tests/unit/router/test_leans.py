@@ -62,6 +62,9 @@ async def test_a_router_says_what_its_workers_have_to_do() -> None:
     assert sum(demand.num_decoding.values()) <= 1
     assert demand.num_kv_tokens == 10 * sum(demand.num_decoding.values())
     assert demand.times == START_TIMES["cpu"]
+    demand = h.router.workers.demand(PromptCount(1, 2, 3, 4, 5))
+    assert (demand.prompts, demand.prompt_tokens, demand.attended_tokens) == (1, 2, 3)
+    assert (demand.elsewhere_tokens, demand.elsewhere_attended) == (4, 5)
     await client.leave()
 
 
@@ -74,9 +77,11 @@ async def test_fixed_roles_have_nothing_to_plan() -> None:
 def test_what_the_last_tokens_of_a_prompt_attend_to() -> None:
     count = PromptCount()
     count.add(4, None)
-    assert (count.prompts, count.tokens, count.attended, count.anywhere) == (1, 4, 8, 4)
+    assert (count.prompts, count.tokens, count.attended, count.elsewhere) == (1, 4, 8, 4)
     # Each of two attends to the eight before, and the second to half of the two more.
     count.add(10, Estimate(2))
-    assert (count.prompts, count.tokens, count.attended, count.anywhere) == (2, 6, 8 + 18, 4 + 2)
-    count.add(10, Estimate(2, num_anywhere=7))
-    assert (count.prompts, count.tokens, count.anywhere) == (3, 8, 4 + 2 + 7)
+    assert (count.prompts, count.tokens, count.attended, count.elsewhere) == (2, 6, 8 + 18, 4 + 2)
+    count.add(10, Estimate(2, num_elsewhere=4))
+    assert (count.prompts, count.tokens, count.attended) == (3, 8, 8 + 18 + 18)
+    # Each of four to the six before, and to half of the four.
+    assert (count.elsewhere, count.elsewhere_attended) == (4 + 2 + 4, 8 + 18 + 4 * 6 + 8)

@@ -49,7 +49,7 @@ def test_a_share_that_leaves_nothing_is_refused_with_the_figures() -> None:
     assert "max_model_len" not in message and "chunk_size" not in message
     with pytest.raises(ValueError, match=r"use .*, a smaller chunk_size or max_batch_size, or a smaller model$"):
         automatic(MEMORY, 0.12, 1)
-    with pytest.raises(ValueError, match=r"use a smaller model$"):
+    with pytest.raises(ValueError, match=r"use a smaller model, or end what else uses this GPU$"):
         automatic(replace(MEMORY, free=0), 0.88, 1)
 
 
@@ -64,7 +64,9 @@ def test_a_pool_must_hold_the_longest_sequence() -> None:
 def test_a_larger_share_is_not_advised_where_others_have_the_memory() -> None:
     with pytest.raises(ValueError) as refused:
         automatic(replace(MEMORY, free=4 * GIB), 0.88, 131072)
-    assert "use a max_model_len of at most 8176, a smaller chunk_size" in str(refused.value)
+    assert str(refused.value).endswith(
+        "use a max_model_len of at most 8176, or a smaller model, or end what else uses this GPU"
+    )
 
 
 def test_a_number_of_pages_that_is_asked_for_is_limited_by_the_memory_alone() -> None:

@@ -97,6 +97,7 @@ class Raising:
         Estimate("1"),  # type: ignore[arg-type]
         Estimate(float("nan")),  # type: ignore[arg-type]
         Estimate(1, num_to_store=99),
+        Estimate(1, num_elsewhere=99),
         Estimate(1, reason=None),  # type: ignore[arg-type]
         Estimate(1, reason=["compute"]),  # type: ignore[arg-type]
         Estimate(1, reason="x" * 65),
@@ -117,14 +118,16 @@ def test_a_wrong_estimate_is_left_out_and_the_request_served(
 
 
 def test_a_right_estimate_is_told() -> None:
-    estimate = Estimate(3, "compute", 0.5, 0.02, 0)
+    estimate = Estimate(2, "compute", 0.5, 0.02, 0, 3)
     assert GuardedPolicy(Estimating(estimate)).choose(make_candidates(1, 1), routing_request()).estimate == estimate
 
     class Float(float):
         """As a library's own numbers are, which not everybody takes who is told them."""
 
-    plain = GuardedPolicy(Estimating(Estimate(3, itl_s=Float(0.5)))).choose(make_candidates(1, 1), routing_request())
-    assert plain.estimate is not None and type(plain.estimate.itl_s) is float
+    plain = GuardedPolicy(Estimating(Estimate(2, itl_s=Float(0.5), num_elsewhere=3))).choose(
+        make_candidates(1, 1), routing_request()
+    )
+    assert plain.estimate is not None and type(plain.estimate.itl_s) is float and plain.estimate.num_elsewhere == 3
     # What rounds to nothing would have a ratio without bounds.
     tiny = GuardedPolicy(Estimating(Estimate(3, ttft_s=1e-300))).choose(make_candidates(1, 1), routing_request())
     assert tiny.estimate == Estimate(3)

@@ -148,18 +148,23 @@ def test_the_next_turn_is_computed_where_the_conversation_is_unless_others_wait_
     pair = served.would_choose(turn)
     assert (pair.prefill, pair.decode) == (workers[2], workers[2])
     assert pair.estimate is not None
-    assert (pair.estimate.num_to_compute, pair.estimate.num_anywhere) == (100, 2_000)
+    assert (pair.estimate.num_to_compute, pair.estimate.num_elsewhere) == (100, 2_000)
     workers[2].add_load(num_pending_tokens=5_000)
     assert served.would_choose(turn).prefill is not workers[2]
 
 
-def test_a_beginning_that_all_have_cached_is_computed_by_nobody_wherever_a_prompt_goes() -> None:
-    workers, candidates = equals(3)
+@pytest.mark.parametrize(
+    ("cached", "num_elsewhere"),
+    [((1_000, 1_900, 1_000), 1_000), ((0, 1_900, 1_900), 100), ((0, 1_000, 1_900, 0), 2_000), ((1_900, 0), 2_000)],
+)
+def test_what_half_of_the_workers_would_have_to_compute(cached: tuple[int, ...], num_elsewhere: int) -> None:
+    workers, candidates = equals(len(cached))
     prompt = range(2_000)
-    for worker, num_cached in zip(workers, (1_000, 1_900, 1_000), strict=True):
-        caches(worker, prompt[:num_cached])
+    for worker, num_cached in zip(workers, cached, strict=True):
+        if num_cached:
+            caches(worker, prompt[:num_cached])
     estimate = Served(candidates).would_choose(prompt).estimate
-    assert estimate is not None and (estimate.num_to_compute, estimate.num_anywhere) == (100, 1_000)
+    assert estimate is not None and (estimate.num_to_compute, estimate.num_elsewhere) == (100, num_elsewhere)
 
 
 @pytest.mark.parametrize("placement", ["auto", "aggregated", DISAGGREGATED])
