@@ -1,5 +1,5 @@
 """What each operation of a decode step's layer takes on one GPU, over the time that its bytes take at the copy
-bandwidth of the same run.
+bandwidth of the same run, or its operations at the rate of matrix products, whichever is longer.
 
 Each row is one operation of the layer (one kernel or more), run for every layer of the model one after the other in a
 CUDA graph, so that no matrix is in a cache when its turn comes: microseconds of one layer, median of several.
@@ -31,17 +31,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     # It is imported here because a machine without CUDA has nothing to import.
     from benchmarks.layer_kernels import LayerKernels
 
-    copy_bandwidth = measure_limits().copy_bandwidth
-    kernels = LayerKernels(model, copy_bandwidth)
+    limits = measure_limits()
+    kernels = LayerKernels(model, limits)
     console = Console(width=100)
     for batch_size in arguments.batch_sizes:
         table = Table("one layer", title=f"{arguments.model.name}, batch {batch_size}")
         for column in ("µs", "floor, µs", "times the floor"):
             table.add_column(column, justify="right")
-        for row in kernels.measure(batch_size, arguments.kv_len):
+        for row in kernels.decode_step(batch_size, arguments.kv_len):
             table.add_row(row.name, f"{row.time:.1f}", f"{row.floor:.1f}", f"{row.time / row.floor:.2f}")
         console.print(table)
-    console.print(f"copy {copy_bandwidth / 1e12:.2f} TB/s")
+    console.print(f"copy {limits.copy_bandwidth / 1e12:.2f} TB/s, matmul {limits.matmul_rate / 1e12:.0f} TFLOP/s")
     return 0
 
 

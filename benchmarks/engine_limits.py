@@ -9,15 +9,33 @@ from engine.floors import Limits
 COPIED_BYTES = 2**30
 MATMUL_SIZE = 8192
 NUM_RUNS = 20
+SUSTAINED_S = 2.0
 
 
 def measure_limits() -> Limits:
     source = torch.empty(COPIED_BYTES, dtype=torch.uint8, device="cuda").random_(0, 256)
     target = torch.empty_like(source)
-    a, b = (torch.randn(MATMUL_SIZE, MATMUL_SIZE, device="cuda").bfloat16() for _ in range(2))
     copy_s = _device_seconds(lambda: target.copy_(source))
-    matmul_s = _device_seconds(lambda: torch.mm(a, b))
-    return Limits(2 * COPIED_BYTES / copy_s, 2 * MATMUL_SIZE**3 / matmul_s)
+    return Limits(2 * COPIED_BYTES / copy_s, _matmul_rate(_matmul()))
+
+
+def sustained_matmul_rate() -> float:
+    """Limits.matmul_rate once the device has multiplied for SUSTAINED_S without a rest, which lowers its clock where it
+    draws all the power that it may."""
+    matmul = _matmul()
+    num_runs = round(SUSTAINED_S * _matmul_rate(matmul) / (2 * MATMUL_SIZE**3))
+    for _ in range(num_runs):
+        matmul()
+    return _matmul_rate(matmul)
+
+
+def _matmul() -> Callable[[], object]:
+    a, b = (torch.randn(MATMUL_SIZE, MATMUL_SIZE, device="cuda").bfloat16() for _ in range(2))
+    return lambda: torch.mm(a, b)
+
+
+def _matmul_rate(matmul: Callable[[], object]) -> float:
+    return 2 * MATMUL_SIZE**3 / _device_seconds(matmul)
 
 
 def _device_seconds(run: Callable[[], object]) -> float:

@@ -1,16 +1,21 @@
-"""The operations of a decode step's layers, each timed by itself. Imported on CUDA machines alone."""
+"""The operations of a model's layers, each timed by itself. Imported on CUDA machines alone."""
 
 import random
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
+from flashinfer.activation import silu_and_mul
 
+from engine.attention.flashinfer import FlashInferAttention
 from engine.attention.layout import KvHeadLayout
+from engine.attention.norm_rotate_write import norm_rotate_write
+from engine.attention.page_tables import prefill_slots
 from engine.attention.paged_decode import PagedDecode
-from engine.floors import BYTES_PER_NUMBER, FP8_BYTES_PER_NUMBER
+from engine.batch import Batch
+from engine.floors import BYTES_PER_NUMBER, FP8_BYTES_PER_NUMBER, FP8_SPEED, Limits, attention_flops
 from engine.kvcache.cuda_pool import CudaKvPool
-from engine.layers.cuda_ops import CudaOps
+from engine.layers.cuda_ops import CudaOps, rms_norm
 from engine.layers.fp8 import FP8_MAX
 from engine.layers.fp8_linear import Fp8Linear
 from engine.layers.linear import Linear, LinearBase
@@ -18,6 +23,7 @@ from engine.layers.norm import Norm, QkNorm
 from engine.layers.rotary import RotaryEmbedding, Rotation
 from engine.models.config import ModelConfig
 from engine.token_sequence import TokenSequence
+from engine.upload import to_device
 
 PAGE_SIZE = 16
 NUM_RUNS = 7
@@ -25,55 +31,103 @@ WEIGHT_SCALE = 0.02
 
 
 class Measured(NamedTuple):
-    """Attributes: time, floor: microseconds for one layer."""
+    """
+    Attributes:
+        time, floor: microseconds for one layer; the floor is of its bytes or its operations, whichever is longer.
+        is_part: whether it has been timed with another operation too.
+    """
 
     name: str
     time: float
     floor: float
+    is_part: bool = False
 
 
 class LayerKernels:
-    """The operations of a model's layers at one batch size."""
+    """The operations of a model's layers."""
 
-    def __init__(self, model: ModelConfig, copy_bandwidth: float) -> None:
-        """Args: copy_bandwidth: bytes read and written per second."""
+    def __init__(self, model: ModelConfig, limits: Limits) -> None:
         self._model = model
-        self._bandwidth = copy_bandwidth
+        self._limits = limits
         self._device = torch.device("cuda", torch.cuda.current_device())
         self._ops = CudaOps(self._device)
         self._norm = Norm(self._random(model.hidden_size), model.rms_norm_eps)
 
-    def measure(self, batch_size: int, kv_len: int) -> Iterator[Measured]:
+    def decode_step(self, batch_size: int, kv_len: int) -> Iterator[Measured]:
         """Args: kv_len: tokens of each sequence."""
+        yield from self._products(batch_size)
+        yield self._decode_attention(batch_size, kv_len)
+
+    def prefill(self, num_prompts: int, prompt_len: int) -> Iterator[Measured]:
+        """A forward of so many prompts, of which nothing is cached."""
+        num_tokens = num_prompts * prompt_len
+        yield from self._products(num_tokens)
+        yield from self._prefill_attention(num_prompts, prompt_len)
+        model = self._model
+        hidden = self._random(num_tokens, model.hidden_size)
+        yield self._pass("of these: a norm", hidden.numel() * 2, lambda: rms_norm(hidden, self._norm))
+        if model.quantization is None:
+            projected = self._random(num_tokens, 2 * model.intermediate_size)
+            num_moved = projected.numel() * 3 // 2
+            yield self._pass("the gate's product", num_moved, lambda: silu_and_mul(projected))
+
+    def _products(self, num_tokens: int) -> Iterator[Measured]:
         model, ops, norm = self._model, self._ops, self._norm
         q_size, kv_size = model.num_q_heads * model.head_dim, model.num_kv_heads * model.head_dim
-        hidden = self._random(batch_size, model.hidden_size)
-        attended = self._random(batch_size, q_size)
-        gated = self._random(batch_size, model.intermediate_size)
-        qkv_size = q_size + 2 * kv_size
-        yield self._products("norm and QKV", qkv_size, model.hidden_size, lambda w: ops.norm_linear(hidden, norm, w))
-        yield self._attention(batch_size, kv_len)
-        yield self._products(
-            "output and residual", model.hidden_size, q_size, lambda w: ops.linear_add(attended, w, hidden)
+        hidden = self._random(num_tokens, model.hidden_size)
+        attended = self._random(num_tokens, q_size)
+        gated = self._random(num_tokens, model.intermediate_size)
+        yield self._product(
+            "norm and QKV",
+            num_tokens,
+            (q_size + 2 * kv_size, model.hidden_size),
+            lambda w: ops.norm_linear(hidden, norm, w),
         )
-        yield self._products(
+        yield self._product(
+            "output and residual",
+            num_tokens,
+            (model.hidden_size, q_size),
+            lambda w: ops.linear_add(attended, w, hidden),
+        )
+        yield self._product(
             "norm, gate, up and their product",
-            2 * model.intermediate_size,
-            model.hidden_size,
+            num_tokens,
+            (2 * model.intermediate_size, model.hidden_size),
             lambda w: ops.norm_gated(hidden, norm, w),
         )
-        yield self._products(
+        yield self._product(
             "down and residual",
-            model.hidden_size,
-            model.intermediate_size,
+            num_tokens,
+            (model.hidden_size, model.intermediate_size),
             lambda w: ops.linear_add(gated, w, hidden),
         )
 
-    def _products(self, name: str, num_out: int, num_in: int, run: Callable[[LinearBase], object]) -> Measured:
+    def _product(
+        self, name: str, num_tokens: int, shape: tuple[int, int], run: Callable[[LinearBase], object]
+    ) -> Measured:
+        """Args: shape: of a matrix, (num_out, num_in)."""
+        num_out, num_in = shape
         linears = [self.linear(num_out, num_in) for _ in range(self._model.num_layers)]
-        time = self.time(lambda: [run(linear) for linear in linears], len(linears))
-        bytes_per_number = FP8_BYTES_PER_NUMBER if self._model.quantization else BYTES_PER_NUMBER
-        return Measured(name, time, self._floor(num_out * num_in * bytes_per_number))
+
+        def run_all() -> None:
+            for linear in linears:
+                run(linear)
+
+        bytes_per_number, speed = (
+            (FP8_BYTES_PER_NUMBER, FP8_SPEED) if self._model.quantization else (BYTES_PER_NUMBER, 1)
+        )
+        num_bytes, flops = num_out * num_in * bytes_per_number, 2 * num_tokens * num_out * num_in / speed
+        return Measured(name, self.time(run_all, len(linears)), self._floor(num_bytes, flops))
+
+    def _pass(self, name: str, num_moved: int, run: Callable[[], object]) -> Measured:
+        """What goes through memory once. Args: num_moved: numbers read and written."""
+
+        def run_all() -> None:
+            for _ in range(self._model.num_layers):
+                run()
+
+        time = self.time(run_all, self._model.num_layers)
+        return Measured(name, time, self._floor(num_moved * BYTES_PER_NUMBER), is_part=True)
 
     def linear(self, num_out: int, num_in: int) -> LinearBase:
         if self._model.quantization is None:
@@ -89,7 +143,47 @@ class LayerKernels:
         linear.loaded()
         return linear
 
-    def _attention(self, batch_size: int, kv_len: int) -> Measured:
+    def _prefill_attention(self, num_prompts: int, prompt_len: int) -> Iterator[Measured]:
+        model = self._model
+        layout = KvHeadLayout.of(model, PAGE_SIZE, "bfloat16")
+        num_pages = layout.num_pages_for(prompt_len)
+        pool = CudaKvPool(layout, num_prompts * num_pages, self._device)
+        pages = random.Random(0).sample(range(pool.num_pages), pool.num_pages)
+        sequences = [
+            TokenSequence([0] * prompt_len, prompt_len, pages[i * num_pages : (i + 1) * num_pages])
+            for i in range(num_prompts)
+        ]
+        for sequence in sequences:
+            sequence.extend(prompt_len)
+        batch = Batch("prefill", sequences)
+        attention = FlashInferAttention(pool, model.num_q_heads)
+        attention.plan(batch)
+        tables = RotaryEmbedding(model.head_dim, model.rope_theta, model.rope_scaling, prompt_len, self._device)
+        rotation = Rotation(tables, batch.positions(self._device), torch.bfloat16)
+        num_heads = model.num_q_heads + 2 * model.num_kv_heads
+        qkv = self._random(batch.num_tokens, num_heads, model.head_dim)
+        qk_norm = QkNorm(self._random(2, model.head_dim), model.rms_norm_eps) if model.qk_norm else None
+
+        def attend_all() -> None:
+            for layer in range(model.num_layers):
+                attention.attend(qkv, rotation, qk_norm, layer)
+
+        flops = num_prompts * attention_flops(model, prompt_len) / model.num_layers
+        time = self.time(attend_all, model.num_layers)
+        yield Measured("rotation, page write and attention", time, self._floor(0, flops))
+        slots = to_device(prefill_slots(layout, sequences), self._device)
+        view = layout.view(pool.memory_and_dummy)
+        # All heads are read and written, keys and values both in their pages and where they were projected.
+        num_moved = batch.num_tokens * model.head_dim * (2 * num_heads + 2 * model.num_kv_heads)
+        yield self._pass(
+            "of that rotation and page write",
+            num_moved,
+            lambda: norm_rotate_write(
+                qkv, model.num_q_heads, rotation, qk_norm, view, 0, slots, kv_scales=None, keep_kv=True
+            ),
+        )
+
+    def _decode_attention(self, batch_size: int, kv_len: int) -> Measured:
         model = self._model
         layout = KvHeadLayout.of(model, PAGE_SIZE, "bfloat16")
         num_pages = layout.num_pages_for(kv_len)
@@ -136,8 +230,8 @@ class LayerKernels:
             times.append(start.elapsed_time(end) * 1e3 / num_layers)
         return sorted(times)[NUM_RUNS // 2]
 
-    def _floor(self, num_bytes: int) -> float:
-        return num_bytes / self._bandwidth * 1e6
+    def _floor(self, num_bytes: float, flops: float = 0) -> float:
+        return max(num_bytes / self._limits.copy_bandwidth, flops / self._limits.matmul_rate) * 1e6
 
     def _random(self, *shape: int) -> torch.Tensor:
         return torch.randn(shape, device=self._device).bfloat16()

@@ -62,7 +62,7 @@ class ProductKernels:
     """The four matrices of a layer, of bfloat16 or FP8 as the model says."""
 
     def __init__(self, model: ModelConfig, limits: Limits) -> None:
-        self._layers = LayerKernels(model, limits.copy_bandwidth)
+        self._layers = LayerKernels(model, limits)
         self._limits = limits
         self._is_fp8 = model.quantization is not None
         self._device = torch.device("cuda", torch.cuda.current_device())

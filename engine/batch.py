@@ -69,6 +69,11 @@ class Batch:
     def num_tokens(self) -> int:
         return sum(s.extend_len for s in self.sequences)
 
+    @property
+    def scores_prompts(self) -> bool:
+        """Whether anybody asks for the log probabilities of a prompt: then logits of all its tokens are needed."""
+        return any(s.sampling.num_prompt_logprobs is not None for s in self.prompts)
+
     def known_ids(self) -> list[int]:
         """The tokens to compute, sequence after sequence: num_tokens of them, 0 for those that are fed."""
         ids: list[int] = []

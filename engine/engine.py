@@ -222,10 +222,14 @@ class Engine(EngineBase):
         attention = _Interleaved(self._attention, meanwhile)
         meanwhile()
         rows = to_device(batch.logits_rows(), self.device)
-        input_ids = batch.input_ids(self.device, fed_ids)
-        hidden = self.model.hidden_states(input_ids, batch.positions(self.device), attention)
-        scored = score_prompts(self.model, hidden, batch) if batch.prompts else None
-        logits = self.model.logits(hidden[rows])
+        input_ids, positions = batch.input_ids(self.device, fed_ids), batch.positions(self.device)
+        scored: ScoredPrompts | None = None
+        if batch.scores_prompts:
+            hidden = self.model.hidden_states(input_ids, positions, attention)
+            scored = score_prompts(self.model, hidden, batch)
+            logits = self.model.logits(hidden[rows])
+        else:
+            logits = self.model.forward(input_ids, positions, attention, None if len(rows) == len(input_ids) else rows)
         newest_ids = None if fed_ids is None else select_rows(input_ids, rows)
         choose = self._choice(logits, batch.sampled_sequences(), newest_ids)
         return _Launched(choose, scored)

@@ -153,8 +153,7 @@ class MixedGraphs:
             return None
         if fed_ids is not None and len(fed_ids) > self._max_decoded:
             return None
-        if any(s.sampling.num_prompt_logprobs is not None for s in batch.prompts):
-            # These ask for the logits of every token.
+        if batch.scores_prompts:
             return None
         graph = self._graphs[size]
         graph.decode.plan(batch.decoded)
@@ -188,9 +187,8 @@ class MixedGraphs:
         def run(model: Model) -> None:
             torch.index_select(self._tokens, 0, index, out=input_ids)
             positions = torch.cat((decode.positions, prefill.positions))
-            hidden = model.hidden_states(input_ids, positions, attention)
             torch.index_select(input_ids, 0, rows, out=self._newest_ids[:num_rows])
-            logits = model.logits(hidden.index_select(0, rows), self._logits[:num_rows])
+            logits = model.forward(input_ids, positions, attention, rows, out=self._logits[:num_rows])
             self._most_likely.find(logits, self._tokens[:num_rows])
 
         graph = capture.capture(lambda: run(self._model), lambda: run(self._shallow))

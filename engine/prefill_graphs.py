@@ -78,8 +78,7 @@ class PrefillGraphs:
         index = bisect_left(self._sizes, num_tokens)
         if index == len(self._sizes) or len(batch.sequences) > MAX_PROMPTS:
             return None
-        if any(s.sampling.num_prompt_logprobs is not None for s in batch.sequences):
-            # These ask for the logits of every token.
+        if batch.scores_prompts:
             return None
         size = self._sizes[index]
         graph = self._graphs[size]
@@ -98,8 +97,7 @@ class PrefillGraphs:
         attention.plan(())
 
         def run(model: Model) -> None:
-            hidden = model.hidden_states(input_ids, attention.positions, attention)
-            logits = model.logits(hidden.index_select(0, rows), self._logits)
+            logits = model.forward(input_ids, attention.positions, attention, rows, out=self._logits)
             self._most_likely.find(logits, self._token_ids)
 
         graph = capture.capture(lambda: run(self._model), lambda: run(self._shallow))

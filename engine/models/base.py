@@ -39,20 +39,28 @@ class Model(ABC):
         """
 
     def shallow(self) -> "Model":
-        """A model of the same weights that computes one layer of each kind alone, for who wants to have the kernels of
-        all layers loaded; one that cannot is as deep as ever."""
+        """A model of the same weights that computes few layers but runs all of its kernels, for who wants to have them
+        loaded; one that cannot is as deep as ever."""
         return self
 
     @abstractmethod
-    def hidden_states(self, input_ids: torch.Tensor, positions: torch.Tensor, attention: Attention) -> torch.Tensor:
-        """What the last layer gives for each token.
+    def hidden_states(
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        attention: Attention,
+        rows: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """What the last layer gives.
 
         Args:
             input_ids, positions: (num_tokens,) int64.
             attention: planned for the same batch.
+            rows: (num_rows,) int64, of the token dimension, those that are wanted, in any order and as often as they
+                are named: of the others the last layer needs to give no more than keys and values. None: all.
 
         Returns:
-            (num_tokens, hidden_size) of the model's dtype.
+            (num_rows, hidden_size) of the model's dtype.
         """
 
     @abstractmethod
@@ -80,5 +88,4 @@ class Model(ABC):
             logits_rows: (num_rows,) int64, rows of the token dimension; None: all.
             input_ids, positions, attention, out: as above.
         """
-        hidden = self.hidden_states(input_ids, positions, attention)
-        return self.logits(hidden if logits_rows is None else hidden[logits_rows], out)
+        return self.logits(self.hidden_states(input_ids, positions, attention, logits_rows), out)

@@ -89,22 +89,35 @@ class DecoderModel(Model):
 
     def shallow(self) -> "DecoderModel":
         model = copy.copy(self)
-        # A checkpoint may leave out some layers where it has FP8 weights.
-        model._layers = list({layer.kind: layer for layer in reversed(self._layers)}.values())[::-1]
+        # A checkpoint may leave out some layers where it has FP8 weights; and the last one computes fewer rows.
+        *layers, last = self._layers
+        model._layers = [*list({layer.kind: layer for layer in reversed(layers)}.values())[::-1], last]
         return model
 
     @torch.inference_mode()
-    def hidden_states(self, input_ids: torch.Tensor, positions: torch.Tensor, attention: Attention) -> torch.Tensor:
+    def hidden_states(
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        attention: Attention,
+        rows: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         x = F.embedding(input_ids, self._embedding)  # (num_tokens, hidden_size)
         rotation = Rotation(self._rotary, positions, x.dtype)
-        for index, layer in enumerate(self._layers):
-            x = layer.forward(x, rotation, attention, index, self._ops)
-        return x
+        *layers, last = self._layers
+        for index, layer in enumerate(layers):
+            x = layer.forward(x, layer.attend(x, rotation, attention, index, self._ops), self._ops)
+        attended = last.attend(x, rotation, attention, len(layers), self._ops)
+        if rows is not None:
+            # Of a prompt's other tokens nobody reads what comes after their keys and values have been written.
+            x, attended = x.index_select(0, rows), attended.index_select(0, rows)
+        # All chunks may end before their prompts do, and a kernel over no rows would be an error.
+        return last.forward(x, attended, self._ops) if len(x) else x
 
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         if not len(hidden):
-            # All chunks end before their prompts do, and a kernel over no rows would be an error.
+            # As above.
             return hidden.new_empty(0, self.config.vocab_size)
         return self._ops.norm_linear(hidden, self._norm, self._lm_head, out)
 
@@ -155,12 +168,20 @@ class _Layer:
         for linear in self._linears:
             linear.loaded()
 
-    def forward(
+    def attend(
         self, x: torch.Tensor, rotation: Rotation, attention: Attention, index: int, ops: LayerOps
     ) -> torch.Tensor:
-        """(num_tokens, hidden_size) to the same; x is not to be used again."""
+        """(num_tokens, hidden_size) to (num_tokens, num_q_heads * head_dim); it writes keys and values."""
         qkv = ops.norm_linear(x, self._input_norm, self._qkv).unflatten(-1, (-1, self._head_dim))
-        attended = attention.attend(qkv, rotation, self._qk_norm, index)
+        return attention.attend(qkv, rotation, self._qk_norm, index)
+
+    def forward(self, x: torch.Tensor, attended: torch.Tensor, ops: LayerOps) -> torch.Tensor:
+        """What comes after attention, for any tokens: (num_rows, hidden_size) to the same.
+
+        Args:
+            x: what came into the layer; not to be used again.
+            attended: of the same tokens, as `attend` gives it.
+        """
         x = ops.linear_add(attended, self._o, x)
         return ops.gated_mlp(x, self._mlp_norm, self._gate_up, self._down)
 

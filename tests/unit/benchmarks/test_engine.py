@@ -7,7 +7,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from benchmarks import decode_kernels, engine, fp8, profile_step
+from benchmarks import decode_kernels, engine, fp8, prefill_kernels, profile_step
 from benchmarks.engine import EngineBenchmark, Result, Sizes, start_up_results
 from benchmarks.engine_loop import Loop
 from decode_worker.config import DecodeConfig
@@ -128,7 +128,7 @@ def test_start_up_is_split_into_its_phases() -> None:
     assert results["start-up, ready"] == pytest.approx(sum(stages.seconds.values()))
 
 
-@pytest.mark.parametrize("main", [engine.main, profile_step.main, decode_kernels.main, fp8.main])
+@pytest.mark.parametrize("main", [engine.main, profile_step.main, decode_kernels.main, prefill_kernels.main, fp8.main])
 def test_what_cannot_be_measured_is_said_in_one_line(
     main: Callable[[Sequence[str]], int],
     model_dir: Path,

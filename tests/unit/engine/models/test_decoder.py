@@ -1,5 +1,6 @@
 """Every architecture against transformers: logits, greedy texts, checkpoints."""
 
+import functools
 import itertools
 import random
 from collections.abc import Iterable, Iterator
@@ -200,6 +201,33 @@ def test_one_forward_of_decoding_and_prompts_matches_transformers(checkpoint: Ch
         sequences = [a, b, *(sequence for sequence, _ in prompts)]
         logits = runner.forward("mixed", sequences, [1, 1, *(n for _, n in prompts)], num_mixed=2)
         assert_logits(logits, checkpoint.reference, sequences if step == 2 else [a, b])
+
+
+def test_only_wanted_rows_come_out_and_all_keys_and_values_are_written(checkpoint: Checkpoint) -> None:
+    model = checkpoint.load(torch.float32)
+    runner = Runner(model)
+    sequences = [runner.sequence(random_ids(n, seed=n)) for n in (7, 20)]
+    for sequence in sequences:
+        sequence.extend(sequence.remaining_len)
+    batch = Batch("prefill", sequences)
+    runner.attention.plan(batch)
+    forward = functools.partial(model.hidden_states, batch.input_ids(CPU), batch.positions(CPU), runner.attention)
+    layout = runner.pool.layout
+    assert isinstance(layout, KvHeadLayout)
+
+    def pages() -> torch.Tensor:
+        return layout.view(runner.pool.memory)[[page for s in sequences for page in s.page_ids]]
+
+    everything = forward()
+    written = pages()
+    layout.view(runner.pool.memory).fill_(float("nan"))
+    # Graphs name rows in any order, and some of them again.
+    rows = torch.tensor([26, 6, 6, 0])
+    torch.testing.assert_close(forward(rows), everything[rows])
+    torch.testing.assert_close(pages(), written, equal_nan=True)
+    layout.view(runner.pool.memory).fill_(float("nan"))
+    assert forward(rows[:0]).shape == (0, everything.shape[1])
+    torch.testing.assert_close(pages(), written, equal_nan=True)
 
 
 def test_greedy_tokens_equal_generate(checkpoint: Checkpoint) -> None:

@@ -199,16 +199,16 @@ def test_refuses_matrices_that_blocks_do_not_divide(tmp_path: Path) -> None:
         load(tmp_path, keeps_fp8=True)
 
 
-def test_a_shallow_model_has_a_layer_of_each_kind(tmp_path: Path) -> None:
+def test_a_shallow_model_has_a_layer_of_each_kind_and_the_last(tmp_path: Path) -> None:
     reference = make_model("llama", num_hidden_layers=4)
     ignored = [f"model.layers.{layer}.self_attn.o_proj" for layer in (0, 2)]
     save_fp8(reference, tmp_path, "channels_dynamic", tuple(ignored))
     model = load(tmp_path, keeps_fp8=True)
     assert isinstance(model, DecoderModel)
     shallow = model.shallow()
-    assert sorted(map(model._layers.index, shallow._layers)) == [0, 1]
+    assert sorted(map(model._layers.index, shallow._layers)) == [0, 1, 3]
     plain = load(tmp_path)
-    assert isinstance(plain, DecoderModel) and len(plain.shallow()._layers) == 1
+    assert isinstance(plain, DecoderModel) and len(plain.shallow()._layers) == 2
 
 
 def test_fingerprints_cover_numbers_and_scales(tmp_path: Path) -> None:
