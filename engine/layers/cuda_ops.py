@@ -13,6 +13,7 @@ from engine.layers.few_rows import FewRows
 from engine.layers.fp8_linear import Fp8Linear
 from engine.layers.fp8_products import Fp8Products
 from engine.layers.fp8_quantize import quantize
+from engine.layers.gated_products import GatedProducts
 from engine.layers.linear import LinearBase
 from engine.layers.norm import Norm
 from engine.layers.ops import LayerOps
@@ -20,8 +21,8 @@ from engine.layers.products import Products
 
 
 class CudaOps(LayerOps):
-    """Few tokens go through kernels of our own, a moderate number where these are the faster ones; for many the
-    libraries' matrix products are as fast as there are.
+    """Few tokens go through kernels of our own, a moderate number where these are the faster ones, and many where one
+    writes less than a library's product would; the others are libraries' products.
 
     With FP8 weights few tokens are multiplied as they are, in bfloat16; of more each product's inputs are quantised.
     """
@@ -29,6 +30,7 @@ class CudaOps(LayerOps):
     def __init__(self, device: torch.device) -> None:
         self._few_rows = FewRows(device)
         self._products = Products(device)
+        self._gated = GatedProducts(device)
         self._fp8 = Fp8Products(device, self._products)
 
     def norm_linear(
@@ -51,6 +53,9 @@ class CudaOps(LayerOps):
         if tile is not None:
             inputs = quantize(x, linear, norm) if isinstance(linear, Fp8Linear) else rms_norm(x, norm)
             return self._products.multiply(inputs, linear, tile, is_gated=True)
+        tile = self._gated.tile(len(x), linear)
+        if tile is not None:
+            return self._gated.multiply(rms_norm(x, norm), linear, tile)
         return flashinfer.activation.silu_and_mul(self.norm_linear(x, norm, linear))
 
     def linear_add(self, x: torch.Tensor, linear: LinearBase, residual: torch.Tensor) -> torch.Tensor:

@@ -20,6 +20,8 @@ MAX_NUMBERS_PLAIN = 2**25
 FEW_TOKENS, MANY_TOKENS = 64, 128
 # Numbers of a tile that is split.
 MAX_SPLIT_TILE = MANY_TOKENS * 64
+# Of what so many blocks compute in so many waves of them, at least this much must be asked for.
+MIN_OCCUPANCY = 0.84
 # Of a block's shared memory so many bytes are not for steps.
 RESERVED = 2048
 
@@ -40,6 +42,10 @@ class Tile(NamedTuple):
     num_stages: int
     num_warps: int
     num_splits: int = 1
+
+
+# How a gated product of many tokens is cut, and how long an output of such a tile takes, over one of the first.
+GATED_TILES = {Tile(128, 128, 64, 3, 8): 1.0, Tile(128, 64, 64, 4, 4): 1.17}
 
 
 class Product(NamedTuple):
@@ -73,6 +79,26 @@ def tile_for(product: Product, device: Device) -> Tile | None:
         return None
     tile = tile._replace(num_stages=min(tile.num_stages, max_stages(tile, product, device)))
     return tile if tile.num_stages > 1 else None
+
+
+def gated_tile_for(product: Product, device: Device) -> Tile | None:
+    """How the kernel of engine/layers/gated_products.py makes a gated product in bfloat16 of more tokens; None: the
+    library, which has tiles of more sizes, takes less time."""
+    if product.kind != "plain" or product.num_tokens <= MAX_TOKENS_PLAIN_GATED:
+        return None
+    tiles = [tile for tile in GATED_TILES if divides(tile, product)]
+    if not tiles:
+        return None
+
+    def cost(tile: Tile) -> float:
+        return num_waves(tile) * tile.outputs * GATED_TILES[tile]
+
+    def num_waves(tile: Tile) -> int:
+        return -(-num_tiles(tile, product) // device.num_multiprocessors)
+
+    tile = min(tiles, key=cost)
+    num_computed = num_waves(tile) * device.num_multiprocessors * tile.tokens * tile.outputs
+    return tile if product.num_tokens * product.out_size >= MIN_OCCUPANCY * num_computed else None
 
 
 def divides(tile: Tile, product: Product) -> bool:

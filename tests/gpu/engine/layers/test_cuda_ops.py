@@ -14,7 +14,7 @@ def error(actual: torch.Tensor, expected: torch.Tensor) -> float:
     return float((actual.float() - expected).norm() / expected.norm())
 
 
-@pytest.mark.parametrize("num_tokens", [1, 2, 7, 8, 9, 16, 17, 64, 100, 300])
+@pytest.mark.parametrize("num_tokens", [1, 2, 7, 8, 9, 16, 17, 64, 100, 300, 2049])
 @pytest.mark.parametrize(
     ("num_in", "num_out"),
     [(96, 48), (1024, 1024), (896, 4864), (4096, 6144), (4096, 9824), (14336, 4096), (1024, 19456)],

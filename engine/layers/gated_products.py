@@ -1,0 +1,102 @@
+"""Gate, up and their product for many tokens, by a Triton kernel. Imported on CUDA machines alone."""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from engine.layers.linear import LinearBase
+from engine.layers.product_tiles import Device, Tile, gated_tile_for, num_tiles
+from engine.layers.products import product_of
+
+# Blocks of so many tiles of tokens take the same outputs one after the other, so that weights come from the L2 cache.
+GROUP = tl.constexpr(8)
+# It is Hopper's tensor cores that the tiles have been measured with.
+CAPABILITY = 9
+
+
+class GatedProducts:
+    """The kernel computes both projections of a tile in one accumulator and writes silu of the one times the other, so
+    that the projections, which are twice as large as the result, never go through memory.
+
+    Its blocks are one wave, which takes all tiles one after the other; the tensor memory accelerator fetches their
+    numbers, and zeros for tokens that are not there.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._is_measured = torch.cuda.get_device_capability(device)[0] == CAPABILITY
+        properties: Any = torch.cuda.get_device_properties(device)
+        self._device = Device(properties.multi_processor_count, properties.shared_memory_per_block_optin)
+
+    def tile(self, num_tokens: int, linear: LinearBase) -> Tile | None:
+        """How such a product is best made here; None: by another kernel."""
+        weight = linear.weight
+        if not self._is_measured or weight.dtype is not torch.bfloat16 or linear.bias is not None:
+            return None
+        return gated_tile_for(product_of(num_tokens, linear, is_gated=True), self._device)
+
+    def multiply(self, x: torch.Tensor, linear: LinearBase, tile: Tile) -> torch.Tensor:
+        """silu of the first half of the projections of x times the second, in float32 until then.
+
+        Args:
+            x: (num_tokens, in_size) bfloat16, contiguous.
+
+        Returns:
+            (num_tokens, out_size / 2) bfloat16.
+        """
+        num_tokens, in_size = x.shape
+        product = product_of(num_tokens, linear, is_gated=True)
+        out = torch.empty(num_tokens, product.out_size, dtype=torch.bfloat16, device=x.device)
+        halves = linear.weight.view(2, product.out_size, in_size)
+        num_blocks = min(num_tiles(tile, product), self._device.num_multiprocessors)
+        launch: Any = _gated[(num_blocks,)]
+        launch(
+            TensorDescriptor.from_tensor(x, [tile.tokens, tile.depth]),
+            TensorDescriptor.from_tensor(halves, [2, tile.outputs, tile.depth]),
+            TensorDescriptor.from_tensor(out, [tile.tokens, tile.outputs]),
+            num_tokens,
+            product.out_size,
+            in_size,
+            num_blocks,
+            TOKENS=tile.tokens,
+            OUTPUTS=tile.outputs,
+            DEPTH=tile.depth,
+            num_warps=tile.num_warps,
+            num_stages=tile.num_stages,
+        )
+        return out
+
+
+# What is compiled must not depend on how many tokens there are: they change from forward to forward.
+@triton.jit(do_not_specialize=["num_tokens", "num_blocks"])
+def _gated(  # type: ignore[no-untyped-def]
+    x,
+    weight,
+    out,
+    num_tokens,
+    out_size,
+    in_size,
+    num_blocks,
+    TOKENS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    DEPTH: tl.constexpr,
+):
+    """Args: weight: (2, out_size, in_size)."""
+    num_token_tiles = tl.cdiv(num_tokens, TOKENS)
+    num_output_tiles = out_size // OUTPUTS
+    group_size = GROUP * num_output_tiles
+    for tile in tl.range(tl.program_id(0), num_token_tiles * num_output_tiles, num_blocks, flatten=True):
+        first = tile // group_size * GROUP
+        width = tl.minimum(num_token_tiles - first, GROUP)
+        token = (first + tile % group_size % width) * TOKENS
+        output = tile % group_size // width * OUTPUTS
+        sums = tl.zeros((TOKENS, 2 * OUTPUTS), dtype=tl.float32)
+        for step in range(in_size // DEPTH):
+            a = x.load([token, step * DEPTH])
+            b = weight.load([0, output, step * DEPTH]).reshape(2 * OUTPUTS, DEPTH)
+            sums = tl.dot(a, b.T, sums)
+        gate, up = sums.reshape(TOKENS, 2, OUTPUTS).permute(0, 2, 1).split()
+        gated = gate / (1 + tl.exp(-gate)) * up
+        out.store([token, output], gated.to(tl.bfloat16))
