@@ -3,6 +3,7 @@
 Measured on an H200 over the matrices of an 8B model: `python -m benchmarks.fp8 --only products` measures it again.
 """
 
+import functools
 from typing import Literal, NamedTuple
 
 from engine.models.quantization import BLOCK
@@ -81,6 +82,8 @@ def tile_for(product: Product, device: Device) -> Tile | None:
     return tile if tile.num_stages > 1 else None
 
 
+# Each layer of a forward asks the same.
+@functools.lru_cache(maxsize=1024)
 def gated_tile_for(product: Product, device: Device) -> Tile | None:
     """How the kernel of engine/layers/gated_products.py makes a gated product in bfloat16 of more tokens; None: the
     library, which has tiles of more sizes, takes less time."""
