@@ -6,8 +6,8 @@ from typing import Protocol
 from prefill_worker.budget import PromptBudget, PromptRest
 from worker.forward_timer import ForwardTimer
 
-# Of the objective, so much is filled by what a step is expected to take: steps differ, and the objective is for nearly
-# all of them.
+# Of the objective, at most so much is filled by what a step is expected to take: steps differ, and the objective is for
+# nearly all of them.
 FILLED = 0.9
 # Prompts get so many tokens a step whatever that has others wait for: they must not starve. Fewer are computed in no
 # less time on a GPU, which has the weights to read.
@@ -46,19 +46,19 @@ class StepBudget(PromptBudget):
             timer: of all that the engine computes.
             padding: of that engine; None: it computes none.
         """
-        self._left_s = FILLED * objective_s
+        self._objective_s = objective_s
         self._max_tokens = max_tokens
         self._min_tokens = min(MIN_TOKENS, max_tokens)
         self._timer = timer
         self._padding = padding
 
     def num_tokens(self, first: Callable[[], PromptRest]) -> int:
-        if self._timer.last_step is None or not self._left_s:
+        if self._timer.last_step is None or not self._objective_s:
             return self._max_tokens
         num_requests, num_context = self._timer.last_step
         times = self._timer.fitted
         step_s = times.step_s + times.request_s * num_requests + times.kv_token_s * num_context
-        left_s = self._left_s - step_s - times.prefill_s
+        left_s = min(FILLED, 1 / self._timer.overrun) * self._objective_s - step_s - times.prefill_s
         if left_s <= 0:
             # The objective is missed without prompts too, or by the smallest. Small pieces would gain nothing and have
             # them starve.

@@ -11,6 +11,8 @@ from tandem.messages import ForwardTimes
 INTERVAL_S = 0.25
 # What prompts took beside steps is remembered of so many lots.
 NUM_REMEMBERED = 32
+# How far they are off is remembered of so many, of which all but this share count. Nobody is off by more than so much.
+NUM_MISSES, EXCEPTIONS, MAX_OVERRUN = 64, 0.05, 1.5
 # Share of a new gap in the mean of gaps; so long after the last one the mean is forgotten.
 NEWS = 1 / 16
 GAP_FORGOTTEN_S = 60.0
@@ -27,6 +29,8 @@ class ForwardTimer:
 
     Attributes:
         last_step: requests of the last decode step, and the tokens that they attend to; None: nothing is being decoded.
+        overrun: nearly all steps with prompts took at most so many times what was expected of them, of late; 1 as long
+            as there were none.
     """
 
     def __init__(self, device: str, clock: Callable[[], float]) -> None:
@@ -57,6 +61,8 @@ class ForwardTimer:
         # Of the forward before, whatever was in it.
         self._last_end = 0.0
         self._lots: deque[int] = deque(maxlen=NUM_REMEMBERED)
+        self._misses: deque[float] = deque(maxlen=NUM_MISSES)
+        self.overrun = 1.0
         self._gap_s = 0.0
         self._last_gap_at = 0.0
 
@@ -94,7 +100,10 @@ class ForwardTimer:
     def expected_s(self) -> float:
         """What the step that was launched last takes, with the prompts since the one before, by all that was seen so
         far."""
-        return sum(factor * number for factor, number in zip(self._fit.factors, self._steps[-1], strict=True))
+        return self._expected_s(self._steps[-1])
+
+    def _expected_s(self, step: tuple[int, ...]) -> float:
+        return sum(factor * number for factor, number in zip(self._fit.factors, step, strict=True))
 
     def step_ended(self) -> None:
         """The oldest of those that were launched has ended."""
@@ -103,11 +112,17 @@ class ForwardTimer:
         self._last_end = now
         if self._last_step_end is not None:
             seconds = now - self._last_step_end
-            self._fit.observe(step, seconds)
             if num_tokens := step[1]:
                 self._lots.append(num_tokens)
                 self._saw_gap(now, seconds)
+                self._saw_miss(seconds, self._expected_s(step))
+            self._fit.observe(step, seconds)
         self._last_step_end = now if self.last_step is not None else None
+
+    def _saw_miss(self, seconds: float, expected_s: float) -> None:
+        self._misses.append(min(seconds, MAX_OVERRUN * expected_s) / expected_s if expected_s else 1.0)
+        within = sorted(self._misses)[int((1 - EXCEPTIONS) * (len(self._misses) - 1))]
+        self.overrun = max(1.0, within)
 
     def _saw_gap(self, at: float, seconds: float) -> None:
         if self._gap_s:

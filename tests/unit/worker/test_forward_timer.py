@@ -8,7 +8,7 @@ import pytest
 from tandem.forward_times import start_times
 from tandem.messages import ForwardTimes
 from tests.fakes.clock import FakeClock
-from worker.forward_timer import GAP_FORGOTTEN_S, INTERVAL_S, ForwardTimer
+from worker.forward_timer import GAP_FORGOTTEN_S, INTERVAL_S, MAX_OVERRUN, NUM_MISSES, ForwardTimer
 
 PROMPT = (0.010, 50e-6, 2e-9)
 STEP = (0.008, 60e-6, 5e-8)
@@ -184,3 +184,33 @@ def test_a_prompt_does_not_take_the_time_of_the_last_step_that_it_waits_for(is_b
         timer.prompts_ended()
     found = timer.fitted
     assert found.prefill_s + 100 * found.prompt_token_s + 5000 * found.attended_token_s == pytest.approx(0.2, rel=0.02)
+
+
+def test_it_knows_what_nearly_all_steps_with_prompts_stay_within() -> None:
+    device = Device()
+
+    def mixed(slowness: float) -> None:
+        num_tokens = device.rng.randrange(64, 1024)
+        device.timer.prompts_launched(device.clock.now, num_tokens, num_tokens**2 // 2)
+        device.timer.step_launched(32, 64_000)
+        seconds = STEP[0] + STEP[1] * 32 + STEP[2] * 64_000 + PROMPT[1] * num_tokens + PROMPT[2] * num_tokens**2 / 2
+        device.clock.advance(slowness * seconds)
+        device.timer.step_ended()
+        device.timer.prompts_ended(is_mixed=True)
+        device.timer.times()
+
+    assert device.timer.overrun == 1.0
+    for _ in range(200):
+        mixed(1.0)
+    assert device.timer.overrun == pytest.approx(1.0, abs=0.02)
+    # Each tenth takes a fifth longer than can be known, and what is expected of all is between the two.
+    for number in range(400):
+        mixed(1.2 if number % 10 == 0 else 1.0)
+    assert device.timer.overrun == pytest.approx(1.2 / 1.02, abs=0.03)
+    for _ in range(NUM_MISSES):
+        mixed(1.0)
+    assert device.timer.overrun == pytest.approx(1.0, abs=0.03)
+    # However far it is off, there is a bound.
+    for number in range(NUM_MISSES):
+        mixed(20.0 if number % 2 else 1.0)
+    assert device.timer.overrun <= MAX_OVERRUN
