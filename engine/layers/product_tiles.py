@@ -23,6 +23,8 @@ FEW_TOKENS, MANY_TOKENS = 64, 128
 MAX_SPLIT_TILE = MANY_TOKENS * 64
 # Of what so many blocks compute in so many waves of them, at least this much must be asked for.
 MIN_OCCUPANCY = 0.84
+# Up to so many tokens the library takes no more time all the same.
+MAX_TOKENS_LIBRARY_GATED = 512
 # Of a block's shared memory so many bytes are not for steps.
 RESERVED = 2048
 
@@ -87,7 +89,7 @@ def tile_for(product: Product, device: Device) -> Tile | None:
 def gated_tile_for(product: Product, device: Device) -> Tile | None:
     """How the kernel of engine/layers/gated_products.py makes a gated product in bfloat16 of more tokens; None: the
     library, which has tiles of more sizes, takes less time."""
-    if product.kind != "plain" or product.num_tokens <= MAX_TOKENS_PLAIN_GATED:
+    if product.kind != "plain" or product.num_tokens <= MAX_TOKENS_LIBRARY_GATED:
         return None
     tiles = [tile for tile in GATED_TILES if divides(tile, product)]
     if not tiles:

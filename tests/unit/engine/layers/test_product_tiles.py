@@ -107,7 +107,7 @@ def test_gated_tiles_of_many_tokens_divide_matrices_and_are_mostly_full(name: st
         tile = gated_tile_for(product, H200)
         if tile is None:
             continue
-        assert num_tokens > MAX_TOKENS_PLAIN_GATED and divides(tile, product)
+        assert num_tokens > 512 and divides(tile, product)
         assert tile.num_stages <= max_stages(tile, product, H200)
         num_waves = -(-num_tiles(tile, product) // H200.num_multiprocessors)
         sums = num_waves * H200.num_multiprocessors * tile.tokens * tile.outputs
@@ -118,10 +118,9 @@ def test_gated_tiles_of_many_tokens_divide_matrices_and_are_mostly_full(name: st
     ("name", "num_tokens", "outputs"),
     [
         # Where the library measured faster on an H200, and which tile did where it was not.
-        ("8B", 136, None),
         ("8B", 192, None),
-        ("8B", 256, 128),
-        ("8B", 512, 128),
+        ("8B", 512, None),
+        ("8B", 640, 128),
         ("8B", 768, 128),
         ("8B", 16384, 128),
         ("0.6B", 384, None),
