@@ -48,6 +48,7 @@ class LocalHandover(Handover):
             logprobs=job.logprobs,
             finish_reason=job.finish_reason,
             num_pages_shipped=0,
+            prefill_cached_len=handle.cached_len,
             moments=(Moment(LEASE_GRANTED, now_ns()),),
         )
         self._results.append(HandoverResult(job))

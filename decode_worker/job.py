@@ -18,6 +18,7 @@ class DecodeJob:
         num_prior_outputs: output tokens of earlier attempts, part of the sequence.
         unsent: tokens of the output that the router has not been sent yet; with their log probabilities, if asked for.
         cached_len: prompt tokens that were here before the request.
+        prefill_cached_len: those that were where the prompt was computed.
         moments: those that the router has not been told.
         has_ended: what steps under way still find for it is of no use.
     """
@@ -33,6 +34,7 @@ class DecodeJob:
     unsent_logprobs: list[TokenLogprobs]
     cached_len: int
     num_pages_shipped: int
+    prefill_cached_len: int
     moments: list[Moment] = field(default_factory=list)
     has_ended: bool = False
 

@@ -217,6 +217,7 @@ class DecodeScheduler(ForwardScheduler):
         logprobs: tuple[TokenLogprobs, ...],
         finish_reason: str,
         num_pages_shipped: int,
+        prefill_cached_len: int,
         moments: Sequence[Moment],
     ) -> None:
         """Takes over a prefilled request with its pages; its first token goes on from here.
@@ -254,6 +255,7 @@ class DecodeScheduler(ForwardScheduler):
             unsent_logprobs=list(logprobs),
             cached_len=handle.cached_len,
             num_pages_shipped=num_pages_shipped,
+            prefill_cached_len=prefill_cached_len,
             moments=[*moments],
         )
         job.stamp(COMMITTED)
@@ -305,6 +307,7 @@ class DecodeScheduler(ForwardScheduler):
             logprobs=committed.logprobs,
             finish_reason=committed.finish_reason,
             num_pages_shipped=committed.num_pages,
+            prefill_cached_len=committed.prefill_cached_len,
             moments=moments,
         )
 
@@ -444,6 +447,7 @@ class DecodeScheduler(ForwardScheduler):
                 job.cached_len,
                 job.num_pages_shipped,
                 job.take_moments(),
+                job.prefill_cached_len,
             )
         )
 

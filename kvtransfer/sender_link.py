@@ -166,17 +166,25 @@ class SenderLink:
         finish_reason: str,
         ship_started_ns: int,
         logprobs: tuple[TokenLogprobs, ...] = (),
+        prefill_cached_len: int = 0,
     ) -> None:
         """Settles a granted lease whose pages have all been pushed, once their copies have completed.
 
         Args:
-            ship_started_ns: as in Committed.
+            ship_started_ns, prefill_cached_len: as in Committed.
         """
         assert lease.state is LeaseState.GRANTED and not self._ended
         lease.state = LeaseState.COMMITTING
         self._settling[lease.lease_id] = lease
         lease._commit = Committed(
-            lease.lease_id, first_token, num_pages, num_tokens, finish_reason, ship_started_ns, logprobs
+            lease.lease_id,
+            first_token,
+            num_pages,
+            num_tokens,
+            finish_reason,
+            ship_started_ns,
+            logprobs,
+            prefill_cached_len,
         )
         self._settle_if_copied(lease)
 

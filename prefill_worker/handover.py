@@ -266,6 +266,7 @@ class LinkHandover(Handover):
                 finish_reason=job.finish_reason,
                 ship_started_ns=job.ship_started_ns,
                 logprobs=job.logprobs,
+                prefill_cached_len=job.handle.cached_len,
             )
 
     def _count(self, link: SenderLink, num_pages: int) -> None:

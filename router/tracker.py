@@ -244,10 +244,8 @@ class RequestTracker:
         if self.lacks_prompt_logprobs:
             raise ValueError(f"the first token of {self.request_id} before the log probabilities of its prompt")
         self.has_first_token = True
-        self.prefill_cached_len = message.cached_len
+        self._take_prefill_cached_len(message.cached_len)
         self.num_pages_computed = message.num_pages_computed
-        if self.prompt_cached_len is None:
-            self.prompt_cached_len = min(message.cached_len, len(self.prompt_ids))
         if message.finish_reason:
             self._announced_end = (message.index + 1, message.finish_reason)
             if FIRST_TOKEN in self.moments:
@@ -265,9 +263,17 @@ class RequestTracker:
         if not self.is_current(message.attempt):
             return
         self.decode_cached_len = message.cached_len
+        if not self.has_first_token:
+            # The request may be over before the prefill worker is heard.
+            self._take_prefill_cached_len(message.prefill_cached_len)
         self.num_pages_shipped = message.num_pages_shipped
         self._announced_end = (message.num_output_tokens, message.finish_reason)
         self._finish_if_complete()
+
+    def _take_prefill_cached_len(self, cached_len: int) -> None:
+        self.prefill_cached_len = cached_len
+        if self.prompt_cached_len is None:
+            self.prompt_cached_len = min(cached_len, len(self.prompt_ids))
 
     def _accept(self, index: int, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> list[int]:
         if len(logprobs) != (0 if self.sampling.num_logprobs is None else len(token_ids)):

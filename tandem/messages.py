@@ -238,6 +238,7 @@ class Finished:
     Attributes:
         num_output_tokens: of the whole output, over all attempts.
         cached_len: leading tokens whose KV the decode worker had before the request.
+        prefill_cached_len: FirstToken's cached_len, for this may be heard before it.
     """
 
     request_id: str
@@ -247,6 +248,7 @@ class Finished:
     cached_len: int
     num_pages_shipped: int
     moments: tuple[Moment, ...] = ()
+    prefill_cached_len: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -500,6 +502,7 @@ class Committed:
 
     Attributes:
         ship_started_ns: when the sender pushed the first pages, on its clock; 0: there were none to push.
+        prefill_cached_len: leading tokens whose KV the sender had before the request.
     """
 
     lease_id: str
@@ -509,6 +512,7 @@ class Committed:
     finish_reason: str
     ship_started_ns: int
     logprobs: tuple[TokenLogprobs, ...] = ()
+    prefill_cached_len: int = 0
 
 
 @dataclass(frozen=True, slots=True)

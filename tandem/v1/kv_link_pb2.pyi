@@ -121,7 +121,7 @@ class Refused(_message.Message):
     def __init__(self, lease_id: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class Committed(_message.Message):
-    __slots__ = ("lease_id", "first_token", "num_pages", "num_tokens", "finish_reason", "ship_started_ns", "logprobs")
+    __slots__ = ("lease_id", "first_token", "num_pages", "num_tokens", "finish_reason", "ship_started_ns", "logprobs", "prefill_cached_len")
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
     NUM_PAGES_FIELD_NUMBER: _ClassVar[int]
@@ -129,6 +129,7 @@ class Committed(_message.Message):
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
     SHIP_STARTED_NS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_CACHED_LEN_FIELD_NUMBER: _ClassVar[int]
     lease_id: str
     first_token: int
     num_pages: int
@@ -136,7 +137,8 @@ class Committed(_message.Message):
     finish_reason: str
     ship_started_ns: int
     logprobs: _containers.RepeatedCompositeFieldContainer[_inference_pb2.TokenLogprobs]
-    def __init__(self, lease_id: _Optional[str] = ..., first_token: _Optional[int] = ..., num_pages: _Optional[int] = ..., num_tokens: _Optional[int] = ..., finish_reason: _Optional[str] = ..., ship_started_ns: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[_inference_pb2.TokenLogprobs, _Mapping]]] = ...) -> None: ...
+    prefill_cached_len: int
+    def __init__(self, lease_id: _Optional[str] = ..., first_token: _Optional[int] = ..., num_pages: _Optional[int] = ..., num_tokens: _Optional[int] = ..., finish_reason: _Optional[str] = ..., ship_started_ns: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[_inference_pb2.TokenLogprobs, _Mapping]]] = ..., prefill_cached_len: _Optional[int] = ...) -> None: ...
 
 class Released(_message.Message):
     __slots__ = ("lease_id", "reported")

@@ -56,7 +56,7 @@ def test_a_step_does_not_search_the_stop_tokens() -> None:
     for output_ids in ([1], [1, 7], [1, 2, 3]):
         sequence = TokenSequence([9, *output_ids], 1, [], sampling=sampling)
         handle: Any = None
-        job = DecodeJob("r", 0, 0, 0, sequence, handle, 0, [], [], 0, 0)
+        job = DecodeJob("r", 0, 0, 0, sequence, handle, 0, [], [], 0, 0, prefill_cached_len=0)
         reasons.append(job.finish_reason())
     assert reasons == ["", "stop", "length"]
 

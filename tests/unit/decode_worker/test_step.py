@@ -55,7 +55,7 @@ class Engine(EngineBase):
 def job(constraint: Constraint | None = None) -> DecodeJob:
     handle: Any = None
     sequence = TokenSequence([1, 2, 3], 2, [0], cached_len=2, sampling=SamplingParams(9), constraint=constraint)
-    return DecodeJob("r", 0, 0, 0, sequence, handle, 0, [], [], 0, 0)
+    return DecodeJob("r", 0, 0, 0, sequence, handle, 0, [], [], 0, 0, prefill_cached_len=0)
 
 
 def constraint() -> Constraint:

@@ -124,6 +124,14 @@ def test_what_an_attempt_has_cost_is_forgotten_with_it() -> None:
     assert (tracker.decode_cached_len, tracker.num_pages_shipped) == (3, 7)
 
 
+def test_what_prefill_found_is_known_at_the_end_whoever_is_heard_first() -> None:
+    tracker = started()
+    tracker.record_tokens(TokenEvent("r", 0, 0, (10, 11)))
+    tracker.record_finished(Finished("r", 0, "stop", 2, 3, 7, prefill_cached_len=2))
+    assert tracker.state is RequestState.FINISHED
+    assert (tracker.prefill_cached_len, tracker.prompt_cached_len) == (2, 2)
+
+
 def test_usage_counts_what_the_first_prefill_found() -> None:
     tracker = started()
     tracker.record_first_token(FirstToken("r", 0, 0, 10, "", 2, 1))
