@@ -25,8 +25,10 @@ TRIAL_BATCH_SIZE = 24
 SMALL_PREFILLS = (1, 8, 16, 32, 64)
 # Steps of up to so many sequences run other kernels than larger ones.
 DECODE_SIZES = (1, 16, 32, 64, 128, 256)
-# Libraries choose other kernels for other numbers of tokens, a multiple of this at a time, and of prompts.
+# Libraries choose other kernels for other numbers of tokens, a multiple of this at a time, and of prompts. A product of
+# few tokens, up to so many, may go to the library between two multiples that go to a kernel of ours.
 TOKEN_STEP = 128
+FEW_TOKENS, FEW_TOKENS_STEP = 4096, 64
 NUM_PROMPTS = (1, 17, 32, 4, 64, 24, 9, 96, 48)
 # Graphs of so many sizes are captured to see what one of a prefill takes.
 NUM_TRIAL_SIZES = 6
@@ -203,7 +205,8 @@ def _load_kernels(engine: Engine, max_tokens: int) -> None:
     launched, which takes milliseconds and may wait until the device has come to an end."""
     shallow = engine.shallow()
     longest = engine.model.config.max_position_embeddings
-    for number, num_tokens in enumerate(range(TOKEN_STEP, max_tokens, TOKEN_STEP)):
+    few = range(FEW_TOKENS_STEP, min(FEW_TOKENS, max_tokens), FEW_TOKENS_STEP)
+    for number, num_tokens in enumerate((*few, *range(FEW_TOKENS, max_tokens, TOKEN_STEP))):
         num_prompts = NUM_PROMPTS[number % len(NUM_PROMPTS)]
         shallow.forward(_prefill(num_tokens, longest, number % 2, num_prompts, _GREEDY))
 
