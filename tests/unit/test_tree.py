@@ -40,6 +40,7 @@ TESTED_ELSEWHERE = {
     "engine/kvcache/cuda_pool.py": "gpu/kvtransfer/transports/test_nvlink.py",
     "engine/layers/cuda_kernel.py": "gpu/engine/layers/test_cuda_ops.py",
     "engine/layers/few_rows.py": "gpu/engine/layers/test_cuda_ops.py",
+    "engine/layers/gated_products.py": "gpu/engine/layers/test_cuda_ops.py",
     "engine/layers/linear.py": "unit/engine/models/test_decoder.py",
     "engine/layers/rotary.py": "unit/engine/models/test_decoder.py",
     "engine/models/rope.py": "unit/engine/models/test_config.py",
