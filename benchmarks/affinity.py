@@ -22,16 +22,16 @@ from functools import partial
 from benchmarks.routing import PAGE_SIZE, worker_hello
 from benchmarks.rows import Row, argument_parser, report
 from benchmarks.sent_prefixes import SentPrefixes
-from engine.kvcache.cache_manager import CacheManager
-from router.candidates import Candidates
-from router.peer_counts import AssignedLoad
-from router.peer_exchange import INTERVAL_S
-from router.policies.base import RoutingPolicy, RoutingRequest
-from router.policies.cache_aware import CacheAware
-from router.policies.least_loaded import LeastLoaded
-from router.worker import Pair, Worker
+from tandem.engine.kvcache.cache_manager import CacheManager
 from tandem.messages import CachedPrefixes
-from worker.engine_thread import CHANGES_INTERVAL_S
+from tandem.router.peer_exchange import INTERVAL_S
+from tandem.router.policies.base import RoutingPolicy, RoutingRequest
+from tandem.router.policies.cache_aware import CacheAware
+from tandem.router.policies.least_loaded import LeastLoaded
+from tandem.router.workers.candidates import Candidates
+from tandem.router.workers.peer_counts import AssignedLoad
+from tandem.router.workers.worker import Pair, Worker
+from tandem.worker.engine_thread import CHANGES_INTERVAL_S
 
 MakePolicy = Callable[[int, Callable[[], float]], RoutingPolicy]
 

@@ -18,15 +18,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.clients.base import EndpointConfig
-from bench.measures import summarize
-from bench.processes import run_processes
-from bench.runner import RunnerConfig
-from bench.workloads.prompts import PromptMaker
-from bench.workloads.synthetic import Lengths, Synthetic
 from benchmarks.children import Child
 from benchmarks.rows import Row, argument_parser, report
 from benchmarks.scripted_server import MODEL, Script, serve_scripted
+from tandem.bench.clients.base import EndpointConfig
+from tandem.bench.measures import summarize
+from tandem.bench.processes import run_processes
+from tandem.bench.runner import RunnerConfig
+from tandem.bench.workloads.prompts import PromptMaker
+from tandem.bench.workloads.synthetic import Lengths, Synthetic
 
 RUN_TIMEOUT_S = 580
 # Ours over theirs.

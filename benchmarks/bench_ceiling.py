@@ -8,16 +8,16 @@ by the server too, and by whatever else the machine does.
 import sys
 from collections.abc import Iterator, Sequence
 
-from bench.client_health import client_summary
-from bench.clients.base import EndpointConfig
-from bench.measures import summarize
-from bench.processes import run_processes
-from bench.runner import RunnerConfig
-from bench.workloads.prompts import PromptMaker
-from bench.workloads.synthetic import Lengths, Synthetic
 from benchmarks.children import Child
 from benchmarks.rows import Row, argument_parser, report
 from benchmarks.scripted_server import Script, serve_scripted
+from tandem.bench.client_health import client_summary
+from tandem.bench.clients.base import EndpointConfig
+from tandem.bench.measures import summarize
+from tandem.bench.processes import run_processes
+from tandem.bench.runner import RunnerConfig
+from tandem.bench.workloads.prompts import PromptMaker
+from tandem.bench.workloads.synthetic import Lengths, Synthetic
 
 AIM = 20_000.0
 NUM_STREAMS = 64

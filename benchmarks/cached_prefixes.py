@@ -21,13 +21,13 @@ import psutil
 from benchmarks.children import START_TIMEOUT_S, Child, questions
 from benchmarks.routing import PAGE_SIZE, worker_hello
 from benchmarks.rows import Row, argument_parser, report
-from engine.kvcache.cache_changes import CacheChanges, ChangeLog
-from router.config import RouterConfig
-from router.control_server import ControlServer
-from router.policies.cache_aware import CacheAware
-from router.router import Router
+from tandem.engine.kvcache.cache_changes import CacheChanges, ChangeLog
 from tandem.messages import Heartbeat
 from tandem.prefix import IDENTITY_BYTES, namespace_identity, page_identity
+from tandem.router.config import RouterConfig
+from tandem.router.control_server import ControlServer
+from tandem.router.policies.cache_aware import CacheAware
+from tandem.router.router import Router
 from tandem.rpc.auth import cluster_auth
 from tandem.rpc.batch_writer import BatchWriter
 from tandem.rpc.channel import bind, new_server
@@ -36,10 +36,10 @@ from tandem.rpc.credentials import ClusterCredentials
 from tandem.rpc.grpc_loop import GrpcLoop
 from tandem.rpc.loop_thread import LoopThread
 from tandem.v1 import worker_pb2_grpc
-from worker.engine_thread import CHANGES_INTERVAL_S
-from worker.prefix_feed import CacheAccount, PrefixFeed
-from worker.records import RecordKeeper
-from worker.router_streams import RouterStreams
+from tandem.worker.engine_thread import CHANGES_INTERVAL_S
+from tandem.worker.prefix_feed import CacheAccount, PrefixFeed
+from tandem.worker.records import RecordKeeper
+from tandem.worker.router_streams import RouterStreams
 
 TOKEN = "benchmark"
 # A prefill worker of an 8B model on an H200 computes about a hundred thousand tokens in a second.

@@ -20,10 +20,10 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from deploy.cluster_config import ClusterConfig
-from deploy.launcher import Cluster
-from deploy.serve import run_cluster
 from tandem.client import TandemClient
+from tandem.deploy.config.cluster_config import ClusterConfig
+from tandem.deploy.launcher import Cluster
+from tandem.deploy.serve import run_cluster
 from tandem.v1 import inference_pb2 as pb
 
 MODEL = "smollm2-135m-instruct"
@@ -105,7 +105,7 @@ class Generate:
 
 def make_prompts(model_dir: Path, num_prompts: int) -> Outputs:
     """Pieces of a text, none of which begins like another. Where the text ends it begins anew."""
-    from router.text.tokenizer import Tokenizer
+    from tandem.router.text.tokenizer import Tokenizer
 
     tokens = Tokenizer(model_dir).encode(TEXT.read_text())
     return [[tokens[(STRIDE * n + i) % len(tokens)] for i in range(PROMPT_LEN)] for n in range(num_prompts)]
@@ -148,7 +148,7 @@ def summarize(batch_size: int, max_tokens: int, rounds: Sequence[Round]) -> dict
 
 
 def run(cluster: Cluster, arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    from engine.weights.resolve import resolve_model
+    from tandem.engine.weights.resolve import resolve_model
 
     model_dir = resolve_model(MODEL)
     tandem = Tandem(cluster.addresses.grpc, arguments.max_tokens)

@@ -16,7 +16,7 @@ from rich.table import Table
 
 from benchmarks.engine_limits import measure_limits
 from benchmarks.engine_loop import open_model
-from engine.config import QUANTIZATIONS
+from tandem.engine.config import QUANTIZATIONS
 
 
 @torch.inference_mode()

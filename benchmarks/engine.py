@@ -27,9 +27,9 @@ from rich.table import Table
 
 from benchmarks.engine_limits import measure_limits
 from benchmarks.engine_loop import PAGE_SIZE, Loop, add_engine_arguments, build_loop, open_model
-from engine.floors import Limits, decode_floor, prefill_floor
-from engine.models.config import ModelConfig
-from engine.stage_timer import StageTimer
+from tandem.engine.floors import Limits, decode_floor, prefill_floor
+from tandem.engine.models.config import ModelConfig
+from tandem.engine.stage_timer import StageTimer
 
 PARTS = ("decode", "prefill", "workload", "startup", "sweep")
 NUM_RUNS = 3

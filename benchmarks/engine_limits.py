@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import torch
 
-from engine.floors import Limits
+from tandem.engine.floors import Limits
 
 COPIED_BYTES = 2**30
 MATMUL_SIZE = 8192

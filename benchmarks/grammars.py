@@ -22,8 +22,8 @@ from llguidance import LLMatcher
 
 from benchmarks.engine_loop import Loop, add_engine_arguments, build_loop, open_model
 from benchmarks.rows import Row, report
-from engine.grammars import Grammars
-from router.grammar_check import WHITESPACE
+from tandem.engine.grammars import Grammars
+from tandem.router.text.grammar_check import WHITESPACE
 
 PROMPT_LEN = 256
 NUM_STEPS = 128

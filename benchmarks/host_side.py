@@ -18,8 +18,8 @@ import torch
 
 from benchmarks.host_workers import HostWorkers
 from benchmarks.rows import Row, argument_parser, report
-from engine.batch import Batch
-from engine.kvcache.cache_manager import CacheManager
+from tandem.engine.batch import Batch
+from tandem.engine.kvcache.cache_manager import CacheManager
 from tandem.rpc.codec import WORKER_CODEC
 
 PAGE_SIZE = 16

@@ -6,20 +6,17 @@ import time
 from collections.abc import Callable, Sequence
 from typing import cast
 
-from decode_worker.config import DecodeConfig
-from decode_worker.scheduler import DecodeScheduler
-from engine.attention.layout import KvHeadLayout
-from engine.base import EngineBase, ForwardOutput
-from engine.batch import Batch
-from engine.kvcache.base import Completion
-from engine.kvcache.cache_manager import CacheManager
-from engine.kvcache.pool import CpuKvPool, KvPool
-from engine.token_sequence import TokenSequence
-from kvtransfer.events import FromReceiver, FromSender, ReceiverLinkOpened, SenderLinkOpened
-from kvtransfer.transports.base import COMPLETED, ReceiverTransport, SenderTransport
-from prefill_worker.config import PrefillConfig
-from prefill_worker.handover import LinkHandover
-from prefill_worker.scheduler import PrefillScheduler
+from tandem.decode_worker.config import DecodeConfig
+from tandem.decode_worker.scheduler import DecodeScheduler
+from tandem.engine.attention.layout import KvHeadLayout
+from tandem.engine.base import EngineBase, ForwardOutput
+from tandem.engine.batch import Batch
+from tandem.engine.kvcache.base import Completion
+from tandem.engine.kvcache.cache_manager import CacheManager
+from tandem.engine.kvcache.pool import CpuKvPool, KvPool
+from tandem.engine.token_sequence import TokenSequence
+from tandem.kvtransfer.events import FromReceiver, FromSender, ReceiverLinkOpened, SenderLinkOpened
+from tandem.kvtransfer.transports.base import COMPLETED, ReceiverTransport, SenderTransport
 from tandem.messages import (
     PROTOCOL_VERSION,
     Admit,
@@ -30,11 +27,14 @@ from tandem.messages import (
     SenderMessage,
     Tokens,
 )
+from tandem.prefill_worker.config import PrefillConfig
+from tandem.prefill_worker.handover import LinkHandover
+from tandem.prefill_worker.scheduler import PrefillScheduler
 from tandem.prompt_logprobs import PackedLogprobs
 from tandem.sampling_params import SamplingParams, TokenLogprobs
-from worker.base import Scheduler
-from worker.engine_thread import Outgoing, StepOutbox
-from worker.events import FromRouter
+from tandem.worker.base import Scheduler
+from tandem.worker.engine_thread import Outgoing, StepOutbox
+from tandem.worker.events import FromRouter
 
 EPOCH = "epoch"
 MAX_STEPS = 100_000

@@ -23,10 +23,6 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from bench.clients.base import EndpointError
-from bench.command import measure
-from bench.records import RequestRecord
-from bench.results import write_records
 from benchmarks.interference_cells import (
     CLIENT_TTFT,
     DEFAULTS,
@@ -43,12 +39,16 @@ from benchmarks.recorded import Recording
 from benchmarks.rows import Row, row_json, table_of
 from benchmarks.served import Served, StartError, within
 from benchmarks.steady_streams import RUN_GRACE_S, add_model_arguments, serve_flags
-from cli.serve_config import cluster_config
-from cli.serve_options import add_serve_options
-from engine.kvcache.base import PageLayout
-from engine.models.config import ModelConfig
-from engine.page_layout import page_layout_of
-from engine.weights.resolve import resolve_model
+from tandem.bench.clients.base import EndpointError
+from tandem.bench.command import measure
+from tandem.bench.records import RequestRecord
+from tandem.bench.results import write_records
+from tandem.deploy.cli.serve_config import cluster_config
+from tandem.deploy.cli.serve_options import add_serve_options
+from tandem.engine.kvcache.base import PageLayout
+from tandem.engine.models.config import ModelConfig
+from tandem.engine.page_layout import page_layout_of
+from tandem.engine.weights.resolve import resolve_model
 
 # What the plain copy of benchmarks.kv_transfer was at least to give.
 COPY_GB_PER_S = 375.0

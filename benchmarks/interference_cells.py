@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal
 
-from bench.arrivals import ArrivalConfig
-from bench.clients.base import EndpointConfig
-from bench.config import BenchConfig, WorkloadConfig
-from bench.measures import RequestMeasures, distribution
-from bench.records import RequestRecord
-from bench.workloads.synthetic import Lengths
 from benchmarks.rows import Row
+from tandem.bench.arrivals import ArrivalConfig
+from tandem.bench.clients.base import EndpointConfig
+from tandem.bench.config import BenchConfig, WorkloadConfig
+from tandem.bench.measures import RequestMeasures, distribution
+from tandem.bench.records import RequestRecord
+from tandem.bench.workloads.synthetic import Lengths
 from tandem.lifecycle import PHASES
 
 Distribution = dict[str, Any]

@@ -18,9 +18,9 @@ from typing import Any
 
 from benchmarks.children import Child, questions
 from benchmarks.rows import Row, argument_parser, report
-from deploy.gpu_opening import GpuOpening
-from engine.attention.layout import KvHeadLayout
-from engine.config import KV_CACHE_DTYPES
+from tandem.deploy.host.gpu_opening import GpuOpening
+from tandem.engine.attention.layout import KvHeadLayout
+from tandem.engine.config import KV_CACHE_DTYPES
 from tandem.timer_slack import sleep_exactly
 
 # By what is said of its pages on the command line.
@@ -47,8 +47,8 @@ def serve_end(pipe: Connection, visible: str, kv_cache_dtype: str) -> None:
     GpuOpening().wait()
     import torch
 
-    from engine.kvcache.cuda_pool import CudaKvPool
-    from kvtransfer.transports.opening import load_transports, open_end
+    from tandem.engine.kvcache.cuda_pool import CudaKvPool
+    from tandem.kvtransfer.transports.opening import load_transports, open_end
     from tandem.rpc.credentials import ClusterCredentials
 
     pool = CudaKvPool(LAYOUTS[kv_cache_dtype], NUM_PAGES, torch.device("cuda", 0))

@@ -7,23 +7,23 @@ from typing import NamedTuple
 import torch
 from flashinfer.activation import silu_and_mul
 
-from engine.attention.flashinfer import FlashInferAttention
-from engine.attention.layout import KvHeadLayout
-from engine.attention.norm_rotate_write import norm_rotate_write
-from engine.attention.page_tables import prefill_slots
-from engine.attention.paged_decode import PagedDecode
-from engine.batch import Batch
-from engine.floors import BYTES_PER_NUMBER, FP8_BYTES_PER_NUMBER, FP8_SPEED, Limits, attention_flops
-from engine.kvcache.cuda_pool import CudaKvPool
-from engine.layers.cuda_ops import CudaOps, rms_norm
-from engine.layers.fp8 import FP8_MAX
-from engine.layers.fp8_linear import Fp8Linear
-from engine.layers.linear import Linear, LinearBase
-from engine.layers.norm import Norm, QkNorm
-from engine.layers.rotary import RotaryEmbedding, Rotation
-from engine.models.config import ModelConfig
-from engine.token_sequence import TokenSequence
-from engine.upload import to_device
+from tandem.engine.attention.flashinfer import FlashInferAttention
+from tandem.engine.attention.layout import KvHeadLayout
+from tandem.engine.attention.norm_rotate_write import norm_rotate_write
+from tandem.engine.attention.page_tables import prefill_slots
+from tandem.engine.attention.paged_decode import PagedDecode
+from tandem.engine.batch import Batch
+from tandem.engine.floors import BYTES_PER_NUMBER, FP8_BYTES_PER_NUMBER, FP8_SPEED, Limits, attention_flops
+from tandem.engine.kvcache.cuda_pool import CudaKvPool
+from tandem.engine.layers.cuda_ops import CudaOps, rms_norm
+from tandem.engine.layers.fp8 import FP8_MAX
+from tandem.engine.layers.fp8_linear import Fp8Linear
+from tandem.engine.layers.linear import Linear, LinearBase
+from tandem.engine.layers.norm import Norm, QkNorm
+from tandem.engine.layers.rotary import RotaryEmbedding, Rotation
+from tandem.engine.models.config import ModelConfig
+from tandem.engine.token_sequence import TokenSequence
+from tandem.engine.upload import to_device
 
 PAGE_SIZE = 16
 NUM_RUNS = 7

@@ -17,19 +17,17 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-import router.attempts
-import router.frontends.base
-import router.frontends.generation
-import router.router
 from benchmarks import router_clients as clients
 from benchmarks.children import Child
 from benchmarks.router_model import write_model_dir
 from benchmarks.router_servers import serve_router
 from benchmarks.router_workers import serve_workers
 from benchmarks.rows import Row, argument_parser, report
-from router.attempts import Attempts
-from router.histograms import Histogram
-from router.metrics import RouterMetrics
+from tandem.router import attempts, router
+from tandem.router.attempts import Attempts
+from tandem.router.frontends import base, generation
+from tandem.router.observe.histograms import Histogram
+from tandem.router.observe.metrics import RouterMetrics
 
 # Of what is done without the ledger, in tokens for each CPU second and in time to the first token.
 MIN_RATE_RATIO = 0.98
@@ -48,14 +46,13 @@ def serve_router_without(pipe: Connection, model_dir: str, log_dir: str) -> None
     def no_time() -> int:
         return 0
 
-    modules: tuple[Any, ...] = (router.attempts, router.frontends.base, router.frontends.generation, router.router)
+    modules: tuple[Any, ...] = (attempts, base, generation, router)
     for module in modules:
         module.now_ns = no_time
-    generation: Any = router.frontends.generation
-    generation.phase_timings = lambda moments: []
+    modules[2].phase_timings = lambda moments: []
     for cls, name in ((Attempts, "_stamp"), (Histogram, "observe"), (RouterMetrics, "request_ended")):
         setattr(cls, name, nothing)
-    router.router.PROBE_INTERVAL_S = math.inf
+    modules[3].PROBE_INTERVAL_S = math.inf
     serve_router(pipe, model_dir, log_dir)
 
 

@@ -14,12 +14,12 @@ from pathlib import Path
 
 from benchmarks.engine_loop import PAGE_SIZE, open_model
 from benchmarks.rows import Row, argument_parser, report
-from engine.base import EngineBase
-from engine.batch import Batch
-from engine.build import build_engine
-from engine.config import EngineConfig
-from engine.output import ForwardOutput
-from engine.token_sequence import TokenSequence
+from tandem.engine.base import EngineBase
+from tandem.engine.batch import Batch
+from tandem.engine.build import build_engine
+from tandem.engine.config import EngineConfig
+from tandem.engine.output import ForwardOutput
+from tandem.engine.token_sequence import TokenSequence
 
 # Sequences that are decoded, and the tokens that each attends to.
 STEPS = ((8, 4096), (64, 1024), (64, 4096), (128, 1024))

@@ -22,8 +22,8 @@ from rich.table import Table
 
 from benchmarks.cluster_model.cluster import WORKERS, ModelCluster
 from benchmarks.cluster_model.workloads import WORKLOADS, Stretch, Workload, conversations
-from router.objectives import Objectives
-from router.placement import AUTO, DISAGGREGATED
+from tandem.router.workers.objectives import Objectives
+from tandem.router.workers.placement import AUTO, DISAGGREGATED
 
 MULTI_TURN = next(workload for workload in WORKLOADS if workload.name == "multi-turn")
 

@@ -23,7 +23,7 @@ from benchmarks.cluster_model.cluster import FIXED, UNPLANNED, WORKERS, Layout, 
 from benchmarks.cluster_model.device import H200_8B, H200_8B_UNMIXED, DeviceFactors
 from benchmarks.cluster_model.goodput import GoodputModel, Served
 from benchmarks.cluster_model.workloads import WORKLOADS, Stretch, Workload, conversations
-from router.objectives import Objectives
+from tandem.router.workers.objectives import Objectives
 
 TTFT_S = 0.5
 # A load that turns does so this often, from the one of these to the other.

@@ -17,7 +17,7 @@ from rich.table import Table
 
 from benchmarks.engine_limits import measure_limits, sustained_matmul_rate
 from benchmarks.engine_loop import open_model
-from engine.config import QUANTIZATIONS
+from tandem.engine.config import QUANTIZATIONS
 
 
 def prefill_shape(text: str) -> tuple[int, int]:

@@ -17,11 +17,11 @@ import torch
 
 from benchmarks.engine_loop import PAGE_SIZE, open_model
 from benchmarks.rows import Row, argument_parser, report
-from engine.base import EngineBase
-from engine.batch import Batch
-from engine.build import build_engine
-from engine.config import EngineConfig
-from engine.token_sequence import TokenSequence
+from tandem.engine.base import EngineBase
+from tandem.engine.batch import Batch
+from tandem.engine.build import build_engine
+from tandem.engine.config import EngineConfig
+from tandem.engine.token_sequence import TokenSequence
 
 # Prompts of a forward, and tokens of each.
 SHAPES = ((1, 128), (1, 512), (4, 256), (1, 1024), (1, 4096), (32, 256), (16, 512))

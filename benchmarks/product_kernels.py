@@ -9,14 +9,14 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.layer_kernels import LayerKernels
-from engine.floors import BYTES_PER_NUMBER, FP8_BYTES_PER_NUMBER, FP8_SPEED, Limits
-from engine.layers.few_rows import FewRows, Tuning
-from engine.layers.fp8_linear import Fp8Linear
-from engine.layers.fp8_products import multiply_by_library
-from engine.layers.fp8_quantize import Quantized, quantize
-from engine.layers.linear import LinearBase
-from engine.layers.norm import Norm
-from engine.layers.product_tiles import (
+from tandem.engine.floors import BYTES_PER_NUMBER, FP8_BYTES_PER_NUMBER, FP8_SPEED, Limits
+from tandem.engine.layers.few_rows import FewRows, Tuning
+from tandem.engine.layers.fp8_linear import Fp8Linear
+from tandem.engine.layers.fp8_products import multiply_by_library
+from tandem.engine.layers.fp8_quantize import Quantized, quantize
+from tandem.engine.layers.linear import LinearBase
+from tandem.engine.layers.norm import Norm
+from tandem.engine.layers.product_tiles import (
     FEW_TOKENS,
     MANY_TOKENS,
     MAX_SPLIT_TILE,
@@ -27,8 +27,8 @@ from engine.layers.product_tiles import (
     max_stages,
     num_tiles,
 )
-from engine.layers.products import Products, product_of
-from engine.models.config import ModelConfig
+from tandem.engine.layers.products import Products, product_of
+from tandem.engine.models.config import ModelConfig
 
 # So many bytes of matrices are multiplied one after the other, at least: together they are larger than the cache.
 MIN_BYTES = 2**28

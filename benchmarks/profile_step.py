@@ -37,8 +37,8 @@ from benchmarks.device_trace import (
     read_trace,
 )
 from benchmarks.engine_loop import PAGE_SIZE, Loop, add_engine_arguments, build_loop, open_model
-from engine.attention.base import AttentionBackend, GraphedAttention
-from engine.base import EngineBase, ForwardOutput
+from tandem.engine.attention.base import AttentionBackend, GraphedAttention
+from tandem.engine.base import EngineBase, ForwardOutput
 
 PREFILL_LEN = 4096
 NUM_WARMUP_STEPS = 50

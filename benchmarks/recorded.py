@@ -6,8 +6,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from cli.trace_events import Trace
 from tandem.client import TandemClient, TandemError
+from tandem.deploy.cli.trace_events import Trace
 from tandem.v1 import recording_pb2 as pb
 
 # Files are to be small enough to be kept beside the results.

@@ -25,11 +25,11 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from bench.plots import require_matplotlib
 from benchmarks.lab.machine import current_load, describe_machine, describe_versions
 from benchmarks.lab.measuring import Lab
 from benchmarks.lab.sizes import DEFAULTS, PAGE_SIZE, Sizes
 from benchmarks.steady_streams import add_model_arguments, serve_flags
+from tandem.bench.plots import require_matplotlib
 
 RESULTS = "results.json"
 REPORT = "README.md"

@@ -32,13 +32,13 @@ from benchmarks.router_model import MAX_MODEL_LEN, MODEL_NAME, write_model_dir
 from benchmarks.router_servers import serve_raw
 from benchmarks.router_workers import serve_pair
 from benchmarks.rows import Row, argument_parser, report
-from deploy.cluster_config import ClusterConfig
-from deploy.ports import ReservedPorts
-from router.config import RouterConfig
-from router.process import RouterProcess
 from tandem import logs
 from tandem.client import AsyncTandemClient
 from tandem.config import LogConfig
+from tandem.deploy.config.cluster_config import ClusterConfig
+from tandem.deploy.host.ports import ReservedPorts
+from tandem.router.config import RouterConfig
+from tandem.router.process import RouterProcess
 from tandem.rpc.channel import open_channel
 from tandem.rpc.loop_thread import LoopThread
 from tandem.v1 import inference_pb2_grpc

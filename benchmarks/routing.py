@@ -14,14 +14,14 @@ import tracemalloc
 from collections.abc import Iterator, Sequence
 
 from benchmarks.rows import Row, argument_parser, report
-from router.active_request import ActiveRequest
-from router.config import RouterConfig
-from router.policies.table import ROUTING_POLICIES
-from router.process import make_policy
-from router.router import Router
 from tandem.lifecycle import RECEIVED
 from tandem.messages import PROTOCOL_VERSION, Hello, LinkState, PageFormat
 from tandem.prefix import prefix_identities
+from tandem.router.config import RouterConfig
+from tandem.router.policies.table import ROUTING_POLICIES
+from tandem.router.process import make_policy
+from tandem.router.requests.active_request import ActiveRequest
+from tandem.router.router import Router
 from tandem.sampling_params import SamplingParams
 
 NUM_PROMPT_TOKENS = 1000

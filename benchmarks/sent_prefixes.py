@@ -3,11 +3,11 @@
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from router.candidates import Candidates
-from router.policies.base import RequestEnd, RoutingPolicy, RoutingRequest
-from router.policies.cache_aware import CacheAware
-from router.worker import Pair, Worker
 from tandem.prefix import prefix_identities
+from tandem.router.policies.base import RequestEnd, RoutingPolicy, RoutingRequest
+from tandem.router.policies.cache_aware import CacheAware
+from tandem.router.workers.candidates import Candidates
+from tandem.router.workers.worker import Pair, Worker
 
 # Pages remembered, over all workers.
 MAX_ENTRIES = 200_000

@@ -14,11 +14,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-from cli.serve_config import cluster_config
-from cli.serve_options import add_serve_options
-from deploy.launcher import Cluster
-from deploy.process_tree import descendants, die_with_parent, end_processes
-from deploy.serve import announce_and_wait, run_cluster
+from tandem.deploy.cli.serve_config import cluster_config
+from tandem.deploy.cli.serve_options import add_serve_options
+from tandem.deploy.host.process_tree import descendants, die_with_parent, end_processes
+from tandem.deploy.launcher import Cluster
+from tandem.deploy.serve import announce_and_wait, run_cluster
 from tandem.processes import ProcessId
 
 # Beyond what the cluster itself takes at most to stop once its requests have ended.
@@ -57,7 +57,11 @@ class Served:
         Raises:
             StartError: it did not start within `start_timeout_s`.
         """
-        command = ["-m", "cli.main", "serve"] if token_file is None else ["-m", "benchmarks.served", str(token_file)]
+        command = (
+            ["-m", "tandem.deploy.cli.main", "serve"]
+            if token_file is None
+            else ["-m", "benchmarks.served", str(token_file)]
+        )
         self.log_dir = log_dir
         self.lines: list[str] = []
         self._token_file = token_file

@@ -23,15 +23,15 @@ from typing import Any
 
 from rich.console import Console
 
-from bench.arrivals import ArrivalConfig
-from bench.clients.base import EndpointConfig, EndpointError
-from bench.command import measure
-from bench.config import BenchConfig, WorkloadConfig
-from bench.results import write_records, write_result
-from bench.terminal import print_result
-from bench.workloads.synthetic import Lengths
 from benchmarks.named_models import fit_to_serve
 from benchmarks.served import Served, StartError, within
+from tandem.bench.arrivals import ArrivalConfig
+from tandem.bench.clients.base import EndpointConfig, EndpointError
+from tandem.bench.command import measure
+from tandem.bench.config import BenchConfig, WorkloadConfig
+from tandem.bench.results import write_records, write_result
+from tandem.bench.terminal import print_result
+from tandem.bench.workloads.synthetic import Lengths
 
 # What the runs are called in pictures, and which workers, by the names of files.
 LAYOUTS = {

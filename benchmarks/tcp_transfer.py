@@ -27,9 +27,9 @@ TIMEOUT_S = 120.0
 def serve_end(pipe: Connection) -> None:
     """Either end: ("listen", tls), ("dial", tls, endpoint), ("expect", number), ("push", number), ("busy", whether),
     ("close",)."""
-    from engine.attention.layout import KvHeadLayout
-    from engine.kvcache.pool import CpuKvPool
-    from kvtransfer.transports.tcp import Tcp
+    from tandem.engine.attention.layout import KvHeadLayout
+    from tandem.engine.kvcache.pool import CpuKvPool
+    from tandem.kvtransfer.transports.tcp import Tcp
     from tandem.rpc.credentials import ClusterCredentials
 
     pool = CpuKvPool(KvHeadLayout(24, 16, 8, 64, "float32"), NUM_PAGES, "tcp-benchmark")
@@ -105,7 +105,7 @@ def measure(name: str, tls: ClusterTls | None, sender: Child, receiver: Child, i
 
 
 def main() -> int:
-    from deploy.certificates import make_certificates
+    from tandem.deploy.host.certificates import make_certificates
 
     args = argument_parser(__doc__).parse_args()
     rows: list[Row] = []

@@ -31,8 +31,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from bench.measures import distribution
 from benchmarks.trace_slices import Span, Track, read_trace, tracks_of
+from tandem.bench.measures import distribution
 from tandem.recording import DEVICE, ENGINE, HANDOVERS, INBOX
 
 STAGES = ("push", "copy", "settle", "leave", "way", "inbox", "arrive", "step")

@@ -1,12 +1,12 @@
 """From prefill to whoever decodes the request: this worker, or another one over a link."""
 
-from both_worker.handover import LocalHandover
-from engine.kvcache.cache_manager import CacheManager
-from prefill_worker.base import Handover, HandoverResult
-from prefill_worker.handover import LinkHandover
-from prefill_worker.job import PrefillJob
+from tandem.both_worker.handover import LocalHandover
+from tandem.engine.kvcache.cache_manager import CacheManager
 from tandem.messages import Prefill, Shipped
-from worker.events import Event
+from tandem.prefill_worker.base import Handover, HandoverResult
+from tandem.prefill_worker.handover import LinkHandover
+from tandem.prefill_worker.job import PrefillJob
+from tandem.worker.events import Event
 
 
 class ChoosingHandover(Handover):

@@ -1,11 +1,11 @@
 """From prefill to decode within one worker: nothing is copied, the locked pages pass to the decode scheduler."""
 
-from decode_worker.scheduler import DecodeScheduler
-from prefill_worker.base import Handover, HandoverResult
-from prefill_worker.job import PrefillJob
+from tandem.decode_worker.scheduler import DecodeScheduler
 from tandem.lifecycle import LEASE_GRANTED, now_ns
 from tandem.messages import Moment, Prefill, Shipped
-from worker.events import Event
+from tandem.prefill_worker.base import Handover, HandoverResult
+from tandem.prefill_worker.job import PrefillJob
+from tandem.worker.events import Event
 
 
 class LocalHandover(Handover):

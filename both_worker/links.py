@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import grpc
 
-from kvtransfer.link_dialer import LinkDialer
-from kvtransfer.link_server import LinkServer
+from tandem.kvtransfer.link_dialer import LinkDialer
+from tandem.kvtransfer.link_server import LinkServer
 from tandem.messages import Peer, ReceiverMessage, SenderMessage
-from worker.base import LinkConnections
+from tandem.worker.base import LinkConnections
 
 
 class NoLinks(LinkConnections):

@@ -4,11 +4,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from both_worker.worker import make_both_scheduler
-from decode_worker.config import DecodeConfig
-from engine.base import EngineBase
-from engine.kvcache.cache_manager import CacheManager
-from prefill_worker.config import PrefillConfig
+from tandem.both_worker.worker import make_both_scheduler
+from tandem.decode_worker.config import DecodeConfig
+from tandem.engine.base import EngineBase
+from tandem.engine.kvcache.cache_manager import CacheManager
 from tandem.messages import (
     Abort,
     Admit,
@@ -21,9 +20,10 @@ from tandem.messages import (
     Tokens,
     WorkerMessage,
 )
+from tandem.prefill_worker.config import PrefillConfig
 from tandem.sampling_params import SamplingParams
-from worker.base import Outbox
-from worker.events import FromRouter
+from tandem.worker.base import Outbox
+from tandem.worker.events import FromRouter
 
 WORKER_ID = "local"
 # A request has so long to get its pages; nobody waits that long here.

@@ -1,10 +1,10 @@
 """How prompts get their pages where the same pool is decoded from."""
 
-from decode_worker.scheduler import DecodeScheduler
-from engine.kvcache.cache_manager import CacheManager, PageHandle
-from engine.kvcache.page_ceiling import PageCeiling
-from prefill_worker.pages import PromptPages
-from prefill_worker.queued_request import QueuedRequest
+from tandem.decode_worker.scheduler import DecodeScheduler
+from tandem.engine.kvcache.cache_manager import CacheManager, PageHandle
+from tandem.engine.kvcache.page_ceiling import PageCeiling
+from tandem.prefill_worker.pages import PromptPages
+from tandem.prefill_worker.queued_request import QueuedRequest
 
 
 class SharedPages(PromptPages):

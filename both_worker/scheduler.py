@@ -1,18 +1,18 @@
 """Role `both`: prefill and decode in one worker, over one engine and one pool."""
 
-from both_worker.pages import SharedPages
-from decode_worker.scheduler import DecodeScheduler
-from engine.base import EngineBase
-from engine.kvcache.cache_changes import CacheChanges
-from engine.kvcache.cache_manager import CacheManager
-from kvtransfer.events import ReceiverLinkEvent, SenderLinkEvent
-from prefill_worker.forward import PromptChunks
-from prefill_worker.scheduler import PrefillScheduler
+from tandem.both_worker.pages import SharedPages
+from tandem.decode_worker.scheduler import DecodeScheduler
+from tandem.engine.base import EngineBase
+from tandem.engine.kvcache.cache_changes import CacheChanges
+from tandem.engine.kvcache.cache_manager import CacheManager
+from tandem.kvtransfer.events import ReceiverLinkEvent, SenderLinkEvent
 from tandem.messages import WorkerStats
-from worker.base import Scheduler
-from worker.events import Event
-from worker.forward_timer import ForwardTimer
-from worker.stats import worker_stats
+from tandem.prefill_worker.forward import PromptChunks
+from tandem.prefill_worker.scheduler import PrefillScheduler
+from tandem.worker.base import Scheduler
+from tandem.worker.events import Event
+from tandem.worker.forward_timer import ForwardTimer
+from tandem.worker.stats import worker_stats
 
 
 class BothScheduler(Scheduler):

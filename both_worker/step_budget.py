@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import Protocol
 
-from prefill_worker.budget import PromptBudget, PromptRest
-from worker.forward_timer import ForwardTimer
+from tandem.prefill_worker.budget import PromptBudget, PromptRest
+from tandem.worker.forward_timer import ForwardTimer
 
 # Of the objective, at most so much is filled by what a step is expected to take: steps differ, and the objective is for
 # nearly all of them.

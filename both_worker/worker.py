@@ -3,32 +3,32 @@
 import time
 from collections.abc import Callable
 
-from both_worker.choosing_handover import ChoosingHandover
-from both_worker.handover import LocalHandover
-from both_worker.links import NoLinks, TwoWayLinks
-from both_worker.pages import SharedPages
-from both_worker.scheduler import BothScheduler
-from both_worker.step_budget import StepBudget
-from decode_worker.config import DecodeConfig
-from decode_worker.scheduler import DecodeScheduler
-from engine.base import EngineBase
-from engine.kvcache.cache_manager import CacheManager
-from kvtransfer.config import LinkConfig
-from kvtransfer.link_dialer import LinkDialer
-from kvtransfer.link_server import LinkServer
-from kvtransfer.sender_link import MAX_PAGES_IN_FLIGHT
-from kvtransfer.transports.opening import load_transports
-from prefill_worker.base import Handover
-from prefill_worker.config import PrefillConfig
-from prefill_worker.handover import LinkHandover
-from prefill_worker.scheduler import PrefillScheduler
+from tandem.both_worker.choosing_handover import ChoosingHandover
+from tandem.both_worker.handover import LocalHandover
+from tandem.both_worker.links import NoLinks, TwoWayLinks
+from tandem.both_worker.pages import SharedPages
+from tandem.both_worker.scheduler import BothScheduler
+from tandem.both_worker.step_budget import StepBudget
+from tandem.decode_worker.config import DecodeConfig
+from tandem.decode_worker.scheduler import DecodeScheduler
+from tandem.engine.base import EngineBase
+from tandem.engine.kvcache.cache_manager import CacheManager
+from tandem.kvtransfer.config import LinkConfig
+from tandem.kvtransfer.link_dialer import LinkDialer
+from tandem.kvtransfer.link_server import LinkServer
+from tandem.kvtransfer.sender_link import MAX_PAGES_IN_FLIGHT
+from tandem.kvtransfer.transports.opening import load_transports
 from tandem.messages import Hello
+from tandem.prefill_worker.base import Handover
+from tandem.prefill_worker.config import PrefillConfig
+from tandem.prefill_worker.handover import LinkHandover
+from tandem.prefill_worker.scheduler import PrefillScheduler
 from tandem.recording import Recorder
 from tandem.rpc.credentials import ClusterCredentials
-from worker.base import LinkConnections, Outbox, WorkerRole
-from worker.config import WorkerConfig
-from worker.events import Event
-from worker.forward_timer import ForwardTimer
+from tandem.worker.base import LinkConnections, Outbox, WorkerRole
+from tandem.worker.config import WorkerConfig
+from tandem.worker.events import Event
+from tandem.worker.forward_timer import ForwardTimer
 
 
 def make_both_scheduler(

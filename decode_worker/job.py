@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from engine.kvcache.cache_manager import PageHandle
-from engine.token_sequence import TokenSequence
+from tandem.engine.kvcache.cache_manager import PageHandle
+from tandem.engine.token_sequence import TokenSequence
 from tandem.lifecycle import now_ns
 from tandem.messages import Moment
 from tandem.priority import virtual_arrival_ns

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from decode_worker.admissions import AttemptKey
-from engine.kvcache.base import Completion
-from engine.kvcache.cache_manager import PageHandle
-from kvtransfer.receiver_link import ReceiverLink
+from tandem.decode_worker.admissions import AttemptKey
+from tandem.engine.kvcache.base import Completion
+from tandem.engine.kvcache.cache_manager import PageHandle
+from tandem.kvtransfer.receiver_link import ReceiverLink
 from tandem.lifecycle import now_ns
 from tandem.messages import Admit, Committed, LeaseRequest, Pushing
 

@@ -2,13 +2,13 @@
 
 from collections.abc import Callable
 
-from decode_worker.admissions import Admissions, AttemptKey
-from decode_worker.config import DecodeConfig
-from decode_worker.lease_records import GrantedLease, WaitingLease
-from decode_worker.waiting_leases import WaitingLeases
-from engine.kvcache.cache_manager import CacheManager, PageHandle
-from kvtransfer.events import FromSender, ReceiverLinkClosed, ReceiverLinkEvent, ReceiverLinkOpened
-from kvtransfer.receiver_link import ReceiverLink
+from tandem.decode_worker.admissions import Admissions, AttemptKey
+from tandem.decode_worker.config import DecodeConfig
+from tandem.decode_worker.lease_records import GrantedLease, WaitingLease
+from tandem.decode_worker.waiting_leases import WaitingLeases
+from tandem.engine.kvcache.cache_manager import CacheManager, PageHandle
+from tandem.kvtransfer.events import FromSender, ReceiverLinkClosed, ReceiverLinkEvent, ReceiverLinkOpened
+from tandem.kvtransfer.receiver_link import ReceiverLink
 from tandem.lifecycle import now_ns
 from tandem.messages import (
     Admit,
@@ -22,7 +22,7 @@ from tandem.messages import (
 )
 from tandem.recording import HANDOVERS, Recorder
 from tandem.request_ids import router_of
-from worker.base import Outbox
+from tandem.worker.base import Outbox
 
 # Receives that have completed are looked for again so soon.
 POLL_S = 0.001

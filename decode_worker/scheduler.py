@@ -5,17 +5,17 @@ import bisect
 import logging
 from collections.abc import Callable, Sequence
 
-from decode_worker.config import DecodeConfig
-from decode_worker.job import DecodeJob
-from decode_worker.leases import LeaseBook
-from decode_worker.pacing import StepPace
-from decode_worker.step import DecodeStep
-from engine.base import EngineBase
-from engine.kvcache.base import Completion
-from engine.kvcache.cache_manager import CacheManager, PageHandle
-from engine.launch_list import ForwardPart
-from engine.token_sequence import TokenSequence
-from kvtransfer.events import ReceiverLinkEvent
+from tandem.decode_worker.config import DecodeConfig
+from tandem.decode_worker.job import DecodeJob
+from tandem.decode_worker.leases import LeaseBook
+from tandem.decode_worker.pacing import StepPace
+from tandem.decode_worker.step import DecodeStep
+from tandem.engine.base import EngineBase
+from tandem.engine.kvcache.base import Completion
+from tandem.engine.kvcache.cache_manager import CacheManager, PageHandle
+from tandem.engine.launch_list import ForwardPart
+from tandem.engine.token_sequence import TokenSequence
+from tandem.kvtransfer.events import ReceiverLinkEvent
 from tandem.lifecycle import (
     COMMITTED,
     DECODE_STARTED,
@@ -40,10 +40,10 @@ from tandem.messages import (
 from tandem.recording import HANDOVERS, Recorder
 from tandem.request_ids import router_of
 from tandem.sampling_params import TokenLogprobs
-from worker.base import ForwardScheduler, Outbox
-from worker.events import Event, FromRouter, RouterLost
-from worker.forward_timer import ForwardTimer
-from worker.grammar_failure import grammar_failure
+from tandem.worker.base import ForwardScheduler, Outbox
+from tandem.worker.events import Event, FromRouter, RouterLost
+from tandem.worker.forward_timer import ForwardTimer
+from tandem.worker.grammar_failure import grammar_failure
 
 logger = logging.getLogger(__name__)
 

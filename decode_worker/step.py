@@ -3,10 +3,10 @@
 from collections.abc import Callable, Sequence
 from itertools import islice
 
-from decode_worker.job import DecodeJob
-from engine.batch import Batch
-from engine.launch_list import ForwardPart
-from engine.output import Feed, ForwardOutput
+from tandem.decode_worker.job import DecodeJob
+from tandem.engine.batch import Batch
+from tandem.engine.launch_list import ForwardPart
+from tandem.engine.output import Feed, ForwardOutput
 
 
 class DecodeStep(ForwardPart):

@@ -5,10 +5,10 @@ import itertools
 import math
 from collections.abc import Callable
 
-from decode_worker.admissions import AttemptKey
-from decode_worker.config import DecodeConfig
-from decode_worker.lease_records import WaitingLease
-from kvtransfer.receiver_link import ReceiverLink
+from tandem.decode_worker.admissions import AttemptKey
+from tandem.decode_worker.config import DecodeConfig
+from tandem.decode_worker.lease_records import WaitingLease
+from tandem.kvtransfer.receiver_link import ReceiverLink
 from tandem.messages import Admit
 from tandem.priority import virtual_arrival_ns
 

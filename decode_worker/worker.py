@@ -3,19 +3,19 @@
 import time
 from collections.abc import Callable
 
-from decode_worker.config import DecodeConfig
-from decode_worker.scheduler import DecodeScheduler
-from engine.base import EngineBase
-from engine.kvcache.cache_manager import CacheManager
-from kvtransfer.config import LinkConfig
-from kvtransfer.link_server import LinkServer
-from kvtransfer.transports.opening import load_transports
+from tandem.decode_worker.config import DecodeConfig
+from tandem.decode_worker.scheduler import DecodeScheduler
+from tandem.engine.base import EngineBase
+from tandem.engine.kvcache.cache_manager import CacheManager
+from tandem.kvtransfer.config import LinkConfig
+from tandem.kvtransfer.link_server import LinkServer
+from tandem.kvtransfer.transports.opening import load_transports
 from tandem.messages import Hello
 from tandem.recording import Recorder
 from tandem.rpc.credentials import ClusterCredentials
-from worker.base import LinkConnections, Outbox, Scheduler, WorkerRole
-from worker.config import WorkerConfig
-from worker.events import Event
+from tandem.worker.base import LinkConnections, Outbox, Scheduler, WorkerRole
+from tandem.worker.config import WorkerConfig
+from tandem.worker.events import Event
 
 
 class DecodeRole(WorkerRole):

@@ -15,15 +15,15 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from both_worker.local_worker import Counts, LocalWorker
-from deploy.cluster_config import ClusterConfig
-from deploy.cluster_options import OPTIONS
-from deploy.options import in_flags
-from deploy.progress import StartProgress
-from engine.models.config import ModelConfig
-from engine.stage_timer import StageTimer
-from engine.weights.resolve import resolve_model
 from tandem import exit_codes
+from tandem.both_worker.local_worker import Counts, LocalWorker
+from tandem.deploy.config.cluster_config import ClusterConfig
+from tandem.deploy.config.cluster_options import OPTIONS
+from tandem.deploy.config.options import in_flags
+from tandem.deploy.supervise.progress import StartProgress
+from tandem.engine.models.config import ModelConfig
+from tandem.engine.stage_timer import StageTimer
+from tandem.engine.weights.resolve import resolve_model
 from tandem.sampling_params import SamplingParams
 
 # A compiler may take minutes for one kernel; a step that waits for none takes milliseconds.
@@ -81,7 +81,7 @@ def run_configuration(
     Raises:
         ValueError: the model cannot be served as configured; the message says why.
     """
-    from engine.build import build_engine
+    from tandem.engine.build import build_engine
 
     on_progress("device and model")
     model = ModelConfig.from_dir(model_dir)
@@ -172,7 +172,7 @@ def _check_device(config: ClusterConfig) -> None:
         raise ValueError(f"no kernel is compiled for device {config.device}; set `device` to cuda")
     import torch
 
-    from engine.build import why_no_gpu
+    from tandem.engine.build import why_no_gpu
 
     if not torch.cuda.is_available():
         raise ValueError(f"{why_no_gpu()}; run this on a machine with a GPU like those that will serve")

@@ -12,29 +12,29 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from deploy.certificates import given_certificates, make_certificates
-from deploy.cluster_config import ClusterConfig, WorkerPlan
-from deploy.cluster_options import AUTO, OFF
-from deploy.errors import ClusterError, refusals
-from deploy.hosted_ray import STATE, HostedRay
-from deploy.local_ray import LocalRay
-from deploy.node_placement import NodePlacement, SavedPlacement
-from deploy.plan import check_own_classes, plan, router_names, worker_names
-from deploy.ports import ClientAddresses, ClusterPorts, ReservedPorts
-from deploy.processes import OnProgress, Processes
-from deploy.ray_base import RayBase, StartError
-from deploy.ray_module import ray
-from deploy.request_lines import RequestLineServer
-from deploy.role_planner import RolePlanner
-from deploy.role_plans import RolePlans
-from deploy.room import check_num_gpus, has_room
-from deploy.run_record import default_directory
-from deploy.scaling import ScaleJob, ScaleQueue, Scaling, check_kinds, in_counts
-from deploy.supervisor import ProcessKind, Supervisor
-from engine.weights.resolve import resolve_model
-from router.config import RouterAddresses, RouterConfig
-from router.objectives import Objectives
 from tandem.config import WORKER_KINDS, ClusterTls, ClusterTlsFiles
+from tandem.deploy.config.cluster_config import ClusterConfig, WorkerPlan
+from tandem.deploy.config.cluster_options import AUTO, OFF
+from tandem.deploy.errors import ClusterError, refusals
+from tandem.deploy.host.certificates import given_certificates, make_certificates
+from tandem.deploy.host.ports import ClientAddresses, ClusterPorts, ReservedPorts
+from tandem.deploy.host.request_lines import RequestLineServer
+from tandem.deploy.host.run_record import default_directory
+from tandem.deploy.nodes.node_placement import NodePlacement, SavedPlacement
+from tandem.deploy.on_ray.hosted_ray import STATE, HostedRay
+from tandem.deploy.on_ray.local_ray import LocalRay
+from tandem.deploy.on_ray.ray_base import RayBase, StartError
+from tandem.deploy.on_ray.ray_module import ray
+from tandem.deploy.plan import check_own_classes, plan, router_names, worker_names
+from tandem.deploy.supervise.processes import OnProgress, Processes
+from tandem.deploy.supervise.role_planner import RolePlanner
+from tandem.deploy.supervise.role_plans import RolePlans
+from tandem.deploy.supervise.room import check_num_gpus, has_room
+from tandem.deploy.supervise.scaling import ScaleJob, ScaleQueue, Scaling, check_kinds, in_counts
+from tandem.deploy.supervise.supervisor import ProcessKind, Supervisor
+from tandem.engine.weights.resolve import resolve_model
+from tandem.router.config import RouterAddresses, RouterConfig
+from tandem.router.workers.objectives import Objectives
 from tandem.rpc.tls import check_tls_files
 
 logger = logging.getLogger(__name__)
@@ -316,7 +316,7 @@ class Cluster:
         planner = RolePlanner(Objectives.of_ms(config.ttft_objective_ms, config.itl_objective_ms), time.monotonic)
         return RolePlans(planner, self._processes.running_routers, time.monotonic)
 
-    # --- what a change of the number of workers is made of (deploy/scaling.py) ---
+    # --- what a change of the number of workers is made of (deploy/supervise/scaling.py) ---
 
     @property
     def drain_timeout_s(self) -> float:

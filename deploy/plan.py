@@ -7,23 +7,23 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from deploy.cluster_config import ClusterConfig, WorkerPlan
-from deploy.ports import ClusterPorts
-from engine.attention.table import ATTENTION_BACKENDS
-from engine.config import EngineConfig
-from engine.kvcache.eviction.table import EVICTION_POLICIES
-from engine.kvcache.host_memory import available_memory_bytes
-from engine.models.config import ModelConfig
-from engine.page_layout import page_layout_of
-from kvtransfer.transports.table import TRANSPORTS
-from prefill_worker.policies.table import PREFILL_POLICIES
-from router.config import RouterConfig
-from router.policies.table import ROUTING_POLICIES
-from router.text.chat_template import read_chat_template
-from router.text.tokenizer import tokenizer_file
-from router.text.tool_parsers.table import TOOL_PARSERS
 from tandem.choices import Choices, is_path
 from tandem.config import Role
+from tandem.deploy.config.cluster_config import ClusterConfig, WorkerPlan
+from tandem.deploy.host.ports import ClusterPorts
+from tandem.engine.attention.table import ATTENTION_BACKENDS
+from tandem.engine.config import EngineConfig
+from tandem.engine.kvcache.eviction.table import EVICTION_POLICIES
+from tandem.engine.kvcache.host_memory import available_memory_bytes
+from tandem.engine.models.config import ModelConfig
+from tandem.engine.page_layout import page_layout_of
+from tandem.kvtransfer.transports.table import TRANSPORTS
+from tandem.prefill_worker.policies.table import PREFILL_POLICIES
+from tandem.router.config import RouterConfig
+from tandem.router.policies.table import ROUTING_POLICIES
+from tandem.router.text.chat_template import read_chat_template
+from tandem.router.text.tokenizer import tokenizer_file
+from tandem.router.text.tool_parsers.table import TOOL_PARSERS
 
 
 class PoolsOfNode(NamedTuple):

@@ -16,19 +16,18 @@ from typing import Any, NoReturn
 
 from rich.console import Console
 
-from deploy.cluster_config import ClusterConfig
-from deploy.cluster_options import OPTIONS
-from deploy.control import ControlServer
-from deploy.detach import run_detached
-from deploy.errors import ClusterError, ConfigurationError
-from deploy.guard import run_guarded
-from deploy.launcher import Cluster
-from deploy.names import ClusterName, NameTakenError
-from deploy.options import in_flags
-from deploy.ports import ClientAddresses
-from deploy.process_tree import descendants
-from deploy.progress import StartProgress
-from deploy.run_record import (
+from tandem import exit_codes
+from tandem.config import WORKER_KINDS
+from tandem.deploy.config.cluster_config import ClusterConfig
+from tandem.deploy.config.cluster_options import OPTIONS
+from tandem.deploy.config.options import in_flags
+from tandem.deploy.errors import ClusterError, ConfigurationError
+from tandem.deploy.host.detach import run_detached
+from tandem.deploy.host.guard import run_guarded
+from tandem.deploy.host.names import ClusterName, NameTakenError
+from tandem.deploy.host.ports import ClientAddresses
+from tandem.deploy.host.process_tree import descendants
+from tandem.deploy.host.run_record import (
     RunAbout,
     RunOwner,
     check_private,
@@ -40,8 +39,9 @@ from deploy.run_record import (
     remove_record,
     write_record,
 )
-from tandem import exit_codes
-from tandem.config import WORKER_KINDS
+from tandem.deploy.launcher import Cluster
+from tandem.deploy.supervise.control import ControlServer
+from tandem.deploy.supervise.progress import StartProgress
 from tandem.processes import ProcessId
 
 # Stopping takes no longer than this once no request is waited for any more.
@@ -62,7 +62,7 @@ def serve(config: ClusterConfig, *, detach: bool = False) -> int:
             file=sys.stderr,
         )
     if config.ray_address:
-        from deploy.joined_serve import serve_joined
+        from tandem.deploy.joined.joined_serve import serve_joined
 
         stop = f"{_own_command()} stop {config.cluster_name} --ray-address {config.ray_address}"
         return serve_joined(

@@ -4,11 +4,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from engine.batch import Batch
-from engine.grammars import Constraint, Grammars, no_constraint
-from engine.kvcache.pool import KvPool
-from engine.launch_list import ForwardPart, LaunchList
-from engine.output import ForwardOutput
+from tandem.engine.batch import Batch
+from tandem.engine.grammars import Constraint, Grammars, no_constraint
+from tandem.engine.kvcache.pool import KvPool
+from tandem.engine.launch_list import ForwardPart, LaunchList
+from tandem.engine.output import ForwardOutput
 
 
 @dataclass(slots=True)

@@ -7,9 +7,9 @@ from typing import Literal
 import numpy as np
 import torch
 
-from engine.output import Feed
-from engine.token_sequence import TokenSequence
-from engine.upload import to_device
+from tandem.engine.output import Feed
+from tandem.engine.token_sequence import TokenSequence
+from tandem.engine.upload import to_device
 
 ForwardMode = Literal["prefill", "decode", "mixed"]
 

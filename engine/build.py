@@ -8,28 +8,28 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from engine.attention.base import AttentionBackend, GraphableBackend
-from engine.attention.choice import choose_backend
-from engine.config import EngineConfig
-from engine.dry_run import Measured, free_bytes, measure_memory
-from engine.engine import Engine
-from engine.grammars import Grammars
-from engine.graph_runner import DecodeGraphs
-from engine.kvcache.base import PageLayout
-from engine.kvcache.pool import CpuKvPool, KvPool
-from engine.kvcache.sizing import GIB, DeviceMemory, choose_num_pages
-from engine.mixed_graphs import MixedGraphs, MixedSizes
-from engine.models.base import Model
-from engine.models.build import build_model
-from engine.models.config import ModelConfig
-from engine.page_layout import page_layout_of
-from engine.prefill_graphs import PrefillGraphs
-from engine.stage_timer import StageTimer
-from engine.weights.fingerprint import model_fingerprint
-from engine.weights.loader import load_weights
+from tandem.engine.attention.base import AttentionBackend, GraphableBackend
+from tandem.engine.attention.choice import choose_backend
+from tandem.engine.config import EngineConfig
+from tandem.engine.dry_run import Measured, free_bytes, measure_memory
+from tandem.engine.engine import Engine
+from tandem.engine.grammars import Grammars
+from tandem.engine.graph_runner import DecodeGraphs
+from tandem.engine.kvcache.base import PageLayout
+from tandem.engine.kvcache.pool import CpuKvPool, KvPool
+from tandem.engine.kvcache.sizing import GIB, DeviceMemory, choose_num_pages
+from tandem.engine.mixed_graphs import MixedGraphs, MixedSizes
+from tandem.engine.models.base import Model
+from tandem.engine.models.build import build_model
+from tandem.engine.models.config import ModelConfig
+from tandem.engine.page_layout import page_layout_of
+from tandem.engine.prefill_graphs import PrefillGraphs
+from tandem.engine.stage_timer import StageTimer
+from tandem.engine.weights.fingerprint import model_fingerprint
+from tandem.engine.weights.loader import load_weights
 
 if TYPE_CHECKING:
-    from engine.kvcache.cuda_pool import CudaKvPool
+    from tandem.engine.kvcache.cuda_pool import CudaKvPool
 
 logger = logging.getLogger(__name__)
 
@@ -145,7 +145,7 @@ def _cuda_engine(
 ) -> Engine:
     """Raises torch.OutOfMemoryError, and ValueError like build_engine."""
     # Imported here: a machine without CUDA has nothing to import.
-    from engine.kvcache.cuda_pool import CudaKvPool
+    from tandem.engine.kvcache.cuda_pool import CudaKvPool
 
     model, fingerprint, backend = _load_model(config, model_config, layout, device, on_progress)
     on_progress("warming up")

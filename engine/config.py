@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from engine.attention.table import ATTENTION_BACKENDS, AUTO
-from engine.kvcache.eviction.table import EVICTION_POLICIES
-from engine.models.quantization import FP8
 from tandem.config import DEVICES, require, require_one_of, require_positive
+from tandem.engine.attention.table import ATTENTION_BACKENDS, AUTO
+from tandem.engine.kvcache.eviction.table import EVICTION_POLICIES
+from tandem.engine.models.quantization import FP8
 
 DTYPES = ("float32", "bfloat16")
 # What keys and values are kept as in pages, by torch's names; "": as they are computed.

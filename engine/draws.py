@@ -1,4 +1,4 @@
-"""Steps 5 to 7 of engine.sampler: the tokens of the rows that are not greedy.
+"""Steps 5 to 7 of tandem.engine.sampler: the tokens of the rows that are not greedy.
 
 A probability is a whole number here, its mass: how many 2**-MASS_BITS of the most likely token's it is. Sums of whole
 numbers are the same in whatever order a device adds them up, so a row draws the same token however many rows there are
@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from engine.randomness import uniform
-from engine.rows import replace_rows, select_rows
-from engine.token_sequence import TokenSequence
-from engine.upload import Packed
+from tandem.engine.randomness import uniform
+from tandem.engine.rows import replace_rows, select_rows
+from tandem.engine.token_sequence import TokenSequence
+from tandem.engine.upload import Packed
 
 # What this loses is less than a float32 can tell, and two million tokens as likely as the first still fit into 63 bits.
 MASS_BITS = 42

@@ -7,15 +7,15 @@ from typing import NamedTuple
 
 import torch
 
-from engine.base import EngineBase
-from engine.batch import Batch
-from engine.config import MAX_PREFILL_BATCH_SIZE, EngineConfig
-from engine.engine import Engine
-from engine.graph_runner import graph_sizes
-from engine.kvcache.sizing import DeviceMemory
-from engine.mixed_graphs import LAUNCH_FACTOR, MixedSizes
-from engine.prefill_graphs import MAX_PROMPTS, SIZES
-from engine.token_sequence import TokenSequence
+from tandem.engine.base import EngineBase
+from tandem.engine.batch import Batch
+from tandem.engine.config import MAX_PREFILL_BATCH_SIZE, EngineConfig
+from tandem.engine.engine import Engine
+from tandem.engine.graph_runner import graph_sizes
+from tandem.engine.kvcache.sizing import DeviceMemory
+from tandem.engine.mixed_graphs import LAUNCH_FACTOR, MixedSizes
+from tandem.engine.prefill_graphs import MAX_PROMPTS, SIZES
+from tandem.engine.token_sequence import TokenSequence
 from tandem.sampling_params import MAX_LOGPROBS, SamplingParams
 
 # Graphs up to this batch size are captured to see what one takes by itself. There are graphs of few sequences among

@@ -6,27 +6,27 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from engine.attention.base import Attention, AttentionBackend
-from engine.base import EngineBase
-from engine.batch import Batch
-from engine.grammars import Grammars
-from engine.kvcache.pool import KvPool
-from engine.layers.norm import QkNorm
-from engine.layers.rotary import Rotation
-from engine.models.base import Model
-from engine.output import ForwardOutput
-from engine.prompt_logprobs import ScoredPrompts, score_prompts
-from engine.rows import select_rows
-from engine.sampler import SamplerOutput, sample
-from engine.token_sequence import TokenSequence
-from engine.upload import to_device
+from tandem.engine.attention.base import Attention, AttentionBackend
+from tandem.engine.base import EngineBase
+from tandem.engine.batch import Batch
+from tandem.engine.grammars import Grammars
+from tandem.engine.kvcache.pool import KvPool
+from tandem.engine.layers.norm import QkNorm
+from tandem.engine.layers.rotary import Rotation
+from tandem.engine.models.base import Model
+from tandem.engine.output import ForwardOutput
+from tandem.engine.prompt_logprobs import ScoredPrompts, score_prompts
+from tandem.engine.rows import select_rows
+from tandem.engine.sampler import SamplerOutput, sample
+from tandem.engine.token_sequence import TokenSequence
+from tandem.engine.upload import to_device
 from tandem.prompt_logprobs import PackedLogprobs
 from tandem.sampling_params import TokenLogprobs
 
 if TYPE_CHECKING:
-    from engine.graph_runner import DecodeGraphs, GraphOutput
-    from engine.mixed_graphs import MixedGraphs
-    from engine.prefill_graphs import PrefillGraphs
+    from tandem.engine.graph_runner import DecodeGraphs, GraphOutput
+    from tandem.engine.mixed_graphs import MixedGraphs
+    from tandem.engine.prefill_graphs import PrefillGraphs
 
 
 class _Launched(NamedTuple):

@@ -5,9 +5,9 @@ docs/estimate.md has the formulas in words, with what was measured beside them.
 
 from typing import NamedTuple
 
-from engine.attention.layout import QUANTIZED_BYTES
-from engine.config import KV_CACHE_DTYPES
-from engine.models.config import ModelConfig
+from tandem.engine.attention.layout import QUANTIZED_BYTES
+from tandem.engine.config import KV_CACHE_DTYPES
+from tandem.engine.models.config import ModelConfig
 
 # Weights that are not FP8, and KV that is not quantized, are in bfloat16.
 BYTES_PER_NUMBER = 2

@@ -6,11 +6,11 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from engine.attention.base import GraphableBackend, GraphedAttention
-from engine.batch import Batch
-from engine.graph_capture import GraphCapture
-from engine.models.base import Model
-from engine.upload import Packed
+from tandem.engine.attention.base import GraphableBackend, GraphedAttention
+from tandem.engine.batch import Batch
+from tandem.engine.graph_capture import GraphCapture
+from tandem.engine.models.base import Model
+from tandem.engine.upload import Packed
 
 
 class _Graph(NamedTuple):
@@ -62,7 +62,7 @@ class DecodeGraphs:
         on_progress: Callable[[str], None],
     ) -> None:
         # Imported here: a machine without CUDA has nothing to import.
-        from engine.layers.most_likely import MostLikely
+        from tandem.engine.layers.most_likely import MostLikely
 
         self._model = model
         self._shallow = model.shallow()

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from engine.batch import Batch
-from engine.kvcache.base import Completion
-from engine.output import Feed, ForwardOutput
-from engine.token_sequence import TokenSequence
+from tandem.engine.batch import Batch
+from tandem.engine.kvcache.base import Completion
+from tandem.engine.output import Feed, ForwardOutput
+from tandem.engine.token_sequence import TokenSequence
 
 
 class ForwardPart(ABC):

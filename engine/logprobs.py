@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.rows import select_rows
-from engine.token_sequence import TokenSequence
-from engine.upload import to_device
+from tandem.engine.rows import select_rows
+from tandem.engine.token_sequence import TokenSequence
+from tandem.engine.upload import to_device
 from tandem.sampling_params import TokenLogprobs, TopLogprob
 
 

@@ -9,15 +9,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from engine.attention.base import GraphableBackend, GraphedAttention
-from engine.attention.mixed import graphed_by_kind
-from engine.batch import Batch
-from engine.graph_capture import GraphCapture
-from engine.graph_runner import GraphOutput
-from engine.mixed_sizes import NUM_DECODED, NUM_PROMPT_TOKENS
-from engine.models.base import Model
-from engine.prefill_graphs import MAX_PROMPTS
-from engine.upload import Packed, aligned
+from tandem.engine.attention.base import GraphableBackend, GraphedAttention
+from tandem.engine.attention.mixed import graphed_by_kind
+from tandem.engine.batch import Batch
+from tandem.engine.graph_capture import GraphCapture
+from tandem.engine.graph_runner import GraphOutput
+from tandem.engine.mixed_sizes import NUM_DECODED, NUM_PROMPT_TOKENS
+from tandem.engine.models.base import Model
+from tandem.engine.prefill_graphs import MAX_PROMPTS
+from tandem.engine.upload import Packed, aligned
 
 # A launch kernel by kernel takes about so many times as long as that of prompts alone, so there are graphs of so many
 # times as many tokens as the largest prefill graph has.
@@ -103,7 +103,7 @@ class MixedGraphs:
     ) -> None:
         """Args: attention: one that computes_mixed; sizes: not none."""
         # Imported here: a machine without CUDA has nothing to import.
-        from engine.layers.most_likely import MostLikely
+        from tandem.engine.layers.most_likely import MostLikely
 
         prefills = attention.for_prefill_graphs(sizes.num_prompt_tokens, MAX_PROMPTS, max_pages_per_sequence)
         self.sizes = sizes if prefills else MixedSizes()

@@ -1,14 +1,14 @@
 """Which layout the pages of a model have. This is the one place that decides it; planner and engine both ask here, and
 importing it costs no torch."""
 
-from engine.config import KV_CACHE_DTYPES
-from engine.kvcache.base import PageLayout
-from engine.models.architectures import ARCHITECTURES
-from engine.models.config import ModelConfig
 from tandem.choices import Choices
+from tandem.engine.config import KV_CACHE_DTYPES
+from tandem.engine.kvcache.base import PageLayout
+from tandem.engine.models.architectures import ARCHITECTURES
+from tandem.engine.models.config import ModelConfig
 
 _LAYOUTS: Choices[PageLayout] = Choices(
-    "engine.kvcache.base:PageLayout",
+    "tandem.engine.kvcache.base:PageLayout",
     {name: architecture.page_layout for name, architecture in ARCHITECTURES.items()},
 )
 

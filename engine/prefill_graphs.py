@@ -7,12 +7,12 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from engine.attention.base import GraphableBackend, GraphedAttention
-from engine.batch import Batch
-from engine.graph_capture import GraphCapture
-from engine.graph_runner import GraphOutput
-from engine.models.base import Model
-from engine.upload import Packed
+from tandem.engine.attention.base import GraphableBackend, GraphedAttention
+from tandem.engine.batch import Batch
+from tandem.engine.graph_capture import GraphCapture
+from tandem.engine.graph_runner import GraphOutput
+from tandem.engine.models.base import Model
+from tandem.engine.upload import Packed
 
 # A forward of more prompts is launched kernel by kernel.
 MAX_PROMPTS = 16
@@ -51,7 +51,7 @@ class PrefillGraphs:
     ) -> None:
         """Args: sizes: of SIZES; the backend may have no graphs for any."""
         # Imported here: a machine without CUDA has nothing to import.
-        from engine.layers.most_likely import MostLikely
+        from tandem.engine.layers.most_likely import MostLikely
 
         self._model = model
         self._shallow = model.shallow()

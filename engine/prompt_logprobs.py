@@ -8,11 +8,11 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from engine.batch import Batch
-from engine.config import MAX_PREFILL_BATCH_SIZE
-from engine.logprobs import most_likely
-from engine.models.base import Model
-from engine.upload import Packed
+from tandem.engine.batch import Batch
+from tandem.engine.config import MAX_PREFILL_BATCH_SIZE
+from tandem.engine.logprobs import most_likely
+from tandem.engine.models.base import Model
+from tandem.engine.upload import Packed
 from tandem.prompt_logprobs import PackedLogprobs
 
 # Logits exist for so many tokens at a time, however large the forward is: no more than are there when the first tokens
@@ -126,7 +126,7 @@ def _score(logits: torch.Tensor, targets: torch.Tensor, columns: Sequence[torch.
     own = targets.unsqueeze(1)
     logprobs = torch.log_softmax(logits, dim=-1)
     chosen.copy_(logprobs.gather(1, own).squeeze(1))
-    # They are ranked by the logits, as in engine.logprobs.
+    # They are ranked by the logits, as in tandem.engine.logprobs.
     ranks.copy_((logits > logits.gather(1, own)).sum(dim=-1) + 1)
     if top.shape[1]:
         found = most_likely(logits, top.shape[1])

@@ -16,7 +16,7 @@ sequence:
    top-p:       keep i if the tokens before it, the most likely first and the lower id among equals, have together less
                 than top_p of the probability of those kept so far (Holtzman et al., 2019); the first is always kept
 7. draw:        the first i, in order of token ids, where the sum of p up to i exceeds u times the whole sum, with u in
-                [0, 1) a function of seed and position (engine.randomness)
+                [0, 1) a function of seed and position (tandem.engine.randomness)
 
 Nothing of a row depends on the other rows, so a request gets the same tokens alone and in any batch. The host never
 waits for the device: the newest token of a sequence may be known there alone.
@@ -28,12 +28,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from engine.draws import Draws, draw
-from engine.grammars import Constraint, Grammars
-from engine.logprobs import SampledLogprobs, gather_logprobs
-from engine.rows import replace_rows, select_rows
-from engine.token_sequence import TokenSequence
-from engine.upload import Packed
+from tandem.engine.draws import Draws, draw
+from tandem.engine.grammars import Constraint, Grammars
+from tandem.engine.logprobs import SampledLogprobs, gather_logprobs
+from tandem.engine.rows import replace_rows, select_rows
+from tandem.engine.token_sequence import TokenSequence
+from tandem.engine.upload import Packed
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.grammars import Constraint
+from tandem.engine.grammars import Constraint
 from tandem.sampling_params import SamplingParams
 
 _GREEDY = SamplingParams(max_tokens=1)

@@ -8,14 +8,14 @@ import threading
 
 from rich.console import Console
 
-from cli.client_options import add_sampling_arguments
-from cli.terminal import Conversation, print_timeline, sampling_params, stream_answer
-from deploy.cluster_config import ClusterConfig
-from deploy.launcher import Cluster
-from deploy.serve import run_cluster
-from engine.config import DTYPES
 from tandem.client import TandemClient, TandemError
 from tandem.config import DEVICES
+from tandem.deploy.cli.client_options import add_sampling_arguments
+from tandem.deploy.cli.terminal import Conversation, print_timeline, sampling_params, stream_answer
+from tandem.deploy.config.cluster_config import ClusterConfig
+from tandem.deploy.launcher import Cluster
+from tandem.deploy.serve import run_cluster
+from tandem.engine.config import DTYPES
 from tandem.v1 import inference_pb2 as pb
 
 MODEL = "smollm2-135m-instruct"

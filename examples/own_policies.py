@@ -7,13 +7,13 @@
 
 from collections.abc import Sequence
 
-from engine.kvcache.cache_manager import CacheManager
-from engine.kvcache.eviction.base import EvictableNode, EvictionPolicy
-from prefill_worker.policies.base import PrefillPolicy
-from prefill_worker.queued_request import QueuedRequest
-from router.candidates import Candidates
-from router.policies.base import RoutingPolicy, RoutingRequest
-from router.worker import Pair, Worker
+from tandem.engine.kvcache.cache_manager import CacheManager
+from tandem.engine.kvcache.eviction.base import EvictableNode, EvictionPolicy
+from tandem.prefill_worker.policies.base import PrefillPolicy
+from tandem.prefill_worker.queued_request import QueuedRequest
+from tandem.router.policies.base import RoutingPolicy, RoutingRequest
+from tandem.router.workers.candidates import Candidates
+from tandem.router.workers.worker import Pair, Worker
 
 
 class StickySessions(RoutingPolicy):

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from kvtransfer.transports.table import TRANSPORTS
 from tandem.config import require
+from tandem.kvtransfer.transports.table import TRANSPORTS
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,9 @@ epochs are called.
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from kvtransfer.transports.base import ReceiverTransport, SenderTransport
+from tandem.kvtransfer.transports.base import ReceiverTransport, SenderTransport
 from tandem.messages import LinkHello, ReceiverMessage, SenderMessage
-from worker.events import Event
+from tandem.worker.events import Event
 
 
 class SenderLinkEvent(Event):

@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 import grpc
 
-from kvtransfer.events import FromReceiver, SenderLinkClosed, SenderLinkFailed, SenderLinkOpened
-from kvtransfer.transports.base import Transport
-from kvtransfer.transports.opening import OPEN_TIMEOUT_S, OpeningError, open_end
 from tandem.hosts import host_id
+from tandem.kvtransfer.events import FromReceiver, SenderLinkClosed, SenderLinkFailed, SenderLinkOpened
+from tandem.kvtransfer.transports.base import Transport
+from tandem.kvtransfer.transports.opening import OPEN_TIMEOUT_S, OpeningError, open_end
 from tandem.messages import (
     PROTOCOL_VERSION,
     LinkHello,
@@ -26,7 +26,7 @@ from tandem.rpc.batch_writer import BatchWriter, is_cancelled
 from tandem.rpc.codec import RECEIVER_CODEC, SENDER_CODEC
 from tandem.rpc.credentials import ClusterCredentials
 from tandem.v1 import kv_link_pb2_grpc
-from worker.events import Event
+from tandem.worker.events import Event
 
 logger = logging.getLogger(__name__)
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import grpc
 
-from kvtransfer.events import FromSender, ReceiverLinkClosed, ReceiverLinkOpened
-from kvtransfer.exit_watch import ExitWatch
-from kvtransfer.transports.base import ReceiverTransport, Transport
-from kvtransfer.transports.opening import OpeningError, describe, let_go, open_end
 from tandem.hosts import host_id
+from tandem.kvtransfer.events import FromSender, ReceiverLinkClosed, ReceiverLinkOpened
+from tandem.kvtransfer.exit_watch import ExitWatch
+from tandem.kvtransfer.transports.base import ReceiverTransport, Transport
+from tandem.kvtransfer.transports.opening import OpeningError, describe, let_go, open_end
 from tandem.messages import (
     PROTOCOL_VERSION,
     LinkHello,
@@ -27,7 +27,7 @@ from tandem.messages import (
 from tandem.rpc.batch_writer import BatchWriter
 from tandem.rpc.codec import RECEIVER_CODEC, SENDER_CODEC
 from tandem.v1 import kv_link_pb2_grpc
-from worker.events import Event
+from tandem.worker.events import Event
 
 logger = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ messages through a function it is given; gRPC is elsewhere (kvtransfer/link_serv
 
 from collections.abc import Callable, Sequence
 
-from engine.kvcache.base import Completion
-from kvtransfer.transports.base import COMPLETED, ReceiverTransport
+from tandem.engine.kvcache.base import Completion
+from tandem.kvtransfer.transports.base import COMPLETED, ReceiverTransport
 from tandem.messages import Granted, Pushing, ReceiverMessage, Refused, Revoke
 
 

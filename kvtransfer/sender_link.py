@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from engine.kvcache.base import Completion
-from kvtransfer.transports.base import SenderTransport
+from tandem.engine.kvcache.base import Completion
+from tandem.kvtransfer.transports.base import SenderTransport
 from tandem.lifecycle import now_ns
 from tandem.messages import (
     Committed,

@@ -3,9 +3,9 @@
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
-from prefill_worker.job import PrefillJob
 from tandem.messages import Prefill, Shipped
-from worker.events import Event
+from tandem.prefill_worker.job import PrefillJob
+from tandem.worker.events import Event
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from prefill_worker.policies.table import PREFILL_POLICIES
 from tandem.config import require_positive
+from tandem.prefill_worker.policies.table import PREFILL_POLICIES
 
 
 @dataclass(frozen=True, slots=True)

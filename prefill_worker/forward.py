@@ -3,11 +3,11 @@
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 
-from engine.batch import Batch
-from engine.launch_list import ForwardPart
-from engine.output import ForwardOutput
-from prefill_worker.job import PrefillJob
+from tandem.engine.batch import Batch
+from tandem.engine.launch_list import ForwardPart
+from tandem.engine.output import ForwardOutput
 from tandem.lifecycle import now_ns
+from tandem.prefill_worker.job import PrefillJob
 from tandem.prompt_logprobs import PackedLogprobs
 from tandem.sampling_params import TokenLogprobs
 

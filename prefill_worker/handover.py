@@ -4,17 +4,17 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
-from engine.kvcache.base import Completion, PageLayout
-from engine.launch_list import LaunchList
-from kvtransfer.events import FromReceiver, SenderLinkClosed, SenderLinkFailed, SenderLinkOpened
-from kvtransfer.sender_link import MAX_PAGES_IN_FLIGHT, LeaseState, SenderLease, SenderLink
-from prefill_worker.base import Handover, HandoverResult
-from prefill_worker.job import PrefillJob
+from tandem.engine.kvcache.base import Completion, PageLayout
+from tandem.engine.launch_list import LaunchList
+from tandem.kvtransfer.events import FromReceiver, SenderLinkClosed, SenderLinkFailed, SenderLinkOpened
+from tandem.kvtransfer.sender_link import MAX_PAGES_IN_FLIGHT, LeaseState, SenderLease, SenderLink
 from tandem.lifecycle import now_ns
 from tandem.messages import Granted, LinkState, Prefill, Refused, Revoke, SenderMessage, Shipped, Welcome
+from tandem.prefill_worker.base import Handover, HandoverResult
+from tandem.prefill_worker.job import PrefillJob
 from tandem.recording import HANDOVERS, Recorder, copies_to
-from worker.base import Outbox
-from worker.events import Event, FromRouter
+from tandem.worker.base import Outbox
+from tandem.worker.events import Event, FromRouter
 
 # A lease that the decode worker has no place in its line for is asked for again so soon.
 ASK_AGAIN_S = 0.5

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass, field
 
-from engine.kvcache.base import Completion
-from engine.kvcache.cache_manager import PageHandle
-from engine.token_sequence import TokenSequence
+from tandem.engine.kvcache.base import Completion
+from tandem.engine.kvcache.cache_manager import PageHandle
+from tandem.engine.token_sequence import TokenSequence
 from tandem.lifecycle import FIRST_TOKEN, PREFILL_RECEIVED, PREFILL_STARTED
 from tandem.messages import Moment, Prefill
 from tandem.prompt_logprobs import PackedLogprobs

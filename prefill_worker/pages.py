@@ -1,8 +1,8 @@
 """How prompts get the pages that they are computed into."""
 
-from engine.kvcache.cache_manager import CacheManager, PageHandle
-from engine.kvcache.page_ceiling import PageCeiling
-from prefill_worker.queued_request import QueuedRequest
+from tandem.engine.kvcache.cache_manager import CacheManager, PageHandle
+from tandem.engine.kvcache.page_ceiling import PageCeiling
+from tandem.prefill_worker.queued_request import QueuedRequest
 
 
 class PromptPages:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.grammars import Constraint
+from tandem.engine.grammars import Constraint
 from tandem.messages import Prefill
 from tandem.priority import virtual_arrival_ns
 

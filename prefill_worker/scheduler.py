@@ -4,19 +4,10 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 
-from engine.base import EngineBase
-from engine.config import MAX_PREFILL_BATCH_SIZE
-from engine.kvcache.cache_manager import CacheManager, PageHandle
-from engine.token_sequence import TokenSequence
-from prefill_worker.base import Handover
-from prefill_worker.budget import PromptBudget, PromptRest, WholeChunks
-from prefill_worker.config import PrefillConfig
-from prefill_worker.forward import PromptChunks
-from prefill_worker.job import PrefillJob
-from prefill_worker.pages import PromptPages
-from prefill_worker.policies.table import PREFILL_POLICIES
-from prefill_worker.queued_request import PagesInWork, QueuedRequest
-from prefill_worker.waiting import WaitingRequests
+from tandem.engine.base import EngineBase
+from tandem.engine.config import MAX_PREFILL_BATCH_SIZE
+from tandem.engine.kvcache.cache_manager import CacheManager, PageHandle
+from tandem.engine.token_sequence import TokenSequence
 from tandem.lifecycle import now_ns
 from tandem.messages import (
     Abort,
@@ -29,12 +20,21 @@ from tandem.messages import (
     ResetCache,
     WorkerStats,
 )
+from tandem.prefill_worker.base import Handover
+from tandem.prefill_worker.budget import PromptBudget, PromptRest, WholeChunks
+from tandem.prefill_worker.config import PrefillConfig
+from tandem.prefill_worker.forward import PromptChunks
+from tandem.prefill_worker.job import PrefillJob
+from tandem.prefill_worker.pages import PromptPages
+from tandem.prefill_worker.policies.table import PREFILL_POLICIES
+from tandem.prefill_worker.queued_request import PagesInWork, QueuedRequest
+from tandem.prefill_worker.waiting import WaitingRequests
 from tandem.recording import HANDOVERS, Recorder
 from tandem.request_ids import router_of
-from worker.base import ForwardScheduler, Outbox
-from worker.events import Event, FromRouter, RouterLost
-from worker.forward_timer import ForwardTimer
-from worker.grammar_failure import grammar_failure
+from tandem.worker.base import ForwardScheduler, Outbox
+from tandem.worker.events import Event, FromRouter, RouterLost
+from tandem.worker.forward_timer import ForwardTimer
+from tandem.worker.grammar_failure import grammar_failure
 
 logger = logging.getLogger(__name__)
 

@@ -3,11 +3,11 @@
 import bisect
 import itertools
 
-from engine.grammars import Constraint
-from engine.kvcache.cache_manager import CacheManager
-from prefill_worker.policies.base import PrefillPolicy
-from prefill_worker.queued_request import QueuedRequest
+from tandem.engine.grammars import Constraint
+from tandem.engine.kvcache.cache_manager import CacheManager
 from tandem.messages import Prefill
+from tandem.prefill_worker.policies.base import PrefillPolicy
+from tandem.prefill_worker.queued_request import QueuedRequest
 from tandem.prefix import prefix_identities
 from tandem.request_ids import router_of
 

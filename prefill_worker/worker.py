@@ -3,20 +3,20 @@
 import time
 from collections.abc import Callable
 
-from engine.base import EngineBase
-from engine.kvcache.cache_manager import CacheManager
-from kvtransfer.config import LinkConfig
-from kvtransfer.link_dialer import LinkDialer
-from kvtransfer.transports.opening import load_transports
-from prefill_worker.config import PrefillConfig
-from prefill_worker.handover import LinkHandover
-from prefill_worker.scheduler import PrefillScheduler
+from tandem.engine.base import EngineBase
+from tandem.engine.kvcache.cache_manager import CacheManager
+from tandem.kvtransfer.config import LinkConfig
+from tandem.kvtransfer.link_dialer import LinkDialer
+from tandem.kvtransfer.transports.opening import load_transports
 from tandem.messages import Hello
+from tandem.prefill_worker.config import PrefillConfig
+from tandem.prefill_worker.handover import LinkHandover
+from tandem.prefill_worker.scheduler import PrefillScheduler
 from tandem.recording import Recorder
 from tandem.rpc.credentials import ClusterCredentials
-from worker.base import LinkConnections, Outbox, Scheduler, WorkerRole
-from worker.config import WorkerConfig
-from worker.events import Event
+from tandem.worker.base import LinkConnections, Outbox, Scheduler, WorkerRole
+from tandem.worker.config import WorkerConfig
+from tandem.worker.events import Event
 
 
 class PrefillRole(WorkerRole):

@@ -19,23 +19,6 @@ the same place, because alone among suspects it gets past it.
 import logging
 from collections.abc import Callable, Iterable
 
-from router.active_request import ActiveRequest
-from router.candidates import Candidates
-from router.clock_offsets import ClockOffsets
-from router.config import RouterConfig
-from router.errors import InternalError, InvalidRequestError, RequestError, RequestTooLargeError, UnavailableError
-from router.live.journal import Journal
-from router.metrics import RouterMetrics
-from router.objectives import Objectives
-from router.placement import Placed
-from router.policies.base import AttemptFailure, RequestEnd, RoutingRequest
-from router.policies.guard import GuardedPolicy
-from router.prompt_count import PromptCount
-from router.requests_in_hand import RequestsInHand
-from router.tracker import RequestState, RequestTracker
-from router.waiting_room import WaitingRoom
-from router.worker import Worker
-from router.worker_registry import WorkerRegistry
 from tandem.lifecycle import ASSIGNED, LAST_TOKEN, WAITING, now_ns
 from tandem.messages import (
     Failed,
@@ -49,6 +32,29 @@ from tandem.messages import (
     TokenEvent,
     Unservable,
 )
+from tandem.router.config import RouterConfig
+from tandem.router.errors import (
+    InternalError,
+    InvalidRequestError,
+    RequestError,
+    RequestTooLargeError,
+    UnavailableError,
+)
+from tandem.router.observe.live.journal import Journal
+from tandem.router.observe.metrics import RouterMetrics
+from tandem.router.policies.base import AttemptFailure, RequestEnd, RoutingRequest
+from tandem.router.policies.guard import GuardedPolicy
+from tandem.router.requests.active_request import ActiveRequest
+from tandem.router.requests.clock_offsets import ClockOffsets
+from tandem.router.requests.requests_in_hand import RequestsInHand
+from tandem.router.requests.tracker import RequestState, RequestTracker
+from tandem.router.waiting_room import WaitingRoom
+from tandem.router.workers.candidates import Candidates
+from tandem.router.workers.objectives import Objectives
+from tandem.router.workers.placement import Placed
+from tandem.router.workers.prompt_count import PromptCount
+from tandem.router.workers.worker import Worker
+from tandem.router.workers.worker_registry import WorkerRegistry
 
 logger = logging.getLogger(__name__)
 

@@ -6,10 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from router.placement import AUTO, PLACEMENTS
-from router.policies.table import ROUTING_POLICIES
-from router.text.reasoning import REASONING_STYLES
-from router.text.tool_parsers.table import TOOL_PARSERS
 from tandem.config import (
     ClusterTls,
     ClusterTlsFiles,
@@ -21,6 +17,10 @@ from tandem.config import (
     require_one_of,
     require_positive,
 )
+from tandem.router.policies.table import ROUTING_POLICIES
+from tandem.router.text.reasoning import REASONING_STYLES
+from tandem.router.text.tool_parsers.table import TOOL_PARSERS
+from tandem.router.workers.placement import AUTO, PLACEMENTS
 
 GENERATION_CONFIGS = (AUTO, "none")
 # Pages of browsers' extensions and of programs made of pages have schemes of their own.
@@ -106,7 +106,8 @@ class RouterConfig:
         stall_timeout_s: time without a scheduler step after which a worker counts as lost though it talks.
         routing: who serves a request: a name of router/policies/table.py, or the import path of a RoutingPolicy,
             "package.module:Class".
-        placement: whether one worker may compute a request's prompt and decode it (router/placement.py); either way it
+        placement: whether one worker may compute a request's prompt and decode it (router/workers/placement.py);
+        either way it
             is served the other way where there are no such workers.
         ttft_objective_ms, itl_objective_ms: how soon a first token is to come, and the next ones; by these a policy may
             choose.
@@ -118,8 +119,9 @@ class RouterConfig:
         max_waiting_bytes: what requests that wait for workers may hold; new ones beyond it are refused.
         max_attempts: failed attempts after which a request fails for good.
         admit_duration_s: how long a decode worker remembers a request that has no lease yet.
-        log: what it writes about itself.
-        request_lines_socket: takes a line for each request's beginning and end (router/request_lines.py); "": none.
+        log: what it writes about
+        itself.
+        request_lines_socket: takes a line for each request's begin and end (router/observe/request_lines.py); "": none.
         keeps_request_lines: whether these lines wait at the router for whoever supervises it to ask, instead.
         chat_template: a file with a chat template to be used instead of the model's own; empty: there is none.
         tool_parser: what finds calls of tools in outputs: a name of router/text/tool_parsers/table.py, or the import

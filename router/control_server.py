@@ -7,9 +7,9 @@ from typing import Any
 
 import grpc
 
-from router.router import Router
-from router.worker import Worker
 from tandem.messages import PROTOCOL_VERSION, Hello
+from tandem.router.router import Router
+from tandem.router.workers.worker import Worker
 from tandem.rpc.batch_writer import BatchWriter
 from tandem.rpc.codec import ROUTER_CODEC, WORKER_CODEC
 from tandem.v1 import worker_pb2_grpc

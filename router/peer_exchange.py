@@ -7,7 +7,7 @@ from typing import Any
 
 import grpc
 
-from router.peer_counts import AssignedLoad, PeerCounts, RouterCounts
+from tandem.router.workers.peer_counts import AssignedLoad, PeerCounts, RouterCounts
 from tandem.rpc.batch_writer import is_cancelled
 from tandem.rpc.credentials import ClusterCredentials
 from tandem.v1 import router_pb2 as pb

@@ -14,28 +14,28 @@ from typing import Any
 
 import grpc
 
-from router.client_servers import SERVICE, STOP_GRACE_S, ClientServers
-from router.config import AUTO, RouterAddresses, RouterConfig
-from router.control_server import ControlServer
-from router.frontends.base import Frontend
-from router.frontends.health import HealthService
-from router.frontends.openai.app import make_app
-from router.kept_responses import KeptResponses
-from router.leans import Lean, RouterDemand
-from router.live.feed import LiveFeed
-from router.live.snapshot import SnapshotBuilder
-from router.metrics import RouterMetrics
-from router.peer_exchange import PeerExchange
-from router.policies.base import RoutingPolicy
-from router.policies.table import ROUTING_POLICIES
-from router.recordings import ROUTER, Recordings
-from router.request_spans import RequestSpans
-from router.response_exchange import ResponseExchange
-from router.router import Router
-from router.text.generation_config import FILE, SamplingDefaults, read_sampling_defaults
-from router.text.tokenizer import Tokenizer
 from tandem import exit_codes
 from tandem.config import ROLES
+from tandem.router.config import AUTO, RouterAddresses, RouterConfig
+from tandem.router.control_server import ControlServer
+from tandem.router.frontends.base import Frontend
+from tandem.router.frontends.client_servers import SERVICE, STOP_GRACE_S, ClientServers
+from tandem.router.frontends.health import HealthService
+from tandem.router.frontends.kept_responses import KeptResponses
+from tandem.router.frontends.openai.app import make_app
+from tandem.router.frontends.response_exchange import ResponseExchange
+from tandem.router.observe.live.feed import LiveFeed
+from tandem.router.observe.live.snapshot import SnapshotBuilder
+from tandem.router.observe.metrics import RouterMetrics
+from tandem.router.observe.recordings import ROUTER, Recordings
+from tandem.router.observe.request_spans import RequestSpans
+from tandem.router.peer_exchange import PeerExchange
+from tandem.router.policies.base import RoutingPolicy
+from tandem.router.policies.table import ROUTING_POLICIES
+from tandem.router.router import Router
+from tandem.router.text.generation_config import FILE, SamplingDefaults, read_sampling_defaults
+from tandem.router.text.tokenizer import Tokenizer
+from tandem.router.workers.leans import Lean, RouterDemand
 from tandem.rpc.auth import cluster_auth
 from tandem.rpc.channel import bind, new_server
 from tandem.rpc.credentials import ClusterCredentials
@@ -252,7 +252,7 @@ def make_policy(name: str) -> RoutingPolicy:
 def _open_spans(config: RouterConfig, metrics: RouterMetrics) -> RequestSpans | None:
     try:
         # It takes a third of a second to import, and is an extra.
-        from router.otlp import OtlpExporter
+        from tandem.router.observe.otlp import OtlpExporter
 
         exporter = OtlpExporter(config.otlp_endpoint, config.model_name, config.router_id)
     except ValueError as error:

@@ -6,11 +6,11 @@ import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from router.errors import OverloadedError
-from router.worker import Worker
-from router.worker_registry import WorkerRegistry
 from tandem.messages import Recall, Recalled
 from tandem.request_ids import make_request_id
+from tandem.router.errors import OverloadedError
+from tandem.router.workers.worker import Worker
+from tandem.router.workers.worker_registry import WorkerRegistry
 
 # A worker that has stopped holds nobody up for longer.
 RECALL_TIMEOUT_S = 2.0

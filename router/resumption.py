@@ -20,7 +20,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from router.errors import InvalidRequestError
+from tandem.router.errors import InvalidRequestError
 
 _SIGNATURE_BYTES = 32
 PARAM = "resume"

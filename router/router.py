@@ -9,26 +9,6 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 
-from router.active_request import ActiveRequest
-from router.attempts import Attempts
-from router.clock_offsets import PROBE_INTERVAL_S, ClockOffsets
-from router.config import RouterConfig
-from router.errors import OverloadedError, RequestTimeoutError, RequestTooLargeError, UnavailableError
-from router.leans import GOOD_FOR_S, Lean, RouterDemand
-from router.live.record import LiveRecord
-from router.metrics import RouterMetrics
-from router.peer_counts import NOTHING, PeerCounts, RouterCounts
-from router.policies.base import RoutingPolicy
-from router.policies.guard import GuardedPolicy
-from router.recalls import Recalls
-from router.recorded_request import record_request
-from router.request_lines import KeptLines, LineSink, RequestLines, SocketLines
-from router.request_spans import RequestSpans
-from router.requests_in_hand import RequestsInHand
-from router.tracker import RequestTracker
-from router.waiting_room import WaitingRoom
-from router.worker import Worker
-from router.worker_registry import WorkerRegistry
 from tandem.lifecycle import ENDED, now_ns
 from tandem.messages import (
     CachedPrefixes,
@@ -56,6 +36,26 @@ from tandem.messages import (
 )
 from tandem.recording import Recorder, Recording
 from tandem.request_ids import make_request_id
+from tandem.router.attempts import Attempts
+from tandem.router.config import RouterConfig
+from tandem.router.errors import OverloadedError, RequestTimeoutError, RequestTooLargeError, UnavailableError
+from tandem.router.observe.live.record import LiveRecord
+from tandem.router.observe.metrics import RouterMetrics
+from tandem.router.observe.recorded_request import record_request
+from tandem.router.observe.request_lines import KeptLines, LineSink, RequestLines, SocketLines
+from tandem.router.observe.request_spans import RequestSpans
+from tandem.router.policies.base import RoutingPolicy
+from tandem.router.policies.guard import GuardedPolicy
+from tandem.router.recalls import Recalls
+from tandem.router.requests.active_request import ActiveRequest
+from tandem.router.requests.clock_offsets import PROBE_INTERVAL_S, ClockOffsets
+from tandem.router.requests.requests_in_hand import RequestsInHand
+from tandem.router.requests.tracker import RequestTracker
+from tandem.router.waiting_room import WaitingRoom
+from tandem.router.workers.leans import GOOD_FOR_S, Lean, RouterDemand
+from tandem.router.workers.peer_counts import NOTHING, PeerCounts, RouterCounts
+from tandem.router.workers.worker import Worker
+from tandem.router.workers.worker_registry import WorkerRegistry
 from tandem.sampling_params import SamplingParams, TokenLogprobs
 
 logger = logging.getLogger(__name__)

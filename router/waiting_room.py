@@ -21,13 +21,13 @@ import bisect
 from collections.abc import Callable
 from operator import attrgetter
 
-from router.active_request import ActiveRequest
-from router.candidates import Candidates
-from router.errors import OverloadedError
-from router.metrics import RouterMetrics
-from router.tracker import RequestTracker
-from router.worker import Worker
-from router.worker_registry import WorkerRegistry
+from tandem.router.errors import OverloadedError
+from tandem.router.observe.metrics import RouterMetrics
+from tandem.router.requests.active_request import ActiveRequest
+from tandem.router.requests.tracker import RequestTracker
+from tandem.router.workers.candidates import Candidates
+from tandem.router.workers.worker import Worker
+from tandem.router.workers.worker_registry import WorkerRegistry
 
 MAX_STARTING = 16
 SUSPECT_REST_S = 1.0

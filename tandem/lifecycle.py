@@ -1,7 +1,7 @@
 """The life of a request, named once: metrics, traces, logs, timelines and benchmarks all derive from this page.
 
 A *moment* is stamped by the process where it happens, with `now_ns`, and travels with that process's messages; the
-router moves it onto its own clock (router/clock_offsets.py). A *phase* is the time between two moments.
+router moves it onto its own clock (router/requests/clock_offsets.py). A *phase* is the time between two moments.
 
 The phases of the *critical path* follow each other without a gap, from the request's coming to its end: each moment of
 its life belongs to exactly one, and their durations add up to `e2e`, whatever has become of the request. All other
@@ -84,7 +84,8 @@ def now_ns() -> int:
     It is the monotonic clock, moved to where the wall clock was when the process started. A wall clock that is set
     while requests run, by NTP or by hand, would make phases of hours or negative ones, and what was learned of its
     offset wrong; this one goes on. That it no longer says what the wall clock says then does no harm: times of
-    different processes are compared by their measured offsets (router/clock_offsets.py), and never with the wall clock.
+    different processes are compared by their measured offsets (router/requests/clock_offsets.py), and never with the
+    wall clock.
     """
     return time.monotonic_ns() + _EPOCH_NS
 

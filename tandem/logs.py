@@ -5,20 +5,6 @@ from pathlib import Path
 
 from tandem.config import LogConfig
 
-# The loggers of these alone follow the configured level: debug lines of libraries would drown those of the cluster.
-PACKAGES = (
-    "tandem",
-    "engine",
-    "worker",
-    "kvtransfer",
-    "prefill_worker",
-    "decode_worker",
-    "both_worker",
-    "router",
-    "deploy",
-    "bench",
-    "cli",
-)
 FORMAT = "%(asctime)s %(name)s %(levelname)s %(message)s"
 
 
@@ -46,5 +32,5 @@ def configure(name: str, log: LogConfig) -> None:
         except OSError as error:
             raise ValueError(f"cannot write the log {path}: {error.strerror}; choose another log_dir") from error
     logging.basicConfig(level=max(level, logging.INFO), format=FORMAT, handlers=[handler], force=True)
-    for package in PACKAGES:
-        logging.getLogger(package).setLevel(level)
+    # Only our loggers follow the configured level: debug lines of libraries would drown those of the cluster.
+    logging.getLogger("tandem").setLevel(level)

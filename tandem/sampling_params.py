@@ -25,7 +25,7 @@ GREEDY_BELOW_TEMPERATURE = 1e-5
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """What travels with a request to every worker that may continue it. engine.sampler has the formulas.
+    """What travels with a request to every worker that may continue it. tandem.engine.sampler has the formulas.
 
     The ranges admit what OpenAI's API and vLLM admit.
 

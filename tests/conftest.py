@@ -32,7 +32,7 @@ class Certificates:
 @pytest.fixture(scope="session")
 def smollm2_dir() -> Path:
     """The demo model as a Hugging Face style directory, converted once per machine."""
-    from engine.weights.resolve import resolve_model
+    from tandem.engine.weights.resolve import resolve_model
 
     return resolve_model("smollm2-135m-instruct")
 

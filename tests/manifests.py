@@ -13,12 +13,12 @@ import jsonschema
 import pytest
 import yaml
 
-from cli.main import _parser
-from cli.serve_config import cluster_config
-from deploy.cluster_config import ClusterConfig
+from tandem.deploy.cli.main import _parser
+from tandem.deploy.cli.serve_config import cluster_config
+from tandem.deploy.config.cluster_config import ClusterConfig
 
 ROOT = Path(__file__).parents[1]
-DEPLOYMENT = ROOT / "deployment"
+DEPLOYMENT = ROOT / "deploy/manifests"
 SCHEMAS = ROOT / "tests/data/schemas"
 needs_kubectl = pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
 # Custom resources, by the names of their schemas.

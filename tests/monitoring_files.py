@@ -1,4 +1,4 @@
-"""What is in monitoring/, for tests of it: the expressions of rules and dashboards, and what they ask for."""
+"""What is in deploy/monitoring/, for tests of it: the expressions of rules and dashboards, and what they ask for."""
 
 import json
 import re
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import yaml
 
 ROOT = Path(__file__).parents[1]
-MONITORING = ROOT / "monitoring"
+MONITORING = ROOT / "deploy/monitoring"
 PROMETHEUS = MONITORING / "prometheus"
 DASHBOARDS = sorted((MONITORING / "grafana/dashboards").glob("*.json"))
 # Grafana puts something in the place of these before it asks.

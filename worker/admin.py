@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from tandem.messages import WorkerStats
 from tandem.rpc.codec import STATS_CODEC
 from tandem.v1 import worker_pb2, worker_pb2_grpc
-from worker.events import Event, Inspect
+from tandem.worker.events import Event, Inspect
 
 REPLY_TIMEOUT_S = 30.0
 

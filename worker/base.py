@@ -6,16 +6,16 @@ from typing import Protocol
 
 import grpc
 
-from engine.base import EngineBase
-from engine.kvcache.cache_changes import CacheChanges
-from engine.kvcache.cache_manager import CacheManager
+from tandem.engine.base import EngineBase
+from tandem.engine.kvcache.cache_changes import CacheChanges
+from tandem.engine.kvcache.cache_manager import CacheManager
 from tandem.messages import Hello, Peer, ReceiverMessage, SenderMessage, WorkerMessage, WorkerStats
 from tandem.recording import Recorder
 from tandem.rpc.credentials import ClusterCredentials
-from worker.config import WorkerConfig
-from worker.events import Event
-from worker.forward_timer import ForwardTimer
-from worker.stats import worker_stats
+from tandem.worker.config import WorkerConfig
+from tandem.worker.events import Event
+from tandem.worker.forward_timer import ForwardTimer
+from tandem.worker.stats import worker_stats
 
 
 class Outbox(Protocol):

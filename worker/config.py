@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from engine.config import EngineConfig
 from tandem.config import ROLES, ClusterTls, ClusterTlsFiles, LogConfig, Role, require_one_of, require_positive
+from tandem.engine.config import EngineConfig
 
 
 @dataclass(frozen=True, slots=True)

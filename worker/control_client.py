@@ -27,9 +27,9 @@ from tandem.rpc.batch_writer import BatchWriter
 from tandem.rpc.codec import ROUTER_CODEC, WORKER_CODEC
 from tandem.rpc.credentials import ClusterCredentials
 from tandem.v1 import worker_pb2_grpc
-from worker.events import Event, FromRouter, RouterLost
-from worker.prefix_feed import CacheAccount, PrefixFeed
-from worker.records import RecordKeeper
+from tandem.worker.events import Event, FromRouter, RouterLost
+from tandem.worker.prefix_feed import CacheAccount, PrefixFeed
+from tandem.worker.records import RecordKeeper
 
 logger = logging.getLogger(__name__)
 

@@ -8,13 +8,13 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from engine.kvcache.cache_changes import CacheChanges
+from tandem.engine.kvcache.cache_changes import CacheChanges
 from tandem.lifecycle import now_ns
 from tandem.messages import ReceiverMessage, SenderMessage, WorkerMessage, WorkerStats
 from tandem.recording import INBOX, Recorder
 from tandem.timer_slack import sleep_exactly
-from worker.base import Outbox, Scheduler
-from worker.events import Event, Inspect, StartRecording, StopRecording
+from tandem.worker.base import Outbox, Scheduler
+from tandem.worker.events import Event, Inspect, StartRecording, StopRecording
 
 logger = logging.getLogger(__name__)
 

@@ -1,4 +1,5 @@
-"""What the asyncio thread of a worker tells its engine thread. Links add events of their own (kvtransfer.events)."""
+"""What the asyncio thread of a worker tells its engine thread. Links add events of their own
+(tandem.kvtransfer.events)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
 """What a worker says of a request whose output it cannot keep to its grammar."""
 
-from engine.grammars import Constraint
+from tandem.engine.grammars import Constraint
 from tandem.messages import Failed, Unservable
 
 

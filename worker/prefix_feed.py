@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterator
 from itertools import islice
 
-from engine.kvcache.cache_changes import CacheChanges
+from tandem.engine.kvcache.cache_changes import CacheChanges
 from tandem.messages import CachedPrefixes
 from tandem.rpc.batch_writer import BatchWriter
 

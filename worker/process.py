@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 
 import grpc
 
-from engine.base import EngineBase
-from engine.build import build_engine
-from engine.kvcache.cache_manager import CacheManager
 from tandem import exit_codes
+from tandem.engine.base import EngineBase
+from tandem.engine.build import build_engine
+from tandem.engine.kvcache.cache_manager import CacheManager
 from tandem.hosts import host_id
 from tandem.messages import PROTOCOL_VERSION, Heartbeat, Hello, PageFormat
 from tandem.recording import Recorder
@@ -24,15 +24,15 @@ from tandem.rpc.credentials import ClusterCredentials
 from tandem.rpc.loop_thread import LoopThread
 from tandem.rpc.metrics_server import MetricsServer
 from tandem.rpc.recording_service import RecordingService
-from worker.admin import WorkerAdmin
-from worker.base import LinkConnections, Outbox, Scheduler, WorkerRole
-from worker.config import WorkerConfig
-from worker.control_client import RefusedError
-from worker.engine_thread import EngineThread, Outgoing
-from worker.events import StartRecording, StopRecording
-from worker.metrics import worker_registry
-from worker.records import RecordKeeper
-from worker.router_streams import RouterStreams
+from tandem.worker.admin import WorkerAdmin
+from tandem.worker.base import LinkConnections, Outbox, Scheduler, WorkerRole
+from tandem.worker.config import WorkerConfig
+from tandem.worker.control_client import RefusedError
+from tandem.worker.engine_thread import EngineThread, Outgoing
+from tandem.worker.events import StartRecording, StopRecording
+from tandem.worker.metrics import worker_registry
+from tandem.worker.records import RecordKeeper
+from tandem.worker.router_streams import RouterStreams
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from engine.kvcache.cache_changes import CacheChanges
+from tandem.engine.kvcache.cache_changes import CacheChanges
 from tandem.messages import (
     CachedPrefixes,
     ClockReply,
@@ -26,11 +26,11 @@ from tandem.messages import (
 )
 from tandem.request_ids import router_of
 from tandem.rpc.credentials import ClusterCredentials
-from worker.control_client import ControlClient
-from worker.events import Event
-from worker.peer_union import PeerUnion
-from worker.prefix_feed import CacheAccount
-from worker.records import RecordKeeper
+from tandem.worker.control_client import ControlClient
+from tandem.worker.events import Event
+from tandem.worker.peer_union import PeerUnion
+from tandem.worker.prefix_feed import CacheAccount
+from tandem.worker.records import RecordKeeper
 
 logger = logging.getLogger(__name__)
 

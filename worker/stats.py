@@ -3,10 +3,10 @@
 from dataclasses import fields
 from operator import attrgetter
 
-from engine.base import EngineBase
-from engine.kvcache.cache_manager import CacheManager
+from tandem.engine.base import EngineBase
+from tandem.engine.kvcache.cache_manager import CacheManager
 from tandem.messages import WorkerStats
-from worker.forward_timer import ForwardTimer
+from tandem.worker.forward_timer import ForwardTimer
 
 # All other fields are counts. They are added up, so that a scheduler's new counter needs no line here.
 _COUNTS = tuple(f.name for f in fields(WorkerStats) if f.name not in ("shipped", "forward_times"))

@@ -9,31 +9,31 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from bench.records import RequestRecord
 from benchmarks.cluster_model.device import H200_8B, DeviceFactors
 from benchmarks.cluster_model.events import EventQueue
 from benchmarks.cluster_model.jobs import Job
 from benchmarks.cluster_model.prefix_cache import PrefixCache
 from benchmarks.cluster_model.worker import MAX_BATCH, MIXED_SIZES, PAGE_SIZE, ModelWorker
 from benchmarks.cluster_model.workloads import Conversation, Turn
-from both_worker.step_budget import StepBudget
-from deploy.role_planner import RolePlanner
-from deploy.role_plans import PLAN_INTERVAL_S
-from prefill_worker.budget import PromptBudget, WholeChunks
-from router.active_request import ActiveRequest
-from router.objectives import Objectives
-from router.placement import AUTO
-from router.policies.base import RoutingPolicy, RoutingRequest
-from router.policies.least_cost import LeastCost
-from router.policies.least_loaded import LeastLoaded
-from router.prompt_count import PromptCount
-from router.tracker import RequestTracker
-from router.worker import Pair, Worker
-from router.worker_registry import WorkerRegistry
+from tandem.bench.records import RequestRecord
+from tandem.both_worker.step_budget import StepBudget
+from tandem.deploy.supervise.role_planner import RolePlanner
+from tandem.deploy.supervise.role_plans import PLAN_INTERVAL_S
 from tandem.lifecycle import COMMITTED, FIRST_TOKEN, LEASE_GRANTED
 from tandem.messages import PROTOCOL_VERSION, Heartbeat, Hello, LinkState, PageFormat, WorkerStats
+from tandem.prefill_worker.budget import PromptBudget, WholeChunks
+from tandem.router.policies.base import RoutingPolicy, RoutingRequest
+from tandem.router.policies.least_cost import LeastCost
+from tandem.router.policies.least_loaded import LeastLoaded
+from tandem.router.requests.active_request import ActiveRequest
+from tandem.router.requests.tracker import RequestTracker
+from tandem.router.workers.objectives import Objectives
+from tandem.router.workers.placement import AUTO
+from tandem.router.workers.prompt_count import PromptCount
+from tandem.router.workers.worker import Pair, Worker
+from tandem.router.workers.worker_registry import WorkerRegistry
 from tandem.sampling_params import SamplingParams
-from worker.forward_timer import ForwardTimer
+from tandem.worker.forward_timer import ForwardTimer
 
 CHUNK_SIZE = 8192
 # Workers tell routers of what they have cached so much later.

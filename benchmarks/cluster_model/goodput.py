@@ -4,12 +4,12 @@ import itertools
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from bench.measures import RequestMeasures
-from bench.records import RequestRecord
 from benchmarks.cluster_model.cluster import Layout, ModelCluster
 from benchmarks.cluster_model.device import H200_8B, DeviceFactors
 from benchmarks.cluster_model.workloads import Stretch, Workload, conversations
-from router.objectives import Objectives
+from tandem.bench.measures import RequestMeasures
+from tandem.bench.records import RequestRecord
+from tandem.router.workers.objectives import Objectives
 
 GOOD_SHARE = 0.9
 # Between two rates that are tried; what is between the last good and the first bad one is interpolated.

@@ -9,10 +9,10 @@ from benchmarks.cluster_model.device import DeviceFactors
 from benchmarks.cluster_model.events import EventQueue
 from benchmarks.cluster_model.jobs import Job
 from benchmarks.cluster_model.prefix_cache import PrefixCache
-from engine.mixed_graphs import MixedSizes
-from engine.mixed_sizes import NUM_PROMPT_TOKENS
-from prefill_worker.budget import PromptBudget, PromptRest
-from worker.forward_timer import ForwardTimer
+from tandem.engine.mixed_graphs import MixedSizes
+from tandem.engine.mixed_sizes import NUM_PROMPT_TOKENS
+from tandem.prefill_worker.budget import PromptBudget, PromptRest
+from tandem.worker.forward_timer import ForwardTimer
 
 PAGE_SIZE = 16
 # So many prompts are in one forward at most, and so many requests in one step.

@@ -6,14 +6,14 @@ from typing import Any
 
 import grpc
 
-from bench.arrivals import ArrivalConfig
-from bench.config import WorkloadConfig
-from bench.records import RequestRecord
-from bench.workloads.synthetic import Lengths
 from benchmarks.lab.concurrency import MANY
 from benchmarks.lab.runs import answers, cached_share, phase_means, run_load, slim
 from benchmarks.lab.sizes import PAGE_SIZE, Sizes
 from benchmarks.served import Served
+from tandem.bench.arrivals import ArrivalConfig
+from tandem.bench.config import WorkloadConfig
+from tandem.bench.records import RequestRecord
+from tandem.bench.workloads.synthetic import Lengths
 from tandem.client import TandemClient
 from tandem.rpc.auth import cluster_metadata
 from tandem.v1 import worker_pb2, worker_pb2_grpc

@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from bench.arrivals import ArrivalConfig
-from bench.config import WorkloadConfig
-from bench.workloads.synthetic import Lengths
 from benchmarks.lab.runs import phase_means, run_load, slim
 from benchmarks.lab.sizes import Sizes
+from tandem.bench.arrivals import ArrivalConfig
+from tandem.bench.config import WorkloadConfig
+from tandem.bench.workloads.synthetic import Lengths
 
 MANY = 8
 

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench.plots import COLOURS, distribution_figure, gaps_figure, png
 from benchmarks.lab.findings import PHASE_WORDS, shares
 from benchmarks.lab.starts import JOINING, LAUNCHER, PROCESSES, RAY, REST
+from tandem.bench.plots import COLOURS, distribution_figure, gaps_figure, png
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

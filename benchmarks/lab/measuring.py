@@ -8,7 +8,6 @@ from typing import Any
 
 import grpc
 
-from bench.clients.base import EndpointError
 from benchmarks.lab.burst import measure_burst, warm_up
 from benchmarks.lab.cache import measure_cache
 from benchmarks.lab.concurrency import measure_concurrency
@@ -16,6 +15,7 @@ from benchmarks.lab.runs import LoadError
 from benchmarks.lab.sizes import Sizes
 from benchmarks.lab.starts import resident, start_figures
 from benchmarks.served import Served, StartError, within
+from tandem.bench.clients.base import EndpointError
 from tandem.client import TandemError
 
 # Which workers, by the name that the results have for them, and what reports call them.

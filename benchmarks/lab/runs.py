@@ -6,13 +6,13 @@ from typing import Any
 
 from rich.console import Console
 
-from bench.arrivals import ArrivalConfig
-from bench.clients.base import EndpointConfig
-from bench.command import measure
-from bench.config import BenchConfig, WorkloadConfig
-from bench.measures import distribution
-from bench.records import GROUPS, RequestRecord
 from benchmarks.served import within
+from tandem.bench.arrivals import ArrivalConfig
+from tandem.bench.clients.base import EndpointConfig
+from tandem.bench.command import measure
+from tandem.bench.config import BenchConfig, WorkloadConfig
+from tandem.bench.measures import distribution
+from tandem.bench.records import GROUPS, RequestRecord
 
 
 class LoadError(Exception):

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.served import Served
-from deploy.process_tree import descendants
 from tandem.client import TandemClient
+from tandem.deploy.host.process_tree import descendants
 
 # Stages of a start that are not the engine's, in the order in which they come.
 LAUNCHER, RAY, PROCESSES, REST, JOINING = (

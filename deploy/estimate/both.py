@@ -4,10 +4,10 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from math import inf
 
-from both_worker.step_budget import FILLED, MIN_TOKENS
-from deploy.estimate.queueing import Running, late
-from deploy.estimate.worker import Worker
-from engine.mixed_sizes import NUM_PROMPT_TOKENS
+from tandem.both_worker.step_budget import FILLED, MIN_TOKENS
+from tandem.deploy.estimate.queueing import Running, late
+from tandem.deploy.estimate.worker import Worker
+from tandem.engine.mixed_sizes import NUM_PROMPT_TOKENS
 
 # Pieces of more tokens than the largest graph has are of whatever size; looked at are multiples of this.
 _PIECE_STEP = 256

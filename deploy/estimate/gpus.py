@@ -6,7 +6,7 @@ figures are assumed as an H200 reaches.
 
 from dataclasses import dataclass
 
-from engine.floors import Limits
+from tandem.engine.floors import Limits
 
 GB = 10**9
 GIB = 2**30

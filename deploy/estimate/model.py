@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from engine.models.config import ModelConfig
-from engine.weights.resolve import resolve_model
+from tandem.engine.models.config import ModelConfig
+from tandem.engine.weights.resolve import resolve_model
 
 
 def read_model(name: str, quantization: str) -> ModelConfig:

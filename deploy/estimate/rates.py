@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import inf
 
-from deploy.estimate.both import BothSteps
-from deploy.estimate.queueing import Running, highest, late
-from deploy.estimate.worker import Worker
 from tandem.config import Role
+from tandem.deploy.estimate.both import BothSteps
+from tandem.deploy.estimate.queueing import Running, highest, late
+from tandem.deploy.estimate.worker import Worker
 
 # More GPUs are not looked at.
 MAX_GPUS = 64

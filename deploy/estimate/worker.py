@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from math import hypot
 from typing import NamedTuple
 
-from deploy.cluster_options import GPU as GPU_DEFAULTS
-from deploy.estimate.gpus import GIB, Gpu
-from engine.config import EngineConfig
-from engine.floors import (
+from tandem.config import Role, default_of
+from tandem.deploy.config.cluster_options import GPU as GPU_DEFAULTS
+from tandem.deploy.estimate.gpus import GIB, Gpu
+from tandem.engine.config import EngineConfig
+from tandem.engine.floors import (
     attention_flops,
     decode_products,
     kv_bytes_per_token,
@@ -17,10 +18,9 @@ from engine.floors import (
     read_weight_bytes,
     weight_bytes,
 )
-from engine.kvcache.sizing import DeviceMemory, choose_num_pages
-from engine.models.config import ModelConfig
-from engine.page_layout import page_layout_of
-from tandem.config import Role, default_of
+from tandem.engine.kvcache.sizing import DeviceMemory, choose_num_pages
+from tandem.engine.models.config import ModelConfig
+from tandem.engine.page_layout import page_layout_of
 
 # In bytes, of an H200 with an 8B model (docs/reports/h200): CUDA's own context, FlashInfer's workspaces and what
 # libraries keep, and what is kept for decode graphs of up to 256 sequences.

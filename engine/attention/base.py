@@ -9,14 +9,14 @@ from collections.abc import Sequence
 
 import torch
 
-from engine.attention.layout import KvHeadLayout
-from engine.attention.scales import KvScales
-from engine.batch import Batch
-from engine.kvcache.base import PageLayout
-from engine.kvcache.pool import KvPool
-from engine.layers.norm import QkNorm
-from engine.layers.rotary import Rotation
-from engine.token_sequence import TokenSequence
+from tandem.engine.attention.layout import KvHeadLayout
+from tandem.engine.attention.scales import KvScales
+from tandem.engine.batch import Batch
+from tandem.engine.kvcache.base import PageLayout
+from tandem.engine.kvcache.pool import KvPool
+from tandem.engine.layers.norm import QkNorm
+from tandem.engine.layers.rotary import Rotation
+from tandem.engine.token_sequence import TokenSequence
 
 
 class Attention(ABC):

@@ -4,10 +4,10 @@ import logging
 
 import torch
 
-from engine.attention.base import AttentionBackend
-from engine.attention.table import ATTENTION_BACKENDS, AUTO
-from engine.config import EngineConfig
-from engine.kvcache.base import PageLayout
+from tandem.engine.attention.base import AttentionBackend
+from tandem.engine.attention.table import ATTENTION_BACKENDS, AUTO
+from tandem.engine.config import EngineConfig
+from tandem.engine.kvcache.base import PageLayout
 
 logger = logging.getLogger(__name__)
 

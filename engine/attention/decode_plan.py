@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from engine.attention.layout import KvHeadLayout
-from engine.attention.page_tables import page_tables
-from engine.token_sequence import TokenSequence
+from tandem.engine.attention.layout import KvHeadLayout
+from tandem.engine.attention.page_tables import page_tables
+from tandem.engine.token_sequence import TokenSequence
 
 # Tokens that a warp takes at a time.
 TILE = 16

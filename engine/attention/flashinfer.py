@@ -8,21 +8,21 @@ import flashinfer
 import numpy as np
 import torch
 
-from engine.attention.base import Attention, GraphableBackend, GraphedAttention, PlannedAttention
-from engine.attention.layout import KvHeadLayout
-from engine.attention.mixed import plan_by_kind
-from engine.attention.norm_rotate_write import norm_rotate_write, why_not_written
-from engine.attention.page_tables import decode_slots, new_positions, page_tables, prefill_slots
-from engine.attention.paged_decode import PagedDecode, PlannedPagedDecode, graphed_paged_decodes, has_kernel
-from engine.attention.scales import KvScales
-from engine.batch import Batch
-from engine.kvcache.base import PageLayout
-from engine.kvcache.cuda_pool import CudaKvPool
-from engine.layers.cuda_kernel import has_dependent_launch
-from engine.layers.norm import QkNorm
-from engine.layers.rotary import Rotation
-from engine.token_sequence import TokenSequence
-from engine.upload import Packed, to_device
+from tandem.engine.attention.base import Attention, GraphableBackend, GraphedAttention, PlannedAttention
+from tandem.engine.attention.layout import KvHeadLayout
+from tandem.engine.attention.mixed import plan_by_kind
+from tandem.engine.attention.norm_rotate_write import norm_rotate_write, why_not_written
+from tandem.engine.attention.page_tables import decode_slots, new_positions, page_tables, prefill_slots
+from tandem.engine.attention.paged_decode import PagedDecode, PlannedPagedDecode, graphed_paged_decodes, has_kernel
+from tandem.engine.attention.scales import KvScales
+from tandem.engine.batch import Batch
+from tandem.engine.kvcache.base import PageLayout
+from tandem.engine.kvcache.cuda_pool import CudaKvPool
+from tandem.engine.layers.cuda_kernel import has_dependent_launch
+from tandem.engine.layers.norm import QkNorm
+from tandem.engine.layers.rotary import Rotation
+from tandem.engine.token_sequence import TokenSequence
+from tandem.engine.upload import Packed, to_device
 
 WORKSPACE_BYTES = 256 * 2**20
 # A graph's plans; FlashInfer's own is as large.

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from engine.kvcache.base import PageLayout
-from engine.models.config import ModelConfig
+from tandem.engine.kvcache.base import PageLayout
+from tandem.engine.models.config import ModelConfig
 
 if TYPE_CHECKING:
     import torch

@@ -5,13 +5,13 @@ from typing import NamedTuple
 
 import torch
 
-from engine.attention.base import Attention, GraphedAttention, PlannedAttention
-from engine.attention.page_tables import new_positions
-from engine.batch import Batch
-from engine.layers.norm import QkNorm
-from engine.layers.rotary import Rotation
-from engine.token_sequence import TokenSequence
-from engine.upload import to_device
+from tandem.engine.attention.base import Attention, GraphedAttention, PlannedAttention
+from tandem.engine.attention.page_tables import new_positions
+from tandem.engine.batch import Batch
+from tandem.engine.layers.norm import QkNorm
+from tandem.engine.layers.rotary import Rotation
+from tandem.engine.token_sequence import TokenSequence
+from tandem.engine.upload import to_device
 
 
 class _Part(NamedTuple):

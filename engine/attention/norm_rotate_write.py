@@ -5,10 +5,10 @@ import torch
 import triton
 import triton.language as tl
 
-from engine.attention.layout import KvHeadLayout
-from engine.attention.scales import KvScales
-from engine.layers.norm import QkNorm
-from engine.layers.rotary import Rotation
+from tandem.engine.attention.layout import KvHeadLayout
+from tandem.engine.attention.scales import KvScales
+from tandem.engine.layers.norm import QkNorm
+from tandem.engine.layers.rotary import Rotation
 
 # A program computes so many heads of one token: few where there are few programs, else as many as give each thread 16
 # bytes.

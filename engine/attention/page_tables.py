@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from engine.kvcache.base import PageLayout
-from engine.token_sequence import TokenSequence
+from tandem.engine.kvcache.base import PageLayout
+from tandem.engine.token_sequence import TokenSequence
 
 Int64s = np.ndarray[Any, np.dtype[np.int64]]
 

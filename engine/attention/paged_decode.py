@@ -5,16 +5,16 @@ from collections.abc import Sequence
 
 import torch
 
-from engine.attention.base import GraphedAttention, PlannedAttention
-from engine.attention.decode_plan import DecodeBlocks, DecodePlan
-from engine.attention.layout import KvHeadLayout
-from engine.attention.scales import KvScales
-from engine.kvcache.cuda_pool import CudaKvPool
-from engine.layers.cuda_kernel import CudaKernel
-from engine.layers.norm import QkNorm
-from engine.layers.rotary import Rotation
-from engine.token_sequence import TokenSequence
-from engine.upload import Packed, aligned
+from tandem.engine.attention.base import GraphedAttention, PlannedAttention
+from tandem.engine.attention.decode_plan import DecodeBlocks, DecodePlan
+from tandem.engine.attention.layout import KvHeadLayout
+from tandem.engine.attention.scales import KvScales
+from tandem.engine.kvcache.cuda_pool import CudaKvPool
+from tandem.engine.layers.cuda_kernel import CudaKernel
+from tandem.engine.layers.norm import QkNorm
+from tandem.engine.layers.rotary import Rotation
+from tandem.engine.token_sequence import TokenSequence
+from tandem.engine.upload import Packed, aligned
 
 HEAD_DIMS = (64, 128)
 MAX_GROUP = 8

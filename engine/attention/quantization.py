@@ -2,7 +2,7 @@
 
 import torch
 
-from engine.attention.layout import KvHeadLayout
+from tandem.engine.attention.layout import KvHeadLayout
 
 
 class Quantizer:

@@ -6,15 +6,15 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-from engine.attention.base import AttentionBackend
-from engine.attention.layout import KvHeadLayout
-from engine.attention.quantization import Quantizer
-from engine.attention.scales import KvScales
-from engine.batch import Batch
-from engine.kvcache.pool import KvPool
-from engine.layers.norm import QkNorm, rms_norm
-from engine.layers.rotary import Rotation, rotate
-from engine.token_sequence import TokenSequence
+from tandem.engine.attention.base import AttentionBackend
+from tandem.engine.attention.layout import KvHeadLayout
+from tandem.engine.attention.quantization import Quantizer
+from tandem.engine.attention.scales import KvScales
+from tandem.engine.batch import Batch
+from tandem.engine.kvcache.pool import KvPool
+from tandem.engine.layers.norm import QkNorm, rms_norm
+from tandem.engine.layers.rotary import Rotation, rotate
+from tandem.engine.token_sequence import TokenSequence
 
 
 class _Decode(NamedTuple):

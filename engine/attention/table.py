@@ -5,16 +5,16 @@ from typing import TYPE_CHECKING
 from tandem.choices import Choice, Choices
 
 if TYPE_CHECKING:
-    from engine.attention.base import AttentionBackend
+    from tandem.engine.attention.base import AttentionBackend
 
 # This stands in place of a name for the first of the table that computes the model on the device.
 AUTO = "auto"
 
 ATTENTION_BACKENDS: "Choices[AttentionBackend]" = Choices(
-    "engine.attention.base:AttentionBackend",
+    "tandem.engine.attention.base:AttentionBackend",
     {
-        "flashinfer": Choice("engine.attention.flashinfer:FlashInferAttention", ("cuda",)),
-        "triton": Choice("engine.attention.triton:TritonAttention", ("cuda",)),
-        "reference": Choice("engine.attention.reference:ReferenceAttention"),
+        "flashinfer": Choice("tandem.engine.attention.flashinfer:FlashInferAttention", ("cuda",)),
+        "triton": Choice("tandem.engine.attention.triton:TritonAttention", ("cuda",)),
+        "reference": Choice("tandem.engine.attention.reference:ReferenceAttention"),
     },
 )

@@ -6,20 +6,20 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from engine.attention.base import Attention, GraphableBackend, GraphedAttention, PlannedAttention
-from engine.attention.layout import KvHeadLayout
-from engine.attention.mixed import plan_by_kind
-from engine.attention.norm_rotate_write import norm_rotate_write, why_not_written
-from engine.attention.page_tables import decode_slots, page_tables, prefill_slots
-from engine.attention.scales import KvScales
-from engine.attention.triton_kernels import decode, num_decode_splits, prefill, queries_per_tile
-from engine.batch import Batch
-from engine.kvcache.base import PageLayout
-from engine.kvcache.cuda_pool import CudaKvPool
-from engine.layers.norm import QkNorm
-from engine.layers.rotary import Rotation
-from engine.token_sequence import TokenSequence
-from engine.upload import Packed, aligned
+from tandem.engine.attention.base import Attention, GraphableBackend, GraphedAttention, PlannedAttention
+from tandem.engine.attention.layout import KvHeadLayout
+from tandem.engine.attention.mixed import plan_by_kind
+from tandem.engine.attention.norm_rotate_write import norm_rotate_write, why_not_written
+from tandem.engine.attention.page_tables import decode_slots, page_tables, prefill_slots
+from tandem.engine.attention.scales import KvScales
+from tandem.engine.attention.triton_kernels import decode, num_decode_splits, prefill, queries_per_tile
+from tandem.engine.batch import Batch
+from tandem.engine.kvcache.base import PageLayout
+from tandem.engine.kvcache.cuda_pool import CudaKvPool
+from tandem.engine.layers.norm import QkNorm
+from tandem.engine.layers.rotary import Rotation
+from tandem.engine.token_sequence import TokenSequence
+from tandem.engine.upload import Packed, aligned
 
 DTYPES = ("bfloat16", "float16")
 HEAD_DIMS = (64, 128, 256)

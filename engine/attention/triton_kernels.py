@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from engine.attention.scales import KvScales
+from tandem.engine.attention.scales import KvScales
 
 # A program reads so many elements of the keys at a time, which are 16 KiB, and as many of the values.
 BLOCK_ELEMENTS = 8192

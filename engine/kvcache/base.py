@@ -4,14 +4,14 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Protocol, Self
 
 if TYPE_CHECKING:
-    from engine.models.config import ModelConfig
+    from tandem.engine.models.config import ModelConfig
 
 
 class PageLayout(ABC):
     """What a page is, for all who allocate, cache or ship pages without looking into them.
 
     Only attention backends know a layout by its own class, and so what stands where in a page
-    (engine/attention/layout.py). `engine.page_layout.page_layout_of` says which one a model has.
+    (engine/attention/layout.py). `tandem.engine.page_layout.page_layout_of` says which one a model has.
 
     Attributes:
         page_size: tokens of a page.

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from cuda.bindings import runtime
 
-from engine.kvcache.cuda_pool import check
+from tandem.engine.kvcache.cuda_pool import check
 
 
 class PageCopies:

@@ -5,12 +5,12 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.kvcache.allocator import PageAllocator
-from engine.kvcache.base import Completion
-from engine.kvcache.cache_changes import CacheChanges
-from engine.kvcache.eviction.table import EVICTION_POLICIES
-from engine.kvcache.page_ceiling import PageCeiling
-from engine.kvcache.radix_cache import RadixCache, RadixNode
+from tandem.engine.kvcache.allocator import PageAllocator
+from tandem.engine.kvcache.base import Completion
+from tandem.engine.kvcache.cache_changes import CacheChanges
+from tandem.engine.kvcache.eviction.table import EVICTION_POLICIES
+from tandem.engine.kvcache.page_ceiling import PageCeiling
+from tandem.engine.kvcache.radix_cache import RadixCache, RadixNode
 
 
 @dataclass(eq=False, slots=True)

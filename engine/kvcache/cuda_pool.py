@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from cuda.bindings import runtime
 
-from engine.kvcache.base import PageLayout
-from engine.kvcache.pool import KvPool
+from tandem.engine.kvcache.base import PageLayout
+from tandem.engine.kvcache.pool import KvPool
 
 
 def check(result: tuple[Any, ...]) -> Any:
@@ -50,7 +50,7 @@ class CudaKvPool(KvPool):
     """
 
     def __init__(self, layout: PageLayout, num_pages: int, device: torch.device) -> None:
-        """Allocates zeroed pages; engine.kvcache.sizing says how many fit.
+        """Allocates zeroed pages; tandem.engine.kvcache.sizing says how many fit.
 
         Raises:
             RuntimeError: the pool does not fit into the device's free memory.

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import torch
 
-from engine.kvcache.base import PageLayout
-from engine.kvcache.host_memory import available_memory_bytes
+from tandem.engine.kvcache.base import PageLayout
+from tandem.engine.kvcache.host_memory import available_memory_bytes
 
 
 class SharedPoolFile(NamedTuple):

@@ -8,8 +8,8 @@ equal tokens in different namespaces never share a page.
 import heapq
 from collections.abc import Iterator, Sequence
 
-from engine.kvcache.cache_changes import ChangeLog
-from engine.kvcache.eviction.base import EvictionPolicy
+from tandem.engine.kvcache.cache_changes import ChangeLog
+from tandem.engine.kvcache.eviction.base import EvictionPolicy
 from tandem.prefix import namespace_identity, page_identity
 
 

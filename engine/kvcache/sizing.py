@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from engine.kvcache.base import PageLayout
+from tandem.engine.kvcache.base import PageLayout
 
 GIB = 2**30
 

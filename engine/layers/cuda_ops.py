@@ -8,16 +8,16 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from engine.layers.cuda_kernel import has_dependent_launch
-from engine.layers.few_rows import FewRows
-from engine.layers.fp8_linear import Fp8Linear
-from engine.layers.fp8_products import Fp8Products
-from engine.layers.fp8_quantize import quantize
-from engine.layers.gated_products import GatedProducts
-from engine.layers.linear import LinearBase
-from engine.layers.norm import Norm
-from engine.layers.ops import LayerOps
-from engine.layers.products import Products
+from tandem.engine.layers.cuda_kernel import has_dependent_launch
+from tandem.engine.layers.few_rows import FewRows
+from tandem.engine.layers.fp8_linear import Fp8Linear
+from tandem.engine.layers.fp8_products import Fp8Products
+from tandem.engine.layers.fp8_quantize import quantize
+from tandem.engine.layers.gated_products import GatedProducts
+from tandem.engine.layers.linear import LinearBase
+from tandem.engine.layers.norm import Norm
+from tandem.engine.layers.ops import LayerOps
+from tandem.engine.layers.products import Products
 
 
 class CudaOps(LayerOps):

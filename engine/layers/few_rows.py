@@ -5,10 +5,10 @@ from typing import NamedTuple
 
 import torch
 
-from engine.layers.cuda_kernel import CudaKernel, has_dependent_launch
-from engine.layers.fp8_linear import Fp8Linear
-from engine.layers.linear import LinearBase
-from engine.layers.norm import Norm
+from tandem.engine.layers.cuda_kernel import CudaKernel, has_dependent_launch
+from tandem.engine.layers.fp8_linear import Fp8Linear
+from tandem.engine.layers.linear import LinearBase
+from tandem.engine.layers.norm import Norm
 
 # For more tokens than this the libraries' kernels do as well.
 MAX_TOKENS = 16

@@ -7,7 +7,7 @@ one, (num_tokens, in_size / BLOCK). All are float32.
 
 import torch
 
-from engine.models.quantization import BLOCK, InputScales
+from tandem.engine.models.quantization import BLOCK, InputScales
 
 FP8_DTYPE = torch.float8_e4m3fn
 FP8_MAX = torch.finfo(FP8_DTYPE).max

@@ -5,9 +5,9 @@ from collections.abc import Iterator, Sequence
 import torch
 import torch.nn.functional as F
 
-from engine.layers.fp8 import FP8_DTYPE, as_quantized, dequantize
-from engine.layers.linear import LinearBase
-from engine.models.quantization import BLOCK, Quantization
+from tandem.engine.layers.fp8 import FP8_DTYPE, as_quantized, dequantize
+from tandem.engine.layers.linear import LinearBase
+from tandem.engine.models.quantization import BLOCK, Quantization
 
 # Matrix products of FP8 numbers are made for multiples of this.
 MULTIPLE = 16

@@ -2,10 +2,10 @@
 
 import torch
 
-from engine.layers.fp8_linear import LIBRARY_BLOCKS_MULTIPLE, Fp8Linear, library_has_blocks
-from engine.layers.fp8_quantize import Quantized
-from engine.layers.product_tiles import Tile
-from engine.layers.products import Products
+from tandem.engine.layers.fp8_linear import LIBRARY_BLOCKS_MULTIPLE, Fp8Linear, library_has_blocks
+from tandem.engine.layers.fp8_quantize import Quantized
+from tandem.engine.layers.product_tiles import Tile
+from tandem.engine.layers.products import Products
 
 # With scales of blocks our own kernel is chosen up to so many tokens: for matrices of which a wave of blocks makes many
 # outputs, and of few. cuBLAS takes the same time for few tokens as for many.

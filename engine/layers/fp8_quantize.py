@@ -7,13 +7,13 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from engine.layers.cuda_kernel import has_dependent_launch
-from engine.layers.fp8 import FP8_DTYPE
-from engine.layers.fp8 import FP8_MAX as _FP8_MAX
-from engine.layers.fp8 import SMALLEST_AMAX as _SMALLEST_AMAX
-from engine.layers.fp8_linear import Fp8Linear
-from engine.layers.norm import Norm
-from engine.models.quantization import BLOCK as _BLOCK
+from tandem.engine.layers.cuda_kernel import has_dependent_launch
+from tandem.engine.layers.fp8 import FP8_DTYPE
+from tandem.engine.layers.fp8 import FP8_MAX as _FP8_MAX
+from tandem.engine.layers.fp8 import SMALLEST_AMAX as _SMALLEST_AMAX
+from tandem.engine.layers.fp8_linear import Fp8Linear
+from tandem.engine.layers.norm import Norm
+from tandem.engine.models.quantization import BLOCK as _BLOCK
 
 FP8_MAX = tl.constexpr(_FP8_MAX)
 SMALLEST_AMAX = tl.constexpr(_SMALLEST_AMAX)

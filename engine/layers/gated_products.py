@@ -7,9 +7,9 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from engine.layers.linear import LinearBase
-from engine.layers.product_tiles import Device, Tile, gated_tile_for, num_tiles
-from engine.layers.products import product_of
+from tandem.engine.layers.linear import LinearBase
+from tandem.engine.layers.product_tiles import Device, Tile, gated_tile_for, num_tiles
+from tandem.engine.layers.products import product_of
 
 # Blocks of so many tiles of tokens take the same outputs one after the other, so that weights come from the L2 cache.
 GROUP = tl.constexpr(8)

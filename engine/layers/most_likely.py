@@ -3,7 +3,7 @@ alone."""
 
 import torch
 
-from engine.layers.cuda_kernel import CudaKernel
+from tandem.engine.layers.cuda_kernel import CudaKernel
 
 THREADS = 256
 # So many blocks share a step's rows, and at most so many each row.

@@ -5,8 +5,8 @@ from abc import ABC, abstractmethod
 import torch
 import torch.nn.functional as F
 
-from engine.layers.linear import LinearBase
-from engine.layers.norm import Norm, rms_norm
+from tandem.engine.layers.linear import LinearBase
+from tandem.engine.layers.norm import Norm, rms_norm
 
 
 class LayerOps(ABC):

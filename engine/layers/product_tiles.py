@@ -6,7 +6,7 @@ Measured on an H200 over the matrices of an 8B model: `python -m benchmarks.fp8 
 import functools
 from typing import Literal, NamedTuple
 
-from engine.models.quantization import BLOCK
+from tandem.engine.models.quantization import BLOCK
 
 # Weights in bfloat16; in FP8 with a scale for each output, or for each block.
 Kind = Literal["plain", "channel", "block"]

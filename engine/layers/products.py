@@ -7,12 +7,12 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from engine.layers.cuda_kernel import has_dependent_launch
-from engine.layers.fp8_linear import Fp8Linear
-from engine.layers.fp8_quantize import Quantized
-from engine.layers.linear import LinearBase
-from engine.layers.product_tiles import MAX_SPLIT_TILE, Device, Kind, Product, Tile, tile_for
-from engine.models.quantization import BLOCK as _BLOCK
+from tandem.engine.layers.cuda_kernel import has_dependent_launch
+from tandem.engine.layers.fp8_linear import Fp8Linear
+from tandem.engine.layers.fp8_quantize import Quantized
+from tandem.engine.layers.linear import LinearBase
+from tandem.engine.layers.product_tiles import MAX_SPLIT_TILE, Device, Kind, Product, Tile, tile_for
+from tandem.engine.models.quantization import BLOCK as _BLOCK
 
 GROUP = tl.constexpr(_BLOCK)
 # Bytes of each row of weights that a block has fetched into the L2 cache before it waits for its inputs, and of a line.

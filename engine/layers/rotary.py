@@ -5,7 +5,7 @@ from functools import cached_property
 
 import torch
 
-from engine.models.rope import Llama3RopeScaling
+from tandem.engine.models.rope import Llama3RopeScaling
 
 
 class RotaryEmbedding:

@@ -13,16 +13,16 @@ class Architecture:
     """How an architecture is computed, and how it differs from the plain decoder: Llama without biases.
 
     Attributes:
-        model: import path of the engine.models.base.Model that computes it.
-        page_layout: import path of the engine.kvcache.base.PageLayout of what its attention keeps of each token.
+        model: import path of the tandem.engine.models.base.Model that computes it.
+        page_layout: import path of the tandem.engine.kvcache.base.PageLayout of what its attention keeps of each token.
         qkv_bias, o_bias, mlp_bias: whether these projections have biases, or the key of config.json that says so.
         qk_norm: whether each head's queries and keys are normalised before they are rotated.
         window_switch: whether use_sliding_window in config.json can turn sliding_window off.
         defaults: values of keys that config.json leaves out, where not those of ModelConfig.from_dir.
     """
 
-    model: str = "engine.models.decoder:DecoderModel"
-    page_layout: str = "engine.attention.layout:KvHeadLayout"
+    model: str = "tandem.engine.models.decoder:DecoderModel"
+    page_layout: str = "tandem.engine.attention.layout:KvHeadLayout"
     qkv_bias: bool | str = False
     o_bias: bool | str = False
     mlp_bias: bool | str = False

@@ -5,9 +5,9 @@ from collections.abc import Iterable, Iterator
 
 import torch
 
-from engine.attention.base import Attention
-from engine.layers.ops import LayerOps
-from engine.models.config import ModelConfig
+from tandem.engine.attention.base import Attention
+from tandem.engine.layers.ops import LayerOps
+from tandem.engine.models.config import ModelConfig
 
 
 class Model(ABC):

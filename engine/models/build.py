@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import torch
 
-from engine.layers.ops import LayerOps, TorchOps
-from engine.models.architectures import ARCHITECTURES
-from engine.models.base import Model
-from engine.models.config import ModelConfig
 from tandem.choices import Choices
+from tandem.engine.layers.ops import LayerOps, TorchOps
+from tandem.engine.models.architectures import ARCHITECTURES
+from tandem.engine.models.base import Model
+from tandem.engine.models.config import ModelConfig
 
 # The fused kernels compute these; float32 stays with torch, whose results are the oracle's.
 FUSED_DTYPES = (torch.bfloat16, torch.float16)
@@ -16,7 +16,7 @@ FUSED_DTYPES = (torch.bfloat16, torch.float16)
 FP8_CAPABILITY = (8, 9)
 
 _MODELS: Choices[Model] = Choices(
-    "engine.models.base:Model", {name: architecture.model for name, architecture in ARCHITECTURES.items()}
+    "tandem.engine.models.base:Model", {name: architecture.model for name, architecture in ARCHITECTURES.items()}
 )
 
 
@@ -41,7 +41,7 @@ def _ops(dtype: torch.dtype, device: torch.device) -> LayerOps:
     if device.type != "cuda" or dtype not in FUSED_DTYPES:
         return TorchOps()
     # Imported here: a machine without CUDA has nothing to import.
-    from engine.layers.cuda_ops import CudaOps
+    from tandem.engine.layers.cuda_ops import CudaOps
 
     return CudaOps(device)
 

@@ -5,10 +5,10 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from engine.models.architectures import ARCHITECTURES, Architecture
-from engine.models.checks import require_count, require_dict, require_positive, required
-from engine.models.quantization import AT_LOAD, FP8, Quantization, read_quantization
-from engine.models.rope import Llama3RopeScaling, read_rope
+from tandem.engine.models.architectures import ARCHITECTURES, Architecture
+from tandem.engine.models.checks import require_count, require_dict, require_positive, required
+from tandem.engine.models.quantization import AT_LOAD, FP8, Quantization, read_quantization
+from tandem.engine.models.rope import Llama3RopeScaling, read_rope
 
 # These keys mark mixtures of experts. No served architecture has them.
 _EXPERT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts")

@@ -6,15 +6,15 @@ from collections.abc import Iterable, Iterator
 import torch
 import torch.nn.functional as F
 
-from engine.attention.base import Attention
-from engine.layers.fp8 import FP8_DTYPE
-from engine.layers.fp8_linear import Fp8Linear
-from engine.layers.linear import Linear, LinearBase
-from engine.layers.norm import Norm, QkNorm
-from engine.layers.ops import LayerOps
-from engine.layers.rotary import RotaryEmbedding, Rotation
-from engine.models.base import Model
-from engine.models.config import ModelConfig
+from tandem.engine.attention.base import Attention
+from tandem.engine.layers.fp8 import FP8_DTYPE
+from tandem.engine.layers.fp8_linear import Fp8Linear
+from tandem.engine.layers.linear import Linear, LinearBase
+from tandem.engine.layers.norm import Norm, QkNorm
+from tandem.engine.layers.ops import LayerOps
+from tandem.engine.layers.rotary import RotaryEmbedding, Rotation
+from tandem.engine.models.base import Model
+from tandem.engine.models.config import ModelConfig
 
 # Whatever else a checkpoint holds (integers, float8) needs scales, which only FP8 projections have.
 _WEIGHT_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)

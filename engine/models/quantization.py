@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from engine.models.checks import require_dict
+from tandem.engine.models.checks import require_dict
 
 # Numbers of a side of a block of weights that share a scale, and of a token's stretch of inputs.
 BLOCK = 128

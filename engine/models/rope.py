@@ -3,7 +3,7 @@
 from dataclasses import dataclass, fields
 from typing import Any
 
-from engine.models.checks import require_count, require_dict, require_positive, required
+from tandem.engine.models.checks import require_count, require_dict, require_positive, required
 
 
 @dataclass(frozen=True, slots=True)

@@ -142,7 +142,7 @@ class ConversionCache:
 
     def _convert(self, gguf: Path, digest: str, on_progress: Progress | None) -> Path:
         # It imports numpy and gguf, which are needed here alone.
-        from engine.weights.gguf import convert_gguf
+        from tandem.engine.weights.gguf import convert_gguf
 
         report = on_progress or (lambda stage, fraction: None)
         with self._exclusive(digest, on_wait=lambda: report("waiting for another process that converts it", 0.0)):

@@ -7,8 +7,8 @@ import json
 import torch
 import torch.nn.functional as F
 
-from engine.attention.scales import KvScales
-from engine.models.base import Model
+from tandem.engine.attention.scales import KvScales
+from tandem.engine.models.base import Model
 
 # So many elements are looked at in one go: as many as a CPU's cache holds, and enough to keep a GPU busy in memory that
 # it has left beside its weights.

@@ -4,9 +4,9 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 
-from engine.layers.fp8 import FP8_DTYPE, dequantize, quantize_channels
-from engine.layers.fp8_linear import check_sizes
-from engine.models.quantization import BLOCK, Quantization
+from tandem.engine.layers.fp8 import FP8_DTYPE, dequantize, quantize_channels
+from tandem.engine.layers.fp8_linear import check_sizes
+from tandem.engine.models.quantization import BLOCK, Quantization
 
 _INPUT_SCALE = "input_scale"
 

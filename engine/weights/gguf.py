@@ -14,7 +14,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
-from engine.weights.gguf_tokenizer import build_tokenizer, tokenizer_config
+from tandem.engine.weights.gguf_tokenizer import build_tokenizer, tokenizer_config
 
 Progress = Callable[[str, float], None]
 Tensors = Mapping[str, gguf.ReaderTensor]

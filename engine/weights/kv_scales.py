@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 import torch
 
-from engine.attention.scales import KvScales
+from tandem.engine.attention.scales import KvScales
 
 # Quantizers write one of these names: self_attn.k_scale, self_attn.k_proj.k_scale, or self_attn.k_proj.output_scale.
 _NAME = re.compile(r"model\.layers\.(\d+)\.self_attn\.(?:([kv])_scale|([kv])_proj\.(?:\3_scale|output_scale))")

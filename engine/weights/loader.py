@@ -11,14 +11,14 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 
-from engine.attention.scales import KvScales
-from engine.layers.fp8 import FP8_DTYPE, FP8_MAX
-from engine.models.base import Model
-from engine.models.quantization import Quantization
-from engine.weights.fp8 import read_fp8
-from engine.weights.headers import tensor_names
-from engine.weights.kv_scales import ScaleReader
-from engine.weights.resolve import checkpoint_files
+from tandem.engine.attention.scales import KvScales
+from tandem.engine.layers.fp8 import FP8_DTYPE, FP8_MAX
+from tandem.engine.models.base import Model
+from tandem.engine.models.quantization import Quantization
+from tandem.engine.weights.fp8 import read_fp8
+from tandem.engine.weights.headers import tensor_names
+from tandem.engine.weights.kv_scales import ScaleReader
+from tandem.engine.weights.resolve import checkpoint_files
 
 # This is a prime above the number of rows of any matrix: no two rows come out equal.
 _DUMMY_PERIOD = 262_147

@@ -11,8 +11,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from engine.weights.conversions import ConversionCache, default_directory
-from engine.weights.headers import tensor_names
+from tandem.engine.weights.conversions import ConversionCache, default_directory
+from tandem.engine.weights.headers import tensor_names
 
 Progress = Callable[[str, float], None]
 
@@ -37,7 +37,7 @@ def resolve_model(
             converted once into the cache; a hub model comes from the local hub cache, and from the network
             only if it is not there.
         load_format: ``auto`` needs safetensors weights; ``dummy`` needs only the configuration.
-        cache_dir: where converted models are kept; default `engine.weights.conversions.default_directory`.
+        cache_dir: where converted models are kept; default `tandem.engine.weights.conversions.default_directory`.
         on_progress: called with a stage and the fraction of it done while something slow happens.
         held: a converted model stays in the cache until this is closed.
 

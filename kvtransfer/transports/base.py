@@ -14,8 +14,8 @@ called by the engine thread and returns at once: a decode step waits for nothing
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
-from engine.kvcache.base import Completion
-from engine.kvcache.pool import KvPool
+from tandem.engine.kvcache.base import Completion
+from tandem.engine.kvcache.pool import KvPool
 from tandem.rpc.credentials import ClusterCredentials
 
 

@@ -9,9 +9,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from engine.kvcache.base import Completion
-from kvtransfer.transports.base import ReceiverTransport, SenderTransport
-from kvtransfer.transports.peer_socket import Listener
+from tandem.engine.kvcache.base import Completion
+from tandem.kvtransfer.transports.base import ReceiverTransport, SenderTransport
+from tandem.kvtransfer.transports.peer_socket import Listener
 
 logger = logging.getLogger(__name__)
 

@@ -14,14 +14,14 @@ import logging
 import ssl
 import time
 
-from engine.kvcache.cuda_pool import CudaKvPool
-from engine.kvcache.pool import KvPool
-from kvtransfer.transports import peer_socket
-from kvtransfer.transports.base import ReceiverTransport, SenderTransport, Transport
-from kvtransfer.transports.mover import HEADER, Flag, ReceivingMover, SendingMover, Transfer, check_announced
-from kvtransfer.transports.nccl_communicator import RECEIVER, SENDER
-from kvtransfer.transports.nccl_mover import CONNECT_TIMEOUT_S, PEER_POLL_S, NcclMover
-from kvtransfer.transports.peer_socket import Endpoint
+from tandem.engine.kvcache.cuda_pool import CudaKvPool
+from tandem.engine.kvcache.pool import KvPool
+from tandem.kvtransfer.transports import peer_socket
+from tandem.kvtransfer.transports.base import ReceiverTransport, SenderTransport, Transport
+from tandem.kvtransfer.transports.mover import HEADER, Flag, ReceivingMover, SendingMover, Transfer, check_announced
+from tandem.kvtransfer.transports.nccl_communicator import RECEIVER, SENDER
+from tandem.kvtransfer.transports.nccl_mover import CONNECT_TIMEOUT_S, PEER_POLL_S, NcclMover
+from tandem.kvtransfer.transports.peer_socket import Endpoint
 from tandem.rpc.credentials import ClusterCredentials
 
 logger = logging.getLogger(__name__)

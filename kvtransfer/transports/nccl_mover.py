@@ -11,12 +11,12 @@ from itertools import islice
 
 import torch
 
-from engine.kvcache.base import Completion
-from engine.kvcache.batched_copies import PageCopies
-from engine.kvcache.cuda_pool import CudaKvPool
-from kvtransfer.transports import peer_socket
-from kvtransfer.transports.mover import Flag, Mover, Transfer
-from kvtransfer.transports.nccl_communicator import Communicator, load_nccl
+from tandem.engine.kvcache.base import Completion
+from tandem.engine.kvcache.batched_copies import PageCopies
+from tandem.engine.kvcache.cuda_pool import CudaKvPool
+from tandem.kvtransfer.transports import peer_socket
+from tandem.kvtransfer.transports.mover import Flag, Mover, Transfer
+from tandem.kvtransfer.transports.nccl_communicator import Communicator, load_nccl
 from tandem.timer_slack import sleep_exactly
 
 logger = logging.getLogger(__name__)

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import torch
 from cuda.bindings import runtime
 
-from engine.kvcache.base import Completion
-from engine.kvcache.batched_copies import PageCopies
-from engine.kvcache.cuda_pool import CudaKvPool, check
-from engine.kvcache.pool import KvPool
-from kvtransfer.transports.base import OneSidedReceiver, ReceiverTransport, SenderTransport, Transport
+from tandem.engine.kvcache.base import Completion
+from tandem.engine.kvcache.batched_copies import PageCopies
+from tandem.engine.kvcache.cuda_pool import CudaKvPool, check
+from tandem.engine.kvcache.pool import KvPool
+from tandem.kvtransfer.transports.base import OneSidedReceiver, ReceiverTransport, SenderTransport, Transport
 from tandem.rpc.credentials import ClusterCredentials
 
 # A push is submitted in batches of so many pages, twice as many, and so on.

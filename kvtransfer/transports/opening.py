@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future, InvalidStateError
 from typing import TypeVar
 
-from engine.kvcache.pool import KvPool
-from kvtransfer.transports.base import ReceiverTransport, SenderTransport, Transport
-from kvtransfer.transports.table import TRANSPORTS
+from tandem.engine.kvcache.pool import KvPool
+from tandem.kvtransfer.transports.base import ReceiverTransport, SenderTransport, Transport
+from tandem.kvtransfer.transports.table import TRANSPORTS
 from tandem.rpc.credentials import ClusterCredentials
 
 # One end may take so long to open; mapping a pool and connecting to a port take milliseconds.

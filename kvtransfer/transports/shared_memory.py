@@ -8,9 +8,15 @@ from pathlib import Path
 
 import numpy as np
 
-from engine.kvcache.base import Completion
-from engine.kvcache.pool import CpuKvPool, KvPool, SharedPoolFile
-from kvtransfer.transports.base import COMPLETED, OneSidedReceiver, ReceiverTransport, SenderTransport, Transport
+from tandem.engine.kvcache.base import Completion
+from tandem.engine.kvcache.pool import CpuKvPool, KvPool, SharedPoolFile
+from tandem.kvtransfer.transports.base import (
+    COMPLETED,
+    OneSidedReceiver,
+    ReceiverTransport,
+    SenderTransport,
+    Transport,
+)
 from tandem.rpc.credentials import ClusterCredentials
 
 # An endpoint is the process id, the descriptor and the size of the receiver's memfd, then its name in UTF-8.

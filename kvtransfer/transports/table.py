@@ -5,17 +5,17 @@ from typing import TYPE_CHECKING
 from tandem.choices import Choice, Choices
 
 if TYPE_CHECKING:
-    from kvtransfer.transports.base import Transport
+    from tandem.kvtransfer.transports.base import Transport
 
 # In place of a name this stands for all that work on the pages' device.
 AUTO = "auto"
 
 TRANSPORTS: "Choices[Transport]" = Choices(
-    "kvtransfer.transports.base:Transport",
+    "tandem.kvtransfer.transports.base:Transport",
     {
-        "nvlink": Choice("kvtransfer.transports.nvlink:Nvlink", ("cuda",)),
-        "nccl": Choice("kvtransfer.transports.nccl:Nccl", ("cuda",)),
-        "shared_memory": Choice("kvtransfer.transports.shared_memory:SharedMemory", ("cpu",)),
-        "tcp": Choice("kvtransfer.transports.tcp:Tcp", ("cpu",)),
+        "nvlink": Choice("tandem.kvtransfer.transports.nvlink:Nvlink", ("cuda",)),
+        "nccl": Choice("tandem.kvtransfer.transports.nccl:Nccl", ("cuda",)),
+        "shared_memory": Choice("tandem.kvtransfer.transports.shared_memory:SharedMemory", ("cpu",)),
+        "tcp": Choice("tandem.kvtransfer.transports.tcp:Tcp", ("cpu",)),
     },
 )

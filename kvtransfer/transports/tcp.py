@@ -7,10 +7,10 @@ expect meet by number, and a thread at each end moves the bytes beside the engin
 import socket
 import ssl
 
-from engine.kvcache.pool import CpuKvPool, KvPool
-from kvtransfer.transports import peer_socket
-from kvtransfer.transports.base import ReceiverTransport, SenderTransport, Transport
-from kvtransfer.transports.mover import HEADER, ReceivingMover, SendingMover, Transfer, check_announced
+from tandem.engine.kvcache.pool import CpuKvPool, KvPool
+from tandem.kvtransfer.transports import peer_socket
+from tandem.kvtransfer.transports.base import ReceiverTransport, SenderTransport, Transport
+from tandem.kvtransfer.transports.mover import HEADER, ReceivingMover, SendingMover, Transfer, check_announced
 from tandem.rpc.credentials import ClusterCredentials
 
 

@@ -26,8 +26,8 @@ And it should keep to this:
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
-from engine.kvcache.cache_manager import CacheManager
-from prefill_worker.queued_request import QueuedRequest
+from tandem.engine.kvcache.cache_manager import CacheManager
+from tandem.prefill_worker.queued_request import QueuedRequest
 
 
 class PrefillPolicy(ABC):

@@ -3,9 +3,9 @@
 import random
 from collections.abc import Sequence
 
-from engine.kvcache.cache_manager import CacheManager
-from prefill_worker.policies.base import PrefillPolicy
-from prefill_worker.queued_request import QueuedRequest
+from tandem.engine.kvcache.cache_manager import CacheManager
+from tandem.prefill_worker.policies.base import PrefillPolicy
+from tandem.prefill_worker.queued_request import QueuedRequest
 
 
 class FirstComeFirstServed(PrefillPolicy):

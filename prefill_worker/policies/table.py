@@ -5,15 +5,15 @@ from typing import TYPE_CHECKING
 from tandem.choices import Choices
 
 if TYPE_CHECKING:
-    from prefill_worker.policies.base import PrefillPolicy
+    from tandem.prefill_worker.policies.base import PrefillPolicy
 
 PREFILL_POLICIES: "Choices[PrefillPolicy]" = Choices(
-    "prefill_worker.policies.base:PrefillPolicy",
+    "tandem.prefill_worker.policies.base:PrefillPolicy",
     {
-        "fcfs": "prefill_worker.policies.simple:FirstComeFirstServed",
-        "lpm": "prefill_worker.policies.cache_aware:LongestPrefixMatch",
-        "dfs-weight": "prefill_worker.policies.cache_aware:DfsWeight",
-        "lof": "prefill_worker.policies.simple:LongestOutputFirst",
-        "random": "prefill_worker.policies.simple:RandomOrder",
+        "fcfs": "tandem.prefill_worker.policies.simple:FirstComeFirstServed",
+        "lpm": "tandem.prefill_worker.policies.cache_aware:LongestPrefixMatch",
+        "dfs-weight": "tandem.prefill_worker.policies.cache_aware:DfsWeight",
+        "lof": "tandem.prefill_worker.policies.simple:LongestOutputFirst",
+        "random": "tandem.prefill_worker.policies.simple:RandomOrder",
     },
 )

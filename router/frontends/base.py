@@ -1,6 +1,7 @@
 """What every frontend does with a request: check it, tokenize it, serve it, and say how it ended.
 
-A frontend translates between its wire and what is here, and has one table from the errors of router.errors to the
+A frontend translates between its wire and what is here, and has one table from the errors of tandem.router.errors to
+the
 codes of its own protocol.
 """
 
@@ -11,27 +12,27 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from router.access import Access, key_digest
-from router.cache_namespaces import CacheNamespaces
-from router.config import RouterConfig
-from router.errors import InvalidRequestError, OverloadedError, UnknownModelError, mistakes_in
-from router.frontends.generation import Generation, refusals_counted
-from router.frontends.sampling import SEED_BITS, SamplingOptions, check_vocabulary, sampling_params
-from router.long_prompts import prefix_identities_in_turns
-from router.peer_counts import RouterCounts
-from router.resumption import PARAM as RESUME_PARAM
-from router.resumption import KeptStream, ResumeState, Resumption, Sealer, prompt_digest
-from router.router import Router
-from router.structured_output import GrammarChecker, StructuredOutput
-from router.text.chat import Chat
-from router.text.generation_config import SamplingDefaults
-from router.text.output_format import OutputFormat
-from router.text.output_text import OutputText
-from router.text.prompt_encoder import PromptEncoder
-from router.text.tokenizer import Tokenizer
-from router.trace_context import current_trace_context
-from router.tracker import RequestTracker
 from tandem.lifecycle import RECEIVED, TOKENIZED, now_ns
+from tandem.router.config import RouterConfig
+from tandem.router.errors import InvalidRequestError, OverloadedError, UnknownModelError, mistakes_in
+from tandem.router.frontends.access import Access, key_digest
+from tandem.router.frontends.cache_namespaces import CacheNamespaces
+from tandem.router.frontends.generation import Generation, refusals_counted
+from tandem.router.frontends.long_prompts import prefix_identities_in_turns
+from tandem.router.frontends.sampling import SEED_BITS, SamplingOptions, check_vocabulary, sampling_params
+from tandem.router.requests.trace_context import current_trace_context
+from tandem.router.requests.tracker import RequestTracker
+from tandem.router.resumption import PARAM as RESUME_PARAM
+from tandem.router.resumption import KeptStream, ResumeState, Resumption, Sealer, prompt_digest
+from tandem.router.router import Router
+from tandem.router.text.chat import Chat
+from tandem.router.text.generation_config import SamplingDefaults
+from tandem.router.text.output_format import OutputFormat
+from tandem.router.text.output_text import OutputText
+from tandem.router.text.prompt_encoder import PromptEncoder
+from tandem.router.text.structured_output import GrammarChecker, StructuredOutput
+from tandem.router.text.tokenizer import Tokenizer
+from tandem.router.workers.peer_counts import RouterCounts
 
 # The names that a client gives to what it asks have so many characters at most: a request id comes back with every
 # response.

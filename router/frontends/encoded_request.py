@@ -6,7 +6,7 @@ messages 110 ms, while everybody waits. So a large request is looked at from out
 
 from collections.abc import Iterator
 
-from router.text.prompt_encoder import MAX_MESSAGES
+from tandem.router.text.prompt_encoder import MAX_MESSAGES
 from tandem.sampling_params import MAX_NUM_BIASED, MAX_NUM_STOP_TOKENS
 from tandem.v1 import inference_pb2 as pb
 

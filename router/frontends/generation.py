@@ -8,19 +8,19 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 
-from router.access import Access
-from router.active_request import ActiveRequest
-from router.errors import RequestError, UnauthenticatedError
-from router.recorded_request import placed_fields, record_request
-from router.request_spans import TracedRequest
-from router.router import Router
-from router.text.output_text import OutputText
-from router.tracker import RequestState, RequestTracker
 from tandem.lifecycle import ENDED, FIRST_TOKEN_SENT, RECEIVED, PhaseTiming, now_ns, phase_timings
+from tandem.router.errors import RequestError, UnauthenticatedError
+from tandem.router.frontends.access import Access
+from tandem.router.observe.recorded_request import placed_fields, record_request
+from tandem.router.observe.request_spans import TracedRequest
+from tandem.router.requests.active_request import ActiveRequest
+from tandem.router.requests.tracker import RequestState, RequestTracker
+from tandem.router.router import Router
+from tandem.router.text.output_text import OutputText
 from tandem.sampling_params import TokenLogprobs
 
 # It writes one line for each request, as JSON.
-request_logger = logging.getLogger("router.requests")
+request_logger = logging.getLogger("tandem.router.requests")
 
 # So many tokens of a resumed request's beginning are made text at once: a millisecond.
 MAX_OWED_TOKENS = 256

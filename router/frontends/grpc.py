@@ -5,7 +5,8 @@ from typing import Any
 
 import grpc
 
-from router.errors import (
+from tandem import __version__
+from tandem.router.errors import (
     InternalError,
     InvalidRequestError,
     OverloadedError,
@@ -14,17 +15,16 @@ from router.errors import (
     UnauthenticatedError,
     UnavailableError,
 )
-from router.frontends.base import Frontend, PromptInput
-from router.frontends.generation import Generation, Piece
-from router.frontends.malformed import Malformed
-from router.frontends.piece_writer import PieceWriter
-from router.frontends.request_id import REQUEST_ID_HEADER, is_request_id, request_id_of
-from router.frontends.sampling import PLAIN_FIELDS, SamplingOptions
-from router.prompt_logprobs import PromptLogprobs
-from router.resumption import Resumption
-from router.structured_output import StructuredOutput, choices
-from router.trace_context import TRACEPARENT, TRACESTATE, current_trace_context, trace_context_of
-from tandem import __version__
+from tandem.router.frontends.base import Frontend, PromptInput
+from tandem.router.frontends.generation import Generation, Piece
+from tandem.router.frontends.malformed import Malformed
+from tandem.router.frontends.piece_writer import PieceWriter
+from tandem.router.frontends.request_id import REQUEST_ID_HEADER, is_request_id, request_id_of
+from tandem.router.frontends.sampling import PLAIN_FIELDS, SamplingOptions
+from tandem.router.requests.prompt_logprobs import PromptLogprobs
+from tandem.router.requests.trace_context import TRACEPARENT, TRACESTATE, current_trace_context, trace_context_of
+from tandem.router.resumption import Resumption
+from tandem.router.text.structured_output import StructuredOutput, choices
 from tandem.rpc.auth import AuthInterceptor
 from tandem.rpc.codec import LOGPROBS_CODEC, STATS_CODEC
 from tandem.v1 import inference_pb2 as pb

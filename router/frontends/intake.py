@@ -9,10 +9,10 @@ from typing import Any
 
 import grpc
 
-from router.errors import OverloadedError, RequestError
-from router.frontends.base import Frontend
-from router.frontends.grpc import router_trailer, status_code
-from router.frontends.read_slots import ReadSlots
+from tandem.router.errors import OverloadedError, RequestError
+from tandem.router.frontends.base import Frontend
+from tandem.router.frontends.grpc import router_trailer, status_code
+from tandem.router.frontends.read_slots import ReadSlots
 from tandem.rpc.channel import MAX_CALLS
 
 # Messages that are being read take so much together at most.

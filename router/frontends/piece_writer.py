@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from router.frontends.generation import Generation, Piece
+from tandem.router.frontends.generation import Generation, Piece
 
 
 class PieceWriter:

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from router.errors import OverloadedError, RequestTimeoutError
+from tandem.router.errors import OverloadedError, RequestTimeoutError
 
 T = TypeVar("T")
 

@@ -5,9 +5,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from router.errors import InvalidRequestError, mistakes_in
-from router.text.stop_strings import check_stop_strings
-from router.text.tokenizer import Tokenizer
+from tandem.router.errors import InvalidRequestError, mistakes_in
+from tandem.router.text.stop_strings import check_stop_strings
+from tandem.router.text.tokenizer import Tokenizer
 from tandem.sampling_params import MAX_NUM_BIASED, MAX_NUM_STOP_TOKENS, SamplingParams
 
 SEED_BITS = 64

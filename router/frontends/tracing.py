@@ -5,10 +5,10 @@ from contextlib import aclosing
 
 import grpc
 
-from router.errors import RequestError
-from router.frontends.base import Frontend
-from router.frontends.grpc import router_trailer, status_code
-from router.recordings import COLLECT_TIMEOUT_S, Recordings
+from tandem.router.errors import RequestError
+from tandem.router.frontends.base import Frontend
+from tandem.router.frontends.grpc import router_trailer, status_code
+from tandem.router.observe.recordings import COLLECT_TIMEOUT_S, Recordings
 from tandem.rpc.recording_service import MAX_DURATION_S
 from tandem.v1 import recording_pb2 as pb
 from tandem.v1 import recording_pb2_grpc

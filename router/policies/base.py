@@ -13,7 +13,8 @@ failed: `request_finished` follows. Between the two lies time where the request 
 
 What `choose` is given is every pair that can serve, and there are prefill times decode workers of them: with 500 of
 each, looking at all takes longer than 250 requests may take together. So the pairs are a sequence that is never made
-(router/candidates.py). A policy that goes through it, sorts it or takes its minimum is right, and fast enough for some
+(router/workers/candidates.py). A policy that goes through it, sorts it or takes its minimum is right, and fast
+enough for some
 dozens of workers. One that is to be fast with many asks for the workers (`prefill_workers`, `decode_workers_of`) or for
 the pair whose two costs are least (`least`), which takes time in proportion to the workers and not to the pairs; every
 policy here does. The sequence is good for the one call alone: what a policy keeps are pairs and workers.
@@ -38,9 +39,9 @@ This is what a policy may read of a worker. It changes nothing there, and sends 
 | `num_held_tokens` | tokens of its pool that are in use, by its own word, or arriving |
 | `forward_times` | how long its forwards take, by its own word (tandem.messages.ForwardTimes), some moments old |
 | `max_decoding` | requests that it decodes side by side at most |
-| `lean` | which work it is to be given first (router/leans.py) |
+| `lean` | which work it is to be given first (router/workers/leans.py) |
 | `load_number` | goes up when one of these but `max_decoding` changes |
-| `rates` | how long handovers take and outputs are in this cluster, as the router has seen it (router/rates.py) |
+| `rates` | how long handovers take and outputs are as the router has seen it (router/workers/rates.py) |
 | `page_size`, `hello.num_pages` | tokens of a KV page, pages of its pool |
 | `hello.device` | where it computes |
 | `prefixes.identities` | of prefixes that it has cached, by its own word, 0.1 s old; empty unless `wants_prefixes` |
@@ -55,9 +56,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from router.candidates import Candidates
-from router.objectives import DEFAULT_OBJECTIVES, Objectives
-from router.worker import Pair, Worker
+from tandem.router.workers.candidates import Candidates
+from tandem.router.workers.objectives import DEFAULT_OBJECTIVES, Objectives
+from tandem.router.workers.worker import Pair, Worker
 
 AttemptFailure = Literal["prefill_failed", "given_back", "lease_lost", "deferred", "worker_lost"]
 RequestEnd = Literal["finished", "stopped", "failed", "aborted"]

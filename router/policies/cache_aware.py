@@ -4,10 +4,10 @@ import random
 import time
 from collections.abc import Callable
 
-from router.candidates import Candidates
-from router.policies.base import RoutingRequest
-from router.policies.prefix_policy import PrefixPolicy
-from router.worker import Pair, Worker
+from tandem.router.policies.base import RoutingRequest
+from tandem.router.policies.prefix_policy import PrefixPolicy
+from tandem.router.workers.candidates import Candidates
+from tandem.router.workers.worker import Pair, Worker
 
 # Both costs are in units of one prompt token computed. Shipping a token's KV takes a fraction of computing it; every
 # further request at a decode worker makes each step of all others longer.

@@ -41,9 +41,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from router.leans import Lean
-from router.objectives import Objectives
 from tandem.messages import ForwardTimes
+from tandem.router.workers.leans import Lean
+from tandem.router.workers.objectives import Objectives
 
 # So many times as much does what is late count. Objectives are there to be kept.
 LATE = 5.0

@@ -6,10 +6,10 @@ import operator
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from router.candidates import Candidates
-from router.errors import InternalError
-from router.policies.base import AttemptFailure, RequestEnd, RoutingPolicy, RoutingRequest
-from router.worker import Estimate, Pair, Worker
+from tandem.router.errors import InternalError
+from tandem.router.policies.base import AttemptFailure, RequestEnd, RoutingPolicy, RoutingRequest
+from tandem.router.workers.candidates import Candidates
+from tandem.router.workers.worker import Estimate, Pair, Worker
 
 logger = logging.getLogger(__name__)
 

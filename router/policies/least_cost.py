@@ -4,14 +4,14 @@ import random
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from router.candidates import Candidates
-from router.distance import DISTANCES
-from router.objectives import DEFAULT_OBJECTIVES, Objectives
-from router.policies import cost_model
-from router.policies.base import RoutingRequest
-from router.policies.cost_model import Line, Load, PromptCost, Speed
-from router.policies.prefix_policy import PrefixPolicy
-from router.worker import Estimate, Pair, Worker
+from tandem.router.policies import cost_model
+from tandem.router.policies.base import RoutingRequest
+from tandem.router.policies.cost_model import Line, Load, PromptCost, Speed
+from tandem.router.policies.prefix_policy import PrefixPolicy
+from tandem.router.workers.candidates import Candidates
+from tandem.router.workers.distance import DISTANCES
+from tandem.router.workers.objectives import DEFAULT_OBJECTIVES, Objectives
+from tandem.router.workers.worker import Estimate, Pair, Worker
 
 # Among those that cost nearly the same chance decides, anew whenever a worker's load has changed: routers that see each
 # other's choices late must not all make the same one. This is a thousandth of an objective.

@@ -2,9 +2,9 @@
 
 import random
 
-from router.candidates import Candidates
-from router.policies.base import RoutingPolicy, RoutingRequest
-from router.worker import Pair, Worker
+from tandem.router.policies.base import RoutingPolicy, RoutingRequest
+from tandem.router.workers.candidates import Candidates
+from tandem.router.workers.worker import Pair, Worker
 
 # A handover to another host counts as much as a request in hand, and as two beyond the rack.
 FARTHER_COST = 1.0

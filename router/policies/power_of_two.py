@@ -2,9 +2,9 @@
 
 import random
 
-from router.candidates import Candidates
-from router.policies.base import RoutingPolicy, RoutingRequest
-from router.worker import Pair, Worker
+from tandem.router.policies.base import RoutingPolicy, RoutingRequest
+from tandem.router.workers.candidates import Candidates
+from tandem.router.workers.worker import Pair, Worker
 
 
 class PowerOfTwo(RoutingPolicy):

@@ -3,10 +3,10 @@
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 
-from router.policies.base import AttemptFailure, RequestEnd, RoutingPolicy, RoutingRequest
-from router.policies.under_way import NOTHING, PrefixesUnderWay
-from router.worker import Pair, Worker
 from tandem.prefix import prefix_identities
+from tandem.router.policies.base import AttemptFailure, RequestEnd, RoutingPolicy, RoutingRequest
+from tandem.router.policies.under_way import NOTHING, PrefixesUnderWay
+from tandem.router.workers.worker import Pair, Worker
 
 
 class PrefixPolicy(RoutingPolicy):

@@ -1,8 +1,8 @@
 """Every pair in turn."""
 
-from router.candidates import Candidates
-from router.policies.base import RoutingPolicy, RoutingRequest
-from router.worker import Pair, Worker
+from tandem.router.policies.base import RoutingPolicy, RoutingRequest
+from tandem.router.workers.candidates import Candidates
+from tandem.router.workers.worker import Pair, Worker
 
 
 class RoundRobin(RoutingPolicy):

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 
-from router.worker import Worker
+from tandem.router.workers.worker import Worker
 
 # A request's pages are told of a tenth of a second after they are cached; so long, and longer, its end may be ahead.
 LAST_WORD_S = 1.0

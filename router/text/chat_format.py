@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from router.text.chat import Chat, Message
+from tandem.router.text.chat import Chat, Message
 
 # A template that wants short ids of calls wants them like this.
 SHORT_ID_LENGTH = 9

@@ -13,7 +13,7 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from router.text.chat import Chat
+from tandem.router.text.chat import Chat
 
 # What a client may not set by a name of its own.
 RESERVED = frozenset(

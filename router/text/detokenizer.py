@@ -3,7 +3,7 @@
 import codecs
 from collections.abc import Mapping, Sequence
 
-from router.text.tokenizer import Tokenizer, is_byte_token
+from tandem.router.text.tokenizer import Tokenizer, is_byte_token
 
 # Decoding gives this for bytes that are no character, or not yet one.
 _REPLACEMENT = "\ufffd"

@@ -4,11 +4,18 @@ import logging
 from collections.abc import Collection, Mapping
 from functools import cached_property
 
-from router.text.output_parser import OutputParser
-from router.text.reasoning import CLOSING, OPENING, REASONING_STYLES, Beginning, ReasoningParser, ReasoningStyle
-from router.text.tokenizer import Tokenizer
-from router.text.tool_parsers.base import ToolParser
-from router.text.tool_parsers.table import TOOL_PARSERS
+from tandem.router.text.output_parser import OutputParser
+from tandem.router.text.reasoning import (
+    CLOSING,
+    OPENING,
+    REASONING_STYLES,
+    Beginning,
+    ReasoningParser,
+    ReasoningStyle,
+)
+from tandem.router.text.tokenizer import Tokenizer
+from tandem.router.text.tool_parsers.base import ToolParser
+from tandem.router.text.tool_parsers.table import TOOL_PARSERS
 
 logger = logging.getLogger(__name__)
 

@@ -1,8 +1,8 @@
 """The parts of one output: its reasoning first, then content and calls."""
 
-from router.text.output_parts import Part, PartList
-from router.text.reasoning import ReasoningParser
-from router.text.tool_parsers.base import ToolParser
+from tandem.router.text.output_parts import Part, PartList
+from tandem.router.text.reasoning import ReasoningParser
+from tandem.router.text.tool_parsers.base import ToolParser
 
 
 class OutputParser:

@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 
-from router.text.detokenizer import IncrementalDetokenizer
-from router.text.stop_strings import StopStringMatcher
-from router.text.tokenizer import Tokenizer
+from tandem.router.text.detokenizer import IncrementalDetokenizer
+from tandem.router.text.stop_strings import StopStringMatcher
+from tandem.router.text.tokenizer import Tokenizer
 
 
 class OutputText:

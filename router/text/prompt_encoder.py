@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from router.text.chat import Chat, Message
-from router.text.tokenizer import Tokenizer
+from tandem.router.text.chat import Chat, Message
+from tandem.router.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
 

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from router.text.output_parts import Part, PartList
-from router.text.tool_parsers.base import overlap
+from tandem.router.text.output_parts import Part, PartList
+from tandem.router.text.tool_parsers.base import overlap
 
 OPENING, CLOSING = "<think>", "</think>"
 

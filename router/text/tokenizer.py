@@ -9,9 +9,9 @@ from typing import Any
 
 import tokenizers
 
-from router.text.chat import Chat, Message
-from router.text.chat_format import ChatFormat, find_format, fitted
-from router.text.chat_template import ChatTemplate, find_chat_template, read_chat_template
+from tandem.router.text.chat import Chat, Message
+from tandem.router.text.chat_format import ChatFormat, find_format, fitted
+from tandem.router.text.chat_template import ChatTemplate, find_chat_template, read_chat_template
 
 # SentencePiece's vocabularies spell a space so.
 _WORD_START = "\u2581"

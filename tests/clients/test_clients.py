@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.weights.resolve import resolve_model
+from tandem.engine.weights.resolve import resolve_model
 from tests.clients.table import CLIENTS, SCRIPTS, Client
 from tests.cluster.command import Server, start
 

@@ -9,7 +9,7 @@ import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
-from deploy.process_tree import descendants, end_processes
+from tandem.deploy.host.process_tree import descendants, end_processes
 from tandem.processes import ProcessId
 from tests.cluster.conftest import wait_until
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from deploy.cluster_config import ClusterConfig
-from deploy.hosted_ray import HostedRay, namespace_of
-from deploy.joined_ray import JoinedRay
-from deploy.launcher import Cluster
 from tandem.client import ClientTls, TandemClient
+from tandem.deploy.config.cluster_config import ClusterConfig
+from tandem.deploy.launcher import Cluster
+from tandem.deploy.on_ray.hosted_ray import HostedRay, namespace_of
+from tandem.deploy.on_ray.joined_ray import JoinedRay
 from tandem.rpc.auth import cluster_metadata
 from tandem.v1 import inference_pb2 as pb
 from tandem.v1 import worker_pb2, worker_pb2_grpc

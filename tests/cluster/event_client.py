@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from router.frontends.openai.streaming import KEEPALIVE_S
+from tandem.router.frontends.openai.streaming import KEEPALIVE_S
 
 RETRY_S = 0.1
 # Who says nothing for longer, not even a comment, is gone.

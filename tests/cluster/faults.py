@@ -13,9 +13,9 @@ from typing import Any
 
 import ray
 
-from deploy.cluster_config import ClusterConfig
-from router.config import RouterConfig
 from tandem.client import TandemClient
+from tandem.deploy.config.cluster_config import ClusterConfig
+from tandem.router.config import RouterConfig
 from tests.cluster.conftest import RESTART_S, Answer, ServedCluster, wait_until
 
 STREAM_TIMEOUT_S = 60.0

@@ -2,8 +2,8 @@
 
 import grpc
 
-from deploy.launcher import Cluster
 from tandem.config import SERVER_NAME
+from tandem.deploy.launcher import Cluster
 
 OPTIONS = [("grpc.enable_http_proxy", 0), ("grpc.ssl_target_name_override", SERVER_NAME)]
 

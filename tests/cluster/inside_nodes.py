@@ -19,9 +19,9 @@ import psutil
 import pytest
 import torch
 
-from deploy.cluster_config import ClusterConfig
-from router.config import host_of
 from tandem.client import TandemClient
+from tandem.deploy.config.cluster_config import ClusterConfig
+from tandem.router.config import host_of
 from tests.cluster.command import own_name, tandem
 from tests.cluster.conftest import Answer, Clusters, Oracle, ServedCluster, random_ids, wait_until
 from tests.cluster.faults import LiveStream

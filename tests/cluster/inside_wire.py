@@ -10,14 +10,14 @@ import grpc
 import pytest
 import trustme
 
-from deploy.cluster_config import ClusterConfig
-from deploy.hosted_ray import HostedRay
-from deploy.ray_base import RayBase
-from deploy.remote_cluster import RemoteCluster
-from deploy.supervisor_actor import ENDED
-from router.config import host_of
 from tandem.client import ClientTls, TandemClient
 from tandem.config import ClusterTls
+from tandem.deploy.config.cluster_config import ClusterConfig
+from tandem.deploy.joined.remote_cluster import RemoteCluster
+from tandem.deploy.joined.supervisor_actor import ENDED
+from tandem.deploy.on_ray.hosted_ray import HostedRay
+from tandem.deploy.on_ray.ray_base import RayBase
+from tandem.router.config import host_of
 from tandem.rpc.auth import cluster_metadata
 from tandem.v1 import worker_pb2, worker_pb2_grpc
 from tests.cluster.conftest import RESTART_S, ServedCluster, wait_until

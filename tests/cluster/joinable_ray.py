@@ -13,8 +13,8 @@ from pathlib import Path
 import grpc
 import psutil
 
-from deploy.process_tree import descendants, end_processes
-from deploy.ray_probe import call_ray
+from tandem.deploy.host.process_tree import descendants, end_processes
+from tandem.deploy.on_ray.ray_probe import call_ray
 from tandem.processes import ProcessId
 from tests.cluster.command import START_S
 from tests.cluster.conftest import wait_until

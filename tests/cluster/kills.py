@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import ray
 
-from deploy.cluster_config import ClusterConfig
+from tandem.deploy.config.cluster_config import ClusterConfig
 from tandem.rpc.auth import cluster_metadata
 from tandem.v1 import worker_pb2, worker_pb2_grpc
 from tests.cluster.conftest import Oracle, ServedCluster, random_ids, wait_until

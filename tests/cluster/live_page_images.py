@@ -13,7 +13,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from deploy.cluster_config import ClusterConfig
+from tandem.deploy.config.cluster_config import ClusterConfig
 from tests.cluster.browser import Browser
 from tests.cluster.conftest import ServedCluster
 

@@ -5,7 +5,7 @@ import sys
 import ray
 from ray import serve
 
-from deploy.ray_service import application
+from tandem.deploy.joined.ray_service import application
 
 APPLICATION = "tandem"
 

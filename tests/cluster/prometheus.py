@@ -12,7 +12,7 @@ from urllib.request import ProxyHandler, build_opener
 
 from tests.cluster.conftest import wait_until
 
-SHIPPED = Path(__file__).parents[2] / "monitoring/prometheus"
+SHIPPED = Path(__file__).parents[2] / "deploy/monitoring/prometheus"
 START_S = 30.0
 
 

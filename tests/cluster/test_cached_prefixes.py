@@ -5,8 +5,8 @@ import re
 import urllib.request
 from dataclasses import replace
 
-from deploy.cluster_config import ClusterConfig
 from tandem.client import TandemClient
+from tandem.deploy.config.cluster_config import ClusterConfig
 from tests.cluster.conftest import Answer, Clusters, ServedCluster, random_ids, wait_until
 
 PAGE_SIZE = 16

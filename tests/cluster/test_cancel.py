@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from deploy.cluster_config import ClusterConfig
-from kvtransfer.transports.table import TRANSPORTS
 from tandem.client import TandemError
+from tandem.deploy.config.cluster_config import ClusterConfig
+from tandem.kvtransfer.transports.table import TRANSPORTS
 from tests.cluster.conftest import Clusters, Oracle, ServedCluster, random_ids
 from tests.cluster.faults import Footprints, wait_whole
 

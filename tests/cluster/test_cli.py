@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from deploy.process_tree import descendants, end_processes
 from tandem.client import TandemClient
+from tandem.deploy.host.process_tree import descendants, end_processes
 from tandem.processes import ProcessId
 from tandem.v1 import inference_pb2 as pb
 from tests.cluster.command import GONE_S, TANDEM, Server, own_name, start, tandem
@@ -313,7 +313,8 @@ def test_wrong_flags(arguments: tuple[str, ...], message: str) -> None:
         ),
         (
             ("--model", "smollm2-135m-instruct", "--eviction", "json:JSONDecoder"),
-            "tandem: json:JSONDecoder must be a class that derives from engine.kvcache.eviction.base.EvictionPolicy",
+            "tandem: json:JSONDecoder must be a class that derives from "
+            "tandem.engine.kvcache.eviction.base.EvictionPolicy",
         ),
     ],
 )

@@ -60,8 +60,8 @@ def test_server_info(tiny_pd: ServedCluster) -> None:
 def test_router_starts_fast_without_torch(tiny_pd: ServedCluster) -> None:
     router = tiny_pd.cluster.actor("router-0")
     loaded, cpu_s = ray.get(router.__ray_call__.remote(lambda actor: (sorted(sys.modules), time.process_time())))
-    assert "router.router" in loaded
-    assert {"torch", "transformers", "engine.engine"}.isdisjoint(loaded)
+    assert "tandem.router.router" in loaded
+    assert {"torch", "transformers", "tandem.engine.engine"}.isdisjoint(loaded)
     print("router ready after", tiny_pd.cluster.router_ready_s, "s; of processor time it has had", cpu_s, "s")
     # Importing torch alone would take more. How long that is on a clock is up to what else the machine does.
     assert 0 < cpu_s < 5.0

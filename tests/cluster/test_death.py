@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from deploy.cluster_config import ClusterConfig
 from tandem.client import TandemError
+from tandem.deploy.config.cluster_config import ClusterConfig
 from tests.cluster.conftest import Clusters, Oracle, ServedCluster, random_ids, wait_until
 from tests.cluster.faults import Footprints, LiveStream, QuickConfig, cut_control, cut_links, frozen, wait_whole
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from deploy.process_tree import descendants, end_processes
-from deploy.run_record import Run, default_directory, find_runs
+from tandem.deploy.host.process_tree import descendants, end_processes
+from tandem.deploy.host.run_record import Run, default_directory, find_runs
 from tests.cluster.command import GONE_S, START_S, TANDEM, own_name, tandem
 from tests.cluster.conftest import Clusters, Oracle, wait_until
 from tests.cluster.request_stream import RequestStream

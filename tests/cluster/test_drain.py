@@ -14,8 +14,8 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from deploy.process_tree import end_processes
 from tandem.client import TandemClient, TandemError
+from tandem.deploy.host.process_tree import end_processes
 from tandem.v1 import inference_pb2 as pb
 from tests.cluster.command import GONE_S, Server, start
 from tests.cluster.conftest import Answer, Clusters, wait_until

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from deploy.cluster_config import ClusterConfig
-from engine.batch import Batch
-from engine.build import build_engine
-from engine.engine import Engine
-from engine.token_sequence import TokenSequence
+from tandem.deploy.config.cluster_config import ClusterConfig
+from tandem.engine.batch import Batch
+from tandem.engine.build import build_engine
+from tandem.engine.engine import Engine
+from tandem.engine.token_sequence import TokenSequence
 from tests.cluster.conftest import CHUNK_SIZE, Clusters, Oracle, ServedCluster, random_ids
 
 MAX_TOKENS = 16

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from deploy.process_tree import descendants, end_processes
-from deploy.run_record import end_leftovers
+from tandem.deploy.host.process_tree import descendants, end_processes
+from tandem.deploy.host.run_record import end_leftovers
 from tandem.processes import ProcessId
 
 ALL_GONE_S = 10.0
@@ -24,9 +24,9 @@ ALL_GONE_S = 10.0
 RAY = """
 import os, signal, sys, threading
 from pathlib import Path
-from deploy.guard import run_guarded
-from deploy.process_tree import descendants
-from deploy.run_record import RunOwner, remove_record, write_record
+from tandem.deploy.host.guard import run_guarded
+from tandem.deploy.host.process_tree import descendants
+from tandem.deploy.host.run_record import RunOwner, remove_record, write_record
 
 def main():
     answer = input() if os.isatty(0) else ""
@@ -58,7 +58,7 @@ if __name__ == "__main__":
 # A main that starts a process which ignores SIGTERM and left the session, and then does as the test says.
 PLAIN = """
 import os, signal, subprocess, sys, time
-from deploy.guard import run_guarded
+from tandem.deploy.host.guard import run_guarded
 
 stubborn = "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
 

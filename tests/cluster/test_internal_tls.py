@@ -10,8 +10,8 @@ from dataclasses import replace
 import grpc
 import pytest
 
-from deploy.certificates import make_certificates
-from deploy.cluster_config import ClusterConfig
+from tandem.deploy.config.cluster_config import ClusterConfig
+from tandem.deploy.host.certificates import make_certificates
 from tandem.rpc.auth import cluster_metadata
 from tandem.v1 import worker_pb2, worker_pb2_grpc
 from tests.cluster.conftest import Clusters, Oracle, ServedCluster, random_ids, wait_until

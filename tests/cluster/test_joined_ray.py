@@ -8,8 +8,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from deploy.process_tree import descendants, end_processes
 from tandem import exit_codes
+from tandem.deploy.host.process_tree import descendants, end_processes
 from tests.cluster.command import GONE_S, Server, start, tandem
 from tests.cluster.conftest import wait_until
 from tests.cluster.joinable_ray import TOKEN, JoinableRay, joinable_ray

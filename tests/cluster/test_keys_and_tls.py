@@ -14,12 +14,12 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from deploy.cluster_config import ClusterConfig
-from deploy.ports import ClientAddresses
-from router.config import RouterAddresses, RouterConfig
-from router.process import RouterProcess
 from tandem.client import ClientTls, TandemClient, TandemError
 from tandem.config import TlsConfig
+from tandem.deploy.config.cluster_config import ClusterConfig
+from tandem.deploy.host.ports import ClientAddresses
+from tandem.router.config import RouterAddresses, RouterConfig
+from tandem.router.process import RouterProcess
 from tandem.rpc.auth import cluster_metadata
 from tandem.rpc.codec import WORKER_CODEC
 from tandem.v1 import worker_pb2, worker_pb2_grpc

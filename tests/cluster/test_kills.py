@@ -3,7 +3,7 @@ tests/gpu/test_kills.py does the same over NCCL."""
 
 import pytest
 
-from deploy.cluster_config import ClusterConfig
+from tandem.deploy.config.cluster_config import ClusterConfig
 from tests.cluster.conftest import Clusters, Oracle
 from tests.cluster.kills import KillDrill, config_for
 

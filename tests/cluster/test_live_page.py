@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from deploy.cluster_config import ClusterConfig
+from tandem.deploy.config.cluster_config import ClusterConfig
 from tests.cluster.browser import CHROMIUM, Browser
 from tests.cluster.conftest import API_KEYS, RESTART_S, Clusters, ServedCluster, random_ids
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from router.frontends.page.assets import FILES, PAGE, PREFIX, load_asset
-from router.frontends.page.routes import CONTENT_SECURITY_POLICY
+from tandem.router.frontends.page.assets import FILES, PAGE, PREFIX, load_asset
+from tandem.router.frontends.page.routes import CONTENT_SECURITY_POLICY
 from tests.cluster.browser import CHROMIUM, Browser
 
 pytestmark = [

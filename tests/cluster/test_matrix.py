@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from deploy.cluster_config import ClusterConfig
+from tandem.deploy.config.cluster_config import ClusterConfig
 from tandem.v1 import inference_pb2 as pb
 from tests.cluster.conftest import MAX_MODEL_LEN, VOCAB_SIZE, Answer, Clusters, Oracle, ServedCluster
 from tests.cluster.faults import LiveStream, wait_whole

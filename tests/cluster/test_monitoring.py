@@ -1,4 +1,5 @@
-"""A real Prometheus over a cluster under load: what we ship in monitoring/ works with what the cluster exports."""
+"""A real Prometheus over a cluster under load: what we ship in deploy/monitoring/ works with what the cluster
+exports."""
 
 import math
 import random
@@ -12,7 +13,7 @@ from urllib.request import ProxyHandler, build_opener
 
 import pytest
 
-from deploy.cluster_config import ClusterConfig
+from tandem.deploy.config.cluster_config import ClusterConfig
 from tests.cluster.conftest import RESTART_S, Clusters, ServedCluster, random_ids, wait_until
 from tests.cluster.prometheus import Prometheus
 from tests.monitoring_files import DASHBOARDS, queries

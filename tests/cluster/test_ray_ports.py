@@ -12,7 +12,7 @@ import grpc
 import psutil
 import pytest
 
-from deploy.run_record import default_directory, ray_token_path
+from tandem.deploy.host.run_record import default_directory, ray_token_path
 from tandem.processes import ProcessId
 from tests.cluster.command import GONE_S, Server, start
 

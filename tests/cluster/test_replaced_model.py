@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
-from deploy.cluster_config import ClusterConfig
+from tandem.deploy.config.cluster_config import ClusterConfig
 from tests.cluster.conftest import RESTART_S, VOCAB_SIZE, Clusters, Oracle, ServedCluster, wait_until
 
 PROMPT = [random.Random(4).randrange(VOCAB_SIZE) for _ in range(60)]

@@ -12,11 +12,11 @@ from dataclasses import replace
 import pytest
 import ray
 
-from cli.terminal import print_status
-from deploy import launcher
-from deploy.cluster_config import ClusterConfig
-from deploy.role_planner import RolePlanner
-from router.leans import Lean, RouterDemand
+from tandem.deploy import launcher
+from tandem.deploy.cli.terminal import print_status
+from tandem.deploy.config.cluster_config import ClusterConfig
+from tandem.deploy.supervise.role_planner import RolePlanner
+from tandem.router.workers.leans import Lean, RouterDemand
 from tests.cluster.conftest import Clusters, Oracle, ServedCluster, random_ids, wait_until
 
 ONE_WAY: dict[str, Lean] = {"worker-0": "prefill", "worker-1": "decode"}

@@ -14,8 +14,8 @@ from dataclasses import replace
 import pytest
 import ray
 
-from deploy.cluster_config import ClusterConfig
 from tandem.client import TandemClient, TandemError
+from tandem.deploy.config.cluster_config import ClusterConfig
 from tests.cluster.conftest import VOCAB_SIZE, Clusters, Oracle, ServedCluster, wait_until
 from tests.cluster.event_client import EventClient, RefusedError
 from tests.cluster.faults import LiveStream

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from engine.sampler import sample
-from engine.token_sequence import TokenSequence
+from tandem.engine.sampler import sample
+from tandem.engine.token_sequence import TokenSequence
 from tandem.sampling_params import SamplingParams
 from tandem.v1 import inference_pb2 as pb
 from tests.cluster.conftest import VOCAB_SIZE, Oracle, ServedCluster

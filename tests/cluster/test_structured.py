@@ -15,9 +15,9 @@ import openai
 import pytest
 from llguidance import LLMatcher, LLTokenizer, grammar_from
 
-from deploy.cluster_config import ClusterConfig
-from router.grammar_check import WHITESPACE
 from tandem.client import TandemClient, make_request
+from tandem.deploy.config.cluster_config import ClusterConfig
+from tandem.router.text.grammar_check import WHITESPACE
 from tandem.v1 import inference_pb2 as pb
 from tests.cluster.conftest import (
     EOS_TOKEN_IDS,

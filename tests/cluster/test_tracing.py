@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.main import main
+from tandem.deploy.cli.main import main
 from tests.cluster.conftest import ServedCluster, random_ids
 from tests.fakes.trace_file import check_trace, end_of
 

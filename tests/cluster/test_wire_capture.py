@@ -11,14 +11,14 @@ from urllib.request import HTTPSHandler, ProxyHandler, build_opener
 
 import pytest
 
-from both_worker.local_worker import LocalWorker
-from decode_worker.config import DecodeConfig
-from deploy.cluster_config import ClusterConfig
-from engine.build import build_engine
-from engine.config import EngineConfig
-from prefill_worker.config import PrefillConfig
+from tandem.both_worker.local_worker import LocalWorker
 from tandem.client import ClientTls
+from tandem.decode_worker.config import DecodeConfig
+from tandem.deploy.config.cluster_config import ClusterConfig
+from tandem.engine.build import build_engine
+from tandem.engine.config import EngineConfig
 from tandem.messages import FirstToken, WorkerMessage
+from tandem.prefill_worker.config import PrefillConfig
 from tandem.sampling_params import SamplingParams
 from tests.cluster.conftest import CHUNK_SIZE, NUM_PAGES, RESTART_S, Clusters, Oracle, ServedCluster, wait_until
 from tests.cluster.faults import cut_control, cut_links

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from deploy.cluster_config import ClusterConfig
+from tandem.deploy.config.cluster_config import ClusterConfig
 from tests.cluster.conftest import Answer, Clusters, Oracle, ServedCluster, random_ids, wait_until
 
 LENGTHS = (1, 15, 16, 17, 33, 47, 48, 49, 100, 150)

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from engine.engine import Engine, _CpuForwardOutput
+from tandem.engine.engine import Engine, _CpuForwardOutput
 
 # A forward is seen to have ended when somebody has looked for that so often, or waited for it.
 NUM_LOOKS = 3

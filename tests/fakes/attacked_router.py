@@ -12,9 +12,9 @@ from typing import Any
 import grpc
 import psutil
 
-from router.config import RouterConfig
-from router.process import RouterAddresses, RouterProcess
 from tandem.messages import Abort, Finished, FirstToken, Prefill, TokenEvent, Tokens
+from tandem.router.config import RouterConfig
+from tandem.router.process import RouterAddresses, RouterProcess
 from tandem.v1 import inference_pb2 as pb
 from tests.fakes.scripted_worker import ScriptedWorker
 

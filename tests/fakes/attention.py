@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 import torch
 
-from engine.attention.base import AttentionBackend
-from engine.attention.layout import KvHeadLayout
-from engine.attention.scales import KvScales
-from engine.batch import Batch, ForwardMode
-from engine.kvcache.pool import KvPool
-from engine.layers.rotary import RotaryEmbedding, Rotation
-from engine.token_sequence import TokenSequence
+from tandem.engine.attention.base import AttentionBackend
+from tandem.engine.attention.layout import KvHeadLayout
+from tandem.engine.attention.scales import KvScales
+from tandem.engine.batch import Batch, ForwardMode
+from tandem.engine.kvcache.pool import KvPool
+from tandem.engine.layers.rotary import RotaryEmbedding, Rotation
+from tandem.engine.token_sequence import TokenSequence
 
 MAX_POSITIONS = 4096
 

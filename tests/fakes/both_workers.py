@@ -5,10 +5,10 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from both_worker.worker import make_both_scheduler
-from decode_worker.config import DecodeConfig
-from engine.kvcache.cache_manager import CacheManager
-from kvtransfer.events import (
+from tandem.both_worker.worker import make_both_scheduler
+from tandem.decode_worker.config import DecodeConfig
+from tandem.engine.kvcache.cache_manager import CacheManager
+from tandem.kvtransfer.events import (
     FromReceiver,
     FromSender,
     ReceiverLinkClosed,
@@ -16,15 +16,15 @@ from kvtransfer.events import (
     SenderLinkClosed,
     SenderLinkOpened,
 )
-from kvtransfer.transports.base import SenderTransport
-from kvtransfer.transports.shared_memory import SharedMemoryReceiver, SharedMemorySender
-from prefill_worker.config import PrefillConfig
+from tandem.kvtransfer.transports.base import SenderTransport
+from tandem.kvtransfer.transports.shared_memory import SharedMemoryReceiver, SharedMemorySender
 from tandem.messages import PROTOCOL_VERSION, Admit, LinkHello, PageFormat, Prefill, Tokens
+from tandem.prefill_worker.config import PrefillConfig
 from tandem.sampling_params import SamplingParams
+from tandem.worker.events import FromRouter
 from tests.fakes.clock import FakeClock
 from tests.fakes.engine import FakeEngine
 from tests.fakes.workers import ListOutbox
-from worker.events import FromRouter
 
 PAGE_SIZE = 4
 

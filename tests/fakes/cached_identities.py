@@ -1,7 +1,7 @@
 """What a cache holds, found out by looking at all of it."""
 
-from engine.kvcache.cache_manager import CacheManager
-from engine.kvcache.radix_cache import RadixNode
+from tandem.engine.kvcache.cache_manager import CacheManager
+from tandem.engine.kvcache.radix_cache import RadixNode
 from tandem.prefix import prefix_identities
 
 

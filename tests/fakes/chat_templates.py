@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tokenizers import AddedToken
 
-from router.text.tokenizer import Tokenizer
+from tandem.router.text.tokenizer import Tokenizer
 from tests.fakes.tokenizer_files import byte_level, save
 
 _QWEN_HEAD = """{%- if tools %}

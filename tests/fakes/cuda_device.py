@@ -123,7 +123,7 @@ def fake_cuda(others: dict[str, ModuleType], imported_anew: tuple[str, ...]) -> 
     )
     vars(bindings)["runtime"], vars(cuda)["bindings"] = runtime, bindings
     stand_ins = {"cuda": cuda, "cuda.bindings": bindings, "cuda.bindings.runtime": runtime, **others}
-    names = (*stand_ins, "engine.kvcache.cuda_pool", "engine.kvcache.batched_copies", *imported_anew)
+    names = (*stand_ins, "tandem.engine.kvcache.cuda_pool", "tandem.engine.kvcache.batched_copies", *imported_anew)
     before = {name: sys.modules[name] for name in names if name in sys.modules}
     _forget(names)
     sys.modules.update(stand_ins)

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.base import EngineBase
-from engine.batch import Batch
-from engine.kvcache.pool import CpuKvPool
-from engine.output import Feed, ForwardOutput
+from tandem.engine.base import EngineBase
+from tandem.engine.batch import Batch
+from tandem.engine.kvcache.pool import CpuKvPool
+from tandem.engine.output import Feed, ForwardOutput
 from tandem.prompt_logprobs import PackedLogprobs
 from tandem.sampling_params import SamplingParams, TokenLogprobs
 from tests.fakes.page_layout import OpaqueLayout

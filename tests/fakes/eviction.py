@@ -1,6 +1,6 @@
 """Eviction policies whose keys move without a page being touched."""
 
-from engine.kvcache.eviction.base import EvictableNode, EvictionPolicy
+from tandem.engine.kvcache.eviction.base import EvictableNode, EvictionPolicy
 
 
 class UsesPerTime(EvictionPolicy):

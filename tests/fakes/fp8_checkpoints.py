@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from engine.layers.fp8 import FP8_DTYPE, FP8_MAX
-from engine.models.quantization import BLOCK
+from tandem.engine.layers.fp8 import FP8_DTYPE, FP8_MAX
+from tandem.engine.models.quantization import BLOCK
 from tests.fakes.fp8_schemes import KINDS
 
 VOCAB_SIZE = 256

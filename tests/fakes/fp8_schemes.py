@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from engine.models.quantization import BLOCK
+from tandem.engine.models.quantization import BLOCK
 
 
 def scheme(weights: dict[str, Any], inputs: dict[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from router.text.output_parts import Part
+from tandem.router.text.output_parts import Part
 from tandem.sampling_params import SamplingParams
 
 

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from router.config import RouterConfig
-from router.frontends.base import Frontend
-from router.frontends.openai.app import make_app
-from router.recalls import SETTLE_S
-from router.router import Router
 from tandem.messages import Admit, Finished, FirstToken, TokenEvent, Tokens
+from tandem.router.config import RouterConfig
+from tandem.router.frontends.base import Frontend
+from tandem.router.frontends.openai.app import make_app
+from tandem.router.recalls import SETTLE_S
+from tandem.router.router import Router
 from tests.fakes.clock import FakeClock
 from tests.fakes.keeping_worker import KeepingWorker
 from tests.fakes.router_harness import settle

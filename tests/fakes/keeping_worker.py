@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from typing import Any
 
-from router.router import Router
-from router.worker import Worker
 from tandem.messages import Admit, LinkState, Prefill, Recall, WorkerMessage
 from tandem.request_ids import router_of
+from tandem.router.router import Router
+from tandem.router.workers.worker import Worker
+from tandem.worker.records import RecordKeeper
 from tests.fakes.scripted_worker import hello
-from worker.records import RecordKeeper
 
 
 class KeepingWorker:

@@ -5,14 +5,14 @@ import itertools
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
-from kvtransfer.events import ReceiverLinkOpened, SenderLinkClosed, SenderLinkOpened
-from kvtransfer.link_dialer import LinkDialer
-from kvtransfer.link_server import LinkServer
-from kvtransfer.transports.base import Transport
+from tandem.kvtransfer.events import ReceiverLinkOpened, SenderLinkClosed, SenderLinkOpened
+from tandem.kvtransfer.link_dialer import LinkDialer
+from tandem.kvtransfer.link_server import LinkServer
+from tandem.kvtransfer.transports.base import Transport
 from tandem.messages import PageFormat, Peer
 from tandem.rpc.channel import bind, new_server
 from tandem.rpc.credentials import ClusterCredentials
-from worker.events import Event
+from tandem.worker.events import Event
 
 PAGE_FORMAT = PageFormat("fake", 64, "fake")
 E = TypeVar("E", bound=Event)

@@ -1,6 +1,6 @@
 """Shapes of models that were measured, written out: no checkpoint is needed to compute with them."""
 
-from engine.models.config import ModelConfig
+from tandem.engine.models.config import ModelConfig
 
 LLAMA_8B = ModelConfig(
     architecture="LlamaForCausalLM",

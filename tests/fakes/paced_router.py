@@ -12,8 +12,8 @@ from typing import Any
 
 from benchmarks.children import Child, questions
 from benchmarks.router_workers import serve_workers
-from router.config import RouterConfig
-from router.process import RouterAddresses, RouterProcess
+from tandem.router.config import RouterConfig
+from tandem.router.process import RouterAddresses, RouterProcess
 from tandem.rpc.channel import open_channel
 from tandem.rpc.loop_thread import LoopThread
 from tandem.v1 import inference_pb2 as pb

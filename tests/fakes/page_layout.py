@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from engine.kvcache.base import PageLayout
-from engine.models.config import ModelConfig
+from tandem.engine.kvcache.base import PageLayout
+from tandem.engine.models.config import ModelConfig
 
 
 @dataclass(frozen=True)

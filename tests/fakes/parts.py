@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from router.text.output_parts import Part
+from tandem.router.text.output_parts import Part
 
 
 def joined(parts: Iterable[Part]) -> list[tuple[str, str]]:

@@ -4,16 +4,16 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from router.access import Access
-from router.config import RouterConfig
-from router.frontends.generation import Generation
-from router.policies.base import RoutingPolicy
-from router.process import make_policy
-from router.router import Router
-from router.text.output_text import OutputText
-from router.tracker import RequestTracker
 from tandem.lifecycle import RECEIVED
 from tandem.messages import FirstToken, TokenEvent, Tokens
+from tandem.router.config import RouterConfig
+from tandem.router.frontends.access import Access
+from tandem.router.frontends.generation import Generation
+from tandem.router.policies.base import RoutingPolicy
+from tandem.router.process import make_policy
+from tandem.router.requests.tracker import RequestTracker
+from tandem.router.router import Router
+from tandem.router.text.output_text import OutputText
 from tandem.sampling_params import SamplingParams
 from tests.fakes.clock import FakeClock
 from tests.fakes.routing import FirstLeastLoaded

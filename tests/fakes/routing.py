@@ -5,9 +5,9 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from router.candidates import Candidates
-from router.policies.base import AttemptFailure, RequestEnd, RoutingPolicy, RoutingRequest
-from router.worker import Pair, Worker
+from tandem.router.policies.base import AttemptFailure, RequestEnd, RoutingPolicy, RoutingRequest
+from tandem.router.workers.candidates import Candidates
+from tandem.router.workers.worker import Pair, Worker
 from tests.fakes.scripted_worker import hello
 
 

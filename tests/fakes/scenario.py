@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from both_worker.local_worker import LocalWorker
-from decode_worker.config import DecodeConfig
-from engine.engine import Engine
-from prefill_worker.config import PrefillConfig
+from tandem.both_worker.local_worker import LocalWorker
+from tandem.decode_worker.config import DecodeConfig
+from tandem.engine.engine import Engine
 from tandem.messages import Failed, Finished, FirstToken, GaveBack, PrefillDeferred, Tokens, WorkerMessage
+from tandem.prefill_worker.config import PrefillConfig
 from tandem.sampling_params import SamplingParams
 
 CHUNK_SIZE = 64

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from router.router import Router
 from tandem.messages import PROTOCOL_VERSION, Hello, LinkState, PageFormat, WorkerMessage
+from tandem.router.router import Router
 
 PAGE_FORMAT = PageFormat("fake", 32, "fake")
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from router.text.chat_format import ChatFormat
+from tandem.router.text.chat_format import ChatFormat
 
 
 @dataclass

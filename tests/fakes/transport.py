@@ -3,8 +3,8 @@
 import threading
 from collections.abc import Sequence
 
-from engine.kvcache.base import Completion
-from kvtransfer.transports.base import ReceiverTransport, SenderTransport, Transport
+from tandem.engine.kvcache.base import Completion
+from tandem.kvtransfer.transports.base import ReceiverTransport, SenderTransport, Transport
 
 # No test waits that long for an end that it holds back.
 HELD_BACK_TIMEOUT_S = 30.0

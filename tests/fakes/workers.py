@@ -5,11 +5,11 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
-from decode_worker.config import DecodeConfig
-from decode_worker.scheduler import DecodeScheduler
-from engine.kvcache.cache_manager import CacheManager
-from engine.kvcache.pool import CpuKvPool
-from kvtransfer.events import (
+from tandem.decode_worker.config import DecodeConfig
+from tandem.decode_worker.scheduler import DecodeScheduler
+from tandem.engine.kvcache.cache_manager import CacheManager
+from tandem.engine.kvcache.pool import CpuKvPool
+from tandem.kvtransfer.events import (
     FromReceiver,
     FromSender,
     ReceiverLinkClosed,
@@ -17,12 +17,9 @@ from kvtransfer.events import (
     SenderLinkClosed,
     SenderLinkOpened,
 )
-from kvtransfer.sender_link import MAX_PAGES_IN_FLIGHT
-from kvtransfer.transports.base import ReceiverTransport, SenderTransport
-from kvtransfer.transports.shared_memory import SharedMemoryReceiver, SharedMemorySender
-from prefill_worker.config import PrefillConfig
-from prefill_worker.handover import LinkHandover
-from prefill_worker.scheduler import PrefillScheduler
+from tandem.kvtransfer.sender_link import MAX_PAGES_IN_FLIGHT
+from tandem.kvtransfer.transports.base import ReceiverTransport, SenderTransport
+from tandem.kvtransfer.transports.shared_memory import SharedMemoryReceiver, SharedMemorySender
 from tandem.messages import (
     PROTOCOL_VERSION,
     Abort,
@@ -33,12 +30,15 @@ from tandem.messages import (
     TokenEvent,
     Tokens,
 )
+from tandem.prefill_worker.config import PrefillConfig
+from tandem.prefill_worker.handover import LinkHandover
+from tandem.prefill_worker.scheduler import PrefillScheduler
 from tandem.recording import Recorder
 from tandem.sampling_params import SamplingParams
+from tandem.worker.base import Outbox
+from tandem.worker.events import FromRouter
 from tests.fakes.clock import FakeClock
 from tests.fakes.engine import FakeEngine
-from worker.base import Outbox
-from worker.events import FromRouter
 
 
 class ListOutbox(Outbox):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from deploy.cluster_config import ClusterConfig
+from tandem.deploy.config.cluster_config import ClusterConfig
 from tests.cluster.conftest import save_tiny_model
 
 HERE = Path(__file__).parent

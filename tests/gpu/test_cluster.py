@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from deploy.cluster_config import ClusterConfig
+from tandem.deploy.config.cluster_config import ClusterConfig
 from tests.cluster.conftest import VOCAB_SIZE, Clusters, Oracle
 
 pytestmark = [

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from deploy.cluster_config import ClusterConfig
+from tandem.deploy.config.cluster_config import ClusterConfig
 from tests.cluster.conftest import Clusters, Oracle
 from tests.cluster.kills import KillDrill, config_for
 

@@ -1,4 +1,5 @@
-"""What is in deployment/: manifests fit their schemas, `tandem serve` takes what it is told, times fit each other."""
+"""What is in deploy/manifests/: manifests fit their schemas, `tandem serve` takes what it is told, times fit each
+other."""
 
 import configparser
 import json
@@ -13,10 +14,10 @@ import jsonschema
 import pytest
 import yaml
 
-from cli.main import _parser
-from deploy.serve import STOP_GRACE_S
-from router.frontends.openai.middleware import OPEN_PATHS
+from tandem.deploy.cli.main import _parser
+from tandem.deploy.serve import STOP_GRACE_S
 from tandem.exit_codes import USAGE
+from tandem.router.frontends.openai.middleware import OPEN_PATHS
 from tests.manifests import (
     DEPLOYMENT,
     ROOT,
@@ -116,7 +117,7 @@ def test_probes_ask_what_is_open_without_a_key() -> None:
 def test_the_pod_s_prometheus_reads_as_the_host_s_does() -> None:
     text = (KUBERNETES / "components/monitoring/prometheus.yml").read_text()
     (job,) = yaml.safe_load(text)["scrape_configs"]
-    (known,) = yaml.safe_load((ROOT / "monitoring/prometheus/prometheus.yml").read_text())["scrape_configs"]
+    (known,) = yaml.safe_load((ROOT / "deploy/monitoring/prometheus/prometheus.yml").read_text())["scrape_configs"]
     assert job["relabel_configs"] == known["relabel_configs"]
     assert job["http_sd_configs"][0]["url"] == known["http_sd_configs"][0]["url"]
     # Prometheus 2.42 leaves the word out where it looks for targets, unless it is told.
@@ -216,7 +217,7 @@ def test_the_unit_waits_for_a_drain_and_leaves_what_only_a_person_can_put_right(
     assert int(service["RestartPreventExitStatus"]) == USAGE
     command, serve, *words = service["ExecStart"].split()
     assert (command, serve) == ("/opt/tandem/bin/tandem", "serve")
-    words[words.index("/etc/tandem/serve.yaml")] = str(ROOT / "deploy/examples/serve.yaml")
+    words[words.index("/etc/tandem/serve.yaml")] = str(ROOT / "examples/serve.yaml")
     assert served(*words).log_dir == f"/var/log/{service['LogsDirectory']}"
 
 
@@ -236,7 +237,7 @@ def test_the_wheelhouse_is_of_kinds_that_there_are(tmp_path: Path) -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     kinds = re.findall(r"^    (\w+)\) index=", script.read_text(), re.MULTILINE)
     assert kinds and set(kinds) <= set(extras)
-    for name in re.findall(r"constraints-\w+\.txt", script.read_text()):
+    for name in re.findall(r"constraints/\w+\.txt", script.read_text()):
         assert (ROOT / name).is_file()
     done = subprocess.run(
         ["sh", str(script), str(tmp_path), "cuda11"], capture_output=True, text=True, timeout=10, check=False

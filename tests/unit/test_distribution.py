@@ -77,8 +77,9 @@ def client_install(tmp_path_factory: pytest.TempPathFactory) -> Install:
     """A client's install in an environment of its own. Nothing is fetched: it requires what is installed here."""
     directory = tmp_path_factory.mktemp("install")
     source = directory / "source"
-    for package in PACKAGES:
-        shutil.copytree(ROOT / package, source / package, ignore=shutil.ignore_patterns("__pycache__"))
+    # The links are copied as links: the wheel must be whole from a checkout.
+    for folder in (*PACKAGES, "proto"):
+        shutil.copytree(ROOT / folder, source / folder, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
     for file in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / file, source)
     pip("wheel", "--no-deps", "--no-index", "--no-build-isolation", "--wheel-dir", str(directory), str(source))
@@ -109,12 +110,13 @@ def test_the_wheel_has_every_file_of_every_package(client_install: Install) -> N
     with zipfile.ZipFile(client_install.wheel) as wheel:
         packed = {name for name in wheel.namelist() if ".dist-info/" not in name}
     there = {
-        str(path.relative_to(ROOT))
+        str(Path("" if package == "tandem" else "tandem", path.relative_to(ROOT)))
         for package in PACKAGES
         for path in (ROOT / package).rglob("*")
         if path.suffix in (".py", ".pyi", ".proto", ".cu", ".cuh", ".html", ".css", ".js", ".svg")
     }
     assert packed == there
+    assert {name.partition("/")[0] for name in packed} == {"tandem"}
 
 
 def test_a_client_talks_with_a_cluster(client_install: Install, address: str) -> None:

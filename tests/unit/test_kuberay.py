@@ -1,4 +1,4 @@
-"""What is in deployment/kuberay: resources fit their schemas, and both ways start the same cluster."""
+"""What is in deploy/manifests/kuberay: resources fit their schemas, and both ways start the same cluster."""
 
 import copy
 import inspect
@@ -12,9 +12,9 @@ import jsonschema
 import pytest
 import yaml
 
-from deploy.ray_service import ServedCluster, application
-from deploy.serve import STOP_GRACE_S
-from router.frontends.openai.middleware import OPEN_PATHS
+from tandem.deploy.joined.ray_service import ServedCluster, application
+from tandem.deploy.serve import STOP_GRACE_S
+from tandem.router.frontends.openai.middleware import OPEN_PATHS
 from tests.manifests import DEPLOYMENT, ROOT, check_manifest, check_part, needs_kubectl, of_kind, rendered, served
 
 KUBERAY = DEPLOYMENT / "kuberay"
@@ -113,7 +113,7 @@ def test_the_pods_have_what_the_cluster_is_told_to_use(overlay: str) -> None:
             if each["name"] != "prometheus":
                 assert {config.model, config.log_dir} <= {mount["mountPath"] for mount in each["volumeMounts"]}
     # Ray is of one version in all of its processes.
-    assert f"ray=={spec['rayVersion']}" in (ROOT / "constraints.txt").read_text().split()
+    assert f"ray=={spec['rayVersion']}" in (ROOT / "constraints/base.txt").read_text().split()
     listening = container(head, "tandem" if overlay == "ray-cluster" else "ray-head")
     ports = {port["name"]: port["containerPort"] for port in listening["ports"]}
     assert (ports["http"], ports["grpc"]) == (config.http_port, config.grpc_port)
@@ -168,7 +168,7 @@ def test_an_application_is_told_a_file_and_a_name(arguments: dict[str, str]) -> 
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_the_prometheus_in_the_pod_reads_where_clients_call(overlay: str, tmp_path: Path) -> None:
     (job,) = yaml.safe_load((KUBERAY / "base/prometheus.yml").read_text())["scrape_configs"]
-    (known,) = yaml.safe_load((ROOT / "monitoring/prometheus/prometheus.yml").read_text())["scrape_configs"]
+    (known,) = yaml.safe_load((ROOT / "deploy/monitoring/prometheus/prometheus.yml").read_text())["scrape_configs"]
     assert job["relabel_configs"] == known["relabel_configs"]
     head, _ = templates(cluster_spec(ray_resource(overlay)))
     beside = container(head, "prometheus")

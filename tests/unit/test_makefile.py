@@ -13,8 +13,9 @@ pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="needs make
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+    for name in ("Makefile", "pyproject.toml"):
         shutil.copy(ROOT / name, tmp_path)
+    shutil.copytree(ROOT / "constraints", tmp_path / "constraints")
     return tmp_path
 
 

@@ -13,11 +13,11 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tandem.messages import Heartbeat, Shipped, WorkerStats
+from tandem.worker.metrics import worker_registry
 from tests.fakes.http_cluster import HttpRouter
 from tests.fakes.tokenizer import ByteTokenizer
 from tests.monitoring_files import DASHBOARDS, MONITORING, PROMETHEUS, ROOT, Selector, panels, queries, rules, selectors
-from tests.unit.router.test_metrics import new_metrics
-from worker.metrics import worker_registry
+from tests.unit.router.observe.test_metrics import new_metrics
 
 # These come with every scrape: the job's, those of /sd, and what our relabelling adds.
 TARGET_LABELS = {"job", "instance", "process", "model_name", "cluster"}

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from tandem.logs import PACKAGES as LOGGED
 from tests.unit.test_imports import PACKAGES
 
 ROOT = Path(__file__).parents[2]
@@ -15,27 +14,27 @@ WITHOUT_SOURCE = ("benchmarks", "docs", "examples", "scenarios")
 # A source file that is longer than this and has no tests of its own name is one of those below, or an interface.
 MAX_LINES_WITHOUT_TESTS = 60
 TESTED_ELSEWHERE = {
-    "bench/config.py": "unit/bench/test_results.py",
-    "bench/records.py": "unit/bench/test_results.py",
-    "bench/clients/http_connection.py": "unit/bench/clients/test_openai.py",
-    "cli/bench_options.py": "unit/cli/test_bench_config.py",
-    "cli/client_options.py": "unit/cli/test_main.py",
-    "cli/cluster_commands.py": "unit/cli/test_clusters.py",
-    "cli/serve_options.py": "unit/cli/test_serve_config.py",
+    "tandem/bench/config.py": "unit/tandem/bench/test_results.py",
+    "tandem/bench/records.py": "unit/tandem/bench/test_results.py",
+    "tandem/bench/clients/http_connection.py": "unit/tandem/bench/clients/test_openai.py",
+    "deploy/cli/bench_options.py": "unit/deploy/cli/test_bench_config.py",
+    "deploy/cli/client_options.py": "unit/deploy/cli/test_main.py",
+    "deploy/cli/cluster_commands.py": "unit/deploy/cli/test_clusters.py",
+    "deploy/cli/serve_options.py": "unit/deploy/cli/test_serve_config.py",
     "both_worker/local_worker.py": "unit/scenarios/test_engine_under_pressure.py",
     "both_worker/worker.py": "unit/both_worker/test_scheduler.py",
     "decode_worker/job.py": "unit/decode_worker/test_scheduler.py",
     "decode_worker/lease_records.py": "unit/decode_worker/test_leases.py",
     "engine/graph_capture.py": "gpu/engine/test_graph_runner.py",
-    "deploy/ray_base.py": "unit/deploy/test_hosted_ray.py",
-    "deploy/router_actor.py": "cluster/test_cluster.py",
-    "deploy/cluster_options.py": "unit/cli/test_reference.py",
-    "deploy/guard.py": "cluster/test_guard.py",
-    "deploy/node_placement.py": "cluster/test_nodes.py",
-    "deploy/ray_module.py": "unit/deploy/test_local_ray.py",
-    "deploy/run_record.py": "unit/deploy/test_process_tree.py",
-    "deploy/worker_actor.py": "cluster/test_death.py",
-    "engine/config.py": "unit/deploy/test_cluster_config.py",
+    "deploy/on_ray/ray_base.py": "unit/deploy/on_ray/test_hosted_ray.py",
+    "deploy/actors/router_actor.py": "cluster/test_cluster.py",
+    "deploy/config/cluster_options.py": "unit/deploy/cli/test_reference.py",
+    "deploy/host/guard.py": "cluster/test_guard.py",
+    "deploy/nodes/node_placement.py": "cluster/test_nodes.py",
+    "deploy/on_ray/ray_module.py": "unit/deploy/on_ray/test_local_ray.py",
+    "deploy/host/run_record.py": "unit/deploy/host/test_process_tree.py",
+    "deploy/actors/worker_actor.py": "cluster/test_death.py",
+    "engine/config.py": "unit/deploy/config/test_cluster_config.py",
     "engine/draws.py": "unit/engine/test_sampler.py",
     "engine/kvcache/cuda_pool.py": "gpu/kvtransfer/transports/test_nvlink.py",
     "engine/layers/cuda_kernel.py": "gpu/engine/layers/test_cuda_ops.py",
@@ -61,7 +60,7 @@ TESTED_ELSEWHERE = {
     "router/frontends/responses/schema.py": "unit/router/frontends/responses/test_routes.py",
     "tandem/client/progress.py": "unit/tandem/client/test_clients.py",
     "tandem/client/requests.py": "cluster/test_cluster.py",
-    "tandem/config.py": "unit/deploy/test_cluster_config.py",
+    "tandem/config.py": "unit/deploy/config/test_cluster_config.py",
     "tandem/messages.py": "unit/tandem/rpc/test_codec.py",
     "tandem/rpc/batch_writer.py": "unit/tandem/rpc/test_codec.py",
     "tandem/rpc/metrics_server.py": "unit/worker/test_metrics.py",
@@ -108,8 +107,9 @@ def test_every_source_file_leads_to_its_tests() -> None:
 
 def test_every_list_of_packages_has_them_all() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    assert set(LOGGED) == set(PACKAGES)
-    assert set(project["tool"]["setuptools"]["packages"]["find"]["include"]) == {f"{name}*" for name in PACKAGES}
-    assert set(project["tool"]["mypy"]["files"]) == {*PACKAGES, "benchmarks", "tests"}
+    assert project["tool"]["setuptools"]["packages"]["find"]["include"] == ["tandem*"]
+    assert set(project["tool"]["mypy"]["files"]) == {"tandem", "benchmarks", "tests"}
+    links = {path.name: path.readlink() for path in (ROOT / "tandem").iterdir() if path.is_symlink()}
+    assert links == {name: Path("..", name) for name in PACKAGES if name != "tandem"}
     there = {path.parent.name for path in ROOT.glob("*/__init__.py")} - {"tests", "benchmarks"}
     assert there == set(PACKAGES)

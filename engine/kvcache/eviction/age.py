@@ -1,6 +1,6 @@
 """Eviction by how long a page has been cached."""
 
-from engine.kvcache.eviction.base import EvictableNode, EvictionPolicy
+from tandem.engine.kvcache.eviction.base import EvictableNode, EvictionPolicy
 
 
 class FirstInFirstOut(EvictionPolicy):

@@ -1,6 +1,6 @@
 """Eviction by how often a page was used."""
 
-from engine.kvcache.eviction.base import EvictableNode, EvictionPolicy
+from tandem.engine.kvcache.eviction.base import EvictableNode, EvictionPolicy
 
 
 class LeastFrequentlyUsed(EvictionPolicy):

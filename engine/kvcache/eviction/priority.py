@@ -1,6 +1,6 @@
 """Eviction by who used a page."""
 
-from engine.kvcache.eviction.base import EvictableNode, EvictionPolicy
+from tandem.engine.kvcache.eviction.base import EvictableNode, EvictionPolicy
 
 
 class LowestPriority(EvictionPolicy):

@@ -1,6 +1,6 @@
 """Eviction by when a page was last used."""
 
-from engine.kvcache.eviction.base import EvictableNode, EvictionPolicy
+from tandem.engine.kvcache.eviction.base import EvictableNode, EvictionPolicy
 
 
 class LeastRecentlyUsed(EvictionPolicy):

@@ -5,15 +5,15 @@ from typing import TYPE_CHECKING
 from tandem.choices import Choices
 
 if TYPE_CHECKING:
-    from engine.kvcache.eviction.base import EvictionPolicy
+    from tandem.engine.kvcache.eviction.base import EvictionPolicy
 
 EVICTION_POLICIES: "Choices[EvictionPolicy]" = Choices(
-    "engine.kvcache.eviction.base:EvictionPolicy",
+    "tandem.engine.kvcache.eviction.base:EvictionPolicy",
     {
-        "lru": "engine.kvcache.eviction.recency:LeastRecentlyUsed",
-        "lfu": "engine.kvcache.eviction.frequency:LeastFrequentlyUsed",
-        "fifo": "engine.kvcache.eviction.age:FirstInFirstOut",
-        "mru": "engine.kvcache.eviction.recency:MostRecentlyUsed",
-        "priority": "engine.kvcache.eviction.priority:LowestPriority",
+        "lru": "tandem.engine.kvcache.eviction.recency:LeastRecentlyUsed",
+        "lfu": "tandem.engine.kvcache.eviction.frequency:LeastFrequentlyUsed",
+        "fifo": "tandem.engine.kvcache.eviction.age:FirstInFirstOut",
+        "mru": "tandem.engine.kvcache.eviction.recency:MostRecentlyUsed",
+        "priority": "tandem.engine.kvcache.eviction.priority:LowestPriority",
     },
 )

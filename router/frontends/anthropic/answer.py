@@ -3,11 +3,11 @@
 import json
 from typing import Any
 
-from router.errors import RequestError
-from router.frontends.anthropic.errors import error_body
-from router.frontends.openai.errors import http_error
-from router.frontends.openai.one_output import AnswerForm, NamedEvent, NamedEventStream, OneOutput
-from router.text.output_parts import Part
+from tandem.router.errors import RequestError
+from tandem.router.frontends.anthropic.errors import error_body
+from tandem.router.frontends.openai.errors import http_error
+from tandem.router.frontends.openai.one_output import AnswerForm, NamedEvent, NamedEventStream, OneOutput
+from tandem.router.text.output_parts import Part
 
 
 class MessageStream(NamedEventStream):

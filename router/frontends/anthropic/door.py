@@ -5,8 +5,8 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from router.frontends.anthropic.errors import error_body
-from router.frontends.openai.streaming import to_json
+from tandem.router.frontends.anthropic.errors import error_body
+from tandem.router.frontends.openai.streaming import to_json
 
 PATH = "/v1/messages"
 

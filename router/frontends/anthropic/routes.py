@@ -5,20 +5,20 @@ from typing import Annotated, Any
 from fastapi import FastAPI, Header, Request
 from starlette.responses import Response
 
-from router.frontends.anthropic.answer import MessageAnswer, MessageStream
-from router.frontends.anthropic.door import PATH
-from router.frontends.anthropic.schema import (
+from tandem.router.frontends.anthropic.answer import MessageAnswer, MessageStream
+from tandem.router.frontends.anthropic.door import PATH
+from tandem.router.frontends.anthropic.schema import (
     AnthropicErrorBody,
     CountTokensRequest,
     MessageObject,
     MessagesRequest,
     TokenCount,
 )
-from router.frontends.anthropic.translation import NAMES, chat_of, has_cache_marks
-from router.frontends.base import Frontend
-from router.frontends.openai.chat import begin_chat, count_prompt_tokens
-from router.frontends.openai.one_output import STREAMED, OneOutput, fields_named, respond
-from router.frontends.openai.request import count_unknown_fields
+from tandem.router.frontends.anthropic.translation import NAMES, chat_of, has_cache_marks
+from tandem.router.frontends.base import Frontend
+from tandem.router.frontends.openai.chat import begin_chat, count_prompt_tokens
+from tandem.router.frontends.openai.one_output import STREAMED, OneOutput, fields_named, respond
+from tandem.router.frontends.openai.request import count_unknown_fields
 
 LastEventId = Annotated[str | None, Header(include_in_schema=False)]
 

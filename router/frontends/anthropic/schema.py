@@ -4,11 +4,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
 
-from router.frontends.anthropic import unserved as others
-from router.frontends.openai.lenient import LenientBody
-from router.frontends.openai.schema import SamplingFields
-from router.frontends.openai.tools_schema import FUNCTION_NAME, MAX_ID, MAX_TOOLS, MAX_VARIABLES
-from router.text.prompt_encoder import MAX_MESSAGES
+from tandem.router.frontends.anthropic import unserved as others
+from tandem.router.frontends.openai.lenient import LenientBody
+from tandem.router.frontends.openai.schema import SamplingFields
+from tandem.router.frontends.openai.tools_schema import FUNCTION_NAME, MAX_ID, MAX_TOOLS, MAX_VARIABLES
+from tandem.router.text.prompt_encoder import MAX_MESSAGES
 
 _FAIL_FAST = Field(fail_fast=True)
 _BLOCKS = ("text", "tool_use", "tool_result", "thinking", "redacted_thinking")

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import Any
 
-from router.errors import InvalidRequestError
-from router.frontends.anthropic.schema import (
+from tandem.router.errors import InvalidRequestError
+from tandem.router.frontends.anthropic.schema import (
     Block,
     CountTokensRequest,
     InputMessage,
@@ -18,8 +18,8 @@ from router.frontends.anthropic.schema import (
     ToolUseBlock,
     text_of,
 )
-from router.frontends.openai.one_output import translated
-from router.frontends.openai.tools_schema import ChatRequest
+from tandem.router.frontends.openai.one_output import translated
+from tandem.router.frontends.openai.tools_schema import ChatRequest
 
 # What fields of chats are called here.
 NAMES = {"stop": "stop_sequences", "response_format": "output_config.format"}

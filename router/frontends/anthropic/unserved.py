@@ -1,7 +1,7 @@
 """The fields of the Messages API's bodies that have no meaning here, as in router/frontends/openai/unserved.py."""
 
-from router.frontends.openai import unserved as chat
-from router.frontends.openai.lenient import Unserved
+from tandem.router.frontends.openai import unserved as chat
+from tandem.router.frontends.openai.lenient import Unserved
 
 
 def _not_supported(what: str, *taken: object) -> Unserved:

@@ -12,16 +12,16 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Receive
 
-from router.frontends.base import Frontend, TokenizedPrompt
-from router.frontends.generation import Generation, Piece
-from router.frontends.openai.errors import json_text_response
-from router.frontends.openai.prompt_logprobs import PromptTexts, WantedLogprobs, object_text
-from router.frontends.openai.request import Body
-from router.frontends.openai.resumable import ResumableStream
-from router.frontends.openai.schema import StreamOptions
-from router.frontends.openai.streaming import Event, begin_stream, pieces_of, to_json, unless_client_leaves
-from router.prompt_logprobs import PromptLogprobs
-from router.text.detokenizer import IncrementalDetokenizer
+from tandem.router.frontends.base import Frontend, TokenizedPrompt
+from tandem.router.frontends.generation import Generation, Piece
+from tandem.router.frontends.openai.errors import json_text_response
+from tandem.router.frontends.openai.prompt_logprobs import PromptTexts, WantedLogprobs, object_text
+from tandem.router.frontends.openai.request import Body
+from tandem.router.frontends.openai.resumable import ResumableStream
+from tandem.router.frontends.openai.schema import StreamOptions
+from tandem.router.frontends.openai.streaming import Event, begin_stream, pieces_of, to_json, unless_client_leaves
+from tandem.router.requests.prompt_logprobs import PromptLogprobs
+from tandem.router.text.detokenizer import IncrementalDetokenizer
 from tandem.sampling_params import TokenLogprobs
 
 # Characters of JSON. Events with the texts of most tokens have the same length with it.

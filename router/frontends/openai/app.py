@@ -13,21 +13,23 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from router.config import port_of
-from router.errors import RequestError, UnknownModelError
-from router.frontends.anthropic.door import AnthropicDoor
-from router.frontends.anthropic.routes import add_messages
-from router.frontends.base import Frontend
-from router.frontends.generation import count_refusal
-from router.frontends.openai.body import MAX_OTHER_ITEMS, FieldRefusal, JsonRoute
-from router.frontends.openai.chat import serve_chat
-from router.frontends.openai.completions import serve_completion
-from router.frontends.openai.envelope import EnvelopeMiddleware, with_cors
-from router.frontends.openai.errors import error_response, invalid_body, json_response, status_response
-from router.frontends.openai.middleware import AccessMiddleware
-from router.frontends.openai.operation import add_operation
-from router.frontends.openai.request import max_prompt_tokens
-from router.frontends.openai.schema import (
+from tandem import __version__
+from tandem.router.config import port_of
+from tandem.router.errors import RequestError, UnknownModelError
+from tandem.router.frontends.anthropic.door import AnthropicDoor
+from tandem.router.frontends.anthropic.routes import add_messages
+from tandem.router.frontends.base import Frontend
+from tandem.router.frontends.generation import count_refusal
+from tandem.router.frontends.kept_responses import KeptResponses
+from tandem.router.frontends.openai.body import MAX_OTHER_ITEMS, FieldRefusal, JsonRoute
+from tandem.router.frontends.openai.chat import serve_chat
+from tandem.router.frontends.openai.completions import serve_completion
+from tandem.router.frontends.openai.envelope import EnvelopeMiddleware, with_cors
+from tandem.router.frontends.openai.errors import error_response, invalid_body, json_response, status_response
+from tandem.router.frontends.openai.middleware import AccessMiddleware
+from tandem.router.frontends.openai.operation import add_operation
+from tandem.router.frontends.openai.request import max_prompt_tokens
+from tandem.router.frontends.openai.schema import (
     ChatCompletion,
     Completion,
     CompletionRequest,
@@ -35,18 +37,16 @@ from router.frontends.openai.schema import (
     Model,
     ModelList,
 )
-from router.frontends.openai.sglang import add_sglang
-from router.frontends.openai.streaming import ClientGoneError
-from router.frontends.openai.tokenizing import add_tokenizing
-from router.frontends.openai.tools_schema import ChatRequest
-from router.frontends.page.routes import add_page
-from router.frontends.responses.routes import add_responses
-from router.kept_responses import KeptResponses
-from router.live.feed import LiveFeed
-from router.live.snapshot import SnapshotBuilder
-from router.response_exchange import ResponseExchange
-from router.worker_metrics import read_metrics
-from tandem import __version__
+from tandem.router.frontends.openai.sglang import add_sglang
+from tandem.router.frontends.openai.streaming import ClientGoneError
+from tandem.router.frontends.openai.tokenizing import add_tokenizing
+from tandem.router.frontends.openai.tools_schema import ChatRequest
+from tandem.router.frontends.page.routes import add_page
+from tandem.router.frontends.response_exchange import ResponseExchange
+from tandem.router.frontends.responses.routes import add_responses
+from tandem.router.observe.live.feed import LiveFeed
+from tandem.router.observe.live.snapshot import SnapshotBuilder
+from tandem.router.observe.worker_metrics import read_metrics
 from tandem.rpc.credentials import ClusterCredentials
 
 STATUS_CLIENT_GONE = 499

@@ -15,7 +15,7 @@ from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from router.text.prompt_encoder import MAX_MESSAGES
+from tandem.router.text.prompt_encoder import MAX_MESSAGES
 from tandem.sampling_params import MAX_NUM_BIASED, MAX_NUM_STOP_TOKENS
 
 # Smaller bodies are read at once: that takes less than two milliseconds, whatever they hold.

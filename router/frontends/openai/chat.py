@@ -8,24 +8,30 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from router.errors import InvalidRequestError
-from router.frontends.base import Frontend, TokenizedPrompt
-from router.frontends.generation import Generation, Piece
-from router.frontends.openai.answers import Answer, ChoiceBuffer, token_text
-from router.frontends.openai.chat_plan import Reading, bound_output, check_arguments, plan_chat, read_from
-from router.frontends.openai.prompt_logprobs import WantedLogprobs
-from router.frontends.openai.request import (
+from tandem.router.errors import InvalidRequestError
+from tandem.router.frontends.base import Frontend, TokenizedPrompt
+from tandem.router.frontends.generation import Generation, Piece
+from tandem.router.frontends.openai.answers import Answer, ChoiceBuffer, token_text
+from tandem.router.frontends.openai.chat_plan import Reading, bound_output, check_arguments, plan_chat, read_from
+from tandem.router.frontends.openai.prompt_logprobs import WantedLogprobs
+from tandem.router.frontends.openai.request import (
     begin_all,
     cache_namespace,
     check_num_choices,
     count_unknown_fields,
     sampling_options,
 )
-from router.frontends.openai.resumable import ResumableStream, is_resumable, last_event, make_stream, recall_stream
-from router.frontends.openai.streaming import to_json
-from router.frontends.openai.tools_schema import ChatRequest
-from router.text.chat_format import SHORT_ID_LENGTH
-from router.text.output_parts import Part
+from tandem.router.frontends.openai.resumable import (
+    ResumableStream,
+    is_resumable,
+    last_event,
+    make_stream,
+    recall_stream,
+)
+from tandem.router.frontends.openai.streaming import to_json
+from tandem.router.frontends.openai.tools_schema import ChatRequest
+from tandem.router.text.chat_format import SHORT_ID_LENGTH
+from tandem.router.text.output_parts import Part
 from tandem.sampling_params import TokenLogprobs
 
 CALL_ID_CHARACTERS = 24

@@ -10,18 +10,18 @@ from typing import Any
 
 from starlette.exceptions import HTTPException
 
-from router import structured_output
-from router.errors import InvalidRequestError, OverloadedError
-from router.frontends.base import Frontend, PromptInput, TokenizedPrompt
-from router.frontends.openai.body import MAX_INLINE_BYTES, MAX_OTHER_ITEMS, PARSE_TIMEOUT_S, check_structure
-from router.frontends.openai.request import structured_output as wanted_output
-from router.frontends.openai.tools_schema import ChatRequest, Message, NamedTool, TemplateFields, Tool
-from router.structured_output import StructuredOutput
-from router.text.chat import Chat
-from router.text.output_format import NONE, OutputFormat
-from router.text.output_parser import OutputParser
-from router.text.reasoning import CLOSING, OPENING, Beginning
-from router.tool_grammar import CALL_STYLES
+from tandem.router.errors import InvalidRequestError, OverloadedError
+from tandem.router.frontends.base import Frontend, PromptInput, TokenizedPrompt
+from tandem.router.frontends.openai.body import MAX_INLINE_BYTES, MAX_OTHER_ITEMS, PARSE_TIMEOUT_S, check_structure
+from tandem.router.frontends.openai.request import structured_output as wanted_output
+from tandem.router.frontends.openai.tools_schema import ChatRequest, Message, NamedTool, TemplateFields, Tool
+from tandem.router.text import structured_output
+from tandem.router.text.chat import Chat
+from tandem.router.text.output_format import NONE, OutputFormat
+from tandem.router.text.output_parser import OutputParser
+from tandem.router.text.reasoning import CLOSING, OPENING, Beginning
+from tandem.router.text.structured_output import StructuredOutput
+from tandem.router.text.tool_grammar import CALL_STYLES
 
 PARAM_TOOLS, PARAM_CHOICE = "tools", "tool_choice"
 

@@ -6,11 +6,11 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from router.frontends.base import Frontend, PromptInput
-from router.frontends.generation import Piece
-from router.frontends.openai.answers import Answer, ChoiceBuffer
-from router.frontends.openai.prompt_logprobs import WantedLogprobs, object_text
-from router.frontends.openai.request import (
+from tandem.router.frontends.base import Frontend, PromptInput
+from tandem.router.frontends.generation import Piece
+from tandem.router.frontends.openai.answers import Answer, ChoiceBuffer
+from tandem.router.frontends.openai.prompt_logprobs import WantedLogprobs, object_text
+from tandem.router.frontends.openai.request import (
     begin_all,
     cache_namespace,
     check_num_choices,
@@ -18,8 +18,8 @@ from router.frontends.openai.request import (
     sampling_options,
     structured_output,
 )
-from router.frontends.openai.resumable import is_resumable, last_event, make_stream, recall_stream
-from router.frontends.openai.schema import CompletionRequest
+from tandem.router.frontends.openai.resumable import is_resumable, last_event, make_stream, recall_stream
+from tandem.router.frontends.openai.schema import CompletionRequest
 from tandem.sampling_params import TokenLogprobs
 
 DEFAULT_MAX_TOKENS = 16

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from router.frontends.request_id import REQUEST_ID_HEADER, request_id_of
-from router.trace_context import TRACEPARENT, TRACESTATE, current_trace_context, trace_context_of
+from tandem.router.frontends.request_id import REQUEST_ID_HEADER, request_id_of
+from tandem.router.requests.trace_context import TRACEPARENT, TRACESTATE, current_trace_context, trace_context_of
 
 _HEADER = REQUEST_ID_HEADER.encode()
 _TRACEPARENT, _TRACESTATE = TRACEPARENT.encode(), TRACESTATE.encode()

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from fastapi.exceptions import RequestValidationError
 from starlette.responses import Response
 
-from router.errors import (
+from tandem.router.errors import (
     InternalError,
     InvalidRequestError,
     LostStreamError,
@@ -23,9 +23,9 @@ from router.errors import (
     UnknownStreamError,
     shortened,
 )
-from router.frontends.openai.lenient import UNSERVED
-from router.frontends.openai.schema import TAG_MARK
-from router.frontends.openai.unserved import PARTS
+from tandem.router.frontends.openai.lenient import UNSERVED
+from tandem.router.frontends.openai.schema import TAG_MARK
+from tandem.router.frontends.openai.unserved import PARTS
 
 
 class HttpError(NamedTuple):

@@ -5,7 +5,7 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from router.frontends.openai.errors import status_response
+from tandem.router.frontends.openai.errors import status_response
 
 # This is counted from the connection, or the last request on it, to the end of the next one's head.
 HEAD_TIMEOUT_S = 30.0

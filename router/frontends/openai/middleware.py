@@ -9,10 +9,10 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from router.errors import OverloadedError, UnauthenticatedError
-from router.frontends.base import Frontend
-from router.frontends.openai.errors import error_response, status_response
-from router.frontends.page.assets import PAGE_PATHS
+from tandem.router.errors import OverloadedError, UnauthenticatedError
+from tandem.router.frontends.base import Frontend
+from tandem.router.frontends.openai.errors import error_response, status_response
+from tandem.router.frontends.page.assets import PAGE_PATHS
 
 # These are answered to everybody: what watches over the process has no key, nor has a page before it has asked for it.
 OPEN_PATHS = ("/health", "/ready", "/ping", *PAGE_PATHS)

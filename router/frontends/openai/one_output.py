@@ -14,14 +14,20 @@ from pydantic import ValidationError
 from starlette.responses import Response
 from starlette.types import Receive
 
-from router.errors import InvalidRequestError, RequestError
-from router.frontends.base import Frontend
-from router.frontends.openai.chat import BegunChat, digest_of_call, end_of_reasoning
-from router.frontends.openai.errors import invalid_field, json_response
-from router.frontends.openai.schema import SamplingFields
-from router.frontends.openai.streaming import EventStream, begin_stream, pieces_of, to_json, unless_client_leaves
-from router.frontends.openai.tools_schema import ChatRequest
-from router.text.output_parts import Part, PartList
+from tandem.router.errors import InvalidRequestError, RequestError
+from tandem.router.frontends.base import Frontend
+from tandem.router.frontends.openai.chat import BegunChat, digest_of_call, end_of_reasoning
+from tandem.router.frontends.openai.errors import invalid_field, json_response
+from tandem.router.frontends.openai.schema import SamplingFields
+from tandem.router.frontends.openai.streaming import (
+    EventStream,
+    begin_stream,
+    pieces_of,
+    to_json,
+    unless_client_leaves,
+)
+from tandem.router.frontends.openai.tools_schema import ChatRequest
+from tandem.router.text.output_parts import Part, PartList
 
 SAMPLING_FIELDS = tuple(SamplingFields.model_fields)
 

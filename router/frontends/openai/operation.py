@@ -8,9 +8,9 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from router.frontends.base import Frontend
-from router.frontends.openai.errors import json_response
 from tandem import __version__
+from tandem.router.frontends.base import Frontend
+from tandem.router.frontends.openai.errors import json_response
 
 # What a router is told that is nobody's secret; keys, tokens, files and addresses are not among it.
 SHOWN = (

@@ -9,13 +9,13 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from router.errors import InvalidRequestError
-from router.frontends.base import TokenizedPrompt
-from router.frontends.openai.schema import ChatCompletionRequest, CompletionRequest
-from router.frontends.openai.streaming import to_json
-from router.prompt_logprobs import PromptLogprobs
-from router.text.detokenizer import IncrementalDetokenizer
-from router.text.tokenizer import Tokenizer
+from tandem.router.errors import InvalidRequestError
+from tandem.router.frontends.base import TokenizedPrompt
+from tandem.router.frontends.openai.schema import ChatCompletionRequest, CompletionRequest
+from tandem.router.frontends.openai.streaming import to_json
+from tandem.router.requests.prompt_logprobs import PromptLogprobs
+from tandem.router.text.detokenizer import IncrementalDetokenizer
+from tandem.router.text.tokenizer import Tokenizer
 
 # Tokens, with all that is listed beside them, whose JSON is made at once: a millisecond.
 PIECE_ENTRIES = 512

@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from router.errors import InvalidRequestError
-from router.frontends.base import Frontend, TokenizedPrompt
-from router.frontends.generation import Generation
-from router.frontends.openai.lenient import LenientRequest
-from router.frontends.openai.resumable import ResumableStream
-from router.frontends.openai.schema import MAX_CHOICES, ChatCompletionRequest, CompletionRequest
-from router.frontends.sampling import PLAIN_FIELDS, SEED_BITS, SamplingOptions
-from router.structured_output import JSON_OBJECT, StructuredOutput, choices
+from tandem.router.errors import InvalidRequestError
+from tandem.router.frontends.base import Frontend, TokenizedPrompt
+from tandem.router.frontends.generation import Generation
+from tandem.router.frontends.openai.lenient import LenientRequest
+from tandem.router.frontends.openai.resumable import ResumableStream
+from tandem.router.frontends.openai.schema import MAX_CHOICES, ChatCompletionRequest, CompletionRequest
+from tandem.router.frontends.sampling import PLAIN_FIELDS, SEED_BITS, SamplingOptions
+from tandem.router.text.structured_output import JSON_OBJECT, StructuredOutput, choices
 
 logger = logging.getLogger(__name__)
 

@@ -16,12 +16,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from router.access import key_digest
-from router.errors import InvalidRequestError, LostStreamError, UnavailableError, UnknownStreamError
-from router.frontends.base import Frontend, TokenizedPrompt
-from router.frontends.openai.schema import ChatCompletionRequest, CompletionRequest
-from router.frontends.sampling import SamplingOptions
-from router.resumption import KeptStream, ResumeState, Resumption, prompt_digest
+from tandem.router.errors import InvalidRequestError, LostStreamError, UnavailableError, UnknownStreamError
+from tandem.router.frontends.access import key_digest
+from tandem.router.frontends.base import Frontend, TokenizedPrompt
+from tandem.router.frontends.openai.schema import ChatCompletionRequest, CompletionRequest
+from tandem.router.frontends.sampling import SamplingOptions
+from tandem.router.resumption import KeptStream, ResumeState, Resumption, prompt_digest
 
 HEADER = "Last-Event-ID"
 NAME_BYTES = 16

@@ -9,10 +9,10 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
 
-from router.frontends.openai import unserved as others
-from router.frontends.openai.lenient import LenientBody, LenientRequest, note_unknown, refusal_of
-from router.frontends.openai.structured_schema import Choices, ResponseFormat, StructuredOutputs
-from router.text.prompt_encoder import MAX_MESSAGES
+from tandem.router.frontends.openai import unserved as others
+from tandem.router.frontends.openai.lenient import LenientBody, LenientRequest, note_unknown, refusal_of
+from tandem.router.frontends.openai.structured_schema import Choices, ResponseFormat, StructuredOutputs
+from tandem.router.text.prompt_encoder import MAX_MESSAGES
 from tandem.sampling_params import MAX_NUM_BIASED, MAX_NUM_STOP_TOKENS
 
 MAX_CHOICES = 128

@@ -9,8 +9,8 @@ from functools import partial
 import uvicorn
 from starlette.types import ASGIApp
 
-from router.frontends.openai.http_connection import BoundedProtocol
 from tandem.config import TlsConfig
+from tandem.router.frontends.openai.http_connection import BoundedProtocol
 
 START_TIMEOUT_S = 10.0
 # Open connections get so long at the end, once their requests have ended or been cut.

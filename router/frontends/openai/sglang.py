@@ -8,18 +8,18 @@ from fastapi import FastAPI, Request
 from pydantic import Field
 from starlette.responses import Response
 
-from router.errors import InvalidRequestError
-from router.frontends.base import Frontend
-from router.frontends.generation import Generation
-from router.frontends.openai.errors import json_response
-from router.frontends.openai.lenient import LenientBody, LenientRequest, Unserved
-from router.frontends.openai.request import DEFAULT_TEMPERATURE, count_unknown_fields
-from router.frontends.openai.schema import StopField, StopTokenIds, TokenIds
-from router.frontends.openai.streaming import Event, begin_stream, pieces_of, to_json, unless_client_leaves
-from router.frontends.openai.unserved import REQUEST
-from router.frontends.request_id import is_request_id
-from router.frontends.sampling import PLAIN_FIELDS, SamplingOptions
-from router.text.generation_config import SamplingDefaults
+from tandem.router.errors import InvalidRequestError
+from tandem.router.frontends.base import Frontend
+from tandem.router.frontends.generation import Generation
+from tandem.router.frontends.openai.errors import json_response
+from tandem.router.frontends.openai.lenient import LenientBody, LenientRequest, Unserved
+from tandem.router.frontends.openai.request import DEFAULT_TEMPERATURE, count_unknown_fields
+from tandem.router.frontends.openai.schema import StopField, StopTokenIds, TokenIds
+from tandem.router.frontends.openai.streaming import Event, begin_stream, pieces_of, to_json, unless_client_leaves
+from tandem.router.frontends.openai.unserved import REQUEST
+from tandem.router.frontends.request_id import is_request_id
+from tandem.router.frontends.sampling import PLAIN_FIELDS, SamplingOptions
+from tandem.router.text.generation_config import SamplingDefaults
 
 DEFAULT_MAX_NEW_TOKENS = 128
 

@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from router.errors import RequestError
-from router.frontends.generation import Generation, Piece
-from router.frontends.openai.errors import error_object
+from tandem.router.errors import RequestError
+from tandem.router.frontends.generation import Generation, Piece
+from tandem.router.frontends.openai.errors import error_object
 
 T = TypeVar("T")
 

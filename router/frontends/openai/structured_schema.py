@@ -4,8 +4,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from router.frontends.openai import unserved as others
-from router.frontends.openai.lenient import LenientBody
+from tandem.router.frontends.openai import unserved as others
+from tandem.router.frontends.openai.lenient import LenientBody
 
 Choices = Annotated[list[str], Field(fail_fast=True)]
 

@@ -9,18 +9,18 @@ from fastapi import FastAPI, Request
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
-from router.errors import InvalidRequestError
-from router.frontends.base import Frontend
-from router.frontends.openai.chat_plan import chat_prompt, check_arguments
-from router.frontends.openai.errors import json_text_response
-from router.frontends.openai.lenient import LenientRequest, Unserved
-from router.frontends.openai.prompt_logprobs import object_text
-from router.frontends.openai.request import count_unknown_fields
-from router.frontends.openai.schema import TokenIds
-from router.frontends.openai.streaming import to_json
-from router.frontends.openai.tools_schema import Message, TemplateFields
-from router.frontends.openai.unserved import CHAT
-from router.text.prompt_encoder import MAX_MESSAGES
+from tandem.router.errors import InvalidRequestError
+from tandem.router.frontends.base import Frontend
+from tandem.router.frontends.openai.chat_plan import chat_prompt, check_arguments
+from tandem.router.frontends.openai.errors import json_text_response
+from tandem.router.frontends.openai.lenient import LenientRequest, Unserved
+from tandem.router.frontends.openai.prompt_logprobs import object_text
+from tandem.router.frontends.openai.request import count_unknown_fields
+from tandem.router.frontends.openai.schema import TokenIds
+from tandem.router.frontends.openai.streaming import to_json
+from tandem.router.frontends.openai.tools_schema import Message, TemplateFields
+from tandem.router.frontends.openai.unserved import CHAT
+from tandem.router.text.prompt_encoder import MAX_MESSAGES
 
 T = TypeVar("T")
 

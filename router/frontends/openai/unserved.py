@@ -6,7 +6,7 @@ A field that comes to be served goes from here to its class in schema.py or tool
 
 from dataclasses import replace
 
-from router.frontends.openai.lenient import Unserved
+from tandem.router.frontends.openai.lenient import Unserved
 
 
 def _not_supported(what: str, *taken: object) -> Unserved:

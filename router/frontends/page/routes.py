@@ -7,10 +7,10 @@ from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from router.frontends.base import Frontend
-from router.frontends.openai.streaming import Event, EventStream, begin_stream
-from router.frontends.page.assets import FILES, PAGE, PREFIX, Asset, load_asset
-from router.live.feed import LiveFeed, TooManyViewersError
+from tandem.router.frontends.base import Frontend
+from tandem.router.frontends.openai.streaming import Event, EventStream, begin_stream
+from tandem.router.frontends.page.assets import FILES, PAGE, PREFIX, Asset, load_asset
+from tandem.router.observe.live.feed import LiveFeed, TooManyViewersError
 
 # Nothing is loaded from anywhere else, nothing in the markup runs, and nobody puts the page into one of theirs.
 CONTENT_SECURITY_POLICY = "; ".join(

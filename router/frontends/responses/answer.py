@@ -5,11 +5,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from router.errors import RequestError, shortened
-from router.frontends.openai.errors import error_object
-from router.frontends.openai.one_output import AnswerForm, NamedEvent, OneOutput
-from router.frontends.responses.schema import ResponseRequest
-from router.text.output_parts import Part
+from tandem.router.errors import RequestError, shortened
+from tandem.router.frontends.openai.errors import error_object
+from tandem.router.frontends.openai.one_output import AnswerForm, NamedEvent, OneOutput
+from tandem.router.frontends.responses.schema import ResponseRequest
+from tandem.router.text.output_parts import Part
 
 ID_BYTES = 12
 

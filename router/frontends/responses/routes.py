@@ -8,15 +8,17 @@ from fastapi import FastAPI, Header, Query, Request
 from pydantic import TypeAdapter
 from starlette.responses import Response
 
-from router.access import key_digest
-from router.errors import UnknownPreviousResponseError, UnknownResponseError
-from router.frontends.base import Frontend
-from router.frontends.openai.chat import begin_chat
-from router.frontends.openai.one_output import STREAMED, NamedEventStream, OneOutput, fields_named, respond
-from router.frontends.openai.request import count_unknown_fields
-from router.frontends.openai.streaming import to_json
-from router.frontends.responses.answer import ResponseAnswer, item_id
-from router.frontends.responses.schema import (
+from tandem.router.errors import UnknownPreviousResponseError, UnknownResponseError
+from tandem.router.frontends.access import key_digest
+from tandem.router.frontends.base import Frontend
+from tandem.router.frontends.kept_responses import KeptResponse
+from tandem.router.frontends.openai.chat import begin_chat
+from tandem.router.frontends.openai.one_output import STREAMED, NamedEventStream, OneOutput, fields_named, respond
+from tandem.router.frontends.openai.request import count_unknown_fields
+from tandem.router.frontends.openai.streaming import to_json
+from tandem.router.frontends.response_exchange import ResponseExchange
+from tandem.router.frontends.responses.answer import ResponseAnswer, item_id
+from tandem.router.frontends.responses.schema import (
     DeletedResponse,
     Item,
     ItemList,
@@ -24,9 +26,7 @@ from router.frontends.responses.schema import (
     ResponseObject,
     ResponseRequest,
 )
-from router.frontends.responses.translation import NAMES, chat_of, items_of
-from router.kept_responses import KeptResponse
-from router.response_exchange import ResponseExchange
+from tandem.router.frontends.responses.translation import NAMES, chat_of, items_of
 
 MAX_LISTED = 100
 _ID_PREFIXES = {"function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}

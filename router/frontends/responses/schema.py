@@ -4,11 +4,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Discriminator, Field, Tag, field_validator, model_validator
 
-from router.frontends.openai.lenient import LenientBody
-from router.frontends.openai.schema import MessageContent, SamplingFields
-from router.frontends.openai.tools_schema import MAX_ID, MAX_TOOLS, MAX_VARIABLES, FunctionDefinition
-from router.frontends.responses import unserved as others
-from router.text.prompt_encoder import MAX_MESSAGES
+from tandem.router.frontends.openai.lenient import LenientBody
+from tandem.router.frontends.openai.schema import MessageContent, SamplingFields
+from tandem.router.frontends.openai.tools_schema import MAX_ID, MAX_TOOLS, MAX_VARIABLES, FunctionDefinition
+from tandem.router.frontends.responses import unserved as others
+from tandem.router.text.prompt_encoder import MAX_MESSAGES
 
 # The limits are OpenAI's own.
 Metadata = Annotated[

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
-from router.frontends.openai.one_output import translated
-from router.frontends.openai.tools_schema import ChatRequest
-from router.frontends.responses.schema import (
+from tandem.router.frontends.openai.one_output import translated
+from tandem.router.frontends.openai.tools_schema import ChatRequest
+from tandem.router.frontends.responses.schema import (
     CallItem,
     CallOutputItem,
     Item,

@@ -1,8 +1,8 @@
 """Calls that are the whole output: JSON objects, which nothing but their place and the functions' names tells from
 other JSON."""
 
-from router.text.tool_parsers.base import ToolParser
-from router.text.tool_parsers.json_scanner import skip_space
+from tandem.router.text.tool_parsers.base import ToolParser
+from tandem.router.text.tool_parsers.json_scanner import skip_space
 
 PYTHON_TAG = "<|python_tag|>"
 

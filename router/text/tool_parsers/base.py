@@ -4,9 +4,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
 from typing import ClassVar
 
-from router.text.output_parts import Part, PartList
-from router.text.tool_parsers.call_reader import CallReader
-from router.text.tool_parsers.json_scanner import skip_space
+from tandem.router.text.output_parts import Part, PartList
+from tandem.router.text.tool_parsers.call_reader import CallReader
+from tandem.router.text.tool_parsers.json_scanner import skip_space
 
 # A state of a parser: it takes the text from a position on, and returns up to where it is done with it.
 State = Callable[[str, int], int]

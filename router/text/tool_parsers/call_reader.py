@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Collection
 from enum import Enum, auto
 
-from router.text.tool_parsers.json_scanner import WHITESPACE, JsonScanner, skip_space
+from tandem.router.text.tool_parsers.json_scanner import WHITESPACE, JsonScanner, skip_space
 
 NAME = "name"
 # The one or the other, by the model's family.

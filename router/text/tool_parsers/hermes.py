@@ -1,7 +1,7 @@
 """Calls between tags, each a JSON object with `name` and `arguments`: Hermes, Qwen and others."""
 
-from router.text.tool_parsers.base import ToolParser
-from router.text.tool_parsers.json_scanner import skip_space
+from tandem.router.text.tool_parsers.base import ToolParser
+from tandem.router.text.tool_parsers.json_scanner import skip_space
 
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
 

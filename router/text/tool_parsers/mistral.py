@@ -3,8 +3,8 @@
 import re
 from collections.abc import Sequence
 
-from router.text.tool_parsers.base import ToolParser
-from router.text.tool_parsers.json_scanner import JsonScanner, skip_space
+from tandem.router.text.tool_parsers.base import ToolParser
+from tandem.router.text.tool_parsers.json_scanner import JsonScanner, skip_space
 
 OPENING, CALL_ID, ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 MAX_NAME = 64

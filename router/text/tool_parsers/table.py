@@ -5,14 +5,14 @@ from typing import TYPE_CHECKING
 from tandem.choices import Choices
 
 if TYPE_CHECKING:
-    from router.text.tool_parsers.base import ToolParser
+    from tandem.router.text.tool_parsers.base import ToolParser
 
 TOOL_PARSERS: "Choices[ToolParser]" = Choices(
-    "router.text.tool_parsers.base:ToolParser",
+    "tandem.router.text.tool_parsers.base:ToolParser",
     {
-        "hermes": "router.text.tool_parsers.hermes:HermesParser",
-        "llama3_json": "router.text.tool_parsers.bare_json:Llama3Parser",
-        "mistral": "router.text.tool_parsers.mistral:MistralParser",
-        "json": "router.text.tool_parsers.bare_json:JsonParser",
+        "hermes": "tandem.router.text.tool_parsers.hermes:HermesParser",
+        "llama3_json": "tandem.router.text.tool_parsers.bare_json:Llama3Parser",
+        "mistral": "tandem.router.text.tool_parsers.mistral:MistralParser",
+        "json": "tandem.router.text.tool_parsers.bare_json:JsonParser",
     },
 )

@@ -9,7 +9,7 @@ from typing import Any
 
 import grpc
 
-from router.frontends.grpc import InferenceService
+from tandem.router.frontends.grpc import InferenceService
 from tandem.v1 import inference_pb2 as pb
 
 

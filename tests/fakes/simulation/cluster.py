@@ -12,13 +12,15 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
-from kvtransfer.events import ReceiverLinkOpened, SenderLinkFailed, SenderLinkOpened
-from kvtransfer.transports.base import ReceiverTransport, SenderTransport
-from kvtransfer.transports.shared_memory import SharedMemoryReceiver
-from router.placement import AUTO
+from tandem.kvtransfer.events import ReceiverLinkOpened, SenderLinkFailed, SenderLinkOpened
+from tandem.kvtransfer.transports.base import ReceiverTransport, SenderTransport
+from tandem.kvtransfer.transports.shared_memory import SharedMemoryReceiver
 from tandem.lifecycle import now_ns
 from tandem.messages import PROTOCOL_VERSION, LinkHello
 from tandem.request_ids import router_of
+from tandem.router.workers.placement import AUTO
+from tandem.worker.control_client import WELCOME_TIMEOUT_S
+from tandem.worker.peer_union import KEEP_S
 from tests.fakes.cached_identities import cached_identities
 from tests.fakes.clock import FakeClock
 from tests.fakes.simulation.client import SimClient
@@ -27,8 +29,6 @@ from tests.fakes.simulation.router import SimRouter
 from tests.fakes.simulation.samples import Samples
 from tests.fakes.simulation.streams import SimStream
 from tests.fakes.simulation.worker import PAGE_FORMAT, PAGE_SIZE, SimWorker
-from worker.control_client import WELCOME_TIMEOUT_S
-from worker.peer_union import KEEP_S
 
 ACCEPTED_FAILURES = (
     "nobody came within 60 s",

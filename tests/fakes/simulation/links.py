@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from engine.kvcache.base import Completion
-from kvtransfer.events import FromReceiver, FromSender, ReceiverLinkClosed, SenderLinkClosed
-from kvtransfer.transports.base import COMPLETED, ReceiverTransport, SenderTransport
+from tandem.engine.kvcache.base import Completion
+from tandem.kvtransfer.events import FromReceiver, FromSender, ReceiverLinkClosed, SenderLinkClosed
+from tandem.kvtransfer.transports.base import COMPLETED, ReceiverTransport, SenderTransport
 from tests.fakes.simulation.streams import END
 from tests.fakes.transport import ManualCompletion
 

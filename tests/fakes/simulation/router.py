@@ -4,13 +4,13 @@ from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from router.config import RouterConfig
-from router.frontends.base import Frontend, PromptInput, TokenizedPrompt
-from router.frontends.grpc import InferenceService
-from router.policies.table import ROUTING_POLICIES
-from router.router import Router
 from tandem.lifecycle import RECEIVED
 from tandem.messages import Heartbeat
+from tandem.router.config import RouterConfig
+from tandem.router.frontends.base import Frontend, PromptInput, TokenizedPrompt
+from tandem.router.frontends.grpc import InferenceService
+from tandem.router.policies.table import ROUTING_POLICIES
+from tandem.router.router import Router
 from tests.fakes.routing import CheckedPolicy
 from tests.fakes.simulation.calls import SimCall
 from tests.fakes.tokenizer import ByteTokenizer

@@ -6,9 +6,9 @@ what is left must finish.
 
 from collections.abc import Callable
 
-from prefill_worker.policies.table import PREFILL_POLICIES
-from router.placement import AUTO, PLACEMENTS
-from router.policies.table import ROUTING_POLICIES
+from tandem.prefill_worker.policies.table import PREFILL_POLICIES
+from tandem.router.policies.table import ROUTING_POLICIES
+from tandem.router.workers.placement import AUTO, PLACEMENTS
 from tests.fakes.simulation.cluster import Simulation
 from tests.fakes.simulation.router import SimRouter
 from tests.fakes.simulation.worker import PAGE_SIZE, SimWorker

@@ -4,9 +4,9 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from router.worker import Worker
 from tandem.messages import ClockProbe, Hello, Peer, Peers, Progress
-from worker.control_client import ControlClient
+from tandem.router.workers.worker import Worker
+from tandem.worker.control_client import ControlClient
 
 if TYPE_CHECKING:
     from tests.fakes.simulation.router import SimRouter

@@ -4,25 +4,25 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from both_worker.scheduler import BothScheduler
-from both_worker.worker import make_both_scheduler
-from decode_worker.config import DecodeConfig
-from decode_worker.scheduler import DecodeScheduler
-from engine.kvcache.cache_manager import CacheManager
-from prefill_worker.config import PrefillConfig
-from prefill_worker.handover import LinkHandover
-from prefill_worker.scheduler import PrefillScheduler
+from tandem.both_worker.scheduler import BothScheduler
+from tandem.both_worker.worker import make_both_scheduler
+from tandem.decode_worker.config import DecodeConfig
+from tandem.decode_worker.scheduler import DecodeScheduler
+from tandem.engine.kvcache.cache_manager import CacheManager
 from tandem.messages import PROTOCOL_VERSION, Abort, Granted, Heartbeat, Hello, PageFormat, Peer
+from tandem.prefill_worker.config import PrefillConfig
+from tandem.prefill_worker.handover import LinkHandover
+from tandem.prefill_worker.scheduler import PrefillScheduler
 from tandem.request_ids import router_of
 from tandem.rpc.credentials import ClusterCredentials
+from tandem.worker.base import Outbox, Scheduler
+from tandem.worker.control_client import ControlClient
+from tandem.worker.events import Event, FromRouter, RouterLost
+from tandem.worker.peer_union import KEEP_S
+from tandem.worker.records import RecordKeeper
+from tandem.worker.router_streams import RouterStreams
 from tests.fakes.engine import FakeEngine
 from tests.fakes.simulation.streams import SimStream
-from worker.base import Outbox, Scheduler
-from worker.control_client import ControlClient
-from worker.events import Event, FromRouter, RouterLost
-from worker.peer_union import KEEP_S
-from worker.records import RecordKeeper
-from worker.router_streams import RouterStreams
 
 if TYPE_CHECKING:
     from tests.fakes.simulation.cluster import Simulation

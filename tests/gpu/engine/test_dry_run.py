@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.build import build_engine
-from engine.config import EngineConfig
-from engine.dry_run import free_bytes
+from tandem.engine.build import build_engine
+from tandem.engine.config import EngineConfig
+from tandem.engine.dry_run import free_bytes
 
 # This leaves enough beside it for whatever else a test process holds.
 FRACTION = 0.6
@@ -35,7 +35,7 @@ def test_weights_graphs_and_pool_take_the_share(
 ) -> None:
     before = free_bytes()
     total = torch.cuda.mem_get_info()[1]
-    with caplog.at_level(logging.INFO, "engine.build"):
+    with caplog.at_level(logging.INFO, "tandem.engine.build"):
         engine = build_engine(config_with(model_dir, backend=backend), "memory", lambda doing: None)
     taken = before - free_bytes()
     assert taken == pytest.approx(FRACTION * total, rel=0.03)

@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.batch import Batch
-from engine.build import build_engine
-from engine.config import EngineConfig
-from engine.engine import Engine
-from engine.graph_runner import GraphOutput
-from engine.mixed_graphs import MixedSizes
-from engine.output import Feed, ForwardOutput
-from engine.token_sequence import TokenSequence
+from tandem.engine.batch import Batch
+from tandem.engine.build import build_engine
+from tandem.engine.config import EngineConfig
+from tandem.engine.engine import Engine
+from tandem.engine.graph_runner import GraphOutput
+from tandem.engine.mixed_graphs import MixedSizes
+from tandem.engine.output import Feed, ForwardOutput
+from tandem.engine.token_sequence import TokenSequence
 from tandem.sampling_params import SamplingParams
 from tests.cluster.conftest import VOCAB_SIZE
 

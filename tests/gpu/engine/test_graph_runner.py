@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from engine.build import build_engine
-from engine.config import EngineConfig
-from engine.graph_runner import DecodeGraphs
+from tandem.engine.build import build_engine
+from tandem.engine.config import EngineConfig
+from tandem.engine.graph_runner import DecodeGraphs
 
 
 def test_the_collector_rests_while_graphs_are_captured(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:

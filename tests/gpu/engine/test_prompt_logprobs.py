@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.batch import Batch
-from engine.build import build_engine
-from engine.config import EngineConfig
-from engine.engine import Engine
-from engine.prompt_logprobs import MAX_SLICE_ROWS, score_prompts
-from engine.token_sequence import TokenSequence
+from tandem.engine.batch import Batch
+from tandem.engine.build import build_engine
+from tandem.engine.config import EngineConfig
+from tandem.engine.engine import Engine
+from tandem.engine.prompt_logprobs import MAX_SLICE_ROWS, score_prompts
+from tandem.engine.token_sequence import TokenSequence
 from tandem.sampling_params import SamplingParams
 from tests.cluster.conftest import VOCAB_SIZE
 from tests.gpu.engine.test_sampler import no_waiting

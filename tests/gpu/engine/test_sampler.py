@@ -8,8 +8,8 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from engine.sampler import SamplerOutput, sample
-from engine.token_sequence import TokenSequence
+from tandem.engine.sampler import SamplerOutput, sample
+from tandem.engine.token_sequence import TokenSequence
 from tandem.sampling_params import SamplingParams
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.build import build_engine
-from engine.config import EngineConfig
+from tandem.engine.build import build_engine
+from tandem.engine.config import EngineConfig
 from tests.cluster.conftest import EOS_TOKEN_IDS, VOCAB_SIZE
 from tests.fakes.scenario import CHUNK_SIZE, MAX_BATCH_SIZE, Scenario, is_what_it_gets_alone
 

@@ -11,16 +11,16 @@ import pytest
 import torch
 from llguidance import grammar_from
 
-from both_worker.local_worker import LocalWorker
-from both_worker.scheduler import BothScheduler
-from decode_worker.config import DecodeConfig
-from engine.batch import Batch
-from engine.build import build_engine
-from engine.config import EngineConfig
-from engine.engine import Engine
-from engine.output import ForwardOutput
-from prefill_worker.config import PrefillConfig
+from tandem.both_worker.local_worker import LocalWorker
+from tandem.both_worker.scheduler import BothScheduler
+from tandem.decode_worker.config import DecodeConfig
+from tandem.engine.batch import Batch
+from tandem.engine.build import build_engine
+from tandem.engine.config import EngineConfig
+from tandem.engine.engine import Engine
+from tandem.engine.output import ForwardOutput
 from tandem.messages import Finished, FirstToken, Progress, Tokens, WorkerMessage
+from tandem.prefill_worker.config import PrefillConfig
 from tandem.sampling_params import SamplingParams
 from tests.cluster.conftest import VOCAB_SIZE
 from tests.fakes.stand_in import stands_in_for
@@ -161,7 +161,7 @@ def test_overlap_changes_no_token(
     runs = []
     for overlap in (False, True):
         with monkeypatch.context() as patch:
-            patch.setattr("both_worker.worker.BothScheduler", scheduler)
+            patch.setattr("tandem.both_worker.worker.BothScheduler", scheduler)
             runs.append(Served(engine, patch, overlap=overlap))
             serve_arrivals(runs[-1], SAMPLINGS[sampling])
     plain, overlapped = runs

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.batch import Batch
-from engine.build import build_engine
-from engine.config import EngineConfig
-from engine.dry_run import free_bytes
-from engine.engine import Engine
-from engine.token_sequence import TokenSequence
+from tandem.engine.batch import Batch
+from tandem.engine.build import build_engine
+from tandem.engine.config import EngineConfig
+from tandem.engine.dry_run import free_bytes
+from tandem.engine.engine import Engine
+from tandem.engine.token_sequence import TokenSequence
 from tandem.sampling_params import SamplingParams
 from tests.cluster.conftest import VOCAB_SIZE
 from tests.gpu.engine.test_engine import generate
@@ -96,7 +96,7 @@ def test_a_pool_of_the_same_share_holds_twice_the_pages(
     shared = {"page_size": 1024, "num_pages": 0, "mem_fraction_static": 0.5, "attention_backend": backend}
     num_pages = {}
     for kv_cache_dtype in ("auto", "fp8_e4m3"):
-        with caplog.at_level(logging.INFO, "engine.build"):
+        with caplog.at_level(logging.INFO, "tandem.engine.build"):
             engine = build(config(model_dir, kv_cache_dtype=kv_cache_dtype, cuda_graph_max_bs=16, **shared))
         num_pages[kv_cache_dtype] = engine.pool.num_pages
         del engine

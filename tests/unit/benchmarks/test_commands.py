@@ -5,7 +5,7 @@ import json
 import pytest
 
 from benchmarks import affinity, cpu, host_side, router, routing
-from router.policies.table import ROUTING_POLICIES
+from tandem.router.policies.table import ROUTING_POLICIES
 
 
 def test_the_host_side_benchmark_measures_what_it_names() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from benchmarks import device_trace, profile_step
-from engine.base import ForwardOutput
+from tandem.engine.base import ForwardOutput
 
 
 def event(name: str, start: float, end: float, launch: int, category: str = "kernel") -> dict[str, Any]:

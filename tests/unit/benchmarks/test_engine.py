@@ -10,13 +10,13 @@ from rich.console import Console
 from benchmarks import decode_kernels, engine, fp8, prefill_kernels, profile_step
 from benchmarks.engine import EngineBenchmark, Result, Sizes, start_up_results
 from benchmarks.engine_loop import Loop
-from decode_worker.config import DecodeConfig
-from engine.build import build_engine
-from engine.config import EngineConfig
-from engine.floors import Limits
-from engine.models.config import ModelConfig
-from engine.stage_timer import StageTimer
-from prefill_worker.config import PrefillConfig
+from tandem.decode_worker.config import DecodeConfig
+from tandem.engine.build import build_engine
+from tandem.engine.config import EngineConfig
+from tandem.engine.floors import Limits
+from tandem.engine.models.config import ModelConfig
+from tandem.engine.stage_timer import StageTimer
+from tandem.prefill_worker.config import PrefillConfig
 from tests.cluster.conftest import VOCAB_SIZE, save_tiny_model
 
 SIZES = Sizes(

@@ -7,9 +7,6 @@ from typing import Any
 
 import pytest
 
-from bench.records import RequestRecord
-from bench.results import make_result
-from bench.workloads.table import make_sessions
 from benchmarks import interference
 from benchmarks.interference_cells import (
     CLIENT_GAP,
@@ -25,9 +22,12 @@ from benchmarks.interference_cells import (
     rows_of,
 )
 from benchmarks.rows import Row
-from engine.attention.layout import KvHeadLayout
-from tests.unit.bench.records import record
-from tests.unit.bench.test_results import a_run
+from tandem.bench.records import RequestRecord
+from tandem.bench.results import make_result
+from tandem.bench.workloads.table import make_sessions
+from tandem.engine.attention.layout import KvHeadLayout
+from tests.unit.tandem.bench.records import record
+from tests.unit.tandem.bench.test_results import a_run
 
 STEADY = Cell("steady-3", "steady", 256, 4, rate=3.0)
 BURST = Cell("burst-64x256", "burst", 256, 16, num_prompts=2)

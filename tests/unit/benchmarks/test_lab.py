@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 
-from bench.measures import distribution
-from bench.results import make_result
 from benchmarks import reproduce_lab
 from benchmarks.lab import findings
 from benchmarks.lab.cache import steps
@@ -17,9 +15,11 @@ from benchmarks.lab.report import write_report
 from benchmarks.lab.runs import answers, cached_share, gaps_before, phase_means, slim
 from benchmarks.lab.sizes import DEFAULTS
 from benchmarks.lab.starts import JOINING, PROCESSES, RAY, REST, engine_stages, gpu_memory, memory_of, start_stages
+from tandem.bench.measures import distribution
+from tandem.bench.results import make_result
 from tandem.lifecycle import CRITICAL_PATH
-from tests.unit.bench.records import record
-from tests.unit.bench.test_results import a_run
+from tests.unit.tandem.bench.records import record
+from tests.unit.tandem.bench.test_results import a_run
 
 QUEUED = {"prefill_queue": 60.0, "prefill": 10.0, "decode": 30.0, "e2e": 100.0}
 DECODED = {"prefill_queue": 10.0, "prefill": 20.0, "decode": 170.0, "e2e": 200.0}
@@ -245,7 +245,7 @@ tandem 0.1.0: starting with the model m
    9.9 s  both-1: ready
 Ready after 10.0 s
 """.splitlines()
-ENGINE_LINE = "2026 engine.build INFO engine ready: loading weights 2.6 s, capturing CUDA graphs 1.0 s\n"
+ENGINE_LINE = "2026 tandem.engine.build INFO engine ready: loading weights 2.6 s, capturing CUDA graphs 1.0 s\n"
 GPU_LINE = (
     "GPU memory in GiB: 139.8 in all, weights and workspaces 15.32, 54321 pages 106.10, CUDA graphs 1.25 (1.30 kept), "
     "largest forward 2.20, free 15.00"
@@ -262,7 +262,7 @@ def test_stages_of_a_start_are_those_of_the_worker_that_came_last_and_make_up_th
 
 
 def test_memory_is_what_logs_and_kernel_say(tmp_path: Path) -> None:
-    memory = gpu_memory(f"2026 engine.build INFO {GPU_LINE}\n")
+    memory = gpu_memory(f"2026 tandem.engine.build INFO {GPU_LINE}\n")
     assert (memory["weights"], memory["pool"], memory["graphs"], memory["free"]) == (15.32, 106.1, 1.25, 15.0)
     assert gpu_memory("engine ready: loading weights 1.0 s") == {}
     (tmp_path / "status").write_text("Name:\tx\nVmRSS:\t 2048 kB\nRssAnon:\t 1024 kB\nRssShmem:\t 512 kB\n")

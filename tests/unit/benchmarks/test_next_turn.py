@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from benchmarks.next_turn import MULTI_TURN, serve
-from router.placement import AUTO, DISAGGREGATED
+from tandem.router.workers.placement import AUTO, DISAGGREGATED
 
 
 def test_a_turn_is_computed_where_the_conversation_is_and_ships_no_more_than_with_two_workers_for_each() -> None:

@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from bench.records import RequestRecord
 from benchmarks.cluster_model.cluster import FIXED, WORKERS, Layout, ModelCluster, fixed
 from benchmarks.cluster_model.device import H200_8B, DeviceFactors
 from benchmarks.cluster_model.goodput import Duration, GoodputModel
 from benchmarks.cluster_model.prefix_cache import PrefixCache
 from benchmarks.cluster_model.workloads import Conversation, Stretch, Turn, Workload, conversations
-from router.objectives import Objectives
+from tandem.bench.records import RequestRecord
+from tandem.router.workers.objectives import Objectives
 
 # A prompt of 8,192 tokens takes 50 ms, and nothing else takes any time to speak of.
 ONE_AT_A_TIME = DeviceFactors(prompt=(0.0, 50e-3 / 8192, 0.0), step=(1e-6, 0.0, 0.0), handover=(0.0, 0.0))

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from bench.results import make_result
 from benchmarks import served, steady_streams
 from benchmarks.named_models import fit_to_serve
 from benchmarks.served import Served, StartError, within
-from tests.unit.bench.records import record
-from tests.unit.bench.test_results import a_run
+from tandem.bench.results import make_result
+from tests.unit.tandem.bench.records import record
+from tests.unit.tandem.bench.test_results import a_run
 
 
 def test_headlines_are_of_the_streams_gaps_and_of_the_prompts_first_tokens() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks import trace_waits
 from benchmarks.trace_waits import NOTHING, STAGES, summarize, waits_of
-from cli.trace_events import Trace
+from tandem.deploy.cli.trace_events import Trace
 from tandem.lifecycle import DECODE_STARTED, ENDED, FIRST_TOKEN, LAST_TOKEN, RECEIVED
 from tandem.recording import DEVICE, ENGINE, HANDOVERS, INBOX, REQUESTS, copies_to
 from tandem.v1 import recording_pb2 as pb

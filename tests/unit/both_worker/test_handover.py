@@ -1,12 +1,12 @@
 """What becomes of a prefill in the worker that decodes it."""
 
-from both_worker.local_worker import LocalWorker
-from decode_worker.config import DecodeConfig
-from prefill_worker.config import PrefillConfig
+from tandem.both_worker.local_worker import LocalWorker
+from tandem.decode_worker.config import DecodeConfig
 from tandem.messages import Abort, Failed, Finished, Prefill, Progress, Tokens, WorkerMessage
+from tandem.prefill_worker.config import PrefillConfig
 from tandem.sampling_params import SamplingParams
+from tandem.worker.events import FromRouter
 from tests.fakes.engine import FakeEngine, expected_tokens
-from worker.events import FromRouter
 
 PROMPT = list(range(10))
 

@@ -3,8 +3,8 @@
 import asyncio
 import itertools
 
-from both_worker.links import TwoWayLinks
-from kvtransfer.events import (
+from tandem.both_worker.links import TwoWayLinks
+from tandem.kvtransfer.events import (
     FromReceiver,
     FromSender,
     ReceiverLinkClosed,
@@ -12,14 +12,14 @@ from kvtransfer.events import (
     SenderLinkClosed,
     SenderLinkOpened,
 )
-from kvtransfer.link_dialer import LinkDialer
-from kvtransfer.link_server import LinkServer
+from tandem.kvtransfer.link_dialer import LinkDialer
+from tandem.kvtransfer.link_server import LinkServer
 from tandem.messages import Peer, Renewed, Revoke
 from tandem.rpc.channel import bind, new_server
 from tandem.rpc.credentials import ClusterCredentials
+from tandem.worker.events import Event
 from tests.fakes.link_ends import PAGE_FORMAT, wait_until
 from tests.fakes.transport import ScriptedOpening
-from worker.events import Event
 
 
 class TwoWayEnd:

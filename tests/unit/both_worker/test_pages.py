@@ -4,12 +4,12 @@ from collections.abc import Callable
 
 import pytest
 
-from decode_worker.config import DecodeConfig
-from engine.kvcache.page_ceiling import PageCeiling
+from tandem.decode_worker.config import DecodeConfig
+from tandem.engine.kvcache.page_ceiling import PageCeiling
 from tandem.messages import Abort, Failed, GaveBack
+from tandem.worker.events import FromRouter
 from tests.fakes.both_workers import PAGE_SIZE, BothWorkers
 from tests.fakes.engine import expected_tokens
-from worker.events import FromRouter
 
 
 def prompt(number: int, num_pages: int) -> list[int]:

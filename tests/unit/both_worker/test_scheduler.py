@@ -4,13 +4,13 @@ from dataclasses import fields, replace
 
 import pytest
 
-from both_worker.handover import LocalHandover
-from both_worker.pages import SharedPages
-from both_worker.scheduler import BothScheduler
-from decode_worker.config import DecodeConfig
-from decode_worker.scheduler import DecodeScheduler
-from engine.kvcache.cache_manager import CacheManager
-from kvtransfer.events import (
+from tandem.both_worker.handover import LocalHandover
+from tandem.both_worker.pages import SharedPages
+from tandem.both_worker.scheduler import BothScheduler
+from tandem.decode_worker.config import DecodeConfig
+from tandem.decode_worker.scheduler import DecodeScheduler
+from tandem.engine.kvcache.cache_manager import CacheManager
+from tandem.kvtransfer.events import (
     FromReceiver,
     FromSender,
     ReceiverLinkClosed,
@@ -19,8 +19,6 @@ from kvtransfer.events import (
     SenderLinkFailed,
     SenderLinkOpened,
 )
-from prefill_worker.config import PrefillConfig
-from prefill_worker.scheduler import PrefillScheduler
 from tandem.messages import (
     PROTOCOL_VERSION,
     Abort,
@@ -33,13 +31,15 @@ from tandem.messages import (
     Shipped,
     WorkerStats,
 )
+from tandem.prefill_worker.config import PrefillConfig
+from tandem.prefill_worker.scheduler import PrefillScheduler
 from tandem.sampling_params import SamplingParams
+from tandem.worker.events import FromRouter, RouterLost
+from tandem.worker.forward_timer import ForwardTimer
 from tests.fakes.clock import FakeClock
 from tests.fakes.engine import FakeEngine
 from tests.fakes.transport import ScriptedReceiver, ScriptedTransport
 from tests.fakes.workers import ListOutbox
-from worker.events import FromRouter, RouterLost
-from worker.forward_timer import ForwardTimer
 
 
 def make_schedulers() -> tuple[BothScheduler, PrefillScheduler, DecodeScheduler]:

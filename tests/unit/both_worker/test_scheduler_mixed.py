@@ -7,19 +7,19 @@ from typing import Any
 
 import pytest
 
-from both_worker.worker import make_both_scheduler
-from decode_worker.config import DecodeConfig
-from engine.batch import Batch
-from engine.kvcache.cache_manager import CacheManager
-from engine.output import ForwardOutput
-from prefill_worker.config import PrefillConfig
+from tandem.both_worker.worker import make_both_scheduler
+from tandem.decode_worker.config import DecodeConfig
+from tandem.engine.batch import Batch
+from tandem.engine.kvcache.cache_manager import CacheManager
+from tandem.engine.output import ForwardOutput
 from tandem.messages import Abort, Admit, Finished, FirstToken, GaveBack, Prefill, Tokens
+from tandem.prefill_worker.config import PrefillConfig
 from tandem.recording import DEVICE, Recorder
 from tandem.sampling_params import SamplingParams
+from tandem.worker.events import FromRouter
 from tests.fakes.clock import FakeClock
 from tests.fakes.engine import FakeEngine, expected_tokens
 from tests.fakes.workers import ListOutbox
-from worker.events import FromRouter
 
 PAGE_SIZE = 4
 CHUNK_SIZE = 8

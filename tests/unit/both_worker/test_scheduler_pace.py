@@ -6,18 +6,18 @@ from collections.abc import Callable
 
 import pytest
 
-from both_worker.worker import make_both_scheduler
-from decode_worker.config import DecodeConfig
-from engine.batch import Batch
-from engine.kvcache.cache_manager import CacheManager
-from engine.output import ForwardOutput
-from prefill_worker.config import PrefillConfig
+from tandem.both_worker.worker import make_both_scheduler
+from tandem.decode_worker.config import DecodeConfig
+from tandem.engine.batch import Batch
+from tandem.engine.kvcache.cache_manager import CacheManager
+from tandem.engine.output import ForwardOutput
 from tandem.messages import Abort, Admit, Prefill, Tokens
+from tandem.prefill_worker.config import PrefillConfig
 from tandem.sampling_params import SamplingParams
+from tandem.worker.events import FromRouter
 from tests.fakes.clock import FakeClock
 from tests.fakes.engine import FakeEngine, FakeForwardOutput, expected_tokens
 from tests.fakes.workers import ListOutbox
-from worker.events import FromRouter
 
 STEP_S, TOKEN_S = 0.010, 0.001
 CHUNK_SIZE = 16

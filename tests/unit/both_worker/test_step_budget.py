@@ -6,22 +6,22 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from both_worker.step_budget import MIN_TOKENS, StepBudget
-from both_worker.worker import make_both_scheduler
-from decode_worker.config import DecodeConfig
-from engine.batch import Batch
-from engine.kvcache.cache_manager import CacheManager
-from engine.mixed_graphs import NUM_PROMPT_TOKENS, MixedSizes
-from engine.output import ForwardOutput
-from prefill_worker.budget import PromptRest
-from prefill_worker.config import PrefillConfig
+from tandem.both_worker.step_budget import MIN_TOKENS, StepBudget
+from tandem.both_worker.worker import make_both_scheduler
+from tandem.decode_worker.config import DecodeConfig
+from tandem.engine.batch import Batch
+from tandem.engine.kvcache.cache_manager import CacheManager
+from tandem.engine.mixed_graphs import NUM_PROMPT_TOKENS, MixedSizes
+from tandem.engine.output import ForwardOutput
 from tandem.messages import Admit, FirstToken, Prefill, Tokens
+from tandem.prefill_worker.budget import PromptRest
+from tandem.prefill_worker.config import PrefillConfig
 from tandem.sampling_params import SamplingParams
+from tandem.worker.events import FromRouter
+from tandem.worker.forward_timer import ForwardTimer
 from tests.fakes.clock import FakeClock
 from tests.fakes.engine import FakeEngine, expected_tokens
 from tests.fakes.workers import ListOutbox
-from worker.events import FromRouter
-from worker.forward_timer import ForwardTimer
 
 CHUNK_SIZE = 1024
 OBJECTIVE_S = 0.025

@@ -1,7 +1,7 @@
 """What a decode worker remembers of requests that have no pages."""
 
-from decode_worker import admissions
-from decode_worker.admissions import Admissions
+from tandem.decode_worker import admissions
+from tandem.decode_worker.admissions import Admissions
 from tandem.messages import Admit
 from tandem.sampling_params import SamplingParams
 from tests.fakes.clock import FakeClock

@@ -2,7 +2,7 @@
 
 import pytest
 
-from decode_worker.config import DecodeConfig
+from tandem.decode_worker.config import DecodeConfig
 
 
 @pytest.mark.parametrize("name", ["max_batch_size", "lease_duration_s", "admit_grace_s"])

@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from decode_worker.config import DecodeConfig
-from decode_worker.leases import LeaseBook
-from engine.kvcache.cache_manager import CacheManager, PageHandle
-from kvtransfer.events import FromSender, ReceiverLinkClosed, ReceiverLinkOpened
-from kvtransfer.transports.base import ReceiverTransport
+from tandem.decode_worker.config import DecodeConfig
+from tandem.decode_worker.leases import LeaseBook
+from tandem.engine.kvcache.cache_manager import CacheManager, PageHandle
+from tandem.kvtransfer.events import FromSender, ReceiverLinkClosed, ReceiverLinkOpened
+from tandem.kvtransfer.transports.base import ReceiverTransport
 from tandem.messages import (
     PROTOCOL_VERSION,
     Admit,

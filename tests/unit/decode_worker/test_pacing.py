@@ -2,7 +2,7 @@
 
 import pytest
 
-from decode_worker.pacing import HOST_FACTOR, WAKE_UP_S, WINDOW, StepPace
+from tandem.decode_worker.pacing import HOST_FACTOR, WAKE_UP_S, WINDOW, StepPace
 from tests.fakes.clock import FakeClock
 
 STEP_S = 0.010

@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from decode_worker.config import DecodeConfig
-from decode_worker.job import DecodeJob
-from engine.token_sequence import TokenSequence
-from prefill_worker.config import PrefillConfig
+from tandem.decode_worker.config import DecodeConfig
+from tandem.decode_worker.job import DecodeJob
+from tandem.engine.token_sequence import TokenSequence
 from tandem.messages import Finished, FirstToken, GaveBack, Tokens
+from tandem.prefill_worker.config import PrefillConfig
 from tandem.sampling_params import SamplingParams
 from tests.fakes.engine import expected_tokens
 from tests.fakes.workers import WorkerPair

@@ -5,16 +5,16 @@ from typing import Any
 
 import pytest
 
-from both_worker.worker import make_both_scheduler
-from decode_worker.config import DecodeConfig
-from engine.kvcache.cache_manager import CacheManager
-from prefill_worker.config import PrefillConfig
+from tandem.both_worker.worker import make_both_scheduler
+from tandem.decode_worker.config import DecodeConfig
+from tandem.engine.kvcache.cache_manager import CacheManager
 from tandem.messages import Admit, Finished, GaveBack, Prefill, Tokens
+from tandem.prefill_worker.config import PrefillConfig
 from tandem.sampling_params import SamplingParams
+from tandem.worker.events import FromRouter, RouterLost
 from tests.fakes.clock import FakeClock
 from tests.fakes.engine import FakeEngine, expected_tokens
 from tests.fakes.workers import ListOutbox, WorkerPair
-from worker.events import FromRouter, RouterLost
 
 PROMPT = [5, 3, 8, 1, 7, 2]
 STEP_S = 0.5

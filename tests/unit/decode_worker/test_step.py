@@ -4,14 +4,14 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-from decode_worker.job import DecodeJob
-from decode_worker.step import DecodeStep
-from engine.batch import Batch
-from engine.engine import EngineBase
-from engine.grammars import CompiledGrammar, Constraint
-from engine.kvcache.pool import CpuKvPool
-from engine.output import ForwardOutput
-from engine.token_sequence import TokenSequence
+from tandem.decode_worker.job import DecodeJob
+from tandem.decode_worker.step import DecodeStep
+from tandem.engine.batch import Batch
+from tandem.engine.engine import EngineBase
+from tandem.engine.grammars import CompiledGrammar, Constraint
+from tandem.engine.kvcache.pool import CpuKvPool
+from tandem.engine.output import ForwardOutput
+from tandem.engine.token_sequence import TokenSequence
 from tandem.prompt_logprobs import PackedLogprobs
 from tandem.sampling_params import SamplingParams, TokenLogprobs
 from tests.fakes.page_layout import OpaqueLayout

@@ -1,9 +1,9 @@
 """The line of lease requests, without pages: what fits is what the test says."""
 
-from decode_worker.config import DecodeConfig
-from decode_worker.lease_records import WaitingLease
-from decode_worker.waiting_leases import MAX_PASSED_OVER, WaitingLeases
-from kvtransfer.receiver_link import ReceiverLink
+from tandem.decode_worker.config import DecodeConfig
+from tandem.decode_worker.lease_records import WaitingLease
+from tandem.decode_worker.waiting_leases import MAX_PASSED_OVER, WaitingLeases
+from tandem.kvtransfer.receiver_link import ReceiverLink
 from tandem.messages import Admit, LeaseRequest
 from tandem.priority import HEAD_START_S
 from tandem.sampling_params import SamplingParams

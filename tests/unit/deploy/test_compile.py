@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from cli.main import main
-from deploy.cluster_config import ClusterConfig
-from deploy.compile import run_configuration
-from engine.base import ForwardOutput
-from engine.batch import Batch
-from engine.engine import Engine
+from tandem.deploy.cli.main import main
+from tandem.deploy.compile import run_configuration
+from tandem.deploy.config.cluster_config import ClusterConfig
+from tandem.engine.base import ForwardOutput
+from tandem.engine.batch import Batch
+from tandem.engine.engine import Engine
 from tests.cluster.conftest import save_tiny_model
 
 

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
-from deploy import launcher, processes
-from deploy.cluster_config import ClusterConfig
-from deploy.launcher import Cluster, ClusterState
-from deploy.plan import plan
-from deploy.ports import ClientAddresses, ClusterPorts
-from deploy.processes import Processes
-from router.config import RouterAddresses
+from tandem.deploy import launcher
+from tandem.deploy.config.cluster_config import ClusterConfig
+from tandem.deploy.host.ports import ClientAddresses, ClusterPorts
+from tandem.deploy.launcher import Cluster, ClusterState
+from tandem.deploy.plan import plan
+from tandem.deploy.supervise import processes
+from tandem.deploy.supervise.processes import Processes
+from tandem.router.config import RouterAddresses
 from tests.fakes.model_config import TINY_LLAMA
 
 NAMES = ("router-0", "router-1", "both-0")

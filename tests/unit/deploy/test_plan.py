@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from deploy.cluster_config import ClusterConfig
-from deploy.plan import PoolsOfNode, plan
-from deploy.ports import ClientAddresses, ClusterPorts
-from router.config import RouterAddresses
+from tandem.deploy.config.cluster_config import ClusterConfig
+from tandem.deploy.host.ports import ClientAddresses, ClusterPorts
+from tandem.deploy.plan import PoolsOfNode, plan
+from tandem.router.config import RouterAddresses
 from tests.fakes.model_config import TINY_LLAMA
 
 CONFIG = ClusterConfig("m", num_prefill=1, num_decode=2, num_pages=2**20)
@@ -41,7 +41,7 @@ def model_dir(tmp_path: Path) -> Path:
 @pytest.fixture
 def pool_bytes(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> int:
     """Of one pool; this host has no memory for any."""
-    monkeypatch.setattr("deploy.plan.available_memory_bytes", lambda: 0)
+    monkeypatch.setattr("tandem.deploy.plan.available_memory_bytes", lambda: 0)
     with pytest.raises(ValueError, match="3 pools of") as caught:
         plan(CONFIG, model_dir, "", PORTS)
     return CONFIG.engine("").num_pages * int(str(caught.value).split(" bytes")[0].rsplit(" ", 1)[1])

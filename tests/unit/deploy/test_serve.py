@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-import deploy.serve
-from cli.main import main
-from deploy.cluster_config import ClusterConfig
-from deploy.errors import ClusterError, ConfigurationError
-from deploy.launcher import Cluster
-from deploy.ray_module import RayTaskError, ray
-from deploy.run_record import find_runs
-from deploy.serve import run_cluster, serve
+from tandem.deploy import serve as serve_module
+from tandem.deploy.cli.main import main
+from tandem.deploy.config.cluster_config import ClusterConfig
+from tandem.deploy.errors import ClusterError, ConfigurationError
+from tandem.deploy.host.run_record import find_runs
+from tandem.deploy.launcher import Cluster
+from tandem.deploy.on_ray.ray_module import RayTaskError, ray
+from tandem.deploy.serve import run_cluster, serve
 from tests.conftest import Certificates
 from tests.fakes.model_config import TINY_LLAMA
 
@@ -36,8 +36,8 @@ def unguarded(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
     def no_ray(self: Cluster) -> None:
         raise AssertionError("nothing is to be started")
 
-    monkeypatch.setattr(deploy.serve, "run_guarded", run)
-    monkeypatch.setattr(deploy.serve, "default_directory", lambda: tmp_path_factory.mktemp("runs"))
+    monkeypatch.setattr(serve_module, "run_guarded", run)
+    monkeypatch.setattr(serve_module, "default_directory", lambda: tmp_path_factory.mktemp("runs"))
     monkeypatch.setattr(Cluster, "_init_ray", no_ray)
 
 
@@ -178,7 +178,7 @@ class FakeRay:
 def test_a_worker_that_refuses_is_told_from_one_that_fails(
     error: Exception, kind: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("deploy.processes.ray.get", FakeRay(error).get)
+    monkeypatch.setattr("tandem.deploy.supervise.processes.ray.get", FakeRay(error).get)
     cluster = Cluster(ClusterConfig("m"), lambda part, doing: None)
     with pytest.raises(ClusterError, match="prefill-0: ") as caught:
         cluster._processes.get(object(), 1.0, "prefill-0")
@@ -209,9 +209,9 @@ def test_a_process_that_ray_never_starts_is_not_waited_for(
         time.sleep(0.01)
         return [ref for ref in refs if ref == "both-0"], []
 
-    monkeypatch.setattr("deploy.processes.PROCESS_START_TIMEOUT_S", 0.2)
-    monkeypatch.setattr("deploy.processes.ray.wait", wait)
-    monkeypatch.setattr("deploy.processes.ray.get", lambda ref, timeout: "loading")
+    monkeypatch.setattr("tandem.deploy.supervise.processes.PROCESS_START_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("tandem.deploy.supervise.processes.ray.wait", wait)
+    monkeypatch.setattr("tandem.deploy.supervise.processes.ray.get", lambda ref, timeout: "loading")
     names = ("both-0", "both-1")
     processes = cluster._processes
     processes.worker_plans = dict.fromkeys(names)  # type: ignore[assignment]
@@ -224,7 +224,7 @@ def test_a_process_that_ray_never_starts_is_not_waited_for(
     ("log_dir", "log"), [("", "/ray/session_latest/logs"), ("/var/log/cluster", " /var/log/cluster/prefill-0.log")]
 )
 def test_where_the_log_of_a_process_that_died_is(log_dir: str, log: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deploy.processes.ray.get", FakeRay(ray.exceptions.ActorDiedError()).get)
+    monkeypatch.setattr("tandem.deploy.supervise.processes.ray.get", FakeRay(ray.exceptions.ActorDiedError()).get)
     cluster = Cluster(ClusterConfig("m", log_dir=log_dir), lambda part, doing: None)
     with pytest.raises(ClusterError, match=f"^prefill-0: its process died;.*{log} says why$"):
         cluster._processes.get(object(), 1.0, "prefill-0")
@@ -289,14 +289,14 @@ def test_a_stop_that_comes_during_the_start_is_no_failure(
 def test_an_open_address_without_keys_is_warned_of(
     options: dict[str, Any], warns: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(deploy.serve, "run_guarded", lambda main, *, stop_grace_s: 0)
+    monkeypatch.setattr(serve_module, "run_guarded", lambda main, *, stop_grace_s: 0)
     assert serve(ClusterConfig("m", **options)) == 0
     assert ("WARNING" in capsys.readouterr().err) == warns
 
 
 def test_the_guard_waits_for_longer_than_the_drain(monkeypatch: pytest.MonkeyPatch) -> None:
     graces: list[float] = []
-    monkeypatch.setattr(deploy.serve, "run_guarded", lambda main, *, stop_grace_s: graces.append(stop_grace_s) or 0)
+    monkeypatch.setattr(serve_module, "run_guarded", lambda main, *, stop_grace_s: graces.append(stop_grace_s) or 0)
     serve(ClusterConfig("m", drain_timeout_s=100.0))
     assert graces == [120.0]
 
@@ -305,7 +305,7 @@ def test_commands_elsewhere_are_told_the_whole_path_of_its_logs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runs = tmp_path / "runs"
-    monkeypatch.setattr(deploy.serve, "default_directory", lambda: runs)
+    monkeypatch.setattr(serve_module, "default_directory", lambda: runs)
     monkeypatch.setattr(Cluster, "start", lambda self: None)
     monkeypatch.chdir(tmp_path)
 

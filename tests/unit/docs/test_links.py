@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.main import _parser
+from tandem.deploy.cli.main import _parser
 from tests.monitoring_files import rules
 
 ROOT = Path(__file__).parents[3]

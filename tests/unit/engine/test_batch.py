@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from engine.batch import Batch
-from engine.output import Feed, ForwardOutput
-from engine.token_sequence import TokenSequence
+from tandem.engine.batch import Batch
+from tandem.engine.output import Feed, ForwardOutput
+from tandem.engine.token_sequence import TokenSequence
 from tests.fakes.engine import FakeEngine, FakeForwardOutput
 
 CPU = torch.device("cpu")

@@ -6,17 +6,17 @@ import logging
 import pytest
 import torch
 
-from engine import build as build_module
-from engine.attention import choice
-from engine.attention.base import AttentionBackend
-from engine.attention.reference import ReferenceAttention
-from engine.batch import Batch
-from engine.build import build_engine
-from engine.config import EngineConfig
-from engine.engine import Engine
-from engine.kvcache.base import PageLayout
-from engine.token_sequence import TokenSequence
 from tandem.choices import Choices
+from tandem.engine import build as build_module
+from tandem.engine.attention import choice
+from tandem.engine.attention.base import AttentionBackend
+from tandem.engine.attention.reference import ReferenceAttention
+from tandem.engine.batch import Batch
+from tandem.engine.build import build_engine
+from tandem.engine.config import EngineConfig
+from tandem.engine.engine import Engine
+from tandem.engine.kvcache.base import PageLayout
+from tandem.engine.token_sequence import TokenSequence
 
 
 def build(
@@ -28,7 +28,7 @@ def build(
 
 def test_stages_are_told_in_order_and_timed(model_dir: str, caplog: pytest.LogCaptureFixture) -> None:
     told: list[str] = []
-    with caplog.at_level(logging.INFO, "engine.build"):
+    with caplog.at_level(logging.INFO, "tandem.engine.build"):
         engine = build(model_dir, 8, told)
     assert engine.pool.num_pages == 8
     assert list(dict.fromkeys(doing.partition(" (")[0] for doing in told)) == [
@@ -70,7 +70,7 @@ def test_quantized_pages_are_refused_by_a_backend_that_does_not_read_them(model_
 
 def test_the_log_says_what_keys_and_values_are_kept_as(model_dir: str, caplog: pytest.LogCaptureFixture) -> None:
     config = EngineConfig(model_dir, "dummy", num_pages=4, kv_cache_dtype="fp8_e4m3")
-    with caplog.at_level(logging.INFO, "engine.build"):
+    with caplog.at_level(logging.INFO, "tandem.engine.build"):
         build_engine(config, "build-quantized", list[str]().append)
     assert "keys and values are kept as fp8_e4m3; all scales are 1" in caplog.messages
 
@@ -91,7 +91,10 @@ def test_a_backend_of_one_s_own_is_taken_by_its_import_path(model_dir: str) -> N
     ("path", "message"),
     [
         (f"{__name__}:{PickyAttention.__name__}", "^it computes no 2 heads on cpu$"),
-        (f"{__name__}:EngineConfig", r"must be a class that derives from engine.attention.base.AttentionBackend"),
+        (
+            f"{__name__}:EngineConfig",
+            r"must be a class that derives from tandem.engine.attention.base.AttentionBackend",
+        ),
         (f"{__name__}:Nothing", "has no Nothing"),
     ],
 )
@@ -108,7 +111,7 @@ def test_auto_takes_the_first_backend_that_computes_the_model(
     model_dir: str, dtype: str, is_warned_of: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     paths = {"picky": f"{__name__}:{PickyAttention.__name__}", "own": f"{__name__}:{OwnAttention.__name__}"}
-    table: Choices[AttentionBackend] = Choices("engine.attention.base:AttentionBackend", paths)
+    table: Choices[AttentionBackend] = Choices("tandem.engine.attention.base:AttentionBackend", paths)
     monkeypatch.setattr(choice, "ATTENTION_BACKENDS", table)
     engine = build(model_dir, 4, dtype=dtype)
     assert type(engine._attention) is OwnAttention
@@ -118,7 +121,7 @@ def test_auto_takes_the_first_backend_that_computes_the_model(
 
 def test_auto_without_any_backend_says_why_for_each(model_dir: str, monkeypatch: pytest.MonkeyPatch) -> None:
     paths = {"picky": f"{__name__}:{PickyAttention.__name__}"}
-    table: Choices[AttentionBackend] = Choices("engine.attention.base:AttentionBackend", paths)
+    table: Choices[AttentionBackend] = Choices("tandem.engine.attention.base:AttentionBackend", paths)
     monkeypatch.setattr(choice, "ATTENTION_BACKENDS", table)
     with pytest.raises(ValueError, match="no attention backend computes this model: it computes no 2 heads on cpu"):
         build(model_dir, 4)

@@ -6,17 +6,17 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from engine import dry_run
-from engine.base import EngineBase
-from engine.batch import Batch
-from engine.build import build_engine
-from engine.config import MAX_PREFILL_BATCH_SIZE, EngineConfig
-from engine.dry_run import launch_bound_sizes, measure_memory
-from engine.engine import Engine
-from engine.kvcache.pool import CpuKvPool
-from engine.mixed_graphs import MixedSizes
-from engine.output import ForwardOutput
-from engine.prefill_graphs import SIZES
+from tandem.engine import dry_run
+from tandem.engine.base import EngineBase
+from tandem.engine.batch import Batch
+from tandem.engine.build import build_engine
+from tandem.engine.config import MAX_PREFILL_BATCH_SIZE, EngineConfig
+from tandem.engine.dry_run import launch_bound_sizes, measure_memory
+from tandem.engine.engine import Engine
+from tandem.engine.kvcache.pool import CpuKvPool
+from tandem.engine.mixed_graphs import MixedSizes
+from tandem.engine.output import ForwardOutput
+from tandem.engine.prefill_graphs import SIZES
 from tests.fakes.clock import FakeClock
 from tests.fakes.engine import FakeEngine
 from tests.fakes.page_layout import OpaqueLayout

@@ -6,11 +6,11 @@ from typing import Any, cast
 
 import pytest
 
-from engine.build import build_engine
-from engine.config import EngineConfig
-from engine.engine import Engine
-from engine.mixed_graphs import MixedGraphs, MixedSizes
-from engine.prefill_graphs import MAX_PROMPTS, PrefillGraphs
+from tandem.engine.build import build_engine
+from tandem.engine.config import EngineConfig
+from tandem.engine.engine import Engine
+from tandem.engine.mixed_graphs import MixedGraphs, MixedSizes
+from tandem.engine.prefill_graphs import MAX_PROMPTS, PrefillGraphs
 
 LARGEST_PREFILL_GRAPH = 512
 MIXED_SIZES = MixedSizes((16, 32), (128, 256))

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from engine.floors import (
+from tandem.engine.floors import (
     Limits,
     decode_floor,
     kv_bytes_per_token,
@@ -12,7 +12,7 @@ from engine.floors import (
     read_weight_bytes,
     weight_bytes,
 )
-from engine.models.config import ModelConfig
+from tandem.engine.models.config import ModelConfig
 from tests.fakes.model_shapes import LLAMA_8B, QWEN_0_6B
 
 SMALL = replace(

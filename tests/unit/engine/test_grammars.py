@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from llguidance import LLMatcher, grammar_from
 
-from engine import grammars as module
-from engine.grammars import Constraint, Grammars
-from router.grammar_check import translate
+from tandem.engine import grammars as module
+from tandem.engine.grammars import Constraint, Grammars
+from tandem.router.text.grammar_check import translate
 from tests.fakes.tokenizer_files import byte_level, save
 
 # More columns than tokens, as models have.

@@ -2,10 +2,10 @@
 
 import pytest
 
-from engine.batch import Batch
-from engine.launch_list import ForwardPart
-from engine.output import ForwardOutput
-from engine.token_sequence import TokenSequence
+from tandem.engine.batch import Batch
+from tandem.engine.launch_list import ForwardPart
+from tandem.engine.output import ForwardOutput
+from tandem.engine.token_sequence import TokenSequence
 from tests.fakes.engine import FakeEngine
 
 PAGE_SIZE = 4

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from engine.logprobs import SampledLogprobs
-from engine.sampler import sample
-from engine.token_sequence import TokenSequence
+from tandem.engine.logprobs import SampledLogprobs
+from tandem.engine.sampler import sample
+from tandem.engine.token_sequence import TokenSequence
 from tandem.sampling_params import MAX_LOGPROBS, SamplingParams, TokenLogprobs
 
 VOCAB_SIZE = 40

@@ -11,22 +11,22 @@ import numpy as np
 import pytest
 import torch
 
-from engine import mixed_graphs
-from engine.attention.base import GraphableBackend, GraphedAttention
-from engine.attention.reference import ReferenceAttention
-from engine.batch import Batch, ForwardMode
-from engine.build import build_engine
-from engine.config import EngineConfig
-from engine.engine import Engine
-from engine.kvcache.pool import KvPool
-from engine.layers.norm import QkNorm
-from engine.layers.rotary import Rotation
-from engine.mixed_graphs import MixedGraphs, MixedSizes, staged_numbers
-from engine.mixed_sizes import NUM_DECODED, NUM_PROMPT_TOKENS
-from engine.output import Feed, ForwardOutput
-from engine.prefill_graphs import MAX_PROMPTS
-from engine.token_sequence import TokenSequence
-from engine.upload import Packed
+from tandem.engine import mixed_graphs
+from tandem.engine.attention.base import GraphableBackend, GraphedAttention
+from tandem.engine.attention.reference import ReferenceAttention
+from tandem.engine.batch import Batch, ForwardMode
+from tandem.engine.build import build_engine
+from tandem.engine.config import EngineConfig
+from tandem.engine.engine import Engine
+from tandem.engine.kvcache.pool import KvPool
+from tandem.engine.layers.norm import QkNorm
+from tandem.engine.layers.rotary import Rotation
+from tandem.engine.mixed_graphs import MixedGraphs, MixedSizes, staged_numbers
+from tandem.engine.mixed_sizes import NUM_DECODED, NUM_PROMPT_TOKENS
+from tandem.engine.output import Feed, ForwardOutput
+from tandem.engine.prefill_graphs import MAX_PROMPTS
+from tandem.engine.token_sequence import TokenSequence
+from tandem.engine.upload import Packed
 from tandem.sampling_params import SamplingParams
 from tests.fakes.model_config import TINY_LLAMA
 
@@ -201,7 +201,7 @@ class MostLikely:
 @pytest.fixture
 def engine(model_dir: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
     """One without graphs, beside which graphs can be made."""
-    module = ModuleType("engine.layers.most_likely")
+    module = ModuleType("tandem.engine.layers.most_likely")
     module.MostLikely = MostLikely  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setattr(mixed_graphs, "GraphCapture", Capture)

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from engine.attention.layout import KvHeadLayout
-from engine.models.architectures import ARCHITECTURES
-from engine.models.config import ModelConfig
-from engine.page_layout import page_layout_of
+from tandem.engine.attention.layout import KvHeadLayout
+from tandem.engine.models.architectures import ARCHITECTURES
+from tandem.engine.models.config import ModelConfig
+from tandem.engine.page_layout import page_layout_of
 from tests.fakes.model_config import TINY_LLAMA
 
 

@@ -2,7 +2,7 @@
 
 import itertools
 
-from engine.prefill_graphs import SIZES
+from tandem.engine.prefill_graphs import SIZES
 
 
 def test_sizes_are_near_each_other() -> None:

@@ -10,12 +10,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from engine import prompt_logprobs
-from engine.batch import Batch
-from engine.build import build_engine
-from engine.config import EngineConfig
-from engine.engine import Engine
-from engine.token_sequence import TokenSequence
+from tandem.engine import prompt_logprobs
+from tandem.engine.batch import Batch
+from tandem.engine.build import build_engine
+from tandem.engine.config import EngineConfig
+from tandem.engine.engine import Engine
+from tandem.engine.token_sequence import TokenSequence
 from tandem.prompt_logprobs import PackedLogprobs
 from tandem.sampling_params import SamplingParams
 from tests.cluster.conftest import VOCAB_SIZE, save_tiny_model

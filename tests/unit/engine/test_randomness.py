@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from engine import randomness
-from engine.randomness import uniform
+from tandem.engine import randomness
+from tandem.engine.randomness import uniform
 
 
 def test_uniform_numbers() -> None:

@@ -14,12 +14,12 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from transformers.generation import logits_process as hf
 
-from engine import draws
-from engine.draws import MAX_SELECTED, Draws, filter_logits
-from engine.logprobs import SampledLogprobs
-from engine.randomness import uniform
-from engine.sampler import process_logits, sample
-from engine.token_sequence import TokenSequence
+from tandem.engine import draws
+from tandem.engine.draws import MAX_SELECTED, Draws, filter_logits
+from tandem.engine.logprobs import SampledLogprobs
+from tandem.engine.randomness import uniform
+from tandem.engine.sampler import process_logits, sample
+from tandem.engine.token_sequence import TokenSequence
 from tandem.sampling_params import SamplingParams, TokenLogprobs
 from tests.fakes.sampling_params import any_sampling_params
 
@@ -399,7 +399,7 @@ def test_a_pending_token_is_one_of_them() -> None:
 
 def test_rows_that_have_their_tokens_take_the_short_path_again(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [sequence(ending(1), output_ids=(1,)), sequence(replace(ending(1), stop_token_ids=()))]
-    monkeypatch.setattr("engine.sampler.process_logits", None)
+    monkeypatch.setattr("tandem.engine.sampler.process_logits", None)
     assert chosen(random_logits(3, 2), rows) == random_logits(3, 2).argmax(-1).tolist()
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from engine.upload import ALIGNMENT, Numbers, Packed
+from tandem.engine.upload import ALIGNMENT, Numbers, Packed
 
 ARRAYS: tuple[Numbers, ...] = (
     np.array([2**40, -1, 3], np.int64),

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from engine.kvcache.cache_manager import CacheManager
-from engine.kvcache.eviction.table import EVICTION_POLICIES
-from prefill_worker.policies.table import PREFILL_POLICIES
-from router.candidates import Candidates
-from router.policies.base import RoutingRequest
-from router.policies.table import ROUTING_POLICIES
-from router.worker import Pair, Worker
+from tandem.engine.kvcache.cache_manager import CacheManager
+from tandem.engine.kvcache.eviction.table import EVICTION_POLICIES
+from tandem.prefill_worker.policies.table import PREFILL_POLICIES
+from tandem.router.policies.base import RoutingRequest
+from tandem.router.policies.table import ROUTING_POLICIES
+from tandem.router.workers.candidates import Candidates
+from tandem.router.workers.worker import Pair, Worker
 from tests.fakes.routing import link
 from tests.fakes.scripted_worker import hello
 

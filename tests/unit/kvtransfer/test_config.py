@@ -2,8 +2,8 @@
 
 import pytest
 
-from kvtransfer.config import LinkConfig
-from kvtransfer.transports.table import TRANSPORTS
+from tandem.kvtransfer.config import LinkConfig
+from tandem.kvtransfer.transports.table import TRANSPORTS
 
 
 def test_every_transport_may_be_named() -> None:

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from kvtransfer import exit_watch
-from kvtransfer.exit_watch import ExitWatch
+from tandem.kvtransfer import exit_watch
+from tandem.kvtransfer.exit_watch import ExitWatch
 from tandem.processes import ProcessId
 
 

@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import pytest
 
-from kvtransfer.events import ReceiverLinkOpened, SenderLinkClosed, SenderLinkOpened
+from tandem.kvtransfer.events import ReceiverLinkOpened, SenderLinkClosed, SenderLinkOpened
 from tests.fakes.link_ends import ReceiverEnd, SenderEnd, wait_until
 from tests.fakes.transport import ScriptedOpening
 

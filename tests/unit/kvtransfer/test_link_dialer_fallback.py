@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from engine.kvcache.pool import CpuKvPool
-from kvtransfer import link_dialer
-from kvtransfer.events import (
+from tandem.engine.kvcache.pool import CpuKvPool
+from tandem.kvtransfer import link_dialer
+from tandem.kvtransfer.events import (
     FromReceiver,
     FromSender,
     ReceiverLinkClosed,
@@ -18,10 +18,10 @@ from kvtransfer.events import (
     SenderLinkFailed,
     SenderLinkOpened,
 )
-from kvtransfer.transports import opening
-from kvtransfer.transports.shared_memory import SharedMemory
-from kvtransfer.transports.table import TRANSPORTS
-from kvtransfer.transports.tcp import Tcp
+from tandem.kvtransfer.transports import opening
+from tandem.kvtransfer.transports.shared_memory import SharedMemory
+from tandem.kvtransfer.transports.table import TRANSPORTS
+from tandem.kvtransfer.transports.tcp import Tcp
 from tandem.messages import LinkState, Renewed, Revoke
 from tandem.rpc.credentials import ClusterCredentials
 from tests.fakes.link_ends import ReceiverEnd, SenderEnd, wait_until
@@ -31,7 +31,11 @@ from tests.fakes.workers import WorkerPair
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING and r.name.startswith("kvtransfer")]
+    return [
+        r.getMessage()
+        for r in caplog.records
+        if r.levelno >= logging.WARNING and r.name.startswith("tandem.kvtransfer")
+    ]
 
 
 def test_the_second_is_taken_if_the_first_cannot_be_opened(caplog: pytest.LogCaptureFixture) -> None:
@@ -91,7 +95,7 @@ def test_one_line_says_which_way_pages_go_and_why_not_the_first(
             sender.links.set_peers([receiver.peer])
             await wait_until(lambda: len(sender.opened) == 1)
 
-    with caplog.at_level(logging.INFO, "kvtransfer"):
+    with caplog.at_level(logging.INFO, "tandem.kvtransfer"):
         asyncio.run(scenario())
     assert told(caplog) == [line]
 

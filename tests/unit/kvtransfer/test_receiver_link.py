@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from engine.kvcache.pool import CpuKvPool
-from kvtransfer.receiver_link import ReceiverLink
-from kvtransfer.transports.shared_memory import SharedMemoryReceiver
+from tandem.engine.kvcache.pool import CpuKvPool
+from tandem.kvtransfer.receiver_link import ReceiverLink
+from tandem.kvtransfer.transports.shared_memory import SharedMemoryReceiver
 from tandem.messages import Granted, Pushing, Refused, Revoke
 from tests.fakes.page_layout import OpaqueLayout
 from tests.fakes.transport import ScriptedReceiver

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from kvtransfer.sender_link import LeaseState, SenderLink
+from tandem.kvtransfer.sender_link import LeaseState, SenderLink
 from tandem.messages import Committed, Granted, LeaseRequest, LinkWelcome, Pushing, Refused, Released, Renewed, Revoke
 from tests.fakes.transport import ManualCompletion, ScriptedTransport
 
@@ -133,7 +133,7 @@ def test_the_time_in_which_copies_are_under_way_is_counted_once(
     link: SenderLink, transport: ScriptedTransport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     times = iter((100, 130, 150, 400, 410))
-    monkeypatch.setattr("kvtransfer.sender_link.now_ns", lambda: next(times))
+    monkeypatch.setattr("tandem.kvtransfer.sender_link.now_ns", lambda: next(times))
     lease = link.request_lease("r", 0, 12)
     link.receive_from_peer(Granted(lease.lease_id, 0, (4, 5, 6)))
     link.push_pages(lease, [0], [4])

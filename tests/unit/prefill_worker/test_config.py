@@ -2,8 +2,8 @@
 
 import pytest
 
-from prefill_worker.config import PrefillConfig
-from prefill_worker.policies.table import PREFILL_POLICIES
+from tandem.prefill_worker.config import PrefillConfig
+from tandem.prefill_worker.policies.table import PREFILL_POLICIES
 
 
 @pytest.mark.parametrize("name", ["chunk_size", "min_shared_tokens", "grant_timeout_s"])

@@ -1,10 +1,10 @@
 """What jobs are told when the forward that computed them has ended."""
 
-from engine.kvcache.cache_manager import CacheManager
-from engine.token_sequence import TokenSequence
-from prefill_worker.forward import PromptChunks
-from prefill_worker.job import PrefillJob
+from tandem.engine.kvcache.cache_manager import CacheManager
+from tandem.engine.token_sequence import TokenSequence
 from tandem.messages import Prefill
+from tandem.prefill_worker.forward import PromptChunks
+from tandem.prefill_worker.job import PrefillJob
 from tandem.sampling_params import SamplingParams
 from tests.fakes.engine import FakeEngine, expected_tokens
 

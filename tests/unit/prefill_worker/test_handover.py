@@ -6,14 +6,11 @@ from typing import Any
 
 import pytest
 
-from decode_worker.config import DecodeConfig
-from engine.batch import Batch
-from engine.grammars import CompiledGrammar, Constraint
-from engine.output import ForwardOutput
-from kvtransfer.events import FromSender, SenderLinkClosed
-from prefill_worker.config import PrefillConfig
-from prefill_worker.handover import ASK_AGAIN_S
-from prefill_worker.scheduler import MAX_DOUBLINGS, POLL_S, TELL_S
+from tandem.decode_worker.config import DecodeConfig
+from tandem.engine.batch import Batch
+from tandem.engine.grammars import CompiledGrammar, Constraint
+from tandem.engine.output import ForwardOutput
+from tandem.kvtransfer.events import FromSender, SenderLinkClosed
 from tandem.messages import (
     Failed,
     Finished,
@@ -24,10 +21,13 @@ from tandem.messages import (
     ResetCache,
     Revoke,
 )
+from tandem.prefill_worker.config import PrefillConfig
+from tandem.prefill_worker.handover import ASK_AGAIN_S
+from tandem.prefill_worker.scheduler import MAX_DOUBLINGS, POLL_S, TELL_S
+from tandem.worker.events import FromRouter, RouterLost
 from tests.fakes.engine import FakeEngine, expected_tokens
 from tests.fakes.transport import ScriptedTransport
 from tests.fakes.workers import WorkerPair
-from worker.events import FromRouter, RouterLost
 
 
 def test_tokens_are_those_of_the_model_alone() -> None:
@@ -153,7 +153,7 @@ def test_a_handover_is_over_while_the_next_forward_is_being_launched() -> None:
 def test_a_first_token_is_told_of_before_all_others_of_its_forward_are_looked_at(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("prefill_worker.scheduler.TELL_S", 0.0)
+    monkeypatch.setattr("tandem.prefill_worker.scheduler.TELL_S", 0.0)
     transport = ScriptedTransport()
     pair = WorkerPair(
         prefill={"config": PrefillConfig(chunk_size=64), "asynchronous": True}, open_sender=lambda *_: transport

@@ -1,6 +1,6 @@
 """Which of a request's pages somebody is computing."""
 
-from prefill_worker.queued_request import PagesInWork
+from tandem.prefill_worker.queued_request import PagesInWork
 
 
 def test_pages_are_in_work_as_long_as_one_job_has_yet_to_compute_them() -> None:

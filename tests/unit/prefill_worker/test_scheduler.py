@@ -2,12 +2,12 @@
 
 import pytest
 
-from prefill_worker.config import PrefillConfig
-from prefill_worker.waiting import MAX_OVERTAKEN
 from tandem.messages import FirstToken, ResetCache
+from tandem.prefill_worker.config import PrefillConfig
+from tandem.prefill_worker.waiting import MAX_OVERTAKEN
+from tandem.worker.events import FromRouter
 from tests.fakes.engine import expected_tokens
 from tests.fakes.workers import WorkerPair
-from worker.events import FromRouter
 
 
 def first_tokens(pair: WorkerPair) -> list[str]:

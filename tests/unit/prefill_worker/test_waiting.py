@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
-from engine.kvcache.cache_manager import CacheManager
-from prefill_worker.policies.base import PrefillPolicy
-from prefill_worker.queued_request import QueuedRequest
-from prefill_worker.waiting import MAX_OVERTAKEN, POLICY_WINDOW, WaitingRequests
+from tandem.engine.kvcache.cache_manager import CacheManager
 from tandem.messages import Prefill
+from tandem.prefill_worker.policies.base import PrefillPolicy
+from tandem.prefill_worker.queued_request import QueuedRequest
+from tandem.prefill_worker.waiting import MAX_OVERTAKEN, POLICY_WINDOW, WaitingRequests
 from tandem.sampling_params import SamplingParams
 
 

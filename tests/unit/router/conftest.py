@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from router.text.tokenizer import Tokenizer
+from tandem.router.text.tokenizer import Tokenizer
 from tests.fakes.tokenizer_files import DECODERS, byte_level, save, sentencepiece
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from router.errors import UnavailableError
 from tandem.messages import Abort, Failed, Finished, GaveBack, Heartbeat, LeaseLost, LinkState, Prefill
+from tandem.router.errors import UnavailableError
 from tests.fakes.router_harness import RouterHarness, first_token, run, settle, step_tokens
 
 

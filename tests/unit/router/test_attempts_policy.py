@@ -5,8 +5,6 @@ from typing import Any
 
 import pytest
 
-from router.errors import InternalError, RequestTimeoutError, UnavailableError
-from router.worker import Pair
 from tandem.messages import (
     Admit,
     Failed,
@@ -18,6 +16,8 @@ from tandem.messages import (
     Prefill,
     PrefillDeferred,
 )
+from tandem.router.errors import InternalError, RequestTimeoutError, UnavailableError
+from tandem.router.workers.worker import Pair
 from tests.fakes.router_harness import Client, RouterHarness, first_token, run, settle, step_tokens
 from tests.fakes.routing import RecordingPolicy
 from tests.fakes.scripted_worker import ScriptedWorker

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from router import config
-from router.config import RouterConfig
+from tandem.router import config
+from tandem.router.config import RouterConfig
 
 
 @pytest.mark.parametrize(

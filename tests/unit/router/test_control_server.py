@@ -8,12 +8,12 @@ from typing import Any
 import grpc
 import pytest
 
-from router import control_server
-from router.config import RouterConfig
-from router.control_server import ControlServer
-from router.policies.least_loaded import LeastLoaded
-from router.router import Router
 from tandem.messages import PROTOCOL_VERSION, Heartbeat, Peers, Welcome
+from tandem.router import control_server
+from tandem.router.config import RouterConfig
+from tandem.router.control_server import ControlServer
+from tandem.router.policies.least_loaded import LeastLoaded
+from tandem.router.router import Router
 from tandem.rpc.codec import ROUTER_CODEC, WORKER_CODEC
 from tests.fakes.router_harness import run, settle
 from tests.fakes.scripted_worker import PAGE_FORMAT, hello

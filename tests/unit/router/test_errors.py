@@ -2,10 +2,10 @@
 
 import pytest
 
-from router import errors
-from router.errors import MAX_MESSAGE_LENGTH, InvalidRequestError, RequestError
-from router.frontends.grpc import STATUS_CODES
-from router.frontends.openai.errors import HTTP_ERRORS, error_object
+from tandem.router import errors
+from tandem.router.errors import MAX_MESSAGE_LENGTH, InvalidRequestError, RequestError
+from tandem.router.frontends.grpc import STATUS_CODES
+from tandem.router.frontends.openai.errors import HTTP_ERRORS, error_object
 
 CLASSES = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, RequestError)]
 SERVED = [kind for kind in CLASSES if kind is not RequestError]

@@ -8,8 +8,8 @@ from contextlib import AsyncExitStack
 import grpc
 import pytest
 
-from router.peer_counts import AssignedLoad, PeerCounts, RouterCounts
-from router.peer_exchange import INTERVAL_S, PeerExchange
+from tandem.router.peer_exchange import INTERVAL_S, PeerExchange
+from tandem.router.workers.peer_counts import AssignedLoad, PeerCounts, RouterCounts
 from tandem.rpc.auth import cluster_auth
 from tandem.rpc.channel import bind, new_server, open_channel
 from tandem.rpc.credentials import ClusterCredentials

@@ -9,9 +9,9 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from router.config import RouterConfig
-from router.policies.least_loaded import LeastLoaded
-from router.process import RouterProcess, make_policy
+from tandem.router.config import RouterConfig
+from tandem.router.policies.least_loaded import LeastLoaded
+from tandem.router.process import RouterProcess, make_policy
 from tandem.rpc import channel
 from tandem.v1 import inference_pb2, inference_pb2_grpc
 from tests.fakes import raw_http2
@@ -29,8 +29,8 @@ def test_a_policy_is_made_from_its_name_or_its_path() -> None:
     [
         ("tests.fakes.routing:Nobody", "module tests.fakes.routing has no Nobody"),
         ("no_such_package.policies:Mine", "cannot be imported"),
-        ("tests.fakes.clock:FakeClock", "must be a class that derives from router.policies.base.RoutingPolicy"),
-        ("router.policies.base:RoutingPolicy", "cannot be made: it does not define choose"),
+        ("tests.fakes.clock:FakeClock", "must be a class that derives from tandem.router.policies.base.RoutingPolicy"),
+        ("tandem.router.policies.base:RoutingPolicy", "cannot be made: it does not define choose"),
         ("tests.fakes.routing:NeedsArguments", "cannot be made: .*missing 1 required positional argument: 'url'"),
     ],
 )
@@ -152,7 +152,7 @@ def test_a_variable_that_opentelemetry_refuses_keeps_no_router_from_starting(
         raise ValueError("OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT must be a number")
 
     # The library reads some variables once, when it is imported.
-    monkeypatch.setattr("router.otlp.OtlpExporter", refuse)
+    monkeypatch.setattr("tandem.router.observe.otlp.OtlpExporter", refuse)
     endpoint = "http://127.0.0.1:9/v1/traces"
     process = RouterProcess(
         RouterConfig(str(router_model_dir), "fake", 64, grpc_port=0, http_port=0, otlp_endpoint=endpoint)

@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
-from router import recalls
-from router.errors import OverloadedError
-from router.recalls import MAX_RECALLS, SETTLE_S, RecallResult
 from tandem.messages import Recall, Recalled
+from tandem.router import recalls
+from tandem.router.errors import OverloadedError
+from tandem.router.recalls import MAX_RECALLS, SETTLE_S, RecallResult
 from tests.fakes.router_harness import RouterHarness, run, settle
 from tests.fakes.scripted_worker import ScriptedWorker
 

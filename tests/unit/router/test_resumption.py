@@ -4,8 +4,8 @@ import base64
 
 import pytest
 
-from router.errors import InvalidRequestError
-from router.resumption import ResumeState, Sealer, prompt_digest
+from tandem.router.errors import InvalidRequestError
+from tandem.router.resumption import ResumeState, Sealer, prompt_digest
 
 STATE = ResumeState(2**64 - 1, 1_700_000_000_000_000_000, prompt_digest([1, 2, 3]), "a key's digest")
 

@@ -5,8 +5,6 @@ from dataclasses import replace
 
 import pytest
 
-from router.clock_offsets import NUM_FIRST_PROBES
-from router.errors import OverloadedError, RequestTimeoutError, RequestTooLargeError, UnavailableError
 from tandem.lifecycle import RECEIVED
 from tandem.messages import (
     Abort,
@@ -25,6 +23,8 @@ from tandem.messages import (
     Welcome,
 )
 from tandem.prefix import prefix_identities
+from tandem.router.errors import OverloadedError, RequestTimeoutError, RequestTooLargeError, UnavailableError
+from tandem.router.requests.clock_offsets import NUM_FIRST_PROBES
 from tandem.sampling_params import SamplingParams
 from tests.fakes.router_harness import Client, RouterHarness, first_token, run, settle, step_tokens
 from tests.fakes.scripted_worker import PAGE_FORMAT, ScriptedWorker

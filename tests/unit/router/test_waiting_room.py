@@ -4,9 +4,15 @@ from collections.abc import Sequence
 
 import pytest
 
-from router.errors import InternalError, OverloadedError, RequestTimeoutError, RequestTooLargeError, UnavailableError
-from router.waiting_room import BYTES_PER_REQUEST, BYTES_PER_TOKEN, MAX_STARTING, SUSPECT_REST_S
 from tandem.messages import Abort, Admit, Finished, Heartbeat, LeaseLost, Prefill
+from tandem.router.errors import (
+    InternalError,
+    OverloadedError,
+    RequestTimeoutError,
+    RequestTooLargeError,
+    UnavailableError,
+)
+from tandem.router.waiting_room import BYTES_PER_REQUEST, BYTES_PER_TOKEN, MAX_STARTING, SUSPECT_REST_S
 from tests.fakes.router_harness import Client, RouterHarness, first_token, run, settle, step_tokens
 from tests.fakes.scripted_worker import ScriptedWorker
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from prefill_worker import scheduler
+from tandem.prefill_worker import scheduler
 
 
 @pytest.fixture(autouse=True)

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from prefill_worker.config import PrefillConfig
+from tandem.prefill_worker.config import PrefillConfig
 from tests.fakes.workers import WorkerPair
 
 
@@ -16,7 +16,10 @@ def test_batches_are_logged_at_level_debug(caplog: pytest.LogCaptureFixture) -> 
     pair = WorkerPair(prefill={"config": PrefillConfig(chunk_size=8, min_shared_tokens=4)})
     pair.submit("a", list(range(9)), max_tokens=3)
     pair.run()
-    with caplog.at_level(logging.DEBUG, "prefill_worker"), caplog.at_level(logging.DEBUG, "decode_worker"):
+    with (
+        caplog.at_level(logging.DEBUG, "tandem.prefill_worker"),
+        caplog.at_level(logging.DEBUG, "tandem.decode_worker"),
+    ):
         pair.submit("b", [*range(8), *range(100, 107)], max_tokens=3)
         pair.submit("c", list(range(200, 209)), max_tokens=1)
         pair.submit("d", list(range(300, 304)), max_tokens=1)

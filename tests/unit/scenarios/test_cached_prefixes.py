@@ -7,10 +7,10 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.kvcache.cache_manager import CacheManager, PageHandle
-from router.worker_prefixes import WorkerPrefixes
+from tandem.engine.kvcache.cache_manager import CacheManager, PageHandle
+from tandem.router.workers.worker_prefixes import WorkerPrefixes
+from tandem.worker.prefix_feed import CacheAccount, PrefixFeed
 from tests.fakes.cached_identities import cached_identities
-from worker.prefix_feed import CacheAccount, PrefixFeed
 
 PAGE_SIZE = 2
 NUM_PAGES = 12

@@ -11,12 +11,12 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from rich.console import Console
 
-from deploy.serve import _drain
-from router.config import RouterConfig
-from router.errors import UnavailableError
-from router.process import RouterProcess
 from tandem.client import TandemClient
+from tandem.deploy.serve import _drain
 from tandem.messages import Abort, Admit, Finished, LeaseLost
+from tandem.router.config import RouterConfig
+from tandem.router.errors import UnavailableError
+from tandem.router.process import RouterProcess
 from tests.fakes.router_harness import RouterHarness, first_token, run, settle, step_tokens
 
 

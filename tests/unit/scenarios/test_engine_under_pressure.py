@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from engine.build import build_engine
-from engine.config import EngineConfig
+from tandem.engine.build import build_engine
+from tandem.engine.config import EngineConfig
 from tests.cluster.conftest import EOS_TOKEN_IDS, VOCAB_SIZE, save_tiny_model
 from tests.fakes.scenario import Scenario, is_what_it_gets_alone
 

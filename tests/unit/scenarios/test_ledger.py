@@ -10,13 +10,6 @@ from typing import Any
 
 import pytest
 
-import worker.control_client
-from prefill_worker.config import PrefillConfig
-from router.config import RouterConfig
-from router.control_server import ControlServer
-from router.frontends.base import Frontend
-from router.frontends.grpc import InferenceService
-from router.router import Router
 from tandem.lifecycle import CRITICAL_PATH, ENDED, PHASES, RECEIVED, TOKENIZED, critical_path, now_ns
 from tandem.messages import (
     Finished,
@@ -30,21 +23,28 @@ from tandem.messages import (
     TokenEvent,
     Tokens,
 )
+from tandem.prefill_worker.config import PrefillConfig
+from tandem.router.config import RouterConfig
+from tandem.router.control_server import ControlServer
+from tandem.router.frontends.base import Frontend
+from tandem.router.frontends.grpc import InferenceService
+from tandem.router.router import Router
 from tandem.rpc.channel import bind, new_server, open_channel
 from tandem.rpc.credentials import ClusterCredentials
 from tandem.sampling_params import SamplingParams
 from tandem.v1 import inference_pb2 as pb
 from tandem.v1 import inference_pb2_grpc, worker_pb2_grpc
+from tandem.worker import control_client
+from tandem.worker.control_client import ControlClient
+from tandem.worker.events import FromRouter
+from tandem.worker.prefix_feed import CacheAccount
+from tandem.worker.records import RecordKeeper
 from tests.fakes.link_ends import wait_until
 from tests.fakes.router_harness import RouterHarness, run, settle, step_tokens
 from tests.fakes.routing import FirstLeastLoaded
 from tests.fakes.scripted_worker import ScriptedWorker, hello
 from tests.fakes.tokenizer import ByteTokenizer
 from tests.fakes.workers import WorkerPair
-from worker.control_client import ControlClient
-from worker.events import FromRouter
-from worker.prefix_feed import CacheAccount
-from worker.records import RecordKeeper
 
 S = 10**9
 # Of a request that has one attempt.
@@ -162,7 +162,7 @@ async def ask(address: str) -> pb.GenerateResponse:
 def test_phases_are_true_though_clocks_are_seconds_apart(
     prefill_ns: int, decode_ns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker.control_client, "now_ns", skewed_ns)
+    monkeypatch.setattr(control_client, "now_ns", skewed_ns)
 
     @run
     async def scenario() -> None:
@@ -241,9 +241,9 @@ def test_the_log_tells_the_phases_that_add_up_apart_from_the_others(caplog: pyte
         asked.prefilled(finish_reason="length")
         await asked.ended()
 
-    with caplog.at_level(logging.INFO, "router.requests"):
+    with caplog.at_level(logging.INFO, "tandem.router.requests"):
         scenario()
-    (line,) = [json.loads(record.message) for record in caplog.records if record.name == "router.requests"]
+    (line,) = [json.loads(record.message) for record in caplog.records if record.name == "tandem.router.requests"]
     assert list(line["phases_ms"]) == ["tokenize", "assign", "prefill_queue", "prefill", "finish"]
     assert sum(line["phases_ms"].values()) == pytest.approx(line["overlapping_ms"]["e2e"], abs=0.01)
     assert not line["phases_ms"].keys() & line["overlapping_ms"].keys()

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from both_worker.local_worker import LocalWorker
-from decode_worker.config import DecodeConfig
-from engine.build import build_engine
-from engine.config import EngineConfig
-from engine.engine import Engine
-from prefill_worker.config import PrefillConfig
-from router.grammar_check import translate
+from tandem.both_worker.local_worker import LocalWorker
+from tandem.decode_worker.config import DecodeConfig
+from tandem.engine.build import build_engine
+from tandem.engine.config import EngineConfig
+from tandem.engine.engine import Engine
 from tandem.messages import Finished, FirstToken, Tokens
+from tandem.prefill_worker.config import PrefillConfig
+from tandem.router.text.grammar_check import translate
 from tandem.sampling_params import SamplingParams
 from tests.cluster.conftest import EOS_TOKEN_IDS, save_tiny_model
 

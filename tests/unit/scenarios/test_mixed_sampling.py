@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 from llguidance import LLMatcher
 
-from both_worker.local_worker import LocalWorker
-from decode_worker.config import DecodeConfig
-from engine.batch import Batch
-from engine.build import build_engine
-from engine.config import EngineConfig
-from engine.engine import Engine
-from engine.output import ForwardOutput
-from prefill_worker.config import PrefillConfig
+from tandem.both_worker.local_worker import LocalWorker
+from tandem.decode_worker.config import DecodeConfig
+from tandem.engine.batch import Batch
+from tandem.engine.build import build_engine
+from tandem.engine.config import EngineConfig
+from tandem.engine.engine import Engine
+from tandem.engine.output import ForwardOutput
 from tandem.messages import Finished, FirstToken, Progress, PromptScored, Tokens, WorkerMessage
+from tandem.prefill_worker.config import PrefillConfig
 from tandem.sampling_params import SamplingParams
 from tests.cluster.conftest import EOS_TOKEN_IDS, VOCAB_SIZE, save_tiny_model
 from tests.fakes.asynchronous import make_asynchronous

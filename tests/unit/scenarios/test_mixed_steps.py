@@ -9,11 +9,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from engine.batch import Batch
-from engine.build import build_engine
-from engine.config import EngineConfig
-from engine.engine import Engine
-from engine.output import ForwardOutput
+from tandem.engine.batch import Batch
+from tandem.engine.build import build_engine
+from tandem.engine.config import EngineConfig
+from tandem.engine.engine import Engine
+from tandem.engine.output import ForwardOutput
 from tests.cluster.conftest import EOS_TOKEN_IDS, VOCAB_SIZE, save_tiny_model
 from tests.fakes.asynchronous import make_asynchronous
 from tests.fakes.scenario import Scenario

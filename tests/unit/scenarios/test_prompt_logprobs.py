@@ -10,13 +10,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from both_worker.local_worker import LocalWorker
-from decode_worker.config import DecodeConfig
-from engine.build import build_engine
-from engine.config import EngineConfig
-from engine.engine import Engine
-from prefill_worker.config import PrefillConfig
+from tandem.both_worker.local_worker import LocalWorker
+from tandem.decode_worker.config import DecodeConfig
+from tandem.engine.build import build_engine
+from tandem.engine.config import EngineConfig
+from tandem.engine.engine import Engine
 from tandem.messages import FirstToken, PromptScored, Tokens
+from tandem.prefill_worker.config import PrefillConfig
 from tandem.sampling_params import SamplingParams
 from tests.cluster.conftest import VOCAB_SIZE, save_tiny_model
 from tests.fakes.engine import expected_tokens

@@ -3,8 +3,8 @@
 from collections import defaultdict
 from typing import Any
 
-from cli.trace_events import Trace
-from prefill_worker.config import PrefillConfig
+from tandem.deploy.cli.trace_events import Trace
+from tandem.prefill_worker.config import PrefillConfig
 from tandem.recording import DEVICE, HANDOVERS, Slice, copies_to
 from tandem.rpc.recording_service import encode_slice
 from tandem.v1 import recording_pb2 as pb

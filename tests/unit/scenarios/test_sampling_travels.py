@@ -10,13 +10,13 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.config import RouterConfig
-from router.errors import InvalidRequestError
-from router.frontends.base import Frontend
-from router.frontends.sampling import SamplingOptions
-from router.policies.least_loaded import LeastLoaded
-from router.router import Router
 from tandem.messages import Admit, Prefill
+from tandem.router.config import RouterConfig
+from tandem.router.errors import InvalidRequestError
+from tandem.router.frontends.base import Frontend
+from tandem.router.frontends.sampling import SamplingOptions
+from tandem.router.policies.least_loaded import LeastLoaded
+from tandem.router.router import Router
 from tandem.rpc.codec import ROUTER_CODEC
 from tandem.sampling_params import SamplingParams
 from tandem.v1 import inference_pb2 as pb

@@ -8,30 +8,30 @@ from typing import Any
 
 import pytest
 
-from both_worker.scheduler import BothScheduler
-from decode_worker.lease_records import WaitingLease
-from decode_worker.leases import LeaseBook
-from decode_worker.scheduler import DecodeScheduler
-from decode_worker.step import DecodeStep
-from decode_worker.waiting_leases import WaitingLeases
-from engine.kvcache.cache_manager import CacheManager
-from engine.kvcache.page_ceiling import PageCeiling
-from engine.launch_list import ForwardPart, LaunchList
-from kvtransfer.events import SenderLinkClosed
-from kvtransfer.sender_link import SenderLease, SenderLink
-from prefill_worker.forward import PromptChunks
-from prefill_worker.scheduler import PrefillScheduler
-from router.resumption import Sealer
-from router.text.output_text import OutputText
-from router.tracker import RequestState, RequestTracker
-from router.worker import Worker
-from router.worker_registry import WorkerRegistry
+from tandem.both_worker.scheduler import BothScheduler
+from tandem.decode_worker.lease_records import WaitingLease
+from tandem.decode_worker.leases import LeaseBook
+from tandem.decode_worker.scheduler import DecodeScheduler
+from tandem.decode_worker.step import DecodeStep
+from tandem.decode_worker.waiting_leases import WaitingLeases
+from tandem.engine.kvcache.cache_manager import CacheManager
+from tandem.engine.kvcache.page_ceiling import PageCeiling
+from tandem.engine.launch_list import ForwardPart, LaunchList
+from tandem.kvtransfer.events import SenderLinkClosed
+from tandem.kvtransfer.sender_link import SenderLease, SenderLink
 from tandem.messages import Admit, LinkState, Peer
+from tandem.prefill_worker.forward import PromptChunks
+from tandem.prefill_worker.scheduler import PrefillScheduler
+from tandem.router.requests.tracker import RequestState, RequestTracker
+from tandem.router.resumption import Sealer
+from tandem.router.text.output_text import OutputText
+from tandem.router.workers.worker import Worker
+from tandem.router.workers.worker_registry import WorkerRegistry
+from tandem.worker import router_streams
+from tandem.worker.control_client import ControlClient
+from tandem.worker.events import Event
+from tandem.worker.peer_union import PeerUnion
 from tests.fakes.simulation.schedule import run_schedule
-from worker import router_streams
-from worker.control_client import ControlClient
-from worker.events import Event
-from worker.peer_union import PeerUnion
 
 # What a tape begins with where only routers fail, and where everything may and one thing happens after the other.
 ONLY_ROUTERS_FAIL = b"\0\0"
@@ -149,7 +149,7 @@ def test_an_overtake_too_many_is_caught(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_a_stream_s_end_that_ends_other_routers_attempts_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """As it was when there was one router."""
-    monkeypatch.setattr("decode_worker.scheduler.router_of", OfAnyRouter)
+    monkeypatch.setattr("tandem.decode_worker.scheduler.router_of", OfAnyRouter)
     assert "wrongly" in find_violation(ONLY_ROUTERS_FAIL)
 
 
@@ -198,7 +198,7 @@ def test_links_that_the_last_router_alone_decides_on_are_caught(monkeypatch: pyt
 
 
 def test_links_that_end_with_a_router_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("worker.peer_union.KEEP_S", 0.0)
+    monkeypatch.setattr("tandem.worker.peer_union.KEEP_S", 0.0)
     assert find_violation(ONLY_ROUTERS_FAIL) == "a link is dropped at once"
 
 

@@ -5,9 +5,9 @@ import itertools
 
 import pytest
 
-from decode_worker.config import DecodeConfig
-from prefill_worker.config import PrefillConfig
+from tandem.decode_worker.config import DecodeConfig
 from tandem.messages import Finished, GaveBack, PrefillDeferred, Tokens
+from tandem.prefill_worker.config import PrefillConfig
 from tandem.priority import HEAD_START_S
 from tests.fakes.workers import WorkerPair
 

@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from router.waiting_room import MAX_STARTING
+from tandem.router.waiting_room import MAX_STARTING
 from tests.fakes.simulation.cluster import Simulation
 
 NUM_BEFORE, NUM_AFTER = 12, 90

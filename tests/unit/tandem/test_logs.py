@@ -15,7 +15,7 @@ import logging, sys
 from tandem.config import LogConfig
 from tandem.logs import configure
 configure(sys.argv[1], LogConfig(sys.argv[2], sys.argv[3]))
-for name in ("worker.process", "router.router", "decode_worker.scheduler", "httpcore.http11"):
+for name in ("tandem.worker.process", "tandem.router.router", "tandem.decode_worker.scheduler", "httpcore.http11"):
     for level in ("debug", "info", "warning", "error"):
         getattr(logging.getLogger(name), level)("%s said %s", name, level)
 """
@@ -42,7 +42,7 @@ def said(text: str) -> set[tuple[str, str]]:
 def test_the_level_is_that_of_the_cluster_s_own_lines(
     level: str, ours: tuple[str, ...], libraries: tuple[str, ...]
 ) -> None:
-    names = ("worker.process", "router.router", "decode_worker.scheduler")
+    names = ("tandem.worker.process", "tandem.router.router", "tandem.decode_worker.scheduler")
     expected = {(name, word) for name in names for word in ours} | {("httpcore.http11", word) for word in libraries}
     assert said(run("prefill-0", level, "")) == expected
 
@@ -51,7 +51,7 @@ def test_each_process_appends_to_a_file_of_its_own(tmp_path: Path) -> None:
     directory = tmp_path / "not" / "there"
     assert run("prefill-0", "info", str(directory)) == ""
     first = (directory / "prefill-0.log").read_text()
-    assert ("router.router", "info") in said(first)
+    assert ("tandem.router.router", "info") in said(first)
     run("prefill-0", "info", str(directory))
     run("decode-0", "error", str(directory))
     both_lives = (directory / "prefill-0.log").read_text()

@@ -4,13 +4,13 @@ import threading
 import time
 from concurrent.futures import Future
 
-from engine.kvcache.cache_changes import CacheChanges
+from tandem.engine.kvcache.cache_changes import CacheChanges
 from tandem.lifecycle import now_ns
 from tandem.messages import WorkerStats
 from tandem.recording import INBOX, Recorder, Recording
-from worker.base import Outbox, Scheduler
-from worker.engine_thread import CHANGES_INTERVAL_S, EngineThread, Outgoing
-from worker.events import Event, StartRecording, StopRecording
+from tandem.worker.base import Outbox, Scheduler
+from tandem.worker.engine_thread import CHANGES_INTERVAL_S, EngineThread, Outgoing
+from tandem.worker.events import Event, StartRecording, StopRecording
 
 TIMEOUT_S = 10.0
 

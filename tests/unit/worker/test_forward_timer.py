@@ -7,8 +7,8 @@ import pytest
 
 from tandem.forward_times import start_times
 from tandem.messages import ForwardTimes
+from tandem.worker.forward_timer import GAP_FORGOTTEN_S, INTERVAL_S, MAX_OVERRUN, NUM_MISSES, ForwardTimer
 from tests.fakes.clock import FakeClock
-from worker.forward_timer import GAP_FORGOTTEN_S, INTERVAL_S, MAX_OVERRUN, NUM_MISSES, ForwardTimer
 
 PROMPT = (0.010, 50e-6, 2e-9)
 STEP = (0.008, 60e-6, 5e-8)

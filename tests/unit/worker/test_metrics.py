@@ -9,12 +9,12 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from deploy.cluster_config import ClusterConfig
 from tandem import __version__
+from tandem.deploy.config.cluster_config import ClusterConfig
 from tandem.messages import ForwardTimes, Heartbeat, Shipped, WorkerStats
 from tandem.rpc.metrics_server import MetricsServer
+from tandem.worker.metrics import worker_registry
 from tests.fakes.workers import WorkerPair
-from worker.metrics import worker_registry
 
 STATS = WorkerStats(
     num_queued=1,

@@ -1,8 +1,8 @@
 """Whom a prefill worker keeps links to, whatever becomes of the routers that name them."""
 
 from tandem.messages import Peer
+from tandem.worker.peer_union import KEEP_S, PeerUnion
 from tests.fakes.clock import FakeClock
-from worker.peer_union import KEEP_S, PeerUnion
 
 D0, D0_AGAIN, D1 = Peer("d0", "life 1", "a:1"), Peer("d0", "life 2", "a:3"), Peer("d1", "life 1", "a:2")
 

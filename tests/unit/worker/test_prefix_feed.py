@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from engine.kvcache.cache_changes import CacheChanges
+from tandem.engine.kvcache.cache_changes import CacheChanges
 from tandem.messages import CachedPrefixes
 from tandem.prefix import IDENTITY_BYTES
-from worker.prefix_feed import PART_IDENTITIES, CacheAccount, PrefixFeed
+from tandem.worker.prefix_feed import PART_IDENTITIES, CacheAccount, PrefixFeed
 
 
 class Writer:

@@ -7,7 +7,7 @@ import pytest
 
 from tandem.messages import Admit, Failed, Finished, FirstToken, Prefill, Recall, Recalled, TokenEvent, Tokens
 from tandem.sampling_params import SamplingParams
-from worker.records import RECORD_BYTES, TOKEN_BYTES, RecordKeeper
+from tandem.worker.records import RECORD_BYTES, TOKEN_BYTES, RecordKeeper
 
 NOTHING = Recalled("asked")
 

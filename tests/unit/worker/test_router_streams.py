@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 import pytest
 
-from engine.kvcache.cache_changes import CacheChanges
+from tandem.engine.kvcache.cache_changes import CacheChanges
 from tandem.messages import (
     Abort,
     Admit,
@@ -35,12 +35,12 @@ from tandem.rpc.codec import ROUTER_CODEC, WORKER_CODEC
 from tandem.rpc.credentials import ClusterCredentials
 from tandem.sampling_params import SamplingParams
 from tandem.v1 import worker_pb2_grpc
+from tandem.worker.control_client import RefusedError
+from tandem.worker.events import FromRouter, RouterLost
+from tandem.worker.records import RecordKeeper
+from tandem.worker.router_streams import RouterStreams
 from tests.fakes.link_ends import wait_until
 from tests.fakes.scripted_worker import hello
-from worker.control_client import RefusedError
-from worker.events import FromRouter, RouterLost
-from worker.records import RecordKeeper
-from worker.router_streams import RouterStreams
 
 
 class RouterPort(worker_pb2_grpc.ClusterServicer):

@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from decode_worker.config import DecodeConfig
-from prefill_worker.config import PrefillConfig
+from tandem.decode_worker.config import DecodeConfig
 from tandem.messages import Shipped, WorkerStats
+from tandem.prefill_worker.config import PrefillConfig
 from tests.fakes.workers import WorkerPair
 
 # Of the fake engine, with 4 tokens of 2 floats each.

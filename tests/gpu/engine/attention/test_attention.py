@@ -5,12 +5,12 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from engine.attention.base import AttentionBackend, GraphableBackend
-from engine.attention.layout import KvHeadLayout
-from engine.batch import Batch
-from engine.kvcache.pool import KvPool
-from engine.layers.norm import QkNorm
-from engine.layers.rotary import Rotation
+from tandem.engine.attention.base import AttentionBackend, GraphableBackend
+from tandem.engine.attention.layout import KvHeadLayout
+from tandem.engine.batch import Batch
+from tandem.engine.kvcache.pool import KvPool
+from tandem.engine.layers.norm import QkNorm
+from tandem.engine.layers.rotary import Rotation
 from tests.fakes.attention import AttentionOracle
 
 NUM_LAYERS = 2
@@ -19,23 +19,23 @@ MAX_ERROR = 5e-3
 
 
 def flashinfer(pool: KvPool, num_q_heads: int) -> GraphableBackend:
-    from engine.attention.flashinfer import FlashInferAttention
-    from engine.kvcache.cuda_pool import CudaKvPool
+    from tandem.engine.attention.flashinfer import FlashInferAttention
+    from tandem.engine.kvcache.cuda_pool import CudaKvPool
 
     assert isinstance(pool, CudaKvPool)
     return FlashInferAttention(pool, num_q_heads)
 
 
 def triton(pool: KvPool, num_q_heads: int) -> GraphableBackend:
-    from engine.attention.triton import TritonAttention
-    from engine.kvcache.cuda_pool import CudaKvPool
+    from tandem.engine.attention.triton import TritonAttention
+    from tandem.engine.kvcache.cuda_pool import CudaKvPool
 
     assert isinstance(pool, CudaKvPool)
     return TritonAttention(pool, num_q_heads)
 
 
 def reference(pool: KvPool, num_q_heads: int) -> AttentionBackend:
-    from engine.attention.reference import ReferenceAttention
+    from tandem.engine.attention.reference import ReferenceAttention
 
     return ReferenceAttention(pool, num_q_heads)
 
@@ -47,7 +47,7 @@ def run_chunks_then_decode(
     num_kv_heads: int,
     head_dim: int,
 ) -> None:
-    from engine.kvcache.cuda_pool import CudaKvPool
+    from tandem.engine.kvcache.cuda_pool import CudaKvPool
 
     layout = KvHeadLayout(NUM_LAYERS, page_size, num_kv_heads, head_dim, "bfloat16")
     pool = CudaKvPool(layout, NUM_PAGES, torch.device("cuda", 0))
@@ -134,7 +134,7 @@ class FixedSizeDecode(AttentionBackend):
 def test_decode_of_a_fixed_size_over_long_and_short_sequences(
     make_backend: Callable[[KvPool, int], GraphableBackend], num_q_heads: int, num_kv_heads: int, batch_size: int
 ) -> None:
-    from engine.kvcache.cuda_pool import CudaKvPool
+    from tandem.engine.kvcache.cuda_pool import CudaKvPool
 
     layout = KvHeadLayout(NUM_LAYERS, 16, num_kv_heads, 128, "bfloat16")
     pool = CudaKvPool(layout, NUM_PAGES, torch.device("cuda", 0))
@@ -151,8 +151,8 @@ def test_decode_of_a_fixed_size_over_long_and_short_sequences(
 
 def test_mixed_forwards_of_more_sequences_than_our_own_kernel_decodes() -> None:
     """FlashInfer's kernels have one workspace, in which those of both kinds take turns."""
-    from engine.attention.flashinfer import MAX_OWN_DECODE
-    from engine.kvcache.cuda_pool import CudaKvPool
+    from tandem.engine.attention.flashinfer import MAX_OWN_DECODE
+    from tandem.engine.kvcache.cuda_pool import CudaKvPool
 
     layout = KvHeadLayout(NUM_LAYERS, 16, 8, 128, "bfloat16")
     pool = CudaKvPool(layout, NUM_PAGES + MAX_OWN_DECODE, torch.device("cuda", 0))
@@ -188,7 +188,7 @@ class FixedSizePrefill(AttentionBackend):
 def test_prefill_of_a_fixed_size_over_long_and_short_sequences(
     num_q_heads: int, num_kv_heads: int, head_dim: int
 ) -> None:
-    from engine.kvcache.cuda_pool import CudaKvPool
+    from tandem.engine.kvcache.cuda_pool import CudaKvPool
 
     layout = KvHeadLayout(NUM_LAYERS, 16, num_kv_heads, head_dim, "bfloat16")
     pool = CudaKvPool(layout, NUM_PAGES, torch.device("cuda", 0))

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from engine.layers.norm import QkNorm, rms_norm
-from engine.layers.rotary import RotaryEmbedding, Rotation, rotate
+from tandem.engine.layers.norm import QkNorm, rms_norm
+from tandem.engine.layers.rotary import RotaryEmbedding, Rotation, rotate
 
 NUM_PAGES, NUM_LAYERS = 400, 3
 EPS = 1e-6
@@ -29,7 +29,7 @@ def test_norm_rotate_write(
     page_size: int,
     has_norm: bool,
 ) -> None:
-    from engine.attention.norm_rotate_write import norm_rotate_write
+    from tandem.engine.attention.norm_rotate_write import norm_rotate_write
 
     layer = 1
     generator = torch.Generator("cuda").manual_seed(head_dim + num_q_heads + page_size)

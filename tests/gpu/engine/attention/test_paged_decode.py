@@ -7,12 +7,12 @@ import random
 import pytest
 import torch
 
-from engine.attention.base import AttentionBackend
-from engine.attention.layout import KvHeadLayout
-from engine.batch import Batch
-from engine.kvcache.pool import KvPool
-from engine.layers.norm import QkNorm
-from engine.layers.rotary import Rotation
+from tandem.engine.attention.base import AttentionBackend
+from tandem.engine.attention.layout import KvHeadLayout
+from tandem.engine.batch import Batch
+from tandem.engine.kvcache.pool import KvPool
+from tandem.engine.layers.norm import QkNorm
+from tandem.engine.layers.rotary import Rotation
 from tests.fakes.attention import AttentionOracle
 
 MAX_ERROR = 5e-3
@@ -23,9 +23,9 @@ class GraphedDecode(AttentionBackend):
     """FlashInfer's prefill, and for decode the kernel with rows of padding."""
 
     def __init__(self, pool: KvPool, num_q_heads: int, batch_size: int = BATCH_SIZE) -> None:
-        from engine.attention.flashinfer import FlashInferAttention
-        from engine.attention.paged_decode import PagedDecode, graphed_paged_decodes
-        from engine.kvcache.cuda_pool import CudaKvPool
+        from tandem.engine.attention.flashinfer import FlashInferAttention
+        from tandem.engine.attention.paged_decode import PagedDecode, graphed_paged_decodes
+        from tandem.engine.kvcache.cuda_pool import CudaKvPool
 
         assert isinstance(pool, CudaKvPool)
         self._prefill = FlashInferAttention(pool, num_q_heads)
@@ -58,7 +58,7 @@ class GraphedDecode(AttentionBackend):
 @pytest.mark.parametrize(("num_q_heads", "num_kv_heads"), [(4, 4), (9, 3), (32, 8), (16, 2), (14, 2), (3, 1)])
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_decode(page_size: int, num_q_heads: int, num_kv_heads: int, head_dim: int) -> None:
-    from engine.kvcache.cuda_pool import CudaKvPool
+    from tandem.engine.kvcache.cuda_pool import CudaKvPool
 
     lengths = [1, 17, 64, 65, 3000]
     num_steps = 18
@@ -84,7 +84,7 @@ def test_decode(page_size: int, num_q_heads: int, num_kv_heads: int, head_dim: i
 
 @pytest.mark.parametrize("batch_size", [2, 20, 33, 40, 72, 128])
 def test_many_sequences_of_many_lengths(batch_size: int) -> None:
-    from engine.kvcache.cuda_pool import CudaKvPool
+    from tandem.engine.kvcache.cuda_pool import CudaKvPool
 
     rng = random.Random(batch_size)
     lengths = [rng.choice((1, 16, 100, 700, rng.randint(1, 3000))) for _ in range(batch_size)]
@@ -99,11 +99,11 @@ def test_many_sequences_of_many_lengths(batch_size: int) -> None:
 
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_norm_and_rotation_are_those_of_the_other_kernel(head_dim: int) -> None:
-    from engine.attention.norm_rotate_write import norm_rotate_write
-    from engine.attention.paged_decode import PagedDecode
-    from engine.kvcache.cuda_pool import CudaKvPool
-    from engine.layers.rotary import RotaryEmbedding
-    from engine.token_sequence import TokenSequence
+    from tandem.engine.attention.norm_rotate_write import norm_rotate_write
+    from tandem.engine.attention.paged_decode import PagedDecode
+    from tandem.engine.kvcache.cuda_pool import CudaKvPool
+    from tandem.engine.layers.rotary import RotaryEmbedding
+    from tandem.engine.token_sequence import TokenSequence
 
     device = torch.device("cuda", 0)
     layout = KvHeadLayout(3, 16, 2, head_dim, "bfloat16")

@@ -8,16 +8,16 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from engine.attention.base import AttentionBackend, GraphableBackend, GraphedAttention
-from engine.attention.layout import KvHeadLayout
-from engine.attention.quantization import Quantizer
-from engine.attention.scales import KvScales
-from engine.batch import Batch
-from engine.graph_capture import GraphCapture
-from engine.kvcache.pool import KvPool
-from engine.layers.norm import QkNorm
-from engine.layers.rotary import RotaryEmbedding, Rotation, rotate
-from engine.token_sequence import TokenSequence
+from tandem.engine.attention.base import AttentionBackend, GraphableBackend, GraphedAttention
+from tandem.engine.attention.layout import KvHeadLayout
+from tandem.engine.attention.quantization import Quantizer
+from tandem.engine.attention.scales import KvScales
+from tandem.engine.batch import Batch
+from tandem.engine.graph_capture import GraphCapture
+from tandem.engine.kvcache.pool import KvPool
+from tandem.engine.layers.norm import QkNorm
+from tandem.engine.layers.rotary import RotaryEmbedding, Rotation, rotate
+from tandem.engine.token_sequence import TokenSequence
 from tests.fakes.attention import AttentionOracle
 from tests.gpu.engine.attention.test_attention import FixedSizePrefill
 from tests.gpu.engine.test_sampler import no_waiting
@@ -33,23 +33,23 @@ MakeBackend = Callable[[KvPool, int], AttentionBackend]
 
 
 def flashinfer(pool: KvPool, num_q_heads: int) -> GraphableBackend:
-    from engine.attention.flashinfer import FlashInferAttention
-    from engine.kvcache.cuda_pool import CudaKvPool
+    from tandem.engine.attention.flashinfer import FlashInferAttention
+    from tandem.engine.kvcache.cuda_pool import CudaKvPool
 
     assert isinstance(pool, CudaKvPool)
     return FlashInferAttention(pool, num_q_heads, SCALES)
 
 
 def triton(pool: KvPool, num_q_heads: int) -> GraphableBackend:
-    from engine.attention.triton import TritonAttention
-    from engine.kvcache.cuda_pool import CudaKvPool
+    from tandem.engine.attention.triton import TritonAttention
+    from tandem.engine.kvcache.cuda_pool import CudaKvPool
 
     assert isinstance(pool, CudaKvPool)
     return TritonAttention(pool, num_q_heads, SCALES)
 
 
 def reference(pool: KvPool, num_q_heads: int) -> AttentionBackend:
-    from engine.attention.reference import ReferenceAttention
+    from tandem.engine.attention.reference import ReferenceAttention
 
     return ReferenceAttention(pool, num_q_heads, SCALES)
 
@@ -59,7 +59,7 @@ def quantized_layout(page_size: int, num_kv_heads: int, head_dim: int, num_layer
 
 
 def oracle_over(layout: KvHeadLayout, num_pages: int, num_q_heads: int, make_backend: MakeBackend) -> AttentionOracle:
-    from engine.kvcache.cuda_pool import CudaKvPool
+    from tandem.engine.kvcache.cuda_pool import CudaKvPool
 
     pool = CudaKvPool(layout, num_pages, torch.device("cuda", 0))
     return AttentionOracle(pool, num_q_heads, make_backend, SCALES)
@@ -212,7 +212,7 @@ def test_prefill_of_a_fixed_size(num_q_heads: int, num_kv_heads: int, head_dim: 
 @pytest.mark.parametrize("keep_kv", [True, False])
 @pytest.mark.parametrize("num_tokens", [30, 300])
 def test_what_is_written_is_what_plain_torch_would_write(num_tokens: int, keep_kv: bool, head_dim: int) -> None:
-    from engine.attention.norm_rotate_write import norm_rotate_write
+    from tandem.engine.attention.norm_rotate_write import norm_rotate_write
 
     device, layer, num_q, num_kv = torch.device("cuda", 0), 1, 9, 3
     scales = KvScales((1.0, 0.02, 1.0), (1.0, 0.007, 1.0))
@@ -257,9 +257,9 @@ def test_what_is_written_is_what_plain_torch_would_write(num_tokens: int, keep_k
 
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_the_decode_kernel_writes_what_the_other_kernel_writes(head_dim: int) -> None:
-    from engine.attention.norm_rotate_write import norm_rotate_write
-    from engine.attention.paged_decode import PagedDecode
-    from engine.kvcache.cuda_pool import CudaKvPool
+    from tandem.engine.attention.norm_rotate_write import norm_rotate_write
+    from tandem.engine.attention.paged_decode import PagedDecode
+    from tandem.engine.kvcache.cuda_pool import CudaKvPool
 
     device = torch.device("cuda", 0)
     scales = KvScales((1.0, 0.02, 1.0), (1.0, 0.007, 1.0))
@@ -292,7 +292,7 @@ def test_the_decode_kernel_writes_what_the_other_kernel_writes(head_dim: int) ->
 @pytest.mark.parametrize("make_backend", [flashinfer, triton])
 @pytest.mark.parametrize("batch_size", [4, 140])
 def test_nobody_waits_for_the_device(make_backend: MakeBackend, batch_size: int) -> None:
-    from engine.kvcache.cuda_pool import CudaKvPool
+    from tandem.engine.kvcache.cuda_pool import CudaKvPool
 
     device = torch.device("cuda", 0)
     attention = make_backend(CudaKvPool(quantized_layout(16, 2, 64), 2 * batch_size, device), 4)

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from engine.layers.linear import Linear
-from engine.layers.norm import Norm, rms_norm
-from engine.layers.ops import TorchOps
+from tandem.engine.layers.linear import Linear
+from tandem.engine.layers.norm import Norm, rms_norm
+from tandem.engine.layers.ops import TorchOps
 
 EPS = 1e-6
 
@@ -21,7 +21,7 @@ def error(actual: torch.Tensor, expected: torch.Tensor) -> float:
 )
 @pytest.mark.parametrize("has_bias", [True, False])
 def test_products_with_what_is_around_them(num_tokens: int, num_in: int, num_out: int, has_bias: bool) -> None:
-    from engine.layers.cuda_ops import CudaOps
+    from tandem.engine.layers.cuda_ops import CudaOps
 
     device = torch.device("cuda", 0)
     ops, oracle = CudaOps(device), TorchOps()
@@ -42,7 +42,7 @@ def test_products_with_what_is_around_them(num_tokens: int, num_in: int, num_out
 
 def test_a_wide_matrix() -> None:
     """The vocabulary, with a number of rows that no tile divides."""
-    from engine.layers.cuda_ops import CudaOps
+    from tandem.engine.layers.cuda_ops import CudaOps
 
     device = torch.device("cuda", 0)
     linear = Linear([151_669], 256, False, torch.bfloat16, device)

@@ -6,10 +6,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from engine.layers.fp8 import as_quantized, dequantize
-from engine.layers.fp8_linear import LIBRARY_BLOCKS_MULTIPLE, Fp8Linear, library_has_blocks
-from engine.layers.norm import Norm
-from engine.models.quantization import BLOCK
+from tandem.engine.layers.fp8 import as_quantized, dequantize
+from tandem.engine.layers.fp8_linear import LIBRARY_BLOCKS_MULTIPLE, Fp8Linear, library_has_blocks
+from tandem.engine.layers.norm import Norm
+from tandem.engine.models.quantization import BLOCK
 from tests.gpu.engine.layers.test_fp8_quantize import make_linear
 
 EPS = 1e-6
@@ -41,7 +41,7 @@ def product(x: torch.Tensor, linear: Fp8Linear, *, is_quantized: bool) -> torch.
 def test_products_with_what_is_around_them(
     num_tokens: int, num_in: int, num_out: int, weights: str, inputs: Any, has_bias: bool
 ) -> None:
-    from engine.layers.cuda_ops import CudaOps
+    from tandem.engine.layers.cuda_ops import CudaOps
 
     torch.manual_seed(0)
     ops = CudaOps(torch.device("cuda", 0))
@@ -65,7 +65,7 @@ def test_products_with_what_is_around_them(
 @pytest.mark.parametrize("size", [1536, 9728])
 @pytest.mark.parametrize(("weights", "inputs"), KINDS)
 def test_a_gated_mlp(num_tokens: int, size: int, weights: str, inputs: Any) -> None:
-    from engine.layers.cuda_ops import CudaOps
+    from tandem.engine.layers.cuda_ops import CudaOps
 
     torch.manual_seed(0)
     ops = CudaOps(torch.device("cuda", 0))
@@ -91,9 +91,9 @@ def test_a_gated_mlp(num_tokens: int, size: int, weights: str, inputs: Any) -> N
 def test_both_kernels_at_every_size(
     num_tokens: int, num_in: int, num_out: int, weights: str, inputs_by: Any, adds: bool
 ) -> None:
-    from engine.layers.fp8_products import multiply_by_library
-    from engine.layers.fp8_quantize import quantize
-    from engine.layers.products import Products
+    from tandem.engine.layers.fp8_products import multiply_by_library
+    from tandem.engine.layers.fp8_quantize import quantize
+    from tandem.engine.layers.products import Products
 
     torch.manual_seed(0)
     linear = make_linear(weights, inputs_by, num_out, num_in, bias=True)
@@ -121,7 +121,7 @@ def test_both_kernels_at_every_size(
 @pytest.mark.parametrize(("weights", "inputs"), KINDS)
 def test_the_smallest_numbers_count(num_tokens: int, weights: str, inputs: Any) -> None:
     """Below 2^-6 FP8 has numbers without a leading one, which no kernel may take for zeros."""
-    from engine.layers.cuda_ops import CudaOps
+    from tandem.engine.layers.cuda_ops import CudaOps
 
     torch.manual_seed(0)
     ops = CudaOps(torch.device("cuda", 0))
@@ -136,8 +136,8 @@ def test_the_smallest_numbers_count(num_tokens: int, weights: str, inputs: Any) 
 @pytest.mark.skipif(not HAS_BLOCKS, reason="the library has no scales of blocks for this GPU or CUDA")
 def test_padding_has_no_effect() -> None:
     """The library multiplies rows beyond the tokens too, whatever is there."""
-    from engine.layers.fp8_products import multiply_by_library
-    from engine.layers.fp8_quantize import quantize
+    from tandem.engine.layers.fp8_products import multiply_by_library
+    from tandem.engine.layers.fp8_quantize import quantize
 
     linear = make_linear("block", "group", 256, 512)
     x = quantize(torch.randn(70, 512, device="cuda").bfloat16(), linear)

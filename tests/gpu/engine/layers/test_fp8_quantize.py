@@ -6,10 +6,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from engine.layers.fp8 import as_quantized
-from engine.layers.fp8_linear import Fp8Linear
-from engine.layers.norm import Norm
-from engine.models.quantization import BLOCK, Quantization
+from tandem.engine.layers.fp8 import as_quantized
+from tandem.engine.layers.fp8_linear import Fp8Linear
+from tandem.engine.layers.norm import Norm
+from tandem.engine.models.quantization import BLOCK, Quantization
 
 EPS = 1e-6
 
@@ -37,7 +37,7 @@ def make_linear(weights: Any, inputs: Any, out_size: int, in_size: int, bias: bo
 @pytest.mark.parametrize(("weights", "inputs"), [("channel", "token"), ("channel", "static"), ("block", "group")])
 @pytest.mark.parametrize("before", ["nothing", "norm", "gate"])
 def test_quantised_inputs(num_tokens: int, size: int, weights: str, inputs: Any, before: str) -> None:
-    from engine.layers.fp8_quantize import quantize
+    from tandem.engine.layers.fp8_quantize import quantize
 
     torch.manual_seed(0)
     linear = make_linear(weights, inputs, 128, size)
@@ -62,7 +62,7 @@ def test_quantised_inputs(num_tokens: int, size: int, weights: str, inputs: Any,
 
 
 def test_zeros_are_zeros() -> None:
-    from engine.layers.fp8_quantize import quantize
+    from tandem.engine.layers.fp8_quantize import quantize
 
     for weights, inputs in (("channel", "token"), ("block", "group")):
         linear = make_linear(weights, inputs, 128, 256)

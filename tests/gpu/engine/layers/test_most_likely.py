@@ -7,7 +7,7 @@ import torch
 @pytest.mark.parametrize("num_rows", [1, 3, 64, 256])
 @pytest.mark.parametrize("vocab_size", [7, 300, 151_669, 151_936])
 def test_most_likely(num_rows: int, vocab_size: int) -> None:
-    from engine.layers.most_likely import MostLikely
+    from tandem.engine.layers.most_likely import MostLikely
 
     kernel = MostLikely(vocab_size, num_rows, torch.device("cuda", 0))
     out = torch.full((num_rows,), -1, dtype=torch.int64, device="cuda")

@@ -6,11 +6,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from engine.layers.fp8 import dequantize
-from engine.layers.fp8_linear import Fp8Linear
-from engine.layers.linear import Linear, LinearBase
-from engine.layers.norm import Norm
-from engine.layers.product_tiles import Kind, Tile
+from tandem.engine.layers.fp8 import dequantize
+from tandem.engine.layers.fp8_linear import Fp8Linear
+from tandem.engine.layers.linear import Linear, LinearBase
+from tandem.engine.layers.norm import Norm
+from tandem.engine.layers.product_tiles import Kind, Tile
 from tests.gpu.engine.layers.test_fp8_quantize import make_linear
 
 EPS = 1e-6
@@ -62,7 +62,7 @@ def make(kind: Kind, out_size: int, in_size: int, bias: bool = False) -> LinearB
 
 def inputs(linear: LinearBase, num_tokens: int) -> tuple[Any, torch.Tensor]:
     """What the kernel takes, and what it stands for in float64."""
-    from engine.layers.fp8_quantize import quantize
+    from tandem.engine.layers.fp8_quantize import quantize
 
     x = torch.randn(num_tokens, linear.weight.shape[1], device="cuda").bfloat16()
     if not isinstance(linear, Fp8Linear):
@@ -93,7 +93,7 @@ def check(
 @pytest.mark.parametrize("has_bias", [True, False])
 @pytest.mark.parametrize("adds", [True, False])
 def test_every_tile(kind: Kind, is_gated: bool, tile: Tile, has_bias: bool, adds: bool) -> None:
-    from engine.layers.products import Products
+    from tandem.engine.layers.products import Products
 
     torch.manual_seed(0)
     products = Products(torch.device("cuda", 0))
@@ -113,7 +113,7 @@ def test_every_tile(kind: Kind, is_gated: bool, tile: Tile, has_bias: bool, adds
 @pytest.mark.parametrize("kind", ["plain", "channel", "block"])
 @pytest.mark.parametrize("matrix", MATRICES)
 def test_the_chosen_tiles_at_sizes_of_models(kind: Kind, matrix: str) -> None:
-    from engine.layers.products import Products
+    from tandem.engine.layers.products import Products
 
     torch.manual_seed(0)
     products = Products(torch.device("cuda", 0))
@@ -129,7 +129,7 @@ def test_the_chosen_tiles_at_sizes_of_models(kind: Kind, matrix: str) -> None:
 
 def test_the_same_bits_whatever_ran_before() -> None:
     """Blocks that share a tile end in another order each time, and leave nothing behind for the next launch."""
-    from engine.layers.products import Products
+    from tandem.engine.layers.products import Products
 
     torch.manual_seed(0)
     products = Products(torch.device("cuda", 0))
@@ -151,7 +151,7 @@ def test_the_same_bits_whatever_ran_before() -> None:
 )
 def test_layers_in_a_graph(kind: Kind, num_tokens: int) -> None:
     """Kernels that begin before those before them have ended give what they give one at a time."""
-    from engine.layers.cuda_ops import CudaOps
+    from tandem.engine.layers.cuda_ops import CudaOps
 
     torch.manual_seed(0)
     # All of it is made by our own kernels, which give the same bits each time.

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from engine.batch import Batch
-from engine.build import build_engine
-from engine.config import EngineConfig
-from engine.engine import Engine
-from engine.token_sequence import TokenSequence
+from tandem.engine.batch import Batch
+from tandem.engine.build import build_engine
+from tandem.engine.config import EngineConfig
+from tandem.engine.engine import Engine
+from tandem.engine.token_sequence import TokenSequence
 
 VOCAB_SIZE = 300
 PAGE_SIZE = 16

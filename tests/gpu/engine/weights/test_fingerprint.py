@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.models.build import build_model
-from engine.models.config import ModelConfig
-from engine.weights import fingerprint
-from engine.weights.fingerprint import model_fingerprint
-from engine.weights.loader import load_weights
+from tandem.engine.models.build import build_model
+from tandem.engine.models.config import ModelConfig
+from tandem.engine.weights import fingerprint
+from tandem.engine.weights.fingerprint import model_fingerprint
+from tandem.engine.weights.loader import load_weights
 from tests.cluster.conftest import save_tiny_model
 
 

@@ -13,20 +13,20 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from engine.batch import Batch, ForwardMode
-from engine.build import build_engine
-from engine.config import EngineConfig
-from engine.engine import Engine
-from engine.layers.fp8 import as_quantized
-from engine.layers.ops import TorchOps
-from engine.models.base import Model
-from engine.models.build import build_model
-from engine.models.config import ModelConfig
-from engine.models.decoder import DecoderModel
-from engine.models.quantization import AT_LOAD, Quantization
-from engine.token_sequence import TokenSequence
-from engine.weights.loader import load_weights
-from engine.weights.resolve import resolve_model
+from tandem.engine.batch import Batch, ForwardMode
+from tandem.engine.build import build_engine
+from tandem.engine.config import EngineConfig
+from tandem.engine.engine import Engine
+from tandem.engine.layers.fp8 import as_quantized
+from tandem.engine.layers.ops import TorchOps
+from tandem.engine.models.base import Model
+from tandem.engine.models.build import build_model
+from tandem.engine.models.config import ModelConfig
+from tandem.engine.models.decoder import DecoderModel
+from tandem.engine.models.quantization import AT_LOAD, Quantization
+from tandem.engine.token_sequence import TokenSequence
+from tandem.engine.weights.loader import load_weights
+from tandem.engine.weights.resolve import resolve_model
 from tests.fakes.fp8_checkpoints import VOCAB_SIZE, make_model, save_fp8
 from tests.fakes.fp8_schemes import KINDS
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from engine.weights.loader import dummy_weights
+from tandem.engine.weights.loader import dummy_weights
 
 
 def test_dummy_weights_are_the_same_on_every_device() -> None:

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import torch
 
-from kvtransfer.transports import peer_socket
-from kvtransfer.transports.opening import OpeningError, load_transports, open_end
+from tandem.kvtransfer.transports import peer_socket
+from tandem.kvtransfer.transports.opening import OpeningError, load_transports, open_end
 from tandem.rpc.credentials import ClusterCredentials
 from tests.fakes.page_layout import OpaqueLayout
 
@@ -34,7 +34,7 @@ NUM_AT_ONCE = 50
 def serve_ends(pipe: Connection, visible: str) -> None:
     """A process with a GPU and a pool of random pages, which does with its ends what it is told."""
     os.environ["CUDA_VISIBLE_DEVICES"] = visible
-    from engine.kvcache.cuda_pool import CudaKvPool
+    from tandem.engine.kvcache.cuda_pool import CudaKvPool
 
     pool = CudaKvPool(LAYOUT, NUM_PAGES, torch.device("cuda", 0))
     torch.manual_seed(int(visible))

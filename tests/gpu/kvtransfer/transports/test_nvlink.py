@@ -9,7 +9,7 @@ from multiprocessing.connection import Connection
 import pytest
 import torch
 
-from kvtransfer.transports.opening import OpeningError, load_transports, open_end
+from tandem.kvtransfer.transports.opening import OpeningError, load_transports, open_end
 from tandem.rpc.credentials import ClusterCredentials
 from tests.fakes.page_layout import OpaqueLayout
 
@@ -23,7 +23,7 @@ SLEEP_CYCLES = 1_000_000_000
 def receive(connection: Connection, visible: str) -> None:
     """A process with a pool: tells where it is, and what it holds whenever it is asked."""
     os.environ["CUDA_VISIBLE_DEVICES"] = visible
-    from engine.kvcache.cuda_pool import CudaKvPool
+    from tandem.engine.kvcache.cuda_pool import CudaKvPool
 
     pool = CudaKvPool(LAYOUT, NUM_PAGES, torch.device("cuda", 0))
     nvlink = load_transports(["nvlink"], pool, "127.0.0.1", ClusterCredentials())["nvlink"]
@@ -48,7 +48,7 @@ def peer() -> Iterator[Connection]:
 
 
 def test_pages_arrive_where_they_were_sent(peer: Connection) -> None:
-    from engine.kvcache.cuda_pool import CudaKvPool
+    from tandem.engine.kvcache.cuda_pool import CudaKvPool
 
     assert peer.poll(TIMEOUT_S)
     endpoint: bytes = peer.recv()
@@ -77,7 +77,7 @@ def test_pages_arrive_where_they_were_sent(peer: Connection) -> None:
 
 
 def test_a_pool_that_cannot_be_mapped_is_a_reason_to_take_another_transport(peer: Connection) -> None:
-    from engine.kvcache.cuda_pool import CudaKvPool
+    from tandem.engine.kvcache.cuda_pool import CudaKvPool
 
     assert peer.poll(TIMEOUT_S)
     endpoint: bytes = peer.recv()

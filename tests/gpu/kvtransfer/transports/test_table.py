@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from engine.kvcache.pool import CpuKvPool
-from kvtransfer.transports.base import Transport
-from kvtransfer.transports.opening import load_transports
-from kvtransfer.transports.table import TRANSPORTS
+from tandem.engine.kvcache.pool import CpuKvPool
+from tandem.kvtransfer.transports.base import Transport
+from tandem.kvtransfer.transports.opening import load_transports
+from tandem.kvtransfer.transports.table import TRANSPORTS
 from tandem.rpc.credentials import ClusterCredentials
 from tests.fakes.page_layout import OpaqueLayout
 
@@ -15,7 +15,7 @@ LAYOUT = OpaqueLayout(16, 4096)
 
 @pytest.mark.parametrize("name", TRANSPORTS.for_device("cuda"))
 def test_every_name_is_a_transport(name: str) -> None:
-    from engine.kvcache.cuda_pool import CudaKvPool
+    from tandem.engine.kvcache.cuda_pool import CudaKvPool
 
     pool = CudaKvPool(LAYOUT, 2, torch.device("cuda", 0))
     assert isinstance(load_transports([name], pool, "127.0.0.1", ClusterCredentials())[name], Transport)
@@ -23,7 +23,7 @@ def test_every_name_is_a_transport(name: str) -> None:
 
 @pytest.mark.parametrize("name", TRANSPORTS.names)
 def test_a_pool_that_cannot_travel_that_way_is_refused(name: str) -> None:
-    from engine.kvcache.cuda_pool import CudaKvPool
+    from tandem.engine.kvcache.cuda_pool import CudaKvPool
 
     other = (
         CpuKvPool(LAYOUT, 2, "elsewhere")

@@ -4,10 +4,10 @@ from math import inf
 
 import pytest
 
-from deploy.estimate.both import BothSteps
-from deploy.estimate.gpus import GPUS
-from deploy.estimate.worker import Worker
-from engine.mixed_sizes import NUM_PROMPT_TOKENS
+from tandem.deploy.estimate.both import BothSteps
+from tandem.deploy.estimate.gpus import GPUS
+from tandem.deploy.estimate.worker import Worker
+from tandem.engine.mixed_sizes import NUM_PROMPT_TOKENS
 from tests.fakes.model_shapes import LLAMA_8B
 
 WORKER = Worker(LLAMA_8B, GPUS["h200"])

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.estimate.gpus import COPY_SHARE, GPUS, LINK_SHARE, MATMUL_SHARE
+from tandem.deploy.estimate.gpus import COPY_SHARE, GPUS, LINK_SHARE, MATMUL_SHARE
 
 PAGE = Path(__file__).parents[4] / "docs/estimate.md"
 

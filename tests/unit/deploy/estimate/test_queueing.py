@@ -5,7 +5,7 @@ from math import inf
 
 import pytest
 
-from deploy.estimate.queueing import Running, highest, late
+from tandem.deploy.estimate.queueing import Running, highest, late
 
 
 @pytest.mark.parametrize("num_servers", [1, 3])

@@ -6,18 +6,10 @@ from math import inf
 
 import pytest
 
-from deploy.estimate import both, worker
-from deploy.estimate.gpus import GPUS
-from deploy.estimate.rates import (
-    Load,
-    Split,
-    decode_rate,
-    largest_batch,
-    prefill_rate,
-    splits,
-    splits_for,
-)
-from deploy.estimate.worker import Worker
+from tandem.deploy.estimate import both, worker
+from tandem.deploy.estimate.gpus import GPUS
+from tandem.deploy.estimate.rates import Load, Split, decode_rate, largest_batch, prefill_rate, splits, splits_for
+from tandem.deploy.estimate.worker import Worker
 from tests.fakes.model_shapes import LLAMA_8B
 
 WORKER = Worker(LLAMA_8B, GPUS["h200"])

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from deploy.estimate.gpus import GPUS
-from deploy.estimate.worker import FP8_KV_READ_SHARE, KV_READ_SHARE, Worker
-from engine.models.config import ModelConfig
+from tandem.deploy.estimate.gpus import GPUS
+from tandem.deploy.estimate.worker import FP8_KV_READ_SHARE, KV_READ_SHARE, Worker
+from tandem.engine.models.config import ModelConfig
 from tests.fakes.model_shapes import LLAMA_8B, QWEN_0_6B
 
 H200 = GPUS["h200"]

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.attention.decode_plan import HEAD_SIZE, ITEM_COST, ITEM_SIZE, DecodePlan
-from engine.attention.layout import KvHeadLayout
-from engine.token_sequence import TokenSequence
+from tandem.engine.attention.decode_plan import HEAD_SIZE, ITEM_COST, ITEM_SIZE, DecodePlan
+from tandem.engine.attention.layout import KvHeadLayout
+from tandem.engine.token_sequence import TokenSequence
 
 DUMMY_PAGE = 9_999
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from engine.attention.layout import KvHeadLayout
-from engine.kvcache.pool import CpuKvPool
+from tandem.engine.attention.layout import KvHeadLayout
+from tandem.engine.kvcache.pool import CpuKvPool
 
 LAYOUT = KvHeadLayout(num_layers=3, page_size=4, num_kv_heads=2, head_dim=8, dtype="bfloat16")
 

@@ -6,16 +6,16 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from engine.attention.base import AttentionBackend, PlannedAttention
-from engine.attention.layout import KvHeadLayout
-from engine.attention.mixed import plan_by_kind
-from engine.attention.reference import ReferenceAttention
-from engine.attention.scales import KvScales
-from engine.batch import Batch
-from engine.kvcache.pool import CpuKvPool, KvPool
-from engine.layers.norm import QkNorm
-from engine.layers.rotary import Rotation
-from engine.token_sequence import TokenSequence
+from tandem.engine.attention.base import AttentionBackend, PlannedAttention
+from tandem.engine.attention.layout import KvHeadLayout
+from tandem.engine.attention.mixed import plan_by_kind
+from tandem.engine.attention.reference import ReferenceAttention
+from tandem.engine.attention.scales import KvScales
+from tandem.engine.batch import Batch
+from tandem.engine.kvcache.pool import CpuKvPool, KvPool
+from tandem.engine.layers.norm import QkNorm
+from tandem.engine.layers.rotary import Rotation
+from tandem.engine.token_sequence import TokenSequence
 from tests.fakes.attention import AttentionOracle
 
 CPU = torch.device("cpu")

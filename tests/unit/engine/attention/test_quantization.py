@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from engine.attention.layout import KvHeadLayout
-from engine.attention.quantization import Quantizer
+from tandem.engine.attention.layout import KvHeadLayout
+from tandem.engine.attention.quantization import Quantizer
 
 LAYOUT = KvHeadLayout(1, 16, 1, 8, "float32", "float8_e4m3fn")
 CPU = torch.device("cpu")

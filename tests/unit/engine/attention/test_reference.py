@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from engine.attention.layout import KvHeadLayout
-from engine.attention.reference import ReferenceAttention
-from engine.attention.scales import KvScales
-from engine.batch import ForwardMode
-from engine.kvcache.pool import CpuKvPool
-from engine.token_sequence import TokenSequence
+from tandem.engine.attention.layout import KvHeadLayout
+from tandem.engine.attention.reference import ReferenceAttention
+from tandem.engine.attention.scales import KvScales
+from tandem.engine.batch import ForwardMode
+from tandem.engine.kvcache.pool import CpuKvPool
+from tandem.engine.token_sequence import TokenSequence
 from tests.fakes.attention import AttentionOracle
 
 NUM_LAYERS = 2

@@ -5,8 +5,8 @@ import importlib.util
 import pytest
 import torch
 
-from engine.attention.layout import KvHeadLayout
-from engine.attention.table import ATTENTION_BACKENDS
+from tandem.engine.attention.layout import KvHeadLayout
+from tandem.engine.attention.table import ATTENTION_BACKENDS
 from tests.fakes.page_layout import OpaqueLayout
 
 HAS_CUDA_PACKAGES = all(importlib.util.find_spec(name) for name in ("cuda", "flashinfer", "triton"))

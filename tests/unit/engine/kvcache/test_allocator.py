@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine.kvcache.allocator import PageAllocator
+from tandem.engine.kvcache.allocator import PageAllocator
 
 
 def test_pages_are_given_out_once_and_come_back() -> None:

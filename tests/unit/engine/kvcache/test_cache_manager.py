@@ -1,6 +1,6 @@
 """Who gets which page: what is reused, what is evicted, what waits."""
 
-from engine.kvcache.cache_manager import CacheManager, PageHandle
+from tandem.engine.kvcache.cache_manager import CacheManager, PageHandle
 from tests.fakes.transport import ManualCompletion
 
 

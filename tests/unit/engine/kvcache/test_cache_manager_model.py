@@ -6,9 +6,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from engine.kvcache.cache_manager import CacheManager, PageHandle
-from engine.kvcache.eviction.table import EVICTION_POLICIES
-from engine.kvcache.page_ceiling import PageCeiling
+from tandem.engine.kvcache.cache_manager import CacheManager, PageHandle
+from tandem.engine.kvcache.eviction.table import EVICTION_POLICIES
+from tandem.engine.kvcache.page_ceiling import PageCeiling
 from tests.fakes.transport import ManualCompletion
 
 PAGE_SIZE = 2

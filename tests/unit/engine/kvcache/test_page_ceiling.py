@@ -1,7 +1,7 @@
 """What one class of holders may have of a pool."""
 
-from engine.kvcache.cache_manager import CacheManager, PageHandle
-from engine.kvcache.page_ceiling import PageCeiling
+from tandem.engine.kvcache.cache_manager import CacheManager, PageHandle
+from tandem.engine.kvcache.page_ceiling import PageCeiling
 from tests.fakes.transport import ManualCompletion
 
 

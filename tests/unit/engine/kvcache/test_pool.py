@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine.kvcache.pool import CpuKvPool
+from tandem.engine.kvcache.pool import CpuKvPool
 from tests.fakes.page_layout import OpaqueLayout
 
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.kvcache.eviction.base import EvictableNode, EvictionPolicy
-from engine.kvcache.eviction.recency import LeastRecentlyUsed
-from engine.kvcache.radix_cache import RadixCache, RadixNode
+from tandem.engine.kvcache.eviction.base import EvictableNode, EvictionPolicy
+from tandem.engine.kvcache.eviction.recency import LeastRecentlyUsed
+from tandem.engine.kvcache.radix_cache import RadixCache, RadixNode
 from tests.fakes.eviction import EverLater, NeverTheSame, UsesPerTime
 
 POLICIES = (LeastRecentlyUsed, UsesPerTime, NeverTheSame, EverLater)

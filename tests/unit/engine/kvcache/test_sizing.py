@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from engine.attention.layout import KvHeadLayout
-from engine.kvcache.sizing import GIB, DeviceMemory, choose_num_pages
+from tandem.engine.attention.layout import KvHeadLayout
+from tandem.engine.kvcache.sizing import GIB, DeviceMemory, choose_num_pages
 
 # 2 MiB a page.
 LAYOUT = KvHeadLayout(num_layers=32, page_size=16, num_kv_heads=8, head_dim=128, dtype="bfloat16")

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 import torch
 
-from engine.layers.fp8 import FP8_DTYPE, as_quantized, dequantize, quantize_channels
-from engine.layers.fp8_linear import Fp8Linear, library_has_blocks
-from engine.models.quantization import Quantization
+from tandem.engine.layers.fp8 import FP8_DTYPE, as_quantized, dequantize, quantize_channels
+from tandem.engine.layers.fp8_linear import Fp8Linear, library_has_blocks
+from tandem.engine.models.quantization import Quantization
 
 CPU = torch.device("cpu")
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine.layers.product_tiles import (
+from tandem.engine.layers.product_tiles import (
     MAX_SPLIT_TILE,
     MAX_TOKENS,
     MAX_TOKENS_PLAIN_GATED,

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from engine.models.config import ModelConfig
-from engine.models.rope import Llama3RopeScaling
+from tandem.engine.models.config import ModelConfig
+from tandem.engine.models.rope import Llama3RopeScaling
 
 # Of config.json files as they were published, what says something about the computation.
 LLAMA_3_1_8B: dict[str, Any] = {

@@ -13,14 +13,14 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from engine.attention.layout import KvHeadLayout
-from engine.attention.reference import ReferenceAttention
-from engine.batch import Batch, ForwardMode
-from engine.kvcache.pool import CpuKvPool
-from engine.models.base import Model
-from engine.models.build import build_model
-from engine.models.config import ModelConfig
-from engine.token_sequence import TokenSequence
+from tandem.engine.attention.layout import KvHeadLayout
+from tandem.engine.attention.reference import ReferenceAttention
+from tandem.engine.batch import Batch, ForwardMode
+from tandem.engine.kvcache.pool import CpuKvPool
+from tandem.engine.models.base import Model
+from tandem.engine.models.build import build_model
+from tandem.engine.models.config import ModelConfig
+from tandem.engine.token_sequence import TokenSequence
 
 CPU = torch.device("cpu")
 VOCAB_SIZE = 256

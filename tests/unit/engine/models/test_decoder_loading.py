@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 import torch
 
-from engine.models.base import Model
-from engine.models.build import build_model
-from engine.models.config import ModelConfig
+from tandem.engine.models.base import Model
+from tandem.engine.models.build import build_model
+from tandem.engine.models.config import ModelConfig
 
 
 def make_model(architecture: str = "LlamaForCausalLM", **changes: Any) -> Model:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from engine.models.quantization import Quantization, read_quantization
+from tandem.engine.models.quantization import Quantization, read_quantization
 from tests.fakes.fp8_schemes import BLOCKS, GROUPS, KINDS, STATIC, TOKEN, scheme
 
 TENSOR, CHANNEL = {"strategy": "tensor"}, {"strategy": "channel"}

@@ -13,17 +13,17 @@ from pathlib import Path
 
 import pytest
 
-from engine.weights import gguf as gguf_conversion
-from engine.weights.conversions import ConversionCache
-from engine.weights.resolve import resolve_model
+from tandem.engine.weights import gguf as gguf_conversion
+from tandem.engine.weights.conversions import ConversionCache
+from tandem.engine.weights.resolve import resolve_model
 
 # A process of its own that does something with a cache; the conversion takes as long as a file named `go` is not there.
 PROCESS = """
 import sys, time
 from contextlib import ExitStack
 from pathlib import Path
-from engine.weights import gguf
-from engine.weights.conversions import ConversionCache
+from tandem.engine.weights import gguf
+from tandem.engine.weights.conversions import ConversionCache
 
 def convert(source, out, on_progress):
     (root / "began").touch()

@@ -8,14 +8,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.build import build_engine
-from engine.config import EngineConfig
-from engine.models.base import Model
-from engine.models.build import build_model
-from engine.models.config import ModelConfig
-from engine.weights import fingerprint
-from engine.weights.fingerprint import model_fingerprint
-from engine.weights.loader import dummy_weights
+from tandem.engine.build import build_engine
+from tandem.engine.config import EngineConfig
+from tandem.engine.models.base import Model
+from tandem.engine.models.build import build_model
+from tandem.engine.models.config import ModelConfig
+from tandem.engine.weights import fingerprint
+from tandem.engine.weights.fingerprint import model_fingerprint
+from tandem.engine.weights.loader import dummy_weights
 from tandem.messages import PageFormat
 
 CPU = torch.device("cpu")

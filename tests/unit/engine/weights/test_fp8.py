@@ -11,20 +11,20 @@ import torch
 from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
-from engine.attention.layout import KvHeadLayout
-from engine.attention.reference import ReferenceAttention
-from engine.batch import Batch
-from engine.kvcache.pool import CpuKvPool
-from engine.layers.fp8 import FP8_DTYPE
-from engine.layers.fp8_linear import Fp8Linear
-from engine.layers.ops import TorchOps
-from engine.models.base import Model
-from engine.models.build import build_model
-from engine.models.config import ModelConfig
-from engine.models.decoder import DecoderModel
-from engine.token_sequence import TokenSequence
-from engine.weights.fingerprint import model_fingerprint
-from engine.weights.loader import load_weights
+from tandem.engine.attention.layout import KvHeadLayout
+from tandem.engine.attention.reference import ReferenceAttention
+from tandem.engine.batch import Batch
+from tandem.engine.kvcache.pool import CpuKvPool
+from tandem.engine.layers.fp8 import FP8_DTYPE
+from tandem.engine.layers.fp8_linear import Fp8Linear
+from tandem.engine.layers.ops import TorchOps
+from tandem.engine.models.base import Model
+from tandem.engine.models.build import build_model
+from tandem.engine.models.config import ModelConfig
+from tandem.engine.models.decoder import DecoderModel
+from tandem.engine.token_sequence import TokenSequence
+from tandem.engine.weights.fingerprint import model_fingerprint
+from tandem.engine.weights.loader import load_weights
 from tests.fakes.fp8_checkpoints import VOCAB_SIZE, make_model, save_fp8
 from tests.fakes.fp8_schemes import KINDS
 

@@ -14,8 +14,8 @@ import pytest
 import torch
 from tokenizers import pre_tokenizers
 
-from engine.weights.gguf import convert_gguf
-from engine.weights.loader import checkpoint_weights
+from tandem.engine.weights.gguf import convert_gguf
+from tandem.engine.weights.loader import checkpoint_weights
 
 HIDDEN, INNER, HEADS, KV_HEADS, HEAD_DIM, LAYERS = 64, 96, 4, 2, 16, 2
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from tokenizers import pre_tokenizers
 
-from engine.weights.gguf_tokenizer import build_tokenizer
+from tandem.engine.weights.gguf_tokenizer import build_tokenizer
 
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
 TOKENS = [*ALPHABET, "Ġt", "he", "Ġthe", "<s>", "</s>", "<eot>", "<tool>"]

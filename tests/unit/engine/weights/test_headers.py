@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from engine.models.config import ModelConfig
-from engine.weights.headers import MAX_HEADER_BYTES, tensor_names
-from engine.weights.loader import checkpoint_weights
-from engine.weights.resolve import resolve_model
+from tandem.engine.models.config import ModelConfig
+from tandem.engine.weights.headers import MAX_HEADER_BYTES, tensor_names
+from tandem.engine.weights.loader import checkpoint_weights
+from tandem.engine.weights.resolve import resolve_model
 
 # Two tensors of 16 bytes, as every header here says unless it is broken.
 HEADER = {

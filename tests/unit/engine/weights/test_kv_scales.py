@@ -7,17 +7,17 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.attention.layout import KvHeadLayout
-from engine.attention.scales import KvScales
-from engine.batch import Batch
-from engine.build import build_engine
-from engine.config import EngineConfig
-from engine.engine import Engine
-from engine.models.build import build_model
-from engine.models.config import ModelConfig
-from engine.token_sequence import TokenSequence
-from engine.weights.kv_scales import ScaleReader
-from engine.weights.loader import dummy_weights
+from tandem.engine.attention.layout import KvHeadLayout
+from tandem.engine.attention.scales import KvScales
+from tandem.engine.batch import Batch
+from tandem.engine.build import build_engine
+from tandem.engine.config import EngineConfig
+from tandem.engine.engine import Engine
+from tandem.engine.models.build import build_model
+from tandem.engine.models.config import ModelConfig
+from tandem.engine.token_sequence import TokenSequence
+from tandem.engine.weights.kv_scales import ScaleReader
+from tandem.engine.weights.loader import dummy_weights
 from tandem.messages import PageFormat
 
 PROMPT = list(range(1, 31))

@@ -9,9 +9,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from engine.models.base import Model
-from engine.weights import loader
-from engine.weights.loader import checkpoint_weights, dummy_weights, load_weights
+from tandem.engine.models.base import Model
+from tandem.engine.weights import loader
+from tandem.engine.weights.loader import checkpoint_weights, dummy_weights, load_weights
 from tests.fakes.model_shapes import LLAMA_8B
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from engine.weights.resolve import resolve_model
+from tandem.engine.weights.resolve import resolve_model
 
 
 def make_model(directory: Path, seed: int = 0, weights: bool = True, **config: object) -> Path:
@@ -80,7 +80,7 @@ def test_hub_ids_come_from_the_local_cache_without_the_network(tmp_path: Path) -
     bare = make_model(hub_snapshot(tmp_path, "org/bare"), weights=False)
     script = """
 import json, sys
-from engine.weights.resolve import resolve_model
+from tandem.engine.weights.resolve import resolve_model
 
 answers = []
 for model, load_format in json.loads(sys.argv[1]):

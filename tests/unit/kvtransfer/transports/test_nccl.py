@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 import torch
 
-from deploy.certificates import make_certificates
-from engine.kvcache.cache_manager import CacheManager, PageHandle
-from engine.kvcache.pool import CpuKvPool
-from kvtransfer.transports import peer_socket
-from kvtransfer.transports.peer_socket import Listener
-from prefill_worker.config import PrefillConfig
+from tandem.deploy.host.certificates import make_certificates
+from tandem.engine.kvcache.cache_manager import CacheManager, PageHandle
+from tandem.engine.kvcache.pool import CpuKvPool
+from tandem.kvtransfer.transports import peer_socket
+from tandem.kvtransfer.transports.peer_socket import Listener
+from tandem.prefill_worker.config import PrefillConfig
 from tandem.rpc.credentials import ClusterCredentials
 from tests.fakes.cuda_device import FakeStream, fake_cuda
 from tests.fakes.engine import expected_tokens
@@ -34,8 +34,8 @@ UNIQUE_ID_BYTES = 128
 def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeNccl]:
     fake = FakeNccl()
     ours = ("nccl", "nccl_mover", "nccl_communicator")
-    with fake_cuda(fake.modules(), tuple(f"kvtransfer.transports.{name}" for name in ours)):
-        from kvtransfer.transports import nccl_mover
+    with fake_cuda(fake.modules(), tuple(f"tandem.kvtransfer.transports.{name}" for name in ours)):
+        from tandem.kvtransfer.transports import nccl_mover
 
         monkeypatch.setattr(nccl_mover, "SLOT_BYTES", 4 * PAGE_BYTES)
         monkeypatch.setattr(nccl_mover, "CONNECT_TIMEOUT_S", 1.0)
@@ -51,14 +51,14 @@ def pool() -> Any:
 
 
 def open_receiver(into: Any = None) -> Any:
-    from kvtransfer.transports.nccl import NcclReceiver
+    from tandem.kvtransfer.transports.nccl import NcclReceiver
 
     return NcclReceiver(into or pool(), "127.0.0.1")
 
 
 def open_pair() -> tuple[Any, Any, Any, Any]:
     """Two pools, the first of random pages, and the ends between them."""
-    from kvtransfer.transports.nccl import NcclSender
+    from tandem.kvtransfer.transports.nccl import NcclSender
 
     source, destination = pool(), pool()
     source.memory.random_(1, 256)
@@ -97,7 +97,7 @@ def test_pages_go_where_they_belong_in_pieces_and_in_order(fake: FakeNccl) -> No
 def test_what_the_ends_tell_each_other_beside_nccl_is_encrypted(
     fake: FakeNccl, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from kvtransfer.transports import nccl
+    from tandem.kvtransfer.transports import nccl
 
     monkeypatch.setattr(nccl, "CudaKvPool", SimpleNamespace)
     source, destination = pool(), pool()
@@ -198,7 +198,7 @@ def test_a_communicator_that_cannot_be_made_is_a_failure(fake: FakeNccl) -> None
 
 
 def test_a_first_message_that_fails_as_it_is_asked_for_connects_nothing(fake: FakeNccl) -> None:
-    from kvtransfer.transports.nccl_communicator import SENDER, Communicator
+    from tandem.kvtransfer.transports.nccl_communicator import SENDER, Communicator
 
     is_asked = threading.Event()
 
@@ -232,7 +232,7 @@ def test_a_first_message_that_fails_as_it_is_asked_for_connects_nothing(fake: Fa
 
 
 def test_a_receiver_that_stands_still_before_it_tells_the_id_is_given_up(fake: FakeNccl) -> None:
-    from kvtransfer.transports.nccl import NcclSender
+    from tandem.kvtransfer.transports.nccl import NcclSender
 
     begun = []
 
@@ -250,7 +250,7 @@ def test_a_receiver_that_stands_still_before_it_tells_the_id_is_given_up(fake: F
 
 
 def test_a_receiver_that_stands_still_before_it_joins_is_given_up(fake: FakeNccl) -> None:
-    from kvtransfer.transports.nccl import NcclSender
+    from tandem.kvtransfer.transports.nccl import NcclSender
 
     listener = Listener("127.0.0.1")
 
@@ -313,7 +313,7 @@ def test_a_device_that_is_lost_ends_the_engine_thread_and_frees_nothing(
 
 
 def test_an_abort_that_never_ends_is_not_waited_for_for_ever(fake: FakeNccl, monkeypatch: pytest.MonkeyPatch) -> None:
-    from kvtransfer.transports import nccl_mover
+    from tandem.kvtransfer.transports import nccl_mover
 
     monkeypatch.setattr(nccl_mover, "ABORT_TIMEOUT_S", 0.3)
     _, _, _, receiver = open_pair()
@@ -333,7 +333,7 @@ def test_an_abort_that_never_ends_is_not_waited_for_for_ever(fake: FakeNccl, mon
 
 
 def test_who_stood_still_has_not_waited_for_an_abort(fake: FakeNccl) -> None:
-    from kvtransfer.transports.nccl_mover import ABORT_TIMEOUT_S, _Quiet
+    from tandem.kvtransfer.transports.nccl_mover import ABORT_TIMEOUT_S, _Quiet
 
     now = 0.0
     _, _, sender, receiver = open_pair()
@@ -346,7 +346,7 @@ def test_who_stood_still_has_not_waited_for_an_abort(fake: FakeNccl) -> None:
 
 
 def test_tokens_are_those_of_the_model_and_no_page_is_lost_though_links_are_cut(fake: FakeNccl) -> None:
-    from kvtransfer.transports.nccl import NcclReceiver, NcclSender
+    from tandem.kvtransfer.transports.nccl import NcclReceiver, NcclSender
 
     def on_device(cpu_pool: CpuKvPool) -> Any:
         memory = cpu_pool.memory

@@ -5,8 +5,8 @@ import threading
 
 import pytest
 
-from kvtransfer.transports import opening
-from kvtransfer.transports.opening import OpeningError, open_end
+from tandem.kvtransfer.transports import opening
+from tandem.kvtransfer.transports.opening import OpeningError, open_end
 from tests.fakes.link_ends import wait_until
 from tests.fakes.transport import ScriptedTransport
 

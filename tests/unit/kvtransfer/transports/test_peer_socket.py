@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from deploy.certificates import make_certificates
-from engine.kvcache.pool import CpuKvPool
-from kvtransfer.transports import peer_socket
-from kvtransfer.transports.peer_socket import Endpoint
-from kvtransfer.transports.tcp import TcpReceiver, TcpSender
 from tandem.config import SERVER_NAME
+from tandem.deploy.host.certificates import make_certificates
+from tandem.engine.kvcache.pool import CpuKvPool
+from tandem.kvtransfer.transports import peer_socket
+from tandem.kvtransfer.transports.peer_socket import Endpoint
+from tandem.kvtransfer.transports.tcp import TcpReceiver, TcpSender
 from tandem.rpc.credentials import make_context
 from tests.fakes.page_layout import OpaqueLayout
 

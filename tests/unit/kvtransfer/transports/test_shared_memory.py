@@ -2,8 +2,8 @@
 
 import pytest
 
-from engine.kvcache.pool import CpuKvPool
-from kvtransfer.transports.shared_memory import (
+from tandem.engine.kvcache.pool import CpuKvPool
+from tandem.kvtransfer.transports.shared_memory import (
     SharedMemoryReceiver,
     SharedMemorySender,
     decode_endpoint,

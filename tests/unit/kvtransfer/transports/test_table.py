@@ -2,11 +2,11 @@
 
 import pytest
 
-from engine.kvcache.pool import CpuKvPool
-from kvtransfer.transports.base import Transport
-from kvtransfer.transports.opening import load_transports
-from kvtransfer.transports.shared_memory import SharedMemory
-from kvtransfer.transports.table import TRANSPORTS
+from tandem.engine.kvcache.pool import CpuKvPool
+from tandem.kvtransfer.transports.base import Transport
+from tandem.kvtransfer.transports.opening import load_transports
+from tandem.kvtransfer.transports.shared_memory import SharedMemory
+from tandem.kvtransfer.transports.table import TRANSPORTS
 from tandem.rpc.credentials import ClusterCredentials
 from tests.fakes.page_layout import OpaqueLayout
 

@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 import pytest
 
-from engine.kvcache.pool import CpuKvPool
-from kvtransfer.transports import peer_socket
-from kvtransfer.transports.peer_socket import Endpoint
-from kvtransfer.transports.tcp import TcpReceiver, TcpSender
+from tandem.engine.kvcache.pool import CpuKvPool
+from tandem.kvtransfer.transports import peer_socket
+from tandem.kvtransfer.transports.peer_socket import Endpoint
+from tandem.kvtransfer.transports.tcp import TcpReceiver, TcpSender
 from tests.fakes.engine import expected_tokens
 from tests.fakes.page_layout import OpaqueLayout
 from tests.fakes.workers import WorkerPair

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from engine.kvcache.cache_manager import CacheManager
-from prefill_worker.policies.cache_aware import DfsWeight, LongestPrefixMatch
-from prefill_worker.queued_request import QueuedRequest
+from tandem.engine.kvcache.cache_manager import CacheManager
 from tandem.messages import Prefill
+from tandem.prefill_worker.policies.cache_aware import DfsWeight, LongestPrefixMatch
+from tandem.prefill_worker.queued_request import QueuedRequest
 from tandem.sampling_params import SamplingParams
 
 PAGE_SIZE = 2

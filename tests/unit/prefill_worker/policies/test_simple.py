@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from engine.kvcache.cache_manager import CacheManager
-from prefill_worker.policies.simple import FirstComeFirstServed, LongestOutputFirst, RandomOrder
-from prefill_worker.queued_request import QueuedRequest
+from tandem.engine.kvcache.cache_manager import CacheManager
 from tandem.messages import Prefill
+from tandem.prefill_worker.policies.simple import FirstComeFirstServed, LongestOutputFirst, RandomOrder
+from tandem.prefill_worker.queued_request import QueuedRequest
 from tandem.sampling_params import SamplingParams
 
 CACHE = CacheManager(4, 2)

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from engine.kvcache.cache_manager import CacheManager
-from prefill_worker.config import PrefillConfig
-from prefill_worker.policies.base import PrefillPolicy
-from prefill_worker.policies.table import PREFILL_POLICIES
-from prefill_worker.queued_request import QueuedRequest
+from tandem.engine.kvcache.cache_manager import CacheManager
 from tandem.messages import FirstToken
+from tandem.prefill_worker.config import PrefillConfig
+from tandem.prefill_worker.policies.base import PrefillPolicy
+from tandem.prefill_worker.policies.table import PREFILL_POLICIES
+from tandem.prefill_worker.queued_request import QueuedRequest
 from tests.fakes.engine import expected_tokens
 from tests.fakes.workers import WorkerPair
 

@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
-from router.config import RouterConfig
-from router.errors import InvalidRequestError, OverloadedError, UnavailableError, UnknownModelError
-from router.frontends.base import Frontend, PromptInput, TokenizedPrompt
-from router.frontends.sampling import SamplingOptions
-from router.policies.cache_aware import CacheAware
-from router.policies.least_loaded import LeastLoaded
-from router.router import Router
-from router.text.prompt_encoder import MAX_INLINE_CHARACTERS
 from tandem.lifecycle import RECEIVED, TOKENIZED
 from tandem.prefix import prefix_identities
+from tandem.router.config import RouterConfig
+from tandem.router.errors import InvalidRequestError, OverloadedError, UnavailableError, UnknownModelError
+from tandem.router.frontends.base import Frontend, PromptInput, TokenizedPrompt
+from tandem.router.frontends.sampling import SamplingOptions
+from tandem.router.policies.cache_aware import CacheAware
+from tandem.router.policies.least_loaded import LeastLoaded
+from tandem.router.router import Router
+from tandem.router.text.prompt_encoder import MAX_INLINE_CHARACTERS
 from tests.fakes.scripted_worker import hello
 from tests.fakes.tokenizer import ByteTokenizer
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from router.frontends.encoded_request import (
+from tandem.router.frontends.encoded_request import (
     MAX_FIELDS,
     MAX_MESSAGE_FIELDS,
     MAX_SAMPLING_BYTES,
@@ -10,8 +10,8 @@ from router.frontends.encoded_request import (
     UnreasonableError,
     check_encoded,
 )
-from router.text.prompt_encoder import MAX_MESSAGES
-from router.text.stop_strings import MAX_STOP_STRING_LENGTH, MAX_STOP_STRINGS
+from tandem.router.text.prompt_encoder import MAX_MESSAGES
+from tandem.router.text.stop_strings import MAX_STOP_STRING_LENGTH, MAX_STOP_STRINGS
 from tandem.sampling_params import MAX_NUM_BIASED, MAX_NUM_STOP_TOKENS
 from tandem.v1 import inference_pb2 as pb
 

@@ -4,13 +4,13 @@ import asyncio
 
 import pytest
 
-from router.access import Access
-from router.frontends.generation import Generation, Piece
-from router.frontends.openai.streaming import pieces_of
-from router.router import DELIVERY_TIMEOUT_S
-from router.text.output_text import OutputText
 from tandem.lifecycle import RECEIVED
 from tandem.messages import Finished
+from tandem.router.frontends.access import Access
+from tandem.router.frontends.generation import Generation, Piece
+from tandem.router.frontends.openai.streaming import pieces_of
+from tandem.router.router import DELIVERY_TIMEOUT_S
+from tandem.router.text.output_text import OutputText
 from tandem.sampling_params import SamplingParams
 from tests.fakes.router_harness import RouterHarness, first_token, run, settle
 from tests.fakes.tokenizer import ByteTokenizer

@@ -9,13 +9,13 @@ from typing import Any
 import grpc
 import pytest
 
-from router.config import RouterConfig
-from router.frontends.base import Frontend
-from router.frontends.grpc import InferenceService
-from router.router import Router
-from router.text.generation_config import SamplingDefaults
 from tandem.messages import Abort, Admit, Finished, FirstToken, LeaseLost, Prefill, PromptScored, TokenEvent, Tokens
 from tandem.prompt_logprobs import PackedLogprobs
+from tandem.router.config import RouterConfig
+from tandem.router.frontends.base import Frontend
+from tandem.router.frontends.grpc import InferenceService
+from tandem.router.router import Router
+from tandem.router.text.generation_config import SamplingDefaults
 from tandem.sampling_params import SamplingParams, TokenLogprobs, TopLogprob
 from tandem.v1 import inference_pb2 as pb
 from tests.fakes.routing import RecordingPolicy

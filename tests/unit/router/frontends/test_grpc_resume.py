@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from router.config import RouterConfig
-from router.frontends.base import Frontend
-from router.frontends.grpc import InferenceService
-from router.router import Router
 from tandem.messages import Admit, Finished, Prefill
+from tandem.router.config import RouterConfig
+from tandem.router.frontends.base import Frontend
+from tandem.router.frontends.grpc import InferenceService
+from tandem.router.router import Router
 from tandem.sampling_params import TokenLogprobs
 from tandem.v1 import inference_pb2 as pb
 from tests.fakes.routing import RecordingPolicy

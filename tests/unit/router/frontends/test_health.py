@@ -10,8 +10,8 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from router.frontends import health
-from router.frontends.health import HealthService
+from tandem.router.frontends import health
+from tandem.router.frontends.health import HealthService
 from tandem.rpc.channel import bind, new_server, open_channel
 from tests.fakes import raw_http2
 from tests.fakes.link_ends import wait_until

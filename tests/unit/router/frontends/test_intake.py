@@ -12,10 +12,10 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from router.config import RouterConfig
-from router.frontends import intake
-from router.process import RouterProcess
 from tandem.client import TandemClient
+from tandem.router.config import RouterConfig
+from tandem.router.frontends import intake
+from tandem.router.process import RouterProcess
 from tandem.v1 import inference_pb2 as pb
 from tests.fakes import raw_http2
 from tests.fakes.attacked_router import GENERATE, KEY, AttackedRouter, attacked_router

@@ -5,14 +5,14 @@ from collections.abc import Callable
 
 import pytest
 
-from router.access import Access
-from router.errors import UnavailableError
-from router.frontends.generation import Generation, Piece
-from router.frontends.piece_writer import PieceWriter
-from router.router import SHUTTING_DOWN
-from router.text.output_text import OutputText
 from tandem.lifecycle import RECEIVED
 from tandem.messages import Abort, Finished
+from tandem.router.errors import UnavailableError
+from tandem.router.frontends.access import Access
+from tandem.router.frontends.generation import Generation, Piece
+from tandem.router.frontends.piece_writer import PieceWriter
+from tandem.router.router import SHUTTING_DOWN
+from tandem.router.text.output_text import OutputText
 from tandem.sampling_params import SamplingParams
 from tests.fakes.router_harness import RouterHarness, first_token, run, settle, step_tokens
 from tests.fakes.tokenizer import ByteTokenizer

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from router.errors import OverloadedError, RequestTimeoutError
-from router.frontends import read_slots
-from router.frontends.read_slots import ReadSlots
+from tandem.router.errors import OverloadedError, RequestTimeoutError
+from tandem.router.frontends import read_slots
+from tandem.router.frontends.read_slots import ReadSlots
 from tests.fakes.router_harness import run, settle
 
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from router.errors import InvalidRequestError
-from router.frontends.sampling import SamplingOptions, sampling_params
+from tandem.router.errors import InvalidRequestError
+from tandem.router.frontends.sampling import SamplingOptions, sampling_params
 from tandem.sampling_params import SamplingParams
 from tests.fakes.tokenizer import ByteTokenizer
 

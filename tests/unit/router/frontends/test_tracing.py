@@ -10,12 +10,12 @@ from typing import Any
 import grpc
 import pytest
 
-from cli.main import main
-from router.config import RouterConfig
-from router.frontends import tracing
-from router.process import RouterProcess
 from tandem.client import TandemClient, TandemError
+from tandem.deploy.cli.main import main
 from tandem.recording import Recorder, Recording
+from tandem.router.config import RouterConfig
+from tandem.router.frontends import tracing
+from tandem.router.process import RouterProcess
 
 TWO_KEYS = ("first-key", "second-key")
 

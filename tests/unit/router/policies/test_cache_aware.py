@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from router.candidates import Candidates
-from router.policies.base import RequestEnd, RoutingRequest
-from router.policies.cache_aware import CacheAware
-from router.policies.under_way import LAST_WORD_S
-from router.worker import Pair, Worker
 from tandem.prefix import prefix_identities
+from tandem.router.policies.base import RequestEnd, RoutingRequest
+from tandem.router.policies.cache_aware import CacheAware
+from tandem.router.policies.under_way import LAST_WORD_S
+from tandem.router.workers.candidates import Candidates
+from tandem.router.workers.worker import Pair, Worker
 from tests.fakes.clock import FakeClock
 from tests.fakes.routing import assign_load, make_candidates, routing_request
 

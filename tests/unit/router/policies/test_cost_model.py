@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.objectives import Objectives
-from router.policies import cost_model
-from router.policies.cost_model import LATE, MIN_OUTPUT_TOKENS, TAIL_SHARE, Load, Speed
 from tandem.messages import ForwardTimes
+from tandem.router.policies import cost_model
+from tandem.router.policies.cost_model import LATE, MIN_OUTPUT_TOKENS, TAIL_SHARE, Load, Speed
+from tandem.router.workers.objectives import Objectives
 
 loads = st.builds(
     Load,

@@ -2,11 +2,11 @@
 
 import pytest
 
-from router.candidates import Candidates
-from router.errors import InternalError
-from router.policies.base import RoutingPolicy, RoutingRequest
-from router.policies.guard import MAX_REASONS, OTHER, GuardedPolicy
-from router.worker import Estimate, Pair
+from tandem.router.errors import InternalError
+from tandem.router.policies.base import RoutingPolicy, RoutingRequest
+from tandem.router.policies.guard import MAX_REASONS, OTHER, GuardedPolicy
+from tandem.router.workers.candidates import Candidates
+from tandem.router.workers.worker import Estimate, Pair
 from tests.fakes.routing import RecordingPolicy, make_candidates, routing_request
 
 

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from router.candidates import Candidates
-from router.leans import Lean
-from router.objectives import Objectives
-from router.placement import DISAGGREGATED
-from router.policies import cost_model
-from router.policies.cost_model import Load, Speed
-from router.policies.least_cost import TIE_COST, LeastCost
-from router.worker import Pair, Worker
 from tandem.messages import WorkerStats
 from tandem.prefix import prefix_identities
+from tandem.router.policies import cost_model
+from tandem.router.policies.cost_model import Load, Speed
+from tandem.router.policies.least_cost import TIE_COST, LeastCost
+from tandem.router.workers.candidates import Candidates
+from tandem.router.workers.leans import Lean
+from tandem.router.workers.objectives import Objectives
+from tandem.router.workers.placement import DISAGGREGATED
+from tandem.router.workers.worker import Pair, Worker
 from tests.fakes.clock import FakeClock
 from tests.fakes.routing import link, make_candidates, routing_request
 from tests.fakes.scripted_worker import hello

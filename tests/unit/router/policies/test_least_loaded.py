@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from router.policies.least_loaded import LeastLoaded
+from tandem.router.policies.least_loaded import LeastLoaded
 from tests.fakes.routing import choose_in_turn, make_candidates, routing_request
 
 

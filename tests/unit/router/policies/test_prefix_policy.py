@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
-from router.candidates import Candidates
-from router.policies.base import RoutingRequest
-from router.policies.prefix_policy import PrefixPolicy
-from router.worker import Pair, Worker
+from tandem.router.policies.base import RoutingRequest
+from tandem.router.policies.prefix_policy import PrefixPolicy
+from tandem.router.workers.candidates import Candidates
+from tandem.router.workers.worker import Pair, Worker
 from tests.fakes.clock import FakeClock
 from tests.fakes.routing import routing_request
 from tests.fakes.scripted_worker import hello

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from router.policies.round_robin import RoundRobin
+from tandem.router.policies.round_robin import RoundRobin
 from tests.fakes.routing import choose_in_turn, make_candidates
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from router.config import RouterConfig
-from router.policies.table import ROUTING_POLICIES
+from tandem.router.config import RouterConfig
+from tandem.router.policies.table import ROUTING_POLICIES
 from tests.fakes.router_harness import RouterHarness, run, settle
 from tests.fakes.routing import RecordingPolicy, make_candidates, routing_request
 

@@ -4,8 +4,8 @@ import random
 import time
 from collections import Counter
 
-from router.policies.under_way import LAST_WORD_S, PrefixesUnderWay
-from router.worker import Worker
+from tandem.router.policies.under_way import LAST_WORD_S, PrefixesUnderWay
+from tandem.router.workers.worker import Worker
 from tests.fakes.clock import FakeClock
 from tests.fakes.scripted_worker import hello
 

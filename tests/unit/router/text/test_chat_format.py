@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from router.text.chat import Chat
-from router.text.chat_format import ChatFormat, fitted, short_id
+from tandem.router.text.chat import Chat
+from tandem.router.text.chat_format import ChatFormat, fitted, short_id
 from tests.fakes import chat_templates
 from tests.fakes.chat_templates import tokenizer
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from router.text.chat import Chat
-from router.text.tokenizer import Tokenizer
+from tandem.router.text.chat import Chat
+from tandem.router.text.tokenizer import Tokenizer
 from tests.fakes.tokenizer_files import CHATML, byte_level, save
 
 TALK = [{"role": "user", "content": "1 < 2 & 'é' 😀"}]

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.text.detokenizer import IncrementalDetokenizer
-from router.text.tokenizer import Tokenizer
+from tandem.router.text.detokenizer import IncrementalDetokenizer
+from tandem.router.text.tokenizer import Tokenizer
 from tests.fakes.tokenizer_files import byte_level, save
 
 

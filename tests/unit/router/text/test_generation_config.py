@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from router.text.generation_config import FILE, SamplingDefaults, read_sampling_defaults
+from tandem.router.text.generation_config import FILE, SamplingDefaults, read_sampling_defaults
 
 
 def written(directory: Path, content: Any) -> Path:

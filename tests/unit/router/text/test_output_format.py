@@ -2,8 +2,8 @@
 
 import pytest
 
-from router.text.output_format import OutputFormat
-from router.text.reasoning import Beginning
+from tandem.router.text.output_format import OutputFormat
+from tandem.router.text.reasoning import Beginning
 from tests.fakes import chat_templates
 from tests.fakes.chat_templates import tokenizer
 
@@ -31,7 +31,7 @@ def test_by_name() -> None:
 
 
 def test_a_parser_of_ones_own_is_loaded_at_the_start() -> None:
-    OutputFormat(tokenizer(chat_templates.QWEN25), "router.text.tool_parsers.hermes:HermesParser", "none").find()
+    OutputFormat(tokenizer(chat_templates.QWEN25), "tandem.router.text.tool_parsers.hermes:HermesParser", "none").find()
     with pytest.raises(ValueError, match="must be a class that derives from"):
         OutputFormat(tokenizer(chat_templates.QWEN25), "json:JSONDecoder", "none").find()
 

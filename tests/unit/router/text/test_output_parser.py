@@ -5,10 +5,10 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.text.output_parser import OutputParser
-from router.text.output_parts import Part
-from router.text.reasoning import Beginning, ReasoningParser
-from router.text.tool_parsers.hermes import HermesParser
+from tandem.router.text.output_parser import OutputParser
+from tandem.router.text.output_parts import Part
+from tandem.router.text.reasoning import Beginning, ReasoningParser
+from tandem.router.text.tool_parsers.hermes import HermesParser
 
 FRAGMENTS = (
     "<think>",

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.text.output_text import OutputText
-from router.text.tokenizer import Tokenizer
+from tandem.router.text.output_text import OutputText
+from tandem.router.text.tokenizer import Tokenizer
 from tests.fakes.tokenizer import ByteTokenizer
 
 

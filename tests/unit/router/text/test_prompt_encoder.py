@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 from tokenizers import Encoding
 
-from router.text import prompt_encoder
-from router.text.chat import Chat
-from router.text.prompt_encoder import (
+from tandem.router.text import prompt_encoder
+from tandem.router.text.chat import Chat
+from tandem.router.text.prompt_encoder import (
     MAX_INLINE_CHARACTERS,
     MAX_INLINE_MESSAGES,
     MAX_MESSAGES,
     PIECE_CHARACTERS,
     PromptEncoder,
 )
-from router.text.tokenizer import Tokenizer
+from tandem.router.text.tokenizer import Tokenizer
 from tests.fakes.tokenizer_files import CHATML, byte_level, save, sentencepiece
 
 # In this tokenizer it is one token, of nine characters.

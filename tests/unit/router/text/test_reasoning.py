@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.text.reasoning import REASONING_STYLES, Beginning, ReasoningParser
+from tandem.router.text.reasoning import REASONING_STYLES, Beginning, ReasoningParser
 
 REASONING, OPEN, ANSWER = Beginning.REASONING, Beginning.OPEN, Beginning.ANSWER
 PARSED = [

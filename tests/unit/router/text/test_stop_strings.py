@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.text import stop_strings as module
-from router.text.stop_strings import StopStringMatcher, check_stop_strings
+from tandem.router.text import stop_strings as module
+from tandem.router.text.stop_strings import StopStringMatcher, check_stop_strings
 
 # Few letters, so that strings overlap with themselves and each other.
 letters = st.text("ab", max_size=12)

@@ -12,7 +12,7 @@ import regex
 from tokenizers import Tokenizer as RawTokenizer
 from tokenizers import pre_tokenizers
 
-from router.text.tokenizer import Tokenizer
+from tandem.router.text.tokenizer import Tokenizer
 from tests.fakes.tokenizer_files import CHATML, byte_level, save
 
 TALK = [{"role": "user", "content": "1 < 2 & 'é' 😀"}]
@@ -145,6 +145,6 @@ def test_incomplete_directories_are_refused(tmp_path: Path) -> None:
 
 
 def test_importing_it_brings_neither_torch_nor_transformers() -> None:
-    script = "import sys, router.text.tokenizer; print({'torch', 'transformers'} & set(sys.modules))"
+    script = "import sys, tandem.router.text.tokenizer; print({'torch', 'transformers'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"

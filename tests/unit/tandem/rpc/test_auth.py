@@ -11,21 +11,21 @@ import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from prometheus_client import CollectorRegistry
 
-from router.config import RouterConfig
-from router.control_server import ControlServer
-from router.policies.least_loaded import LeastLoaded
-from router.router import Router
 from tandem.messages import Heartbeat
+from tandem.router.config import RouterConfig
+from tandem.router.control_server import ControlServer
+from tandem.router.policies.least_loaded import LeastLoaded
+from tandem.router.router import Router
 from tandem.rpc import auth
 from tandem.rpc.auth import CLUSTER_TOKEN_HEADER, TokenSet, bearer_token, cluster_auth, cluster_metadata
 from tandem.rpc.channel import bind, new_server, open_channel
 from tandem.rpc.codec import WORKER_CODEC
 from tandem.rpc.credentials import ClusterCredentials
 from tandem.v1 import worker_pb2, worker_pb2_grpc
+from tandem.worker.admin import WorkerAdmin
+from tandem.worker.records import RecordKeeper
+from tandem.worker.router_streams import RouterStreams
 from tests.fakes.scripted_worker import hello
-from worker.admin import WorkerAdmin
-from worker.records import RecordKeeper
-from worker.router_streams import RouterStreams
 
 TOKEN = "the-token-of-the-cluster"
 WRONG: dict[str, tuple[tuple[str, str], ...]] = {

@@ -7,8 +7,8 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from router.config import RouterConfig
-from router.process import RouterProcess
+from tandem.router.config import RouterConfig
+from tandem.router.process import RouterProcess
 from tandem.rpc import channel
 from tandem.rpc.channel import open_channel
 from tandem.v1 import inference_pb2, inference_pb2_grpc

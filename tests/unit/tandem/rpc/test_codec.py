@@ -114,9 +114,9 @@ def test_a_writer_joins_what_has_come_together_and_ends_after_close() -> None:
 
 
 def test_generated_code_is_that_of_the_sources(tmp_path: Path) -> None:
-    sources = sorted(str(p.relative_to(ROOT)) for p in (ROOT / "tandem/v1").glob("*.proto"))
+    sources = sorted(str(p.relative_to(ROOT)) for p in (ROOT / "proto/tandem/v1").glob("*.proto"))
     outputs = [f"--{kind}={tmp_path}" for kind in ("python_out", "pyi_out", "grpc_python_out")]
-    command = [sys.executable, "-m", "grpc_tools.protoc", "--proto_path=.", *outputs, *sources]
+    command = [sys.executable, "-m", "grpc_tools.protoc", "--proto_path=proto", *outputs, *sources]
     subprocess.run(command, cwd=ROOT, check=True, timeout=60)
     generated = sorted((tmp_path / "tandem/v1").iterdir())
     assert len(generated) == 3 * len(sources)

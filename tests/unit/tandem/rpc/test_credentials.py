@@ -12,8 +12,8 @@ from typing import Any
 import grpc
 import pytest
 
-from deploy.certificates import make_certificates
 from tandem.config import SERVER_NAME, ClusterTls, ClusterTlsFiles
+from tandem.deploy.host.certificates import make_certificates
 from tandem.rpc import channel as channels
 from tandem.rpc.auth import cluster_auth
 from tandem.rpc.channel import bind, new_server, open_channel

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from cli.main import main
-from router.config import RouterConfig
-from router.process import RouterProcess
 from tandem.client import ClientTls, TandemClient, TandemError
 from tandem.config import TlsConfig
+from tandem.deploy.cli.main import main
+from tandem.router.config import RouterConfig
+from tandem.router.process import RouterProcess
 from tandem.rpc.tls import check_tls_files, server_credentials
 from tests.conftest import Certificates
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from engine.kvcache.cache_manager import CacheManager
-from engine.kvcache.eviction.base import EvictableNode, EvictionPolicy
-from engine.kvcache.eviction.table import EVICTION_POLICIES
+from tandem.engine.kvcache.cache_manager import CacheManager
+from tandem.engine.kvcache.eviction.base import EvictableNode, EvictionPolicy
+from tandem.engine.kvcache.eviction.table import EVICTION_POLICIES
 
 
 class MostFrequentlyUsed(EvictionPolicy):
@@ -54,7 +54,7 @@ def test_a_policy_of_one_s_own_is_taken_by_its_import_path() -> None:
 
 def test_what_is_no_policy_is_refused() -> None:
     with pytest.raises(ValueError, match=r"PageAllocator must be a class that derives from .*\.EvictionPolicy"):
-        CacheManager(4, 2, "engine.kvcache.allocator:PageAllocator")
+        CacheManager(4, 2, "tandem.engine.kvcache.allocator:PageAllocator")
 
 
 @pytest.mark.parametrize("policy", EVICTION_POLICIES.names)

@@ -6,8 +6,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.frontends.anthropic.answer import MessageAnswer
-from router.text.output_parts import Part
+from tandem.router.frontends.anthropic.answer import MessageAnswer
+from tandem.router.text.output_parts import Part
 from tests.fakes.given_output import GivenOutput, outputs
 
 

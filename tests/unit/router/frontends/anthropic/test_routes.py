@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from router.frontends.openai import streaming
 from tandem.messages import Admit
+from tandem.router.frontends.openai import streaming
 from tests.fakes import chat_templates
 from tests.fakes.http_cluster import KEYS, HttpCluster
 from tests.fakes.http_doors import HERMES, TOOLS, DoorAnswer, call, cluster_of

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from router.config import RouterConfig
-from router.process import RouterProcess
+from tandem.router.config import RouterConfig
+from tandem.router.process import RouterProcess
 
 
 @pytest.fixture(scope="package")

@@ -2,9 +2,9 @@
 
 import pytest
 
-from router.frontends.generation import Piece
-from router.frontends.openai.answers import ChoiceBuffer, token_text
-from router.text.detokenizer import IncrementalDetokenizer
+from tandem.router.frontends.generation import Piece
+from tandem.router.frontends.openai.answers import ChoiceBuffer, token_text
+from tandem.router.text.detokenizer import IncrementalDetokenizer
 from tandem.sampling_params import TokenLogprobs
 from tests.fakes.tokenizer import ByteTokenizer
 

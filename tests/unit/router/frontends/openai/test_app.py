@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from starlette.types import ASGIApp
 
-from router.config import RouterAddresses, RouterConfig
-from router.frontends.base import Frontend
-from router.frontends.openai.app import make_app
-from router.router import Router
-from router.text.generation_config import SamplingDefaults
 from tandem.messages import Admit, Finished
+from tandem.router.config import RouterAddresses, RouterConfig
+from tandem.router.frontends.base import Frontend
+from tandem.router.frontends.openai.app import make_app
+from tandem.router.router import Router
+from tandem.router.text.generation_config import SamplingDefaults
 from tests.fakes.raw_http import read_all
 from tests.fakes.router_harness import first_token, run, settle, step_tokens
 from tests.fakes.routing import RecordingPolicy
@@ -177,7 +177,7 @@ async def test_a_log_line_has_both_names_of_a_request() -> None:
     records: list[logging.LogRecord] = []
     handler = logging.Handler()
     handler.emit = lambda record: records.append(record)  # type: ignore[method-assign]
-    logger = logging.getLogger("router.requests")
+    logger = logging.getLogger("tandem.router.requests")
     level = logger.level
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)

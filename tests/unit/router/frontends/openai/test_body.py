@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from starlette.exceptions import HTTPException
 
-from router.frontends.openai.body import FieldRefusal, check_structure, parse_json
+from tandem.router.frontends.openai.body import FieldRefusal, check_structure, parse_json
 
 
 @pytest.mark.parametrize(

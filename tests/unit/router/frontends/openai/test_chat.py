@@ -8,10 +8,11 @@ import openai
 import pytest
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
-from router import grammar_check, recalls
-from router.frontends.openai.server import HttpServer
 from tandem.grammar_limits import LIMITS
 from tandem.messages import Admit, Finished, FirstToken, TokenEvent, Tokens
+from tandem.router import recalls
+from tandem.router.frontends.openai.server import HttpServer
+from tandem.router.text import grammar_check
 from tandem.sampling_params import TokenLogprobs
 from tests.fakes import chat_templates
 from tests.fakes.http_cluster import KEYS, HttpCluster, Stream

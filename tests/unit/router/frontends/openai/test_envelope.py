@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from router.config import RouterConfig
-from router.process import RouterProcess
+from tandem.router.config import RouterConfig
+from tandem.router.process import RouterProcess
 from tests.fakes.raw_http import read_all
 
 ORIGIN = "https://pages.example"

@@ -7,15 +7,15 @@ import pytest
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 
-from router.errors import (
+from tandem.router.errors import (
     InvalidRequestError,
     LostStreamError,
     OverloadedError,
     UnknownModelError,
     UnknownStreamError,
 )
-from router.frontends.openai.errors import error_response, invalid_body, status_response
-from router.frontends.openai.schema import ChatCompletionRequest, CompletionRequest
+from tandem.router.frontends.openai.errors import error_response, invalid_body, status_response
+from tandem.router.frontends.openai.schema import ChatCompletionRequest, CompletionRequest
 
 
 @pytest.mark.parametrize(

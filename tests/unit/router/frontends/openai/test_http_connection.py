@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from router.frontends.openai import http_connection
+from tandem.router.frontends.openai import http_connection
 from tests.fakes.raw_http import HEAD, error_of, read_all
 
 WAIT_S = 0.3

@@ -7,10 +7,10 @@ import pytest
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 
-from router.frontends.openai.errors import invalid_body
-from router.frontends.openai.lenient import MAX_NAME_CHARACTERS, MAX_NAMED, UnknownFields
-from router.frontends.openai.schema import CompletionRequest
-from router.frontends.openai.tools_schema import ChatRequest
+from tandem.router.frontends.openai.errors import invalid_body
+from tandem.router.frontends.openai.lenient import MAX_NAME_CHARACTERS, MAX_NAMED, UnknownFields
+from tandem.router.frontends.openai.schema import CompletionRequest
+from tandem.router.frontends.openai.tools_schema import ChatRequest
 
 USER = {"role": "user", "content": "hi"}
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from router.config import RouterConfig
-from router.frontends.openai import middleware
-from router.process import RouterProcess
+from tandem.router.config import RouterConfig
+from tandem.router.frontends.openai import middleware
+from tandem.router.process import RouterProcess
 from tests.cluster.bad_input import SHOWN_APART
 from tests.fakes.raw_http import HEAD, error_of, read_all
 

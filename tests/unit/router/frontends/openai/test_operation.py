@@ -2,9 +2,9 @@
 
 import json
 
-from router.frontends.openai.operation import SHOWN
 from tandem import __version__
 from tandem.messages import ResetCache
+from tandem.router.frontends.openai.operation import SHOWN
 from tests.fakes.http_cluster import KEYS, HttpCluster
 from tests.fakes.http_requests import HttpAnswer, http_request
 from tests.fakes.router_harness import run, settle

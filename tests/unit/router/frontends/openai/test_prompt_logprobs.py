@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from router.frontends.base import MAX_PROMPT_LOGPROBS, TokenizedPrompt
-from router.frontends.openai.prompt_logprobs import PIECE_ENTRIES, PromptTexts, WantedLogprobs
-from router.prompt_logprobs import PromptLogprobs
 from tandem.messages import FirstToken, Prefill, PromptScored
 from tandem.prompt_logprobs import PackedLogprobs
+from tandem.router.frontends.base import MAX_PROMPT_LOGPROBS, TokenizedPrompt
+from tandem.router.frontends.openai.prompt_logprobs import PIECE_ENTRIES, PromptTexts, WantedLogprobs
+from tandem.router.requests.prompt_logprobs import PromptLogprobs
 from tandem.sampling_params import SamplingParams, TokenLogprobs, TopLogprob
 from tests.fakes.http_cluster import HttpCluster, Stream
 from tests.fakes.router_harness import settle

@@ -4,15 +4,15 @@ from typing import Any
 
 import pytest
 
-from router.config import RouterConfig
-from router.errors import InvalidRequestError
-from router.frontends.base import Frontend, TokenizedPrompt
-from router.frontends.openai.request import MAX_PROMPT_TOKENS, begin_all, check_num_choices, sampling_options
-from router.frontends.openai.schema import CompletionRequest
-from router.policies.least_loaded import LeastLoaded
-from router.router import Router
-from router.text.generation_config import SamplingDefaults
 from tandem.lifecycle import RECEIVED
+from tandem.router.config import RouterConfig
+from tandem.router.errors import InvalidRequestError
+from tandem.router.frontends.base import Frontend, TokenizedPrompt
+from tandem.router.frontends.openai.request import MAX_PROMPT_TOKENS, begin_all, check_num_choices, sampling_options
+from tandem.router.frontends.openai.schema import CompletionRequest
+from tandem.router.policies.least_loaded import LeastLoaded
+from tandem.router.router import Router
+from tandem.router.text.generation_config import SamplingDefaults
 from tests.fakes.tokenizer import ByteTokenizer
 
 

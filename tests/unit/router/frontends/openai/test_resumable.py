@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from router import recalls
-from router.errors import InvalidRequestError
-from router.frontends.openai import streaming
-from router.frontends.openai.resumable import EventId
-from router.recalls import MAX_RECALLS
-from router.text.tokenizer import Tokenizer
 from tandem.messages import Admit, Prefill
+from tandem.router import recalls
+from tandem.router.errors import InvalidRequestError
+from tandem.router.frontends.openai import streaming
+from tandem.router.frontends.openai.resumable import EventId
+from tandem.router.recalls import MAX_RECALLS
+from tandem.router.text.tokenizer import Tokenizer
 from tests.fakes.http_cluster import KEYS, PROMPT, Event, HttpCluster, Stream
 from tests.fakes.router_harness import run, settle
 from tests.fakes.tokenizer import ByteTokenizer

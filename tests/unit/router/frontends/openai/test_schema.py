@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from router.frontends.openai.schema import CompletionRequest
-from router.frontends.openai.tools_schema import ChatRequest
+from tandem.router.frontends.openai.schema import CompletionRequest
+from tandem.router.frontends.openai.tools_schema import ChatRequest
 
 NUM_ITEMS = 20_000
 

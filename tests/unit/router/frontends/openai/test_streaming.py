@@ -6,14 +6,20 @@ from typing import Any
 
 import pytest
 
-from router.access import Access
-from router.errors import UnavailableError
-from router.frontends.generation import Generation
-from router.frontends.openai import streaming
-from router.frontends.openai.streaming import ClientGoneError, Event, EventStream, pieces_of, unless_client_leaves
-from router.text.output_text import OutputText
 from tandem.lifecycle import RECEIVED
 from tandem.messages import Failed, Finished
+from tandem.router.errors import UnavailableError
+from tandem.router.frontends.access import Access
+from tandem.router.frontends.generation import Generation
+from tandem.router.frontends.openai import streaming
+from tandem.router.frontends.openai.streaming import (
+    ClientGoneError,
+    Event,
+    EventStream,
+    pieces_of,
+    unless_client_leaves,
+)
+from tandem.router.text.output_text import OutputText
 from tandem.sampling_params import SamplingParams
 from tests.fakes.router_harness import RouterHarness, first_token, run, settle
 from tests.fakes.tokenizer import ByteTokenizer

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from starlette.types import ASGIApp
 
-from router.config import RouterConfig
-from router.frontends.base import Frontend
-from router.frontends.openai.app import make_app
-from router.policies.least_loaded import LeastLoaded
-from router.router import Router
-from router.text.tokenizer import Tokenizer
+from tandem.router.config import RouterConfig
+from tandem.router.frontends.base import Frontend
+from tandem.router.frontends.openai.app import make_app
+from tandem.router.policies.least_loaded import LeastLoaded
+from tandem.router.router import Router
+from tandem.router.text.tokenizer import Tokenizer
 from tests.fakes.http_requests import HttpAnswer, http_request
 from tests.fakes.tokenizer_files import byte_level, save
 

@@ -4,9 +4,9 @@ from itertools import combinations
 
 import pytest
 
-from router.frontends.openai import unserved
-from router.frontends.openai.schema import ChatCompletionRequest, ChatMessage, CompletionRequest
-from router.frontends.openai.structured_schema import StructuredOutputs
+from tandem.router.frontends.openai import unserved
+from tandem.router.frontends.openai.schema import ChatCompletionRequest, ChatMessage, CompletionRequest
+from tandem.router.frontends.openai.structured_schema import StructuredOutputs
 
 
 @pytest.mark.parametrize("kind", [CompletionRequest, ChatCompletionRequest, ChatMessage, StructuredOutputs])

@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from router.frontends.page.assets import FILES, PAGE, PAGE_PATHS, PREFIX, load_asset
 from tandem.lifecycle import CRITICAL_PATH
+from tandem.router.frontends.page.assets import FILES, PAGE, PAGE_PATHS, PREFIX, load_asset
 
 
 def test_the_page_asks_for_nothing_that_is_not_here() -> None:

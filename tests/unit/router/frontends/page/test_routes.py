@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from router.config import RouterConfig
-from router.frontends.page.assets import FILES, PAGE
-from router.live import feed
-from router.live.feed import MAX_VIEWERS
-from router.live.snapshot import Frame, SnapshotBuilder
-from router.process import RouterProcess
+from tandem.router.config import RouterConfig
+from tandem.router.frontends.page.assets import FILES, PAGE
+from tandem.router.observe.live import feed
+from tandem.router.observe.live.feed import MAX_VIEWERS
+from tandem.router.observe.live.snapshot import Frame, SnapshotBuilder
+from tandem.router.process import RouterProcess
 from tests.fakes.http_cluster import HttpCluster
 from tests.fakes.http_requests import http_request
 from tests.fakes.router_harness import run

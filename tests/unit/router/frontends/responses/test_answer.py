@@ -5,10 +5,10 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.errors import UnavailableError
-from router.frontends.responses.answer import ResponseAnswer
-from router.frontends.responses.schema import ResponseRequest
-from router.text.output_parts import Part
+from tandem.router.errors import UnavailableError
+from tandem.router.frontends.responses.answer import ResponseAnswer
+from tandem.router.frontends.responses.schema import ResponseRequest
+from tandem.router.text.output_parts import Part
 from tests.fakes.given_output import GivenOutput, outputs
 
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from router.frontends.responses.schema import ResponseRequest
-from router.frontends.responses.translation import items_of, messages_of
+from tandem.router.frontends.responses.schema import ResponseRequest
+from tandem.router.frontends.responses.translation import items_of, messages_of
 
 USER = {"role": "user", "content": "u"}
 SAID = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "s", "annotations": []}]}

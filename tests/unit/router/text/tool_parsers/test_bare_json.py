@@ -2,8 +2,8 @@
 
 import pytest
 
-from router.text.tool_parsers.bare_json import JsonParser, Llama3Parser
-from router.text.tool_parsers.base import ToolParser
+from tandem.router.text.tool_parsers.bare_json import JsonParser, Llama3Parser
+from tandem.router.text.tool_parsers.base import ToolParser
 from tests.fakes.parts import joined
 
 NAMES = ("f", "g")

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from router.text.tool_parsers.base import ToolParser
-from router.text.tool_parsers.table import TOOL_PARSERS
+from tandem.router.text.tool_parsers.base import ToolParser
+from tandem.router.text.tool_parsers.table import TOOL_PARSERS
 from tests.fakes.parts import joined
 
 NAMES = ("f", "get_weather")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from router.text.tool_parsers.call_reader import CallReader
+from tandem.router.text.tool_parsers.call_reader import CallReader
 
 READ = {
     '{"name": "f", "arguments": {"a": [1, "}"]}}': ("f", '{"a": [1, "}"]}'),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from router.text.tool_parsers.hermes import HermesParser
+from tandem.router.text.tool_parsers.hermes import HermesParser
 from tests.fakes.parts import joined
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "</tool_call>"}}\n</tool_call>'

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.text.tool_parsers.json_scanner import JsonScanner
+from tandem.router.text.tool_parsers.json_scanner import JsonScanner
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from router.text.tool_parsers.mistral import MistralParser
+from tandem.router.text.tool_parsers.mistral import MistralParser
 from tests.fakes.parts import joined
 
 F, G = [("call", "f"), ("arguments", '{"a": 1}')], [("call", "g"), ("arguments", "{}")]

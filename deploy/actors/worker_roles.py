@@ -1,0 +1,26 @@
+"""The process of a worker of any role, with all that a worker imports: torch takes seconds."""
+
+from collections.abc import Callable
+
+from tandem.both_worker.worker import BothRole
+from tandem.decode_worker.worker import DecodeRole
+from tandem.deploy.config.cluster_config import WorkerPlan
+from tandem.prefill_worker.worker import PrefillRole
+from tandem.worker.base import WorkerRole
+from tandem.worker.process import WorkerProcess
+
+
+def worker_process(plan: WorkerPlan, on_progress: Callable[[str], None]) -> WorkerProcess:
+    """Args: on_progress: told what start-up does next."""
+    return WorkerProcess(plan.worker, _role(plan), on_progress)
+
+
+def _role(plan: WorkerPlan) -> WorkerRole:
+    match plan.worker.role:
+        case "prefill":
+            return PrefillRole(plan.prefill, plan.links)
+        case "decode":
+            return DecodeRole(plan.decode, plan.links)
+        case "both":
+            links = plan.links if plan.has_links else None
+            return BothRole(plan.prefill, plan.decode, links, itl_objective_s=plan.itl_objective_s)

@@ -1,0 +1,112 @@
+"""How commands that are a cluster's clients reach it, and what they may say of answers."""
+
+import argparse
+import os
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from tandem import exit_codes
+from tandem.deploy.cli.cluster_commands import address_of
+from tandem.deploy.cli.serve_options import API_KEY_VARIABLE
+from tandem.deploy.config.cluster_options import DEFAULT_NAME
+
+if TYPE_CHECKING:
+    from tandem.client import TandemClient
+
+ClientCommand = Callable[[argparse.Namespace, "TandemClient"], int]
+
+DEFAULT_ADDRESS = "127.0.0.1:50051"
+ADDRESS_VARIABLE = "TANDEM_ADDRESS"
+
+
+def add_connection_arguments(parser: argparse.ArgumentParser, command: ClientCommand) -> None:
+    """How to reach the cluster; tandem.deploy.cli.terminal.open_client reads it."""
+    group = parser.add_argument_group("connection")
+    add = group.add_argument
+    add(
+        "--address",
+        metavar="HOST:PORT",
+        help=f"the cluster's gRPC port (default: ${ADDRESS_VARIABLE}, else {DEFAULT_ADDRESS})",
+    )
+    add(
+        "--api-key",
+        default=os.environ.get(API_KEY_VARIABLE, ""),
+        metavar="KEY",
+        help=f"where the cluster asks for one (default: ${API_KEY_VARIABLE})",
+    )
+    add("--tls", action="store_true", help="connect over TLS and trust the well-known authorities")
+    add("--tls-ca", default="", metavar="FILE", help="connect over TLS and trust this PEM file's authorities instead")
+    add(
+        "--tls-cert", default="", metavar="FILE", help="PEM file: a certificate to show, where the cluster asks for one"
+    )
+    add("--tls-key", default="", metavar="FILE", help="PEM file: the private key of that certificate")
+    parser.set_defaults(run=_run_client, name=parser.prog, command=command)
+
+
+def add_answer_arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("answer")
+    group.add_argument(
+        "--max-tokens", type=_positive, metavar="N", help="output tokens at most (default: the server's choice)"
+    )
+    add_sampling_arguments(group)
+    group.add_argument("--timings", action="store_true", help="print the request's timeline after the answer")
+
+
+def add_sampling_arguments(parser: argparse._ActionsContainer) -> None:
+    """How answers are sampled; tandem.deploy.cli.terminal.sampling_params reads it."""
+    add = parser.add_argument
+    add(
+        "--temperature",
+        type=float,
+        default=0.0,
+        metavar="T",
+        help="0 takes the most likely token (default: %(default)s)",
+    )
+    add(
+        "--top-p",
+        type=float,
+        default=1.0,
+        metavar="P",
+        help="sample from the likeliest tokens that make up P (default: all)",
+    )
+    add("--seed", type=_seed, metavar="N", help="the same seed gives the same answer (default: another each time)")
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return number
+
+
+def _seed(text: str) -> int:
+    seed = int(text)
+    if not 0 <= seed < 2**64:
+        raise argparse.ArgumentTypeError("must have at most 64 bits and no sign")
+    return seed
+
+
+def _run_client(arguments: argparse.Namespace) -> int:
+    from tandem.deploy.cli.terminal import open_client
+
+    arguments.address_from = "" if arguments.address is None else "--address"
+    if getattr(arguments, "cluster", "") or getattr(arguments, "ray_address", ""):
+        arguments.cluster = arguments.cluster or DEFAULT_NAME
+        if arguments.address_from:
+            print(f"{arguments.name}: give a cluster's name or --address, not both", file=sys.stderr)
+            return exit_codes.USAGE
+        if not (found := address_of(arguments)):
+            return exit_codes.FAILED
+        arguments.address, arguments.address_from = found, f"the cluster {arguments.cluster}"
+    # A variable that is set to nothing is as good as none.
+    if not arguments.address_from and (address := os.environ.get(ADDRESS_VARIABLE)):
+        arguments.address, arguments.address_from = address, f"${ADDRESS_VARIABLE}"
+    arguments.address = arguments.address if arguments.address_from else DEFAULT_ADDRESS
+    try:
+        client = open_client(arguments)
+    except ValueError as error:
+        print(f"{arguments.name}: {error}", file=sys.stderr)
+        return exit_codes.USAGE
+    with client:
+        return arguments.command(arguments, client)

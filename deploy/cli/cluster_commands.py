@@ -1,0 +1,151 @@
+"""The commands about clusters that are called by their names: what they are told, and who does it."""
+
+import argparse
+import sys
+from typing import Protocol
+
+from tandem import exit_codes
+from tandem.config import ROLES, WORKER_KINDS
+from tandem.deploy.config.cluster_options import DEFAULT_NAME
+
+LIST_EXAMPLES = """\
+examples:
+  tandem list
+"""
+LOGS_EXAMPLES = """\
+Without PROCESS it is what the cluster says to whoever started it, which a cluster in the foreground says to its
+terminal.
+
+examples:
+  tandem logs
+  tandem logs chat --follow
+  tandem logs chat prefill-0
+"""
+SCALE_EXAMPLES = """\
+Requests go on: a worker that is too many gets no new ones, and ends when it has none left. What it has after
+--drain-timeout is begun again elsewhere, from what its client has.
+
+examples:
+  tandem scale --decode 3
+  tandem scale chat --prefill 1 --decode 2
+"""
+STOP_EXAMPLES = """\
+It is what Ctrl-C does in the cluster's terminal: the requests in hand finish, for as long as --drain-timeout allows. A
+second one ends them at once.
+
+examples:
+  tandem stop
+  tandem stop chat
+"""
+
+
+class AddCommand(Protocol):
+    """Adds a command's parser."""
+
+    def __call__(self, name: str, summary: str, description: str, epilog: str) -> argparse.ArgumentParser: ...
+
+
+def add_cluster_commands(add: AddCommand) -> None:
+    clusters = add("list", "list this host's clusters", "List the clusters of this user on this host.", LIST_EXAMPLES)
+    _add_ray_address(clusters)
+    clusters.set_defaults(run=_list, name=clusters.prog)
+    logs = add("logs", "show a cluster's logs", "Show what a cluster, or one of its processes, says.", LOGS_EXAMPLES)
+    add_cluster_name(logs)
+    logs.add_argument("process", nargs="?", default="", metavar="PROCESS", help="such as router-0 or prefill-0")
+    logs.add_argument("--follow", action="store_true", help="show what is added too, until Ctrl-C")
+    logs.set_defaults(run=_logs, name=logs.prog)
+    scale = add(
+        "scale", "change the number of workers", "Start or end workers of a cluster while it serves.", SCALE_EXAMPLES
+    )
+    add_cluster_name(scale)
+    for role in ROLES:
+        scale.add_argument(
+            f"--{role}", type=_count, metavar="N", help=f"{role} workers (default: as many as there are)"
+        )
+    scale.add_argument(
+        "--workers", dest="any", type=_count, metavar="N", help="workers of a cluster that was started with --workers"
+    )
+    scale.set_defaults(run=_scale, name=scale.prog)
+    stop = add("stop", "stop a cluster", "Stop a cluster of this user on this host.", STOP_EXAMPLES)
+    add_cluster_name(stop)
+    stop.set_defaults(run=_stop, name=stop.prog)
+
+
+def add_cluster_name(
+    parser: argparse.ArgumentParser,
+    summary: str = f"of the cluster (default: {DEFAULT_NAME})",
+    default: str = DEFAULT_NAME,
+) -> None:
+    parser.add_argument("cluster", nargs="?", default=default, metavar="NAME", help=summary)
+    _add_ray_address(parser)
+
+
+def _add_ray_address(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--ray-address",
+        default="",
+        metavar="ADDRESS",
+        help="of the Ray that the cluster is on, unless that is its own",
+    )
+
+
+def _count(text: str) -> int:
+    number = int(text)
+    if number < 0:
+        raise argparse.ArgumentTypeError("must not be negative")
+    return number
+
+
+def address_of(arguments: argparse.Namespace) -> str:
+    """The gRPC port of the cluster that is named; "" if that has been said to be unknown."""
+    if arguments.ray_address:
+        from tandem.deploy.cli.remote_clusters import remote_address_of
+
+        return remote_address_of(arguments.cluster, arguments.ray_address)
+    from tandem.deploy.cli.clusters import local_address_of
+
+    return local_address_of(arguments.cluster)
+
+
+def _list(arguments: argparse.Namespace) -> int:
+    if arguments.ray_address:
+        from tandem.deploy.cli.remote_clusters import list_remote
+
+        return list_remote(arguments.ray_address)
+    from tandem.deploy.cli.clusters import list_clusters
+
+    return list_clusters()
+
+
+def _logs(arguments: argparse.Namespace) -> int:
+    if arguments.ray_address:
+        from tandem.deploy.cli.remote_clusters import show_remote_logs
+
+        return show_remote_logs(arguments.cluster, arguments.ray_address, arguments.process, follow=arguments.follow)
+    from tandem.deploy.cli.clusters import show_logs
+
+    return show_logs(arguments.cluster, arguments.process, follow=arguments.follow)
+
+
+def _scale(arguments: argparse.Namespace) -> int:
+    from tandem.deploy.cli.clusters import scale_cluster
+
+    counts: dict[str, int] = {kind: count for kind in WORKER_KINDS if (count := getattr(arguments, kind)) is not None}
+    if not counts:
+        print(f"{arguments.name}: how many? give --workers, or --prefill, --decode or --both", file=sys.stderr)
+        return exit_codes.USAGE
+    if arguments.ray_address:
+        from tandem.deploy.cli.remote_clusters import scale_remote
+
+        return scale_remote(arguments.cluster, arguments.ray_address, counts)
+    return scale_cluster(arguments.cluster, counts)
+
+
+def _stop(arguments: argparse.Namespace) -> int:
+    if arguments.ray_address:
+        from tandem.deploy.cli.remote_clusters import stop_remote
+
+        return stop_remote(arguments.cluster, arguments.ray_address)
+    from tandem.deploy.cli.clusters import stop_cluster
+
+    return stop_cluster(arguments.cluster)

@@ -1,0 +1,232 @@
+"""`tandem estimate`: what a model's work takes on a kind of GPU, and how many GPUs a load needs."""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from math import inf, isfinite
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from tandem import exit_codes
+from tandem.config import ROLES
+from tandem.deploy.config.cluster_options import ON
+from tandem.deploy.estimate.gpus import GPUS, Gpu
+from tandem.deploy.estimate.model import read_model
+from tandem.deploy.estimate.rates import (
+    MAX_GPUS,
+    Load,
+    Split,
+    decode_rate,
+    largest_batch,
+    prefill_rate,
+    splits,
+    splits_for,
+)
+from tandem.deploy.estimate.worker import Worker
+from tandem.engine.floors import (
+    decode_floor,
+    decode_flops,
+    prefill_floor,
+    prefill_flops,
+    read_weight_bytes,
+    weight_bytes,
+)
+
+_GIVEN = "figures as they were given; shares of them as on an H200 are assumed"
+_BATCH_SIZES = (1, 8, 32, 128, 256)
+
+
+def run_estimate(arguments: argparse.Namespace) -> int:
+    """Prints the estimate; returns the exit status: 1 if as many GPUs as there may be do not give the rate."""
+    try:
+        worker = Worker(
+            read_model(arguments.model, arguments.quantization),
+            _gpu(arguments),
+            arguments.mem_fraction_static,
+            arguments.chunk_size,
+            arguments.max_batch_size,
+            arguments.page_size,
+            arguments.kv_cache_dtype,
+            arguments.mixed_steps == ON,
+        )
+        prompt_len, output_len = arguments.workload
+        limits = arguments.slo
+        load = Load(prompt_len, output_len, limits.get("ttft", inf), limits.get("itl", inf), arguments.good_share)
+        longest = worker.model.max_position_embeddings
+        if load.num_tokens > longest:
+            raise ValueError(f"a request of {load.num_tokens} tokens is longer than the model allows, {longest}")
+        found = estimate(worker, load)
+        shared: list[Split] | None = None
+        if arguments.rate:
+            shared = splits_for(worker, load, arguments.rate)
+        elif arguments.gpus:
+            if arguments.gpus > MAX_GPUS:
+                raise ValueError(f"--gpus must be at most {MAX_GPUS}: more are not looked at")
+            shared = splits(worker, load, arguments.gpus)
+    except (ValueError, OSError) as error:
+        print(f"{arguments.name}: {error}", file=sys.stderr)
+        return exit_codes.USAGE
+    except ModuleNotFoundError as error:
+        # A client's install finds no model by a hub's name and converts none.
+        advice = "pip install 'tandem-llm[serve]', or give a directory with its config.json"
+        print(f"{arguments.name}: {arguments.model} cannot be read without {error.name}: {advice}", file=sys.stderr)
+        return exit_codes.USAGE
+    if arguments.json:
+        found["splits"] = None if shared is None else [asdict(split) for split in shared]
+        print(json.dumps(found, indent=2))
+    else:
+        _print(worker, load, found)
+        if shared:
+            _print_splits(shared, arguments.rate)
+    if shared == []:
+        print(f"{arguments.name}: {_why_not(found, arguments.rate)}", file=sys.stderr)
+        return exit_codes.FAILED
+    return 0
+
+
+def estimate(worker: Worker, load: Load) -> dict[str, Any]:
+    """All figures of one worker, in seconds, bytes, FLOP and tokens. A rate without a bound is None.
+
+    Raises:
+        ValueError: a request does not fit a worker's pool.
+    """
+    model, gpu = worker.model, worker.gpu
+    pool_tokens = {role: worker.pool_tokens(role, load.num_tokens) for role in ROLES}
+    largest = min(worker.max_batch_size, pool_tokens["decode"] // load.num_tokens)
+    of_decode = decode_rate(worker, load)
+    return {
+        "gpu": {
+            "name": gpu.name,
+            "source": gpu.source,
+            "memory": gpu.memory,
+            "copy_bandwidth": gpu.limits.copy_bandwidth,
+            "matmul_rate": gpu.limits.matmul_rate,
+            "link_bandwidth": gpu.reached_link,
+        },
+        "weight_bytes": weight_bytes(model),
+        "kv_bytes_per_token": worker.kv_bytes_per_token,
+        "pool_tokens": pool_tokens,
+        "prefill": {
+            "flops": prefill_flops(model, 1, load.prompt_len),
+            "weight_bytes": read_weight_bytes(model),
+            "floor_s": prefill_floor(model, gpu.limits, 1, load.prompt_len),
+            "estimate_s": worker.prefill(1, load.prompt_len),
+        },
+        "decode": [
+            {
+                "batch_size": size,
+                "flops": decode_flops(model, size),
+                "bytes": read_weight_bytes(model) + size * load.kv_len * worker.kv_bytes_per_token,
+                "floor_s": decode_floor(model, gpu.limits, size, load.kv_len, worker.kv_cache_dtype),
+                "estimate_s": worker.decode_step(size, load.kv_len),
+            }
+            for size in sorted({*(size for size in _BATCH_SIZES if size < largest), largest})
+        ],
+        "transfer": {
+            "bytes": load.prompt_len * worker.kv_bytes_per_token,
+            "whole_s": worker.transfer(load.prompt_len),
+            "last_chunk_s": worker.transfer((load.prompt_len - 1) % worker.chunk_size + 1),
+        },
+        "prefill_worker_rate": prefill_rate(worker, load, 1),
+        "decode_worker_rate": of_decode if isfinite(of_decode) else None,
+        "decode_batch_size": largest_batch(worker, load),
+    }
+
+
+def _why_not(found: dict[str, Any], rate: float) -> str:
+    """Why no number of GPUs gives the rate. Args: found: by `estimate`."""
+    if not found["prefill_worker_rate"]:
+        return (
+            f"no number of GPUs keeps to the limit on ttft: a prompt alone takes {_ms(found['prefill']['estimate_s'])}"
+        )
+    if found["decode_worker_rate"] == 0:
+        step_s = found["decode"][0]["estimate_s"]
+        return f"no number of GPUs keeps to the limit on itl: a decode step of one request takes {_ms(step_s)}"
+    return f"{MAX_GPUS} GPUs do not give {rate:g} requests a second"
+
+
+def _gpu(arguments: argparse.Namespace) -> Gpu:
+    given: dict[str, Any] = {
+        name: value
+        for name, value in (
+            ("memory", arguments.gpu_memory and int(arguments.gpu_memory * 1e9)),
+            ("bandwidth", arguments.bandwidth and arguments.bandwidth * 1e9),
+            ("flops", arguments.flops and arguments.flops * 1e12),
+            ("link", arguments.link and arguments.link * 1e9),
+        )
+        if value
+    }
+    if arguments.gpu:
+        known = GPUS[arguments.gpu]
+        return replace(known, **given, source=f"{known.source}; {_GIVEN}") if given else known
+    if len(given) < 4:
+        raise ValueError("give --gpu, or all of --gpu-memory, --bandwidth, --flops and --link")
+    return Gpu("GPU", **given, has_own_kernels=False, source=_GIVEN)
+
+
+def _print(worker: Worker, load: Load, found: dict[str, Any]) -> None:
+    gpu, pools, prefill, transfer = found["gpu"], found["pool_tokens"], found["prefill"], found["transfer"]
+    print(
+        f"{gpu['name']}: {gpu['memory'] / 2**30:.1f} GiB; reached are {gpu['copy_bandwidth'] / 1e12:.2f} TB/s, "
+        f"{gpu['matmul_rate'] / 1e12:.0f} TFLOP/s and {gpu['link_bandwidth'] / 1e9:.0f} GB/s to another GPU\n"
+        f"  ({gpu['source']})\n"
+        f"weights: {found['weight_bytes'] / 1e9:.2f} GB; KV: {found['kv_bytes_per_token']:,} bytes a token\n"
+        f"pool: {pools['prefill']:,} tokens in a prefill worker, {pools['decode']:,} in a decode worker, "
+        f"{pools['both']:,} in one of role both\n"
+        f"handover: {transfer['bytes'] / 1e6:,.0f} MB of KV, {_ms(transfer['whole_s'])} in all, "
+        f"{_ms(transfer['last_chunk_s'])} of it after the prompt's last chunk\n"
+    )
+    table = _table("what", "TFLOP", "GB read", "floor", "estimate")
+    read = prefill["weight_bytes"] / 1e9
+    name = f"prefill of {load.prompt_len:,} tokens"
+    figures = (_ms(prefill["floor_s"]), _ms(prefill["estimate_s"]))
+    table.add_row(name, f"{prefill['flops'] / 1e12:,.2f}", f"{read:,.1f}", *figures)
+    for step in found["decode"]:
+        name = f"decode step of {step['batch_size']} with {load.kv_len:,} tokens"
+        figures = (_ms(step["floor_s"]), _ms(step["estimate_s"]))
+        table.add_row(name, f"{step['flops'] / 1e12:,.2f}", f"{step['bytes'] / 1e9:,.1f}", *figures)
+    _show(table)
+    of_decode = found["decode_worker_rate"]
+    print(
+        f"\na prefill worker serves {found['prefill_worker_rate']:.1f} requests a second"
+        + ("" if found["prefill_worker_rate"] else f" (a prompt alone takes {_ms(prefill['estimate_s'])})")
+        + ", a decode worker "
+        + ("any number" if of_decode is None else f"{of_decode:.1f}")
+        + (
+            f", at most {found['decode_batch_size']} at once"
+            if found["decode_batch_size"]
+            else ": no step is short enough"
+        )
+    )
+
+
+def _print_splits(shared: Sequence[Split], rate: float | None) -> None:
+    num_gpus = max(split.num_prefill + split.num_decode + split.num_both for split in shared)
+    asked = f" for {rate:g} requests a second" if rate else ""
+    print(f"\n{num_gpus} GPUs{asked}, prefill:decode workers, the best first:\n")
+    table = _table("split", "requests/s", "limited by", "decode batch", "prompt tokens a forward")
+    for split in shared:
+        table.add_row(
+            str(split), f"{split.rate:.1f}", split.bottleneck, str(split.batch_size or ""), str(split.chunk_size or "")
+        )
+    _show(table)
+
+
+def _table(first: str, *others: str) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    table.add_column(first, no_wrap=True)
+    for name in others:
+        table.add_column(name, justify="right", no_wrap=True)
+    return table
+
+
+def _show(table: Table) -> None:
+    Console(highlight=False).print(table)
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:,.{1 if seconds >= 0.01 else 2}f} ms"

@@ -1,0 +1,172 @@
+"""The options of `tandem estimate`."""
+
+import argparse
+import re
+from math import isfinite
+
+from tandem.bench.goodput import parse_duration
+from tandem.config import default_of
+from tandem.deploy.config.cluster_options import GPU as GPU_DEFAULTS
+from tandem.deploy.config.cluster_options import OFF, ON, ClusterOptions
+from tandem.deploy.estimate.gpus import GPUS
+from tandem.engine.config import KV_CACHE_DTYPES, QUANTIZATIONS, EngineConfig
+
+EPILOG = """\
+Nothing is started and no GPU is needed: of the model no more than config.json is read. docs/estimate.md has the
+formulas, their sources, and how far they are from what was measured.
+
+examples:
+  tandem estimate --model org/name --gpu h200 --workload 4096/256
+  tandem estimate --model org/name --gpu h200 --workload 4096/256 --slo ttft=500ms,itl=25ms --gpus 4
+  tandem estimate --model org/name --gpu h100 --workload 2000/500 --slo ttft=1s --rate 20
+  tandem estimate --model DIRECTORY --gpu-memory 96 --bandwidth 3900 --flops 950 --link 450 --workload 1000/1000
+"""
+_WORKLOAD = re.compile(r"([\d_,]+)/([\d_,]+)")
+_LIMITS = ("ttft", "itl")
+# Figures of data sheets, in their units: what is outside was meant otherwise, and would overflow.
+_SMALLEST_FIGURE, _LARGEST_FIGURE = 0.1, 1_000_000
+# All sizes up to it are looked at, for each number of GPUs.
+_MAX_BATCH_SIZE = 4096
+_MAX_SHOWN = 40
+
+
+def add_estimate_options(parser: argparse.ArgumentParser) -> None:
+    """Adds every flag; tandem.deploy.cli.estimate_command reads them."""
+    add = parser.add_argument
+    add(
+        "--model",
+        required=True,
+        metavar="NAME",
+        help="a directory with config.json, a .gguf file, a hub id like org/name, or smollm2-135m-instruct",
+    )
+    add("--gpu", choices=tuple(GPUS), help="a kind of GPU whose figures are known")
+    add(
+        "--workload",
+        type=_workload,
+        required=True,
+        metavar="IN/OUT",
+        help="tokens of each prompt and of each output, such as 4096/256",
+    )
+    add(
+        "--slo",
+        type=_limits,
+        default={},
+        metavar="NAME=TIME,...",
+        help="ttft: until the first token; itl: between tokens, such as ttft=500ms,itl=25ms (default: no limits)",
+    )
+    add(
+        "--good-share",
+        type=_share,
+        default=0.9,
+        metavar="S",
+        help="of the requests that keep to all limits (default: %(default)s)",
+    )
+    asked = parser.add_mutually_exclusive_group()
+    asked.add_argument("--gpus", type=_count, metavar="N", help="how to share so many GPUs out, and for what rate")
+    asked.add_argument("--rate", type=_positive, metavar="R", help="requests a second: how many GPUs they need")
+    add("--json", action="store_true", help="print JSON: seconds, bytes, tokens")
+    figures = parser.add_argument_group("other GPUs", "figures as on a data sheet, instead of those of --gpu")
+    figures.add_argument("--gpu-memory", type=_figure, metavar="GB", help="memory")
+    figures.add_argument("--bandwidth", type=_figure, metavar="GB/S", help="of the memory")
+    figures.add_argument("--flops", type=_figure, metavar="TFLOPS", help="of bfloat16 products, without sparsity")
+    figures.add_argument("--link", type=_figure, metavar="GB/S", help="to another GPU of the host, in one direction")
+    served = parser.add_argument_group("served with", "as for `tandem serve --device cuda`")
+    served.add_argument(
+        "--quantization",
+        choices=QUANTIZATIONS,
+        default=default_of(EngineConfig, "quantization"),
+        help="fp8: FP8 weights in any case (default: as the checkpoint has them)",
+    )
+    for flag, parse, default, metavar in (
+        ("--mem-fraction-static", _share, default_of(EngineConfig, "mem_fraction_static"), "F"),
+        ("--chunk-size", _count, GPU_DEFAULTS.chunk_size, "N"),
+        ("--max-batch-size", _batch_size, GPU_DEFAULTS.max_batch_size, "N"),
+        ("--page-size", _count, default_of(EngineConfig, "page_size"), "N"),
+    ):
+        served.add_argument(flag, type=parse, default=default, metavar=metavar, help="(default: %(default)s)")
+    served.add_argument(
+        "--mixed-steps",
+        choices=(ON, OFF),
+        default=default_of(ClusterOptions, "mixed_steps"),
+        help="whether role both computes prompts in one forward with decode steps (default: %(default)s)",
+    )
+    served.add_argument(
+        "--kv-cache-dtype",
+        choices=tuple(KV_CACHE_DTYPES),
+        default=default_of(EngineConfig, "kv_cache_dtype"),
+        help="auto is bfloat16 (default: %(default)s)",
+    )
+
+
+def _workload(text: str) -> tuple[int, int]:
+    found = _WORKLOAD.fullmatch(text)
+    try:
+        prompt_len, output_len = (int(part.replace(",", "")) for part in found.groups()) if found else (0, 0)
+    except ValueError:
+        prompt_len = output_len = 0
+    if prompt_len < 1 or output_len < 1:
+        raise argparse.ArgumentTypeError(
+            f"must be two numbers of tokens, each at least 1, such as 4096/256, not {text!r}"
+        )
+    return prompt_len, output_len
+
+
+def _limits(text: str) -> dict[str, float]:
+    """Seconds by name."""
+    limits: dict[str, float] = {}
+    for item in text.split(","):
+        name, equals, value = item.strip().partition("=")
+        if not equals or name not in _LIMITS or name in limits:
+            raise argparse.ArgumentTypeError(f"must be of ttft=TIME and itl=TIME, each once, not {text!r}")
+        try:
+            limits[name] = parse_duration(value)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+        if limits[name] <= 0:
+            raise argparse.ArgumentTypeError(f"the limit on {name} must be above 0")
+    return limits
+
+
+def _share(text: str) -> float:
+    share = _number(text)
+    if not 0 < share < 1:
+        raise argparse.ArgumentTypeError(f"must be between 0 and 1, not {text}")
+    return share
+
+
+def _positive(text: str) -> float:
+    number = _number(text)
+    if not (number > 0 and isfinite(number)):
+        raise argparse.ArgumentTypeError(f"must be above 0, not {text}")
+    return number
+
+
+def _figure(text: str) -> float:
+    figure = _number(text)
+    if not _SMALLEST_FIGURE <= figure <= _LARGEST_FIGURE:
+        raise argparse.ArgumentTypeError(f"must be from {_SMALLEST_FIGURE:g} to {_LARGEST_FIGURE:,}, not {text}")
+    return figure
+
+
+def _batch_size(text: str) -> int:
+    size = _count(text)
+    if size > _MAX_BATCH_SIZE:
+        raise argparse.ArgumentTypeError(f"must be at most {_MAX_BATCH_SIZE:,}")
+    return size
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a number, not {text!r}") from None
+
+
+def _count(text: str) -> int:
+    try:
+        number = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a whole number, not {text[:_MAX_SHOWN]!r}") from None
+    if number < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return number

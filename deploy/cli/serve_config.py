@@ -1,0 +1,108 @@
+"""What `tandem serve` is told: by its flags, its YAML file and its environment."""
+
+import argparse
+import difflib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tandem.deploy.cli.serve_options import API_KEY_FILE, API_KEY_VARIABLE, SERVE_OPTIONS
+from tandem.deploy.config.cluster_config import ClusterConfig
+from tandem.deploy.config.cluster_options import OPTIONS
+from tandem.deploy.config.options import in_flags, kind_of
+from tandem.deploy.config.otlp_endpoint import otlp_endpoint
+
+
+def cluster_config(arguments: argparse.Namespace, environment: Mapping[str, str]) -> ClusterConfig:
+    """What flags, file, environment and defaults say together.
+
+    Raises:
+        ValueError: they make no sense; the message, of one line, says what and where.
+    """
+    values: dict[str, Any] = {}
+    if arguments.config is not None:
+        values |= read_file(Path(arguments.config))
+    flags = {option.field: getattr(arguments, option.field) for option in SERVE_OPTIONS}
+    values |= {
+        target: tuple(value) if isinstance(value, list) else value
+        for target, value in flags.items()
+        if value is not None
+    }
+    if "model" not in values:
+        raise ValueError("which model? give --model, or a line `model: ...` in the file of --config")
+    for name in ("num_prefill", "num_decode"):
+        values.setdefault(name, 0 if values.get("num_both") or values.get("num_any") else 1)
+    keys = list(values.get("api_keys", ()))
+    if key_file := values.pop(API_KEY_FILE.field, ""):
+        keys += read_key_file(Path(key_file))
+    if key := environment.get(API_KEY_VARIABLE, ""):
+        keys.append(key)
+    values["api_keys"] = tuple(dict.fromkeys(keys))
+    values["otlp_endpoint"] = otlp_endpoint(values.get("otlp_endpoint", ""), environment)
+    try:
+        return ClusterConfig(**values)
+    except ValueError as error:
+        raise ValueError(in_flags(str(error), OPTIONS)) from error
+
+
+def read_file(path: Path) -> dict[str, Any]:
+    """The values of a YAML file, by the fields they are for.
+
+    Raises:
+        ValueError: it cannot be read or holds something that it must not; the message names the file and the key.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        # The nodes are composed too: where a key is there twice, the content has only its last value.
+        node, content = yaml.compose(text, yaml.SafeLoader), yaml.safe_load(text)
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8 text") from error
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = f" (line {mark.line + 1}, column {mark.column + 1})" if mark else ""
+        raise ValueError(f"{path} is not valid YAML: {error.problem or error.context}{where}") from error
+    except (yaml.YAMLError, ValueError) as error:
+        # PyYAML raises a bare ValueError for what looks like a date and is none, such as 2024-13-45.
+        raise ValueError(f"{path} is not valid YAML: {str(error).splitlines()[0]}") from error
+    if node is None:
+        return {}
+    if not isinstance(node, yaml.MappingNode):
+        raise ValueError(f"{path} must be a mapping of lines such as `prefill: 2`, not {kind_of(content)}")
+    keys = [key.value for key, _ in node.value]
+    options = {option.name: option for option in SERVE_OPTIONS}
+    for key in keys:
+        if key not in options:
+            raise ValueError(f"{path}: unknown key {key!r}{_suggestion(str(key), list(options))}")
+        if keys.count(key) > 1:
+            raise ValueError(f"{path}: {key} is there twice")
+    try:
+        return {options[key].field: options[key].check(value) for key, value in content.items()}
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def read_key_file(path: Path) -> list[str]:
+    """The keys of a file: one a line; blank lines and lines that start with # are skipped.
+
+    Raises:
+        ValueError: it cannot be read or holds no key.
+    """
+    try:
+        lines = [line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines()]
+    except OSError as error:
+        raise ValueError(f"--api-key-file {path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"--api-key-file {path} is not UTF-8 text") from error
+    keys = [line for line in lines if line and not line.startswith("#")]
+    if not keys:
+        raise ValueError(f"--api-key-file {path} holds no key: write one a line")
+    return keys
+
+
+def _suggestion(key: str, names: list[str]) -> str:
+    nearest = difflib.get_close_matches(key.strip("-").replace("_", "-"), names, n=1)
+    return f", did you mean {nearest[0]!r}?" if nearest else ""

@@ -1,0 +1,48 @@
+"""A worker's GPU is opened while the worker imports torch: the driver takes a good part of a second for either."""
+
+import ctypes
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from tandem.deploy.host.cpu_affinity import run_beside
+
+logger = logging.getLogger(__name__)
+
+_DRIVER = "libcuda.so.1"
+_PCI_ID_BYTES = 32
+
+
+class GpuOpening:
+    """Opens the first GPU that this process sees, in a thread of its own, and keeps the process to the CPUs beside it.
+    What cannot be opened is left to torch, which says why."""
+
+    def __init__(
+        self,
+        load_driver: Callable[[str], Any] = ctypes.CDLL,
+        run_beside: Callable[[str], str] = run_beside,
+    ) -> None:
+        self._load_driver = load_driver
+        self._run_beside = run_beside
+        self._thread = threading.Thread(target=self._open, name="gpu-opening", daemon=True)
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Returns when it is open, or cannot be opened."""
+        self._thread.join()
+
+    def _open(self) -> None:
+        try:
+            # Calls through ctypes leave Python to others, who import meanwhile.
+            driver = self._load_driver(_DRIVER)
+            device, context = ctypes.c_int(), ctypes.c_void_p()
+            pci_id = ctypes.create_string_buffer(_PCI_ID_BYTES)
+            if driver.cuInit(0) or driver.cuDeviceGet(ctypes.byref(device), 0):
+                return
+            if not driver.cuDeviceGetPCIBusId(pci_id, _PCI_ID_BYTES, device):
+                logger.info("%s", self._run_beside(pci_id.value.decode()))
+            # torch works in this context too. It is kept for the life of the process, as torch would keep it.
+            driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
+        except (OSError, AttributeError, ValueError) as error:
+            logger.info("the GPU is opened by torch: %s", error)

@@ -1,0 +1,235 @@
+"""A cluster whose supervisor is a Ray actor, as commands see it: from any process that has joined that Ray."""
+
+import contextlib
+import functools
+import os
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tandem.deploy.config.cluster_config import ClusterConfig
+from tandem.deploy.joined.supervisor_actor import ENDED, SupervisorActor, SupervisorOrder, SupervisorState
+from tandem.deploy.on_ray.hosted_ray import SUPERVISOR, HostedRay, namespace_of
+from tandem.deploy.on_ray.ray_module import NodeAffinitySchedulingStrategy, RayActorError, RayError, RayTaskError, ray
+from tandem.deploy.on_ray.sealed_actor import sealed_order
+
+POLL_INTERVAL_S = 0.2
+CALL_TIMEOUT_S = 10.0
+# A supervisor that has died is started again, and has taken over, within this time.
+SILENCE_LIMIT_S = 60.0
+_CONCURRENT_CALLS = 8
+# Where models are, and what lets one fetch them.
+_ENVIRONMENT = (
+    "TANDEM_CACHE",
+    "XDG_CACHE_HOME",
+    "HF_HOME",
+    "HF_HUB_CACHE",
+    "HF_TOKEN",
+    "HF_HUB_OFFLINE",
+    "HF_ENDPOINT",
+)
+
+
+_PATHS = (
+    *("tls_cert", "tls_key", "tls_client_ca", "internal_tls_cert", "internal_tls_key", "internal_tls_ca"),
+    *("chat_template", "log_dir"),
+)
+
+
+class RemoteError(Exception):
+    """A cluster cannot be spoken to; the message is for a person."""
+
+
+class NameOnRayTakenError(Exception):
+    """A cluster of that name is on that Ray already."""
+
+
+class RemoteCluster:
+    """One cluster by its name, on the Ray that this process has joined."""
+
+    def __init__(self, name: str, address: str, actor: Any, order: SupervisorOrder | None = None) -> None:
+        """Args: order: what its supervisor is told, in each life of it; None: that is somebody else's business."""
+        self._order = order
+        self._name = name
+        self._address = address
+        self._actor = actor
+        self._life = ""
+        self._next_line = 0
+
+    @staticmethod
+    def create(config: ClusterConfig) -> "RemoteCluster":
+        """Has a supervisor start it, which begins on this host.
+
+        Raises:
+            NameOnRayTakenError: there is one of that name.
+        """
+        name = config.cluster_name
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
+        environment = {key: os.environ[key] for key in _ENVIRONMENT if key in os.environ}
+        options = {
+            "name": SUPERVISOR,
+            "namespace": namespace_of(name),
+            "lifetime": "detached",
+            "max_restarts": -1,
+            "max_concurrency": _CONCURRENT_CALLS,
+            "num_cpus": 0,
+            "scheduling_strategy": here,
+        }
+        try:
+            actor = ray.remote(SupervisorActor).options(**options).remote(config.ray_address, name, config.spans_nodes)
+        except ValueError as error:
+            raise NameOnRayTakenError(name) from error
+        return RemoteCluster(name, config.ray_address, actor, SupervisorOrder(_portable(config), environment))
+
+    @staticmethod
+    def find(name: str, address: str) -> "RemoteCluster | None":
+        """That of this name; None: there is none."""
+        try:
+            return RemoteCluster(name, address, ray.get_actor(SUPERVISOR, namespace_of(name)))
+        except ValueError:
+            return None
+
+    def look(self) -> SupervisorState | None:
+        """How it is, with the lines that are new since the last look; None: its supervisor does not answer now.
+
+        Raises:
+            GoneError: it has ended, supervisor and all.
+            RayEndedError: so has its Ray.
+        """
+        state = self._call(functools.partial(self._actor.state.remote, self._next_line))
+        if state is not None and state.life != self._life:
+            # Of another life everything is new.
+            if not self._tell():
+                return None
+            self._life, self._next_line = state.life, 0
+            state = self._call(self._actor.state.remote) or state
+        if state is not None:
+            self._next_line = state.next_line
+        return state
+
+    def log_directory(self) -> str:
+        """Where its processes write their logs, each on its node; "": where Ray has them.
+
+        Raises:
+            GoneError: it has ended, supervisor and all.
+            RemoteError: its supervisor does not answer now.
+        """
+        directory: str | None = self._call(self._actor.log_directory.remote)
+        if directory is None:
+            raise RemoteError(f"the supervisor of {self._name} does not answer")
+        return directory
+
+    def stop(self, show: Callable[[str], None], *, limit_s: float) -> str:
+        """Has it drain and end; returns when nothing of it is left, with what went wrong, or "".
+
+        Args:
+            limit_s: after which, as after too long a silence, it is ended in any case.
+        """
+        began = heard_at = time.monotonic()
+        error = ""
+        who = uuid.uuid4().hex
+        with contextlib.suppress(GoneError):
+            while True:
+                # One that was started again meanwhile does not know yet.
+                self._call(functools.partial(self._actor.stop.remote, who))
+                state = self.look()
+                now = time.monotonic()
+                if state is not None:
+                    heard_at, error = now, state.error
+                    for line in state.lines:
+                        show(line)
+                    if state.phase == ENDED:
+                        break
+                if now - heard_at > SILENCE_LIMIT_S or now - began > limit_s:
+                    show(f"The supervisor of {self._name} does not come to an end: it is killed")
+                    break
+                time.sleep(POLL_INTERVAL_S)
+        self.end()
+        return error
+
+    def end(self) -> None:
+        """Ends what there still is of it, at once, and nothing of another that has its name since."""
+        ray.kill(self._actor)
+        if self._is_replaced():
+            return
+        hosted = HostedRay(self._address, self._name)
+        hosted.end_all()
+        hosted.forget()
+
+    def scale(self, counts: Mapping[str, int]) -> Iterator[Mapping[str, Any]]:
+        """The lines of the answer, as tandem.deploy.serve has them for clusters of this host.
+
+        Raises:
+            RemoteError: it does not serve, or its supervisor has died meanwhile.
+        """
+        try:
+            number = ray.get(self._actor.scale.remote(dict(counts)), timeout=CALL_TIMEOUT_S)
+            is_over = False
+            while not is_over:
+                lines, is_over, error, is_usage = ray.get(
+                    self._actor.scale_lines.remote(number, 1.0), timeout=CALL_TIMEOUT_S
+                )
+                yield from ({"line": line} for line in lines)
+            yield {"error": error, "is_usage": is_usage}
+        except RayTaskError as error:
+            raise RemoteError(str(error.cause)) from error
+        except (RayActorError, TimeoutError) as error:
+            raise RemoteError(f"the supervisor of {self._name} does not answer; what it was at may go on") from error
+
+    def _tell(self) -> bool:
+        """Has a new life of the supervisor know what it is to do, if this process does; whether that was possible."""
+        if self._order is None:
+            return True
+        public_key = self._call(self._actor.public_key.remote)
+        if public_key is not None:
+            self._actor.tell.remote(sealed_order(self._order, public_key))
+        return public_key is not None
+
+    def _call(self, call: Callable[[], Any]) -> Any:
+        """What an actor answers; None: it does not, or is being started again.
+
+        Raises:
+            GoneError: it is not started again.
+        """
+        self._check_up()
+        try:
+            return ray.get(call(), timeout=CALL_TIMEOUT_S)
+        except TimeoutError:
+            return None
+        except RayActorError:
+            # Ray would wait for a minute for the part of it that knows.
+            self._check_up()
+            if RemoteCluster.find(self._name, self._address) is None or self._is_replaced():
+                raise GoneError(self._name) from None
+            time.sleep(POLL_INTERVAL_S)
+            return None
+        except RayError:
+            return None
+
+    def _is_replaced(self) -> bool:
+        """Whether another cluster has its name, which was free once it had ended."""
+        found = RemoteCluster.find(self._name, self._address)
+        return found is not None and found._actor._actor_id != self._actor._actor_id
+
+    def _check_up(self) -> None:
+        if not HostedRay(self._address, self._name).is_up():
+            raise RayEndedError
+
+
+class RayEndedError(Exception):
+    """Nobody is left to ask, nor anything of a cluster."""
+
+
+class GoneError(Exception):
+    """A cluster has ended."""
+
+
+def _portable(config: ClusterConfig) -> ClusterConfig:
+    """With whole paths, for a process whose working directory is another."""
+    whole: dict[str, Any] = {name: str(Path(path).absolute()) for name in _PATHS if (path := getattr(config, name))}
+    if Path(config.model).exists():
+        whole["model"] = str(Path(config.model).absolute())
+    return replace(config, **whole)

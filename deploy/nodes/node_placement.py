@@ -1,0 +1,401 @@
+"""A cluster over several nodes of a Ray: which process is where, and what it finds there.
+
+Each process has a placement group of its own, one bundle. So its CPU and GPU stay its own while it is started again;
+and where a node is lost, Ray moves the groups of its workers, one by one, to wherever there is room, or keeps them
+until there is. A router's group is bound to its node's address, by which clients and workers know it, and waits for it.
+"""
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tandem import hosts
+from tandem.deploy.config.cluster_config import ClusterConfig
+from tandem.deploy.config.node_choice import FreeNode, choose_nodes
+from tandem.deploy.host.ports import ClientAddresses, ClusterPorts
+from tandem.deploy.nodes.node_facts import SENT_MODULES, NodeFacts, node_facts
+from tandem.deploy.nodes.port_holder import PortHolder, WantedPort
+from tandem.deploy.on_ray.hosted_ray import HostedRay
+from tandem.deploy.on_ray.ray_module import (
+    NodeAffinitySchedulingStrategy,
+    PlacementGroup,
+    PlacementGroupSchedulingStrategy,
+    RayError,
+    placement_group,
+    placement_group_table,
+    ray,
+    ray_worker,
+    remove_placement_group,
+    state,
+)
+from tandem.deploy.plan import PoolsOfNode
+from tandem.router.config import RouterAddresses
+
+logger = logging.getLogger(__name__)
+
+# The package that every node must have in the same version.
+CODE = "tandem"
+
+# A node's first process takes seconds to start, and longer where Ray brings it the code.
+ANSWER_TIMEOUT_S = 60.0
+PLACED_TIMEOUT_S = 10.0
+POLL_INTERVAL_S = 0.05
+# Ray gives every node such a resource, of 1.
+_OF_NODE = "node:{}"
+_ON_NODE = 0.001
+# The name of the actor that holds a node's ports.
+_HOLDER = "ports-{}"
+
+
+@dataclass(slots=True)
+class _Process:
+    """Attributes: need: what it takes of a node; group: has that for it; is_waiting: whether that has been said."""
+
+    need: Mapping[str, float]
+    group: PlacementGroup
+    is_waiting: bool = False
+
+
+@dataclass(slots=True)
+class _Holder:
+    """Of the ports of one node's routers. Attributes: life: how many there were before; alive: ends with the actor."""
+
+    life: int
+    actor: Any
+    alive: Any
+    wanted: list[WantedPort]
+
+
+@dataclass(frozen=True, slots=True)
+class SavedPlacement:
+    """What another process needs to go on with it; NodePlacement says what each is."""
+
+    workers: tuple[str, ...]
+    routers: tuple[str, ...]
+    processes: dict[str, tuple[dict[str, float], PlacementGroup]]
+    facts: dict[str, NodeFacts]
+    router_nodes: dict[str, str]
+    node_of_worker: dict[str, str]
+    holders: dict[str, tuple[int, list[WantedPort]]]
+
+
+class NodePlacement:
+    """From the choice of nodes to the end of the cluster. Its calls wait for no node that is lost."""
+
+    def __init__(
+        self, config: ClusterConfig, hosted: HostedRay, workers: Sequence[str], routers: Sequence[str]
+    ) -> None:
+        """Args: workers, routers: their names."""
+        self._config = config
+        self._hosted = hosted
+        self._workers = workers
+        self._routers = routers
+        self._processes: dict[str, _Process] = {}
+        # Nodes by their addresses in Ray.
+        self._facts: dict[str, NodeFacts] = {}
+        # Those of the processes, as they were chosen.
+        self._router_nodes: dict[str, str] = {}
+        self._node_of_worker: dict[str, str] = {}
+        self._holders: dict[str, _Holder] = {}
+
+    @staticmethod
+    def restored(config: ClusterConfig, hosted: HostedRay, saved: SavedPlacement) -> "NodePlacement":
+        """What an earlier process like this one has saved."""
+        placement = NodePlacement(config, hosted, saved.workers, saved.routers)
+        placement._processes = {name: _Process(need, group) for name, (need, group) in saved.processes.items()}
+        placement._facts = saved.facts
+        placement._router_nodes, placement._node_of_worker = saved.router_nodes, saved.node_of_worker
+        running = hosted.find_actors()
+        for node, (life, wanted) in saved.holders.items():
+            if (actor := running.get(_HOLDER.format(node), {}).get(life)) is not None:
+                placement._holders[node] = _Holder(life, actor, actor.wait_ended.remote(), wanted)
+            else:
+                again = placement._holders[node] = placement._start_holder(node, wanted, life + 1)
+                again.actor.hold_again.remote(wanted)
+        return placement
+
+    def saved(self) -> SavedPlacement:
+        return SavedPlacement(
+            tuple(self._workers),
+            tuple(self._routers),
+            {name: (dict(process.need), process.group) for name, process in self._processes.items()},
+            self._facts,
+            self._router_nodes,
+            self._node_of_worker,
+            {node: (holder.life, holder.wanted) for node, holder in self._holders.items()},
+        )
+
+    def holders(self) -> list[Any]:
+        """The actors that hold routers' ports."""
+        return [holder.actor for holder in self._holders.values()]
+
+    def place(self, model_dir: str) -> ClusterPorts:
+        """Chooses nodes, makes sure that each can run what it is to, and takes the processes' room and ports there.
+
+        Args:
+            model_dir: an absolute path.
+
+        Raises:
+            ValueError: there is no room, or a node lacks something; the message names it.
+        """
+        nodes = _free_nodes()
+        chosen = self._choose(nodes)
+        ids = {node.address: node.node_id for node in nodes}
+        self._check_nodes({address: ids[address] for address in dict.fromkeys(chosen.values())}, model_dir)
+        for name, address in chosen.items():
+            self._take_room(name, address, ids[address])
+        deadline = time.monotonic() + PLACED_TIMEOUT_S
+        for name in chosen:
+            while not _node_of(self._processes[name].group):
+                if time.monotonic() > deadline:
+                    raise ValueError(f"the Ray has no room for {name} any more: others may have taken it")
+                time.sleep(POLL_INTERVAL_S)
+        for name, address in chosen.items():
+            logger.info("%s is placed on %s", name, address)
+        return self._hold_ports()
+
+    def actor_options(self, name: str) -> dict[str, Any]:
+        """What the actor of that name is asked for with, besides its GPUs."""
+        return {"num_cpus": 1, "scheduling_strategy": PlacementGroupSchedulingStrategy(self._processes[name].group, 0)}
+
+    def is_here(self, router: str) -> bool:
+        """Whether a router is on this process's node."""
+        assert ray_worker._global_node is not None
+        return self._router_nodes[router] == ray_worker._global_node.node_ip_address
+
+    def is_placed(self, name: str) -> bool:
+        """Whether a node has the process's room."""
+        return bool(_node_of(self._processes[name].group))
+
+    def has_room(self, name: str) -> bool:
+        """Whether a process that is to be started again has a node. That it has none, and that it has one again, is
+        said once."""
+        process = self._processes[name]
+        node_id = _node_of(process.group)
+        if not node_id:
+            if not process.is_waiting:
+                if name in self._router_nodes:
+                    logger.warning("%s waits for the node %s to be in the Ray", name, self._router_nodes[name])
+                else:
+                    amounts = ", ".join(f"{amount:g} {resource}" for resource, amount in process.need.items())
+                    logger.warning("%s waits: no node of the Ray has room for it (%s)", name, amounts)
+            process.is_waiting = True
+            return False
+        if process.is_waiting:
+            process.is_waiting = False
+            logger.warning("%s has room on %s", name, _address_of(node_id))
+        return True
+
+    def ports_of(self, router: str) -> tuple[Any, ...]:
+        """What a router's start must wait for: its node's ports are held again, if their holder has died."""
+        node = self._router_nodes[router]
+        holder = self._holders[node]
+        dead, _ = ray.wait([holder.alive], timeout=0)
+        if not dead:
+            return ()
+        again = self._holders[node] = self._start_holder(node, holder.wanted, holder.life + 1)
+        return (again.actor.hold_again.remote(again.wanted),)
+
+    def close(self) -> None:
+        """Gives back all room and ports."""
+        for holder in self._holders.values():
+            ray.kill(holder.actor)
+        for process in self._processes.values():
+            remove_placement_group(process.group)
+        self._holders, self._processes = {}, {}
+
+    def num_threads(self, worker: str) -> int:
+        """CPU threads for a worker where none are configured: those of the first workers of a node share its CPUs, and
+        others have as many."""
+        node = self._node_of_worker.get(worker)
+        if node is None:
+            return min(map(self.num_threads, self._workers))
+        together = sum(self._node_of_worker.get(other) == node for other in self._workers)
+        return max(1, self._facts[node].num_cpus // together)
+
+    def pools(self) -> list[PoolsOfNode]:
+        """Of the workers that the cluster starts with, each of which has one."""
+        counts = Counter(self._node_of_worker.values())
+        return [PoolsOfNode(node, num, self._facts[node].available_bytes) for node, num in counts.items()]
+
+    def add_workers(self, names: Sequence[str]) -> None:
+        """Takes room for further workers; those that find none now have it when there is some."""
+        nodes = _free_nodes()
+        ids = {node.address: node.node_id for node in nodes}
+        try:
+            places = choose_nodes(nodes, [self._worker_need] * len(names), self._config.placement_strategy)
+        except ValueError:
+            places = [nodes[0].address] * len(names)
+        for name, address in zip(names, places, strict=True):
+            self._take_room(name, address, ids[address])
+
+    def remove_workers(self, names: Sequence[str]) -> None:
+        """Gives back the room of workers that have ended."""
+        for name in names:
+            remove_placement_group(self._processes.pop(name).group)
+
+    @property
+    def _worker_need(self) -> dict[str, float]:
+        return _need(self._config.num_devices // self._config.num_workers if self._config.device == "cuda" else 0)
+
+    def _choose(self, nodes: Sequence[FreeNode]) -> dict[str, str]:
+        """The nodes' addresses by the processes' names, workers first."""
+        config = self._config
+        # An address belongs to one host.
+        for_routers = nodes if hosts.is_any(config.host) else nodes[:1]
+        places = choose_nodes(for_routers, [_need(0)] * len(self._routers), config.placement_strategy)
+        self._router_nodes = dict(zip(self._routers, places, strict=True))
+        left = [
+            node._replace(free={**node.free, "CPU": node.free.get("CPU", 0.0) - places.count(node.address)})
+            for node in nodes
+        ]
+        places = choose_nodes(left, [self._worker_need] * len(self._workers), config.placement_strategy)
+        self._node_of_worker = dict(zip(self._workers, places, strict=True))
+        return self._node_of_worker | self._router_nodes
+
+    def _check_nodes(self, nodes: Mapping[str, str], model_dir: str) -> None:
+        own = NodeFacts(**node_facts(CODE, model_dir))
+        for module in SENT_MODULES:
+            ray.cloudpickle.register_pickle_by_value(module)
+        try:
+            ask = ray.remote(node_facts)
+            asked = {
+                ask.options(
+                    num_cpus=0, max_retries=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False)
+                ).remote(CODE, model_dir): address
+                for address, node_id in nodes.items()
+            }
+        finally:
+            for module in SENT_MODULES:
+                ray.cloudpickle.unregister_pickle_by_value(module)
+        answered, silent = ray.wait(list(asked), num_returns=len(asked), timeout=ANSWER_TIMEOUT_S)
+        if silent:
+            raise ValueError(
+                f"node {', '.join(asked[ref] for ref in silent)} of the Ray runs nothing within {ANSWER_TIMEOUT_S:g} s"
+            )
+        for ref in answered:
+            address = asked[ref]
+            try:
+                facts = NodeFacts(**ray.get(ref))
+            except RayError as error:
+                raise ValueError(
+                    f"node {address} of the Ray cannot be asked: {' '.join(str(error).split())}"
+                ) from error
+            _check_facts(address, facts, own, model_dir)
+            try:
+                hosts.choose_address(facts.addresses, self._config.interface, address)
+            except ValueError as error:
+                raise ValueError(f"node {address}: {error}; choose another `interface`") from error
+            self._facts[address] = facts
+
+    def _take_room(self, name: str, address: str, node_id: str) -> None:
+        # It outlives the supervisor, whose successor goes on with it.
+        options: dict[str, Any] = {
+            "strategy": "STRICT_PACK",
+            "name": self._hosted.group_name(name),
+            "lifetime": "detached",
+        }
+        if name in self._router_nodes:
+            need = {**_need(0), _OF_NODE.format(address): _ON_NODE}
+            group = placement_group([need], **options)
+        else:
+            need = self._worker_need
+            # A hint: when this node is lost any other will do.
+            group = placement_group([need], **options, _soft_target_node_id=node_id)
+        self._processes[name] = _Process(need, group)
+
+    def _hold_ports(self) -> ClusterPorts:
+        config = self._config
+        shared = [
+            WantedPort(config.host, config.grpc_port, "grpc_port"),
+            WantedPort(config.host, config.http_port, "http_port"),
+        ]
+        is_alone = len(self._routers) == 1
+        routers: dict[str, RouterAddresses] = {}
+        for node in dict.fromkeys(self._router_nodes.values()):
+            here = [name for name, at in self._router_nodes.items() if at == node]
+            own_host = hosts.choose_address(self._facts[node].addresses, config.interface, node)
+            own = [WantedPort(config.host, 0, "grpc_port"), WantedPort(config.host, 0, "http_port")]
+            each = [*([] if is_alone else own), WantedPort(own_host, 0, "interface")]
+            wanted = [*shared, *(one for _ in here for one in each)]
+            holder = self._holders[node] = self._start_holder(node, wanted, 0)
+            numbers = _answer(holder.actor.hold.remote(wanted), node)
+            holder.wanted = [one._replace(port=number) for one, number in zip(wanted, numbers, strict=True)]
+            # Whichever was free on the first node is to be free on all.
+            shared = holder.wanted[: len(shared)]
+            client_host = own_host if hosts.is_any(config.host) else config.host
+            rest = iter(numbers[len(shared) :])
+            for name in here:
+                grpc, http = numbers[: len(shared)] if is_alone else (next(rest), next(rest))
+                routers[name] = RouterAddresses(
+                    f"{client_host}:{grpc}", f"{client_host}:{http}", f"{own_host}:{next(rest)}"
+                )
+        first = routers[self._routers[0]]
+        host = first.grpc.rpartition(":")[0]
+        addresses = ClientAddresses(*(f"{host}:{one.port}" for one in shared))
+        return ClusterPorts(addresses, {name: routers[name] for name in self._routers})
+
+    def _start_holder(self, node: str, wanted: list[WantedPort], life: int) -> _Holder:
+        # A node that has come back has another id and the same address.
+        options: dict[str, Any] = {"num_cpus": 0, "resources": {_OF_NODE.format(node): _ON_NODE}, "max_concurrency": 2}
+        options |= self._hosted.naming(f"{_HOLDER.format(node)}.{life}")
+        actor: Any = ray.remote(PortHolder).options(**options, max_restarts=0).remote()
+        return _Holder(life, actor, actor.wait_ended.remote(), wanted)
+
+
+def _check_facts(address: str, facts: NodeFacts, own: NodeFacts, model_dir: str) -> None:
+    """Raises ValueError: the node is not as this host is."""
+    advice = "install the same there, or have Ray bring it (ship_code)"
+    if not facts.sources:
+        raise ValueError(f"node {address} of the Ray has no tandem-llm, which is {own.version} here; {advice}")
+    if facts.sources != own.sources:
+        raise ValueError(
+            f"node {address} of the Ray has tandem-llm {facts.version or '?'}, and here is {own.version}"
+            + ("" if facts.version != own.version else " with other files")
+            + f"; {advice}"
+        )
+    if facts.model_error:
+        raise ValueError(
+            f"node {address} of the Ray cannot read the model: {facts.model_error}; it must be at {model_dir} on every "
+            "node"
+        )
+    if facts.model != own.model:
+        raise ValueError(
+            f"node {address} of the Ray has another model at {model_dir}: its config.json or its weights' files differ"
+        )
+
+
+def _need(num_gpus: int) -> dict[str, float]:
+    return {"CPU": 1.0, "GPU": float(num_gpus)} if num_gpus else {"CPU": 1.0}
+
+
+def _answer(ref: Any, node: str) -> Any:
+    try:
+        return ray.get(ref, timeout=ANSWER_TIMEOUT_S)
+    except RayError as error:
+        raise ValueError(f"node {node}: {getattr(error, 'cause', None) or error}") from error
+
+
+def _free_nodes() -> list[FreeNode]:
+    """Those that are alive, this process's first."""
+    here = ray.get_runtime_context().get_node_id()
+    free = state.available_resources_per_node()
+    nodes = [
+        FreeNode(node["NodeID"], node["NodeManagerAddress"], free.get(node["NodeID"], {}))
+        for node in ray.nodes()
+        if node["Alive"]
+    ]
+    return sorted(nodes, key=lambda node: (node.node_id != here, node.address))
+
+
+def _node_of(group: PlacementGroup) -> str:
+    """The id of the node that has a group's room; "" while none has."""
+    found = placement_group_table(group)
+    return next(iter(found["bundles_to_node_id"].values())) if found.get("state") == "CREATED" else ""
+
+
+def _address_of(node_id: str) -> str:
+    return next((node["NodeManagerAddress"] for node in ray.nodes() if node["NodeID"] == node_id), node_id)

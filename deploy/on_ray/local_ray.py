@@ -1,0 +1,177 @@
+"""A Ray of the cluster's own, as one host wants it: on loopback alone, and closed to whoever lacks its token.
+
+Whoever gets at an open Ray runs code as its user.
+"""
+
+import contextlib
+import fcntl
+import ipaddress
+import logging
+import os
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+import grpc
+
+from tandem.deploy.host.run_record import check_private, ray_token_path
+from tandem.deploy.on_ray.bare_node import AliveNodes, bare_node
+from tandem.deploy.on_ray.ray_base import RayBase, StartError
+from tandem.deploy.on_ray.ray_module import (
+    FIRST_VERSION,
+    node,
+    ray,
+    ray_constants,
+    ray_worker,
+    services,
+    settings_reset,
+    state,
+    utils,
+)
+from tandem.deploy.on_ray.ray_probe import call_ray
+from tandem.deploy.on_ray.ray_signals import own_signals
+from tandem.processes import ProcessId
+
+logger = logging.getLogger(__name__)
+
+# Ray's own store is for its bookkeeping here: no request data and no KV ever enters it.
+OBJECT_STORE_BYTES = 80 * 2**20
+# Ray begins so when one of its processes has died, and goes on for a paragraph.
+_DEATH = "A worker died or was killed"
+# Some of it is a log of its own, thousands of characters long.
+_MAX_SAID = 400
+
+
+class LocalRay(RayBase):
+    """One Ray on this host, from its start to its stop; a process has one at a time."""
+
+    def __init__(self, directory: Path) -> None:
+        """Args: directory: where its token and, in `ray`, its logs and sockets are, for this user alone."""
+        self._directory = directory
+        self._token_path = ray_token_path(directory, ProcessId.of(os.getpid()))
+        # Each of Ray's processes reads the token's file when it starts, in weeks too: what tidies up in /tmp leaves a
+        # directory alone that somebody holds a lock on (tmpfiles.d(5)).
+        self._held: int | None = None
+        # It stays open, and locked, for as long as the token is needed.
+        self._token_file: TextIO | None = None
+
+    @property
+    def log_directory(self) -> str:
+        return f"{self._temp_directory()}/session_latest/logs"
+
+    def start(self, num_processes: int) -> None:
+        """Starts Ray and makes sure that it is closed.
+
+        Raises:
+            ValueError: this version of Ray, or what the environment tells it, leaves it open.
+            OSError: its token cannot be kept.
+            StartError: it did not come up.
+        """
+        reset_settings = settings_reset()
+        token = secrets.token_hex(32)
+        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        check_private(self._directory)
+        self._held = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fcntl.flock(self._held, fcntl.LOCK_SH)
+        self._token_path.unlink(missing_ok=True)
+        self._token_file = open(self._token_path, "x", opener=_private)  # noqa: SIM115
+        # Other starts, in other containers too, tell by the lock that it is needed; they leave an empty file alone.
+        fcntl.flock(self._token_file, fcntl.LOCK_SH)
+        self._token_file.write(token)
+        self._token_file.flush()
+        # The token itself in the environment would go before the file, and be another cluster's.
+        os.environ.pop("RAY_AUTH_TOKEN", None)
+        os.environ["RAY_AUTH_TOKEN_PATH"] = str(self._token_path)
+        os.environ["RAY_AUTH_MODE"] = "token"
+        reset_settings()
+        rephrase_errors()
+        with own_signals(utils, ray_constants), bare_node(node.Node, services, _watch_nodes):
+            try:
+                ray.init(
+                    address="local",
+                    num_cpus=num_processes,
+                    include_dashboard=False,
+                    object_store_memory=OBJECT_STORE_BYTES,
+                    log_to_driver=False,
+                    logging_level=logging.ERROR,
+                    _temp_dir=self._temp_directory(),
+                )
+            except (ValueError, OSError):
+                raise
+            except Exception as error:
+                # Where its node is not up in time Ray raises Exception itself.
+                raise StartError(
+                    f"Ray did not start: {error}; if this host does not have too much else to do, "
+                    f"{self.log_directory} says more"
+                ) from error
+        check_closed(ray.get_runtime_context().gcs_address)
+
+    def stop(self) -> None:
+        """Ends whatever runs of it."""
+        ray.shutdown()
+        # A Ray that is started from here later, and not by us, would insist on the file.
+        if os.environ.get("RAY_AUTH_TOKEN_PATH") == str(self._token_path):
+            del os.environ["RAY_AUTH_TOKEN_PATH"]
+        # What cannot be removed could not be made either, and that has been said.
+        with contextlib.suppress(OSError):
+            self._token_path.unlink()
+        if self._token_file is not None:
+            self._token_file.close()
+            self._token_file = None
+        if self._held is not None:
+            os.close(self._held)
+            self._held = None
+
+    def num_free(self, resource: str) -> int:
+        return int(ray.available_resources().get(resource, 0))
+
+    def num_nodes(self) -> int:
+        return 1
+
+    def actor_options(self) -> dict[str, Any]:
+        # Nobody else uses this Ray: it has nothing to account for.
+        return {"num_cpus": 0}
+
+    def _temp_directory(self) -> str:
+        own = os.environ.get("RAY_TMPDIR")
+        return f"{own}/ray" if own else f"{self._directory}/ray"
+
+
+def _watch_nodes(gcs_address: str) -> AliveNodes:
+    found = state.GlobalState()
+    found._initialize_global_state(services._get_gcs_client_options(gcs_address))
+    return lambda: {info["NodeID"] for info in found.node_table() if info["Alive"]}
+
+
+def rephrase_errors() -> None:
+    """Has what Ray says of its own accord come as one line among ours. That a process has died we say ourselves."""
+
+    def say(data: Mapping[str, Any], ignore_prefix: bool = False) -> None:
+        for message in data["lines"]:
+            if not message.startswith(_DEATH):
+                logger.warning("Ray: %s", " ".join(message.split())[:_MAX_SAID])
+
+    # There is no option for it; what Ray's processes print goes another way.
+    ray_worker.print_to_stdstream = say
+
+
+def check_closed(address: str) -> None:
+    """Raises ValueError unless the Ray at this address is on loopback and refuses calls without a token."""
+    host = address.rpartition(":")[0].strip("[]")
+    if not ipaddress.ip_address(host).is_loopback:
+        raise ValueError(f"Ray {ray.__version__} listens at {address}, which is not loopback")
+    try:
+        call_ray(address)
+    except grpc.RpcError as error:
+        if error.code() == grpc.StatusCode.UNAUTHENTICATED:
+            return
+        raise ValueError(f"Ray at {address} does not say whether it asks for a token: {error.code().name}") from error
+    raise ValueError(
+        f"Ray {ray.__version__} answers calls without a token, so everybody on this host could run code here; "
+        f"install ray>={FIRST_VERSION}"
+    )
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)

@@ -1,0 +1,55 @@
+"""The plan of who leans to which work, kept up to date at all routers by the process that supervises."""
+
+import contextlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tandem.deploy.on_ray.ray_module import RayError, ray
+from tandem.deploy.supervise.role_planner import RolePlanner
+from tandem.router.workers.leans import RouterDemand
+
+PLAN_INTERVAL_S = 0.5
+# What a router has said counts for so long: one that is started again meanwhile has nothing in hand.
+FRESH_S = 2.0
+
+
+class RolePlans:
+    """Tells routers the plan and asks them what there is to do, both in one call, again and again.
+
+    Nothing waits: a router that does not answer keeps nobody else from the plan, and one that is started again is told
+    like any other. What a planner knows is told it anew after each start of this process too.
+    """
+
+    def __init__(
+        self, planner: RolePlanner, routers: Callable[[], Mapping[str, Any]], clock: Callable[[], float]
+    ) -> None:
+        """Args: routers: the actors of those that run, by their names."""
+        self._planner = planner
+        self._routers = routers
+        self._clock = clock
+        self._plan_at = clock()
+        self._asked: dict[str, Any] = {}
+        self._said: dict[str, tuple[float, RouterDemand]] = {}
+
+    def take_turn(self) -> None:
+        """To be called several times a second."""
+        now = self._clock()
+        self._take_answers(now)
+        if now < self._plan_at:
+            return
+        self._plan_at = now + PLAN_INTERVAL_S
+        fresh = {name: demand for name, (at, demand) in self._said.items() if now - at < FRESH_S}
+        leans = dict(self._planner.plan(fresh))
+        for name, actor in self._routers().items():
+            if name not in self._asked:
+                self._asked[name] = actor.exchange_leans.remote(leans)
+
+    def _take_answers(self, now: float) -> None:
+        refs = list(self._asked.values())
+        answered, _ = ray.wait(refs, num_returns=len(refs), timeout=0) if refs else ([], [])
+        for name in [name for name, ref in self._asked.items() if ref in answered]:
+            # One that has died, or whose loop is busy, says nothing this time.
+            with contextlib.suppress(RayError, TimeoutError):
+                demand = ray.get(self._asked.pop(name))
+                if demand is not None:
+                    self._said[name] = now, demand

@@ -1,0 +1,256 @@
+"""Keeps a cluster's processes alive."""
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from tandem.deploy.host.mappers import Mappers
+from tandem.deploy.on_ray.ray_module import ActorUnavailableError, RayError, RayTaskError, ray
+
+logger = logging.getLogger(__name__)
+
+POLL_INTERVAL_S = 0.2
+RESTART_DELAY_S = 1.0
+# This process turns every POLL_INTERVAL_S, unless it was stopped, or the machine slept.
+STANDSTILL_S = 1.0
+# Until what was asked before the end is answered.
+LAST_ANSWER_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessKind:
+    """What a supervisor does with processes of one kind. Each call returns the reference that ends with what it does.
+
+    Attributes:
+        start: makes the actor of a name anew, which replaces the one before, and has it load.
+        join: has an actor that is loaded take part.
+        probe: asks an actor whether it still answers.
+        probe_interval_s: between two of these questions.
+        silence_limit_s: a process that answers none for so long is ended and started again: it may be stopped, which
+            no stream shows.
+        start_limit_s: a process that has not loaded and joined within this time is ended and started again.
+        mapped: asks an actor for the names of those whose memory it maps; None: such processes map nothing.
+        answered: is told what an actor answers to a probe; None: nobody is.
+    """
+
+    start: Callable[[str], Any]
+    join: Callable[[Any], Any]
+    probe: Callable[[Any], Any]
+    probe_interval_s: float
+    silence_limit_s: float
+    start_limit_s: float
+    mapped: Callable[[Any], Any] | None = None
+    answered: Callable[[Any], None] | None = None
+
+
+class _Awaited(NamedTuple):
+    """What a reference that Ray is waited on for means.
+
+    Attributes:
+        stage: "end" of a process, "load" or "join" of one that is started again, "answer" to a probe, "mapped" to the
+            question whose memory it maps.
+    """
+
+    stage: str
+    name: str
+
+
+class Supervisor:
+    """Watches routers and workers; one that dies, or does not answer, is started again. Nothing here blocks for longer
+    than a poll, so that a stop or another death is always seen."""
+
+    def __init__(
+        self, actors: Mapping[str, Any], kinds: Mapping[str, ProcessKind], may_start: Callable[[str], bool]
+    ) -> None:
+        """
+        Args:
+            actors: by name; a kind's `start` replaces entries.
+            kinds: what each of them is, by the same names.
+            may_start: asked before a process is started again, and at every poll until it says yes: there may be no
+                place for it. What it raises ends the supervision.
+        """
+        self._actors = actors
+        self._kinds = dict(kinds)
+        self._may_start = may_start
+        self._awaited: dict[Any, _Awaited] = {}
+        self._restart_at: dict[str, float] = {}
+        self._mappers = Mappers()
+        # This is when each running process last answered, and when it is asked next.
+        self._answered_at: dict[str, float] = {}
+        self._probe_at: dict[str, float] = {}
+        self._looked_at = time.monotonic()
+        # Until when each process that is being started again must have joined.
+        self._join_by: dict[str, float] = {}
+        # Why each process that has not joined yet could not be started, when that was last tried.
+        self._failures: dict[str, str] = {}
+        self._added: set[str] = set()
+        self._retired: set[str] = set()
+        for name in actors:
+            self._watch(name)
+
+    def add(self, name: str, kind: ProcessKind) -> None:
+        """Starts one more process, like one that has died."""
+        assert name not in self._kinds
+        self._kinds[name] = kind
+        self._added.add(name)
+        self._restart_at[name] = time.monotonic()
+
+    def has_joined(self, name: str) -> bool:
+        """Whether a process runs and takes part."""
+        return name in self._answered_at
+
+    def failure(self, name: str) -> str:
+        """Why a process could not be started when that was last tried; "" once it has joined."""
+        return self._failures.get(name, "")
+
+    def retire(self, name: str) -> None:
+        """From now on a process is not started again: it may end."""
+        self._retired.add(name)
+        if name in self._restart_at:
+            self.forget(name)
+
+    def forget(self, name: str) -> None:
+        """Has nothing more to do with a process, whether or not it runs."""
+        self._awaited = {ref: awaited for ref, awaited in self._awaited.items() if awaited.name != name}
+        for known in (self._kinds, self._restart_at, self._join_by, self._answered_at, self._probe_at, self._failures):
+            known.pop(name, None)
+        self._added.discard(name)
+        self._retired.discard(name)
+        self._mappers.forget(name)
+
+    def run(self, stop: threading.Event, on_turn: Callable[[], None] = lambda: None) -> None:
+        """Returns when `stop` is set. Args: on_turn: called several times a second."""
+        while not stop.is_set():
+            on_turn()
+            ended, _ = ray.wait(list(self._awaited), num_returns=1, timeout=POLL_INTERVAL_S, fetch_local=False)
+            for ref in ended:
+                self._handle(self._awaited.pop(ref), ref)
+            now = time.monotonic()
+            for name in [name for name, due in self._restart_at.items() if now >= due]:
+                if not self._mappers.take_released(name, now) or not self._may_start(name):
+                    continue
+                del self._restart_at[name]
+                self._join_by[name] = now + self._kinds[name].start_limit_s
+                self._awaited[self._kinds[name].start(name)] = _Awaited("load", name)
+            for name in [name for name, due in self._join_by.items() if now >= due]:
+                self._give_up_start(name, f"it has not joined within {self._kinds[name].start_limit_s:g} s")
+            self._ask_mappers()
+            self._probe(now)
+        self._hear_last_answers()
+
+    def _handle(self, awaited: _Awaited, ref: Any) -> None:
+        name = awaited.name
+        match awaited.stage:
+            case "end" if name in self._retired:
+                self.forget(name)
+            case "end":
+                if _is_out_of_reach(ref):
+                    # A call to it broke, which says nothing of its end.
+                    self._awaited[self._actors[name].wait_stopped.remote()] = awaited
+                    return
+                logger.warning("%s died; starting it again", name)
+                self._start_later(name)
+                running = [other for other in self._answered_at if self._kinds[other].mapped is not None]
+                self._mappers.has_died(name, running, time.monotonic())
+            case "answer":
+                with contextlib.suppress(RayError, TimeoutError):
+                    answer = ray.get(ref)
+                    if name in self._answered_at:
+                        self._answered_at[name] = time.monotonic()
+                    if name in self._kinds and (answered := self._kinds[name].answered) is not None:
+                        answered(answer)
+            case "mapped":
+                # One that has died in the meantime maps nothing; its end is noticed too.
+                with contextlib.suppress(RayError, TimeoutError):
+                    self._mappers.have_answered(name, ray.get(ref))
+            case stage:
+                try:
+                    ray.get(ref)
+                except (RayError, ValueError, TimeoutError) as error:
+                    self._give_up_start(name, error.cause if isinstance(error, RayTaskError) else error)
+                    return
+                if name in self._retired:
+                    return
+                if stage == "load":
+                    self._awaited[self._kinds[name].join(self._actors[name])] = _Awaited("join", name)
+                else:
+                    logger.warning("%s has joined" if name in self._added else "%s is back", name)
+                    self._added.discard(name)
+                    self._failures.pop(name, None)
+                    self._watch(name)
+
+    def _hear_last_answers(self) -> None:
+        """What a process has said in an answer it does not say again."""
+        asked = [
+            ref
+            for ref, awaited in self._awaited.items()
+            if awaited.stage == "answer" and self._kinds[awaited.name].answered is not None
+        ]
+        answered, _ = ray.wait(asked, num_returns=len(asked), timeout=LAST_ANSWER_S) if asked else ([], [])
+        for ref in answered:
+            self._handle(self._awaited.pop(ref), ref)
+
+    def _watch(self, name: str) -> None:
+        self._awaited[self._actors[name].wait_stopped.remote()] = _Awaited("end", name)
+        self._join_by.pop(name, None)
+        self._answered_at[name] = time.monotonic()
+        self._probe_at[name] = 0.0
+
+    def _give_up_start(self, name: str, reason: object) -> None:
+        """A process that was to be started again has failed to; another attempt follows."""
+        # Ray's own reasons have paragraphs.
+        logger.error("%s could not be started again: %s", name, " ".join(str(reason).split()))
+        self._failures[name] = str(reason) or type(reason).__name__
+        self._awaited = {
+            ref: a for ref, a in self._awaited.items() if a.name != name or a.stage not in ("load", "join")
+        }
+        ray.kill(self._actors[name])
+        self._start_later(name)
+
+    def _start_later(self, name: str) -> None:
+        if name in self._retired:
+            self.forget(name)
+            return
+        self._answered_at.pop(name, None)
+        self._join_by.pop(name, None)
+        self._restart_at[name] = time.monotonic() + RESTART_DELAY_S
+
+    def _ask_mappers(self) -> None:
+        """Asks those on whom a restart waits, again and again, for mappings are closed once copies have ended."""
+        asked = {awaited.name for awaited in self._awaited.values() if awaited.stage == "mapped"}
+        for name in self._mappers.to_ask() - asked:
+            mapped = self._kinds[name].mapped
+            assert mapped is not None
+            self._awaited[mapped(self._actors[name])] = _Awaited("mapped", name)
+
+    def _probe(self, now: float) -> None:
+        stood_still_s, self._looked_at = now - self._looked_at, now
+        if stood_still_s > STANDSTILL_S:
+            # Whoever could not listen has no right to call others silent.
+            for name in self._answered_at:
+                self._answered_at[name] += stood_still_s
+        due = {awaited.name for awaited in self._awaited.values() if awaited.stage == "answer"}
+        for name, answered_at in list(self._answered_at.items()):
+            kind = self._kinds[name]
+            if now - answered_at > kind.silence_limit_s:
+                logger.warning("%s has not answered for %g s", name, kind.silence_limit_s)
+                # Its end is noticed like any other.
+                self._answered_at[name] = now
+                ray.kill(self._actors[name])
+            elif name not in due and now >= self._probe_at[name]:
+                self._probe_at[name] = now + kind.probe_interval_s
+                self._awaited[kind.probe(self._actors[name])] = _Awaited("answer", name)
+
+
+def _is_out_of_reach(ref: Any) -> bool:
+    try:
+        ray.get(ref)
+    except ActorUnavailableError:
+        return True
+    except RayError:
+        pass
+    return False

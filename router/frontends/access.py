@@ -1,0 +1,135 @@
+"""Who may send requests, and how many at once."""
+
+import functools
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from tandem.config import parse_api_key
+from tandem.router.errors import InvalidRequestError, OverloadedError, UnauthenticatedError
+from tandem.router.workers.peer_counts import PeerCounts
+from tandem.rpc.auth import TokenSet, bearer_token
+
+
+class Access:
+    """API keys, and for each the limits on requests in hand and on priority. Without keys everybody is let in as one
+    and the same."""
+
+    def __init__(
+        self,
+        api_keys: Sequence[str],
+        max_requests_per_key: int,
+        elsewhere: PeerCounts | None = None,
+        max_priority: int = 2**31 - 1,
+        max_bytes: int = 2**63,
+    ) -> None:
+        """
+        Args:
+            api_keys: each as "KEY" or "KEY MAX_PRIORITY".
+            max_requests_per_key: 0: any number.
+            elsewhere: what other routers of the cluster have in hand; None: there are none.
+            max_priority: of those whose key does not say.
+            max_bytes: of all requests in hand together. Where there are several keys, one may have half of it.
+        """
+        self._elsewhere = elsewhere
+        keys = [parse_api_key(text) for text in api_keys]
+        self._keys = TokenSet([key.key for key in keys])
+        self._max_priority = max_priority
+        self._max_priorities = {key.key: key.max_priority for key in keys if key.max_priority is not None}
+        self._max_requests_per_key = max_requests_per_key
+        self._num_requests: Counter[str] = Counter()
+        self._max_bytes = max_bytes
+        self._max_bytes_per_key = max_bytes // 2 if len(api_keys) > 1 else max_bytes
+        self._num_bytes: Counter[str] = Counter()
+        self._num_bytes_of_all = 0
+
+    def identify(self, authorization: str | None) -> str:
+        """Whose request this is.
+
+        Args:
+            authorization: the header of that name, "Bearer KEY".
+
+        Raises:
+            UnauthenticatedError: the key is missing or wrong.
+        """
+        if not self._keys:
+            return ""
+        key = bearer_token(authorization)
+        if not key:
+            raise UnauthenticatedError("an API key is needed: send it as 'Authorization: Bearer KEY'")
+        if key not in self._keys:
+            raise UnauthenticatedError("the API key is wrong")
+        return key
+
+    def num_requests_by_key(self) -> dict[str, int]:
+        """Requests in hand, by the digests of their keys; empty where there is no limit on them."""
+        if not self._max_requests_per_key:
+            return {}
+        return {key_digest(key): count for key, count in self._num_requests.items()}
+
+    def check_priority(self, key: str, priority: int) -> None:
+        """Raises InvalidRequestError: this key may not ask for a priority as large as that."""
+        limit = self._max_priorities.get(key, self._max_priority)
+        if priority > limit:
+            raise InvalidRequestError(f"priority must be at most {limit} for this client, not {priority}", "priority")
+
+    @contextmanager
+    def hold(self, key: str, num_requests: int = 1) -> Iterator[None]:
+        """Counts requests as in hand for as long as the context lasts.
+
+        Raises:
+            OverloadedError: this key would have more than it may.
+        """
+        if self._max_requests_per_key:
+            num_in_hand = self._num_requests[key]
+            if self._elsewhere is not None:
+                num_in_hand += self._elsewhere.num_requests_of(key_digest(key))
+            # What ended elsewhere a moment ago may still be counted: a router lets each key have one in any case.
+            has_none_here = not self._num_requests[key] and num_requests == 1
+            if num_in_hand + num_requests > self._max_requests_per_key and not has_none_here:
+                raise OverloadedError(
+                    f"{num_in_hand} requests of this key are in hand already; try again when one has ended"
+                )
+        self._num_requests[key] += num_requests
+        try:
+            yield
+        finally:
+            self._num_requests[key] -= num_requests
+            if not self._num_requests[key]:
+                del self._num_requests[key]
+
+    @contextmanager
+    def hold_bytes(self, key: str) -> Iterator[Callable[[int], None]]:
+        """Gives a function that counts bytes of a request, as they are read, as in hand until the context ends.
+
+        It raises OverloadedError if this key, or all together, would have more than they may.
+        """
+        num_held = 0
+
+        def hold(num_bytes: int) -> None:
+            nonlocal num_held
+            if self._num_bytes_of_all + num_bytes > self._max_bytes:
+                raise OverloadedError("the requests in hand take all the memory there is for them; try again later")
+            if self._num_bytes[key] + num_bytes > self._max_bytes_per_key:
+                raise OverloadedError(
+                    f"{self._num_bytes[key]} bytes of requests of this key are in hand already; try again when one has "
+                    "ended"
+                )
+            self._num_bytes[key] += num_bytes
+            self._num_bytes_of_all += num_bytes
+            num_held += num_bytes
+
+        try:
+            yield hold
+        finally:
+            self._num_bytes_of_all -= num_held
+            self._num_bytes[key] -= num_held
+            if not self._num_bytes[key]:
+                del self._num_bytes[key]
+
+
+@functools.lru_cache(maxsize=1024)
+def key_digest(key: str) -> str:
+    """What routers call a key among themselves: nobody learns the key from it."""
+    return hashlib.blake2b(key.encode(), digest_size=16).hexdigest()

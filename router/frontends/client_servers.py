@@ -1,0 +1,83 @@
+"""The two servers of one pair of clients' ports: gRPC and HTTP."""
+
+import functools
+
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+from starlette.types import ASGIApp
+
+from tandem.router.config import RouterConfig
+from tandem.router.frontends.base import Frontend
+from tandem.router.frontends.encoded_request import check_encoded
+from tandem.router.frontends.grpc import InferenceService, api_key_auth
+from tandem.router.frontends.health import HealthService
+from tandem.router.frontends.intake import IntakeInterceptor
+from tandem.router.frontends.malformed import MalformedRequestInterceptor
+from tandem.router.frontends.openai.server import HttpServer
+from tandem.router.frontends.tracing import TracingService
+from tandem.router.observe.recordings import Recordings
+from tandem.rpc.channel import bind, new_client_facing_server
+from tandem.rpc.tls import server_credentials
+from tandem.v1 import inference_pb2, inference_pb2_grpc, recording_pb2, recording_pb2_grpc
+
+SERVICE = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
+TRACING_SERVICE = recording_pb2.DESCRIPTOR.services_by_name["Tracing"].full_name
+HEALTH_SERVICE = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
+STOP_GRACE_S = 0.5
+
+
+class ClientServers:
+    """A router has one pair for its own ports, and one for those that it shares with other routers.
+
+    Attributes:
+        grpc_address, http_address: "host:port".
+    """
+
+    def __init__(
+        self,
+        frontend: Frontend,
+        app: ASGIApp,
+        health_service: HealthService,
+        recordings: Recordings,
+        config: RouterConfig,
+        grpc_port: int,
+        http_port: int,
+    ) -> None:
+        """Binds the ports; 0 picks a free one. With gRPC that is to listen already.
+
+        Raises:
+            ValueError: a port is taken, or a TLS file is unusable.
+        """
+        check = functools.partial(check_encoded, max_model_len=config.max_model_len)
+        self._grpc = new_client_facing_server(
+            [
+                api_key_auth(frontend),
+                IntakeInterceptor(SERVICE, frontend),
+                MalformedRequestInterceptor(SERVICE, check),
+            ],
+            max_receive_bytes=config.max_body_bytes,
+            max_connections=config.max_connections,
+            reuse_ports=config.reuse_ports,
+        )
+        inference_pb2_grpc.add_InferenceServicer_to_server(InferenceService(frontend), self._grpc)
+        recording_pb2_grpc.add_TracingServicer_to_server(TracingService(frontend, recordings), self._grpc)
+        health_pb2_grpc.add_HealthServicer_to_server(health_service, self._grpc)
+        reflection.enable_server_reflection(
+            (SERVICE, TRACING_SERVICE, HEALTH_SERVICE, reflection.SERVICE_NAME), self._grpc
+        )
+        credentials = server_credentials(config.tls) if config.tls else None
+        self._http = HttpServer(
+            app, config.host, http_port, config.tls, config.max_connections, reuse_port=config.reuse_ports
+        )
+        self.http_address = self._http.address
+        self.grpc_address = bind(self._grpc, config.host, grpc_port, credentials)
+
+    async def start(self) -> None:
+        """Returns when both ports answer."""
+        await self._grpc.start()
+        await self._http.start()
+
+    async def stop(self) -> None:
+        """Ends both; what is in hand should have ended before."""
+        await self._http.stop()
+        await self._grpc.stop(STOP_GRACE_S)

@@ -1,0 +1,122 @@
+"""Kept responses of all routers, over gRPC between their ports for the cluster's own processes.
+
+A response stays with the router that made it, and its id says which that is. No other is asked, so what is not there is
+nowhere.
+"""
+
+import asyncio
+import hashlib
+import secrets
+from collections.abc import Mapping
+from typing import Any
+
+import grpc
+
+from tandem.router.errors import OverloadedError, UnavailableError
+from tandem.router.frontends.kept_responses import KeptResponse, KeptResponses
+from tandem.rpc.credentials import ClusterCredentials
+from tandem.v1 import router_pb2 as pb
+from tandem.v1 import router_pb2_grpc
+
+ID_PREFIX = "resp_"
+ID_BYTES = 16
+# Of a router's name. They say where a response is, and are no secret.
+HOME_BYTES = 4
+# A router that does not answer holds nobody up for longer.
+FIND_TIMEOUT_S = 2.0
+# A conversation may be as long as the model's length: no more are on their way at once.
+MAX_ASKED = 32
+WAIT_TIMEOUT_S = 10.0
+
+
+class ResponseExchange(router_pb2_grpc.RouterResponsesServicer):
+    """Both ends of one router. On its loop.
+
+    Attributes:
+        kept: those of this router.
+    """
+
+    def __init__(
+        self, router_id: str, peers: Mapping[str, str], kept: KeptResponses, credentials: ClusterCredentials
+    ) -> None:
+        """Args: peers: addresses of the other routers, by their names."""
+        self.kept = kept
+        self._home = _home_of(router_id)
+        self._peers = {_home_of(name): address for name, address in peers.items()}
+        self._credentials = credentials
+        self._slots = asyncio.Semaphore(MAX_ASKED)
+
+    def new_id(self) -> str:
+        """Of a response that this router makes."""
+        return f"{ID_PREFIX}{secrets.token_hex(ID_BYTES)}{self._home}"
+
+    async def find(self, response_id: str, key_digest: str, *, with_earlier: bool) -> KeptResponse | None:
+        """What this key has kept under this name, at whichever router.
+
+        Args:
+            with_earlier: whether all is wanted that the response goes on with.
+
+        Raises:
+            UnavailableError: the router that would have it does not answer.
+            OverloadedError: too many are being looked up.
+        """
+        address = self._elsewhere(response_id)
+        if address is None:
+            return self.kept.find(response_id, key_digest)
+        request = pb.FindResponseRequest(response_id=response_id, key_digest=key_digest, with_earlier=with_earlier)
+        result = await self._ask(address, request)
+        response: KeptResponse | None = None
+        for turn in result.turns:
+            response = KeptResponse(
+                response_id, key_digest, 0.0, b"", turn.input_items, turn.output_items, previous=response
+            )
+        if response is not None:
+            response.answer = result.answer
+        return response
+
+    async def forget(self, response_id: str, key_digest: str) -> bool:
+        """Returns whether there was one. Raises as `find`."""
+        address = self._elsewhere(response_id)
+        if address is None:
+            return self.kept.forget(response_id, key_digest)
+        request = pb.FindResponseRequest(response_id=response_id, key_digest=key_digest, forget=True)
+        return bool((await self._ask(address, request)).found)
+
+    async def FindResponse(
+        self, request: pb.FindResponseRequest, context: grpc.aio.ServicerContext
+    ) -> pb.FindResponseResult:
+        if request.forget:
+            return pb.FindResponseResult(found=self.kept.forget(request.response_id, request.key_digest))
+        response = self.kept.find(request.response_id, request.key_digest)
+        if response is None:
+            return pb.FindResponseResult()
+        turns = response.turns() if request.with_earlier else [response]
+        return pb.FindResponseResult(
+            found=True,
+            answer=response.answer,
+            turns=[pb.ResponseTurn(input_items=t.input_items, output_items=t.output_items) for t in turns],
+        )
+
+    def _elsewhere(self, response_id: str) -> str | None:
+        """The address of the other router that made this name; None: none of them has."""
+        return self._peers.get(response_id[-2 * HOME_BYTES :])
+
+    async def _ask(self, address: str, request: pb.FindResponseRequest) -> pb.FindResponseResult:
+        """Raises as `find`."""
+        try:
+            async with asyncio.timeout(WAIT_TIMEOUT_S):
+                await self._slots.acquire()
+        except TimeoutError as error:
+            raise OverloadedError("too many responses are being looked up; try again later") from error
+        try:
+            async with self._credentials.open_channel(address) as channel:
+                stub: Any = router_pb2_grpc.RouterResponsesStub(channel)
+                return await stub.FindResponse(request, metadata=self._credentials.metadata, timeout=FIND_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            raise UnavailableError("the router that keeps this response does not answer; try again") from error
+        finally:
+            self._slots.release()
+
+
+def _home_of(router_id: str) -> str:
+    return hashlib.blake2b(router_id.encode(), digest_size=HOME_BYTES).hexdigest()

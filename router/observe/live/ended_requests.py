@@ -1,0 +1,85 @@
+"""The requests that have ended last, without what they said."""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from tandem.lifecycle import ENDED, PhaseTiming
+from tandem.router.errors import shortened
+from tandem.router.requests.tracker import RequestTracker
+
+MAX_REQUESTS = 60
+
+
+class EndedRequest(NamedTuple):
+    """
+    Attributes:
+        number: later ones have larger numbers.
+        ended_s: seconds since the epoch.
+        key: whose it was, "" where there are no keys: it says who may see the request, and is shown to nobody.
+        error: why it has failed, or ""; never what the request itself says.
+        num_cached_tokens: of its prompt, that prefill found cached.
+    """
+
+    number: int
+    ended_s: float
+    key: str
+    request_id: str
+    client_request_id: str
+    outcome: str
+    error: str
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_output_tokens: int
+    num_attempts: int
+    prefill_worker_id: str
+    decode_worker_id: str
+    timings: Sequence[PhaseTiming]
+
+
+class EndedRequests:
+    """The latest. Belongs to one loop.
+
+    Attributes:
+        num_requests: that have ended since the router's start.
+    """
+
+    def __init__(self) -> None:
+        self._requests: deque[EndedRequest] = deque(maxlen=MAX_REQUESTS)
+        self.num_requests = 0
+
+    def add(
+        self,
+        tracker: RequestTracker,
+        outcome: str,
+        *,
+        key: str,
+        num_cached_tokens: int,
+        num_output_tokens: int,
+        timings: Sequence[PhaseTiming],
+    ) -> None:
+        """Its tracker is not kept: that has the prompt and the output."""
+        self.num_requests += 1
+        self._requests.append(
+            EndedRequest(
+                self.num_requests,
+                tracker.moments[ENDED] / 1e9,
+                key,
+                tracker.request_id,
+                tracker.client_request_id,
+                outcome,
+                # What is wrong with a request may be told in words of its own.
+                "" if outcome == "invalid" else shortened(tracker.failure),
+                len(tracker.prompt_ids),
+                num_cached_tokens,
+                num_output_tokens,
+                tracker.attempt + 1,
+                tracker.prefill_worker_id,
+                tracker.decode_worker_id,
+                timings,
+            )
+        )
+
+    def since(self, number: int) -> Iterator[EndedRequest]:
+        """Those that have a larger number, the oldest first."""
+        return (request for request in self._requests if request.number > number)

@@ -1,0 +1,254 @@
+"""What one look at a cluster shows: as JSON, made once for everybody who looks."""
+
+import json
+import time
+from collections.abc import Callable, Iterable, Sequence
+from operator import itemgetter
+from typing import Any
+
+from tandem import __version__
+from tandem.config import ROLES
+from tandem.messages import Shipped
+from tandem.router.config import RouterConfig
+from tandem.router.observe.live.ended_requests import EndedRequest
+from tandem.router.observe.live.history import History, Point
+from tandem.router.observe.live.journal import Entry
+from tandem.router.observe.live.rates import WorkerRates
+from tandem.router.router import Router
+from tandem.router.workers.worker import Worker
+
+# Where more end within a second nobody reads them all, and each costs as much as two links.
+MAX_NEW_REQUESTS = 20
+# The names of its parts are the page's business alone, so they may change with any version.
+_to_json = json.JSONEncoder(separators=(",", ":")).encode
+
+
+class Frame:
+    """What one look shows to each key."""
+
+    def __init__(self, shared: dict[str, Any], requests: Sequence[EndedRequest], *, own_only: bool = False) -> None:
+        """
+        Args:
+            shared: what everybody sees.
+            requests: that are shown with it.
+            own_only: each key sees its own of these alone.
+        """
+        self._shared = _to_json({**shared, "own_only": own_only})
+        self._requests = requests
+        self._own_only = own_only
+        self._texts: dict[str, str] = {}
+
+    def seen_by(self, key: str) -> str:
+        """The frame as JSON. Args: key: the viewer's, "" where there are no keys."""
+        whose = key if self._own_only else ""
+        if whose not in self._texts:
+            seen = [_request(request) for request in self._requests if not self._own_only or request.key == key]
+            self._texts[whose] = f'{self._shared[:-1]},"requests":{_to_json(seen)}}}'
+        return self._texts[whose]
+
+
+class SnapshotBuilder:
+    """Makes frames: the first for a page has everything, and those that follow have what is now, and what is new of
+    points, requests and entries. Belongs to the router's loop."""
+
+    def __init__(self, router: Router, config: RouterConfig, now: Callable[[], float] = time.time) -> None:
+        """Args: now: seconds since the epoch."""
+        self._router = router
+        self._config = config
+        self._now = now
+        self._started_s = now()
+        # Lengths and times of single requests tell what a key is used for.
+        self._own_only = len(config.api_keys) > 1 and not config.allow_tracing
+        self._rates = WorkerRates()
+        self._history = History(router.live.ttft, router.metrics.itl)
+        # What the frames so far have told.
+        self._num_points = self._num_ended = self._journal_version = 0
+        self._alive: dict[str, bool] = {}
+
+    def sample(self) -> None:
+        """Notes what a page that is opened later shows of this second; to be called once a second."""
+        router = self._router
+        self._rates.sample(router.workers)
+        self._history.add(
+            self._now(),
+            prompt_tokens_per_s=self._rates.total(lambda rates: rates.prompt_tokens),
+            output_tokens_per_s=self._rates.total(lambda rates: rates.output_tokens),
+            num_requests=router.num_requests + router.elsewhere.num_requests,
+            num_queued=router.num_queued + router.elsewhere.num_queued,
+        )
+        for router_id in self._config.routers:
+            if router_id != self._config.router_id:
+                alive = router.elsewhere.counts_of(router_id) is not None
+                if self._alive.get(router_id, alive) != alive:
+                    router.live.journal.router_seen(router_id, alive=alive)
+                self._alive[router_id] = alive
+
+    def changes(self) -> Frame:
+        """The frame for those that have every frame up to the last `mark_told`."""
+        return self._frame(self._num_points, self._num_ended, self._journal_version, is_whole=False)
+
+    def everything(self) -> Frame:
+        """The frame for those that have none, or have missed one."""
+        return self._frame(0, 0, 0, is_whole=True)
+
+    def mark_told(self) -> None:
+        """The next `changes` leave out all that there is now."""
+        live = self._router.live
+        self._num_points, self._num_ended = self._history.num_points, live.ended.num_requests
+        self._journal_version = live.journal.version
+
+    def _frame(self, num_points: int, num_ended: int, journal_version: int, *, is_whole: bool) -> Frame:
+        router, live = self._router, self._router.live
+        requests = list(live.ended.since(num_ended))
+        if not is_whole:
+            requests = requests[-MAX_NEW_REQUESTS:]
+        return Frame(
+            {
+                "whole": is_whole,
+                "now_s": self._now(),
+                **self._state(),
+                "workers": self._workers(),
+                "links": sorted(
+                    (link for worker in router.workers for link in self._links(worker)), key=itemgetter("from", "to")
+                ),
+                "points": [_point(point) for point in self._history.since(num_points)],
+                "journal": [_entry(entry) for entry in live.journal.since(journal_version)],
+            },
+            requests,
+            own_only=self._own_only,
+        )
+
+    def _state(self) -> dict[str, Any]:
+        config, router = self._config, self._router
+        elsewhere = router.elsewhere
+        reason = router.not_ready_reason()
+        return {
+            "router": {
+                "id": config.router_id,
+                "version": __version__,
+                "model": config.model_name,
+                "max_model_len": config.max_model_len,
+                "started_s": self._started_s,
+                "restarts": config.num_restarts,
+                "oldest_s": round(router.oldest_age_s, 1),
+            },
+            "ready": not reason,
+            "reason": reason,
+            "requests_in_hand": router.num_requests + elsewhere.num_requests,
+            "queued": router.num_queued + elsewhere.num_queued,
+            "waiting": router.num_waiting,
+            "routers": [self._router_state(name) for name in config.routers or (config.router_id,)],
+        }
+
+    def _router_state(self, router_id: str) -> dict[str, Any]:
+        if router_id == self._config.router_id:
+            num_requests, num_queued, alive = self._router.num_requests, self._router.num_queued, True
+        else:
+            counts = self._router.elsewhere.counts_of(router_id)
+            alive = counts is not None
+            num_requests, num_queued = (counts.num_requests, counts.num_queued) if counts else (0, 0)
+        return {"id": router_id, "alive": alive, "requests_in_hand": num_requests, "queued": num_queued}
+
+    def _workers(self) -> list[dict[str, Any]]:
+        here = {worker.worker_id: worker for worker in self._router.workers}
+        away: Iterable[tuple[str, str]] = ((name, role) for name, role in self._router.workers.planned.items())
+        found = [self._worker(worker) for worker in here.values()]
+        found += [{"id": name, "role": role, "alive": False} for name, role in away if name not in here]
+        return sorted(found, key=lambda worker: (ROLES.index(worker["role"]), worker["id"]))
+
+    def _worker(self, worker: Worker) -> dict[str, Any]:
+        hello, stats, rates = worker.hello, worker.stats, self._rates.of(worker.worker_id)
+        return {
+            "id": worker.worker_id,
+            "role": worker.role,
+            "lean": worker.lean,
+            "alive": True,
+            "device": hello.device,
+            "pid": hello.pid,
+            "restarts": hello.num_restarts,
+            "assigned": worker.num_assigned,
+            "pending_tokens": worker.num_pending_tokens,
+            "queued": stats.num_queued,
+            "running": stats.num_running,
+            "page_size": hello.page_size,
+            "pages": hello.num_pages,
+            "free": stats.num_free_pages,
+            "cached": stats.num_cached_pages,
+            "locked": stats.num_locked_pages,
+            "leased": stats.num_leased_pages,
+            "given_back": stats.num_given_back,
+            "leases_expired": stats.num_leases_expired,
+            "prompt_tokens_per_s": round(rates.prompt_tokens, 1),
+            "output_tokens_per_s": round(rates.output_tokens, 1),
+            "cached_tokens_per_s": round(rates.cached_tokens, 1),
+        }
+
+    def _links(self, worker: Worker) -> Iterable[dict[str, Any]]:
+        """Those from this worker to the decode workers that are there, and what is known of others."""
+        if not worker.sends:
+            return
+        sent = self._rates.of(worker.worker_id).sent_bytes or {}
+        shipped_to: dict[str, list[Shipped]] = {}
+        for one in worker.stats.shipped:
+            shipped_to.setdefault(one.receiver_id, []).append(one)
+        for other in self._router.workers:
+            if not other.receives or other is worker:
+                continue
+            receiver_id = other.worker_id
+            is_up = receiver_id in worker.decode_workers
+            down = worker.links_down.get(receiver_id)
+            shipped = shipped_to.get(receiver_id, [])
+            rates = [sent.get((receiver_id, s.transport), 0.0) for s in shipped]
+            # A link that has changed its transport uses the one that was opened last.
+            transport = shipped[-1].transport if shipped else ""
+            yield {
+                "from": worker.worker_id,
+                "to": receiver_id,
+                "up": is_up,
+                "reason": down.reason if down is not None and not is_up else "",
+                "transport": transport,
+                "bytes": sum(s.num_bytes for s in shipped),
+                "bytes_per_s": round(sum(rates)),
+            }
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 2)
+
+
+def _point(point: Point) -> list[Any]:
+    return [point.number, round(point.at_s, 1), *map(_rounded, point[2:8]), point.num_requests, point.num_queued]
+
+
+def _request(request: EndedRequest) -> dict[str, Any]:
+    ttft = next((timing.duration_ms for timing in request.timings if timing.name == "ttft"), None)
+    e2e = next((timing.duration_ms for timing in request.timings if timing.name == "e2e"), None)
+    return {
+        "number": request.number,
+        "ended_s": round(request.ended_s, 3),
+        "id": request.request_id,
+        "client_id": request.client_request_id,
+        "outcome": request.outcome,
+        "error": request.error,
+        "prompt_tokens": request.num_prompt_tokens,
+        "cached_tokens": request.num_cached_tokens,
+        "output_tokens": request.num_output_tokens,
+        "attempts": request.num_attempts,
+        "prefill": request.prefill_worker_id,
+        "decode": request.decode_worker_id,
+        "ttft_ms": _rounded(ttft),
+        "e2e_ms": _rounded(e2e),
+        "path": [(t.name, round(t.duration_ms, 2)) for t in request.timings if t.on_critical_path],
+    }
+
+
+def _entry(entry: Entry) -> dict[str, Any]:
+    return {
+        "number": entry.number,
+        "at_s": round(entry.at_s, 1),
+        "kind": entry.kind,
+        "subject": entry.subject,
+        "text": entry.text,
+        "fault": entry.is_fault,
+        "count": entry.count,
+    }

@@ -1,0 +1,148 @@
+"""A line for each request's beginning and one for its end, for the terminal of whoever started the cluster.
+
+Their way there is a socket and not the log: what an actor writes to its standard error stays in Ray's files. Where the
+terminal may be on another host they are kept, and whoever supervises the router asks for them. Nothing is waited for:
+lines that do not get away are lost, and counted.
+"""
+
+import contextlib
+import math
+import socket
+import time
+from collections import deque
+from typing import Protocol
+
+from tandem.lifecycle import TOTALS, PhaseTiming
+from tandem.router.requests.tracker import RequestTracker
+
+# Of one line, in bytes.
+MAX_LINE_BYTES = 2048
+# That are kept until somebody asks, of a megabyte at most.
+MAX_KEPT_LINES = 512
+
+
+class LineSink(Protocol):
+    """Where lines go."""
+
+    def send(self, line: bytes) -> bool:
+        """Returns whether it is on its way; waits for nothing."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class SocketLines:
+    """A socket in Linux' abstract namespace takes them. Belongs to one loop."""
+
+    def __init__(self, name: str) -> None:
+        self._address = f"\0{name}"
+        self._socket: socket.socket | None = None
+
+    def send(self, line: bytes) -> bool:
+        try:
+            if self._socket is None:
+                self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+                self._socket.connect(self._address)
+            self._socket.send(line)
+        except BlockingIOError:
+            # The terminal is slower than the requests.
+            return False
+        except OSError:
+            with contextlib.suppress(OSError):
+                self.close()
+            return False
+        return True
+
+    def close(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+
+class KeptLines:
+    """They stay here until another thread takes them."""
+
+    def __init__(self) -> None:
+        self._lines: deque[bytes] = deque()
+
+    def send(self, line: bytes) -> bool:
+        if len(self._lines) >= MAX_KEPT_LINES:
+            return False
+        self._lines.append(line)
+        return True
+
+    def take(self, num_bytes: float = math.inf) -> list[str]:
+        """Those that have come since this was last called, in which everything is printable.
+
+        Args:
+            num_bytes: once they have so many no more are taken; those stay for the next call.
+        """
+        lines: list[str] = []
+        # Two threads may take them at once.
+        with contextlib.suppress(IndexError):
+            for _ in range(len(self._lines)):
+                if num_bytes <= 0:
+                    break
+                lines.append(shown(self._lines.popleft()))
+                num_bytes -= len(lines[-1].encode())
+        return lines
+
+    def close(self) -> None:
+        """What is there can still be taken."""
+
+
+class RequestLines:
+    """Belongs to one loop. Prompts, outputs and keys are in no line."""
+
+    def __init__(self, router_id: str, sink: LineSink) -> None:
+        """Args: router_id: stands in each line."""
+        self._router_id = router_id
+        self._sink = sink
+        self._num_lost = 0
+
+    def begun(self, tracker: RequestTracker) -> None:
+        sampling = tracker.sampling
+        self._send(
+            f"> {_name(tracker)} prompt_tokens={len(tracker.prompt_ids)} max_tokens={sampling.max_tokens} "
+            f"temperature={sampling.temperature:g}"
+        )
+
+    def ended(
+        self,
+        tracker: RequestTracker,
+        outcome: str,
+        *,
+        num_cached_tokens: int,
+        num_output_tokens: int,
+        timings: list[PhaseTiming],
+    ) -> None:
+        took = "".join(f" {t.name}_ms={t.duration_ms:.0f}" for t in timings if t.name in TOTALS)
+        why = f": {tracker.failure}" if tracker.failure else ""
+        self._send(
+            f"< {_name(tracker)} {outcome} prompt_tokens={len(tracker.prompt_ids)} cached_tokens={num_cached_tokens} "
+            f"output_tokens={num_output_tokens}{took}{why}"
+        )
+
+    def refused(self, request_id: str, outcome: str, error: str) -> None:
+        self._send(f"! {request_id or '-'} {outcome}: {error}")
+
+    def close(self) -> None:
+        self._sink.close()
+
+    def _send(self, text: str) -> None:
+        now = time.time()
+        lost = f" ({self._num_lost} lines lost)" if self._num_lost else ""
+        moment = f"{time.strftime('%H:%M:%S', time.localtime(now))}.{int(now * 1000) % 1000:03d}"
+        line = f"{moment} {self._router_id}{lost} {text}".encode(errors="replace")[:MAX_LINE_BYTES]
+        self._num_lost = 0 if self._sink.send(line) else self._num_lost + 1
+
+
+def shown(line: bytes) -> str:
+    """A line for a terminal: a client's words may be in it, and what a terminal obeys in those."""
+    text = line.decode(errors="replace")
+    return "".join(character if character.isprintable() else "?" for character in text)
+
+
+def _name(tracker: RequestTracker) -> str:
+    """Its own id, behind the one that its client knows."""
+    return f"{tracker.client_request_id} {tracker.request_id}" if tracker.client_request_id else tracker.request_id

@@ -1,0 +1,147 @@
+"""Ended requests on their way to a collector of traces, beside the router's loop.
+
+The loop only puts what is known of a request into a queue with a bound. A thread makes spans of it and sends them
+(router/observe/otlp.py); while a collector is slow or away, requests are dropped and counted, and nobody waits.
+"""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from tandem.lifecycle import ENDED, RECEIVED, PhaseTiming
+from tandem.router.requests.trace_context import TraceContext
+from tandem.router.requests.tracker import RequestTracker
+
+logger = logging.getLogger(__name__)
+
+MAX_QUEUED = 2048
+# So many requests are sent at once. Their spans take a few milliseconds to encode.
+BATCH_SIZE = 32
+# They are collected for so long.
+INTERVAL_S = 1.0
+STOP_TIMEOUT_S = 2.0
+MAX_ERROR_LEN = 1000
+QUEUE_FULL, EXPORT_FAILED = "queue_full", "export_failed"
+DROP_REASONS = (QUEUE_FULL, EXPORT_FAILED)
+
+
+class TracedRequest(NamedTuple):
+    """What a request's spans say, and nothing that a client may make large: many wait for a collector that is away.
+
+    Attributes:
+        outcome: as the metrics count it.
+        error: why it failed, or "".
+        received_ns, ended_ns: on the router's clock.
+        timings: the phases between the two.
+    """
+
+    request_id: str
+    client_request_id: str
+    trace_context: TraceContext | None
+    outcome: str
+    error: str
+    max_tokens: int
+    temperature: float
+    top_k: int
+    top_p: float
+    frequency_penalty: float
+    presence_penalty: float
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_output_tokens: int
+    num_attempts: int
+    prefill_worker_id: str
+    decode_worker_id: str
+    received_ns: int
+    ended_ns: int
+    timings: Sequence[PhaseTiming]
+
+    @classmethod
+    def of(
+        cls, tracker: RequestTracker, outcome: str, *, num_output_tokens: int, timings: Sequence[PhaseTiming]
+    ) -> "TracedRequest":
+        sampling = tracker.sampling
+        return cls(
+            tracker.request_id,
+            tracker.client_request_id,
+            tracker.trace_context,
+            outcome,
+            tracker.failure[:MAX_ERROR_LEN],
+            sampling.max_tokens,
+            sampling.temperature,
+            sampling.top_k,
+            sampling.top_p,
+            sampling.frequency_penalty,
+            sampling.presence_penalty,
+            len(tracker.prompt_ids),
+            tracker.prompt_cached_len or 0,
+            num_output_tokens,
+            tracker.attempt + 1,
+            tracker.prefill_worker_id,
+            tracker.decode_worker_id,
+            tracker.moments[RECEIVED],
+            tracker.moments[ENDED],
+            timings,
+        )
+
+
+class RequestSpans:
+    """The queue, and the thread that empties it."""
+
+    def __init__(
+        self,
+        export: Callable[[Sequence[TracedRequest]], bool],
+        on_dropped: Callable[[str, int], None],
+        max_queued: int = MAX_QUEUED,
+    ) -> None:
+        """
+        Args:
+            export: sends requests' spans, and returns whether it could; called on the thread, may take its time.
+            on_dropped: told why, one of DROP_REASONS, and how many requests; each reason from one thread.
+        """
+        self._export = export
+        self._on_dropped = on_dropped
+        self._max_queued = max_queued
+        # Appending and popping at either end are atomic: no lock is needed.
+        self._queue: deque[TracedRequest] = deque()
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="spans", daemon=True)
+        self._thread.start()
+
+    def put(self, request: TracedRequest) -> None:
+        """On the loop; never waits."""
+        if len(self._queue) >= self._max_queued:
+            self._on_dropped(QUEUE_FULL, 1)
+        else:
+            self._queue.append(request)
+
+    def close(self) -> None:
+        """Sends what is left, as far as the collector takes it within STOP_TIMEOUT_S."""
+        self._closing.set()
+        self._thread.join(STOP_TIMEOUT_S)
+
+    def _run(self) -> None:
+        is_reachable = True
+        while True:
+            is_closing = self._closing.wait(INTERVAL_S)
+            deadline = time.monotonic() + STOP_TIMEOUT_S
+            while self._queue and not (is_closing and time.monotonic() > deadline):
+                batch = [self._queue.popleft() for _ in range(min(BATCH_SIZE, len(self._queue)))]
+                was_reachable, is_reachable = is_reachable, self._send(batch)
+                if not is_reachable:
+                    self._on_dropped(EXPORT_FAILED, len(batch))
+                if is_reachable != was_reachable:
+                    logger.warning("the collector of traces %s spans", "takes" if is_reachable else "does not take")
+            if is_closing:
+                return
+
+    def _send(self, batch: Sequence[TracedRequest]) -> bool:
+        try:
+            return self._export(batch)
+        except Exception:
+            # What a collector answers, or an exporter makes of it, must not end the thread.
+            logger.exception("spans could not be sent")
+            return False

@@ -1,0 +1,93 @@
+"""The requests in hand, sorted by what the passing of time may do to them.
+
+A look at all of them, four times a second, would cost the router's loop more the more there are, whatever happens to
+them. So those that nothing can be due of are not looked at.
+"""
+
+from collections.abc import Iterator
+
+from tandem.router.requests.active_request import ActiveRequest
+
+
+class RequestsInHand:
+    """
+    Attributes:
+        num_queued: those that wait for their first token.
+    """
+
+    def __init__(self) -> None:
+        self._all: dict[str, ActiveRequest] = {}
+        # All have the same time from their arrival, so they stand in the order of their deadlines.
+        self._unfinished: dict[str, ActiveRequest] = {}
+        # Those that have ended, and whose clients have not taken all yet.
+        self._undelivered: dict[str, ActiveRequest] = {}
+        self._awaiting_decode: dict[str, ActiveRequest] = {}
+        self.num_queued = 0
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def __iter__(self) -> Iterator[ActiveRequest]:
+        """By age."""
+        return iter(list(self._all.values()))
+
+    @property
+    def oldest(self) -> ActiveRequest | None:
+        return next(iter(self._all.values()), None)
+
+    def get(self, request_id: str) -> ActiveRequest | None:
+        return self._all.get(request_id)
+
+    def add(self, request: ActiveRequest) -> None:
+        request_id = request.tracker.request_id
+        self._all[request_id] = self._unfinished[request_id] = request
+        # One that is resumed has its place in a queue behind it.
+        request.is_queued = not request.tracker.output_ids
+        self.num_queued += request.is_queued
+
+    def remove(self, request: ActiveRequest) -> None:
+        """The client is done with it."""
+        self._mark_answered(request)
+        for requests in (self._all, self._unfinished, self._undelivered, self._awaiting_decode):
+            requests.pop(request.tracker.request_id, None)
+
+    def mark_token(self, request: ActiveRequest) -> None:
+        """A token has come for it."""
+        self._mark_answered(request)
+
+    def mark_ended(self, request: ActiveRequest) -> None:
+        """Nothing more will come for it."""
+        self._mark_answered(request)
+        request_id = request.tracker.request_id
+        if self._unfinished.pop(request_id, None) is not None:
+            self._undelivered[request_id] = request
+
+    def await_decode(self, request: ActiveRequest) -> None:
+        """It has a `decode_deadline` from now on."""
+        self._awaiting_decode[request.tracker.request_id] = request
+
+    def past_deadline(self, now: float) -> list[ActiveRequest]:
+        """Those that have taken too long and have not ended."""
+        overdue = []
+        for request in self._unfinished.values():
+            if now < request.deadline:
+                break
+            overdue.append(request)
+        return overdue
+
+    def undelivered(self) -> list[ActiveRequest]:
+        return list(self._undelivered.values())
+
+    def without_word(self, now: float) -> list[ActiveRequest]:
+        """Those whose decode worker has not said in time whether it has their pages."""
+        silent = []
+        for request_id, request in list(self._awaiting_decode.items()):
+            if request.decode_deadline is None:
+                del self._awaiting_decode[request_id]
+            elif now >= request.decode_deadline:
+                silent.append(request)
+        return silent
+
+    def _mark_answered(self, request: ActiveRequest) -> None:
+        self.num_queued -= request.is_queued
+        request.is_queued = False

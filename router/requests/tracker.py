@@ -1,0 +1,317 @@
+"""One request's state machine at the router: attempts, the order of its tokens, and its one end.
+
+This is bookkeeping alone: no sockets, no clock, no workers. `Attempts` feeds it messages and acts on what it says.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from tandem.lifecycle import (
+    ASSIGNED,
+    DECODE_MOMENTS,
+    FIRST_ASSIGNED,
+    FIRST_TOKEN,
+    LAST_TOKEN,
+    PREFILL_MOMENTS,
+    RECEIVED,
+    ROUTER_ATTEMPT_MOMENTS,
+)
+from tandem.messages import Admit, Finished, FirstToken, Prefill, PromptScored, TokenEvent
+from tandem.router.errors import RequestError, UnavailableError
+from tandem.router.requests.prompt_logprobs import PromptLogprobs
+from tandem.router.requests.trace_context import TraceContext
+from tandem.router.workers.placement import Placed
+from tandem.sampling_params import SamplingParams, TokenLogprobs
+
+
+class RequestState(Enum):
+    """
+    Attributes:
+        WAITING: no attempt is under way.
+        RUNNING: an attempt is.
+        FINISHED: every token has been passed on.
+        FAILED: nothing more comes, and the client is told why.
+        ABORTED: the client is gone.
+    """
+
+    WAITING = auto()
+    RUNNING = auto()
+    FINISHED = auto()
+    FAILED = auto()
+    ABORTED = auto()
+
+
+FINAL_STATES = (RequestState.FINISHED, RequestState.FAILED, RequestState.ABORTED)
+
+
+@dataclass(eq=False, slots=True)
+class RequestTracker:
+    """What is known of one request, from its prompt to the log's line about it. A Generation owns it, and the router
+    changes it as long as it serves the request.
+
+    Attributes:
+        request_id: minted by the router.
+        session_id: what the client says of the conversation that it belongs to; for the routing policy alone.
+        client_request_id: what the client calls it.
+        arrival_ns: when its client first asked, for a request that was resumed; 0: when it was received.
+        record_id: under this name its workers keep a record of it; empty: they need not.
+        trace_context: of its client, if that has said so.
+        resume_token: what they keep with it (router/resumption.py).
+        prompt_identities: of its prompt's prefixes, by page size, where they have been computed already.
+        attempt: number of the current attempt; messages of any other have no effect.
+        placed: how the last attempt was placed; None before the first.
+        output_ids: tokens passed on so far; each index exactly once, in order.
+        output_logprobs: their log probabilities, one for each; empty if not asked for.
+        prompt_logprobs: those of the prompt, if asked for; complete before any token is passed on.
+        finish_reason: "stop" or "length" once it is finished.
+        failure, failure_class: once it has failed, why, and what is raised for the client.
+        has_first_token: whether the attempt's prefill worker has sent its token.
+        decode_has_spoken: whether the attempt's decode worker has sent tokens: the prefill worker's part is over.
+        prompt_cached_len: prompt tokens that the first attempt's prefill found cached, for the client's usage.
+        prefill_cached_len, decode_cached_len: tokens that the last attempt's workers have found cached, as far as they
+            have reported.
+        num_pages_computed, num_pages_shipped: what the last attempt has cost, as far as its workers have reported.
+        moments: nanoseconds by moment, on this router's clock, those of an attempt as long as no other is to follow.
+        clock_uncertainty_ns: how far those of workers may be off, the largest of all.
+    """
+
+    request_id: str
+    prompt_ids: tuple[int, ...]
+    sampling: SamplingParams
+    priority: int = 0
+    cache_namespace: str = ""
+    session_id: str = ""
+    client_request_id: str = ""
+    arrival_ns: int = 0
+    record_id: str = ""
+    resume_token: bytes = b""
+    trace_context: TraceContext | None = None
+    prompt_identities: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    state: RequestState = RequestState.WAITING
+    attempt: int = -1
+    placed: Placed | None = None
+    prefill_worker_id: str = ""
+    decode_worker_id: str = ""
+    output_ids: list[int] = field(default_factory=list)
+    output_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: PromptLogprobs | None = None
+    finish_reason: str = ""
+    failure: str = ""
+    failure_class: type[RequestError] = UnavailableError
+    has_first_token: bool = False
+    decode_has_spoken: bool = False
+    prompt_cached_len: int | None = None
+    prefill_cached_len: int = 0
+    decode_cached_len: int = 0
+    num_pages_computed: int = 0
+    num_pages_shipped: int = 0
+    moments: dict[str, int] = field(default_factory=dict)
+    clock_uncertainty_ns: int = 0
+    # Tokens that have overtaken an earlier one wait here: by index, each with its log probabilities if asked for.
+    _early: dict[int, tuple[int, Sequence[TokenLogprobs]]] = field(default_factory=dict)
+    # A worker has said how many output tokens there are when the attempt ends, and why it ends.
+    _announced_end: tuple[int, str] | None = None
+
+    def __post_init__(self) -> None:
+        # Who goes on with a request has them already.
+        if self.sampling.num_prompt_logprobs is not None and not self.output_ids:
+            self.prompt_logprobs = PromptLogprobs(len(self.prompt_ids))
+
+    @property
+    def lacks_prompt_logprobs(self) -> bool:
+        """Whether they are asked for and have not all come: until then the prefill worker has a part in the attempt,
+        and no token is passed on."""
+        return self.prompt_logprobs is not None and not self.prompt_logprobs.is_complete
+
+    @property
+    def is_final(self) -> bool:
+        return self.state in FINAL_STATES
+
+    def begin_attempt(
+        self, prefill_worker_id: str, decode_worker_id: str, admit_duration_s: float
+    ) -> tuple[Admit, Prefill]:
+        """Begins the next attempt, carrying on from the tokens passed on so far; returns what to send."""
+        assert self.state is RequestState.WAITING
+        self.state = RequestState.RUNNING
+        self.attempt += 1
+        self.prefill_worker_id = prefill_worker_id
+        self.decode_worker_id = decode_worker_id
+        self.prefill_cached_len = self.decode_cached_len = 0
+        self.num_pages_computed = self.num_pages_shipped = 0
+        self.has_first_token = self.decode_has_spoken = False
+        output_ids = tuple(self.output_ids)
+        without = self.sampling.without_prompt_logprobs()
+        if self.lacks_prompt_logprobs:
+            # Those of a chunk come once, so all come anew.
+            self.prompt_logprobs = PromptLogprobs(len(self.prompt_ids))
+        arrival_ns = self.arrival_ns or self.moments.get(RECEIVED, 0)
+        return (
+            Admit(
+                self.request_id,
+                self.attempt,
+                self.prompt_ids,
+                output_ids,
+                without,
+                admit_duration_s,
+                arrival_ns,
+                self.priority,
+                self.cache_namespace,
+                self.record_id,
+                self.resume_token,
+            ),
+            Prefill(
+                self.request_id,
+                self.attempt,
+                self.prompt_ids,
+                output_ids,
+                self.sampling if self.lacks_prompt_logprobs else without,
+                decode_worker_id,
+                arrival_ns,
+                self.priority,
+                self.cache_namespace,
+                self.record_id,
+                self.resume_token,
+            ),
+        )
+
+    def finish_if_whole(self) -> None:
+        """A request that waits for its next attempt needs none if its last token is there."""
+        assert self.state is RequestState.WAITING
+        if self.output_ids:
+            self.finish_reason = self.sampling.finish_reason(self.output_ids[-1], len(self.output_ids))
+            if self.finish_reason:
+                self.state = RequestState.FINISHED
+
+    def end_attempt(self) -> None:
+        """Ends the attempt in one act: what was passed on is frozen, whatever its workers still say is ignored. If its
+        last token had been passed on and only the word that it was the last is missing, the request is finished."""
+        assert self.state is RequestState.RUNNING
+        self.state = RequestState.WAITING
+        self.finish_if_whole()
+        self._early.clear()
+        self._announced_end = None
+        if not self.is_final:
+            self._forget_moments()
+
+    def mark_failed(self, reason: str, failure_class: type[RequestError]) -> bool:
+        """Nothing more comes; what its client has not read of it can still be read.
+
+        Returns:
+            Whether this is the end; False if the request has ended before. The same holds for all that end a request.
+        """
+        if self.is_final:
+            return False
+        self.state = RequestState.FAILED
+        self.failure = reason
+        self.failure_class = failure_class
+        return True
+
+    def mark_stopped(self) -> bool:
+        """What has been passed on is the whole output."""
+        if self.is_final:
+            return False
+        self.state = RequestState.FINISHED
+        self.finish_reason = "stop"
+        return True
+
+    def mark_aborted(self) -> bool:
+        """Nobody reads what may still come."""
+        if self.is_final:
+            return False
+        self.state = RequestState.ABORTED
+        return True
+
+    def is_current(self, attempt: int) -> bool:
+        return self.state is RequestState.RUNNING and attempt == self.attempt
+
+    def record_prompt_logprobs(self, message: PromptScored) -> list[int]:
+        """Returns the tokens to pass on now, which have waited for these. Raises ValueError if they are none of this
+        prompt."""
+        if not self.is_current(message.attempt):
+            return []
+        if self.prompt_logprobs is None:
+            raise ValueError(f"log probabilities of the prompt of {self.request_id}, which nobody asked for")
+        self.prompt_logprobs.append(message.logprobs)
+        passed_on = self._put_in_order(0, (), ())
+        self._finish_if_complete()
+        return passed_on
+
+    def record_first_token(self, message: FirstToken) -> list[int]:
+        """Returns the tokens to pass on now. Raises ValueError if the worker left out log probabilities."""
+        if not self.is_current(message.attempt):
+            return []
+        if self.lacks_prompt_logprobs:
+            raise ValueError(f"the first token of {self.request_id} before the log probabilities of its prompt")
+        self.has_first_token = True
+        self._take_prefill_cached_len(message.cached_len)
+        self.num_pages_computed = message.num_pages_computed
+        if message.finish_reason:
+            self._announced_end = (message.index + 1, message.finish_reason)
+            if FIRST_TOKEN in self.moments:
+                self.moments[LAST_TOKEN] = self.moments[FIRST_TOKEN]
+        return self._accept(message.index, (message.token_id,), message.logprobs)
+
+    def record_tokens(self, event: TokenEvent) -> list[int]:
+        """Returns the tokens to pass on now. Raises ValueError if the worker left out log probabilities."""
+        if not self.is_current(event.attempt):
+            return []
+        self.decode_has_spoken = True
+        return self._accept(event.index, event.token_ids, event.logprobs)
+
+    def record_finished(self, message: Finished) -> None:
+        if not self.is_current(message.attempt):
+            return
+        self.decode_cached_len = message.cached_len
+        if not self.has_first_token:
+            # The request may be over before the prefill worker is heard.
+            self._take_prefill_cached_len(message.prefill_cached_len)
+        self.num_pages_shipped = message.num_pages_shipped
+        self._announced_end = (message.num_output_tokens, message.finish_reason)
+        self._finish_if_complete()
+
+    def _take_prefill_cached_len(self, cached_len: int) -> None:
+        self.prefill_cached_len = cached_len
+        if self.prompt_cached_len is None:
+            self.prompt_cached_len = min(cached_len, len(self.prompt_ids))
+
+    def _accept(self, index: int, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> list[int]:
+        if len(logprobs) != (0 if self.sampling.num_logprobs is None else len(token_ids)):
+            raise ValueError(f"{len(logprobs)} log probabilities for {len(token_ids)} tokens of {self.request_id}")
+        is_next = index == len(self.output_ids) and not self._early
+        if is_next and (self.prompt_logprobs is None or self.prompt_logprobs.is_complete):
+            # This is so nearly always: every token of every request comes this way.
+            passed_on = list(token_ids)
+            self.output_ids += passed_on
+            self.output_logprobs += logprobs
+        else:
+            passed_on = self._put_in_order(index, token_ids, logprobs)
+        if self._announced_end is not None:
+            self._finish_if_complete()
+        return passed_on
+
+    def _put_in_order(self, index: int, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> list[int]:
+        """Keeps what has overtaken an earlier token, drops what is known, and returns what is next."""
+        for i, token_id in enumerate(token_ids):
+            if index + i >= len(self.output_ids):
+                self._early.setdefault(index + i, (token_id, logprobs[i : i + 1]))
+        passed_on: list[int] = []
+        while not self.lacks_prompt_logprobs and len(self.output_ids) in self._early:
+            token_id, its_logprobs = self._early.pop(len(self.output_ids))
+            passed_on.append(token_id)
+            self.output_ids.append(token_id)
+            self.output_logprobs.extend(its_logprobs)
+        return passed_on
+
+    def _finish_if_complete(self) -> None:
+        if self._announced_end is not None and len(self.output_ids) >= self._announced_end[0]:
+            self.state = RequestState.FINISHED
+            self.finish_reason = self._announced_end[1]
+
+    def _forget_moments(self) -> None:
+        """What the attempt's workers have done is not what the request will have come of."""
+        if ASSIGNED in self.moments:
+            self.moments.setdefault(FIRST_ASSIGNED, self.moments[ASSIGNED])
+        for name in (*ROUTER_ATTEMPT_MOMENTS, *PREFILL_MOMENTS, *DECODE_MOMENTS):
+            self.moments.pop(name, None)
+        self.clock_uncertainty_ns = 0

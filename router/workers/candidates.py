@@ -1,0 +1,272 @@
+"""The pairs of workers that can serve a request now, without making each of them.
+
+There are prefill times decode workers of them. Choosing among 500 times 500 by looking at each pair would take the
+router's one loop a quarter of a second for every request, so what is kept is which decode workers each prefill worker
+is linked to (`Worker.decode_workers`), and pairs are made where somebody asks for them.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, overload
+
+from tandem.router.workers.distance import DISTANCES, place_at
+from tandem.router.workers.placement import AGGREGATED, AUTO, DISAGGREGATED, Placement
+from tandem.router.workers.worker import Pair, Worker
+
+WorkerCost = Callable[[Worker], float]
+
+
+class Candidates(Sequence[Pair]):
+    """A sequence of pairs, prefill workers in the order in which they joined. It is a view: it is true while `choose`
+    runs, and what it shows changes as workers come and go.
+
+    What takes time in proportion to the workers: `prefill_workers`, `decode_workers_of`, `alone`, `senders`,
+    `receivers`, `least`, `least_of`, `least_apart`, `len`, an index. What takes none: `in`. Going through all pairs
+    takes time in proportion to their number.
+    """
+
+    def __init__(
+        self,
+        workers: Mapping[str, Worker],
+        may_serve: Callable[[Worker], bool] | None = None,
+        placement: str = AUTO,
+        *,
+        spans_hosts: bool = False,
+    ) -> None:
+        """
+        Args:
+            workers: among which they are, by their ids.
+            may_serve: which workers may have a part; None: all of them.
+            placement: AUTO: any pair; otherwise the pairs of that placement alone, if there are such now, whether or
+                not they may have a part: a request is served rather the other way than not at all, but where those that
+                are wanted are only busy it waits.
+            spans_hosts: whether they are on several hosts, so that it matters how far apart two are.
+        """
+        self._workers = workers
+        self._may_serve = may_serve
+        self._only = _only(workers, placement)
+        self.spans_hosts = spans_hosts
+
+    def among(self, may_serve: Callable[[Worker], bool]) -> "Candidates":
+        """Those of the pairs both of whose workers may have a part."""
+        return Candidates(self._workers, may_serve, self._only or AUTO, spans_hosts=self.spans_hosts)
+
+    @property
+    def prefill_workers(self) -> list[Worker]:
+        """Those that can take a prompt now, in the order in which they joined; role `both` among them."""
+        if (placement := self._only) is not None:
+            return [w for w in self._workers.values() if self._is_open(w) and self._has_partner(w, placement)]
+        if self._may_serve is None:
+            return [worker for worker in self._workers.values() if worker.decode_workers]
+        # Looking through each one's own decode workers would be looking at every pair.
+        open_ids = {
+            worker.worker_id for worker in self._workers.values() if worker.role != "prefill" and self._is_open(worker)
+        }
+        return [
+            w for w in self._workers.values() if self._is_open(w) and not w.decode_workers.keys().isdisjoint(open_ids)
+        ]
+
+    def decode_workers_of(self, prefill: Worker) -> list[Worker]:
+        """Those that can go on with what this one has computed; a worker of role `both` can itself."""
+        decode_workers = self._open(list(prefill.decode_workers.values()))
+        if (placement := self._only) is None:
+            return decode_workers
+        return [worker for worker in decode_workers if (worker is prefill) == (placement == AGGREGATED)]
+
+    def alone(self) -> list[Worker]:
+        """The workers that can serve a request by themselves."""
+        if self._only == DISAGGREGATED:
+            return []
+        return self._open([w for w in self._workers.values() if w.role == "both" and w.decode_workers])
+
+    def senders(self) -> list[Worker]:
+        """The prefill workers of pairs of two workers; some may have no decode worker that is open."""
+        if self._only == AGGREGATED:
+            return []
+        return self._open([w for w in self._workers.values() if w.sends and w.decode_workers])
+
+    def receivers(self) -> list[Worker]:
+        """The decode workers of pairs of two workers; some may have no prefill worker that is open."""
+        return self._open([w for w in self._workers.values() if w.receives])
+
+    def least(
+        self,
+        prefill_cost: WorkerCost,
+        decode_cost: WorkerCost,
+        both_cost: WorkerCost | None = None,
+        farther_cost: float = 0.0,
+    ) -> Pair:
+        """The pair with the least cost, where that is one cost for each of its workers added up; of equals that of the
+        prefill worker that joined first.
+
+        Args:
+            both_cost: of a pair that is one worker of role `both`; None: its two costs added up.
+            farther_cost: of a pair of two workers, for each step by which they are apart (router/workers/distance.py).
+        """
+        one = both_cost or (lambda worker: prefill_cost(worker) + decode_cost(worker))
+        senders = self.senders()
+        return self.least_of(
+            {worker: one(worker) for worker in self.alone()},
+            {worker: prefill_cost(worker) for worker in senders},
+            {worker: decode_cost(worker) for worker in self.receivers()} if senders else {},
+            farther_cost,
+        )
+
+    def least_of(
+        self,
+        alone: Mapping[Worker, float],
+        senders: Mapping[Worker, float],
+        receivers: Mapping[Worker, float],
+        farther_cost: float = 0.0,
+    ) -> Pair:
+        """As `least`, with the costs of each: of those of `alone`, `senders` and `receivers`."""
+        best = min(alone, key=alone.__getitem__, default=None)
+        at_distances = [receivers]
+        if farther_cost and self.spans_hosts:
+            steps = [farther_cost * distance for distance in DISTANCES[1:]]
+            at_distances += [{worker: cost + step for worker, cost in receivers.items()} for step in steps]
+        apart = self.least_apart(senders, *at_distances)
+        if apart is not None:
+            cost = senders[apart.prefill] + receivers[apart.decode] + farther_cost * (apart.distance or 0)
+            if best is None or cost < alone[best] or (cost == alone[best] and self._joined_first(apart.prefill, best)):
+                return apart
+        assert best is not None, "there is no candidate"
+        return Pair(best, best)
+
+    def least_apart(self, senders: Mapping[Worker, float], *receivers: Mapping[Worker, float]) -> Pair | None:
+        """Of the pairs of two workers that have a link that with the least cost; None if there is none.
+
+        Args:
+            senders: what it costs if a worker computes the prompt.
+            receivers: what it costs if it decodes what another has computed: one for all, or one for each of DISTANCES,
+                which is not cheaper than those before it.
+        """
+        if not senders or not receivers[0]:
+            return None
+        # One for all is one for what is furthest.
+        at = DISTANCES if len(receivers) > 1 else DISTANCES[-1:]
+        tiers = [_Tier(distance, costs) for distance, costs in zip(at, receivers, strict=True)]
+        lowest = min(tier.lowest for tier in tiers)
+        best: Pair | None = None
+        least = math.inf
+        for prefill, cost in senders.items():
+            # So most are passed over at little cost.
+            if cost + lowest >= least:
+                continue
+            for tier in tiers:
+                if (decode := tier.cheapest(prefill, least - cost)) is not None:
+                    best, least = Pair(prefill, decode), cost + tier.costs[decode]
+        return best
+
+    def __bool__(self) -> bool:
+        return bool(self.prefill_workers)
+
+    def __len__(self) -> int:
+        if self._may_serve is None and self._only is None:
+            return sum(len(worker.decode_workers) for worker in self._workers.values())
+        return sum(len(self.decode_workers_of(worker)) for worker in self.prefill_workers)
+
+    def __iter__(self) -> Iterator[Pair]:
+        for prefill in self.prefill_workers:
+            for decode in self.decode_workers_of(prefill):
+                yield Pair(prefill, decode)
+
+    def __contains__(self, pair: object) -> bool:
+        return (
+            isinstance(pair, Pair)
+            and self._workers.get(pair.prefill.worker_id) is pair.prefill
+            and pair.prefill.decode_workers.get(pair.decode.worker_id) is pair.decode
+            and self._is_open(pair.prefill)
+            and self._is_open(pair.decode)
+            and self._only in (None, pair.placement)
+        )
+
+    @overload
+    def __getitem__(self, index: int) -> Pair: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Pair]: ...
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return list(self)[index]
+        position = index if index >= 0 else index + len(self)
+        if position >= 0:
+            for prefill in self.prefill_workers:
+                decode_workers = self.decode_workers_of(prefill)
+                if position < len(decode_workers):
+                    return Pair(prefill, decode_workers[position])
+                position -= len(decode_workers)
+        raise IndexError(f"there is no pair {index}")
+
+    def _has_partner(self, prefill: Worker, placement: Placement) -> bool:
+        if placement == AGGREGATED:
+            return prefill.worker_id in prefill.decode_workers
+        return any(w is not prefill and self._is_open(w) for w in prefill.decode_workers.values())
+
+    def _joined_first(self, worker: Worker, other: Worker) -> bool:
+        return worker is not other and next(w for w in self._workers.values() if w in (worker, other)) is worker
+
+    def _open(self, workers: list[Worker]) -> list[Worker]:
+        return workers if self._may_serve is None else [w for w in workers if self._may_serve(w)]
+
+    def _is_open(self, worker: Worker) -> bool:
+        return self._may_serve is None or self._may_serve(worker)
+
+
+def _only(workers: Mapping[str, Worker], placement: str) -> Placement | None:
+    """The one placement that there is a choice of; None: there are pairs of any."""
+    if placement == AGGREGATED and any(w.worker_id in w.decode_workers for w in workers.values()):
+        return AGGREGATED
+    if placement == DISAGGREGATED and any(
+        len(w.decode_workers) > (w.worker_id in w.decode_workers) for w in workers.values()
+    ):
+        return DISAGGREGATED
+    return None
+
+
+class _Tier:
+    """The workers that decode within a distance of others, for those others.
+
+    Attributes:
+        costs: of decoding there.
+        lowest: of these.
+    """
+
+    def __init__(self, distance: int, costs: Mapping[Worker, float]) -> None:
+        self._distance = distance
+        self.costs = costs
+        # Those of one place, the cheapest first; sorted only where the first of them does not serve.
+        self._places: dict[str, list[Worker]] = {}
+        self._is_sorted: set[str] = set()
+        if distance == DISTANCES[-1]:
+            self._places[""] = list(costs)
+        else:
+            for worker in costs:
+                self._places.setdefault(place_at(worker, distance), []).append(worker)
+        self.lowest = min(costs.values())
+        self._firsts = {place: min(workers, key=costs.__getitem__) for place, workers in self._places.items()}
+
+    def cheapest(self, prefill: Worker, below: float) -> Worker | None:
+        """The cheapest that has a link from this one; None: none costs less than that."""
+        place = place_at(prefill, self._distance)
+        first = self._firsts.get(place)
+        if first is None or self.costs[first] >= below:
+            return None
+        if first is not prefill and prefill.decode_workers.get(first.worker_id) is first:
+            return first
+        workers = self._places[place]
+        if place not in self._is_sorted:
+            self._is_sorted.add(place)
+            workers.sort(key=self.costs.__getitem__)
+        found = self._cheapest_linked(prefill, place)
+        return found if found is not None and self.costs[found] < below else None
+
+    def _cheapest_linked(self, prefill: Worker, place: str) -> Worker | None:
+        linked, costs, by_cost = prefill.decode_workers, self.costs, self._places[place]
+        if len(linked) ** 2 < len(by_cost):
+            # The cheapest are mostly not among so few.
+            others = [w for w in linked.values() if w in costs and w is not prefill]
+            near = [w for w in others if place_at(w, self._distance) == place]
+            return min(near, key=costs.__getitem__, default=None)
+        return next((w for w in by_cost if w is not prefill and linked.get(w.worker_id) is w), None)

@@ -1,0 +1,92 @@
+"""Which requests were served as well as was promised."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tandem.bench.measures import RequestMeasures, percentile
+from tandem.bench.records import RequestRecord
+
+_UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)(us|ms|s|m)")
+_ITL_PERCENTILE = re.compile(r"itl_p(\d{1,2}(?:\.\d+)?)")
+_NAMES = ("ttft", "ttft_from_sent", "tpot", "itl_max", "itl_mean", "e2e")
+
+
+def parse_duration(text: str) -> float:
+    """Seconds of "25ms", "0.5s", "2m" or "100us". Raises ValueError."""
+    found = _DURATION.fullmatch(text.strip())
+    if found is None:
+        raise ValueError(f"a duration is a number with its unit, such as 500ms or 2s, not {text!r}")
+    return float(found[1]) * _UNITS[found[2]]
+
+
+@dataclass(frozen=True, slots=True)
+class Slo:
+    """Limits of a request, each in seconds by the name of its measure. All must hold."""
+
+    limits: tuple[tuple[str, float], ...]
+
+    @classmethod
+    def parse(cls, text: str) -> "Slo":
+        """Of "ttft=500ms,itl_p95=25ms". Raises ValueError."""
+        limits = {}
+        for item in text.split(","):
+            name, equals, value = item.strip().partition("=")
+            if not equals or not (name in _NAMES or _ITL_PERCENTILE.fullmatch(name)):
+                known = ", ".join((*_NAMES, "itl_pN"))
+                raise ValueError(f"an SLO is NAME=DURATION, with the names {known}; not {item.strip()!r}")
+            if name in limits:
+                raise ValueError(f"the SLO names {name} twice")
+            limits[name] = parse_duration(value)
+        return cls(tuple(limits.items()))
+
+    def missed(self, record: RequestRecord) -> list[str]:
+        """The limits that this request has not kept to, by name; none: it is good.
+
+        A request with an error is none of these: it is not good. One without gaps keeps to every limit on them.
+        """
+        measures = RequestMeasures.of(record)
+        return [name for name, limit in self.limits if _value(measures, name) > limit]
+
+    def is_good(self, record: RequestRecord) -> bool:
+        return not record.error and not self.missed(record)
+
+
+def goodput(records: Sequence[RequestRecord], slo: Slo, duration_s: float) -> dict[str, Any]:
+    """Of the measured requests: those that were cut with the run are neither good nor bad.
+
+    Args:
+        duration_s: over which they were measured, in seconds.
+    """
+    counted = [record for record in records if not record.is_warmup and record.error != "cut"]
+    num_good = sum(slo.is_good(record) for record in counted)
+    missed: dict[str, int] = {name: 0 for name, _ in slo.limits}
+    for record in counted:
+        if not record.error:
+            for name in slo.missed(record):
+                missed[name] += 1
+    return {
+        "slo": dict(slo.limits),
+        "num_counted": len(counted),
+        "num_good": num_good,
+        "good_share": num_good / len(counted) if counted else 0.0,
+        "good_requests_per_s": num_good / duration_s if duration_s > 0 else 0.0,
+        "missed": missed,
+    }
+
+
+def _value(measures: RequestMeasures, name: str) -> float:
+    """In seconds; infinite where there should be a value and is none."""
+    if name == "itl_mean":
+        return sum(measures.gaps) / len(measures.gaps) if measures.gaps else 0.0
+    if name == "itl_max":
+        return measures.itl_max or 0.0
+    if found := _ITL_PERCENTILE.fullmatch(name):
+        return percentile(sorted(measures.gaps), float(found[1])) if measures.gaps else 0.0
+    value = getattr(measures, name)
+    if value is None:
+        # An answer of one token has no time for each further one; one without any never had its first.
+        return 0.0 if name == "tpot" else float("inf")
+    return float(value)

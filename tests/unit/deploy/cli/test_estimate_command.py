@@ -1,0 +1,113 @@
+"""`tandem estimate`: from the command line to what is printed."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tandem.deploy.cli.main import main
+
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 4096,
+    "intermediate_size": 14_336,
+    "max_position_embeddings": 131_072,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500_000.0,
+    "vocab_size": 128_256,
+}
+
+
+@pytest.fixture
+def model_dir(tmp_path: Path) -> str:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    return str(tmp_path)
+
+
+def estimate(capsys: pytest.CaptureFixture[str], *flags: str) -> dict[str, Any]:
+    assert main(["estimate", "--workload", "4096/256", "--json", *flags]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_what_a_person_reads(model_dir: str, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--gpu", "h200", "--workload", "4,096/256", "--slo", "ttft=500ms,itl=25ms", "--gpus", "4"]
+    assert main(["estimate", "--model", model_dir, *flags]) == 0
+    told = capsys.readouterr().out
+    for line in (
+        "KV: 131,072 bytes a token",
+        "537 MB of KV, 1.41 ms in all",
+        "prefill of 4,096 tokens",
+        "at most 143 at once",
+    ):
+        assert line in told
+    # The ways to share them out are the table's last rows, the best first.
+    assert [row.split()[0] for row in told.splitlines()[-4:]] == ["4", "3:1", "2:2", "1:3"]
+    assert main(["estimate", "--model", model_dir, *flags, "--mixed-steps", "off"]) == 0
+    assert capsys.readouterr().out.splitlines()[-4].startswith("3:1")
+
+
+def test_what_a_program_reads(model_dir: str, capsys: pytest.CaptureFixture[str]) -> None:
+    found = estimate(capsys, "--model", model_dir, "--gpu", "h200")
+    assert found["kv_bytes_per_token"] == 131_072
+    assert found["prefill"]["floor_s"] < found["prefill"]["estimate_s"]
+    assert [step["batch_size"] for step in found["decode"]] == [1, 8, 32, 128, 199]
+    assert found["splits"] is None
+    quantized = estimate(capsys, "--model", model_dir, "--gpu", "h200", "--kv-cache-dtype", "fp8_e4m3")
+    assert quantized["kv_bytes_per_token"] == 65_536
+    assert quantized["decode"][0]["bytes"] < found["decode"][0]["bytes"]
+    assert quantized["decode"][0]["floor_s"] < found["decode"][0]["floor_s"]
+    assert len(estimate(capsys, "--model", model_dir, "--gpu", "h200", "--gpus", "3")["splits"]) == 3
+
+
+def test_figures_of_another_gpu(model_dir: str, capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["--gpu-memory", "141", "--bandwidth", "4800", "--flops", "989", "--link", "450"]
+    other = estimate(capsys, "--model", model_dir, *given)
+    known = estimate(capsys, "--model", model_dir, "--gpu", "h200")
+    assert other["prefill"] == known["prefill"]
+    assert other["gpu"]["memory"] == 141_000_000_000
+    assert "as they were given" in other["gpu"]["source"]
+    assert estimate(capsys, "--model", model_dir, "--gpu", "h200", "--flops", "2000")["decode"] != known["decode"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--gpu-memory", "80"], "give --gpu, or all of --gpu-memory, --bandwidth, --flops and --link"),
+        (["--gpu", "h200", "--workload", "131072/1"], "131073 tokens is longer than the model allows, 131072"),
+        (["--gpu", "h200", "--gpu-memory", "20"], "there is room for 67 pages of KV"),
+        (["--gpu", "h200", "--model", "/absent"], "model '/absent' not found"),
+        (["--gpu", "h200", "--model", "m" * 5000], "File name too long"),
+        (["--gpu", "h200", "--gpus", "100000"], "--gpus must be at most 64"),
+    ],
+)
+def test_what_cannot_be_estimated_is_said_in_one_line(
+    model_dir: str, flags: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["estimate", "--model", model_dir, "--workload", "4096/256", *flags]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("tandem estimate: ") and message in error and error.count("\n") == 1
+
+
+def test_a_client_s_install_is_told_what_a_hub_name_needs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    assert main(["estimate", "--model", "org/name", "--gpu", "h200", "--workload", "4096/256"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("tandem estimate: org/name cannot be read without huggingface_hub: pip install ")
+
+
+def test_a_rate_that_no_host_gives_is_a_failure(model_dir: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for limits, rate, message in (
+        ("ttft=500ms", "1e6", "64 GPUs do not give 1e+06 requests a second"),
+        ("ttft=1ms", "1", "no number of GPUs keeps to the limit on ttft: a prompt alone takes "),
+        ("itl=0.1ms", "1", "no number of GPUs keeps to the limit on itl: a decode step of one request takes "),
+    ):
+        flags = ["--gpu", "l40s", "--workload", "4096/256", "--slo", limits, "--rate", rate]
+        assert main(["estimate", "--model", model_dir, *flags]) == 1
+        assert message in capsys.readouterr().err

@@ -1,0 +1,173 @@
+"""Configuration is checked where it is made."""
+
+from dataclasses import fields
+from typing import Any
+
+import pytest
+
+from tandem.config import Role
+from tandem.decode_worker.config import DecodeConfig
+from tandem.deploy.cli.main import main
+from tandem.deploy.config.cluster_config import ClusterConfig
+from tandem.engine.config import EngineConfig
+from tandem.kvtransfer.config import LinkConfig
+from tandem.prefill_worker.config import PrefillConfig
+from tandem.router.config import RouterConfig
+from tandem.worker.config import WorkerConfig
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: EngineConfig("m", kv_cache_dtype="fp8"),
+            "kv_cache_dtype must be one of auto, fp8_e4m3, not 'fp8'",
+        ),
+        (lambda: EngineConfig("m", dtype="int8"), "dtype must be one of float32, bfloat16, not 'int8'"),
+        (lambda: EngineConfig("m", device="tpu"), "device must be one of"),
+        (
+            lambda: EngineConfig("m", attention_backend="triton"),
+            "attention_backend triton does not work with device cpu: use one of auto, reference",
+        ),
+        (lambda: EngineConfig("m", page_size=0), "page_size must be above 0, not 0"),
+        (lambda: EngineConfig("m", num_threads=-1), "num_threads must not be negative"),
+        (lambda: EngineConfig("m", num_pages=0), "num_pages must be above 0, not 0"),
+        (lambda: EngineConfig("m", device="cuda", num_pages=-1), "num_pages must be above 0, not -1"),
+        (lambda: EngineConfig("m", mem_fraction_static=0.0), "mem_fraction_static must be between 0 and 1, not 0.0"),
+        (lambda: EngineConfig("m", max_chunk_tokens=-1), "max_chunk_tokens must not be negative"),
+        (lambda: PrefillConfig(chunk_size=0), "chunk_size must be above 0"),
+        (lambda: DecodeConfig(max_batch_size=-2), "max_batch_size must be above 0"),
+        (lambda: RouterConfig("m", "m", 10, grpc_port=70000), "grpc_port must be between 0 and 65535"),
+        (lambda: WorkerConfig("w", "router", EngineConfig("m"), 10), "role must be one of"),  # type: ignore[arg-type]
+        (lambda: ClusterConfig("m", num_prefill=2, num_decode=0), "both kinds are needed"),
+        (lambda: ClusterConfig("m", num_prefill=0, num_decode=0), "at least one worker is needed"),
+        (lambda: ClusterConfig("m", num_both=-1), "num_both must not be negative"),
+        (lambda: ClusterConfig("m", dtype="int4"), "dtype must be one of"),
+        (lambda: ClusterConfig("m", internal_tls="yes"), "internal_tls must be one of auto, on, off"),
+        (lambda: ClusterConfig("m", internal_tls_cert="a", internal_tls_key="b"), "are given by internal_tls_ca,"),
+        (
+            lambda: ClusterConfig(
+                "m", internal_tls="off", internal_tls_ca="a", internal_tls_cert="b", internal_tls_key="c"
+            ),
+            "internal_tls off has no use for internal_tls_cert",
+        ),
+        (lambda: ClusterConfig("m", grpc_port=99999), "grpc_port must be between"),
+    ],
+)
+def test_nonsense_is_refused_by_name(make: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()  # type: ignore[operator]
+
+
+def test_what_depends_on_the_device_is_decided_for_the_engine() -> None:
+    on_cpu, on_gpu = (ClusterConfig("m", device=device).engine("m") for device in ("cpu", "cuda"))
+    assert (on_cpu.dtype, on_cpu.num_pages) == ("float32", 1024)
+    assert (on_gpu.dtype, on_gpu.num_pages) == ("bfloat16", 0)
+    chosen = ClusterConfig("m", device="cuda", dtype="float32", num_pages=7, mem_fraction_static=0.5).engine("m")
+    assert (on_gpu.kv_cache_dtype, chosen.kv_cache_dtype) == ("auto", "auto")
+    quantized = ClusterConfig("m", kv_cache_dtype="fp8_e4m3")
+    plan = quantized.worker("w", "decode", quantized.engine("m"), 100)
+    assert plan.worker.engine.kv_cache_dtype == "fp8_e4m3"
+    assert (chosen.dtype, chosen.num_pages, chosen.mem_fraction_static) == ("float32", 7, 0.5)
+    for device, expected in (("cpu", (512, 64)), ("cuda", (8192, 256))):
+        config = ClusterConfig("m", device=device)
+        worker = config.worker("w", "both", config.engine("m"), 500)
+        assert (worker.prefill.chunk_size, worker.decode.max_batch_size) == expected
+
+
+@pytest.mark.parametrize(
+    ("role", "chunk", "batch", "graph"), [("prefill", 99, 0, 0), ("decode", 0, 7, 7), ("both", 99, 7, 7)]
+)
+def test_an_engine_knows_its_largest_forwards(role: Role, chunk: int, batch: int, graph: int) -> None:
+    config = ClusterConfig("m", chunk_size=99, max_batch_size=7)
+    engine = config.worker("w", role, config.engine("m"), 500).worker.engine
+    assert (engine.max_chunk_tokens, engine.max_batch_size, engine.cuda_graph_max_bs) == (chunk, batch, graph)
+    assert engine.max_model_len == 500
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--model", "m", "--page-size", "0"], "--page-size must be above 0"),
+        (["--model", "m", "--prefill", "1", "--decode", "0"], "both kinds are needed"),
+        (["--model", "m", "--chunk-size", "-5"], "--chunk-size must not be negative"),
+        (["--model", "m", "--dtype", "int4"], "invalid choice: 'int4'"),
+        (["--model", "m", "--name", "../chat"], "--name must be 1 to 40 letters, digits, - and _"),
+        ([], "which model? give --model"),
+    ],
+)
+def test_a_wrong_call_exits_with_2_and_says_why(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        status = main(["serve", *arguments])
+    except SystemExit as stop:
+        status = int(stop.code or 0)
+    assert status == 2
+    assert message in capsys.readouterr().err
+
+
+def test_every_option_is_followed_by_somebody() -> None:
+    """What no process has under the same name is turned into something else, or acted on, by who starts the cluster."""
+    decided_here = {
+        "model",
+        "served_model_name",
+        "num_prefill",
+        "num_decode",
+        "num_both",
+        "num_any",
+        "num_routers",
+        "transport",
+        "disable_overlap_schedule",
+    }
+    decided_here |= {"tls_cert", "tls_key", "tls_client_ca", "log_level", "log_dir", "log_requests", "drain_timeout_s"}
+    decided_here |= {"internal_tls", "internal_tls_ca", "internal_tls_cert", "internal_tls_key"}
+    decided_here |= {"ray_address", "cluster_name", "placement_strategy", "interface", "ship_code"}
+    processes = (EngineConfig, RouterConfig, WorkerConfig, PrefillConfig, DecodeConfig, LinkConfig)
+    followed = {f.name for process in processes for f in fields(process)}
+    assert {f.name for f in fields(ClusterConfig)} - followed == decided_here
+
+
+def test_an_option_reaches_the_process_that_has_a_field_of_its_name() -> None:
+    config = ClusterConfig("m", host="0.0.0.0", schedule="lpm", eviction="lfu", api_keys=("key",), max_batch_size=7)
+    plan = config.worker("w", "both", config.engine("m"), 10)
+    assert (plan.prefill.schedule, plan.worker.engine.eviction, plan.worker.api_keys) == ("lpm", "lfu", ("key",))
+    assert (plan.decode.max_batch_size, plan.worker.host) == (7, "127.0.0.1")
+    assert config.router("m", "m", 10).host == "0.0.0.0"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"placement_strategy": "pack"}, "placement_strategy pack .* needs ray_address"),
+        (
+            {"ray_address": "10.0.0.1:6379", "interface": "eth0"},
+            "`interface` .* needs placement_strategy pack or spread",
+        ),
+        ({"ray_address": "10.0.0.1:6379", "ship_code": True}, "`ship_code` .* needs placement_strategy pack or spread"),
+        (
+            {"ray_address": "10.0.0.1:6379", "placement_strategy": "spread", "interface": "10.0.0.1/64"},
+            "interface 10.0.0.1/64 is no IPv4 network",
+        ),
+    ],
+)
+def test_what_is_for_several_nodes_needs_a_ray_that_has_them(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ClusterConfig("m", **changes)
+
+
+def test_workers_over_several_nodes_find_their_own_address() -> None:
+    config = ClusterConfig("m", ray_address="10.0.0.1:6379", placement_strategy="spread", interface="10.0.0.0/16")
+    plan = config.worker("w", "decode", config.engine("m"), 10)
+    assert (plan.spans_nodes, plan.interface) == (True, "10.0.0.0/16")
+    assert not ClusterConfig("m").worker("w", "decode", config.engine("m"), 10).spans_nodes
+
+
+@pytest.mark.parametrize(
+    ("role", "mixed_steps", "mixes"),
+    [("both", "on", True), ("both", "off", False), ("prefill", "on", False), ("decode", "on", False)],
+)
+def test_only_who_has_both_roles_mixes(role: Role, mixed_steps: str, mixes: bool) -> None:
+    """The others would have graphs captured that they never run."""
+    config = ClusterConfig("m", mixed_steps=mixed_steps)
+    assert config.worker("w", role, config.engine("m"), 100).worker.engine.mixed_steps == mixes

@@ -1,0 +1,79 @@
+"""What is done for Python's garbage collector to stop processes seldom and shortly."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from tandem.deploy.host.garbage import FULL_COLLECTION_THRESHOLD
+from tests.cluster.conftest import save_tiny_model
+
+COUNTS = """
+import gc
+{actor}
+print(gc.get_freeze_count(), gc.get_threshold()[2], gc.get_threshold()[0])
+actor.stop()
+"""
+ROUTER = """
+from tandem.deploy.actors.router_actor import RouterActor
+from tandem.router.config import RouterConfig
+actor = RouterActor(RouterConfig({model_dir!r}, "tiny", 64, grpc_port=0, http_port=0))
+actor.start()
+"""
+WORKER = """
+from tandem.deploy.config.cluster_config import ClusterConfig
+from tandem.deploy.actors.worker_actor import WorkerActor
+config = ClusterConfig({model_dir!r}, num_pages=8)
+actor = WorkerActor(config.worker("both-0", "both", config.engine({model_dir!r}), 64))
+actor.start()
+"""
+SCRIPT = """
+import gc, torch
+from tandem.deploy.host.garbage import collect_seldom, freeze_objects
+
+looked_at = []
+
+def look(phase, info):
+    # Collections of the youngest alone are hundreds, and what these find is found by the next one too.
+    if phase == "start" and info["generation"]:
+        looked_at.append((info["generation"], len(gc.get_objects())))
+
+gc.callbacks.append(look)
+{call}
+looked_at.clear()
+kept = []
+# Objects that stay, as requests and pages do: enough for several full collections by default.
+for _ in range(300_000):
+    kept.append([None])
+print(sum(generation == 2 for generation, _ in looked_at), max(num for _, num in looked_at) - len(kept))
+"""
+
+
+def full_collections(call: str) -> tuple[int, int]:
+    """Their number, and the most objects besides those of the script that any collection had before it."""
+    num_full, num_objects = run(SCRIPT.format(call=call))
+    return num_full, num_objects
+
+
+def run(script: str) -> list[int]:
+    """The numbers that it prints."""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    return [int(number) for number in done.stdout.split()]
+
+
+def test_what_is_imported_is_never_looked_at_again_and_the_rest_seldom() -> None:
+    num_full, num_objects = full_collections("freeze_objects(); collect_seldom()")
+    assert num_full == 0 and num_objects < 10_000
+    # The same script sees them where nothing is done about it.
+    num_full, num_objects = full_collections("")
+    assert num_full > 0 and num_objects > 50_000
+
+
+def test_processes_that_serve_leave_what_they_have_at_their_start_alone(tmp_path: Path) -> None:
+    save_tiny_model(tmp_path / "tiny")
+    model_dir = str(tmp_path / "tiny")
+    num_frozen, full_threshold, _ = run(COUNTS.format(actor=WORKER.format(model_dir=model_dir)))
+    assert num_frozen > 50_000 and full_threshold == FULL_COLLECTION_THRESHOLD
+    # Requests leave cycles behind at a router: its full collections come as often as ever. But a step's tokens for some
+    # hundred requests are no reason to look at all that is young.
+    num_frozen, full_threshold, young_threshold = run(COUNTS.format(actor=ROUTER.format(model_dir=model_dir)))
+    assert num_frozen > 20_000 and full_threshold < FULL_COLLECTION_THRESHOLD and young_threshold > 5000

@@ -1,0 +1,162 @@
+"""What keeps a cluster from joining a Ray is said before it takes part in it; what joining sets, leaving takes back."""
+
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from tandem.deploy.on_ray import joined_ray
+from tandem.deploy.on_ray.joined_ray import JoinedRay
+from tandem.deploy.on_ray.ray_module import ray
+
+TOKEN = "its-token"
+NODE = "0a" * 28
+
+
+class FakeGcs(grpc.GenericRpcHandler):
+    """Says its version to whoever shows its token, or to everybody if it has none."""
+
+    def __init__(self, token: str, version: str) -> None:
+        self._token = token
+        self._version = version
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
+        def answer(request: bytes, context: grpc.ServicerContext) -> bytes:
+            shown = dict(context.invocation_metadata()).get("authorization")
+            if self._token and shown != f"Bearer {self._token}":
+                context.abort(grpc.StatusCode.UNAUTHENTICATED, "")
+            return b"\x12" + self._version.encode()
+
+        return grpc.unary_unary_rpc_method_handler(answer)
+
+
+@contextmanager
+def gcs(token: str = TOKEN, version: str = ray.__version__) -> Iterator[str]:
+    server = grpc.server(ThreadPoolExecutor(1), handlers=[FakeGcs(token, version)])
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        server.stop(None).wait()
+
+
+class FakeRay:
+    """Stands for Ray once this process takes part in it. It has three CPUs left here, and many elsewhere."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.joined: list[tuple[str, dict[str, str]]] = []
+        self.num_leaves = 0
+        self.error: Exception | None = None
+        monkeypatch.setattr(ray, "init", self.init)
+        monkeypatch.setattr(ray, "shutdown", self.shutdown)
+        monkeypatch.setattr(ray, "get_runtime_context", lambda: self)
+        monkeypatch.setattr(ray, "nodes", self.nodes)
+        monkeypatch.setattr(joined_ray, "state", self)
+        monkeypatch.setattr(joined_ray, "rephrase_errors", lambda: None)
+        # What joining sets in the environment goes with the test, and so does what Ray has read of it.
+        for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+            monkeypatch.setenv(name, "")
+            monkeypatch.delenv(name)
+        monkeypatch.setenv("RAY_AUTH_MODE", "token")
+        monkeypatch.setattr(joined_ray, "settings_reset", lambda: lambda: None)
+
+    def init(self, address: str, **named: Any) -> None:
+        if self.error is not None:
+            raise self.error
+        self.joined.append((address, {name: os.environ[name] for name in os.environ if name.startswith("RAY_AUTH")}))
+
+    def shutdown(self) -> None:
+        self.num_leaves += 1
+
+    def get_node_id(self) -> str:
+        return NODE
+
+    def nodes(self) -> list[dict[str, Any]]:
+        return [{"NodeID": name, "Alive": name != "gone"} for name in (NODE, "elsewhere", "gone")]
+
+    def available_resources_per_node(self) -> dict[str, dict[str, float]]:
+        return {NODE: {"CPU": 3.0, "GPU": 1.0}, "elsewhere": {"CPU": 64.0, "GPU": 8.0}}
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeRay:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return FakeRay(monkeypatch)
+
+
+def test_it_joins_with_the_token_and_leaves_the_environment_as_it_was(
+    fake: FakeRay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN)
+    with gcs() as address:
+        joined = JoinedRay(address)
+        joined.start(3)
+        assert fake.joined == [(address, {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN})]
+        # Only what is on this host counts, and it is accounted for.
+        assert joined.num_free("GPU") == 1 and joined.actor_options()["num_cpus"] == 1
+        assert joined.num_nodes() == 2
+        joined.stop()
+    assert fake.num_leaves == 1
+    assert os.environ["RAY_AUTH_MODE"] == "token" and os.environ["RAY_AUTH_TOKEN"] == TOKEN
+
+
+@pytest.mark.parametrize("where", ["path", "home"])
+def test_the_token_may_be_in_a_file(where: str, fake: FakeRay, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    path = tmp_path / (".ray/auth_token" if where == "home" else "token")
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f"{TOKEN}\n")
+    if where == "path":
+        monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(path))
+    with gcs() as address:
+        JoinedRay(address).start(1)
+    assert [settings["RAY_AUTH_TOKEN"] for _, settings in fake.joined] == [TOKEN]
+
+
+def test_one_without_a_token_is_joined_with_a_warning(fake: FakeRay, caplog: pytest.LogCaptureFixture) -> None:
+    with gcs(token="") as address:
+        JoinedRay(address).start(1)
+    assert fake.joined == [(address, {"RAY_AUTH_MODE": "disabled"})]
+    assert "everybody who reaches it can run code as its user" in caplog.text
+
+
+def test_what_is_wrong_is_said_before_anything_of_ray_runs(fake: FakeRay, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(address: str, message: str) -> None:
+        joined = JoinedRay(address)
+        with pytest.raises(ValueError, match=message):
+            joined.start(1)
+        joined.stop()
+
+    with gcs() as address:
+        refused(address, "asks for a token: set RAY_AUTH_TOKEN, or RAY_AUTH_TOKEN_PATH")
+        monkeypatch.setenv("RAY_AUTH_TOKEN", "another")
+        refused(address, "does not take this token")
+    refused(address, r"no Ray answers at 127\.0\.0\.1:\d+ \(UNAVAILABLE\)")
+    refused("nonsense", "no Ray answers at nonsense")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN)
+    with gcs(version="2.0.1") as address:
+        refused(address, f"another version than the one here, {ray.__version__}")
+    assert fake.joined == []
+
+
+def test_what_ray_says_itself_is_a_line_too(fake: FakeRay) -> None:
+    fake.error = RuntimeError("Version mismatch: The cluster was started with:\n    Ray: 1\n    Python: 3.9")
+    with gcs(token="") as address, pytest.raises(ValueError, match=r"cannot join .*started with: Ray: 1 Python: 3\.9$"):
+        JoinedRay(address).start(1)
+
+
+def test_a_full_one_is_said_to_be(fake: FakeRay) -> None:
+    with gcs(token="") as address, pytest.raises(ValueError, match=r"has 3 CPUs left on this host.* its 4 processes"):
+        JoinedRay(address).start(4)
+
+
+@pytest.mark.parametrize("token", ["t\u00f6ken", "two\nlines", "a\tb"])
+def test_a_token_that_none_can_be_is_said(token: str, fake: FakeRay, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_AUTH_TOKEN", token)
+    with gcs() as address, pytest.raises(ValueError, match="characters that no token has"):
+        JoinedRay(address).start(1)

@@ -1,0 +1,117 @@
+"""The plan is told to routers and what they say is planned with, whoever of them answers."""
+
+from typing import Any
+
+import pytest
+from ray.exceptions import RayError
+
+from tandem.deploy.supervise import role_plans
+from tandem.deploy.supervise.role_planner import RolePlanner
+from tandem.deploy.supervise.role_plans import FRESH_S, RolePlans
+from tandem.router.workers.leans import RouterDemand
+from tandem.router.workers.objectives import Objectives
+from tests.fakes.clock import FakeClock
+
+
+class Ref:
+    """Attributes: value: what the call ends with; None: it has not ended."""
+
+    value: Any = None
+
+
+class Router:
+    """An actor. Attributes: told: the leans that it was told, with what each call ends."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[dict[str, str], Ref]] = []
+        self.exchange_leans = self
+
+    def remote(self, leans: dict[str, str]) -> Ref:
+        ref = Ref()
+        self.told.append((leans, ref))
+        return ref
+
+    def answer(self, value: Any) -> None:
+        self.told[-1][1].value = value
+
+
+class Ray:
+    """Stands for the module."""
+
+    def wait(self, refs: list[Ref], **_: Any) -> tuple[list[Ref], list[Ref]]:
+        return [r for r in refs if r.value is not None], [r for r in refs if r.value is None]
+
+    def get(self, ref: Ref) -> Any:
+        if isinstance(ref.value, Exception):
+            raise ref.value
+        return None if ref.value == "nothing" else ref.value
+
+
+class Planner(RolePlanner):
+    """Plans what it is told to. Attributes: asked: with which demands."""
+
+    def __init__(self) -> None:
+        super().__init__(Objectives(), FakeClock())
+        self.asked: list[dict[str, RouterDemand]] = []
+
+    def plan(self, demands: Any) -> Any:
+        self.asked.append(dict(demands))
+        return {"w0": "prefill"} if demands else {}
+
+
+class Plans:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(role_plans, "ray", Ray())
+        self.clock, self.planner = FakeClock(), Planner()
+        self.routers = {"a": Router(), "b": Router()}
+        self.plans = RolePlans(self.planner, lambda: self.routers, self.clock)
+
+    def turn(self, seconds: float = 0.6) -> None:
+        self.clock.advance(seconds)
+        self.plans.take_turn()
+
+
+def test_every_router_is_told_again_and_again_and_asked_in_the_same_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    at = Plans(monkeypatch)
+    at.turn()
+    for router in at.routers.values():
+        router.answer(RouterDemand(prompts=1))
+    at.turn()
+    assert at.planner.asked == [{}, {"a": RouterDemand(prompts=1), "b": RouterDemand(prompts=1)}]
+    assert [[leans for leans, _ in router.told] for router in at.routers.values()] == [[{}, {"w0": "prefill"}]] * 2
+    # Between two plans nothing is said.
+    at.turn(0.1)
+    assert len(at.planner.asked) == 2
+
+
+def test_a_router_that_does_not_answer_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    at = Plans(monkeypatch)
+    for _ in range(3):
+        at.turn()
+        at.routers["a"].answer(RouterDemand(prompts=7))
+    assert len(at.routers["a"].told) == 3
+    assert len(at.routers["b"].told) == 1
+    assert at.planner.asked[-1] == {"a": RouterDemand(prompts=7)}
+
+
+def test_a_router_that_has_died_is_told_when_it_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    at = Plans(monkeypatch)
+    at.turn()
+    at.routers["a"].answer(RouterDemand(prompts=1))
+    at.routers["b"].answer(RayError("dead"))
+    at.turn()
+    at.routers["a"].answer("nothing")
+    at.routers["b"].answer(RayError("dead"))
+    at.routers["b"] = Router()
+    at.turn()
+    assert at.routers["b"].told[-1][0] == {"w0": "prefill"}
+
+
+def test_what_was_said_long_ago_is_not_planned_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    at = Plans(monkeypatch)
+    at.turn()
+    at.routers["a"].answer(RouterDemand(prompts=1))
+    at.turn()
+    assert at.planner.asked[-1] == {"a": RouterDemand(prompts=1)}
+    at.turn(FRESH_S)
+    assert at.planner.asked[-1] == {}

@@ -1,0 +1,121 @@
+"""Routers asking each other for the responses that they keep, with real gRPC between them."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import pytest
+
+from tandem.router.errors import OverloadedError, UnavailableError
+from tandem.router.frontends import response_exchange
+from tandem.router.frontends.kept_responses import KeptResponses
+from tandem.router.frontends.response_exchange import ResponseExchange
+from tandem.rpc.auth import cluster_auth
+from tandem.rpc.channel import bind, new_server
+from tandem.rpc.credentials import ClusterCredentials
+from tandem.v1 import router_pb2_grpc
+from tests.fakes.clock import FakeClock
+
+TOKEN = "the-token"
+KEY = "digest"
+
+
+@asynccontextmanager
+async def two_routers(token: str = TOKEN) -> AsyncIterator[tuple[ResponseExchange, ResponseExchange, grpc.aio.Server]]:
+    """The first can ask the second, whose server comes with them. Args: token: what the first shows."""
+    server = new_server([cluster_auth(TOKEN)])
+    address = bind(server, "127.0.0.1", 0)
+    first = ResponseExchange("r0", {"r1": address}, KeptResponses(FakeClock()), ClusterCredentials(token))
+    second = ResponseExchange("r1", {}, KeptResponses(FakeClock()), ClusterCredentials(TOKEN))
+    router_pb2_grpc.add_RouterResponsesServicer_to_server(second, server)
+    await server.start()
+    try:
+        yield first, second, server
+    finally:
+        await server.stop(grace=0.0)
+
+
+def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(20.0):
+            await scenario()
+
+    asyncio.run(bounded())
+
+
+def keep(exchange: ResponseExchange, response_id: str, text: bytes, previous: Any = None) -> None:
+    exchange.kept.keep(
+        response_id, KEY, answer=b"{%s}" % text, input_items=text, output_items=text.upper(), previous=previous
+    )
+
+
+def test_a_response_is_found_where_its_id_says() -> None:
+    async def scenario() -> None:
+        async with two_routers() as (first, second, _):
+            one, two = second.new_id(), second.new_id()
+            keep(second, one, b"a")
+            keep(second, two, b"b", second.kept.find(one, KEY))
+            found = await first.find(two, KEY, with_earlier=True)
+            assert found is not None and found.answer == b"{b}"
+            assert [(turn.input_items, turn.output_items) for turn in found.turns()] == [(b"a", b"A"), (b"b", b"B")]
+            alone = await first.find(two, KEY, with_earlier=False)
+            assert alone is not None and len(alone.turns()) == 1
+            assert await first.find(two, "another key's", with_earlier=True) is None
+            assert await first.find(first.new_id(), KEY, with_earlier=True) is None
+            assert await first.find("", KEY, with_earlier=True) is None
+            # What is gone on with here is kept here, all of it.
+            three = first.new_id()
+            keep(first, three, b"c", found)
+            assert not await first.forget(two, "another key's")
+            assert await first.forget(two, KEY) and not await first.forget(two, KEY)
+            again = await first.find(three, KEY, with_earlier=True)
+            assert again is not None and len(again.turns()) == 3
+            assert first.kept.num_responses == 1
+            await first.forget(three, KEY)
+            assert first.kept.num_bytes == 0
+
+    run(scenario)
+
+
+def test_a_router_that_is_gone_is_no_unknown_response() -> None:
+    async def scenario() -> None:
+        async with two_routers() as (first, second, server):
+            response_id = second.new_id()
+            await server.stop(grace=0.0)
+            with pytest.raises(UnavailableError, match="does not answer"):
+                await first.find(response_id, KEY, with_earlier=True)
+            with pytest.raises(UnavailableError, match="does not answer"):
+                await first.forget(response_id, KEY)
+
+    run(scenario)
+
+
+def test_strangers_are_told_nothing() -> None:
+    async def scenario() -> None:
+        async with two_routers("a wrong one") as (first, second, _):
+            response_id = second.new_id()
+            keep(second, response_id, b"a")
+            with pytest.raises(UnavailableError):
+                await first.find(response_id, KEY, with_earlier=True)
+
+    run(scenario)
+
+
+def test_no_more_are_asked_for_at_once_than_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(response_exchange, "WAIT_TIMEOUT_S", 0.05)
+
+    async def scenario() -> None:
+        async with two_routers() as (first, second, _):
+            response_id = second.new_id()
+            keep(second, response_id, b"a")
+            first._slots = asyncio.Semaphore(0)
+            with pytest.raises(OverloadedError):
+                await first.find(response_id, KEY, with_earlier=True)
+            first._slots.release()
+            # A slot is given back, also where nobody has answered.
+            for _ in range(3):
+                assert await first.find(response_id, KEY, with_earlier=True)
+
+    run(scenario)

@@ -1,0 +1,178 @@
+"""Frames are made once for all viewers, and for nobody when there is none."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+
+import pytest
+
+from tandem.router.observe.live import feed as feed_module
+from tandem.router.observe.live.feed import MAX_VIEWERS, LiveFeed, TooManyViewersError
+from tests.fakes.router_harness import run, settle
+
+
+class ScriptedFrame(str):
+    def seen_by(self, key: str) -> str:
+        return f"{self} for {key}" if key else str(self)
+
+
+class ScriptedFrames:
+    """Attributes: made: all frames, in order."""
+
+    def __init__(self) -> None:
+        self.made: list[str] = []
+        self.num_samples = 0
+        self.told_at: list[int] = []
+
+    def sample(self) -> None:
+        self.num_samples += 1
+
+    def changes(self) -> ScriptedFrame:
+        return self._make("changes")
+
+    def everything(self) -> ScriptedFrame:
+        return self._make("everything")
+
+    def mark_told(self) -> None:
+        self.told_at.append(self.num_samples)
+
+    def _make(self, kind: str) -> ScriptedFrame:
+        self.made.append(f"{kind} {self.num_samples}")
+        return ScriptedFrame(self.made[-1])
+
+
+async def soon(viewer: AsyncGenerator[str]) -> str:
+    async with asyncio.timeout(1.0):
+        return await anext(viewer)
+
+
+@run
+async def test_nothing_is_made_while_nobody_watches() -> None:
+    frames = ScriptedFrames()
+    feed = LiveFeed(frames)
+    for _ in range(3):
+        feed.tick()
+    assert (frames.made, frames.num_samples) == ([], 3)
+
+
+@run
+async def test_a_frame_is_made_once_for_all_viewers() -> None:
+    frames = ScriptedFrames()
+    feed = LiveFeed(frames)
+    viewers = [feed.watch() for _ in range(MAX_VIEWERS)]
+    assert {await soon(viewer) for viewer in viewers} == {"everything 0"}
+    feed.tick()
+    assert {await soon(viewer) for viewer in viewers} == {"changes 1"}
+    # So it is for one that comes within a turn, however often.
+    for _ in range(3):
+        await viewers.pop().aclose()
+        viewers.append(feed.watch())
+        assert await soon(viewers[-1]) == "everything 1"
+    assert frames.made == ["everything 0", "changes 1", "everything 1"]
+    for viewer in viewers:
+        await viewer.aclose()
+
+
+@run
+async def test_what_comes_between_two_turns_is_missed_by_nobody() -> None:
+    """Everything is made after the last telling, so what follows it begins where it ends, or before."""
+    frames = ScriptedFrames()
+    feed = LiveFeed(frames)
+    feed.tick()
+    await soon(first := feed.watch())
+    await first.aclose()
+    await soon(second := feed.watch())
+    feed.tick()
+    assert await soon(second) == "changes 2"
+    assert frames.told_at == [1, 2]
+    await second.aclose()
+
+
+@run
+async def test_a_slow_viewer_skips_frames_and_then_gets_everything() -> None:
+    frames = ScriptedFrames()
+    feed = LiveFeed(frames)
+    slow, quick = feed.watch(), feed.watch()
+    await soon(slow)
+    await soon(quick)
+    for second in range(1, 6):
+        feed.tick()
+        assert await soon(quick) == f"changes {second}"
+    assert await soon(slow) == "everything 5"
+    feed.tick()
+    assert await soon(slow) == await soon(quick) == "changes 6"
+    await slow.aclose()
+    await quick.aclose()
+
+
+@run
+async def test_places_are_bounded_and_come_free() -> None:
+    feed = LiveFeed(ScriptedFrames())
+    viewers = [feed.watch() for _ in range(MAX_VIEWERS)]
+    for viewer in viewers:
+        await soon(viewer)
+    with pytest.raises(TooManyViewersError):
+        await soon(feed.watch())
+    assert feed.num_viewers == MAX_VIEWERS
+    await viewers.pop().aclose()
+    viewers.append(feed.watch())
+    await soon(viewers[-1])
+    for viewer in viewers:
+        await viewer.aclose()
+    assert feed.num_viewers == 0
+
+
+@run
+async def test_of_several_keys_none_has_all_places() -> None:
+    feed = LiveFeed(ScriptedFrames(), num_keys=2)
+    viewers = [feed.watch("one") for _ in range(MAX_VIEWERS // 2)]
+    for viewer in viewers:
+        await soon(viewer)
+    with pytest.raises(TooManyViewersError, match="with this key"):
+        await soon(feed.watch("one"))
+    viewers.append(feed.watch("other"))
+    assert await soon(viewers[-1]) == "everything 0 for other"
+    feed.tick()
+    assert await soon(viewers[-1]) == "changes 1 for other"
+    await viewers.pop(0).aclose()
+    viewers.append(feed.watch("one"))
+    assert await soon(viewers[-1]) == "everything 1 for one"
+    for viewer in viewers:
+        await viewer.aclose()
+
+
+@run
+async def test_streams_end_when_the_router_stops() -> None:
+    feed = LiveFeed(ScriptedFrames())
+    viewer = feed.watch()
+    await soon(viewer)
+    ending = asyncio.create_task(anext(viewer, "the end"))
+    await settle()
+    assert not ending.done()
+    feed.close()
+    await settle()
+    assert ending.done() and ending.result() == "the end"
+    assert feed.num_viewers == 0
+
+
+def test_it_goes_on_after_a_frame_that_cannot_be_made(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Broken(ScriptedFrames):
+        def sample(self) -> None:
+            super().sample()
+            if self.num_samples <= 3:
+                raise ValueError("no such role")
+
+    @run
+    async def scenario() -> None:
+        frames = Broken()
+        running = asyncio.create_task(LiveFeed(frames).run())
+        async with asyncio.timeout(5.0):
+            while not frames.told_at:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        running.cancel()
+
+    monkeypatch.setattr(feed_module, "INTERVAL_S", 0.01)
+    scenario()
+    # It is said once.
+    assert [record.message for record in caplog.records] == ["the live page could not be fed"]

@@ -1,0 +1,64 @@
+"""What has befallen a cluster, in the order of its happening, and no more than a page needs."""
+
+from tandem.messages import LinkState
+from tandem.router.observe.live.journal import MAX_ENTRIES, MERGE_S, Journal
+from tests.fakes.clock import FakeClock
+from tests.fakes.router_harness import RouterHarness
+from tests.fakes.scripted_worker import ScriptedWorker
+
+
+def told(journal: Journal, version: int = 0) -> list[tuple[str, str, int, bool]]:
+    return [(entry.subject, entry.text, entry.count, entry.is_fault) for entry in journal.since(version)]
+
+
+def test_a_worker_that_is_lost_and_comes_back() -> None:
+    h = RouterHarness()
+    version = h.router.live.journal.version
+    h.router.lose_worker(h.d[0].worker, "silent", "no heartbeat for 1 s")
+    ScriptedWorker(h.router, "d0", "decode", life="second")
+    assert told(h.router.live.journal, version) == [
+        ("d0", "lost, silent: no heartbeat for 1 s", 1, True),
+        ("d0", "joined", 1, False),
+    ]
+
+
+def test_a_link_is_news_when_it_goes_down_and_when_it_is_up_again() -> None:
+    h = RouterHarness()
+    journal = h.router.live.journal
+    assert not any("to" in subject for subject, *_ in told(journal))
+    version = journal.version
+    h.p[0].say(LinkState("d0", "d0-life", up=False, reason="it broke"))
+    h.p[0].say(LinkState("d0", "d0-life", up=True))
+    assert told(journal, version) == [("p0 to d0", "down: it broke", 1, True), ("p0 to d0", "up again", 1, False)]
+
+
+def test_what_befalls_many_at_once_is_one_entry() -> None:
+    clock = FakeClock()
+    journal = Journal(clock)
+    journal.attempt_restarted("worker_lost")
+    version = journal.version
+    journal.worker_lost("d0", "disconnected", "gone")
+    journal.attempt_restarted("worker_lost")
+    # One that has changed is told again.
+    assert told(journal, version) == [
+        ("requests", "begun again: worker lost", 2, False),
+        ("d0", "lost, disconnected: gone", 1, True),
+    ]
+    clock.advance(MERGE_S)
+    journal.attempt_restarted("worker_lost")
+    assert [count for _, _, count, _ in told(journal)] == [2, 1, 1]
+
+
+def test_the_oldest_entries_are_forgotten() -> None:
+    journal = Journal(FakeClock())
+    for number in range(MAX_ENTRIES + 5):
+        journal.worker_lost(f"d{number}", "silent", "")
+    subjects = [subject for subject, *_ in told(journal)]
+    assert (len(subjects), subjects[0]) == (MAX_ENTRIES, "d5")
+
+
+def test_routers_begin_with_their_own_start_and_hear_of_others() -> None:
+    journal = Journal(FakeClock())
+    journal.started("router-0", 2)
+    journal.router_seen("router-1", alive=False)
+    assert told(journal) == [("router-0", "started, restart 2", 1, True), ("router-1", "does not answer", 1, True)]

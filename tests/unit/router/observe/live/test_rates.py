@@ -1,0 +1,62 @@
+"""How fast workers' counters grow, from what they say a few times a second."""
+
+from tandem.messages import Heartbeat, Shipped, WorkerStats
+from tandem.router.observe.live.rates import NO_RATES, NUM_SAMPLES, WorkerRates
+from tests.fakes.router_harness import RouterHarness
+from tests.fakes.scripted_worker import ScriptedWorker
+
+
+def say(worker: ScriptedWorker, step: int, **stats: object) -> None:
+    worker.say(Heartbeat(step, WorkerStats(**stats)))  # type: ignore[arg-type]
+
+
+def test_rates_are_those_of_the_last_seconds() -> None:
+    h, rates = RouterHarness(), WorkerRates()
+    # It stands still at first: what is long ago does not count.
+    for second in range(6 + NUM_SAMPLES):
+        num_tokens = max(0, second - 5) * 30
+        shipped = (Shipped("tcp", 1, 1000 * second, "d0"), Shipped("tcp", 1, 0, "d1"))
+        say(h.p[0], second, prompt_tokens_computed=num_tokens, prefix_cached_tokens=2 * num_tokens, shipped=shipped)
+        rates.sample(h.router.workers)
+        h.clock.advance(1.0)
+    found = rates.of("p0")
+    assert (found.prompt_tokens, found.output_tokens, found.cached_tokens) == (30, 0, 60)
+    assert found.sent_bytes == {("d0", "tcp"): 1000, ("d1", "tcp"): 0}
+    assert rates.total(lambda its: its.prompt_tokens) == 30
+
+
+def test_samples_between_two_heartbeats_change_nothing() -> None:
+    h, rates = RouterHarness(), WorkerRates()
+    for second in range(3):
+        say(h.d[0], second, output_tokens_computed=10 * second)
+        for _ in range(5):
+            rates.sample(h.router.workers)
+        h.clock.advance(1.0)
+    assert rates.of("d0").output_tokens == 10
+
+
+def test_a_worker_that_was_started_again_counts_anew() -> None:
+    h, rates = RouterHarness(), WorkerRates()
+    for second in range(3):
+        say(h.d[0], second, output_tokens_computed=1000 * second)
+        rates.sample(h.router.workers)
+        h.clock.advance(1.0)
+    second_life = ScriptedWorker(h.router, "d0", "decode", life="second")
+    say(second_life, 1, output_tokens_computed=0)
+    rates.sample(h.router.workers)
+    assert rates.of("d0") == NO_RATES
+    h.clock.advance(1.0)
+    say(second_life, 2, output_tokens_computed=5)
+    rates.sample(h.router.workers)
+    assert rates.of("d0").output_tokens == 5
+
+
+def test_one_that_is_away_has_none() -> None:
+    h, rates = RouterHarness(), WorkerRates()
+    for second in range(2):
+        say(h.d[0], second, output_tokens_computed=1000 * second)
+        rates.sample(h.router.workers)
+        h.clock.advance(1.0)
+    h.router.lose_worker(h.d[0].worker, "silent", "")
+    rates.sample(h.router.workers)
+    assert rates.of("d0") == NO_RATES and rates.total(lambda its: its.output_tokens) == 0

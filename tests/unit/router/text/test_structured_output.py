@@ -1,0 +1,76 @@
+"""What clients want of an output, and what workers are told."""
+
+import asyncio
+import json
+import threading
+import time
+
+import pytest
+
+from tandem.router.text import grammar_check, structured_output
+from tandem.router.text.structured_output import GrammarChecker, Kind, StructuredOutput, choices
+from tandem.sampling_params import MAX_GRAMMAR_BYTES
+
+
+def checked(kind: Kind, content: str) -> str:
+    checker = GrammarChecker()
+    try:
+        return asyncio.run(checker.grammar(StructuredOutput(kind, content, "field")))
+    finally:
+        checker.close()
+
+
+def test_there_is_something_to_choose_from() -> None:
+    assert json.loads(choices(["a", "b"], "field").content) == ["a", "b"]
+    for outputs in ([], ["a", ""]):
+        with pytest.raises(ValueError, match="at least one choice"):
+            choices(outputs, "field")
+
+
+def test_a_schema_of_too_many_bytes_is_refused() -> None:
+    with pytest.raises(ValueError, match=f"at most {MAX_GRAMMAR_BYTES} bytes"):
+        checked("json_schema", json.dumps({"enum": ["é" * MAX_GRAMMAR_BYTES]}))
+
+
+def test_what_was_good_is_not_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_at: list[str] = []
+    monkeypatch.setattr(grammar_check, "check", lambda kind, content: (looked_at.append(content), content)[1])
+    monkeypatch.setattr(structured_output, "MAX_NUM_KEPT", 2)
+    checker = GrammarChecker()
+
+    async def scenario() -> None:
+        for regex in ("a", "b", "a", "c", "a", "b"):
+            await checker.grammar(StructuredOutput("regex", regex, "field"))
+
+    asyncio.run(scenario())
+    checker.close()
+    assert looked_at == ["a", "b", "c", "b"]
+
+
+def test_looking_at_a_large_one_holds_up_nobody() -> None:
+    schema = {"anyOf": [{"type": "object", "properties": {f"p{i}-{j}": {}}} for i in range(40) for j in range(30)]}
+    checker = GrammarChecker()
+    gaps: list[float] = []
+
+    async def scenario() -> None:
+        wanted = asyncio.create_task(checker.grammar(StructuredOutput("json_schema", json.dumps(schema), "field")))
+        while not wanted.done():
+            began = time.monotonic()
+            await asyncio.sleep(0.001)
+            gaps.append(time.monotonic() - began)
+        await wanted
+
+    asyncio.run(scenario())
+    checker.close()
+    assert len(gaps) > 2 and max(gaps) < 0.2
+
+
+def test_who_waits_too_long_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(structured_output, "TIMEOUT_S", 0.05)
+    may_go_on = threading.Event()
+    monkeypatch.setattr(grammar_check, "check", lambda kind, content: str(may_go_on.wait(10.0)))
+    checker = GrammarChecker()
+    with pytest.raises(TimeoutError):
+        asyncio.run(checker.grammar(StructuredOutput("regex", "a", "field")))
+    may_go_on.set()
+    checker.close()

@@ -1,0 +1,207 @@
+"""The live workers: who counts as lost, who can serve with whom, and why nobody can."""
+
+import pytest
+
+from tandem.hosts import host_id
+from tandem.messages import Heartbeat, LinkState, Peers, Tokens
+from tandem.router.errors import UnavailableError
+from tests.fakes.router_harness import RouterHarness, run, settle
+from tests.fakes.scripted_worker import ScriptedWorker
+
+
+def lost(h: RouterHarness) -> list[tuple[str, str, str]]:
+    return [(worker.worker_id, kind, reason) for worker, kind, reason in h.router.workers.find_lost()]
+
+
+def pairs(h: RouterHarness) -> list[str]:
+    return [f"{pair.prefill.worker_id}-{pair.decode.worker_id}" for pair in h.router.workers.candidates]
+
+
+@run
+async def test_why_there_is_no_link_is_said() -> None:
+    h = RouterHarness(0, 1, worker_wait_timeout_s=0)
+    p = ScriptedWorker(h.router, "p0", "prefill")
+    no_link = "no prefill worker has a link to a decode worker"
+    assert h.router.not_ready_reason() == f"{no_link} yet"
+    p.say(LinkState("d0", "d0-life", up=False, reason="cannot be mapped"))
+    assert h.router.not_ready_reason() == f"{no_link}: p0 to d0: cannot be mapped"
+    with pytest.raises(UnavailableError, match="p0 to d0: cannot be mapped"):
+        await h.request().task
+    p.link_to("d0")
+    assert h.router.not_ready_reason() == ""
+    # The last reason counts, not one from before the link was up.
+    p.say(LinkState("d0", "d0-life", up=False, reason="the stream ended"))
+    assert h.router.not_ready_reason() == f"{no_link}: p0 to d0: the stream ended"
+    # What was said of an earlier life of the decode worker says nothing about this one.
+    h.router.lose_worker(h.d[0].worker, "silent", "gone")
+    ScriptedWorker(h.router, "d0", "decode", life="next-life")
+    p.say(LinkState("d0", "d0-life", up=False, reason="late word of the earlier life"))
+    assert h.router.not_ready_reason() == f"{no_link} yet"
+
+
+@run
+async def test_what_fits_every_pool_follows_who_is_there() -> None:
+    h = RouterHarness()
+    assert h.router.workers.max_request_tokens == 400
+    small = ScriptedWorker(h.router, "d1", "decode", num_pages=10)
+    assert h.router.workers.max_request_tokens == 40
+    assert "do not fit the workers' 40 tokens" in h.router.workers.size_refusal(20, 21)
+    assert h.router.workers.size_refusal(20, 20) == ""
+    h.router.lose_worker(small.worker, "disconnected", "killed")
+    assert h.router.workers.max_request_tokens == 400
+    for worker in (*h.p, *h.d):
+        h.router.lose_worker(worker.worker, "disconnected", "killed")
+    # How large the pools will be is not known now.
+    assert h.router.workers.max_request_tokens == 0 and h.router.workers.size_refusal(10**6, 1) == ""
+
+
+@run
+async def test_pairs_follow_workers_and_links() -> None:
+    h = RouterHarness(2, 2)
+    registry = h.router.workers
+    assert len(registry.candidates) == 4
+    h.p[0].say(LinkState("d0", "d0-life", up=False, reason="cut"))
+    assert len(registry.candidates) == 3
+    # The link is to a life of the worker that has not connected yet: to the old one there is none any more.
+    h.p[1].say(LinkState("d0", "d0-next", up=True))
+    assert len(registry.candidates) == 2
+    ScriptedWorker(h.router, "d0", "decode", life="next")
+    assert len(registry.candidates) == 3, "what was said of this life before it was here holds"
+    h.p[1].say(LinkState("d0", "d0-next", up=True))
+    assert len(registry.candidates) == 3
+    ScriptedWorker(h.router, "b", "both")
+    assert len(registry.candidates) == 4
+    for worker in list(registry):
+        h.router.lose_worker(worker, "disconnected", "killed")
+    assert not registry.candidates and not registry.is_ready
+
+
+@run
+async def test_silence_and_standstill_lose_a_worker() -> None:
+    h = RouterHarness(1, 2)
+    h.clock.advance(0.9)
+    for worker in (*h.p, *h.d):
+        worker.say(Heartbeat(1))
+    h.clock.advance(0.9)
+    for worker in (h.p[0], h.d[0]):
+        worker.say(Heartbeat(2))
+    h.clock.advance(0.2)
+    assert lost(h) == [("d1", "silent", "no heartbeat for 1 s")]
+    # Whatever a worker says, it is not silent.
+    h.clock.advance(0.9)
+    h.d[1].say(Tokens(()))
+    for worker in (h.p[0], h.d[0]):
+        worker.say(Heartbeat(2))
+    h.clock.advance(0.2)
+    assert not lost(h)
+    # A worker that talks but does not move.
+    for _ in range(6):
+        h.clock.advance(0.9)
+        h.p[0].say(Heartbeat(3))
+        h.d[0].say(Heartbeat(2))
+        h.d[1].say(Heartbeat(9))
+    assert lost(h) == [("d0", "stalled", "no scheduler step for 5 s")]
+
+
+@run
+async def test_workers_with_links_both_ways_are_linked_to_all_others_and_to_themselves() -> None:
+    h = RouterHarness(0, 0)
+    p, a, b, alone = (
+        ScriptedWorker(h.router, "p", "prefill"),
+        ScriptedWorker(h.router, "a", "both", has_links=True),
+        ScriptedWorker(h.router, "b", "both", has_links=True),
+        ScriptedWorker(h.router, "alone", "both"),
+    )
+    for worker in (p, a, b):
+        (*_, peers) = [message for message in worker.sent if isinstance(message, Peers)]
+        assert [peer.worker_id for peer in peers.decode_workers] == ["a", "b"]
+    assert not [message for message in alone.sent if isinstance(message, Peers)]
+    assert pairs(h) == ["a-a", "b-b", "alone-alone"]
+    p.link_to("a")
+    a.link_to("b")
+    assert pairs(h) == ["p-a", "a-a", "a-b", "b-b", "alone-alone"]
+    # Word of a link may come before its other end does.
+    h.router.lose_worker(b.worker, "silent", "gone")
+    a.say(LinkState("b", "b-next", up=True))
+    assert pairs(h) == ["p-a", "a-a", "alone-alone"]
+    ScriptedWorker(h.router, "b", "both", life="next", has_links=True)
+    assert pairs(h) == ["p-a", "a-a", "a-b", "alone-alone", "b-b"]
+
+
+@run
+async def test_a_request_that_leaves_no_room_for_prompts_of_others_is_refused() -> None:
+    h = RouterHarness(0, 0)
+    ScriptedWorker(h.router, "a", "both", num_pages=20, has_links=True, max_request_pages=10)
+    assert h.router.workers.size_refusal(20, 20) == ""
+    assert h.router.workers.size_refusal(20, 21) == (
+        "20 prompt tokens and 21 output tokens do not fit the workers' 40 tokens of KV memory, of which prompts for "
+        "other workers may take half; a larger num_pages makes room"
+    )
+
+
+@run
+async def test_who_is_planned_no_more_finishes_what_it_has_and_gets_nothing_new() -> None:
+    everybody = {"p0": "prefill", "p1": "prefill", "d0": "decode", "d1": "decode", "b": "both"}
+    h = RouterHarness(2, 2, workers=everybody)
+    ScriptedWorker(h.router, "b", "both")
+    client = h.request()
+    await settle()
+    assert client.tracker.prefill_worker_id == "p0" and client.tracker.decode_worker_id == "d0"
+    assert h.router.set_workers({"p1": "prefill", "d1": "decode"}) == {"p0": 1, "d0": 1, "b": 0}
+    assert pairs(h) == ["p1-d1"]
+    other = h.request()
+    await settle()
+    assert other.tracker.decode_worker_id == "d1"
+    # Links that open now change nothing, nor does its coming back.
+    h.p[0].link_to("d1")
+    h.router.lose_worker(h.d[0].worker, "disconnected", "it has ended")
+    d0 = ScriptedWorker(h.router, "d0", "decode", life="next")
+    h.p[1].link_to_life("d0", "d0-next")
+    assert pairs(h) == ["p1-d1"]
+    await settle()
+    # What it had has begun again elsewhere.
+    assert client.tracker.attempt == 1 and client.tracker.decode_worker_id == "d1"
+    assert h.router.set_workers({"p1": "prefill", "d1": "decode"}) == {"p0": 0, "d0": 0, "b": 0}
+    # Whoever is planned again serves with those that it has links to.
+    h.router.set_workers(everybody)
+    assert sorted(pairs(h)) == ["b-b", "p0-d1", "p1-d0", "p1-d1"]
+    h.router.lose_worker(d0.worker, "disconnected", "killed")
+    await client.leave()
+    await other.leave()
+
+
+@run
+async def test_a_worker_that_leaves_is_no_fault() -> None:
+    h = RouterHarness(1, 2, workers={"p0": "prefill", "d0": "decode", "d1": "decode"})
+    h.router.set_workers({"p0": "prefill", "d0": "decode"})
+    h.router.lose_worker(h.d[1].worker, "disconnected", "its stream has ended")
+    metrics = "\n".join(str(metric) for metric in h.router.metrics.collect())
+    assert "value=1.0" not in "\n".join(line for line in metrics.splitlines() if "tandem_faults" in line)
+    assert "d1" not in metrics
+
+
+@run
+async def test_who_was_given_up_does_not_take_its_successor_s_place() -> None:
+    h = RouterHarness(1, 0)
+    moved = ScriptedWorker(h.router, "d0", "decode", life="second", num_restarts=1)
+    with pytest.raises(ValueError, match="another worker has been started in its place"):
+        ScriptedWorker(h.router, "d0", "decode", life="first", num_restarts=0)
+    assert h.router.workers.get("d0") is moved.worker
+    # Where there is no successor, it is as good as any.
+    h.router.lose_worker(moved.worker, "disconnected", "killed")
+    ScriptedWorker(h.router, "d0", "decode", life="first", num_restarts=0)
+
+
+@run
+async def test_silence_of_another_host_says_nothing_of_its_workers() -> None:
+    for host, silent_s, out_of_reach in (
+        ("another", 2.0, True),
+        # Its host has said that it died.
+        ("another", 0.2, False),
+        # Nothing is between it and the router.
+        (host_id(), 2.0, False),
+    ):
+        h = RouterHarness(0, 0)
+        lost = ScriptedWorker(h.router, "d0", "decode", host=host)
+        h.clock.advance(silent_s)
+        assert h.router.workers.is_out_of_reach(lost.worker) is out_of_reach

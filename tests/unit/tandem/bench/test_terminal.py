@@ -1,0 +1,67 @@
+"""A person sees the figures that the result has."""
+
+from io import StringIO
+
+from rich.console import Console
+
+from tandem.bench.results import make_result
+from tandem.bench.runner import Progress
+from tandem.bench.terminal import LiveProgress, print_result, print_trials
+from tests.unit.tandem.bench.records import record
+from tests.unit.tandem.bench.test_results import a_run
+
+
+def console(*, is_terminal: bool = False) -> tuple[Console, StringIO]:
+    shown = StringIO()
+    return Console(file=shown, width=200, force_terminal=is_terminal, color_system=None), shown
+
+
+def test_the_table_has_each_measure_in_milliseconds() -> None:
+    target, shown = console()
+    print_result(target, make_result(*a_run(label="mine")))
+    lines = {line.split("  ")[0].strip(): line for line in shown.getvalue().splitlines()}
+    assert lines["TTFT"].split()[1:] == ["1,250.00", "1,250.00", "1,850.00", "1,925.00", "1,985.00", "2,000.00"]
+    assert lines["ITL"].split()[-1] == "200.00"
+    assert "mine: m" in shown.getvalue()
+    assert "2 of 2 requests whole in 2.10 s" in shown.getvalue()
+    assert "50.0% of 2 (ttft 1000 ms; missed: ttft 1)" in shown.getvalue()
+
+
+def test_streams_have_a_table_of_their_own_without_what_they_have_not() -> None:
+    target, shown = console()
+    stream = record([0.1, 0.2, 0.4], group="streams", error="cut")
+    print_result(target, make_result(*a_run(records=[record([0.3, 0.5]), stream])))
+    of_streams = shown.getvalue().partition("steady streams, ms")[2]
+    assert "ITL" in of_streams and "TTFT" not in of_streams
+
+
+def test_a_sweep_is_a_table_of_its_runs() -> None:
+    target, shown = console()
+    result = make_result(*a_run())
+    trials = [{"value": value, "good_share": share, "result": result} for value, share in ((4.0, 0.5), (2.0, 1.0))]
+    print_trials(target, {"variable": "rate", "low": 2.0, "good_share": 0.9, "highest": 2.0, "trials": trials})
+    rows = [line.split() for line in shown.getvalue().splitlines()]
+    assert rows[1][:2] == ["2", "100.0%"] and rows[2][:2] == ["4", "50.0%"]
+    assert "highest rate with 90% good: 2" in shown.getvalue()
+
+
+def test_progress_is_shown_on_a_terminal_alone() -> None:
+    for is_terminal in (True, False):
+        target, shown = console(is_terminal=is_terminal)
+        with LiveProgress(target, 50) as live:
+            live.show(2.0, [Progress(10, 8, 1, 500), Progress(5, 4, 0, 100)])
+        assert ("12 of 50 requests ended, 3 in hand, 1 failed" in shown.getvalue()) is is_terminal
+
+
+def test_a_sweep_whose_highest_was_good_has_found_a_lower_bound_alone() -> None:
+    target, shown = console()
+    trials = [{"value": float(value), "good_share": 1.0, "result": make_result(*a_run())} for value in (1, 2)]
+    print_trials(target, {"variable": "rate", "low": 1.0, "good_share": 0.9, "highest": 2.0, "trials": trials})
+    assert "at least 2, the highest that was tried" in shown.getvalue()
+
+
+def test_what_the_server_has_not_said_of_its_cache_is_not_shown_as_nothing() -> None:
+    target, shown = console()
+    print_result(target, make_result(*a_run()))
+    assert "cached" not in shown.getvalue()
+    assert "would fill one" not in shown.getvalue()
