@@ -4,6 +4,8 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -116,17 +118,29 @@ ALLOWED: dict[str, tuple[str, ...]] = {
 FOR_CLIENTS_ALONE = ("tandem.client",)
 
 
-def modules() -> Iterator[tuple[str, Path]]:
-    for package in PACKAGES:
-        for path in sorted((ROOT / package).rglob("*.py")):
-            if path.parent != ROOT / "tandem/v1":
-                parts = path.relative_to(ROOT).with_suffix("").parts
-                parts = parts if package == "tandem" else ("tandem", *parts)
-                yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), path
+@cache
+def modules() -> tuple[tuple[str, Path], ...]:
+    return tuple(
+        (module_name(path.relative_to(ROOT), package), path)
+        for package in PACKAGES
+        for path in sorted((ROOT / package).rglob("*.py"))
+        if path.parent != ROOT / "tandem/v1"
+    )
 
 
-def imported(path: Path) -> Iterator[str]:
+def module_name(path: Path, package: str) -> str:
+    parts = path.with_suffix("").parts
+    parts = parts if package == "tandem" else ("tandem", *parts)
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+@cache
+def imported(path: Path) -> tuple[str, ...]:
     """Every module that a file imports anywhere, inside functions too."""
+    return tuple(_imported(path))
+
+
+def _imported(path: Path) -> Iterator[str]:
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -221,6 +235,18 @@ def test_ray_is_imported_where_its_settings_are_made() -> None:
     importers = {m for m, path in modules() if "ray" in {t.partition(".")[0] for t in imported(path)}}
     # The application of Ray Serve runs where Ray Serve has imported both already.
     assert importers == {"tandem.deploy.on_ray.ray_module", "tandem.deploy.joined.ray_service"}
+
+
+def test_rooms_of_a_package_form_no_circle() -> None:
+    rooms: dict[str, set[str]] = {}
+    for module, path in modules():
+        for target in imported(path):
+            a, b = (".".join(name.split(".")[:3]) for name in (module, target))
+            if a != b and all(
+                len(n.split(".")) > 3 and n.startswith(("tandem.router.", "tandem.deploy.")) for n in (module, target)
+            ):
+                rooms.setdefault(a, set()).add(b)
+    list(TopologicalSorter(rooms).static_order())
 
 
 def test_no_import_cycles() -> None:

@@ -2,6 +2,7 @@
 
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -69,11 +70,14 @@ TESTED_ELSEWHERE = {
 }
 
 
-def sources() -> Iterator[Path]:
-    for package in PACKAGES:
-        for path in sorted((ROOT / package).rglob("*.py")):
-            if path.name != "__init__.py" and path.parent != ROOT / "tandem/v1":
-                yield path.relative_to(ROOT)
+@cache
+def sources() -> tuple[Path, ...]:
+    return tuple(
+        path.relative_to(ROOT)
+        for package in PACKAGES
+        for path in sorted((ROOT / package).rglob("*.py"))
+        if path.name != "__init__.py" and path.parent != ROOT / "tandem/v1"
+    )
 
 
 def files_of_tests(kind: str) -> Iterator[Path]:

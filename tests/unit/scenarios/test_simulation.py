@@ -12,7 +12,7 @@ from tests.fakes.simulation.schedule import run_schedule
 
 # Half of them plain, half with overlapping forwards; and of each, half with workers of one role, half with workers that
 # do both.
-NUM_SCHEDULES = int(os.environ.get("TANDEM_SCHEDULES", "800"))
+NUM_SCHEDULES = int(os.environ.get("TANDEM_SCHEDULES", "400"))
 NUM_PARTS = 4
 
 
