@@ -231,7 +231,7 @@ class DecodeScheduler(ForwardScheduler):
         token_ids = [*admit.prompt_ids, *admit.output_ids, first_token]
         num_computed = len(token_ids) - 1
         if finish_reason:
-            in_use = self._launches.using(handle.page_ids)
+            in_use = self._launches.using(handle.table_id)
             self._cache.cache_pages(handle, token_ids, num_computed, after=in_use)
             self._cache.release_pages(handle, after=in_use)
             self._leases.look_again()
@@ -248,6 +248,7 @@ class DecodeScheduler(ForwardScheduler):
                 cached_len=num_computed,
                 sampling=admit.sampling,
                 constraint=self._engine.constraint(admit.sampling.grammar),
+                table_id=handle.table_id,
             ),
             handle,
             num_prior_outputs=len(admit.output_ids),
@@ -281,7 +282,7 @@ class DecodeScheduler(ForwardScheduler):
         """Puts what is computed of a job into the tree. The last token has no KV yet, or a step in flight computes it,
         and a page may not be shared before that has run: it stays out. Returns what has been launched with the job's
         pages and may still run."""
-        in_use = self._launches.using(job.handle.page_ids)
+        in_use = self._launches.using(job.handle.table_id)
         token_ids = job.sequence.token_ids
         self._cache.cache_pages(job.handle, token_ids, min(job.sequence.cached_len, len(token_ids) - 1), after=in_use)
         return in_use

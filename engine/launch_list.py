@@ -54,6 +54,9 @@ class _Launch:
     parts: Sequence[ForwardPart]
     written: frozenset[int]
 
+    def uses(self, table_id: int) -> bool:
+        return any(s.table_id == table_id for part in self.parts for s in part.sequences)
+
 
 class LaunchList:
     """The one list in which a forward of an engine that serves stands from its launch on, whoever launched it. Who
@@ -98,13 +101,9 @@ class LaunchList:
         while len(self._launches) > num_left:
             self.collect_oldest()
 
-    def using(self, page_ids: Sequence[int]) -> list[Completion]:
-        """The forwards that may still run and were launched with a page table, which is told by its identity."""
-        return [
-            launch.output
-            for launch in self._launches
-            if not launch.output.done() and any(s.page_ids is page_ids for part in launch.parts for s in part.sequences)
-        ]
+    def using(self, table_id: int) -> list[Completion]:
+        """Returns the forwards that may still run and were launched with this page table (`PageHandle.table_id`)."""
+        return [launch.output for launch in self._launches if not launch.output.done() and launch.uses(table_id)]
 
     def num_ready(self, page_ids: Sequence[int]) -> int:
         """How many of these pages, from the first one on, no forward is still writing a prompt into, whoever launched

@@ -11,6 +11,8 @@ from tandem.engine.grammars import Constraint
 from tandem.sampling_params import SamplingParams
 
 _GREEDY = SamplingParams(max_tokens=1)
+# The table id of a sequence whose page table has no owner.
+NO_TABLE = 0
 
 
 class LogitBias:
@@ -64,6 +66,7 @@ class TokenSequence:
     device_len: int = field(default=0)
     num_pending: int = 0
     constraint: Constraint | None = None
+    table_id: int = NO_TABLE
     bias: "LogitBias | None" = field(default=None, init=False, repr=False)
     stop_token_ids: frozenset[int] = field(default=frozenset(), init=False, repr=False)
     _mirror: "array[int]" = field(default_factory=lambda: array("q"), init=False, repr=False)

@@ -286,6 +286,7 @@ class PrefillScheduler(ForwardScheduler):
             cached_len=handle.cached_len,
             sampling=request.sampling,
             constraint=queued.constraint,
+            table_id=handle.table_id,
         )
         pages_to_compute = queued.prefix_ids[handle.num_shared :]
         job = PrefillJob(
@@ -436,7 +437,7 @@ class PrefillScheduler(ForwardScheduler):
             self._computing.remove(job)
         self._handing_over.pop(job.key, None)
         if job.handle is not None:
-            in_use = self._launches.using(job.handle.page_ids)
+            in_use = self._launches.using(job.handle.table_id)
             self._cache.release_pages(job.handle, after=[*job.copies, *in_use])
             job.handle = None
 

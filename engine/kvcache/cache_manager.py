@@ -3,7 +3,8 @@
 from array import array
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import count
 
 from tandem.engine.kvcache.allocator import PageAllocator
 from tandem.engine.kvcache.base import Completion
@@ -11,6 +12,8 @@ from tandem.engine.kvcache.cache_changes import CacheChanges
 from tandem.engine.kvcache.eviction.table import EVICTION_POLICIES
 from tandem.engine.kvcache.page_ceiling import PageCeiling
 from tandem.engine.kvcache.radix_cache import RadixCache, RadixNode
+
+_TABLE_IDS = count(1)
 
 
 @dataclass(eq=False, slots=True)
@@ -25,6 +28,7 @@ class PageHandle:
         priority: of the request, for eviction by priority.
         leased: whether the private pages are a lease, still written by another worker.
         ceiling: what bounds the pages of all handles of its class, if anything does.
+        table_id: unique number of the page table; sequences of the request carry it into every launch.
     """
 
     page_ids: "array[int]"
@@ -34,6 +38,7 @@ class PageHandle:
     priority: int = 0
     leased: bool = False
     ceiling: PageCeiling | None = None
+    table_id: int = field(default_factory=_TABLE_IDS.__next__, init=False)
 
 
 @dataclass(slots=True)

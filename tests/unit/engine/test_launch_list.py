@@ -5,7 +5,7 @@ import pytest
 from tandem.engine.batch import Batch
 from tandem.engine.launch_list import ForwardPart
 from tandem.engine.output import ForwardOutput
-from tandem.engine.token_sequence import TokenSequence
+from tandem.engine.token_sequence import NO_TABLE, TokenSequence
 from tests.fakes.engine import FakeEngine
 
 PAGE_SIZE = 4
@@ -42,8 +42,8 @@ def engine() -> FakeEngine:
     return FakeEngine(32, PAGE_SIZE, asynchronous=True)
 
 
-def prompt(num_tokens: int, page_ids: list[int], cached_len: int = 0) -> TokenSequence:
-    return TokenSequence(list(range(num_tokens)), num_tokens, page_ids, cached_len)
+def prompt(num_tokens: int, page_ids: list[int], cached_len: int = 0, table_id: int = NO_TABLE) -> TokenSequence:
+    return TokenSequence(list(range(num_tokens)), num_tokens, page_ids, cached_len, table_id=table_id)
 
 
 def test_forwards_end_in_the_order_of_their_launch(engine: FakeEngine) -> None:
@@ -63,19 +63,18 @@ def test_forwards_end_in_the_order_of_their_launch(engine: FakeEngine) -> None:
 
 
 def test_pages_are_used_until_every_forward_with_their_table_has_completed(engine: FakeEngine) -> None:
-    a, b = prompt(12, [0, 1, 2]), prompt(5, [0, 3], cached_len=4)
+    a, b = prompt(12, [0, 1, 2], table_id=1), prompt(5, [0, 3], cached_len=4, table_id=2)
     first, second, third = Part([], {a: 4}), Part([], {b: 1}), Part([], {a: 8})
     for part in (first, second):
         engine.launch(prompts=part)
     engine.launch(prompts=third)
-    assert engine.launches.using(a.page_ids) == [first.output, third.output]
-    assert engine.launches.using(b.page_ids) == [second.output]
-    # An equal table of somebody else is another one.
-    assert engine.launches.using([0, 1, 2]) == []
+    assert engine.launches.using(a.table_id) == [first.output, third.output]
+    assert engine.launches.using(b.table_id) == [second.output]
+    assert engine.launches.using(3) == []
     engine.run_next()
-    assert engine.launches.using(a.page_ids) == [third.output]
+    assert engine.launches.using(a.table_id) == [third.output]
     engine.launches.collect_all_but(0)
-    assert engine.launches.using(a.page_ids) == engine.launches.using(b.page_ids) == []
+    assert engine.launches.using(a.table_id) == engine.launches.using(b.table_id) == []
 
 
 def test_a_page_is_ready_when_the_forward_that_writes_it_has_completed_whoever_asks(engine: FakeEngine) -> None:
@@ -95,13 +94,13 @@ def test_a_page_is_ready_when_the_forward_that_writes_it_has_completed_whoever_a
 def test_a_forward_of_both_kinds_is_one_launch_for_whoever_asks() -> None:
     engine = FakeEngine(32, PAGE_SIZE, asynchronous=True, min_mixed=1)
     ended: list[Part] = []
-    decoded = TokenSequence(list(range(9)), 8, [9, 10, 11], cached_len=8)
-    prompt_of_another = prompt(8, [5, 6])
+    decoded = TokenSequence(list(range(9)), 8, [9, 10, 11], cached_len=8, table_id=1)
+    prompt_of_another = prompt(8, [5, 6], table_id=2)
     parts = [Part(ended, {decoded: 1}), Part(ended, {prompt_of_another: 8})]
     engine.launch(decoded=parts[0], prompts=parts[1])
     assert (engine.batches, len(engine.launches)) == ([("mixed", [1, 8])], 1)
-    assert engine.launches.using(decoded.page_ids) == engine.launches.using(prompt_of_another.page_ids)
-    assert engine.launches.using(decoded.page_ids) == [parts[0].output] == [parts[1].output]
+    assert engine.launches.using(decoded.table_id) == engine.launches.using(prompt_of_another.table_id)
+    assert engine.launches.using(decoded.table_id) == [parts[0].output] == [parts[1].output]
     assert engine.launches.num_ready([4, 5, 6]) == 1
     engine.launches.collect_oldest()
     assert ended == parts and len(engine.launches) == 0

@@ -97,13 +97,13 @@ def without(kind: type[ForwardPart]) -> Any:
     """LaunchList.using as it would be if what a forward computes of one kind stood in a list of its own."""
     original = LaunchList.using
 
-    def using(self: LaunchList, page_ids: Sequence[int]) -> Any:
+    def using(self: LaunchList, table_id: int) -> Any:
         launches = self._launches
         self._launches = deque(
             replace(launch, parts=[part for part in launch.parts if not isinstance(part, kind)]) for launch in launches
         )
         try:
-            return original(self, page_ids)
+            return original(self, table_id)
         finally:
             self._launches = launches
 
@@ -313,14 +313,14 @@ def test_a_mixed_step_that_stands_in_one_list_only_is_caught(
     pages away while it runs."""
     original = LaunchList.using
 
-    def using(self: LaunchList, page_ids: Sequence[int]) -> Any:
+    def using(self: LaunchList, table_id: int) -> Any:
         launches = self._launches
         self._launches = deque(
             replace(launch, parts=[part for part in launch.parts if len(launch.parts) == 1 or isinstance(part, kind)])
             for launch in launches
         )
         try:
-            return original(self, page_ids)
+            return original(self, table_id)
         finally:
             self._launches = launches
 
