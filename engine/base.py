@@ -1,5 +1,3 @@
-"""What a scheduler asks of an engine."""
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,14 +23,13 @@ class EngineCounters:
 
 
 class EngineBase(ABC):
-    """One model with its pages. Knows token ids, never text, never a socket.
+    """One model and its pages. Works on token ids; knows neither text nor sockets.
 
     Attributes:
-        pool: the memory of the pages that sequences' page tables name.
-        model_fingerprint: equal exactly where engines compute with equal weights; empty for one whose pages go nowhere.
-        counters: what `forward` has computed since the start.
-        grammars: what outputs may keep to; None: to none.
-        launches: the forwards that have been launched by `launch`, until their results are taken.
+        model_fingerprint: equal exactly for engines with equal weights; empty if pages are never shipped.
+        counters: tokens computed by `forward` since the start.
+        grammars: None if the model supports none.
+        launches: forward passes whose results have not been taken.
     """
 
     def __init__(self, pool: KvPool, model_fingerprint: str = "", grammars: Grammars | None = None) -> None:
@@ -43,7 +40,7 @@ class EngineBase(ABC):
         self.launches = LaunchList(pool.layout.page_size)
 
     def constraint(self, grammar: str) -> Constraint | None:
-        """What keeps an output to a grammar; None for "". It has an error where there is no such grammar."""
+        """Returns None for "". An unusable grammar gives a constraint with an error."""
         if not grammar:
             return None
         if self.grammars is None:
@@ -52,22 +49,20 @@ class EngineBase(ABC):
 
     @property
     def is_asynchronous(self) -> bool:
-        """Whether `forward` returns before the device is done, so that the next one can be launched behind it."""
+        """True if `forward` returns before the device is done, so that the next one can be launched behind it."""
         return False
 
     def mixes(self, num_decoded: int, num_prompt_tokens: int, num_prompts: int = 1) -> bool:
-        """Whether so many sequences that are decoded, and so many tokens of so many prompts, are better computed by one
-        forward than by two. This is the one place where that is decided."""
+        """Return whether a mixed step of this size is better than two forward passes. All callers decide by this."""
         return False
 
     def num_unpadded(self, num_decoded: int, num_prompt_tokens: int) -> int:
-        """How many tokens of prompts, of so many at most, to compute in one forward with so many sequences that are
-        decoded. It is fewer where some would share a forward with padding, which takes as long to compute."""
+        """Returns the number of prompt tokens, at most `num_prompt_tokens`, to compute in one mixed step. The rest
+        would share a forward pass with padding, which takes as long to compute."""
         return num_prompt_tokens
 
     def num_padded(self, num_decoded: int, num_prompt_tokens: int) -> int:
-        """How many tokens one forward of so many of prompts, with so many sequences that are decoded, computes of the
-        former, padding included."""
+        """Returns the number of prompt tokens, padding included, that a mixed step of this size computes."""
         return num_prompt_tokens
 
     def launch(
@@ -77,11 +72,11 @@ class EngineBase(ABC):
         prompts: ForwardPart | None = None,
         meanwhile: Callable[[], None] | None = None,
     ) -> None:
-        """Launches a forward for those who take what it gives: whoever serves launches all of them like this.
+        """Launches a forward pass and enters it in `launches`. Schedulers launch all forward passes here.
 
         Args:
             decoded, prompts: one of the two, or both where the engine `mixes`.
-            meanwhile: as of `forward`.
+            meanwhile: see `forward`.
         """
         parts = [part for part in (decoded, prompts) if part is not None]
         for part in parts:
@@ -93,18 +88,17 @@ class EngineBase(ABC):
         )
         output = self.forward(batch, meanwhile)
         self.launches.add(output, decoded, prompts)
-        # Who counts what stands before or in a step finds the prompts counted.
+        # Prompts first: code that runs before or in a decode step must find them counted.
         for part in reversed(parts):
             part.launched(output, batch)
 
     @abstractmethod
     def forward(self, batch: Batch, meanwhile: Callable[[], None] | None = None) -> ForwardOutput:
-        """Launches one forward: writes the KV of the batch's tokens into their pages and samples what comes next.
+        """Launches one forward pass: writes the KV of the batch's tokens into their pages and samples the next tokens.
 
-        Forwards run one after the other, as launched. The caller marks the sequences with complete_extend; it may do
-        so, and change page tables, as soon as this returns.
+        Forward passes run in launch order. The caller marks the sequences with complete_extend. It may do so, and
+        change page tables, as soon as this returns.
 
         Args:
-            meanwhile: called now and then by this thread where a launch takes it long, for what cannot wait until
-                `forward` returns. It must leave the batch, and what belongs to it, as they are.
+            meanwhile: called by this thread now and then during a long launch. It must not change the batch.
         """

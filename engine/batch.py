@@ -1,4 +1,4 @@
-"""The sequences of one forward pass and their tokens as tensors."""
+"""The sequences of one forward pass, and their tokens as tensors."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,13 +16,13 @@ ForwardMode = Literal["prefill", "decode", "mixed"]
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What one forward computes: for each sequence its tokens from cached_len to device_len.
+    """Work of one forward pass: the tokens of each sequence from cached_len to device_len.
 
-    A decode batch has exactly one token a sequence. A mixed one begins with such sequences, and prompts follow.
+    A decode batch has exactly one token a sequence. A mixed batch has decoded sequences first, then prompts.
 
     Attributes:
-        feed: for the sequences that are decoded; None if all tokens to compute are known.
-        num_mixed: of a mixed batch, how many sequences are decoded.
+        feed: source of the decoded sequences' tokens; None if the host knows all tokens.
+        num_mixed: number of decoded sequences in a mixed batch.
     """
 
     mode: ForwardMode
@@ -35,14 +35,13 @@ class Batch:
         assert (self.mode == "mixed") == (0 < self.num_mixed < len(self.sequences))
         assert all(s.extend_len == 1 for s in self.decoded)
         assert self.feed is None or len(self.feed.rows) == len(self.decoded)
-        # At most one token of a sequence is not known, and that one is fed.
+        # A sequence has at most one unknown token, and the feed provides it.
         assert all(s.num_pending == (row >= 0) for s, row in zip(self.sequences, self._fed_rows(), strict=True))
 
     @classmethod
     def of(
         cls, decoded: Sequence[TokenSequence], prompts: Sequence[TokenSequence], feed: Feed | None = None
     ) -> "Batch":
-        """One forward of both, or of those that there are."""
         if not prompts:
             return cls("decode", decoded, feed)
         if not decoded:
@@ -51,18 +50,16 @@ class Batch:
 
     @property
     def decoded(self) -> Sequence[TokenSequence]:
-        """The sequences that are decoded."""
         return self.sequences if self.mode == "decode" else self.sequences[: self.num_mixed]
 
     @property
     def prompts(self) -> Sequence[TokenSequence]:
-        """The others."""
         return () if self.mode == "decode" else self.sequences[self.num_mixed :]
 
     @property
     def waits_for_tokens(self) -> bool:
-        """Whether the next tokens can be chosen only when the host knows all tokens before them: what may come next by
-        a grammar is found out there. The forward itself goes on meanwhile; ForwardOutput.sample chooses."""
+        """True if sampling must wait until the host knows all earlier tokens, because it computes the grammar masks.
+        The forward pass itself runs meanwhile; ForwardOutput.sample then chooses the tokens."""
         return any(s.constraint is not None and s.num_pending for s in self.sequences)
 
     @property
@@ -71,28 +68,27 @@ class Batch:
 
     @property
     def scores_prompts(self) -> bool:
-        """Whether anybody asks for the log probabilities of a prompt: then logits of all its tokens are needed."""
+        """True if a request wants its prompt's log probabilities, which take the logits of all its tokens."""
         return any(s.sampling.num_prompt_logprobs is not None for s in self.prompts)
 
     def known_ids(self) -> list[int]:
-        """The tokens to compute, sequence after sequence: num_tokens of them, 0 for those that are fed."""
+        """Returns the (num_tokens,) tokens to compute, sequence after sequence; 0 for a fed token."""
         ids: list[int] = []
         for s in self.sequences:
             ids.extend([0] if s.num_pending else s.token_ids[s.cached_len : s.device_len])
         return ids
 
     def input_ids(self, device: torch.device, fed_ids: torch.Tensor | None = None) -> torch.Tensor:
-        """The tokens to compute, sequence after sequence: (num_tokens,) int64.
+        """Returns the tokens to compute, sequence after sequence: (num_tokens,) int64.
 
         Args:
-            fed_ids: what the forward of the feed has sampled for the sequences that it decoded, one each, int64 on the
-                device.
+            fed_ids: tokens sampled for the sequences that the feed's forward pass decoded, int64 on the device.
         """
         known_ids = self.known_ids()
         if self.feed is None:
             return to_device(known_ids, device)
         assert fed_ids is not None
-        # Those of prompts, which are many, come as they are.
+        # Prompt tokens are many: copy them in order, and gather only the decoded ones.
         num_decoded = len(self.feed.rows)
         index = [row if row >= 0 else len(fed_ids) + i for i, row in enumerate(self.feed.rows)]
         index += range(len(fed_ids) + num_decoded, len(fed_ids) + len(known_ids))
@@ -100,12 +96,12 @@ class Batch:
         return torch.cat((fed_ids, staged[: len(index)])).index_select(0, staged[len(index) :])
 
     def positions(self, device: torch.device) -> torch.Tensor:
-        """Their positions in their sequences: (num_tokens,) int64."""
+        """Returns the tokens' positions in their sequences: (num_tokens,) int64."""
         positions = np.concatenate([np.arange(s.cached_len, s.device_len) for s in self.sequences])
         return to_device(positions, device)
 
     def logits_rows(self) -> list[int]:
-        """Rows of the token dimension whose logits are wanted: the last of each sequence with needs_logits."""
+        """Returns the last token row of each sequence with needs_logits."""
         rows: list[int] = []
         end = 0
         for s in self.sequences:
@@ -115,14 +111,14 @@ class Batch:
         return rows
 
     def sampled_sequences(self) -> list[TokenSequence]:
-        """The sequences of these rows, in the same order."""
+        """Returns the sequences of `logits_rows`."""
         return [s for s in self.sequences if s.needs_logits]
 
     def _fed_rows(self) -> list[int]:
-        """For each sequence its row in the forward of the feed; -1 where nothing is fed."""
+        """Returns each sequence's row in the feed's forward pass; -1 where the host knows the token."""
         rows = [*self.feed.rows] if self.feed else []
         return rows + [-1] * (len(self.sequences) - len(rows))
 
     def num_prompt_tokens(self) -> int:
-        """Tokens of this batch that belong to a client's prompt."""
+        """Returns the number of tokens that belong to clients' prompts."""
         return sum(max(0, min(s.device_len, s.prompt_len) - s.cached_len) for s in self.sequences)

@@ -1,4 +1,4 @@
-"""Makes an engine as it is configured: the model with its weights, its pool and its attention backend."""
+"""Builds a configured engine: the model with its weights, its pool and its attention backend."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -33,24 +33,23 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Weights, graphs and pool may come to be so far beyond mem_fraction_static without a warning.
+# Share of memory beyond mem_fraction_static that is tolerated without a warning.
 SHARE_TOLERANCE = 0.01
 
 
 def build_engine(config: EngineConfig, pool_name: str, on_progress: Callable[[str], None]) -> Engine:
     """Loads a model and allocates its pool.
 
-    On a GPU the pool comes last but for the CUDA graphs, which are captured over it. Its size follows from figures
-    measured once the weights are there: the largest forwards and a few small graphs run on a pool of one page, and what
-    they took is kept free. What all the graphs will take is therefore an estimate; what they did take is logged.
+    On a GPU the CUDA graphs are captured last, over the pool. The pool's size follows from the memory that the largest
+    forward passes and a few small graphs take on a pool of one page. The memory of all graphs is therefore an estimate;
+    the log has the actual figure.
 
     Args:
         pool_name: unique among all pools ever made on this host.
-        on_progress: told, in a few words, what happens next; how much of it is done stands in parentheses behind, as
-            "(3 of 35)" or "(1.2 of 16.1 GB)".
+        on_progress: called with each stage; progress within it follows in parentheses: "(3 of 35)", "(1.2 of 16.1 GB)".
 
     Raises:
-        ValueError: the model cannot be served as configured; the message says why.
+        ValueError: the model cannot be served as configured.
     """
     if config.num_threads:
         torch.set_num_threads(config.num_threads)
@@ -95,14 +94,13 @@ def build_engine(config: EngineConfig, pool_name: str, on_progress: Callable[[st
 
 
 def why_no_gpu() -> str:
-    """For a message, where torch says that there is none."""
+    """Returns the reason, for a message, where torch finds no GPU."""
     if torch.version.cuda is None:
         return f"torch {torch.__version__} is made without CUDA (docs/gpu.md says what to install)"
     return "torch sees no GPU here"
 
 
 def _device(name: str) -> torch.device:
-    """Raises ValueError if this machine has no such device."""
     if name == "cuda":
         if not torch.cuda.is_available():
             raise ValueError(f"device cuda is asked for, but {why_no_gpu()}; set `device` to cpu")
@@ -117,11 +115,11 @@ def _load_model(
     device: torch.device,
     on_progress: Callable[[str], None],
 ) -> tuple[Model, str, Callable[[KvPool, int], AttentionBackend]]:
-    """The model with its weights, their fingerprint, and what makes the backend that computes its attention, of a pool
-    and the number of heads of queries."""
+    """Returns the model, the fingerprint of its weights, and a factory of backends over a pool and a number of query
+    heads."""
     on_progress("loading weights")
     model = build_model(model_config, getattr(torch, config.dtype), device)
-    # Weights take minutes: whether attention can be computed is found out first.
+    # Fail on an unsupported attention before loading weights, which takes minutes.
     backend = choose_backend(config, layout, model_config.num_q_heads, device)
     kv_scales = load_weights(
         model, Path(config.model_dir), config.load_format, model_config.quantization, device, on_progress
@@ -144,7 +142,7 @@ def _cuda_engine(
     on_progress: Callable[[str], None],
 ) -> Engine:
     """Raises torch.OutOfMemoryError, and ValueError like build_engine."""
-    # Imported here: a machine without CUDA has nothing to import.
+    # Imported here because it needs CUDA.
     from tandem.engine.kvcache.cuda_pool import CudaKvPool
 
     model, fingerprint, backend = _load_model(config, model_config, layout, device, on_progress)
@@ -156,7 +154,7 @@ def _cuda_engine(
     pool = CudaKvPool(layout, num_pages, device)
     attention = backend(pool, model_config.num_q_heads)
     graphs, prefill_graphs, mixed_graphs = None, None, None
-    # A sequence is no longer than the model allows, nor than the pool.
+    # The model and the pool bound the length of a sequence.
     longest = config.max_model_len or model_config.max_position_embeddings
     num_table_pages = layout.num_pages_for(min(longest, num_pages * layout.page_size))
     if isinstance(attention, GraphableBackend) and config.cuda_graph_max_bs:
@@ -190,7 +188,7 @@ def _measure(
     pool: "CudaKvPool",
     free_at_start: int,
 ) -> Measured:
-    """Args: pool: of one page. It goes, with its backend, when this returns."""
+    """Measures on a pool of one page, which is freed with its backend on return."""
     attention = backend(pool, model.config.num_q_heads)
     engine = Engine(model, pool, attention, mixed_steps=config.mixed_steps)
     if not isinstance(attention, GraphableBackend):
@@ -220,7 +218,6 @@ def _measure(
 def _log_memory(
     config: EngineConfig, memory: DeviceMemory, num_pages: int, layout: PageLayout, free_at_start: int
 ) -> None:
-    """Says where the memory went, and whether graphs took more than was kept for them."""
     free = free_bytes()
     taken = free_at_start - free
     pool = (num_pages + 1) * layout.page_bytes

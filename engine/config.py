@@ -1,4 +1,4 @@
-"""What an engine can be told. Nothing here imports torch: the command line reads this too."""
+"""Engine options. Imports no torch, because the command line reads this module too."""
 
 from dataclasses import dataclass
 
@@ -8,12 +8,11 @@ from tandem.engine.kvcache.eviction.table import EVICTION_POLICIES
 from tandem.engine.models.quantization import FP8
 
 DTYPES = ("float32", "bfloat16")
-# What keys and values are kept as in pages, by torch's names; "": as they are computed.
+# Values are torch's dtype names; "" keeps the dtype of the computation.
 KV_CACHE_DTYPES = {"auto": "", "fp8_e4m3": "float8_e4m3fn"}
 LOAD_FORMATS = ("auto", "dummy")
-# Weights as the checkpoint has them, or FP8 in any case.
 QUANTIZATIONS = ("auto", FP8)
-# One prefill forward computes chunks of at most so many prompts, which bounds what sampling their first tokens takes.
+# Limit of prompts in one prefill forward pass; it bounds the memory for sampling their first tokens.
 MAX_PREFILL_BATCH_SIZE = 128
 
 
@@ -23,27 +22,26 @@ class EngineConfig:
 
     Attributes:
         model_dir: a local Hugging Face directory.
-        load_format: "auto" reads the checkpoint; "dummy" makes random weights for the config.
-        quantization: "auto": weights are as the checkpoint has them; "fp8": plain ones become FP8 when they are loaded.
-        kv_cache_dtype: what keys and values are kept as in pages: auto: as they are computed; fp8_e4m3: in 8 bits, each
-            divided by a scale of the checkpoint for its layer, or by 1.
-        num_pages: size of the pool, in pages; 0, on a GPU alone: as many as mem_fraction_static leaves room for.
-        num_devices: devices that the model is spread over; one so far.
-        num_threads: CPU threads of one forward; 0 leaves torch's choice.
-        attention_backend: a name in ATTENTION_BACKENDS, or the import path of a backend; auto: the first of the table
-            that computes the model on the device.
-        eviction: which cached page goes first when room is needed: a name in EVICTION_POLICIES, or the import path of a
-            policy.
-        cuda_graph_max_bs: decode batches up to this size run as CUDA graphs; 0: none do.
-        prefill_cuda_graphs: whether prefills that take longer to launch than to compute run as CUDA graphs, and so do
-            forwards of both kinds where decode batches do.
-        mem_fraction_static: the share of the GPU's memory, between 0 and 1, that weights, graphs and pool together may
-            take; the rest is for what forwards need while they run. Read if num_pages is 0.
-        max_chunk_tokens: tokens of the largest prefill forward; 0: there is none. A GPU keeps memory for it.
-        max_batch_size: sequences of the largest decode step; 0: there is none. Likewise.
-        mixed_steps: whether one forward may both decode and compute prompts, where the attention backend can.
-        max_model_len: tokens of the longest sequence, which the pool must hold; 0: the model's own limit, or what the
-            pool holds if that is less.
+        load_format: "auto" reads the checkpoint; "dummy" makes random weights.
+        quantization: "auto" keeps the checkpoint's weights; "fp8" quantizes plain weights while loading.
+        kv_cache_dtype: dtype of pages. "auto": as computed; "fp8_e4m3": 8 bits, each value divided by the checkpoint's
+            scale for its layer, or by 1.
+        num_pages: size of the pool; 0, on a GPU only: as many as mem_fraction_static allows.
+        num_devices: only 1 is supported.
+        num_threads: CPU threads of one forward pass; 0: torch's choice.
+        attention_backend: a name in ATTENTION_BACKENDS, or an import path; auto: the first that supports model and
+            device.
+        eviction: a name in EVICTION_POLICIES, or an import path.
+        cuda_graph_max_bs: largest decode batch with a CUDA graph; 0: no decode graphs.
+        prefill_cuda_graphs: use CUDA graphs for prefills that take longer to launch than to compute, and, beside decode
+            graphs, for mixed steps.
+        mem_fraction_static: share of GPU memory, between 0 and 1, for weights, graphs and pool; running forward passes
+            use the rest. Read if num_pages is 0.
+        max_chunk_tokens: tokens of the largest prefill forward pass; 0: no prefills. A GPU keeps memory for it.
+        max_batch_size: sequences of the largest decode step; 0: no decoding. Likewise.
+        mixed_steps: allow mixed steps if the attention backend supports them.
+        max_model_len: tokens of the longest sequence, which the pool must hold; 0: the model's limit, or the pool's if
+            that is less.
     """
 
     model_dir: str

@@ -1,11 +1,9 @@
 """Steps 5 to 7 of tandem.engine.sampler: the tokens of the rows that are not greedy.
 
-A probability is a whole number here, its mass: how many 2**-MASS_BITS of the most likely token's it is. Sums of whole
-numbers are the same in whatever order a device adds them up, so a row draws the same token however many rows there are
-beside it, and whichever way its kept tokens are found.
+A probability is an integer, its mass, in units of 2**-MASS_BITS of the most likely token's. Integer sums do not depend
+on the order of addition, so a row draws the same token in any batch and by any method.
 
-Nothing here makes the host wait for the device. So nothing can depend on how many tokens are kept, only on the
-parameters.
+The host never waits for the device, so nothing can depend on the number of kept tokens.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,23 +17,23 @@ from tandem.engine.rows import replace_rows, select_rows
 from tandem.engine.token_sequence import TokenSequence
 from tandem.engine.upload import Packed
 
-# What this loses is less than a float32 can tell, and two million tokens as likely as the first still fit into 63 bits.
+# Finer than float32, and two million tokens as likely as the first still fit into 63 bits.
 MASS_BITS = 42
-# With more than this many largest logits to find, the whole row is sorted.
+# Rows that need more of their largest logits are sorted.
 MAX_SELECTED = 1024
-# Sums are made over pieces of a row first. This divides the size of most vocabularies; others are padded.
+# Rows are summed over pieces first. This divides most vocabulary sizes; other rows are padded.
 PIECE_SIZE = 128
 
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """Top-k and top-p of rows that go the same way.
+    """Top-k and top-p of rows that are filtered in the same way.
 
     Attributes:
-        rows: (n,) int64, which of the drawn rows.
-        num_largest: of so many largest logits of a row, the last is at most as large as any that its top-k keeps.
-        last_kept: (n, 1) int64, top-k less one.
-        top_p: (n, 1) float64; None if all of them are 1.
+        rows: (n,) int64, indices among the drawn rows.
+        num_largest: number of largest logits to find, at least every row's top-k.
+        last_kept: (n, 1) int64, top-k minus one.
+        top_p: (n, 1) float64; None if all are 1.
     """
 
     rows: torch.Tensor
@@ -46,14 +44,14 @@ class _Cut:
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """What the host knows of a step's draws, on the device.
+    """Parameters of a step's draws, on the device.
 
     Attributes:
-        rows: (num_drawn,) int64, those rows of the step that are not greedy.
+        rows: (num_drawn,) int64, the step's rows that are not greedy.
         temperature: (num_drawn, 1) float32.
-        min_p: (num_drawn, 1) float32; None if all of them are 0.
+        min_p: (num_drawn, 1) float32; None if all are 0.
         u: (num_drawn, 1) float64, random, in [0, 1).
-        cuts: for the rows with top-k or top-p.
+        cuts: one for each group of rows with top-k or top-p.
     """
 
     rows: torch.Tensor
@@ -68,7 +66,7 @@ class Draws:
         rows = [row for row, sequence in enumerate(sequences) if not sequence.sampling.is_greedy]
         params = [sequences[row].sampling for row in rows]
         u = [uniform(sequences[row].sampling.seed, sequences[row].length) for row in rows]
-        # Rows that a selection serves do not wait for a sort, nor those with top-k alone for what top-p takes.
+        # Grouped: rows with a small top-k need no sort, and rows without top-p skip its work.
         groups: dict[tuple[bool, bool], list[int]] = {}
         for i, p in enumerate(params):
             if p.top_k > 0 or p.top_p < 1:
@@ -95,28 +93,21 @@ class Draws:
 
 
 def draw(logits: torch.Tensor, draws: Draws) -> torch.Tensor:
-    """Steps 5 to 7: (num_drawn,) int64.
-
-    Args:
-        logits: (num_drawn, vocab_size) float32, processed; left as they are.
-    """
+    """Returns (num_drawn,) int64. Args: logits: (num_drawn, vocab_size) float32, processed; left unchanged."""
     masses = _masses(filter_logits(logits, draws))
     total = masses.sum(dim=-1, keepdim=True)
-    # A float64 may be larger than the sum that it stands for.
+    # A float64 may exceed the sum that it rounds.
     threshold = torch.minimum((draws.u * total).to(torch.int64), total - 1)
     return _first_beyond(masses, threshold).squeeze(1)
 
 
 def filter_logits(logits: torch.Tensor, draws: Draws) -> torch.Tensor:
-    """Steps 5 and 6.
+    """Steps 5 and 6 on a copy; dropped tokens get -inf.
 
     Args:
         logits: (num_drawn, vocab_size) float32, processed.
-
-    Returns:
-        A copy: logits of the distribution to draw from, -inf for what is not kept.
     """
-    # The largest is exactly 0 before the division, whose overflow for small temperatures is harmless then.
+    # The largest is exactly 0 before the division, so an overflow at small temperatures is harmless.
     x = logits - logits.amax(dim=-1, keepdim=True)
     x /= draws.temperature
     if draws.min_p is not None:
@@ -127,13 +118,13 @@ def filter_logits(logits: torch.Tensor, draws: Draws) -> torch.Tensor:
 
 
 def _keep_top(x: torch.Tensor, cut: _Cut) -> torch.Tensor:
-    """Top-k, then top-p: a copy with -inf for what is not kept.
+    """Applies top-k, then top-p, to a copy; dropped tokens get -inf.
 
-    Values equal to the last of the largest may be missing among the largest. They are counted in x instead, so that how
-    many largest are looked at makes no difference.
+    Ties with the last of the largest are counted in x, because some may be missing from the largest. num_largest
+    therefore does not affect the result.
 
     Args:
-        x: (n, vocab_size), 0 at the largest, -inf for what is out already.
+        x: (n, vocab_size), 0 at the largest, -inf for tokens already dropped.
     """
     if cut.num_largest <= MAX_SELECTED:
         largest = x.topk(cut.num_largest, dim=-1).values
@@ -147,15 +138,14 @@ def _keep_top(x: torch.Tensor, cut: _Cut) -> torch.Tensor:
     num_above = _num_true(largest > kth)
     num_equal = _num_true(x >= kth) - num_above
     total = before.gather(1, num_above) + num_equal * masses.gather(1, num_above)
-    # Tokens are kept whose mass before them is less than this. The first always is. One without any mass never is, for
-    # before it there is all of it.
+    # A token is kept if the mass before it is below this limit. The first always is; one without mass never is.
     limit = torch.minimum((cut.top_p * total).ceil().to(torch.int64), total).clamp(min=1)
     smallest = largest.gather(1, _num_true(before < limit) - 1)
     num_above = _num_true(largest > smallest)
     mass_left = limit - before.gather(1, num_above)
     mass = masses.gather(1, num_above)
     num_kept_equal = (mass_left + mass - 1) // mass
-    # Of those equal to the smallest, the lower ids are kept.
+    # Among ties, keep the lower ids.
     equal = x == smallest
     last_kept = _first_beyond(equal, num_kept_equal - 1)
     ids = torch.arange(x.shape[1], device=x.device)
@@ -163,7 +153,7 @@ def _keep_top(x: torch.Tensor, cut: _Cut) -> torch.Tensor:
 
 
 def _masses(x: torch.Tensor) -> torch.Tensor:
-    """Int64, like x, whose largest of each row is 0."""
+    """Returns int64 masses of logits whose largest is 0 in each row."""
     return x.exp().mul_(2.0**MASS_BITS).to(torch.int64)
 
 
@@ -173,12 +163,12 @@ def _num_true(x: torch.Tensor) -> torch.Tensor:
 
 
 def _first_beyond(amounts: torch.Tensor, threshold: torch.Tensor) -> torch.Tensor:
-    """For each row the first i where the sum of the amounts up to i exceeds the threshold: (num_rows, 1) int64.
+    """Returns each row's first i where the sum of the amounts up to i exceeds the threshold: (num_rows, 1) int64.
 
-    Finds the piece first and then the place in it. A running sum over whole rows would use a small part of a GPU.
+    Finds the piece, then the place in it: a running sum over whole rows would use a small part of a GPU.
 
     Args:
-        amounts: (num_rows, columns) int64 or bool, none negative.
+        amounts: (num_rows, columns) int64 or bool, not negative.
         threshold: (num_rows, 1) int64, less than the row's sum.
     """
     num_columns = amounts.shape[1]
@@ -188,7 +178,7 @@ def _first_beyond(amounts: torch.Tensor, threshold: torch.Tensor) -> torch.Tenso
     pieces = amounts.unflatten(1, (-1, PIECE_SIZE))
     sums = pieces.sum(dim=-1)
     ends = sums.cumsum(dim=-1)
-    # Rows that are no distribution, for a logit was not finite, must not lead out of memory: they draw what they draw.
+    # A row with a non-finite logit draws an arbitrary token, but must stay within memory.
     piece = torch.searchsorted(ends, threshold, right=True).clamp_(max=ends.shape[1] - 1)
     rest = threshold - (ends - sums).gather(1, piece)
     within = pieces.gather(1, piece.unsqueeze(2).expand(-1, 1, PIECE_SIZE)).squeeze(1).cumsum(dim=-1)

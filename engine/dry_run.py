@@ -1,5 +1,7 @@
-"""What a GPU's memory is needed for beside weights and pool: found by running the largest forwards before there is a
-pool, which also sets up kernels and libraries before the first request."""
+"""Measures the GPU memory that forward passes and graphs need beside weights and pool.
+
+It also loads kernels and libraries before the first request.
+"""
 
 import time
 from collections.abc import Callable, Sequence
@@ -18,28 +20,26 @@ from tandem.engine.prefill_graphs import MAX_PROMPTS, SIZES
 from tandem.engine.token_sequence import TokenSequence
 from tandem.sampling_params import MAX_LOGPROBS, SamplingParams
 
-# Graphs up to this batch size are captured to see what one takes by itself. There are graphs of few sequences among
-# them, which run kernels of our own, and graphs of more.
+# Largest trial of decode graphs. It includes small batches, which run our own kernels, and larger ones.
 TRIAL_BATCH_SIZE = 24
-# Prefills of as few tokens as these, in as many prompts, run other kernels than large ones.
+# Token counts of prefills that run other kernels than large ones.
 SMALL_PREFILLS = (1, 8, 16, 32, 64)
-# Steps of up to so many sequences run other kernels than larger ones.
+# Batch sizes up to which steps run other kernels than larger ones.
 DECODE_SIZES = (1, 16, 32, 64, 128, 256)
-# Libraries choose other kernels for other numbers of tokens, a multiple of this at a time, and of prompts. A product of
-# few tokens, up to so many, may go to the library between two multiples that go to a kernel of ours.
+# Libraries choose kernels by the number of tokens, in steps of TOKEN_STEP, and by the number of prompts. Up to
+# FEW_TOKENS, library kernels and our own alternate at a finer step.
 TOKEN_STEP = 128
 FEW_TOKENS, FEW_TOKENS_STEP = 4096, 64
 NUM_PROMPTS = (1, 17, 32, 4, 64, 24, 9, 96, 48)
-# Graphs of so many sizes are captured to see what one of a prefill takes.
+# Largest prefill sizes captured on trial.
 NUM_TRIAL_SIZES = 6
-# Where the device takes so many times as long as launching does, a graph would save the host's time and no other.
+# Above this ratio of device time to launch time a graph saves only host time.
 LAUNCH_BOUND = 1.2
-# Each size is tried so often, and the shortest times count: who is held up while it waits for the device would have no
-# graphs for life, and other workers of the host start at the same time.
+# The shortest of these trials counts: a host delayed by other starting workers would otherwise go without graphs.
 NUM_TRIALS = 3
 
 _GREEDY = SamplingParams(max_tokens=1)
-# These parameters ask for everything that takes memory when a token is chosen, or a prompt's are looked at.
+# The options that take the most memory for sampling and for prompts' log probabilities.
 _SAMPLED = SamplingParams(
     max_tokens=1,
     temperature=1.0,
@@ -54,9 +54,9 @@ _SAMPLED = SamplingParams(
 class Measured(NamedTuple):
     """
     Attributes:
-        memory: what there is to share out.
-        prefill_sizes: the numbers of tokens of which there are to be prefill graphs.
-        mixed_sizes: of which there are to be mixed graphs.
+        memory: memory to divide up.
+        prefill_sizes: token counts of prefill graphs.
+        mixed_sizes: sizes of mixed graphs.
     """
 
     memory: DeviceMemory
@@ -65,7 +65,7 @@ class Measured(NamedTuple):
 
 
 def free_bytes() -> int:
-    """Of the current device, once torch has given back what it only keeps for later."""
+    """Empties torch's cache and returns the free bytes of the current device."""
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     return torch.cuda.mem_get_info()[0]
@@ -82,15 +82,15 @@ def measure_memory(
     """Runs prefills up to the largest and the largest decode step that `config` allows, and captures a few graphs.
 
     Args:
-        engine: with its weights, on a pool that need not have more than one page: every page table names that one
-            again and again, for what is computed means nothing and takes the memory that it always takes.
-        free_at_start: free_bytes before the engine's model was made.
-        capture: makes the decode graphs up to a batch size and returns what keeps them; None: there are to be none.
-        capture_prefill: likewise, of prefills of some numbers of tokens.
-        capture_mixed: likewise, of forwards of both kinds; None unless there are graphs of either.
+        engine: loaded, on a pool of one page or more. All page tables repeat one page: results mean nothing, but take
+            the usual memory.
+        free_at_start: free_bytes before the model was made.
+        capture: captures decode graphs up to a batch size and returns their owner; None: no decode graphs.
+        capture_prefill: likewise, for prefills of some token counts.
+        capture_mixed: likewise, for mixed steps; None unless there are graphs of both kinds.
 
     Raises:
-        torch.OutOfMemoryError: a forward does not fit beside the weights.
+        torch.OutOfMemoryError: a forward pass does not fit beside the weights.
     """
     forward = graphs = 0
     prefill_sizes: tuple[int, ...] = ()
@@ -98,7 +98,7 @@ def measure_memory(
     if config.max_chunk_tokens:
         longest = engine.model.config.max_position_embeddings
         _load_kernels(engine, config.max_chunk_tokens)
-        # Prompts that go on run other kernels than new ones.
+        # Continued prompts run other kernels than new ones.
         for cached_len in (0, 1):
             for num_tokens in SMALL_PREFILLS:
                 engine.forward(_prefill(num_tokens, longest, cached_len, num_tokens, _SAMPLED)).logprobs()
@@ -109,14 +109,14 @@ def measure_memory(
         _load_step_kernels(engine, batch_size)
         forward = max(forward, _peak_bytes(engine, _decode(batch_size, _SAMPLED)))
     if batch_size and config.max_chunk_tokens and engine.mixes(batch_size, config.max_chunk_tokens):
-        # Both at once, which is what the largest forwards are then.
+        # The largest forward passes are mixed ones here.
         prompts = _prefill(config.max_chunk_tokens, longest, 1, MAX_PREFILL_BATCH_SIZE, _SAMPLED).prompts
         both = Batch.of(_decode(batch_size, _SAMPLED).decoded, prompts)
         forward = max(forward, _peak_bytes(engine, both))
     num_tokens = config.max_model_len or engine.model.config.max_position_embeddings
     page_table = 4 * engine.pool.layout.num_pages_for(num_tokens)
     if capture is not None:
-        # All graphs share the memory that the largest step needs; each takes something of its own beside.
+        # Graphs share the largest step's memory; each takes some more.
         page_tables = config.cuda_graph_max_bs * page_table
         graphs = _peak_bytes(engine, _decode(config.cuda_graph_max_bs, _GREEDY)) + page_tables
         trial_size = min(TRIAL_BATCH_SIZE, config.cuda_graph_max_bs)
@@ -142,14 +142,12 @@ def measure_memory(
 def launch_bound_sizes(
     engine: EngineBase, max_tokens: int, longest: int, clock: Callable[[], float] = time.perf_counter
 ) -> tuple[int, ...]:
-    """Those of SIZES at which launching a forward takes about as long as the device does, or longer, as measured here
-    and now. All kernels must have been loaded.
+    """Returns the SIZES whose launch takes about as long as the device does, or longer. All kernels must be loaded.
 
     Args:
         engine: without prefill graphs, on a pool as in measure_memory.
-        max_tokens: of the largest forward.
-        longest: tokens of a prompt at most.
-        clock: seconds.
+        max_tokens: tokens of the largest forward pass.
+        longest: tokens of the longest prompt.
     """
     bound = 0
     for num_tokens in (size for size in SIZES if size.bit_count() == 1 and size <= max_tokens):
@@ -163,7 +161,7 @@ def launch_bound_sizes(
 
 
 def _time_forward(engine: EngineBase, batch: Batch, clock: Callable[[], float]) -> tuple[float, float]:
-    """Seconds from a forward's beginning until it is launched, and until its tokens are known."""
+    """Returns the seconds until the forward pass is launched, and until its tokens are known."""
     began = clock()
     output = engine.forward(batch)
     launched_s = clock() - began
@@ -172,8 +170,8 @@ def _time_forward(engine: EngineBase, batch: Batch, clock: Callable[[], float]) 
 
 
 def _prefill_graph_bytes(sizes: Sequence[int], capture: Callable[[Sequence[int]], object]) -> int:
-    """What graphs of all these sizes are going to take, from a trial of the largest. It is rather too much, for the
-    memory that all of them share is in it more than once."""
+    """Estimates the memory of all graphs from the largest. Too high, because their shared memory counts more than
+    once."""
     if not sizes:
         return 0
     trial = sizes[-NUM_TRIAL_SIZES:]
@@ -181,8 +179,8 @@ def _prefill_graph_bytes(sizes: Sequence[int], capture: Callable[[Sequence[int]]
 
 
 def _mixed_graph_bytes(sizes: MixedSizes, capture: Callable[[MixedSizes], object]) -> int:
-    """What graphs of all these sizes are going to take, from two trials: the largest number of tokens with each number
-    of sequences, and the largest of all by itself, whose memory all of them share."""
+    """Estimates the memory of all graphs from two trials: the most tokens with each number of sequences, and the
+    largest graph alone, whose memory all share."""
     most_tokens = sizes.num_prompt_tokens[-1:]
     several = _bytes_taken(lambda: capture(MixedSizes(sizes.num_decoded, most_tokens)))
     shared = _bytes_taken(lambda: capture(MixedSizes(sizes.num_decoded[-1:], most_tokens)))
@@ -192,7 +190,7 @@ def _mixed_graph_bytes(sizes: MixedSizes, capture: Callable[[MixedSizes], object
 
 
 def _bytes_taken(capture: Callable[[], object]) -> int:
-    """By what a trial captures, which goes again."""
+    """Returns the bytes that a trial capture takes, and frees them."""
     before = free_bytes()
     captured = capture()
     taken = before - free_bytes()
@@ -201,8 +199,8 @@ def _bytes_taken(capture: Callable[[], object]) -> int:
 
 
 def _load_kernels(engine: Engine, max_tokens: int) -> None:
-    """Has the kernels of prefills of all sizes loaded; all layers have the same. A kernel is loaded when it is first
-    launched, which takes milliseconds and may wait until the device has come to an end."""
+    """Loads the kernels of all prefill sizes; one layer suffices. Loading takes milliseconds and may wait for the
+    device."""
     shallow = engine.shallow()
     longest = engine.model.config.max_position_embeddings
     few = range(FEW_TOKENS_STEP, min(FEW_TOKENS, max_tokens), FEW_TOKENS_STEP)
@@ -212,7 +210,7 @@ def _load_kernels(engine: Engine, max_tokens: int) -> None:
 
 
 def _load_step_kernels(engine: Engine, max_batch_size: int) -> None:
-    """Likewise of decode steps, some of which may have no graph: compiling a kernel of ours takes a second."""
+    """Loads the kernels of decode steps, because some may have no graph and compiling a kernel takes a second."""
     shallow = engine.shallow()
     for size in DECODE_SIZES:
         if size < max_batch_size:
@@ -220,7 +218,7 @@ def _load_step_kernels(engine: Engine, max_batch_size: int) -> None:
 
 
 def _peak_bytes(engine: Engine, batch: Batch) -> int:
-    """What torch takes from the device for one forward, and what it leaves unused between tensors."""
+    """Returns the bytes that torch reserves for one forward pass, fragmentation included."""
     free_bytes()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_reserved()
@@ -229,7 +227,7 @@ def _peak_bytes(engine: Engine, batch: Batch) -> int:
 
 
 def _prefill(num_tokens: int, longest: int, cached_len: int, num_prompts: int, sampling: SamplingParams) -> Batch:
-    """So many new tokens of so many prompts of about equal lengths, at most `longest`, as far as that is possible."""
+    """Returns a prefill of `num_tokens` new tokens, in prompts of about equal length, none above `longest`."""
     num_rows = max(min(num_prompts, num_tokens), -(-num_tokens // (longest - cached_len)))
     shortest, num_longer = divmod(num_tokens, num_rows)
     lengths = [cached_len + shortest + (row < num_longer) for row in range(num_rows)]
@@ -241,7 +239,7 @@ def _decode(batch_size: int, sampling: SamplingParams) -> Batch:
 
 
 def _sequence(num_tokens: int, cached_len: int, sampling: SamplingParams) -> TokenSequence:
-    """A sequence all of whose tokens the next forward computes, past `cached_len`; all its pages are page 0."""
+    """Returns a sequence on page 0 whose tokens past `cached_len` the next forward pass computes."""
     sequence = TokenSequence([0] * num_tokens, num_tokens, [0] * num_tokens, cached_len, sampling)
     sequence.extend(num_tokens - cached_len)
     return sequence

@@ -30,11 +30,10 @@ if TYPE_CHECKING:
 
 
 class _Launched(NamedTuple):
-    """What a forward gives when it has been launched.
-
+    """
     Attributes:
-        choose: samples from the forward's logits, whose memory holds until the next forward is launched.
-        scored: the log probabilities of prompts' tokens, if any are asked for.
+        choose: samples from the logits, whose memory is valid until the next launch.
+        scored: log probabilities of prompts, if requested.
     """
 
     choose: Callable[[], SamplerOutput]
@@ -42,7 +41,7 @@ class _Launched(NamedTuple):
 
 
 class _EngineOutput(ForwardOutput):
-    """A forward that has been launched, and the choice of tokens behind it, which may wait."""
+    """A launched forward pass and its sampling, which may be deferred."""
 
     def __init__(self, batch: Batch, launched: _Launched) -> None:
         self._choose: Callable[[], SamplerOutput] | None = launched.choose
@@ -53,8 +52,8 @@ class _EngineOutput(ForwardOutput):
 
     @property
     def fed_ids(self) -> torch.Tensor:
-        """The tokens of sequences that were decoded, which feed the next forward: (num_decoded,) int64 on the device.
-        Memory of the graphs may be among it: then it holds until the next graph runs."""
+        """Tokens of the decoded sequences, which feed the next forward pass: (num_decoded,) int64 on the device. Graph
+        memory among them is valid until the next graph runs."""
         return self._chosen.token_ids[: self._num_decoded]
 
     @property
@@ -64,7 +63,7 @@ class _EngineOutput(ForwardOutput):
 
     @torch.inference_mode()
     def sample(self) -> None:
-        # With it the logits go, whose memory the forwards behind this one need.
+        # Also drops the logits, whose memory later forward passes need.
         choose, self._choose = self._choose, None
         if choose is not None:
             self._take(choose())
@@ -80,13 +79,13 @@ class _EngineOutput(ForwardOutput):
     def prompt_logprobs(self) -> list[PackedLogprobs | None]:
         if self._scored is None:
             return [None] * self._num_sequences
-        # All that the forward does ends with the choice of its tokens.
+        # Sampling is the last operation of the forward pass.
         self.token_ids()
         return self._scored.to_sequences(self._num_sequences)
 
 
 class _CpuForwardOutput(_EngineOutput):
-    """A forward on the CPU has completed when it returns."""
+    """A forward pass on the CPU, complete when `forward` returns."""
 
     def done(self) -> bool:
         return self._sampled is not None
@@ -96,10 +95,10 @@ class _CpuForwardOutput(_EngineOutput):
 
 
 class _CudaForwardOutput(_EngineOutput):
-    """A forward whose tokens are on their way to pinned memory; the last event is after all that the forward does."""
+    """A forward pass whose tokens are copied to pinned memory, before its last event."""
 
     def __init__(self, batch: Batch, launched: _Launched, began: torch.cuda.Event) -> None:
-        """Args: began: recorded before anything that the forward does."""
+        """Args: began: recorded before the first operation."""
         super().__init__(batch, launched)
         self._began = began
         self._ended = torch.cuda.Event(enable_timing=True)
@@ -122,12 +121,11 @@ class _CudaForwardOutput(_EngineOutput):
 
 
 def _nothing() -> None:
-    """Stands for what nobody has to do meanwhile."""
+    """The default of `meanwhile`."""
 
 
 class _Interleaved(Attention):
-    """A layer's attention, and before it what cannot wait until all layers have been launched: that takes the host a
-    quarter of a millisecond for each."""
+    """Calls `meanwhile` before each layer's attention. Launching a layer takes the host a quarter of a millisecond."""
 
     def __init__(self, attention: Attention, meanwhile: Callable[[], None]) -> None:
         self._attention = attention
@@ -139,8 +137,6 @@ class _Interleaved(Attention):
 
 
 class Engine(EngineBase):
-    """Runs batches of sequences through a model."""
-
     def __init__(
         self,
         model: Model,
@@ -157,9 +153,8 @@ class Engine(EngineBase):
         """
         Args:
             attention: over the pool.
-            graphs, prefill_graphs: of decode steps and of short prefills; None: each kernel is launched.
-            mixed_steps: whether it may compute both at once.
-            mixed_graphs: of forwards that do; likewise.
+            graphs, prefill_graphs, mixed_graphs: None: kernels are launched one by one.
+            mixed_steps: allow mixed steps if the backend supports them.
         """
         super().__init__(pool, model_fingerprint, grammars)
         self.model = model
@@ -172,7 +167,7 @@ class Engine(EngineBase):
         self._mixed_sizes = mixed_graphs.sizes if mixed_graphs is not None and self._mixed_steps else None
 
     def shallow(self) -> "Engine":
-        """An engine on the same pool whose model computes one layer alone, and without graphs."""
+        """Returns an engine on the same pool with one layer and without graphs."""
         return Engine(self.model.shallow(), self.pool, self._attention)
 
     @property
@@ -185,8 +180,8 @@ class Engine(EngineBase):
         sizes = self._mixed_sizes
         if sizes is not None and sizes.smallest(num_decoded, num_prompt_tokens, num_prompts) is not None:
             return True
-        # A prefill graph and a decode graph are over by the time that the kernels of one forward are launched. Prompts
-        # that have no graph are launched kernel by kernel in either case.
+        # A prefill graph and a decode graph end before the kernels of one forward pass are launched. Prompts without a
+        # graph are launched kernel by kernel in either case.
         return self._prefill_graphs is None or not self._prefill_graphs.fit(num_prompt_tokens)
 
     def num_unpadded(self, num_decoded: int, num_prompt_tokens: int) -> int:
@@ -217,7 +212,7 @@ class Engine(EngineBase):
         return output
 
     def _run(self, batch: Batch, fed_ids: torch.Tensor | None, meanwhile: Callable[[], None]) -> _Launched:
-        """Launches the forward."""
+        """Launches kernel by kernel."""
         self._attention.plan(batch)
         attention = _Interleaved(self._attention, meanwhile)
         meanwhile()
@@ -235,7 +230,7 @@ class Engine(EngineBase):
         return _Launched(choose, scored)
 
     def _run_graph(self, batch: Batch, fed_ids: torch.Tensor | None) -> _Launched | None:
-        """The forward in one launch, if there is a graph for it."""
+        """Runs the batch as one graph; None if it has none."""
         output: GraphOutput | None = None
         sequences = batch.sequences
         if batch.mode == "decode" and self._graphs is not None:
@@ -255,5 +250,4 @@ class Engine(EngineBase):
     def _choice(
         self, logits: torch.Tensor, sequences: Sequence[TokenSequence], input_ids: torch.Tensor | None
     ) -> Callable[[], SamplerOutput]:
-        """Args: as of `sample`."""
         return lambda: sample(logits.float(), sequences, input_ids, self.grammars)

@@ -1,6 +1,6 @@
-"""What a model's work takes at best: bytes that must be read and operations that must be done. Imports no torch.
+"""Lower bounds of run times, from the bytes to read and the operations to do. Imports no torch.
 
-docs/estimate.md has the formulas in words, with what was measured beside them.
+docs/estimate.md has the formulas in words, with measurements.
 """
 
 from typing import NamedTuple
@@ -9,18 +9,15 @@ from tandem.engine.attention.layout import QUANTIZED_BYTES
 from tandem.engine.config import KV_CACHE_DTYPES
 from tandem.engine.models.config import ModelConfig
 
-# Weights that are not FP8, and KV that is not quantized, are in bfloat16.
+# Other weights than FP8, and KV that is not quantized, are bfloat16.
 BYTES_PER_NUMBER = 2
 FP8_BYTES_PER_NUMBER = 1
-# FP8 numbers are multiplied in half the time that bfloat16's take, by the data sheets of all GPUs that multiply them.
+# By the data sheets of all GPUs that multiply FP8, relative to bfloat16.
 FP8_SPEED = 2
 
 
 class Limits(NamedTuple):
-    """What one GPU can do at best.
-
-    Attributes: copy_bandwidth: bytes read and written per second; matmul_rate: FLOP per second, bfloat16.
-    """
+    """Attributes: copy_bandwidth: bytes read and written per second; matmul_rate: FLOP per second, bfloat16."""
 
     copy_bandwidth: float
     matmul_rate: float
@@ -29,7 +26,7 @@ class Limits(NamedTuple):
 def decode_floor(
     model: ModelConfig, limits: Limits, batch_size: int, kv_len: int, kv_cache_dtype: str = "auto"
 ) -> float:
-    """Seconds of a decode step: bytes of weights and KV once, or the matrix products, whichever is longer.
+    """Returns the seconds of a decode step: reading weights and KV, or the matrix products, whichever is longer.
 
     Args:
         kv_len: tokens of each sequence.
@@ -39,25 +36,25 @@ def decode_floor(
 
 
 def prefill_floor(model: ModelConfig, limits: Limits, num_requests: int, prompt_len: int) -> float:
-    """Seconds until as many prompts have their first tokens: bytes of weights once, or the matrix products and causal
-    attention at the rate of matrix products, whichever is longer."""
+    """Returns the seconds until all prompts have their first tokens: reading the weights, or matrix products and causal
+    attention, whichever is longer."""
     products = prefill_products(model, num_requests, prompt_len, limits.matmul_rate)
     return max(read_weight_bytes(model) / limits.copy_bandwidth, products)
 
 
 def decode_products(model: ModelConfig, batch_size: int, matmul_rate: float) -> float:
-    """Seconds of decode_flops. Args: matmul_rate: FLOP per second, bfloat16."""
+    """Returns the seconds of decode_flops. Args: matmul_rate: FLOP per second, bfloat16."""
     return (decode_flops(model, batch_size) - _saved_flops(model, batch_size)) / matmul_rate
 
 
 def prefill_products(model: ModelConfig, num_requests: int, prompt_len: int, matmul_rate: float) -> float:
-    """Seconds of prefill_flops. Args: matmul_rate: FLOP per second, bfloat16."""
+    """Returns the seconds of prefill_flops. Args: matmul_rate: FLOP per second, bfloat16."""
     flops = prefill_flops(model, num_requests, prompt_len)
     return (flops - _saved_flops(model, num_requests * prompt_len)) / matmul_rate
 
 
 def mixed_products(model: ModelConfig, batch_size: int, num_tokens: int, matmul_rate: float) -> float:
-    """Seconds of the matrix products of a decode step and as many tokens of a prompt, which needs logits for one.
+    """Returns the seconds of the matrix products of a decode step and a chunk of `num_tokens`, with logits for one row.
 
     Args:
         matmul_rate: FLOP per second, bfloat16.
@@ -67,53 +64,50 @@ def mixed_products(model: ModelConfig, batch_size: int, num_tokens: int, matmul_
 
 
 def decode_flops(model: ModelConfig, batch_size: int) -> int:
-    """FLOP of a step's matrix products. Attention is left out: reading its KV takes longer than computing with it."""
+    """Returns the FLOP of a step's matrix products. Attention is left out: reading its KV takes longer."""
     return 2 * (_num_layer_weights(model) + _num_head_weights(model)) * batch_size
 
 
 def prefill_flops(model: ModelConfig, num_requests: int, prompt_len: int) -> int:
-    """FLOP of as many prompts' matrix products and causal attention. Only a prompt's last row needs logits."""
+    """Returns the FLOP of matrix products and causal attention. Only a prompt's last row needs logits."""
     products = 2 * _num_layer_weights(model) * prompt_len + 2 * _num_head_weights(model)
     return num_requests * (products + attention_flops(model, prompt_len))
 
 
 def attention_flops(model: ModelConfig, num_tokens: int, num_before: int = 0) -> int:
-    """FLOP of a prompt's causal attention: of so many tokens of it, behind others that were computed before."""
-    # A query and a key meet in one product of head_dim numbers, and so do their weight and the value.
+    """Returns the FLOP of causal attention for `num_tokens` of a prompt behind `num_before` earlier ones."""
+    # Each pair of query and key takes two products over head_dim: query by key, and weight by value.
     num_pairs = num_tokens * num_before + num_tokens * (num_tokens + 1) // 2
     return 2 * 2 * model.head_dim * model.num_q_heads * model.num_layers * num_pairs
 
 
 def kv_bytes_per_token(model: ModelConfig, kv_cache_dtype: str = "auto") -> int:
-    """Bytes of one token's keys and values in all layers."""
+    """Returns the bytes of one token's KV in all layers."""
     num_bytes = QUANTIZED_BYTES.get(KV_CACHE_DTYPES[kv_cache_dtype], BYTES_PER_NUMBER)
     return num_bytes * model.num_layers * 2 * model.num_kv_heads * model.head_dim
 
 
 def read_weight_bytes(model: ModelConfig) -> int:
-    """Bytes of the weights that every forward reads: all matrices but the embedding, of which it reads single rows."""
+    """Returns the bytes that every forward pass reads: all matrices except the embedding, which it reads by rows."""
     of_layers = FP8_BYTES_PER_NUMBER if model.quantization else BYTES_PER_NUMBER
     return of_layers * _num_layer_weights(model) + BYTES_PER_NUMBER * _num_head_weights(model)
 
 
 def weight_bytes(model: ModelConfig) -> int:
-    """Bytes of the weights in memory; norms, biases and scales, less than a thousandth, are left
-    out."""
+    """Returns the bytes of weights in memory, without norms, biases and scales (less than a thousandth)."""
     embedding = 0 if model.tie_word_embeddings else BYTES_PER_NUMBER * _num_head_weights(model)
     return read_weight_bytes(model) + embedding
 
 
 def _saved_flops(model: ModelConfig, num_tokens: int) -> float:
-    """FLOP of bfloat16 in whose time nothing needs to be done, because weights of layers are FP8."""
+    """Returns the bfloat16 FLOP that FP8 weights save."""
     return 2 * _num_layer_weights(model) * num_tokens * (1 - 1 / FP8_SPEED) if model.quantization else 0
 
 
 def _num_layer_weights(model: ModelConfig) -> int:
-    """Numbers in the matrices of all layers."""
     attention = model.hidden_size * model.head_dim * (2 * model.num_q_heads + 2 * model.num_kv_heads)
     return model.num_layers * (attention + 3 * model.hidden_size * model.intermediate_size)
 
 
 def _num_head_weights(model: ModelConfig) -> int:
-    """Numbers in the matrix that gives the logits."""
     return model.vocab_size * model.hidden_size
