@@ -1,8 +1,8 @@
-"""Grammars that outputs keep to: which tokens may come next of each, as bits.
+"""Grammars of outputs: masks of the tokens that may come next.
 
-A grammar is a text in llguidance's own form (https://github.com/guidance-ai/llguidance), which has JSON schemas,
-regular expressions and context-free grammars. What may come next follows from the grammar and the output so far alone,
-so it is the same on every worker and in every attempt.
+A grammar is a text in llguidance's format (https://github.com/guidance-ai/llguidance), which covers JSON schemas,
+regular expressions and context-free grammars. The mask depends only on the grammar and the output so far, so it is the
+same on every worker and in every attempt.
 """
 
 import json
@@ -21,19 +21,19 @@ from tandem.grammar_limits import LIMITS, one_line
 
 logger = logging.getLogger(__name__)
 
-# Grammars that are kept, the last ones used. Most take some hundred kilobytes; a router takes none that needs more than
-# 128 MiB or a second to compile.
+# Least recently used grammars beyond these limits are dropped. Most take some hundred kilobytes; the router refuses
+# grammars that need more than 128 MiB or a second to compile.
 MAX_NUM_KEPT = 64
 MAX_BYTES_KEPT = 2**21
 NUM_COMPILERS = 2
-# Masks of a step are made side by side; one takes some hundredths of a millisecond.
+# A step's masks are computed in parallel; one takes some hundredths of a millisecond.
 NUM_MASK_THREADS = 4
 WORD_BITS = 32
 
 
 @dataclass(eq=False, slots=True)
 class CompiledGrammar:
-    """Attributes: matcher: for all outputs to take copies of; num_users: copies that have been taken."""
+    """Attributes: matcher: copied for each output; num_users: copies made."""
 
     text: str
     matcher: "Future[LLMatcher]"
@@ -41,10 +41,10 @@ class CompiledGrammar:
 
 
 class Constraint:
-    """One output and the grammar that it keeps to."""
+    """An output and its grammar."""
 
     def __init__(self, compiled: CompiledGrammar) -> None:
-        """Args: compiled: it may be under way."""
+        """Args: compiled: its compilation may still be running."""
         self.compiled = compiled
         self._own: LLMatcher | None = None
         self._num_followed = 0
@@ -52,32 +52,31 @@ class Constraint:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the grammar has been compiled, or found to be none."""
+        """True if the compilation has ended, with success or failure."""
         return self.compiled.matcher.done()
 
     @property
     def error(self) -> str:
-        """Why what may come next cannot be said, by the last look: the grammar is none, or takes too much to follow; ""
-        if it can."""
+        """Reason why the next tokens are unknown, "" if they are known. The grammar is invalid, or takes too much to
+        follow."""
         if not self._error and self.is_ready and (error := self.compiled.matcher.exception()) is not None:
             self._error = str(error)
         return self._error
 
     @property
     def may_do_better(self) -> bool:
-        """Whether another attempt may go well where this one has an error: what llguidance finds out about a grammar is
-        common to all outputs that keep to it, and so are the limits on that."""
+        """True if another attempt may succeed after an error. llguidance's states, and its limits on them, are common
+        to all outputs of a compiled grammar."""
         return self.compiled.num_users > 1
 
     def follow(self, token_ids: Sequence[int], prompt_len: int) -> None:
-        """Args: token_ids: prompt and output, whose end may be new."""
+        """Advances to the end of the output. Args: token_ids: prompt and output."""
         new = token_ids[prompt_len + self._num_followed :]
         self._num_followed += len(new)
         if new and not self.error and not self.matcher.consume_tokens(list(new)):
             self._error = one_line(self.matcher.get_error()) or "the output has left the grammar"
 
     def fail(self, why: str) -> None:
-        """Nothing can be said of what may come next."""
         self._error = self._error or why
 
     @property
@@ -89,7 +88,7 @@ class Constraint:
 
 
 class Grammars:
-    """Those of one engine. Compiling happens on threads of its own, with the interpreter's lock released."""
+    """Grammars of one engine. They compile on threads of their own, without the GIL."""
 
     def __init__(self, tokenizer: LLTokenizer, vocab_size: int) -> None:
         """Args: vocab_size: columns of the logits."""
@@ -101,9 +100,9 @@ class Grammars:
 
     @classmethod
     def of_model(cls, model_dir: Path, vocab_size: int) -> "Grammars | None":
-        """None: there is no tokenizer, or none whose tokens are bytes of text."""
+        """Returns None if the model has no tokenizer whose tokens are bytes of text."""
         try:
-            # The interpreter stands still while the tokens are sorted, half a second for 50,000 of them.
+            # This holds the GIL while it sorts the tokens, half a second for 50,000.
             tokenizer = LLTokenizer(
                 (model_dir / "tokenizer.json").read_text(), n_vocab=vocab_size, eos_token=_eos_token_ids(model_dir)
             )
@@ -113,7 +112,7 @@ class Grammars:
         return cls(tokenizer, vocab_size)
 
     def constraint(self, grammar: str) -> Constraint:
-        """For an output, which has no tokens yet."""
+        """Returns the constraint of an output without tokens."""
         compiled = self._kept.get(grammar)
         if compiled is None:
             compiled = CompiledGrammar(grammar, self._compilers.submit(self._compile, grammar))
@@ -126,11 +125,11 @@ class Grammars:
         return Constraint(compiled)
 
     def masks(self, constraints: Sequence[tuple[Constraint, Sequence[int]]]) -> "np.ndarray[Any, np.dtype[np.int32]]":
-        """The tokens that may come next, as bits, the lowest first: (len(constraints), words) int32.
+        """Returns the tokens that may come next, as bits, lowest first: (len(constraints), words) int32.
 
         Args:
-            constraints: all of them ready, each with the tokens that may come where its output may end. Where a mask
-                cannot be made, its `error` says why and the row allows all.
+            constraints: ready constraints, each with the token ids that may end its output. If a mask cannot be made,
+                the constraint's `error` says why and the row allows all tokens.
         """
         num_words = -(-self._vocab_size // WORD_BITS)
         masks = np.zeros((len(constraints), num_words), dtype=np.int32)
@@ -138,7 +137,7 @@ class Grammars:
         if alive:
             matchers = [(constraint.matcher, row) for row, constraint, _ in alive]
             self._executor.unsafe_compute_mask_ptr(matchers, masks.ctypes.data, 4 * num_words, len(masks))
-        # Of the tokens that end texts the request says itself which end its output.
+        # End tokens are allowed only as the request states.
         bits = masks.view(np.uint8)
         for token_id in self._tokenizer.eos_tokens:
             bits[:, token_id // 8] &= np.uint8(~(1 << token_id % 8) & 0xFF)
@@ -154,7 +153,7 @@ class Grammars:
                 constraint.fail("nothing may follow")
             if constraint.error:
                 masks[row] = -1
-                # The next output compiles it anew.
+                # The next output compiles the grammar again.
                 if self._kept.get(constraint.compiled.text) is constraint.compiled:
                     del self._kept[constraint.compiled.text]
         return masks
@@ -170,14 +169,14 @@ class Grammars:
 
 
 def no_constraint(reason: str) -> Constraint:
-    """One that nobody can follow."""
+    """Returns a constraint that fails for this reason."""
     failed: Future[LLMatcher] = Future()
     failed.set_exception(ValueError(reason))
     return Constraint(CompiledGrammar("", failed))
 
 
 def _eos_token_ids(model_dir: Path) -> list[int] | None:
-    """The tokens that end texts of this model; they are no text in any grammar. None: llguidance looks by itself."""
+    """Returns the model's end tokens, which are no text in any grammar; None lets llguidance find them."""
     for name in ("generation_config.json", "config.json"):
         path = model_dir / name
         ids = json.loads(path.read_text()).get("eos_token_id") if path.exists() else None

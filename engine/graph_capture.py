@@ -1,4 +1,4 @@
-"""How forwards become CUDA graphs."""
+"""Capture of forward passes as CUDA graphs."""
 
 import gc
 from collections.abc import Callable, Iterator
@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-# A graph captured too early would hold the lazy set-up of kernels and libraries.
+# Kernels and libraries must finish their lazy setup before a capture.
 NUM_WARMUPS = 2
 
 
@@ -16,7 +16,7 @@ class GraphCapture:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        # All graphs are captured in one CUDA stream: cuBLAS keeps a workspace for each stream that it has seen.
+        # One CUDA stream for all captures: cuBLAS keeps a workspace for each stream.
         self._stream = torch.cuda.Stream(device)
         self._pool: Any = None
         self._pausing = _collector_paused()
@@ -29,12 +29,12 @@ class GraphCapture:
         self._pausing.__exit__(*raised)
 
     def capture(self, run: Callable[[], None], warm_up: Callable[[], None]) -> torch.cuda.CUDAGraph:
-        """The largest should come first: the smaller ones find room in what it has taken.
+        """Captures one graph. Begin with the largest: smaller graphs then fit into its memory.
 
         Args:
-            run: launches what the graph is to hold, and waits for nothing.
-            warm_up: launches each of its kernels once at least, with tensors of the same shapes. It need not launch
-                those of all layers, which would take three times as long as capturing them.
+            run: launches the kernels of the graph, without waiting.
+            warm_up: launches each of these kernels at least once, with tensors of the same shapes. One layer is enough;
+                all would take three times as long as the capture.
         """
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
@@ -50,8 +50,8 @@ class GraphCapture:
 
 @contextmanager
 def _collector_paused() -> Iterator[None]:
-    """Keeps Python's garbage collector from running by itself: the device memory that it may find nobody using, such as
-    another engine's pool, cannot be freed during a capture, which would fail."""
+    """Pauses Python's garbage collector. It might free device memory, for example another engine's pool, and a capture
+    fails on that."""
     gc.collect()
     was_enabled = gc.isenabled()
     gc.disable()

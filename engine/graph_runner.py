@@ -14,12 +14,12 @@ from tandem.engine.upload import Packed
 
 
 class _Graph(NamedTuple):
-    """A captured step and the tensors that it reads and writes, which must live as long as it does.
+    """A captured step and its tensors, which must live as long as it does.
 
     Attributes:
-        input_ids: (batch_size,) int64; the graph itself gathers them.
-        staged: (16 * batch_size,) uint8, int64 numbers: the tokens known on the host, then for each row where its token
-            is in DecodeGraphs' memory of tokens.
+        input_ids: (batch_size,) int64, gathered by the graph.
+        staged: (16 * batch_size,) uint8, int64 numbers: the tokens known on the host, then each row's index in the
+            memory of tokens.
     """
 
     graph: torch.cuda.CUDAGraph
@@ -29,13 +29,12 @@ class _Graph(NamedTuple):
 
 
 class GraphOutput(NamedTuple):
-    """What a forward gives, in memory that the next run overwrites.
+    """Output of a graph, in memory that the next run overwrites.
 
     Attributes:
         logits: (num_rows, vocab_size) bfloat16: a row for each sequence that needs them.
         most_likely: token ids, (num_rows,) int64.
-        newest_ids: the last token of each of these that was computed, (num_rows,) int64; None where the host knows all
-            tokens of every forward.
+        newest_ids: the last computed token of each row, (num_rows,) int64; None if the host always knows all tokens.
     """
 
     logits: torch.Tensor
@@ -44,13 +43,13 @@ class GraphOutput(NamedTuple):
 
 
 def graph_sizes(max_batch_size: int) -> list[int]:
-    """Batch sizes that have a graph: small steps where a row counts, then multiples of 8, and the largest itself."""
+    """Returns the batch sizes with a graph: 1, 2, 4, multiples of 8, and the largest itself."""
     sizes = {1, 2, 4, *range(8, max_batch_size + 1, 8), max_batch_size}
     return sorted(size for size in sizes if size <= max_batch_size)
 
 
 class DecodeGraphs:
-    """A graph for each of graph_sizes; a batch runs in the smallest that it fits, padded."""
+    """A graph for each of graph_sizes; a batch runs padded in the smallest graph that fits it."""
 
     def __init__(
         self,
@@ -61,18 +60,18 @@ class DecodeGraphs:
         max_pages_per_sequence: int,
         on_progress: Callable[[str], None],
     ) -> None:
-        # Imported here: a machine without CUDA has nothing to import.
+        # Imported here because it needs CUDA.
         from tandem.engine.layers.most_likely import MostLikely
 
         self._model = model
         self._shallow = model.shallow()
         self._device = device
         self._graphs: dict[int, _Graph] = {}
-        # What a step gives has one memory for all sizes: (max_batch_size, vocab_size).
+        # Graphs of all sizes share one output: (max_batch_size, vocab_size).
         self._logits = torch.empty(max_batch_size, model.config.vocab_size, dtype=model.dtype, device=device)
         self._most_likely = MostLikely(model.config.vocab_size, max_batch_size, device)
-        # The tokens that a step gives, and behind them what the host stages, have one memory, (3 * max_batch_size,)
-        # int64, so that the next step gathers its tokens from both at once.
+        # Sampled tokens and, behind them, staged numbers share one memory, (3 * max_batch_size,) int64. The next step
+        # gathers its tokens from both at once.
         self._max_batch_size = max_batch_size
         self._tokens = torch.zeros(3 * max_batch_size, dtype=torch.int64, device=device)
         sizes = list(reversed(graph_sizes(max_batch_size)))
@@ -87,11 +86,11 @@ class DecodeGraphs:
         """Runs a decode batch.
 
         Args:
-            fed_ids: what the step of the batch's feed has sampled, (its num_sequences,) int64 on the device; None
+            fed_ids: tokens that the feed's step sampled, one for each of its sequences, int64 on the device; None
                 without a feed.
 
         Returns:
-            None if the batch, or the one that feeds it, is larger than every graph.
+            None if the batch, or the batch that feeds it, is larger than every graph.
         """
         num_sequences = len(batch.sequences)
         size = next((size for size in self._sizes if size >= num_sequences), None)
@@ -113,7 +112,7 @@ class DecodeGraphs:
     def _capture(self, capture: GraphCapture, attention: GraphedAttention, size: int) -> _Graph:
         input_ids = torch.zeros(size, dtype=torch.int64, device=self._device)
         staged = self._tokens[self._max_batch_size : self._max_batch_size + 2 * size]
-        # All rows are padding: nobody's pages are touched.
+        # All rows are padding, so no request's pages are touched.
         attention.plan(())
 
         def step(model: Model) -> None:

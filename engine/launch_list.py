@@ -1,4 +1,4 @@
-"""Every forward that one engine has been given, until what it gave has been taken."""
+"""Launched forward passes of one engine whose results have not been taken."""
 
 from abc import ABC, abstractmethod
 from collections import deque
@@ -13,12 +13,11 @@ from tandem.engine.token_sequence import TokenSequence
 
 
 class ForwardPart(ABC):
-    """What a forward computes of one kind: tokens of sequences that are decoded, or of prompts.
+    """The decoded sequences of a forward pass, or its prompts.
 
     Attributes:
         sequences: in the order of the batch.
-        feed: where the forward finds tokens of these that are not known on the host; None if they all are. It is there
-            from `begin` on.
+        feed: source of the tokens that the host does not know; None if it knows all. Set by `begin`.
     """
 
     sequences: Sequence[TokenSequence]
@@ -26,11 +25,11 @@ class ForwardPart(ABC):
 
     @abstractmethod
     def begin(self) -> None:
-        """The forward is about to be launched: asks each sequence for the tokens that it computes."""
+        """Extends each sequence by the tokens to compute, just before the launch."""
 
     @abstractmethod
     def launched(self, output: ForwardOutput, batch: Batch) -> None:
-        """It has been launched. From here on the sequences are as they will be when it is done.
+        """Called after the launch. From here on the sequences are in their state after the forward pass.
 
         Args:
             output: of all parts, in the order of the batch.
@@ -38,16 +37,15 @@ class ForwardPart(ABC):
 
     @abstractmethod
     def end(self) -> None:
-        """Waits for the forward, and passes on what it gave for these. Called once, when it is no longer in the list:
-        nothing of it runs any more."""
+        """Waits for the forward pass and passes on its results. Called once, after it has left the list."""
 
 
 @dataclass(eq=False, slots=True)
 class _Launch:
     """
     Attributes:
-        parts: those that are decoded before prompts.
-        written: the pages of prompts that it writes.
+        parts: the decoded sequences before the prompts.
+        written: pages into which it writes prompts.
     """
 
     output: ForwardOutput
@@ -59,9 +57,10 @@ class _Launch:
 
 
 class LaunchList:
-    """The one list in which a forward of an engine that serves stands from its launch on, whoever launched it. Who
-    gives pages back, or away, asks here whether a forward may still touch them; forwards end in the order of their
-    launch."""
+    """Forward passes of one engine in launch order, from launch to collection, by any scheduler.
+
+    It tells whether a forward pass may still touch pages that are to be freed or shipped.
+    """
 
     def __init__(self, page_size: int) -> None:
         """Args: page_size: tokens of a page."""
@@ -72,10 +71,9 @@ class LaunchList:
         return len(self._launches)
 
     def add(self, output: ForwardOutput, decoded: ForwardPart | None, prompts: ForwardPart | None) -> None:
-        """Notes a forward that has just been launched: before its parts are told, so that nobody takes what it writes
-        for there."""
+        """Adds a launched forward pass, before its parts learn of the launch: its pages must never seem complete."""
         parts = [part for part in (decoded, prompts) if part is not None]
-        # Nobody else has the page that a token which is decoded goes to before it is known.
+        # Only prompts: no other request sees a decoded token's page before the token is known.
         sequences = () if prompts is None else prompts.sequences
         size = self._page_size
         pages = [s.page_ids[s.cached_len // size : -(-s.device_len // size)] for s in sequences]
@@ -83,33 +81,34 @@ class LaunchList:
 
     @property
     def parts(self) -> list[ForwardPart]:
-        """Those of all forwards whose results have not been taken, in the order of their launch."""
+        """Parts of all forward passes in the list, in launch order."""
         return [part for launch in self._launches for part in launch.parts]
 
     @property
     def is_oldest_done(self) -> bool:
-        """Whether there is one, and it has completed."""
+        """True if there is a forward pass, and the oldest has completed."""
         return bool(self._launches) and self._launches[0].output.done()
 
     def collect_oldest(self) -> None:
-        """Waits for the forward that was launched first, and has what it gave passed on."""
+        """Waits for the oldest forward pass and passes on its results."""
         for part in self._launches.popleft().parts:
             part.end()
 
     def collect_all_but(self, num_left: int) -> None:
-        """Likewise, one after the other until so many are left."""
+        """Collects the oldest forward passes until `num_left` are left."""
         while len(self._launches) > num_left:
             self.collect_oldest()
 
     def using(self, table_id: int) -> list[Completion]:
-        """Returns the forwards that may still run and were launched with this page table (`PageHandle.table_id`)."""
+        """Returns the forward passes that may still run and were launched with this page table
+        (`PageHandle.table_id`)."""
         return [launch.output for launch in self._launches if not launch.output.done() and launch.uses(table_id)]
 
     def num_ready(self, page_ids: Sequence[int]) -> int:
-        """How many of these pages, from the first one on, no forward is still writing a prompt into, whoever launched
-        it: they may leave this device."""
+        """Returns the length of the pages' prefix that no running forward pass writes a prompt into: it may be
+        shipped."""
         running = [launch.written for launch in self._launches if not launch.output.done()]
-        # Most forwards write none of them, which is found out without a look at each here.
+        # Most forward passes write none of these pages, which this finds without a loop over them.
         unready = [written for written in running if not written.isdisjoint(page_ids)]
         if not unready:
             return len(page_ids)

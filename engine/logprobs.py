@@ -1,4 +1,4 @@
-"""Log probabilities of sampled tokens, for the requests that ask."""
+"""Log probabilities of sampled tokens, for requests that ask."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,15 +13,14 @@ from tandem.sampling_params import TokenLogprobs, TopLogprob
 
 @dataclass(frozen=True, slots=True)
 class SampledLogprobs:
-    """The log probabilities of one step, on their way to the host: they are there once all is done that the CUDA
-    stream had been given when they were gathered.
+    """Log probabilities of one step, on their way to the host. They arrive with the earlier work of the CUDA stream.
 
     Attributes:
-        rows: of the step's rows, those that ask.
-        num_top: how many of the most likely tokens each of them asks for.
+        rows: the step's rows that ask.
+        num_top: number of most likely tokens that each of these rows asks for.
         chosen: (len(rows),) float32, of the sampled tokens.
         top_ids: (len(rows), k) int64, k at least every num_top, the most likely first.
-        top: (len(rows), k) float32, of these. All three in pinned memory if they come from a GPU.
+        top: (len(rows), k) float32, of top_ids. These three tensors are in pinned memory if they come from a GPU.
     """
 
     rows: Sequence[int]
@@ -31,8 +30,8 @@ class SampledLogprobs:
     top: torch.Tensor
 
     def to_rows(self, num_rows: int) -> list[TokenLogprobs | None]:
-        """For each of the step's rows what it asked for, None if nothing. Waits for nothing: it is the caller who knows
-        that they have come."""
+        """Returns the log probabilities of each row, None where not requested. The caller must know that they have
+        arrived."""
         found: list[TokenLogprobs | None] = [None] * num_rows
         columns = (self.rows, self.num_top, self.chosen.tolist(), self.top_ids.tolist(), self.top.tolist())
         for row, num_top, chosen, ids, values in zip(*columns, strict=True):
@@ -44,10 +43,10 @@ class SampledLogprobs:
 def gather_logprobs(
     logits: torch.Tensor, token_ids: torch.Tensor, sequences: Sequence[TokenSequence]
 ) -> SampledLogprobs | None:
-    """Log softmax of the model's own logits, computed for the rows that ask; None if none does.
+    """Computes the log softmax of the model's own logits for the rows that ask; None if none does.
 
     Args:
-        logits: (num_rows, vocab_size) float32, as the model gave them.
+        logits: (num_rows, vocab_size) float32, unprocessed.
         token_ids: (num_rows,) int64, sampled.
         sequences: one for each row.
     """
@@ -59,20 +58,20 @@ def gather_logprobs(
     asked = select_rows(logits, on_device)
     logprobs = torch.log_softmax(asked, dim=-1)
     chosen = logprobs.gather(1, select_rows(token_ids, on_device).unsqueeze(1)).squeeze(1)
-    # They are chosen by the logits: what a device rounds to the same log probability may have been different before.
+    # Ranked by logits, because different logits may round to equal log probabilities.
     top_ids = most_likely(asked, min(max(num_top), logits.shape[1]))
     top = logprobs.gather(1, top_ids)
-    # They go to pinned memory, which torch takes for copies to the host that nobody waits for.
+    # torch uses pinned memory for non-blocking copies to the host.
     chosen, top_ids, top = (found.to("cpu", non_blocking=True) for found in (chosen, top_ids, top))
     return SampledLogprobs(rows, num_top, chosen, top_ids, top)
 
 
 def most_likely(logits: torch.Tensor, k: int) -> torch.Tensor:
-    """(num_rows, k) int64 token ids, the most likely first, the lower id among equals.
+    """Returns (num_rows, k) int64 token ids, the most likely first, the lower id among equals.
 
-    Which of equal values topk gives may depend on k and on how many rows there are, and no row may depend on another:
-    so what it selects from are different numbers, each a value and an id. Below zero a float's bits without the sign,
-    as an integer, are in the order of the values reversed.
+    The order of equal values in topk may depend on k and on the number of rows. It therefore selects among distinct
+    keys, each a value and an id. Below zero, the bits of a float without its sign, read as an integer, reverse the
+    order of values.
 
     Args:
         logits: (num_rows, vocab_size) float32.

@@ -1,5 +1,4 @@
-"""Forwards that decode and compute prompts as CUDA graphs: launched kernel by kernel, one of few tokens takes the host
-longer than the device."""
+"""Mixed steps as CUDA graphs: kernel by kernel, a small one takes longer to launch than to compute."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable
@@ -19,18 +18,17 @@ from tandem.engine.models.base import Model
 from tandem.engine.prefill_graphs import MAX_PROMPTS
 from tandem.engine.upload import Packed, aligned
 
-# A launch kernel by kernel takes about so many times as long as that of prompts alone, so there are graphs of so many
-# times as many tokens as the largest prefill graph has.
+# Launch time of a mixed step relative to a prefill; mixed graphs have that many times the tokens of prefill graphs.
 LAUNCH_FACTOR = 2
 
 
 @dataclass(frozen=True, slots=True)
 class MixedSizes:
-    """Of what numbers there are graphs: each of the one kind with each of the other.
+    """Sizes of the graphs: each number of decoded sequences with each number of prompt tokens.
 
     Attributes:
-        num_decoded: sequences that are decoded, in order.
-        num_prompt_tokens: likewise, tokens of prompts; none if and only if the others are none.
+        num_decoded: numbers of decoded sequences, ascending.
+        num_prompt_tokens: numbers of prompt tokens, ascending; empty if and only if num_decoded is.
     """
 
     num_decoded: tuple[int, ...] = ()
@@ -38,17 +36,17 @@ class MixedSizes:
 
     @classmethod
     def up_to(cls, max_decoded: int, max_prompt_tokens: int) -> "MixedSizes":
-        """Those for steps of at most so many sequences and pieces of at most so many tokens; both are above 0."""
+        """Returns the sizes up to these limits, both positive."""
         num_decoded = (*(size for size in NUM_DECODED if size < max_decoded), max_decoded)
         return cls(num_decoded, NUM_PROMPT_TOKENS[: bisect_left(NUM_PROMPT_TOKENS, max_prompt_tokens) + 1])
 
     def pairs(self) -> list[tuple[int, int]]:
-        """All of them, the largest first."""
+        """Returns all pairs, the largest first."""
         pairs = [(rows, tokens) for rows in self.num_decoded for tokens in self.num_prompt_tokens]
         return sorted(pairs, key=sum, reverse=True)
 
     def smallest(self, num_decoded: int, num_prompt_tokens: int, num_prompts: int = 1) -> tuple[int, int] | None:
-        """The pair that so many are computed in; None if there is none."""
+        """Returns the smallest pair that fits; None if none does."""
         if num_prompts > MAX_PROMPTS:
             return None
         row = bisect_left(self.num_decoded, num_decoded)
@@ -58,25 +56,24 @@ class MixedSizes:
         return self.num_decoded[row], self.num_prompt_tokens[column]
 
     def num_unpadded(self, num_decoded: int, num_prompt_tokens: int) -> int:
-        """EngineBase.num_unpadded."""
+        """See EngineBase.num_unpadded."""
         index = bisect_right(self.num_prompt_tokens, num_prompt_tokens)
         if index == 0 or self.smallest(num_decoded, num_prompt_tokens) is None:
             return num_prompt_tokens
         return self.num_prompt_tokens[index - 1]
 
     def num_padded(self, num_decoded: int, num_prompt_tokens: int) -> int:
-        """EngineBase.num_padded."""
+        """See EngineBase.num_padded."""
         size = self.smallest(num_decoded, num_prompt_tokens)
         return num_prompt_tokens if size is None else size[1]
 
 
 class _Graph(NamedTuple):
-    """A captured forward and the tensors that it reads, which must live as long as it does.
+    """A captured forward pass and its tensors, which must live as long as it does.
 
     Attributes:
-        decode, prefill: attention of either kind; graphs share them.
-        input_ids: those of sequences that are decoded with their padding, then those of prompts with theirs; the graph
-            itself gathers them.
+        decode, prefill: attention of each kind, shared among graphs.
+        input_ids: decoded tokens with padding, then prompt tokens with padding; gathered by the graph.
     """
 
     graph: torch.cuda.CUDAGraph
@@ -86,10 +83,10 @@ class _Graph(NamedTuple):
 
 
 class MixedGraphs:
-    """A graph for each pair of some sizes; a forward runs in the smallest that it fits, padded on both sides.
+    """A graph for each pair of sizes; a batch runs in the smallest graph that fits, padded on both sides.
 
     Attributes:
-        sizes: of which there are graphs: none where the backend has none of prefills.
+        sizes: empty if the backend has no prefill graphs.
     """
 
     def __init__(
@@ -101,8 +98,8 @@ class MixedGraphs:
         max_pages_per_sequence: int,
         on_progress: Callable[[str], None],
     ) -> None:
-        """Args: attention: one that computes_mixed; sizes: not none."""
-        # Imported here: a machine without CUDA has nothing to import.
+        """Args: attention: supports mixed steps; sizes: not empty."""
+        # Imported here because it needs CUDA.
         from tandem.engine.layers.most_likely import MostLikely
 
         prefills = attention.for_prefill_graphs(sizes.num_prompt_tokens, MAX_PROMPTS, max_pages_per_sequence)
@@ -113,15 +110,15 @@ class MixedGraphs:
         self._model = model
         self._shallow = model.shallow()
         self._device = device
-        # What a forward gives has one memory for all sizes: a row for each sequence that is decoded and then one for
-        # each prompt that ends, with nothing between them.
+        # Graphs of all sizes share one output: a row for each decoded sequence, then one for each prompt that ends,
+        # without gaps.
         self._max_decoded = sizes.num_decoded[-1]
         max_rows = self._max_decoded + MAX_PROMPTS
         self._logits = torch.empty(max_rows, model.config.vocab_size, dtype=model.dtype, device=device)
         self._newest_ids = torch.zeros(max_rows, dtype=torch.int64, device=device)
         self._most_likely = MostLikely(model.config.vocab_size, max_rows, device)
-        # The tokens that a forward gives, and behind them what the host stages, have one memory, of int64 numbers, so
-        # that the next one gathers its tokens from both at once.
+        # Sampled tokens and, behind them, staged numbers share one int64 memory. The next forward pass gathers its
+        # tokens from both at once.
         max_tokens = self._max_decoded + sizes.num_prompt_tokens[-1]
         num_staged = aligned(8 * (2 * max_tokens + max_rows)) // 8
         self._tokens = torch.zeros(max_rows + num_staged, dtype=torch.int64, device=device)
@@ -140,12 +137,11 @@ class MixedGraphs:
         """Runs a mixed batch.
 
         Args:
-            fed_ids: what the forward of the batch's feed has sampled for the sequences that it decoded, one each, int64
-                on the device; None without a feed.
+            fed_ids: tokens sampled for the sequences that the feed's forward pass decoded, int64 on the device; None
+                without a feed.
 
         Returns:
-            A row for each sequence that needs logits; None if there is no graph for the batch, or the one that feeds it
-            is larger than every graph.
+            A row for each sequence that needs logits. None if no graph fits the batch, or the one that feeds it.
         """
         num_decoded = len(batch.decoded)
         size = self.sizes.smallest(num_decoded, batch.num_tokens - num_decoded, len(batch.prompts))
@@ -180,7 +176,7 @@ class MixedGraphs:
         index, rows = staged[num_tokens : 2 * num_tokens], staged[2 * num_tokens : 2 * num_tokens + num_rows]
         config = self._model.config
         attention = graphed_by_kind(decode, prefill, config.num_q_heads * config.head_dim)
-        # All tokens are padding: nobody's pages are touched.
+        # All tokens are padding, so no request's pages are touched.
         decode.plan(())
         prefill.plan(())
 
@@ -198,18 +194,18 @@ class MixedGraphs:
 def staged_numbers(
     batch: Batch, logits_rows: list[int], num_decoded: int, num_prompt_tokens: int, first_staged: int
 ) -> "np.ndarray[Any, np.dtype[np.int64]]":
-    """What the host tells a graph of a forward.
+    """Returns the host's inputs to a graph.
 
     Args:
-        batch: a mixed one.
+        batch: a mixed batch.
         logits_rows: of the batch.
         num_decoded, num_prompt_tokens: of the graph.
-        first_staged: where in MixedGraphs' memory of tokens these numbers are going to be.
+        first_staged: index of the result in the memory of tokens.
 
     Returns:
-        Side by side, with num_tokens = num_decoded + num_prompt_tokens: tokens as known on the host, (num_tokens,); for
-        each token where it is in the memory of tokens, (num_tokens,); and the rows of those whose logits are wanted,
-        (num_decoded + MAX_PROMPTS,). Tokens and rows of padding are 0.
+        Concatenated, with num_tokens = num_decoded + num_prompt_tokens: tokens known on the host, (num_tokens,); each
+        token's index in the memory of tokens, (num_tokens,); rows that need logits, (num_decoded + MAX_PROMPTS,).
+        Padding is 0.
     """
     num_tokens = num_decoded + num_prompt_tokens
     numbers = np.zeros(2 * num_tokens + num_decoded + MAX_PROMPTS, np.int64)
@@ -223,6 +219,6 @@ def staged_numbers(
         index[:num_known] = np.where(fed >= 0, fed, index[:num_known])
     wanted = rows[: len(logits_rows)]
     wanted[:] = logits_rows
-    # Between the two kinds there is padding in the graph.
+    # The graph has padding between the two kinds.
     wanted[wanted >= num_known] += num_decoded - num_known
     return numbers

@@ -1,4 +1,4 @@
-"""What a forward gives, and how the next one takes it up on the device."""
+"""Result of a forward pass, and its use on the device by the next one."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -9,42 +9,42 @@ from tandem.sampling_params import TokenLogprobs
 
 
 class ForwardOutput(ABC):
-    """The outcome of a forward that may still be running."""
+    """Result of a forward pass that may still be running."""
 
     def sample(self) -> None:
-        """Chooses the tokens of a batch that `waits_for_tokens`, once those of the step before are in its sequences;
-        of any other they are being chosen already."""
+        """Samples the tokens of a batch that `waits_for_tokens`, once the previous step's tokens are in its sequences.
+        Does nothing for other batches."""
         return
 
     @abstractmethod
     def done(self) -> bool:
-        """Whether the forward has completed, so that nothing touches its pages any more."""
+        """True if the forward pass has completed, so that it no longer touches its pages."""
 
     @abstractmethod
     def token_ids(self) -> list[int]:
-        """Waits, then returns the next token of each sequence of the batch that needs logits, in batch order."""
+        """Waits, then returns the next token of each sequence that needs logits, in batch order."""
 
     @abstractmethod
     def logprobs(self) -> list[TokenLogprobs | None]:
-        """Waits, then returns the log probabilities of each of these tokens, None where they are not asked for."""
+        """Waits, then returns the log probabilities of these tokens, None where not requested."""
 
     @abstractmethod
     def prompt_logprobs(self) -> list[PackedLogprobs | None]:
-        """Waits, then returns for each sequence of the batch, in batch order, the log probabilities of those tokens of
-        its prompt that follow a computed one. None where they are not asked for, or there are none."""
+        """Waits, then returns each sequence's log probabilities of the prompt tokens behind a computed one, in batch
+        order. None where not requested, or where there are none."""
 
     def duration_s(self) -> float:
-        """Waits, then returns how many seconds the device took; to be asked of asynchronous engines alone."""
+        """Waits, then returns the device's time in seconds. Only for asynchronous engines."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """Where a forward finds the tokens that are not known on the host yet.
+    """Source of tokens that the host does not know yet.
 
     Attributes:
-        output: of the last forward launched before that decodes anything, of the same engine.
-        rows: for each sequence that is decoded its row there; -1 where the token to compute is known.
+        output: of the engine's last launched forward pass that decodes.
+        rows: each decoded sequence's row there; -1 where the host knows the token.
     """
 
     output: ForwardOutput

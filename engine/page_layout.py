@@ -1,5 +1,4 @@
-"""Which layout the pages of a model have. This is the one place that decides it; planner and engine both ask here, and
-importing it costs no torch."""
+"""Choice of a model's page layout, for planner and engine. Imports no torch."""
 
 from tandem.choices import Choices
 from tandem.engine.config import KV_CACHE_DTYPES
@@ -14,11 +13,11 @@ _LAYOUTS: Choices[PageLayout] = Choices(
 
 
 def page_layout_of(config: ModelConfig, page_size: int, dtype: str, kv_cache_dtype: str) -> PageLayout:
-    """Returns the layout that the pages of a model have.
+    """Returns the page layout of a model.
 
     Args:
         page_size: tokens of a page.
-        dtype: what the engine computes in, by torch's name.
+        dtype: torch's name of the engine's dtype.
         kv_cache_dtype: one of KV_CACHE_DTYPES.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Short prefills as CUDA graphs: a device computes them faster than a host launches their kernels one by one."""
+"""Short prefills as CUDA graphs: a device computes them faster than a host launches their kernels."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
@@ -14,21 +14,20 @@ from tandem.engine.graph_runner import GraphOutput
 from tandem.engine.models.base import Model
 from tandem.engine.upload import Packed
 
-# A forward of more prompts is launched kernel by kernel.
+# Larger batches are launched kernel by kernel.
 MAX_PROMPTS = 16
-# No graph is of more tokens. Up to here sizes are at most an eighth apart, but for the smallest: what is padding is
-# computed too.
+# Tokens of the largest graph. Sizes are at most an eighth apart, except the smallest, because padding is computed too.
 MAX_TOKENS = 2048
 _STEPS = ((0, 128, 16), (128, 256, 32), (256, 512, 64), (512, 1024, 128), (1024, MAX_TOKENS, 256))
 SIZES = tuple(size for start, end, step in _STEPS for size in range(start + step, end + 1, step))
 
 
 class _Graph(NamedTuple):
-    """A captured forward and the tensors that it reads, which must live as long as it does.
+    """A captured forward pass and its tensors, which must live as long as it does.
 
     Attributes:
-        staged: (8 * (num_tokens + MAX_PROMPTS),) uint8, int64 numbers: the tokens to compute, then the rows of those
-            whose logits are wanted.
+        staged: (8 * (num_tokens + MAX_PROMPTS),) uint8, int64 numbers: the tokens to compute, then the rows that need
+            logits.
     """
 
     graph: torch.cuda.CUDAGraph
@@ -38,7 +37,7 @@ class _Graph(NamedTuple):
 
 
 class PrefillGraphs:
-    """A graph for each of some numbers of tokens; a forward runs in the smallest that it fits, padded."""
+    """A graph for each size; a batch runs padded in the smallest graph that fits it."""
 
     def __init__(
         self,
@@ -49,15 +48,15 @@ class PrefillGraphs:
         max_pages_per_sequence: int,
         on_progress: Callable[[str], None],
     ) -> None:
-        """Args: sizes: of SIZES; the backend may have no graphs for any."""
-        # Imported here: a machine without CUDA has nothing to import.
+        """Args: sizes: a subset of SIZES; the backend may support none."""
+        # Imported here because it needs CUDA.
         from tandem.engine.layers.most_likely import MostLikely
 
         self._model = model
         self._shallow = model.shallow()
         self._device = device
         self._graphs: dict[int, _Graph] = {}
-        # What a forward gives has one memory for all sizes.
+        # Graphs of all sizes share one output.
         self._logits = torch.empty(MAX_PROMPTS, model.config.vocab_size, dtype=model.dtype, device=device)
         self._token_ids = torch.zeros(MAX_PROMPTS, dtype=torch.int64, device=device)
         self._most_likely = MostLikely(model.config.vocab_size, MAX_PROMPTS, device)
@@ -69,11 +68,11 @@ class PrefillGraphs:
         self._sizes = sorted(self._graphs)
 
     def fit(self, num_tokens: int) -> bool:
-        """Whether there is a graph for so many tokens."""
+        """Return whether a graph fits this number of tokens."""
         return bool(self._sizes) and num_tokens <= self._sizes[-1]
 
     def run(self, batch: Batch) -> GraphOutput | None:
-        """Runs a prefill batch; None if there is no graph for it."""
+        """Runs a prefill batch; None if no graph fits it."""
         num_tokens = batch.num_tokens
         index = bisect_left(self._sizes, num_tokens)
         if index == len(self._sizes) or len(batch.sequences) > MAX_PROMPTS:
@@ -93,7 +92,7 @@ class PrefillGraphs:
     def _capture(self, capture: GraphCapture, attention: GraphedAttention, size: int) -> _Graph:
         staged = torch.zeros(size + MAX_PROMPTS, dtype=torch.int64, device=self._device)
         input_ids, rows = staged[:size], staged[size:]
-        # All tokens are padding: nobody's pages are touched.
+        # All tokens are padding, so no request's pages are touched.
         attention.plan(())
 
         def run(model: Model) -> None:

@@ -1,5 +1,5 @@
-"""Log probabilities of the tokens of prompts, for the requests that ask. They are computed with the prompt, because
-what is cached of one is its KV and no logits."""
+"""Log probabilities of prompt tokens, for requests that ask. Computed with the prompt, because the cache keeps KV and
+no logits."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,17 +15,16 @@ from tandem.engine.models.base import Model
 from tandem.engine.upload import Packed
 from tandem.prompt_logprobs import PackedLogprobs
 
-# Logits exist for so many tokens at a time, however large the forward is: no more than are there when the first tokens
-# of as many prompts are chosen.
+# Rows of logits held at a time: no more than for sampling the first tokens of a full batch.
 MAX_SLICE_ROWS = MAX_PREFILL_BATCH_SIZE
 
 
 class _Span(NamedTuple):
-    """The tokens of one sequence whose log probabilities a forward gives.
+    """Tokens of one sequence with log probabilities from a forward pass.
 
     Attributes:
-        number: of the sequence in the batch.
-        start: position of the first of these tokens.
+        number: index of the sequence in the batch.
+        start: position of the first token.
     """
 
     number: int
@@ -36,14 +35,14 @@ class _Span(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ScoredPrompts:
-    """The log probabilities of one forward, on their way to the host, as SampledLogprobs are.
+    """Log probabilities of one forward pass, on their way to the host like SampledLogprobs.
 
     Attributes:
-        spans: whose tokens they are, one after the other.
+        spans: in order, the owners of the tokens.
         chosen: (num_tokens,) float32, of the prompts' own tokens.
         ranks: (num_tokens,) int32.
         top_ids: (num_tokens, k) int32, k at least every num_top, the most likely first.
-        top: (num_tokens, k) float32, of these. All four in pinned memory if they come from a GPU.
+        top: (num_tokens, k) float32, of top_ids. These four tensors are in pinned memory if they come from a GPU.
     """
 
     spans: Sequence[_Span]
@@ -53,8 +52,8 @@ class ScoredPrompts:
     top: torch.Tensor
 
     def to_sequences(self, num_sequences: int) -> list[PackedLogprobs | None]:
-        """For each of the batch's sequences what it asked for, None where there is nothing. Waits for nothing: it is
-        the caller who knows that they have come."""
+        """Returns the log probabilities of each sequence, None where there are none. The caller must know that they
+        have arrived."""
         found: list[PackedLogprobs | None] = [None] * num_sequences
         columns = [t.numpy() for t in (self.chosen, self.ranks, self.top_ids, self.top)]
         begin = 0
@@ -74,11 +73,11 @@ class ScoredPrompts:
 
 
 def score_prompts(model: Model, hidden: torch.Tensor, batch: Batch) -> ScoredPrompts | None:
-    """Log softmax of the model's own logits for the tokens of prompts that follow a computed one; None if no sequence
+    """Computes the log softmax of the model's own logits for prompt tokens behind a computed one; None if no sequence
     asks.
 
     Args:
-        hidden: (batch.num_tokens, hidden_size), what the last layer gives.
+        hidden: (batch.num_tokens, hidden_size), output of the last layer.
     """
     spans: list[_Span] = []
     rows: list[np.ndarray] = []
@@ -87,7 +86,7 @@ def score_prompts(model: Model, hidden: torch.Tensor, batch: Batch) -> ScoredPro
     for number, sequence in enumerate(batch.sequences):
         first_row, end = end, end + sequence.extend_len
         num_top = sequence.sampling.num_prompt_logprobs
-        # What comes after the prompt's last token is sampled.
+        # The token behind the prompt's last is sampled.
         num_tokens = min(sequence.device_len, sequence.prompt_len - 1) - sequence.cached_len
         if num_top is None or num_tokens <= 0:
             continue
@@ -100,8 +99,8 @@ def score_prompts(model: Model, hidden: torch.Tensor, batch: Batch) -> ScoredPro
     k = min(max(span.num_top for span in spans), model.config.vocab_size)
     all_rows, all_targets = Packed(np.concatenate(rows), np.array(targets, np.int64)).to(hidden.device)
     num_tokens = len(targets)
-    # What stays is made before what does not: otherwise it would lie between the slices' large pieces of memory, which
-    # could not be taken again for the next ones.
+    # Allocate the results before the slices' large tensors: between them, they would keep that memory from being
+    # reused.
     columns = (
         torch.empty(num_tokens, device=hidden.device),
         torch.empty(num_tokens, dtype=torch.int32, device=hidden.device),
@@ -111,22 +110,22 @@ def score_prompts(model: Model, hidden: torch.Tensor, batch: Batch) -> ScoredPro
     for start in range(0, num_tokens, MAX_SLICE_ROWS):
         part = slice(start, start + MAX_SLICE_ROWS)
         _score(model.logits(hidden[all_rows[part]]).float(), all_targets[part], [column[part] for column in columns])
-    # They go to pinned memory, which torch takes for copies to the host that nobody waits for.
+    # torch uses pinned memory for non-blocking copies to the host.
     return ScoredPrompts(spans, *(column.to("cpu", non_blocking=True) for column in columns))
 
 
 def _score(logits: torch.Tensor, targets: torch.Tensor, columns: Sequence[torch.Tensor]) -> None:
-    """Writes what is said of some rows.
+    """Writes the results of some rows.
 
     Args:
         logits: (num_rows, vocab_size) float32.
-        columns: those of ScoredPrompts, of these rows and still on the device.
+        columns: these rows of ScoredPrompts' tensors, on the device.
     """
     chosen, ranks, top_ids, top = columns
     own = targets.unsqueeze(1)
     logprobs = torch.log_softmax(logits, dim=-1)
     chosen.copy_(logprobs.gather(1, own).squeeze(1))
-    # They are ranked by the logits, as in tandem.engine.logprobs.
+    # Ranked by logits, as in tandem.engine.logprobs.
     ranks.copy_((logits > logits.gather(1, own)).sum(dim=-1) + 1)
     if top.shape[1]:
         found = most_likely(logits, top.shape[1])

@@ -1,7 +1,7 @@
-"""Random numbers that are a function of a request's seed and a position, and of nothing else.
+"""Random numbers as a function of a request's seed and a position.
 
-There is no generator whose state would have to survive a handover or a restart: whoever draws the token at a position,
-alone or in a batch, draws the same one.
+No generator state has to survive a handover or a restart: every worker draws the same token at a position, alone or in
+a batch.
 """
 
 _MASK = 2**64 - 1
@@ -9,14 +9,14 @@ _GOLDEN_GAMMA = 0x9E3779B97F4A7C15
 
 
 def uniform(seed: int, position: int) -> float:
-    """A number in [0, 1) with 53 random bits.
+    """Returns a number in [0, 1) with 53 random bits.
 
     SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014) at step `position`. The
-    seed is mixed first, because the numbers of seeds that differ by a multiple of its increment would overlap.
+    seed is mixed first: otherwise seeds that differ by a multiple of the increment would give overlapping numbers.
 
     Args:
         seed: 64 bits.
-        position: index of the token to draw in the whole sequence, prompt included.
+        position: index of the token in the whole sequence, prompt included.
     """
     return (_mix(_mix(seed) + position * _GOLDEN_GAMMA) >> 11) * 2.0**-53
 

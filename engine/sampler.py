@@ -1,25 +1,24 @@
 """From logits to token ids.
 
-In this order, which is that of vLLM and, for what it has, of OpenAI's API; x are a row's logits, and tokens are of its
-sequence:
+The order is that of vLLM and, as far as it goes, of OpenAI's API. x are a row's logits:
 
-0. grammar:     x[i] = -inf for what the sequence's grammar does not let follow
-   min_tokens:  x[i] = -inf for the stop tokens as long as the output has fewer tokens, unless nothing else may follow
+0. grammar:     x[i] = -inf for tokens that the sequence's grammar forbids
+   min_tokens:  x[i] = -inf for the stop tokens while the output is shorter, unless nothing else may follow
 1. bias:        x[i] += logit_bias[i]
 2. repetition:  x[i] = x[i] / r if x[i] > 0 else x[i] * r, for i in prompt and output (Keskar et al., "CTRL", 2019)
-3. frequency:   x[i] -= f * (how often i is in the output)
+3. frequency:   x[i] -= f * (count of i in the output)
    presence:    x[i] -= p if i is in the output
-4. greedy rows: the largest x, the lowest id among equals. They end here.
+4. greedy rows: the largest x, the lowest id among equals; steps 5 to 7 skip these rows
 5. temperature: x = (x - max(x)) / T
 6. min-p:       keep i if exp(x[i]) >= min_p, which is p[i] >= min_p * max(p) (Nguyen et al., 2024)
-   top-k:       keep i if x[i] >= the k-th largest x; among equals there all are kept
-   top-p:       keep i if the tokens before it, the most likely first and the lower id among equals, have together less
-                than top_p of the probability of those kept so far (Holtzman et al., 2019); the first is always kept
-7. draw:        the first i, in order of token ids, where the sum of p up to i exceeds u times the whole sum, with u in
-                [0, 1) a function of seed and position (tandem.engine.randomness)
+   top-k:       keep i if x[i] >= the k-th largest x, with all ties
+   top-p:       keep i if the tokens before it have less than top_p of the probability kept so far, the most likely
+                first and the lower id among equals (Holtzman et al., 2019); the first is always kept
+7. draw:        the first i, by token id, where the sum of p up to i exceeds u times the whole sum; u in [0, 1) is a
+                function of seed and position (tandem.engine.randomness)
 
-Nothing of a row depends on the other rows, so a request gets the same tokens alone and in any batch. The host never
-waits for the device: the newest token of a sequence may be known there alone.
+Rows are independent, so a request gets the same tokens alone and in any batch. The host never waits for the device,
+which may be the only one to know a sequence's newest token.
 """
 
 from collections.abc import Sequence
@@ -54,14 +53,14 @@ def sample(
     input_ids: torch.Tensor | None = None,
     grammars: Grammars | None = None,
 ) -> SamplerOutput:
-    """Chooses the next token of each row. The host does not wait for the device.
+    """Samples the next token of each row. The host does not wait for the device.
 
     Args:
-        logits: (num_rows, vocab_size) float32; left as they are.
+        logits: (num_rows, vocab_size) float32; left unchanged.
         sequences: one for each row.
-        input_ids: (num_rows,) int64 on the device of the logits, the newest token of each row; needed if a token is
-            pending, which is one that only the device knows.
-        grammars: needed if a sequence has a constraint; then none of its tokens is pending.
+        input_ids: (num_rows,) int64 on the device of the logits, each row's newest token; needed if only the device
+            knows a token (it is pending).
+        grammars: needed if a sequence has a constraint; its tokens must all be known.
     """
     if all(sequence.needs_argmax_only for sequence in sequences):
         return SamplerOutput(torch.argmax(logits, dim=-1))
@@ -80,12 +79,12 @@ def sample(
 def process_logits(
     logits: torch.Tensor, sequences: Sequence[TokenSequence], input_ids: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Steps 1 to 3, which hold for greedy rows too: a copy where anything changes. Args: as of `sample`."""
+    """Steps 1 to 3, also for greedy rows; copies the logits if anything changes. Args: see `sample`."""
     return _penalize(_add_bias(logits, sequences), sequences, input_ids)
 
 
 def _allow(logits: torch.Tensor, sequences: Sequence[TokenSequence], grammars: Grammars | None) -> torch.Tensor:
-    """Step 0, on a copy if there is anything to forbid."""
+    """Step 0, grammars."""
     rows = [row for row, sequence in enumerate(sequences) if sequence.constraint is not None]
     if not rows:
         return logits
@@ -97,35 +96,35 @@ def _allow(logits: torch.Tensor, sequences: Sequence[TokenSequence], grammars: G
         sequence.constraint.follow(sequence.token_ids, sequence.prompt_len)
         constraints.append((sequence.constraint, sequence.sampling.stop_token_ids))
     on_device, masks = Packed(np.array(rows), grammars.masks(constraints).ravel()).to(logits.device)
-    # As bytes, the bits of all rows take no more memory than a quarter of the logits.
+    # As bytes, the bits of all rows take at most a quarter of the logits' memory.
     bits = masks.view(torch.uint8).view(len(rows), -1, 1) >> torch.arange(8, dtype=torch.uint8, device=logits.device)
     is_forbidden = (bits & 1).view(len(rows), -1)[:, : logits.shape[1]] == 0
     return replace_rows(logits, on_device, select_rows(logits, on_device).masked_fill(is_forbidden, -torch.inf))
 
 
 def _go_on(logits: torch.Tensor, sequences: Sequence[TokenSequence]) -> torch.Tensor:
-    """The rest of step 0, on a copy if there is anything to forbid."""
+    """Step 0, min_tokens."""
     rows = [row for row, sequence in enumerate(sequences) if sequence.must_go_on]
     if not rows:
         return logits
     vocab_size = logits.shape[1]
-    # A model may name more tokens as ends than it has.
+    # A model's stop tokens may exceed its vocabulary.
     ends = [np.array([i for i in sequences[row].stop_token_ids if i < vocab_size], dtype=np.int64) for row in rows]
     on_device, at = Packed(np.array(rows), _places(ends, vocab_size)).to(logits.device)
     x = select_rows(logits, on_device)
     without_ends = x.reshape(-1).index_fill(0, at, -torch.inf).view_as(x)
-    # Where a grammar lets nothing follow but an end, it ends.
+    # If a grammar allows only an end, the output ends.
     may_go_on = without_ends.amax(dim=-1, keepdim=True) > -torch.inf
     return replace_rows(logits, on_device, torch.where(may_go_on, without_ends, x))
 
 
 def _add_bias(logits: torch.Tensor, sequences: Sequence[TokenSequence]) -> torch.Tensor:
-    """Step 1, on a copy if there is anything to add."""
+    """Step 1."""
     biased = [(row, s.bias) for row, s in enumerate(sequences) if s.bias is not None]
     if not biased:
         return logits
     vocab_size = logits.shape[1]
-    # The ids are in order, and one too large would be a token of the next row.
+    # The ids are sorted; one too large would be a token of the next row.
     assert all(bias.token_ids[-1] < vocab_size for _, bias in biased)
     places = np.concatenate([bias.token_ids + row * vocab_size for row, bias in biased])
     values = np.concatenate([bias.values for _, bias in biased])
@@ -136,7 +135,7 @@ def _add_bias(logits: torch.Tensor, sequences: Sequence[TokenSequence]) -> torch
 
 
 def _penalize(logits: torch.Tensor, sequences: Sequence[TokenSequence], input_ids: torch.Tensor | None) -> torch.Tensor:
-    """Steps 2 and 3, on a copy if there is anything to change."""
+    """Steps 2 and 3."""
     rows = [row for row, sequence in enumerate(sequences) if sequence.sampling.has_penalties]
     if not rows:
         return logits
@@ -144,7 +143,7 @@ def _penalize(logits: torch.Tensor, sequences: Sequence[TokenSequence], input_id
     assert input_ids is not None or not any(s.num_pending for s in penalized)
     vocab_size = logits.shape[1]
     known = [s.known_ids() for s in penalized]
-    # Only a repetition penalty asks about the prompt, which may be long.
+    # Only a repetition penalty needs the prompt, which may be long.
     prompt_lens = [s.prompt_len if s.sampling.repetition_penalty != 1 else 0 for s in penalized]
     prompts = [ids[:num] for ids, num in zip(known, prompt_lens, strict=True)]
     outputs = [ids[s.prompt_len :] for ids, s in zip(known, penalized, strict=True)]
@@ -160,7 +159,7 @@ def _penalize(logits: torch.Tensor, sequences: Sequence[TokenSequence], input_id
     ).to(logits.device)
     num_pending, repetition, frequency, presence = by_row.to(logits.dtype).view(-1, 4, 1).unbind(1)
     x = select_rows(logits, on_device)
-    # Sums of ones are exact in float32, in whatever order they are made.
+    # Sums of ones are exact in float32, in any order.
     counts = torch.zeros(x.shape, dtype=x.dtype, device=x.device)
     counts.view(-1).scatter_add_(0, in_output, torch.ones_like(in_output, dtype=x.dtype))
     if input_ids is not None:
@@ -174,7 +173,7 @@ def _penalize(logits: torch.Tensor, sequences: Sequence[TokenSequence], input_id
 
 
 def _places(token_ids: Sequence[np.ndarray], vocab_size: int) -> np.ndarray:
-    """Where the tokens of each row, int64, are among (len(token_ids), vocab_size) numbers, row after row: int64."""
+    """Returns the flat indices of each row's int64 tokens in a (len(token_ids), vocab_size) matrix."""
     ids = np.concatenate(token_ids)
     # One too large would be a token of the next row.
     assert ids.max(initial=0) < vocab_size

@@ -1,15 +1,14 @@
-"""How long each part of a start takes."""
+"""Durations of the stages of a start."""
 
 import time
 
 
 class StageTimer:
-    """Stages of a start, one after the other: each ends where the next begins.
+    """Times consecutive stages: each ends where the next begins.
 
     Attributes:
-        current: the stage that is under way; "" if none is.
-        seconds: by stage, in the order in which they came, of those that have ended; a stage that comes again adds to
-            its own.
+        current: the running stage, or "".
+        seconds: duration of each ended stage, in order of first appearance; repeated stages add up.
     """
 
     def __init__(self) -> None:
@@ -18,7 +17,7 @@ class StageTimer:
         self._began = 0.0
 
     def begin(self, name: str) -> None:
-        """Args: name: what stands in brackets after it, such as "(2 of 9)", is progress within one stage."""
+        """Args: name: a suffix in parentheses, like "(2 of 9)", is progress within one stage."""
         self.end()
         self.current, self._began = name.partition(" (")[0], time.perf_counter()
 

@@ -1,4 +1,4 @@
-"""Numbers that the host has made, on their way to a device: in one copy, and nobody waits for it."""
+"""Non-blocking uploads of host arrays, in one copy."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
-# Kernels are compiled for pointers that are multiples of 16, and anew for others.
+# Kernels are compiled for pointers that are multiples of 16, and again for others.
 ALIGNMENT = 16
 
 _DTYPES = {np.dtype(np.int32): torch.int32, np.dtype(np.int64): torch.int64, np.dtype(np.float64): torch.float64}
@@ -15,17 +15,17 @@ Numbers = np.ndarray[Any, np.dtype[np.int32] | np.dtype[np.int64] | np.dtype[np.
 
 
 class Packed:
-    """Arrays one after another in one piece of memory, each at a multiple of ALIGNMENT.
+    """Arrays packed into one memory, each at a multiple of ALIGNMENT.
 
-    To a GPU they go from pinned memory that is made for each copy: torch gives it out again only when the copy is over,
-    for that of an earlier step may not have begun when the next one is made.
+    Each copy to a GPU has its own pinned memory, because an earlier step's copy may not have begun. torch reuses the
+    memory after the copy.
 
     Attributes:
-        num_bytes: of that memory.
+        num_bytes: size of that memory.
     """
 
     def __init__(self, *arrays: Numbers) -> None:
-        """Args: arrays: int32, int64 or float64 each, of one dimension."""
+        """Args: arrays: one-dimensional, int32, int64 or float64."""
         self._arrays = arrays
         self._offsets: list[int] = []
         self.num_bytes = 0
@@ -34,7 +34,7 @@ class Packed:
             self.num_bytes += aligned(numbers.nbytes)
 
     def to(self, device: torch.device) -> list[torch.Tensor]:
-        """The arrays there, of the same lengths and types."""
+        """Returns the arrays on the device."""
         memory = self._on_host(pinned=device.type == "cuda").to(device, non_blocking=True)
         return [view[: len(numbers)] for view, numbers in zip(self.views(memory), self._arrays, strict=True)]
 
@@ -43,7 +43,7 @@ class Packed:
         memory[: self.num_bytes].copy_(self._on_host(pinned=True), non_blocking=True)
 
     def views(self, memory: torch.Tensor) -> list[torch.Tensor]:
-        """The arrays in memory that has a copy, or will have. Where it is longer the last array takes the rest.
+        """Returns views of the arrays in a copy, present or future. The last one takes all the rest of the memory.
 
         Args:
             memory: (at least num_bytes,) uint8.
@@ -56,7 +56,7 @@ class Packed:
         ]
 
     def _on_host(self, *, pinned: bool) -> torch.Tensor:
-        """(num_bytes,) uint8."""
+        """Returns (num_bytes,) uint8."""
         host = torch.empty(self.num_bytes, dtype=torch.uint8, pin_memory=pinned)
         memory = host.numpy()
         for offset, numbers in zip(self._offsets, self._arrays, strict=True):
@@ -65,11 +65,11 @@ class Packed:
 
 
 def to_device(values: Sequence[int] | Numbers, device: torch.device) -> torch.Tensor:
-    """(len(values),) of an array's own type, or int64; the device is not waited for."""
+    """Uploads without waiting: (len(values),) of an array's own type, or int64."""
     numbers = values if isinstance(values, np.ndarray) else np.array(values, np.int64)
     return Packed(numbers).to(device)[0]
 
 
 def aligned(num_bytes: int) -> int:
-    """The next multiple of ALIGNMENT."""
+    """Rounds up to a multiple of ALIGNMENT."""
     return -(-num_bytes // ALIGNMENT) * ALIGNMENT
