@@ -1,8 +1,7 @@
-"""Models that were converted from GGUF files, each kept once, whatever its file is called and however many copies there
-are. Imports no torch.
+"""Cache of models converted from GGUF files, one for each distinct content. Imports no torch.
 
-In the cache's directory a model is NAME-DIGEST, where NAME is that of the first file it was made of, and DIGEST is of
-the file's content. What begins with a dot is the cache's own: locks, what is being written, and remembered digests.
+A model's directory is NAME-DIGEST: NAME comes from the first file converted, DIGEST from the content. Names with a
+leading dot are the cache's own: locks, unfinished conversions and remembered digests.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ from typing import NamedTuple
 
 Progress = Callable[[str, float], None]
 
-# This is part of every digest: raise it whenever the conversion writes something different.
+# Part of every digest: raise it when the conversion's output changes.
 _CONVERSION_VERSION = 1
 _DIGEST_BYTES = 8
-# What older versions made, with a digest of the file's date, is listed and cleared like the rest.
+# Models of older versions, whose digest covers the file's date, are listed and cleared too.
 _NAME = re.compile(r".+-[0-9a-f]{12,16}")
 _UNFINISHED = re.compile(r"\..+-(?P<digest>[0-9a-f]{12,16})\.[^.]+")
 _FILES = frozenset(
@@ -33,10 +32,10 @@ _FILES = frozenset(
 
 
 class Conversion(NamedTuple):
-    """A model of the cache.
+    """A converted model.
 
     Attributes:
-        used_at: when a cluster last started with it, as time.time() has it.
+        used_at: time.time() of the last cluster start with it.
         is_held: whether a running cluster uses it.
     """
 
@@ -56,20 +55,20 @@ def default_directory() -> Path:
 
 
 class ConversionCache:
-    """Any number of processes use one directory at once: a model appears under its name when it is whole, and goes by
-    another rename. The kernel drops the locks of a process that is killed."""
+    """Any number of processes may use one directory at once: a rename makes a finished model appear, and another
+    removes it. The kernel drops a killed process's locks."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
 
     def get(self, gguf: Path, on_progress: Progress | None = None, held: ExitStack | None = None) -> Path:
-        """The converted form of a GGUF file, which is made at the first call for its content.
+        """Returns the converted form of a GGUF file; the first call for a content converts it.
 
         Args:
-            held: the model is not cleared before this is closed, or the process has ended.
+            held: until it is closed, or the process ends, the model is not cleared.
 
         Raises:
-            ValueError: there is no such file, it cannot be converted, or its model not be kept.
+            ValueError: the file is missing or cannot be converted, or the model cannot be stored.
         """
         if not gguf.is_file():
             raise ValueError(f"no such GGUF file: {gguf}")
@@ -77,18 +76,18 @@ class ConversionCache:
             digest = self._digest(gguf, on_progress)
             while True:
                 path = self._find(digest) or self._convert(gguf, digest, on_progress)
-                # It may be cleared by another process at any moment before it is held.
+                # Another process may clear it until it is held.
                 if held is None or _hold(path, held):
                     break
         except OSError as error:
             raise ValueError(f"cannot keep the converted model in {self.directory}: {error}") from error
-        # In a cache of somebody else's it is as good without.
+        # Another user's cache may not be writable.
         with contextlib.suppress(OSError):
             os.utime(path)
         return path
 
     def conversions(self) -> list[Conversion]:
-        """What is there, last used first; OSError if it cannot be read."""
+        """Returns the converted models, last used first. Raises OSError if the directory cannot be read."""
         found = []
         for path in self._paths():
             with contextlib.suppress(FileNotFoundError):
@@ -97,12 +96,12 @@ class ConversionCache:
         return sorted(found, key=lambda conversion: -conversion.used_at)
 
     def clear(self) -> list[Conversion]:
-        """Removes all models but those in use, and what killed processes left half written; returns the models that are
-        gone. Raises OSError if something cannot be removed."""
+        """Removes and returns all models that are not in use, and removes leftovers of killed processes. Raises OSError
+        if a removal fails."""
         gone = []
         for conversion in self.conversions():
             path = conversion.path
-            # As hidden as what is half written, so that whoever is killed here leaves nothing that looks whole.
+            # Renamed to a hidden name first, so that a kill during the removal leaves no seemingly complete model.
             away = path.with_name(f".{path.name}.{os.getpid()}-{time.time_ns()}")
             with _locked_directory(path, fcntl.LOCK_EX | fcntl.LOCK_NB) as is_locked:
                 if is_locked:
@@ -122,11 +121,11 @@ class ConversionCache:
 
     @property
     def _digests(self) -> Path:
-        """A file for each state of a GGUF file that was seen, with the digest of its content."""
+        """Holds a file for each state of a GGUF file, with the digest of its content."""
         return self.directory / ".digests"
 
     def _paths(self) -> Iterator[Path]:
-        """Whoever points the cache at a directory with other things in it keeps them."""
+        """Yields converted models only; other content of the directory is left alone."""
         if not self.directory.is_dir():
             return
         for path in self.directory.iterdir():
@@ -141,15 +140,15 @@ class ConversionCache:
         return next((path for path in self._paths() if path.name.endswith(f"-{digest}")), None)
 
     def _convert(self, gguf: Path, digest: str, on_progress: Progress | None) -> Path:
-        # It imports numpy and gguf, which are needed here alone.
+        # Imported here because it needs numpy and gguf.
         from tandem.engine.weights.gguf import convert_gguf
 
         report = on_progress or (lambda stage, fraction: None)
         with self._exclusive(digest, on_wait=lambda: report("waiting for another process that converts it", 0.0)):
-            # Another process may have been at it.
+            # Another process may have converted it meanwhile.
             if path := self._find(digest):
                 return path
-            # Who wrote these was killed, for whoever writes holds the lock.
+            # Writers hold the lock, so these are leftovers of killed processes.
             for left in self.directory.glob(f".*-{digest}.*/"):
                 shutil.rmtree(left, ignore_errors=True)
             path = self.directory / f"{gguf.stem.lstrip('.') or 'model'}-{digest}"
@@ -157,7 +156,7 @@ class ConversionCache:
             return path
 
     def _digest(self, gguf: Path, on_progress: Progress | None) -> str:
-        """Of the file's content, which is read only if the file is not just as it was when last seen."""
+        """Returns the digest of the file's content, which is read only if the file's state has changed."""
         stat = gguf.stat()
         state = (gguf.resolve(), stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
         key = hashlib.blake2b(f"{_CONVERSION_VERSION} {state}".encode(), digest_size=16).hexdigest()
@@ -181,15 +180,15 @@ class ConversionCache:
 
     @contextmanager
     def _exclusive(self, digest: str, on_wait: Callable[[], None] | None = None) -> Iterator[bool]:
-        """Lets one process in at a time; yields whether this one is in.
+        """Admits one process at a time; yields whether this one is admitted.
 
         Args:
-            on_wait: called before another process is waited for; None: none is waited for.
+            on_wait: called before waiting for another process; None: do not wait.
         """
         self.directory.mkdir(parents=True, exist_ok=True)
         lock = self.directory / f".{digest}.lock"
         while True:
-            # Where others may write here too, a link of this name would lead to a file of somebody's.
+            # O_NOFOLLOW: in a shared directory, a link of this name could lead to another user's file.
             with os.fdopen(os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644), "w") as file:
                 try:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -200,7 +199,7 @@ class ConversionCache:
                     on_wait()
                     fcntl.flock(file, fcntl.LOCK_EX)
                 if not _is_at(lock, file.fileno()):
-                    # Who had it before has removed it.
+                    # The previous holder has removed the file.
                     continue
                 try:
                     yield True
@@ -210,7 +209,7 @@ class ConversionCache:
 
 
 def _hold(path: Path, held: ExitStack) -> bool:
-    """Keeps a model from being cleared until `held` is closed; False if it is gone already."""
+    """Keeps a model from being cleared until `held` is closed; False if it is already gone."""
     lock = held.enter_context(ExitStack())
     is_held = lock.enter_context(_locked_directory(path, fcntl.LOCK_SH))
     if not is_held:
@@ -225,7 +224,7 @@ def _is_held(path: Path) -> bool:
 
 @contextmanager
 def _locked_directory(path: Path, kind: int) -> Iterator[bool]:
-    """Yields whether the directory could be locked, and is still there under its name."""
+    """Yields whether the directory is locked and still has this name."""
     try:
         lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -238,7 +237,7 @@ def _locked_directory(path: Path, kind: int) -> Iterator[bool]:
         except BlockingIOError:
             is_locked = False
         except OSError:
-            # Some network file systems lock no directories: there a model can be used, and is never cleared.
+            # Some network file systems cannot lock directories: models there are usable, but never cleared.
             is_locked = kind == fcntl.LOCK_SH
         yield is_locked
     finally:
@@ -246,7 +245,7 @@ def _locked_directory(path: Path, kind: int) -> Iterator[bool]:
 
 
 def _is_at(path: Path, descriptor: int) -> bool:
-    """Whether what is open has this name."""
+    """Return whether the path still leads to the open file."""
     try:
         return os.path.samestat(path.stat(), os.fstat(descriptor))
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""What tells loaded weights apart: a digest of every bit of them, taken where they are."""
+"""Fingerprint of loaded weights: a digest of all their bits, computed on their device."""
 
 import dataclasses
 import hashlib
@@ -10,8 +10,7 @@ import torch.nn.functional as F
 from tandem.engine.attention.scales import KvScales
 from tandem.engine.models.base import Model
 
-# So many elements are looked at in one go: as many as a CPU's cache holds, and enough to keep a GPU busy in memory that
-# it has left beside its weights.
+# Elements per pass: fit for a CPU's cache, and enough to keep a GPU busy in the memory beside its weights.
 _CHUNK_ELEMENTS = {"cpu": 2**16, "cuda": 2**25}
 _WORD_BYTES = 4
 _SEED = 20
@@ -19,17 +18,15 @@ _SEED = 20
 
 @torch.inference_mode()
 def model_fingerprint(model: Model, kv_scales: KvScales | None = None) -> str:
-    """A short hex digest, equal where two processes compute with equal weights in the same way.
+    """Returns a short hex digest, equal where two processes compute with equal weights in the same way.
 
-    It covers the configuration that the model was made with and every bit of every tensor that was loaded into it, in
-    the order of the checkpoint, whatever the order in memory. So it is the same on every device, and another where the
-    files were replaced after some other process had read them. Scales for quantized pages count as well, whether or not
-    pages are quantized; none count as ones.
+    It covers the model's configuration and all bits of all loaded tensors, in checkpoint order. It is therefore the
+    same on every device and for every memory layout, and it changes if the files are replaced between two loads. Scales
+    for quantized pages count whether or not pages are quantized; missing scales count as ones.
 
-    Each row of a matrix becomes the sum, modulo 2**64, of its words of 32 bits times fixed random odd numbers, all in
-    integers: the device reads its memory once, and in which order it adds is of no consequence. Two given rows that
-    differ have equal sums with a probability below 2**-31. The sums are hashed on the host. This is no proof against
-    somebody who chooses weights so as to deceive.
+    Each row of a matrix becomes the sum, modulo 2**64, of its 32-bit words times fixed random odd numbers. The device
+    reads its memory once, and the order of addition does not matter. Two given different rows have equal sums with a
+    probability below 2**-31. The host hashes the sums. This is no protection against deliberately crafted weights.
     """
     digest = hashlib.blake2b(digest_size=16)
     digest.update(json.dumps([type(model).__name__, dataclasses.asdict(model.config)], sort_keys=True).encode())
@@ -42,12 +39,12 @@ def model_fingerprint(model: Model, kv_scales: KvScales | None = None) -> str:
 
 
 def _row_sums(tensor: torch.Tensor) -> torch.Tensor:
-    """(num_rows,) int64; what has no rows is one."""
+    """Returns (num_rows,) int64; a vector is one row."""
     rows = tensor.flatten(1) if tensor.dim() > 1 else tensor.view(1, -1)
     if tensor.itemsize == 1:
-        # FP8 numbers cannot be padded everywhere; bytes can.
+        # Not every device can pad FP8; all can pad bytes.
         rows = rows.view(torch.uint8)
-    # A row of an odd number of small elements ends in the middle of a word.
+    # A row of an odd number of small elements ends within a word.
     num_padding = -rows.shape[1] % (_WORD_BYTES // min(_WORD_BYTES, tensor.itemsize))
     num_words = (rows.shape[1] + num_padding) * tensor.itemsize // _WORD_BYTES
     generator = torch.Generator().manual_seed(_SEED)
@@ -56,6 +53,6 @@ def _row_sums(tensor: torch.Tensor) -> torch.Tensor:
     sums = []
     for some in rows.split(num_together):
         padded = F.pad(some, (0, num_padding)) if num_padding else some
-        # In memory rows need not lie as they do in the checkpoint.
+        # Rows may be laid out otherwise than in the checkpoint.
         sums.append((padded.contiguous().view(torch.int32) * factors).sum(dim=1))
     return torch.cat(sums)

@@ -1,4 +1,4 @@
-"""FP8 weights of a checkpoint, or of plain weights, as a model takes them."""
+"""FP8 weights of a checkpoint, or made from plain weights, in a model's form."""
 
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -17,20 +17,20 @@ def read_fp8(
     parameters: Mapping[str, torch.Tensor],
     device: torch.device,
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors of a checkpoint under the names and in the shapes of the model's own.
+    """Yields a checkpoint's tensors under the model's names and in its shapes.
 
-    FP8 weights come with a float32 scale for each output or block (X.weight_scale), whatever the checkpoint calls them
-    and whatever they are for there, and where inputs have a fixed scale with that (X.input_scale, without dimensions).
-    A model that has no scales gets what the weights stand for, in float32.
+    FP8 weights get a float32 scale for each output or block (X.weight_scale), whatever the checkpoint's form, and
+    X.input_scale, without dimensions, if inputs have a fixed scale. A model without scales gets dequantized weights in
+    float32.
 
     Args:
-        weights: by their names in the checkpoint, in whatever order.
+        weights: by checkpoint name, in any order.
         parameters: of the model.
-        device: where plain weights are quantised.
+        device: where plain weights are quantized.
 
     Raises:
-        ValueError: a tensor is missing, comes twice, or is of the wrong shape or dtype, or a scale is none; the message
-            names it.
+        ValueError: a tensor is missing, repeated, or of the wrong shape or dtype, or a scale is invalid; the message
+            names the tensor.
     """
     make = _quantized if quantization.at_load else _as_stored
     return make(weights, quantization, parameters, device)
@@ -57,7 +57,7 @@ def _as_stored(
     device: torch.device,
 ) -> Iterator[tuple[str, torch.Tensor]]:
     wanted = ("weight", quantization.scale_name, *((_INPUT_SCALE,) if quantization.inputs == "static" else ()))
-    # What has come of each module that is not complete.
+    # Tensors of incomplete modules.
     parts: dict[str, dict[str, torch.Tensor]] = {}
     for name, tensor in weights:
         module, _, kind = name.rpartition(".")
@@ -103,7 +103,7 @@ def _for_model(
 
 
 def _weight_scale(module: str, parts: Mapping[str, torch.Tensor], quantization: Quantization) -> torch.Tensor:
-    """(out_size, 1) or (out_size / BLOCK, in_size / BLOCK) float32."""
+    """Returns (out_size, 1) or (out_size / BLOCK, in_size / BLOCK) float32."""
     weight, name = parts["weight"], f"{module}.{quantization.scale_name}"
     scale = parts[quantization.scale_name]
     if weight.dim() != 2:
@@ -118,7 +118,7 @@ def _weight_scale(module: str, parts: Mapping[str, torch.Tensor], quantization: 
 
 
 def _checked(name: str, scale: torch.Tensor, *shapes: tuple[int, ...]) -> torch.Tensor:
-    """The scale in float32. Args: shapes: that it may have."""
+    """Returns the scale in float32. Args: shapes: valid shapes."""
     if tuple(scale.shape) not in shapes:
         raise ValueError(f"tensor {name} has shape {tuple(scale.shape)}, not {shapes[0]}")
     if scale.dtype not in (torch.float32, torch.bfloat16, torch.float16):
@@ -130,5 +130,5 @@ def _checked(name: str, scale: torch.Tensor, *shapes: tuple[int, ...]) -> torch.
 
 
 def _is_projection(module: str) -> bool:
-    """Whether it is one of a layer's. All others, the one of the logits among them, stay as the checkpoint has them."""
+    """True for a layer's projections. All other modules, the logits' included, stay as in the checkpoint."""
     return ".layers." in module and module.endswith("_proj")

@@ -37,7 +37,7 @@ _LAYER_TENSORS = {
 }
 _ROPE_FACTORS = "rope_freqs.weight"
 
-# Each of these changes the arithmetic; a plain Llama has none of them, or has the value given here.
+# Each changes the arithmetic; a plain Llama has none, or the value given here.
 _NEUTRAL_METADATA: dict[str, Any] = {
     "llama.attention.clamp_kqv": 0.0,
     "llama.attention.max_alibi_bias": 0.0,
@@ -54,20 +54,19 @@ _NEUTRAL_METADATA: dict[str, Any] = {
 
 
 def convert_gguf(gguf_path: Path, out_dir: Path, on_progress: Progress | None = None) -> None:
-    """Writes ``gguf_path`` as a Hugging Face style directory of float32 weights.
+    """Writes a GGUF file as a Hugging Face style directory of float32 weights.
 
-    The directory appears under its name only when it is whole, so several processes may convert at once: the
-    first to finish wins and the others' work is dropped. An ``out_dir`` that already holds a model is kept.
+    The directory appears under its name only when complete, so several processes may convert at once: the first to
+    finish wins. An ``out_dir`` that already holds a model is kept.
 
     Args:
-        gguf_path: a GGUF file; architecture ``llama``, any quantisation that gguf can dequantise.
-        out_dir: gets config.json, generation_config.json, tokenizer.json, tokenizer_config.json and
-            model.safetensors. Its parents are created.
+        gguf_path: architecture ``llama``, any quantization that gguf can dequantize.
+        out_dir: gets config.json, generation_config.json, tokenizer.json, tokenizer_config.json and model.safetensors.
+            Its parents are created.
         on_progress: called with a stage (``reading``, ``dequantising``, ``saving``) and the fraction done.
 
     Raises:
-        ValueError: the file is missing, not a GGUF, or holds something that would run wrongly here; or
-            ``out_dir`` cannot be written.
+        ValueError: the file is missing, not a GGUF, or would run wrongly here; or ``out_dir`` cannot be written.
     """
     if (out_dir / "config.json").is_file():
         return
@@ -101,16 +100,16 @@ def _json(content: Mapping[str, Any]) -> str:
 
 
 def _write(texts: Mapping[str, str], weights: dict[str, np.ndarray], out_dir: Path) -> None:
-    """Fills a scratch directory and renames it: ``out_dir`` is never seen half written."""
+    """Fills a scratch directory and renames it, so that ``out_dir`` is never incomplete."""
     out_dir.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{out_dir.name}.", dir=out_dir.parent) as scratch:
-        # It is one level down because the scratch directory itself is private to this user.
+        # One level down, because the scratch directory itself is private to this user.
         staged = Path(scratch) / "model"
         staged.mkdir()
         for name, text in texts.items():
             (staged / name).write_text(text, encoding="utf-8")
         save_file(weights, staged / "model.safetensors", metadata={"format": "pt"})
-        # safetensors makes files private; the model is as public as its directory.
+        # safetensors makes files private; give the model the directory's permissions.
         shutil.copymode(staged / "config.json", staged / "model.safetensors")
         try:
             staged.rename(out_dir)
@@ -177,7 +176,7 @@ def _model_config(metadata: Mapping[str, Any], tensors: Tensors) -> dict[str, An
 def _int(metadata: Mapping[str, Any], name: str, default: int | None = None) -> int:
     value = metadata.get(f"llama.{name}", default)
     if not isinstance(value, int) or value <= 0:
-        # A list here means sizes that differ from layer to layer.
+        # A list means sizes that differ between layers.
         raise ValueError(f"llama.{name} must be a positive integer, got {value!r}")
     return value
 
@@ -186,12 +185,12 @@ def _float(metadata: Mapping[str, Any], name: str, default: float | None = None)
     value = metadata.get(f"llama.{name}", default)
     if not isinstance(value, float):
         raise ValueError(f"llama.{name} must be a number, got {value!r}")
-    # GGUF keeps float32: its shortest form is what the model's author wrote, 1e-05 and not 9.99999974e-06.
+    # GGUF keeps float32. Its shortest form is the model author's number: 1e-05, not 9.99999974e-06.
     return float(str(np.float32(value)))
 
 
 def _eos_token_ids(metadata: Mapping[str, Any]) -> int | list[int] | None:
-    """One id, or a list where the file names more ways to end (end of turn, end of message)."""
+    """Returns one id, or a list if the file has several ends (of turn, of message)."""
     ids = [metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
     unique = [index for index in dict.fromkeys(ids) if index is not None]
     return unique if len(unique) > 1 else next(iter(unique), None)
@@ -203,7 +202,7 @@ def _generation_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _tensor_names(config: Mapping[str, Any]) -> dict[str, str]:
-    """From GGUF names to Hugging Face names, for every tensor of the model."""
+    """Returns GGUF names to Hugging Face names, for all tensors of the model."""
     names = dict(_GLOBAL_TENSORS)
     if config["tie_word_embeddings"]:
         del names["output.weight"]
@@ -217,18 +216,18 @@ def _check_names(config: Mapping[str, Any], tensors: Tensors) -> None:
     expected = set(_tensor_names(config))
     if missing := expected - set(tensors):
         raise ValueError(f"{len(missing)} tensors are missing, for example {min(missing)}")
-    # A tensor without a place (a bias, an expert, a norm on q) means a model that is not a plain Llama.
+    # A bias, an expert or a norm on q means that the model is not a plain Llama.
     if unknown := set(tensors) - expected - {_ROPE_FACTORS}:
         raise ValueError(f"{len(unknown)} tensors have no place in a Llama, for example {min(unknown)}")
 
 
 def _rope_scaling(config: Mapping[str, Any], tensors: Tensors) -> dict[str, Any] | None:
-    """The Llama 3 scaling whose factors the file holds, one per rotary frequency; None without scaling."""
+    """Returns the Llama 3 scaling that gives the file's factors, one per rotary frequency; None without scaling."""
     if _ROPE_FACTORS not in tensors:
         return None
     factors = np.asarray(_dequantize(tensors[_ROPE_FACTORS]), dtype=np.float64)
     head_dim, factor = config["head_dim"], float(factors.max())
-    # The file keeps the factors and not what made them. All Llama 3 releases share these but for `factor`.
+    # The file has the factors and not their parameters. All Llama 3 releases share these parameters except `factor`.
     low, high, original = 1.0, 4.0, 8192
     wavelengths = 2 * np.pi * config["rope_theta"] ** (np.arange(0, head_dim, 2) / head_dim)
     smooth = np.clip((original / wavelengths - low) / (high - low), 0.0, 1.0)
@@ -272,10 +271,10 @@ def _weights(config: Mapping[str, Any], tensors: Tensors, report: Progress) -> d
 
 
 def _unpermute(weight: np.ndarray, num_heads: int) -> np.ndarray:
-    """Rows of a q or k projection back in Hugging Face order.
+    """Returns the rows of a q or k projection in Hugging Face order.
 
-    GGUF interleaves the two halves of a head, so that rotary pairs are neighbours: rows
-    (heads, head_dim / 2, 2) become (heads, 2, head_dim / 2).
+    GGUF interleaves the two halves of a head, so that rotary pairs are adjacent: rows (heads, head_dim / 2, 2) become
+    (heads, 2, head_dim / 2).
     """
     rows, columns = weight.shape
     return weight.reshape(num_heads, rows // num_heads // 2, 2, columns).swapaxes(1, 2).reshape(rows, columns)

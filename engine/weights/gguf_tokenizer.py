@@ -1,8 +1,7 @@
 """Builds a Hugging Face tokenizer from the metadata of a GGUF file.
 
-Only byte-level BPE (``tokenizer.ggml.model = gpt2``) is supported. A GGUF names its pre-tokenizer instead of
-describing it, so a name unknown here is refused: a guess would split text differently from the training and
-quietly cost quality.
+Only byte-level BPE (``tokenizer.ggml.model = gpt2``) is supported. A GGUF only names its pre-tokenizer, so an unknown
+name is refused: a guess would split text differently from training and quietly cost quality.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from tokenizers import (
 
 Metadata = Mapping[str, Any]
 
-# These are the values of tokenizer.ggml.token_type.
+# Values of tokenizer.ggml.token_type.
 _CONTROL, _USER_DEFINED = 3, 4
 
 
@@ -36,7 +35,7 @@ def _smollm() -> pre_tokenizers.PreTokenizer:
 
 
 def _split(digits: str) -> pre_tokenizers.PreTokenizer:
-    """The pattern Llama 3 and Qwen 2 share but for how many digits go together."""
+    """Returns the pattern that Llama 3 and Qwen 2 share, except for the grouping of digits."""
     pattern = (
         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|" + digits + r"| ?[^\s\p{L}\p{N}]+[\r\n]*"
         r"|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -59,9 +58,9 @@ _PRE_TOKENIZERS: dict[str, Callable[[], pre_tokenizers.PreTokenizer]] = {
 
 
 def build_tokenizer(metadata: Metadata) -> Tokenizer:
-    """The tokenizer a GGUF's ``tokenizer.ggml.*`` metadata describes.
+    """Builds the tokenizer of a GGUF's ``tokenizer.ggml.*`` metadata.
 
-    Control tokens become special tokens and user-defined ones plain added tokens, both matched in text.
+    Control tokens become special tokens, user-defined ones plain added tokens; both are matched in text.
 
     Raises:
         ValueError: a tokenizer model other than gpt2, an unknown pre-tokenizer, or inconsistent metadata.
@@ -85,7 +84,7 @@ def build_tokenizer(metadata: Metadata) -> Tokenizer:
         bpe = models.BPE(
             vocab=vocabulary,
             merges=[_pair(merge) for merge in merges],
-            # Llama 3 takes a whole word that is in the vocabulary even where no merges lead to it.
+            # Llama 3 keeps a whole word of the vocabulary even if no merges lead to it.
             ignore_merges=pre == "llama-bpe",
         )
     # The tokenizers library raises bare Exception.
@@ -103,7 +102,7 @@ def build_tokenizer(metadata: Metadata) -> Tokenizer:
 
 
 def tokenizer_config(metadata: Metadata) -> dict[str, Any]:
-    """The content of ``tokenizer_config.json``: special token strings, the chat template, the length limit.
+    """Returns the content of ``tokenizer_config.json``: special tokens, the chat template, the length limit.
 
     Raises:
         ValueError: a special token's id is outside the vocabulary.
@@ -145,7 +144,7 @@ def _special_token(metadata: Metadata, name: str) -> str | None:
 
 
 def _adds_bos(metadata: Metadata) -> bool:
-    # Files made for Llama 3 may leave the flag out and still mean yes.
+    # Llama 3 files may omit the flag and still mean yes.
     default = metadata.get("tokenizer.ggml.pre") == "llama-bpe"
     return bool(metadata.get("tokenizer.ggml.add_bos_token", default))
 

@@ -1,4 +1,4 @@
-"""Headers of safetensors files, checked before anything that they say is followed. Imports no torch."""
+"""Checks the headers of safetensors files before they are used. Imports no torch."""
 
 import json
 import os
@@ -9,8 +9,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-# A header takes about a hundred bytes for each tensor, and the largest of the served models have two thousand. What is
-# longer is not even read, because parsed it would take many times its length.
+# A tensor takes about a hundred bytes, and the largest served models have two thousand. Longer headers are not read,
+# because parsing takes many times their length in memory.
 MAX_HEADER_BYTES = 8 * 2**20
 _LENGTH_BYTES = 8
 _MAX_FILE_BYTES = 2**63 - 1
@@ -22,20 +22,20 @@ _DTYPE_BYTES = {
     **dict.fromkeys(("U32", "I32", "F32"), 4),
     **dict.fromkeys(("U64", "I64", "F64"), 8),
 }
-# Messages quote what a file says, which may be long, deeply nested, or of several lines.
+# Messages quote a file's content, which may be long, deeply nested, or of several lines.
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 120
 
 
 def tensor_names(path: Path, expected: frozenset[str] | None = None) -> list[str]:
-    """The tensors of a safetensors file, in the order in which they lie there.
+    """Returns a safetensors file's tensors in file order.
 
     Args:
         expected: tensors that the file must hold; None: any.
 
     Raises:
-        ValueError: the file cannot be read, is malformed or lacks a tensor; the message, of one line, names the file,
-            and the tensor if it is one.
+        ValueError: the file cannot be read, is malformed or lacks a tensor. The message, of one line, names the file
+            and the tensor, if any.
     """
     try:
         header, num_data_bytes = _read(path)
@@ -52,7 +52,7 @@ def tensor_names(path: Path, expected: frozenset[str] | None = None) -> list[str
 
 
 def _read(path: Path) -> tuple[dict[str, Any], int]:
-    """What the header says of each tensor, and how many bytes follow it."""
+    """Returns the header's entries and the number of bytes behind it."""
     with path.open("rb", buffering=0) as file:
         size = os.fstat(file.fileno()).st_size
         prefix = file.read(_LENGTH_BYTES)
@@ -77,7 +77,7 @@ def _read(path: Path) -> tuple[dict[str, Any], int]:
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Which of two values of one name counts, readers decide differently."""
+    """Refuses duplicate names, because readers differ in the value they take."""
     content = dict(pairs)
     if len(content) < len(pairs):
         ((name, _),) = Counter(name for name, _ in pairs).most_common(1)
@@ -86,7 +86,7 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _checked(name: str, info: Any) -> tuple[int, int]:
-    """Where a tensor's bytes begin and end behind the header; raises ValueError."""
+    """Returns the offsets of a tensor's first and last byte behind the header; raises ValueError."""
     where = f"tensor {_SHORT.repr(name)}"
     if not isinstance(info, dict) or set(info) != _FIELDS:
         raise ValueError(f"{where} must have dtype, shape and data_offsets, but is {_SHORT.repr(info)}")
@@ -114,12 +114,12 @@ def _checked(name: str, info: Any) -> tuple[int, int]:
 
 
 def _are_counts(values: Any) -> bool:
-    # In Python true is a whole number; in a file it is none.
+    # bool is an int in Python, but JSON's true is no number.
     return isinstance(values, list) and all(type(value) is int and value >= 0 for value in values)
 
 
 def _check_covers(tensors: Iterable[tuple[str, int, int]], num_data_bytes: int) -> None:
-    """Raises ValueError if tensors share bytes, leave some between them, or end elsewhere than the file does."""
+    """Raises ValueError if tensors overlap, leave gaps, or do not end with the file."""
     in_order = [("", 0, 0), *tensors]
     for (before, _, ends), (name, begins, _) in pairwise(in_order):
         if begins < ends:

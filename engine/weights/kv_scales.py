@@ -1,4 +1,4 @@
-"""The scales of quantized pages, as checkpoints bring them beside the weights."""
+"""Scales of quantized pages, from a checkpoint."""
 
 import math
 import re
@@ -8,23 +8,23 @@ import torch
 
 from tandem.engine.attention.scales import KvScales
 
-# Quantizers write one of these names: self_attn.k_scale, self_attn.k_proj.k_scale, or self_attn.k_proj.output_scale.
+# Names that quantizers write: self_attn.k_scale, self_attn.k_proj.k_scale, or self_attn.k_proj.output_scale.
 _NAME = re.compile(r"model\.layers\.(\d+)\.self_attn\.(?:([kv])_scale|([kv])_proj\.(?:\3_scale|output_scale))")
 
 
 class ScaleReader:
-    """Takes the scales out of a checkpoint's tensors, whether or not pages are quantized; a layer without has one."""
+    """Takes the scales out of a checkpoint's tensors, whether or not pages are quantized; the default is 1."""
 
     def __init__(self, num_layers: int) -> None:
         self._num_layers = num_layers
         self._found: dict[tuple[str, int], float] = {}
 
     def without_scales(self, weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
-        """All other tensors.
+        """Yields all other tensors.
 
         Raises:
-            ValueError: a scale comes twice, is of a layer that the model does not have, or is no number above 0; the
-                message names its tensor.
+            ValueError: a scale is repeated, belongs to no layer of the model, or is not above 0; the message names its
+                tensor.
         """
         for name, tensor in weights:
             match = _NAME.fullmatch(name)
@@ -42,7 +42,7 @@ class ScaleReader:
             self._found[key] = scale
 
     def scales(self) -> KvScales:
-        """Once `without_scales` has come to its end."""
+        """Returns the scales, once `without_scales` is exhausted."""
         keys, values = (
             tuple(self._found.get((part, layer), 1.0) for layer in range(self._num_layers)) for part in "kv"
         )

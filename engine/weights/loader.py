@@ -1,4 +1,4 @@
-"""Weights into a model: from a checkpoint's safetensors files, or made up."""
+"""Fills a model with weights: from a checkpoint's safetensors files, or random ones."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from tandem.engine.weights.headers import tensor_names
 from tandem.engine.weights.kv_scales import ScaleReader
 from tandem.engine.weights.resolve import checkpoint_files
 
-# This is a prime above the number of rows of any matrix: no two rows come out equal.
+# A prime above the number of rows of any matrix, so that no two rows are equal.
 _DUMMY_PERIOD = 262_147
 _DUMMY_SCALE = 0.02
-# Inputs of projections are seldom larger than so many times this.
+# A projection's inputs seldom exceed 16.
 _DUMMY_INPUT_SCALE = 16 / FP8_MAX
-# At least so many seconds lie between two messages about progress.
+# Minimum interval between progress messages.
 _REPORT_INTERVAL_S = 0.1
 
 
@@ -41,14 +41,14 @@ def load_weights(
 
     Args:
         load_format: "auto" reads the checkpoint; "dummy" makes random weights.
-        quantization: of the checkpoint, whether or not the model keeps FP8 weights as such.
-        on_progress: told how many bytes of how many are loaded, at most ten times a second.
+        quantization: of the checkpoint, whether or not the model keeps FP8 weights.
+        on_progress: called with the loaded and total bytes, at most ten times a second.
 
     Returns:
-        The scales for quantized pages that the checkpoint has.
+        The checkpoint's scales for quantized pages.
 
     Raises:
-        ValueError: the checkpoint is incomplete, corrupt, or not this model's.
+        ValueError: the checkpoint is incomplete, corrupt, or of another model.
     """
     weights: Iterable[tuple[str, torch.Tensor]]
     if load_format == "dummy":
@@ -67,21 +67,21 @@ def load_weights(
 
 
 def checkpoint_weights(model_dir: Path) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every tensor of a checkpoint, by its Hugging Face name, in the order it lies on disk.
+    """Yields a checkpoint's tensors by Hugging Face name, in file order.
 
-    The tensors are views of the memory-mapped files, in their dtype: copy before writing to one. Nothing is
-    read from disk before it is used.
+    They are views of the memory-mapped files, in their dtype: copy before writing to one. Data is read from disk at
+    first use.
 
     Raises:
-        ValueError: there are no weights, a shard is missing or corrupt, or lacks a tensor the index names.
+        ValueError: there are no weights, or a shard is missing, corrupt, or lacks a tensor of the index.
     """
     for path, expected in checkpoint_files(model_dir).items():
-        # The header is checked here and not only before the start: the file may be another one by now.
+        # Checked again here, because the file may have changed since the start.
         names = tensor_names(path, expected)
         try:
             with safe_open(path, framework="pt") as file:
                 for name in names:
-                    # A shard may hold a tensor that the index takes from another.
+                    # The index may take this tensor from another shard.
                     if expected is None or name in expected:
                         yield name, file.get_tensor(name)
         except SafetensorError as error:
@@ -91,11 +91,11 @@ def checkpoint_weights(model_dir: Path) -> Iterator[tuple[str, torch.Tensor]]:
 def dummy_weights(
     shapes: Iterable[tuple[str, tuple[int, ...], torch.dtype]], seed: int = 0, device: torch.device | str = "cpu"
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Weights for measuring without a checkpoint: a forward pass stays finite, the output means nothing.
+    """Yields random weights for measurements without a checkpoint: outputs are finite, but meaningless.
 
-    A tensor depends on its name, shape and dtype and the seed alone, so every process makes the same ones
-    in whatever order, on whatever device. Vectors are ones (norms) unless they are biases; the rest is uniform
-    in [-0.02, 0.02). FP8 numbers are uniform over all that there are, under scales that make of them the same.
+    A tensor depends only on its name, shape and dtype and the seed, so all processes make the same ones, on any device.
+    Vectors are ones, except biases; the rest is uniform in [-0.02, 0.02). FP8 numbers are uniform over their whole
+    range, with scales that give the same interval.
     """
     for name, shape, dtype in shapes:
         if name.endswith("_scale"):
@@ -107,13 +107,13 @@ def dummy_weights(
             continue
         count = math.prod(shape)
         generator = torch.Generator().manual_seed(zlib.crc32(name.encode(), seed))
-        # Large tensors repeat one stretch of numbers: drawing billions would take longer than any benchmark.
+        # Large tensors repeat one stretch of numbers: drawing billions takes too long.
         largest = FP8_MAX if dtype is FP8_DTYPE else _DUMMY_SCALE
         drawn = torch.empty(min(count, _DUMMY_PERIOD)).uniform_(-largest, largest, generator=generator)
-        # They are drawn and rounded on the CPU, where the numbers are the same for all.
+        # Drawn and rounded on the CPU, for the same numbers on every device.
         stretch = drawn.to(dtype).to(device)
         if dtype is FP8_DTYPE:
-            # Not all devices move FP8 numbers about in every way; bytes are moved everywhere.
+            # Not every device can repeat FP8 numbers; all can repeat bytes.
             stretch = stretch.view(torch.uint8)
         yield name, stretch.repeat(math.ceil(count / len(stretch)))[:count].view(dtype).view(shape)
 
@@ -121,7 +121,7 @@ def dummy_weights(
 def _reported(
     weights: Iterable[tuple[str, torch.Tensor]], num_bytes: int, on_progress: Callable[[str], None]
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """The same weights; what was asked for before counts as loaded when the next is asked for."""
+    """Yields the weights unchanged. A tensor counts as loaded when the next one is requested."""
     num_loaded, reported_at = 0, -math.inf
     for name, tensor in weights:
         if (now := time.monotonic()) - reported_at >= _REPORT_INTERVAL_S:

