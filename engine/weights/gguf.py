@@ -109,7 +109,7 @@ def _write(texts: Mapping[str, str], weights: dict[str, np.ndarray], out_dir: Pa
         for name, text in texts.items():
             (staged / name).write_text(text, encoding="utf-8")
         save_file(weights, staged / "model.safetensors", metadata={"format": "pt"})
-        # safetensors makes files private; give the model the directory's permissions.
+        # safetensors makes files private; give this one the permissions of the others.
         shutil.copymode(staged / "config.json", staged / "model.safetensors")
         try:
             staged.rename(out_dir)

@@ -86,7 +86,7 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _checked(name: str, info: Any) -> tuple[int, int]:
-    """Returns the offsets of a tensor's first and last byte behind the header; raises ValueError."""
+    """Returns the begin and end of a tensor's bytes behind the header; raises ValueError."""
     where = f"tensor {_SHORT.repr(name)}"
     if not isinstance(info, dict) or set(info) != _FIELDS:
         raise ValueError(f"{where} must have dtype, shape and data_offsets, but is {_SHORT.repr(info)}")

@@ -1,4 +1,4 @@
-"""Who gets a GPU's memory."""
+"""Division of a GPU's memory."""
 
 import logging
 from pathlib import Path
@@ -10,12 +10,12 @@ from tandem.engine.build import build_engine
 from tandem.engine.config import EngineConfig
 from tandem.engine.dry_run import free_bytes
 
-# This leaves enough beside it for whatever else a test process holds.
+# Leaves enough for other allocations of the test process.
 FRACTION = 0.6
 
 
 def config_with(model_dir: Path, fraction: float = FRACTION, num_pages: int = 0, backend: str = "auto") -> EngineConfig:
-    # Pages are large, because the tiny model's pool would have millions of small ones.
+    # Pages are large: with small ones, the tiny model's pool would have millions.
     return EngineConfig(
         str(model_dir),
         device="cuda",

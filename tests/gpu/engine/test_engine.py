@@ -1,4 +1,4 @@
-"""The engine on a GPU: graphs against single launches, both against the reference backend."""
+"""The engine on a GPU: graphs and single launches, against the reference backend."""
 
 import random
 from pathlib import Path
@@ -46,7 +46,7 @@ def build(
 
 
 def generate(engine: Engine, prompt_lens: list[int], num_tokens: int, sampling: SamplingParams) -> list[list[int]]:
-    """Prefills all, then decodes them together."""
+    """Prefills all sequences, then decodes them together."""
     rng = random.Random(0)
     free = list(range(200))
     sequences = []
@@ -81,7 +81,7 @@ def test_graphs_give_what_single_launches_give(
     expected = generate(without, prompt_lens, 24, sampling)
     assert generate(with_graphs, prompt_lens, 24, sampling) == expected
     assert not torch.equal(with_graphs.pool.memory, pages_before)
-    # Pages of nobody are as they were: padding writes go to the dummy page.
+    # Unused pages are unchanged: padding writes go to the dummy page.
     num_used = sum((n + 24) // PAGE_SIZE + 1 for n in prompt_lens)
     assert not with_graphs.pool.memory[: 200 - num_used].any()
 
@@ -93,10 +93,11 @@ def test_bfloat16_logits_are_as_close_as_the_reference_backends(model_dir: Path)
 
 
 def prefill(engine: Engine, chunks: list[tuple[int, int]]) -> tuple[torch.Tensor, list[float]]:
-    """Computes each prompt in two forwards; returns the pages and the log probabilities of the most likely tokens.
+    """Computes each prompt in two forward passes; returns the pages and the log probabilities of the most likely
+    tokens.
 
     Args:
-        chunks: tokens of each prompt in the first forward, and in the second.
+        chunks: tokens of each prompt in the first forward pass, and in the second.
     """
     rng = random.Random(0)
     sequences = []
@@ -143,8 +144,8 @@ def test_prefill_graphs_give_what_single_launches_give(model_dir: Path, chunks: 
 
 
 def decode_beside_a_prompt(engine: Engine, *, mixed: bool) -> list[float]:
-    """Some sequences go on while a prompt is computed in chunks, each in one forward with a decode step or behind it.
-    Returns the log probabilities of all tokens chosen, decode step after decode step, and the prompt's own last."""
+    """Decodes sequences while a prompt is computed in chunks, each in a mixed step or behind a decode step. Returns the
+    log probabilities of all chosen tokens, step after step, the prompt's own last."""
     rng = random.Random(1)
 
     def sequence(prompt_len: int, first_page: int) -> TokenSequence:
@@ -181,15 +182,15 @@ def test_one_forward_gives_what_two_give(model_dir: Path, backend: str, graphs: 
 
 
 def assert_close(logprobs: torch.Tensor, expected: torch.Tensor, *, in_8_bits: bool = False) -> None:
-    """Products of another number of rows are rounded in another order, and this model's logits are large. In pages of 8
-    bits what is rounded another way differs by more."""
+    """Rounding depends on the number of rows, and this model's logits are large. In 8-bit pages the differences are
+    larger."""
     factor = 3 if in_8_bits else 1
     assert (logprobs - expected).abs().mean() < 0.03 * factor
     assert torch.allclose(logprobs, expected, atol=0.2 * factor, rtol=0)
 
 
 def count_mixed_graphs(engine: Engine) -> list[bool]:
-    """From here on says of each mixed forward whether it has been a graph."""
+    """Records for each later mixed step whether it ran as a graph."""
     assert engine._mixed_graphs is not None and engine._mixed_graphs.sizes.pairs()
     seen: list[bool] = []
     run = engine._mixed_graphs.run
@@ -203,19 +204,19 @@ def count_mixed_graphs(engine: Engine) -> list[bool]:
     return seen
 
 
-# Three sequences fill the first, and are padded in the others; the last is more than our own kernel decodes.
+# Three sequences fill the first graph and are padded in the others; the last exceeds our own decode kernel.
 @pytest.mark.parametrize(
     ("graphs", "kv_cache_dtype"), [(3, "auto"), (3, "fp8_e4m3"), (8, "auto"), (8, "fp8_e4m3"), (520, "auto")]
 )
 def test_a_mixed_graph_gives_what_two_forwards_give(model_dir: Path, graphs: int, kv_cache_dtype: str) -> None:
     def run(engine: Engine, *, mixed: bool) -> tuple[torch.Tensor, torch.Tensor]:
-        """The log probabilities, and the pages."""
+        """Returns the log probabilities and the pages."""
         logprobs = torch.tensor(decode_beside_a_prompt(engine, mixed=mixed))
         return logprobs, engine.pool.memory.clone()
 
     engine = build(model_dir, graphs=graphs, prefill_graphs=True, mixed=True, kv_cache_dtype=kv_cache_dtype)
     if graphs > 8:
-        # Only this size is left, which FlashInfer's kernel decodes.
+        # Only this size remains, which FlashInfer's kernel decodes.
         keep_largest_step(engine)
     seen = count_mixed_graphs(engine)
     logprobs, pages = run(engine, mixed=True)
@@ -229,7 +230,7 @@ def test_a_mixed_graph_gives_what_two_forwards_give(model_dir: Path, graphs: int
 
 
 def keep_largest_step(engine: Engine) -> None:
-    """Has mixed forwards of few sequences run in the graphs of the most."""
+    """Runs mixed steps of few sequences in the graphs of the most."""
     assert engine._mixed_graphs is not None
     sizes = engine._mixed_graphs.sizes
     engine._mixed_graphs.sizes = MixedSizes(sizes.num_decoded[-1:], sizes.num_prompt_tokens)
@@ -252,7 +253,7 @@ def test_what_a_mixed_graph_has_no_room_for_is_launched(model_dir: Path) -> None
 
 
 class Chain:
-    """Forwards launched one behind the other, each fed by the one before or told its tokens by the host."""
+    """Consecutive forward passes, each fed by the one before or given its tokens by the host."""
 
     def __init__(self, engine: Engine, sampling: SamplingParams, *, feeds: bool) -> None:
         self._engine = engine
@@ -270,7 +271,7 @@ class Chain:
         return TokenSequence(prompt, prompt_len, pages, sampling=self._sampling)
 
     def begin(self, prompt_lens: list[int]) -> None:
-        """Prefills what is decoded from then on."""
+        """Prefills the sequences to decode."""
         self._decoded = [self.add(prompt_len) for prompt_len in prompt_lens]
         for s in self._decoded:
             s.extend(s.remaining_len)
@@ -280,7 +281,7 @@ class Chain:
             s.token_ids.append(token_id)
 
     def step(self, prompt: TokenSequence | None = None, num_tokens: int = 0) -> None:
-        """All sequences go one token further, in another order each time."""
+        """Decodes one token of all sequences, in another order each time."""
         decoded = self._decoded[1:] + self._decoded[:1]
         feed = None
         if self._feeds and self._output is not None:
@@ -291,7 +292,7 @@ class Chain:
             prompt.extend(num_tokens)
         before, self._output = self._output, self._engine.forward(Batch.of(decoded, [prompt] if prompt else [], feed))
         if self._feeds:
-            # The host learns only now what this forward has been computing with.
+            # The host learns these tokens only now.
             self._take(before)
         for s in decoded:
             s.complete_extend()
@@ -312,7 +313,7 @@ class Chain:
             s.num_pending = 0
 
     def end(self) -> list[list[int]]:
-        """What each forward gave."""
+        """Returns the output of each forward pass."""
         if self._feeds:
             self._take(self._output)
         return self.token_ids
@@ -323,7 +324,7 @@ class Chain:
     "sampling", [GREEDY, SamplingParams(1, temperature=1.0, seed=3, repetition_penalty=1.3, num_logprobs=2)], ids=str
 )
 def test_mixed_graphs_feed_and_are_fed(model_dir: Path, sampling: SamplingParams, is_graph: bool) -> None:
-    """By decode graphs, by each other, and by forwards that are launched kernel by kernel."""
+    """By decode graphs, by each other, and by forward passes launched kernel by kernel."""
     engine = build(model_dir, graphs=8, prefill_graphs=True, mixed=True)
     graphs = engine._mixed_graphs
     seen = count_mixed_graphs(engine)
@@ -336,7 +337,7 @@ def test_mixed_graphs_feed_and_are_fed(model_dir: Path, sampling: SamplingParams
         chain.step(prompt, 20)
         chain.step(prompt, 40)
         chain.step()
-        # One of these is launched kernel by kernel, between two graphs.
+        # One of these runs kernel by kernel, between two graphs.
         engine._mixed_graphs = graphs if is_graph else None
         chain.step(late, 4)
         engine._mixed_graphs = graphs
@@ -347,5 +348,5 @@ def test_mixed_graphs_feed_and_are_fed(model_dir: Path, sampling: SamplingParams
     fed = run(feeds=True)
     assert seen == [True] * (4 if is_graph else 3)
     assert [len(token_ids) for token_ids in fed] == [3, 3, 4, 3, 3, 4, 3]
-    # The same forwards in the same graphs: there is nothing to be rounded in another way.
+    # The same batches in the same graphs, so nothing is rounded differently.
     assert fed == run(feeds=False)

@@ -1,4 +1,4 @@
-"""How decode graphs are captured."""
+"""Capture of decode graphs."""
 
 import gc
 from pathlib import Path

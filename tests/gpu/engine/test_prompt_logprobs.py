@@ -1,4 +1,4 @@
-"""Log probabilities of prompts on a GPU: against the reference backend in float32, in chunks or whole. Nobody waits."""
+"""Log probabilities of prompts on a GPU, in chunks or whole, against the reference backend in float32."""
 
 import random
 from array import array
@@ -20,7 +20,7 @@ from tests.gpu.engine.test_sampler import no_waiting
 PAGE_SIZE = 16
 NUM_TOP = 3
 ASKED = SamplingParams(4, num_prompt_logprobs=NUM_TOP)
-# More than there are logits for at a time.
+# More than the rows of logits held at a time.
 PROMPT = random.Random(1).choices(range(VOCAB_SIZE), k=2 * MAX_SLICE_ROWS + 50)
 
 
@@ -32,7 +32,7 @@ def build(model_dir: Path, dtype: str, backend: str) -> Engine:
 
 
 def score(engine: Engine, chunks: list[int]) -> tuple[list[float], list[int], list[float]]:
-    """Log probabilities, the most likely tokens and theirs, in one list each."""
+    """Returns the log probabilities, the most likely tokens and theirs, one list each."""
     sequence = TokenSequence(PROMPT, len(PROMPT), list(range(len(PROMPT) // PAGE_SIZE + 1)), sampling=ASKED)
     logprobs, top_ids, top = array("f"), array("I"), array("f")
     for chunk in chunks:

@@ -1,4 +1,4 @@
-"""The sampler on a GPU: the tokens of the CPU, and no waiting."""
+"""The sampler on a GPU: the CPU's tokens, without waiting."""
 
 import itertools
 import random
@@ -40,7 +40,7 @@ def any_sequence(rng: random.Random, sampling: SamplingParams, vocab_size: int) 
 
 @contextmanager
 def no_waiting() -> Iterator[None]:
-    """Whatever waits for the device raises RuntimeError."""
+    """Makes every wait for the device raise RuntimeError."""
     torch.cuda.set_sync_debug_mode("error")
     try:
         yield
@@ -71,7 +71,7 @@ def assert_like_the_cpu(
             assert [t.logprob for t in found.top] == pytest.approx([t.logprob for t in wanted.top], abs=1e-4)
 
 
-# The second size is of no use to whoever hopes for even pieces.
+# The second size does not divide into even pieces.
 @pytest.mark.parametrize("vocab_size", [151_936, 3_001])
 def test_gpu_and_cpu_sample_the_same_tokens_and_the_host_never_waits(vocab_size: int) -> None:
     rng = random.Random(vocab_size)
@@ -79,7 +79,7 @@ def test_gpu_and_cpu_sample_the_same_tokens_and_the_host_never_waits(vocab_size:
     logits = torch.randn(len(sequences), vocab_size, generator=torch.Generator().manual_seed(1)) * 3
     input_ids = torch.tensor(rng.choices(range(vocab_size), k=len(sequences)))
     on_gpu, input_ids_on_gpu = logits.cuda(), input_ids.cuda()
-    # Kernels and libraries are set up by the first call.
+    # The first call sets up kernels and libraries.
     sample(on_gpu, sequences, input_ids_on_gpu)
     with no_waiting():
         output = sample(on_gpu, sequences, input_ids_on_gpu)
@@ -116,7 +116,7 @@ def test_batches_whose_rows_ask_for_the_same(sampling: SamplingParams, num_rows:
 
 
 def test_equal_logits_are_no_matter_of_the_batch() -> None:
-    """How torch selects among equals depends on the number of rows; what comes of it must not."""
+    """torch's choice among equal values depends on the number of rows; the sampler's must not."""
     vocab_size = 32_000
     filters = itertools.product([0, 1, 50, 1024, 1025], [1.0, 0.9, 0.5])
     sequences = [

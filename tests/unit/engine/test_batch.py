@@ -1,4 +1,4 @@
-"""What a batch asks a device to compute."""
+"""Inputs of a batch on a device."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ CPU = torch.device("cpu")
 
 
 def sequence(token_ids: list[int], *, num_pending: int) -> TokenSequence:
-    """All but its last token computed."""
+    """All tokens but the last are computed."""
     num_computed = len(token_ids) + num_pending - 1
     made = TokenSequence(token_ids, 1, [0], cached_len=num_computed, num_pending=num_pending)
     made.extend(1)

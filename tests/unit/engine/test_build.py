@@ -1,4 +1,4 @@
-"""Building an engine: which attention backend it takes, and what it tells meanwhile."""
+"""Building an engine: choice of the attention backend, and progress messages."""
 
 import importlib.util
 import logging
@@ -41,11 +41,11 @@ def test_stages_are_told_in_order_and_timed(model_dir: str, caplog: pytest.LogCa
 
 
 class OwnAttention(ReferenceAttention):
-    """A backend of one's own."""
+    """A user's own backend."""
 
 
 class PickyAttention(ReferenceAttention):
-    """One that has no kernels for anything."""
+    """Supports no model."""
 
     @classmethod
     def why_not(cls, layout: PageLayout, num_q_heads: int, device: torch.device) -> str:
@@ -53,7 +53,7 @@ class PickyAttention(ReferenceAttention):
 
 
 class PlainAttention(ReferenceAttention):
-    """One that reads pages of the dtype that it computes in."""
+    """Reads only pages of the dtype of the computation."""
 
     reads_quantized = False
 
@@ -102,7 +102,7 @@ def test_a_backend_that_cannot_be_used_is_refused(model_dir: str, path: str, mes
     told: list[str] = []
     with pytest.raises(ValueError, match=message):
         build(model_dir, 4, told, backend=path)
-    # No weight has been read by then.
+    # Before any weight is read.
     assert told == ["loading weights"]
 
 

@@ -1,4 +1,4 @@
-"""What is measured before a GPU's pool is sized."""
+"""Measurements before a GPU's pool is sized."""
 
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
@@ -29,10 +29,10 @@ def build(model_dir: str, num_pages: int) -> Engine:
 
 
 class FakeDevice:
-    """A GPU's figures. A forward takes a MiB for each of its tokens, a graph 10 MiB for ever."""
+    """Memory of a fake GPU. A forward pass takes a MiB a token, a graph 10 MiB for good."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, engine: Engine, *, computes: bool = True) -> None:
-        """Args: computes: False: forwards are seen and not run."""
+        """Args: computes: False: forward passes are recorded, not run."""
         self._computes = computes
         self.free = 900 * MIB
         self.batches: list[Batch] = []
@@ -57,7 +57,7 @@ class FakeDevice:
 
     def capture(self, batch_size: int) -> object:
         self.num_captured += 1
-        # The first of them takes something that the others share.
+        # The first graph also takes memory that the others share.
         self.free -= 4 * MIB + 10 * MIB * len(dry_run.graph_sizes(batch_size))
         return object()
 
@@ -81,18 +81,18 @@ def test_the_largest_forwards_run_on_a_single_page(model_dir: str, monkeypatch: 
     device = FakeDevice(monkeypatch, engine)
     config = EngineConfig(model_dir, max_chunk_tokens=300, max_batch_size=9, cuda_graph_max_bs=4)
     memory, prefill_sizes, _ = measure_memory(engine, config, 1000 * MIB, device.capture, None, None)
-    # First new prompts, then such as go on.
+    # New prompts first, then continued ones.
     prefills = [("prefill", num_tokens) for num_tokens in (*dry_run.SMALL_PREFILLS, 300)]
     forwards = [(b.mode, b.num_tokens) for b in device.batches]
     assert forwards == [*prefills, *prefills, ("decode", 9), ("decode", 4)]
     cached = [{s.cached_len for s in b.sequences} for b in device.batches[: 2 * len(prefills)]]
     assert cached == [{0}] * len(prefills) + [{1}] * len(prefills)
     assert len(device.batches[len(prefills) - 1].logits_rows()) == MAX_PREFILL_BATCH_SIZE
-    # Few layers have run for multiples of the step, and for steps of the sizes that have kernels of their own.
+    # Shallow runs: multiples of the step, and batch sizes with kernels of their own.
     layers = [(b.mode, b.num_tokens) for b in device.shallow_batches]
     assert layers == [*(("prefill", n) for n in (64, 128, 192, 256)), ("decode", 1)] and not prefill_sizes
     assert memory.forward == 300 * MIB
-    # Three sizes, all of which were tried, and 4 sequences of 4 pages in the page tables.
+    # Three sizes, all tried, and page tables of 4 sequences with 4 pages each.
     assert device.num_captured == 1 and memory.graphs == 4 * MIB + 34 * MIB // 3 * 3 + 4 * 4 * 4
     assert (memory.total, memory.free, memory.weights) == (2000 * MIB, device.free, 1000 * MIB - device.free)
 
@@ -118,7 +118,7 @@ def test_what_prefill_graphs_take_is_estimated_from_the_largest(
     tried = []
 
     class Captured:
-        """Each size takes 5 MiB, and what they share 40."""
+        """Each size takes 5 MiB; they share 40."""
 
         def __init__(self, sizes: Sequence[int]) -> None:
             tried.append(tuple(sizes))
@@ -131,7 +131,7 @@ def test_what_prefill_graphs_take_is_estimated_from_the_largest(
     config = EngineConfig(model_dir, max_chunk_tokens=64, max_batch_size=0, cuda_graph_max_bs=0)
     memory, sizes, _ = measure_memory(engine, config, 1000 * MIB, None, Captured, None)
     assert sizes == bound and tried == [bound[-6:]]
-    # Enough is kept for ten, and no more than twice as much.
+    # Enough for ten graphs, and at most twice as much.
     assert 90 * MIB <= memory.graphs <= 180 * MIB and memory.free == 900 * MIB
 
 
@@ -142,7 +142,7 @@ def test_what_mixed_graphs_take_is_estimated_from_a_few(model_dir: str, monkeypa
     tried = []
 
     class Captured:
-        """Each graph takes 5 MiB, and what they share 40."""
+        """Each graph takes 5 MiB; they share 40."""
 
         def __init__(self, sizes: MixedSizes) -> None:
             tried.append(sizes)
@@ -163,7 +163,7 @@ def test_what_mixed_graphs_take_is_estimated_from_a_few(model_dir: str, monkeypa
     measured = measure_memory(engine, config, 1000 * MIB, None, lambda sizes: None, Captured)
     assert measured.mixed_sizes == MixedSizes((16, 20), (128, 192, 256))
     assert tried == [MixedSizes((16, 20), (256,)), MixedSizes((20,), (256,))]
-    # Six of them, and the page tables of 20 sequences and 16 prompts, of 4 pages each.
+    # Six graphs, and page tables of 20 sequences and 16 prompts with 4 pages each.
     assert measured.memory.graphs == 70 * MIB + 4 * 36 * 4
 
 
@@ -176,18 +176,18 @@ def test_without_prefill_graphs_there_are_no_mixed_ones(model_dir: str, monkeypa
     assert not measured.mixed_sizes.pairs() and measured.memory.graphs == 0
 
 
-# --- which prefills are launch-bound ---
+# --- launch-bound prefills ---
 
 LAUNCH_S = 0.010
-# Tokens of a prompt, at most.
+# Tokens of the longest prompt.
 LONGEST = 10_000
 
 
 class Device(EngineBase):
-    """A launch takes the host LAUNCH_S whatever is launched, each token the device so many seconds."""
+    """Every launch takes the host LAUNCH_S, every token takes the device a given time."""
 
     def __init__(self, clock: FakeClock, token_s: float, held_up: Callable[[int], float] = lambda number: 0.0) -> None:
-        """Args: held_up: for how long the host is, as it waits for the forward of this number."""
+        """Args: held_up: extra seconds of the host's wait for the forward pass with this number."""
         super().__init__(CpuKvPool(OpaqueLayout(4, 32), 1, "launch-bound"))
         self._clock = clock
         self._token_s = token_s
@@ -238,6 +238,6 @@ def test_none_is_larger_than_the_largest_forward() -> None:
 def test_no_prompt_that_is_timed_is_longer_than_the_model_allows() -> None:
     clock = FakeClock()
     device = Device(clock, 0.0)
-    # Graphs may be larger all the same: they are of several prompts.
+    # Graphs may be larger, because they hold several prompts.
     assert max(launch_bound_sizes(device, 8192, 300, clock)) == 2048
     assert max(device.prompt_lens) <= 300 and sum(device.prompt_lens[-7:]) == 2048

@@ -1,4 +1,4 @@
-"""When a decode step and prompts are one forward."""
+"""Conditions for a mixed step."""
 
 from collections.abc import Iterator
 from types import SimpleNamespace

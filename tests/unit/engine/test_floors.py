@@ -1,4 +1,4 @@
-"""What a model's work takes at best, by hand and against what docs/benchmarks.md has of H200s."""
+"""Lower bounds of run times, by hand and against the H200 measurements of docs/benchmarks.md."""
 
 from dataclasses import replace
 
@@ -25,7 +25,7 @@ SMALL = replace(
     num_kv_heads=2,
     head_dim=16,
 )
-# As measured beside the floors below: copy 4.1 to 4.2 TB/s, matmul 770 to 790 TFLOP/s.
+# Measured beside the floors below: copy 4.1 to 4.2 TB/s, matmul 770 to 790 TFLOP/s.
 H200 = Limits(4.15e12, 780e12)
 # Prompts of 1,024 tokens with half of 256 outputs, in milliseconds.
 DECODE_FLOORS_MS = {
@@ -44,7 +44,7 @@ def test_floors_count_what_must_be_read_and_computed() -> None:
     assert decode_floor(SMALL, slow_memory, 3, 10, "fp8_e4m3") == 2 * (layers + head) + 3 * 10 * kv_of_a_token
     assert decode_floor(SMALL, slow_math, 3, 10) == 2 * 3 * (layers + head)
     assert prefill_floor(SMALL, slow_memory, 3, 10) == 2 * (layers + head)
-    # 55 pairs of a query and a key that it sees, 64 numbers each over all heads, two products of two operations.
+    # 55 visible pairs of query and key, 64 numbers each over all heads, two products of two operations.
     attention = 2 * 55 * 64 * 4
     assert prefill_floor(SMALL, slow_math, 3, 10) == 3 * (2 * layers * 10 + 2 * head + attention)
 

@@ -1,4 +1,4 @@
-"""Which tokens a grammar lets follow, against looking at every token."""
+"""Masks of a grammar, against a check of every token."""
 
 import json
 import random
@@ -17,7 +17,7 @@ from tandem.engine.grammars import Constraint, Grammars
 from tandem.router.text.grammar_check import translate
 from tests.fakes.tokenizer_files import byte_level, save
 
-# More columns than tokens, as models have.
+# More columns than tokens, as in real models.
 VOCAB_SIZE = 270
 END, OTHER_END = 257, 256
 SMOLLM2_SIZE = 49152
@@ -55,7 +55,7 @@ def allowed(grammars: Grammars, *constraints: Constraint, end_ids: Sequence[int]
 
 
 def token_texts() -> dict[int, str]:
-    """Of those that are text."""
+    """Bytes of the tokens that are text."""
     tokenizer = byte_level()
     return {i: tokenizer.decode([i]) for i in range(260) if i not in (END, OTHER_END)}
 
@@ -94,7 +94,7 @@ def test_it_makes_no_difference_in_how_many_pieces_an_output_came(grammars: Gram
         piece_by_piece.follow(output[:length], 0)
         allowed(grammars, piece_by_piece)
     assert allowed(grammars, at_once) == allowed(grammars, piece_by_piece) != [set()]
-    # Those of one grammar have nothing to do with each other.
+    # Constraints of one grammar are independent.
     at_once.follow([*output, *output_of("]")], 0)
     first, second = allowed(grammars, at_once, piece_by_piece)
     assert END in first and END not in second
@@ -130,7 +130,7 @@ def many_tokens(smollm2_dir: Path) -> Grammars:
 
 
 def test_limits_that_others_have_used_up_are_no_end_of_it(many_tokens: Grammars) -> None:
-    """llguidance counts the states that it has found for all outputs of a grammar together."""
+    """llguidance counts states over all outputs of a grammar."""
     grammar = grammar_from("regex", "(?s).*a.{200}b")
     rng = random.Random(0)
 
@@ -148,7 +148,7 @@ def test_limits_that_others_have_used_up_are_no_end_of_it(many_tokens: Grammars)
     lengths = [serve(constraint) for constraint in together]
     assert lengths[1] < lengths[0], "for this test the first must use up what both have"
     assert together[1].error and together[1].may_do_better
-    # A further attempt begins anew, and alone.
+    # Another attempt starts afresh, and alone.
     again = ready(many_tokens.constraint(grammar))
     assert serve(again) > lengths[1] and not again.may_do_better
 
@@ -156,7 +156,7 @@ def test_limits_that_others_have_used_up_are_no_end_of_it(many_tokens: Grammars)
 def test_who_has_only_been_announced_uses_nothing_up(grammars: Grammars) -> None:
     properties = {f"q{number}": {"type": "string", "maxLength": 100} for number in range(600)}
     grammar = LLMatcher.grammar_from_json_schema({"type": "object", "properties": properties})
-    # A decode worker asks for a grammar when its request is announced, and again when it is there.
+    # A decode worker asks for a grammar when its request is announced, and again when it arrives.
     ready(grammars.constraint(grammar))
     constraint = ready(grammars.constraint(grammar))
     constraint.follow(output_of('{"'), 0)
@@ -168,7 +168,7 @@ def test_no_mask_takes_long(many_tokens: Grammars) -> None:
     ambiguous = ready(many_tokens.constraint(grammar_from("lark", 'start: e\ne: e e | e e e | "a" | "b" | " "')))
     began = time.perf_counter()
     many_tokens.masks([(ambiguous, ())])
-    # With llguidance's own limits it takes 0.3 s before it is given up.
+    # With llguidance's own limits it takes 0.3 s to give up.
     assert time.perf_counter() - began < 0.1
     assert "items" in ambiguous.error and len(ambiguous.error) <= 300
 

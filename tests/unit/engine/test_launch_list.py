@@ -1,4 +1,4 @@
-"""The list of all forwards: who gives pages back or away learns there what may still touch them."""
+"""The launch list: which pages running forward passes may still touch."""
 
 import pytest
 
@@ -12,7 +12,7 @@ PAGE_SIZE = 4
 
 
 class Part(ForwardPart):
-    """The next so many tokens of each sequence. Attributes: has_ended; ended: all parts that have, in that order."""
+    """The next tokens of each sequence, in the given number. Attributes: ended: all ended parts, in order."""
 
     ended: "list[Part]"
 

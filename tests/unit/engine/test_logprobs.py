@@ -36,7 +36,7 @@ def test_logprobs_are_the_model_s_own_and_only_for_those_who_ask() -> None:
             assert logprobs is None
             continue
         assert logprobs is not None
-        assert output.token_ids[row] == 3  # forced by its bias, of which the log probability knows nothing
+        assert output.token_ids[row] == 3  # forced by its bias, which the log probability ignores
         assert logprobs.logprob == pytest.approx(expected[row, 3].item())
         descending = expected[row].sort(descending=True)
         assert [t.token_id for t in logprobs.top] == descending.indices[:n].tolist()

@@ -1,4 +1,4 @@
-"""Which forwards of both kinds run as CUDA graphs, and what the host tells a graph."""
+"""Choice and inputs of mixed graphs."""
 
 import itertools
 import random
@@ -74,7 +74,7 @@ def test_a_forward_runs_in_the_smallest_that_it_fits() -> None:
 def test_pieces_are_cut_where_they_need_no_padding() -> None:
     sizes = MixedSizes((16, 20), (128, 192))
     assert [sizes.num_unpadded(20, n) for n in (127, 128, 191, 192)] == [127, 128, 128, 192]
-    # These run without a graph, so that nothing is padded.
+    # Without a graph there is no padding.
     assert sizes.num_unpadded(20, 193) == 193 and sizes.num_unpadded(21, 150) == 150
     assert MixedSizes().num_unpadded(1, 150) == 150
     assert [sizes.num_padded(20, n) for n in (1, 128, 129, 192, 193)] == [128, 128, 192, 192, 193]
@@ -82,14 +82,14 @@ def test_pieces_are_cut_where_they_need_no_padding() -> None:
 
 
 def sequence(token_ids: list[int], num_tokens: int, num_pending: int = 0) -> TokenSequence:
-    """Whose forward in hand computes so many tokens; all but those before these and behind these are its last ones."""
+    """Returns a sequence whose last `num_tokens` tokens the current forward pass computes."""
     s = TokenSequence(token_ids, 1, [0], cached_len=len(token_ids) + num_pending - num_tokens, num_pending=num_pending)
     s.extend(num_tokens)
     return s
 
 
 def unpacked(numbers: "np.ndarray[tuple[int], np.dtype[np.int64]]", num_tokens: int) -> tuple[list[int], ...]:
-    """Tokens, where each is, and the rows whose logits are wanted."""
+    """Tokens, their indices, and the rows that need logits."""
     return tuple(part.tolist() for part in np.split(numbers, [num_tokens, 2 * num_tokens]))
 
 
@@ -105,7 +105,7 @@ def test_what_is_staged_leads_to_each_token_and_to_each_row_that_is_wanted(is_fe
     ids, index, rows = unpacked(numbers, 12)
     assert ids == [2, 0 if is_fed else 4, 6, 0, 20, 21, 10, 11, 12, 0, 0, 0]
     assert index == [FIRST_STAGED, 7 if is_fed else FIRST_STAGED + 1, *range(FIRST_STAGED + 2, FIRST_STAGED + 12)]
-    # Sequences that are decoded come first, side by side, as those who are fed by them expect.
+    # Decoded sequences come first, without gaps, as later feeds expect.
     assert rows == [0, 1, 2, 8, *[0] * MAX_PROMPTS]
 
 
@@ -116,7 +116,7 @@ def test_a_full_graph_has_no_padding() -> None:
     assert rows == [0, *range(2, 33, 2)]
 
 
-# --- forwards, with plain torch in the place of graphs and of kernels ---
+# --- forward passes in plain torch, instead of graphs and kernels ---
 
 CPU = torch.device("cpu")
 PAGE_SIZE = 4
@@ -125,7 +125,7 @@ VOCAB_SIZE = cast(int, TINY_LLAMA["vocab_size"])
 
 
 class FixedSize(GraphedAttention):
-    """Attention of one kind by the reference backend. Rows of padding write nowhere and give zeros."""
+    """Attention of one kind by the reference backend. Padding rows write nowhere and give zeros."""
 
     def __init__(self, pool: KvPool, mode: ForwardMode, size: int) -> None:
         self._reference = ReferenceAttention(pool, NUM_HEADS)
@@ -173,7 +173,7 @@ class FixedSizes(ReferenceAttention, GraphableBackend):
 
 
 class Capture:
-    """A graph runs what was captured again."""
+    """A graph that runs the captured function again."""
 
     def __init__(self, device: torch.device) -> None:
         pass
@@ -200,7 +200,7 @@ class MostLikely:
 
 @pytest.fixture
 def engine(model_dir: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
-    """One without graphs, beside which graphs can be made."""
+    """An engine without graphs, for comparison with graphs."""
     module = ModuleType("tandem.engine.layers.most_likely")
     module.MostLikely = MostLikely  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, module.__name__, module)
@@ -228,13 +228,13 @@ def sequence_of(prompt_len: int, first_page: int, **sampling: Any) -> TokenSeque
 def decode_beside_prompts(
     engine: Engine, forward: Callable[[Batch, torch.Tensor], torch.Tensor]
 ) -> tuple[list[list[int]], torch.Tensor]:
-    """Two sequences go on and change places, each step fed by the one before, while prompts are computed beside them.
+    """Decodes two sequences that change places, each step fed by the one before, beside prompts.
 
     Args:
-        forward: of a batch and what feeds it; returns the tokens that follow.
+        forward: takes a batch and its feed; returns the next tokens.
 
     Returns:
-        These of all steps, and the pages.
+        Tokens of all steps, and the pages.
     """
     engine.pool.memory.zero_()
     decoded = [sequence_of(5, 0), sequence_of(9, 10)]
@@ -254,7 +254,7 @@ def decode_beside_prompts(
         fed_ids = forward(batch, fed_ids)
         given.append(fed_ids.tolist())
         fed_ids = fed_ids[:2]
-        # The host learns a step later what the tokens were.
+        # The host learns the tokens a step later.
         for s, token_id in zip(decoded, known, strict=True):
             s.token_ids.append(token_id)
             s.num_pending = 0
@@ -286,7 +286,7 @@ def test_a_graph_gives_what_single_launches_give_and_feeds_the_next(
 
     given, pages = decode_beside_prompts(engine, run)
     assert given == expected and torch.allclose(pages, expected_pages, atol=1e-5)
-    # Whatever was run in between has left nothing.
+    # Earlier runs leave no trace.
     assert decode_beside_prompts(engine, run)[0] == expected
 
 

@@ -1,4 +1,4 @@
-"""Which layout a model's pages have."""
+"""Page layouts of models."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Which prefills run as CUDA graphs."""
+"""Choice of prefill graphs."""
 
 import itertools
 

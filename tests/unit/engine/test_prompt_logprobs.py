@@ -1,4 +1,4 @@
-"""Log probabilities of prompts against transformers, however the prompt comes to be computed."""
+"""Log probabilities of prompts against transformers, for prompts computed in different ways."""
 
 import random
 from array import array
@@ -26,12 +26,12 @@ TOLERANCE = 2e-5
 
 @dataclass(frozen=True)
 class Oracle:
-    """What transformers says of a prompt."""
+    """Log probabilities of a prompt by transformers."""
 
     logits: torch.Tensor
 
     def check(self, parts: list[PackedLogprobs], token_ids: list[int], num_top: int) -> None:
-        """Args: parts: all of the prompt's, in order."""
+        """Args: parts: all parts of the prompt, in order."""
         expected = torch.log_softmax(self.logits, dim=-1)
         position = 1
         for part in parts:
@@ -42,7 +42,7 @@ class Oracle:
             for i, (logprob, rank) in enumerate(zip(logprobs, ranks, strict=True)):
                 row, own = expected[position - 1], token_ids[position]
                 assert logprob == pytest.approx(float(row[own]), abs=TOLERANCE)
-                # Neighbours may be nearer to each other than the two computations are.
+                # Neighbors may be closer than the two computations are.
                 assert int((row > row[own] + TOLERANCE).sum()) < rank <= int((row >= row[own] - TOLERANCE).sum())
                 values = list(top[i * num_top : (i + 1) * num_top])
                 assert values == pytest.approx(row.topk(num_top).values.tolist(), abs=TOLERANCE)
@@ -102,14 +102,14 @@ def test_whole_and_in_chunks(engine: Engine, reference: torch.nn.Module, chunks:
     one = sequence(token_ids, num_top, 0)
     parts = [forward(engine, [one], [chunk])[0] for chunk in chunks]
     oracle(reference, token_ids).check([part for part in parts if part is not None], token_ids, num_top)
-    # What comes after the last token is sampled: of it alone nothing is said.
+    # The last token's successor is sampled and has no prompt log probability.
     assert [part is None for part in parts] == [False] * (len(chunks) - (chunks[-1] == 1)) + [True] * (chunks[-1] == 1)
 
 
 def test_some_of_a_batch_ask_each_for_as_many_as_it_likes(
     engine: Engine, reference: torch.nn.Module, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # More tokens than there are logits for at a time.
+    # More tokens than rows of logits at a time.
     monkeypatch.setattr(prompt_logprobs, "MAX_SLICE_ROWS", 7)
     rows: list[int] = []
     logits = engine.model.logits

@@ -20,7 +20,7 @@ def test_uniform_numbers() -> None:
 
 
 def test_uniform_is_splitmix64() -> None:
-    # By its authors' C code: the first outputs of a generator seeded with 1234567.
+    # First outputs of the authors' C code, seeded with 1234567.
     assert randomness._mix(1234567) == 6457827717110365317
     assert randomness._mix(1234567 + 0x9E3779B97F4A7C15) == 3203168211198807973
     state = randomness._mix(42)

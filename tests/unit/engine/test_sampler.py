@@ -58,8 +58,7 @@ def rows_of(logprobs: SampledLogprobs | None, num_rows: int) -> list[TokenLogpro
 
 
 def spelled_out(logits: torch.Tensor, s: TokenSequence) -> tuple[int, float]:
-    """One row's token by the formulas of the module's docstring in float64, one token at a time; and how near, at the
-    nearest, a comparison was to turning out otherwise."""
+    """Returns one row's token by the sampler's formulas in float64, and the smallest margin of its comparisons."""
     p = s.sampling
     x = {i: float(v) for i, v in enumerate(logits.tolist())}
     if len(s.token_ids) - s.prompt_len < p.min_tokens:
@@ -91,7 +90,7 @@ def spelled_out(logits: torch.Tensor, s: TokenSequence) -> tuple[int, float]:
                 break
             nucleus.append(i)
             before += weight[i]
-        # Which of two that are nearly equal is kept is a matter of rounding.
+        # Rounding decides between nearly equal tokens.
         margins += [weight[nucleus[-1]] - weight[i] for i in kept[len(nucleus) :][:1] if x[i] < x[nucleus[-1]]]
         kept = nucleus
     total, u, so_far = sum(weight[i] for i in kept), uniform(p.seed, len(s.token_ids)), 0.0
@@ -115,7 +114,7 @@ def test_every_token_is_that_of_the_formulas(sampling: SamplingParams, seed: int
 
 @st.composite
 def any_filters(draw: st.DrawFn, vocab_size: int) -> SamplingParams:
-    """Parameters without anything that would make equal logits different."""
+    """Parameters that never make different logits equal."""
     params = draw(any_sampling_params(vocab_size))
     return SamplingParams(1, draw(st.floats(0.05, 5)), params.top_k, params.top_p, params.min_p, seed=params.seed)
 
@@ -160,7 +159,7 @@ def test_penalties_are_those_of_transformers() -> None:
             max_tokens=st.just(1),
             temperature=st.floats(0.1, 5),
             top_k=st.integers(0, VOCAB_SIZE + 2),
-            # Between these, transformers' float32 cannot tell what a sum leaves to 1.
+            # Between these, transformers' float32 cannot tell a sum's distance from 1.
             top_p=st.floats(0.01, 0.999) | st.just(1.0),
             min_p=st.floats(0, 1),
         ),
@@ -184,7 +183,7 @@ def test_filters_are_those_of_transformers(params: list[SamplingParams], seed: i
         assert torch.equal(kept[row].isinf(), expected[0].isinf())
 
 
-# --- order of rows, attempts, and what is left alone ---------------------------------------------------------------
+# --- order of rows, attempts, and unchanged inputs ---------------------------------------------------------------
 
 
 @settings(deadline=None)
@@ -212,7 +211,7 @@ def test_large_vocabularies_do_not_tell_a_batch_from_a_row_either() -> None:
 
 
 def test_how_the_kept_tokens_are_found_makes_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows that a selection serves, and rows that must be sorted; many equal logits, as bfloat16 makes them."""
+    """Selected rows and sorted rows, with many equal logits, as bfloat16 makes them."""
     filters = itertools.product([0, 1, 2, 50, 1024, 1025, 2500], [1.0, 0.9999999, 0.9, 0.5, 0.01], [0.0, 0.01])
     rows = [
         sequence(SamplingParams(1, 0.3 + i % 5, top_k, top_p, min_p, seed=i))
@@ -255,7 +254,7 @@ def test_a_restart_and_another_split_of_the_same_tokens_draw_alike() -> None:
     other_life = sequence(sampling, [4, 5, 6], (7,))
     other_life.token_ids.append(8)
     assert chosen(logits, [one_life]) == chosen(logits, [other_life])
-    # Penalties of the output, unlike the draw, depend on where it begins.
+    # Penalties depend on the start of the output, unlike the draw.
     penalised = replace(sampling, temperature=0.0, presence_penalty=2.0)
     flat = torch.zeros(1, VOCAB_SIZE)
     flat[0, 4], flat[0, 7] = 1.0, 1.5
@@ -327,7 +326,7 @@ def test_bias_bans_and_forces() -> None:
 
 
 class UnreadBias(tuple[tuple[int, float], ...]):
-    """Pairs that must not be looked at one by one."""
+    """Pairs that must not be read one by one."""
 
     def __iter__(self) -> Iterator[tuple[int, float]]:
         raise AssertionError("a step goes through all biases")
@@ -348,7 +347,7 @@ def chi_square(counts: np.ndarray, expected: np.ndarray) -> float:
     return float(((counts - expected) ** 2 / expected).sum())
 
 
-# Seeds at one position and positions of one seed are both to look independent.
+# Both must look independent: seeds at one position, and positions of one seed.
 @pytest.mark.parametrize("vary", ["seed", "position"])
 def test_draws_follow_the_distribution(vary: str) -> None:
     num_draws, vocab_size = 20_000, 16
@@ -367,11 +366,11 @@ def test_draws_follow_the_distribution(vary: str) -> None:
     assert chi_square(counts[kept], probabilities[kept] * len(rows)) < 35
 
 
-# --- outputs of at least so many tokens --------------------------------------------------------------------------
+# --- min_tokens --------------------------------------------------------------------------
 
 
 def ending(min_tokens: int, **more: object) -> SamplingParams:
-    """Token 5 is the most likely one by far, and ends the output, as does 7."""
+    """Token 5 is by far the most likely; 5 and 7 end the output."""
     return SamplingParams(9, min_tokens=min_tokens, stop_token_ids=(7, 5), **more)  # type: ignore[arg-type]
 
 
@@ -382,7 +381,7 @@ def test_nothing_ends_an_output_before_it_has_its_tokens(more: dict, penalties: 
     logits[:, 5], logits[:, 7], logits[:, 9] = 100, 90, 60
     rows = [sequence(ending(3, **more, **penalties), output_ids=(5,) * n) for n in range(5)]
     assert chosen(logits, rows) == [9, 9, 9, 5, 5]
-    # Log probabilities are the model's own.
+    # Log probabilities are of the model's own logits.
     asked = [sequence(replace(row.sampling, num_logprobs=1), output_ids=tuple(row.token_ids[3:])) for row in rows]
     for logprobs in rows_of(sample(logits, asked).logprobs, 5):
         assert logprobs is not None and logprobs.top[0].token_id == 5

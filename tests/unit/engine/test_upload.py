@@ -1,4 +1,4 @@
-"""Arrays packed into one piece of memory come out as they went in."""
+"""Packed arrays come out unchanged."""
 
 import numpy as np
 import torch

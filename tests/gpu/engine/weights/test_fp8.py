@@ -1,4 +1,4 @@
-"""Models with FP8 weights on a GPU, against transformers in float32 with the weights that they stand for."""
+"""Models with FP8 weights on a GPU, against transformers in float32 with the dequantized weights."""
 
 import copy
 import math
@@ -33,22 +33,20 @@ from tests.fakes.fp8_schemes import KINDS
 ROOT = Path(__file__).parents[4]
 PAGE_SIZE = 16
 BATCHES = (1, 16, 64, 256)
-# Prompts are short enough for the kernel of few tokens, and with what is decoded they fit a page.
+# Prompts are short enough for the kernel of few tokens, and fit a page with their outputs.
 PROMPT_LEN, NUM_STEPS = 8, 4
 LONG_PROMPT = 512
-# What transformers' own bfloat16 differs from its float32 by may be so many times as large here, where inputs are not
-# quantised.
+# Allowed error without quantized inputs, relative to the error of transformers' own bfloat16.
 MAX_RATIO_TO_BFLOAT16 = 2.0
-# Quantised inputs make a difference that a simulation in float32 has too; which of two numbers a rounding gives depends
-# on less than that.
+# Quantized inputs make a difference that a float32 simulation shows too; smaller differences may flip a rounding.
 MAX_RATIO_TO_SIMULATED = 1.3
-# Of one row of logits and not of hundreds.
+# For one row of logits instead of hundreds.
 MAX_RATIO_OF_FEW = 2.0
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Attributes: reference: float32 on the GPU, with the weights that the checkpoint stands for."""
+    """Attributes: reference: float32 on the GPU, with the dequantized weights."""
 
     path: Path
     reference: PreTrainedModel
@@ -61,7 +59,7 @@ class Checkpoint:
         model: Any = self.reference
         if dtype is not torch.float32:
             model = copy.deepcopy(model).to(dtype)
-            # Wavelengths stay as they are, as where transformers reads a model in that dtype.
+            # Wavelengths stay float32, as in a model that transformers reads in this dtype.
             for name, buffer in self.reference.named_buffers():
                 parent, _, leaf = name.rpartition(".")
                 setattr(model.get_submodule(parent), leaf, buffer)
@@ -91,7 +89,7 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     kind = request.param
     path = tmp_path_factory.mktemp(kind)
     family = "qwen3" if "static" in kind else "llama"
-    # Few of these sizes are alike, and rows of blocks are multiples of 4, as the library wants them.
+    # Sizes mostly differ, and rows of blocks are multiples of 4, as the library requires.
     sizes = {"hidden_size": 512, "intermediate_size": 1024, "num_attention_heads": 8, "num_key_value_heads": 2}
     model: Any = make_model(family, num_hidden_layers=3, **sizes)
     tensors: dict[str, torch.Tensor] = {}
@@ -114,7 +112,7 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 
 @torch.no_grad()
 def weights_of(model: PreTrainedModel, path: Path) -> None:
-    """Gives a model the weights that plain ones become when they are loaded as FP8."""
+    """Gives a model the weights that plain ones become when loaded as FP8."""
     config = ModelConfig.from_dir(path).quantized("fp8")
     cpu = torch.device("cpu")
     plain = build_model(config, torch.float32, cpu)
@@ -145,7 +143,7 @@ def make_engine(path: Path, quantization: str, num_pages: int = 320, dtype: str 
 def logits(
     engine: Engine, mode: ForwardMode, sequences: Sequence[TokenSequence], num_tokens: int, graphs: bool
 ) -> torch.Tensor:
-    """(num_sequences, vocab_size), of the last of so many new tokens of each."""
+    """Returns (num_sequences, vocab_size) logits after each sequence's last new token."""
     for sequence in sequences:
         sequence.extend(num_tokens)
     batch = Batch(mode, list(sequences))
@@ -174,7 +172,7 @@ def difference(actual: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def bound(checkpoint: Checkpoint, token_ids: torch.Tensor, part: slice, is_quantized: bool) -> float:
-    """Args: part: the tokens after which logits are compared."""
+    """Args: part: tokens after which logits are compared."""
     expected = checkpoint.logits(token_ids)[:, part]
     if is_quantized:
         with checkpoint.quantised_inputs():
@@ -199,7 +197,7 @@ def test_decode_steps(checkpoint: Checkpoint, engine: Engine, batch_size: int, g
     prompts = token_ids[:, :PROMPT_LEN].tolist()
     sequences = [TokenSequence(prompt, PROMPT_LEN, [page]) for prompt, page in zip(prompts, pages, strict=True)]
     for sequence in sequences:
-        # One by one, so that inputs of prompts are not quantised.
+        # One by one, so that prompts' inputs are not quantized.
         logits(engine, "prefill", [sequence], PROMPT_LEN, False)
     steps = []
     for step in range(NUM_STEPS):
@@ -221,7 +219,7 @@ def test_a_prefill(checkpoint: Checkpoint, engine: Engine, graphs: bool) -> None
     pages = random.Random(0).sample(range(engine.pool.num_pages), LONG_PROMPT // PAGE_SIZE)
     sequence = TokenSequence(token_ids[0].tolist(), LONG_PROMPT, pages)
     actual = logits(engine, "prefill", [sequence], LONG_PROMPT, graphs)
-    # The bound is that of all rows, because one says little.
+    # The bound is that of all rows, because a single row says little.
     expected = checkpoint.logits(token_ids)[:, -1]
     largest = bound(checkpoint, token_ids, slice(None), True) * MAX_RATIO_OF_FEW / MAX_RATIO_TO_SIMULATED
     error = difference(actual, expected)
@@ -270,10 +268,10 @@ def test_dummies_are_the_same_everywhere(tmp_path: Path, kind: str) -> None:
     assert loaded.model_fingerprint != engines[0].model_fingerprint
 
 
-# Of so many stretches of a text.
+# Number of stretches of a text.
 NUM_STRETCHES, STRETCH = 8, 512
-# Rounding this small model's weights alone costs 2 %, and inputs as much again: simulated in float32 it is 3 % over all
-# stretches, and 0 to 5 % in any one.
+# Rounding this small model's weights alone costs 2 %, and its inputs as much again: simulated in float32 it is 3 % over
+# all stretches, and 0 to 5 % in any one.
 MAX_PERPLEXITY_RATIO = 1.06
 MAX_RATIO_TO_SIMULATED_PERPLEXITY = 1.01
 
@@ -304,7 +302,7 @@ def test_the_perplexity_of_a_model_that_knows_english() -> None:
 
 @torch.inference_mode()
 def _perplexity(engine: Engine, model: Model, token_ids: list[int]) -> float:
-    """Args: engine: whose pages and attention the model uses."""
+    """Args: engine: owner of the model's pages and attention."""
     losses = []
     for first in range(0, len(token_ids), STRETCH):
         stretch = token_ids[first : first + STRETCH]

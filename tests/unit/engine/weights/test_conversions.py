@@ -1,4 +1,4 @@
-"""The cache of converted models: what is kept once, and that neither a kill nor another process spoils it."""
+"""The cache of converted models: each is kept once, and survives kills and other processes."""
 
 import hashlib
 import os
@@ -17,7 +17,7 @@ from tandem.engine.weights import gguf as gguf_conversion
 from tandem.engine.weights.conversions import ConversionCache
 from tandem.engine.weights.resolve import resolve_model
 
-# A process of its own that does something with a cache; the conversion takes as long as a file named `go` is not there.
+# A process that uses a cache; its conversion runs until a file named `go` exists.
 PROCESS = """
 import sys, time
 from contextlib import ExitStack
@@ -55,7 +55,7 @@ def convert(source: Path, out: Path, on_progress: object = None) -> None:
 
 @pytest.fixture
 def conversions(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """The files that this process has converted."""
+    """Files converted by this process."""
     converted: list[Path] = []
 
     def count(source: Path, out: Path, on_progress: object) -> None:
@@ -108,7 +108,7 @@ def test_all_copies_of_a_file_share_one_model(tmp_path: Path, conversions: list[
     os.utime(copies[0], (0, 0))
     assert [cache.get(copy) for copy in (*copies, source)] == [first] * 3
     assert len(conversions) == 1
-    # Neither size nor date shows this change.
+    # This change shows in neither size nor date.
     stat = source.stat()
     source.write_bytes(b"FUGG")
     os.utime(source, ns=(stat.st_atime_ns, stat.st_mtime_ns))
@@ -144,11 +144,11 @@ def test_the_cache_is_where_the_environment_says(
 
 
 def test_of_two_processes_one_converts_and_the_other_waits(tmp_path: Path, process: Processes) -> None:
-    # Their files are two copies under two names.
+    # Their files are two copies with different names.
     first = process(gguf_file(tmp_path / "one.gguf"))
     wait_for(tmp_path / "began")
     second = process(gguf_file(tmp_path / "two.gguf"))
-    # Stages are marked by files of their names.
+    # Files mark the stages by their names.
     wait_for(tmp_path / "waiting for another process that converts it")
     (tmp_path / "go").touch()
     assert answer(first) == answer(second)
@@ -162,7 +162,7 @@ def test_what_a_killed_process_left_half_written_is_neither_used_nor_kept(
     source = gguf_file(tmp_path / "tiny.gguf")
     killed = process(source)
     wait_for(tmp_path / "began")
-    # While it is at work, its files are no rubbish.
+    # A running process's files are not leftovers.
     assert cache.clear() == [] and list(cache.directory.glob(".tiny-*.scratch"))
     killed.send_signal(signal.SIGKILL)
     killed.wait(10.0)

@@ -48,7 +48,7 @@ def test_any_bit_of_any_tensor_counts(model_dir: str, dtype: torch.dtype) -> Non
     seen = {model_fingerprint(model)}
     num_changes = 0
     for _, weight in model.named_parameters():
-        # The first and the last element, and of each its lowest bit and its sign.
+        # The lowest bit and the sign of the first and the last element.
         for place in (0, -1):
             for bit in (0, 8 * weight.itemsize - 1):
                 element = bits(weight)[(place,) * weight.dim()]
@@ -91,7 +91,7 @@ def test_neither_memory_nor_pieces_matter(
 ) -> None:
     weight = torch.randn(shape, dtype=dtype, generator=torch.Generator().manual_seed(1))
     sums = fingerprint._row_sums(weight)
-    # The same numbers with those of one column side by side, as the engine keeps matrices on a CPU.
+    # The same numbers in column order, as the engine keeps matrices on a CPU.
     assert torch.equal(fingerprint._row_sums(weight.transpose(0, -1).contiguous().transpose(0, -1)), sums)
     for num_elements in (1, 64, 2000):
         monkeypatch.setattr(fingerprint, "_CHUNK_ELEMENTS", {"cpu": num_elements})
@@ -119,7 +119,7 @@ def test_files_replaced_between_two_loads_are_noticed(model_dir: str) -> None:
 
     before, stat = page_format(), weights.stat()
     assert before == page_format() and before.model_fingerprint == model_fingerprint(model)
-    # Not where somebody would sample it, nor in size or date.
+    # This change shows neither in a sample nor in size or date.
     tensors = load_file(weights)
     tensors["model.layers.0.self_attn.k_proj.weight"][3, 5] += 1e-3
     save_file(tensors, weights)

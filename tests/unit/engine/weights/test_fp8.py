@@ -1,5 +1,4 @@
-"""FP8 checkpoints of every kind: what a model makes of them, against transformers with the weights that they stand
-for, and what is refused."""
+"""FP8 checkpoints of every kind, against transformers with the dequantized weights, and refusals."""
 
 import itertools
 import json
@@ -35,7 +34,7 @@ _names = itertools.count()
 
 
 def load(path: Path, how: str = "auto", *, keeps_fp8: bool = False) -> Model:
-    """Args: keeps_fp8: a model whose weights stay FP8 and whose inputs are quantised, in plain torch."""
+    """Args: keeps_fp8: a model with FP8 weights and quantized inputs, in plain torch."""
     config = ModelConfig.from_dir(path).quantized(how)
     if keeps_fp8:
         model: Model = DecoderModel(config, torch.float32, CPU, TorchOps())
@@ -80,8 +79,7 @@ def test_logits_are_those_of_the_weights_that_it_stands_for(tmp_path: Path, kind
     save_fp8(reference, tmp_path, kind)
     expected = reference_logits(reference)
     assert difference(logits_of(load(tmp_path), tokens()), expected) < 1e-5
-    # With quantised inputs it is another computation: each of eight products' inputs is rounded to 3 bits of mantissa,
-    # by 3 % on average.
+    # Quantized inputs change the result: eight products round their inputs to 3 bits of mantissa, by 3 % on average.
     quantised = difference(logits_of(load(tmp_path, keeps_fp8=True), tokens()), expected)
     assert 0.03 < quantised < 0.15
 
@@ -98,13 +96,13 @@ def test_plain_weights_become_fp8_when_they_are_loaded(tmp_path: Path) -> None:
         if not name.endswith("_proj.weight"):
             assert torch.equal(rounded[name], weight)
             continue
-        # FP8 has 3 bits of mantissa, and below 2^-6 of the largest numbers' 448 steps of 2^-9.
+        # FP8 has 3 bits of mantissa, and steps of 2^-9 below 2^-6, where the row's largest number is 448.
         step = torch.maximum(weight.abs() / 16, weight.abs().amax(1, keepdim=True) / 448 / 2**10)
         assert ((rounded[name] - weight).abs() <= step * 1.001).all() and not torch.equal(rounded[name], weight)
     assert 0.03 < difference(logits_of(model, tokens()), expected) < 0.15
     kept = load(tmp_path, "fp8", keeps_fp8=True)
     assert 0.03 < difference(logits_of(kept, tokens()), logits_of(model, tokens())) < 0.15
-    # What is FP8 already stays as it is.
+    # Weights that are FP8 already stay unchanged.
     save_fp8(reference, tmp_path / "quantised", "blocks")
     config = ModelConfig.from_dir(tmp_path / "quantised")
     assert config.quantized("fp8") == config
@@ -131,7 +129,7 @@ def test_modules_that_are_ignored_stay_plain(tmp_path: Path) -> None:
     held = dict(load(tmp_path, keeps_fp8=True).named_parameters())
     fp8 = {name.removesuffix(".weight") for name, tensor in held.items() if tensor.dtype is FP8_DTYPE}
     assert not fp8 & set(ignored) and len(fp8) == 2 * 7 - 3
-    # One matrix is of one kind.
+    # A matrix has one kind.
     save_fp8(make_model("llama"), tmp_path, "channels_dynamic", (UP,))
     with pytest.raises(ValueError, match=r"ignores some of .*gate_proj, model\.layers\.1\.mlp\.up_proj"):
         load(tmp_path, keeps_fp8=True)
@@ -222,7 +220,7 @@ def test_fingerprints_cover_numbers_and_scales(tmp_path: Path) -> None:
             parameter.copy_((parameter.float() * 2).to(parameter.dtype))
         found.add(model_fingerprint(model))
     assert len(found) == 4
-    # What weights stand for is computed with otherwise.
+    # A model with dequantized weights computes differently.
     assert model_fingerprint(load(tmp_path)) not in found
 
 

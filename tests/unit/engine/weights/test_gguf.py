@@ -1,4 +1,4 @@
-"""The conversion of GGUF files, against the weights that they were made from and against transformers."""
+"""GGUF conversion, against the original weights and against transformers."""
 
 import json
 import multiprocessing
@@ -42,7 +42,7 @@ METADATA: dict[str, Any] = {
 
 
 def huggingface_weights() -> dict[str, np.ndarray]:
-    """Random weights of a tiny Llama under their Hugging Face names, untied."""
+    """Random untied weights of a tiny Llama under their Hugging Face names."""
     shapes = {
         "model.embed_tokens.weight": (len(TOKENS), HIDDEN),
         "model.norm.weight": (HIDDEN,),
@@ -68,7 +68,7 @@ def huggingface_weights() -> dict[str, np.ndarray]:
 
 
 def gguf_tensors(weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The same weights as a GGUF keeps them: rows 2i and 2i + 1 of a head were i and i + head_dim / 2."""
+    """The same weights in GGUF order: rows 2i and 2i + 1 of a head were i and i + head_dim / 2."""
     names = {
         "model.embed_tokens": "token_embd",
         "model.norm": "output_norm",
@@ -96,7 +96,7 @@ def gguf_tensors(weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 def write_gguf(
     path: Path, metadata: dict[str, Any] | None = None, tensors: dict[str, np.ndarray | None] | None = None
 ) -> Path:
-    """A tiny Llama as GGUF, with some metadata and tensors replaced (None: left out)."""
+    """Writes a tiny Llama as GGUF with replaced metadata and tensors (None: left out)."""
     merged_metadata = METADATA | (metadata or {})
     writer = gguf.GGUFWriter(path, merged_metadata.pop("general.architecture", "llama"))
     adders: dict[type, Callable[..., None]] = {
@@ -266,7 +266,7 @@ def test_smollm2_weights_equal_those_of_transformers(
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
-    # transformers builds the same table once per module of the model, which takes half of its time.
+    # transformers otherwise builds this table once per module, half of its time.
     monkeypatch.setattr(gguf, "get_tensor_name_map", cache(gguf.get_tensor_name_map))
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(smollm2_dir))

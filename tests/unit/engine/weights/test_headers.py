@@ -1,4 +1,4 @@
-"""Malformed safetensors files end in one line that names file and tensor, and never in other weights."""
+"""Malformed safetensors files are refused in one line with file and tensor, and never give other weights."""
 
 import copy
 import json
@@ -19,7 +19,7 @@ from tandem.engine.weights.headers import MAX_HEADER_BYTES, tensor_names
 from tandem.engine.weights.loader import checkpoint_weights
 from tandem.engine.weights.resolve import resolve_model
 
-# Two tensors of 16 bytes, as every header here says unless it is broken.
+# Two tensors of 16 bytes, the content of every header here unless broken.
 HEADER = {
     "a": {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 16]},
     "b": {"dtype": "F32", "shape": [4], "data_offsets": [16, 32]},
@@ -147,7 +147,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("header", "most_bytes"),
     [
-        # A header that is too long is not read; the longest that is read takes a small multiple of its length.
+        # Too long a header is not read; the longest one read takes a small multiple of its length.
         (b"[" + b"0," * (50 * 2**20) + b"0]", 2**20),
         pytest.param(
             (b"[" + b"[]," * (MAX_HEADER_BYTES // 3))[: MAX_HEADER_BYTES - 4] + b"0]",
@@ -209,7 +209,7 @@ TENSORS = st.fixed_dictionaries(
     }
 )
 HEADERS = st.dictionaries(st.sampled_from(["a", "b", "c", "__metadata__"]), TENSORS | ANYTHING, max_size=3)
-# A sound header with a few of its values replaced gets further than one of values all made up.
+# Changed values of a valid header get further than random ones.
 CHANGES = st.lists(
     st.tuples(
         st.sampled_from(["a", "b"]), st.sampled_from(["dtype", "shape", "data_offsets"]), st.integers(0, 1), NUMBERS
@@ -244,10 +244,10 @@ def test_what_is_accepted_is_what_the_library_reads(
         return
     try:
         with safe_open(path, framework="pt") as file:
-            # Where tensors have no bytes, several begin at one place.
+            # Tensors without bytes may begin at one place.
             assert sorted(names) == sorted(file.offset_keys())
     except SafetensorError:
-        # The library may know better; then the loader says so, as for any file that it cannot read.
+        # The library may be stricter; the loader then reports it like any unreadable file.
         with pytest.raises(ValueError, match="is not a valid safetensors file"):
             list(checkpoint_weights(tmp_path))
         return

@@ -1,4 +1,4 @@
-"""Scales for quantized pages out of a checkpoint, and what they do there."""
+"""Scales of quantized pages from a checkpoint, and their effect on pages."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -25,13 +25,13 @@ PROMPT = list(range(1, 31))
 
 @pytest.fixture
 def checkpoint(model_dir: str) -> Callable[..., str]:
-    """Writes a checkpoint of the tiny model, with these tensors too, and says where it is."""
+    """Writes a checkpoint of the tiny model with these tensors added and returns its path."""
     model = build_model(ModelConfig.from_dir(Path(model_dir)), torch.float32, torch.device("cpu"))
     shapes = [(name, tuple(weight.shape), weight.dtype) for name, weight in model.named_parameters()]
 
     def write(**scales: float) -> str:
         added = {name.replace("__", "."): torch.tensor(scale) for name, scale in scales.items()}
-        # Larger than dummy weights are, so that keys and values have some size.
+        # Larger than dummy weights, so that keys and values have some size.
         weights = {name: weight * (1 if weight.dim() == 1 else 30) for name, weight in dummy_weights(shapes)}
         save_file(weights | added, Path(model_dir) / "model.safetensors")
         return model_dir
@@ -52,7 +52,7 @@ def page_format(engine: Engine) -> PageFormat:
 
 
 def written(engine: Engine) -> torch.Tensor:
-    """(num_layers, 2, num_tokens, num_kv_heads, head_dim): keys and values of a prompt, as they stand in its pages."""
+    """Returns a prompt's keys and values in its pages: (num_layers, 2, num_tokens, num_kv_heads, head_dim)."""
     sequence = TokenSequence(PROMPT, len(PROMPT), [2, 1])
     sequence.extend(len(PROMPT))
     engine.forward(Batch("prefill", [sequence])).token_ids()
@@ -68,11 +68,11 @@ def test_names_of_several_kinds_are_read_and_layers_without_have_one(checkpoint:
     exact = written(build(checkpoint(**scales), "auto"))
     in_pages = written(build(checkpoint(**scales), "fp8_e4m3"))
     stand_for = in_pages * torch.tensor([[0.5, 2.0], [1.0, 0.125]])[:, :, None, None, None]
-    # The first layer's were made of exact numbers; what is not next to 0 is off by a sixteenth at most.
+    # The first layer's inputs are exact, so numbers not next to 0 are off by a sixteenth at most.
     first, first_exact = stand_for[0], exact[0]
     assert ((first - first_exact).abs() <= first_exact.abs() / 16 + 2.0**-9).all()
     assert (stand_for[1] - exact[1]).norm() < 0.1 * exact[1].norm()
-    # And the scales made a difference.
+    # The scales have an effect.
     assert not torch.equal(in_pages, written(build(checkpoint(), "fp8_e4m3")))
 
 

@@ -1,4 +1,4 @@
-"""Weights on their way into a model: safetensors checkpoints and dummy weights."""
+"""Loading of safetensors checkpoints and dummy weights."""
 
 import json
 from collections.abc import Iterable, Iterator
@@ -73,7 +73,7 @@ def test_dummy_weights_depend_on_name_and_seed_alone() -> None:
 
 
 class RecordingModel(Model):
-    """Takes whatever weights it is given."""
+    """Records its weights."""
 
     config = LLAMA_8B
 
@@ -109,7 +109,7 @@ def test_loading_tells_how_many_bytes_of_how_many(
     load_weights(model, tmp_path, load_format, None, torch.device("cpu"), told.append)
     assert sorted(model.weights) == ["a.weight", "b.weight", "c.weight"]
     assert told == [f"loading weights ({done:.2f} of 0.02 GB)" for done in (0.0, 0.008, 0.016)]
-    # Not for every tensor, where they come quickly.
+    # Fewer messages than tensors.
     monkeypatch.setattr(loader, "_REPORT_INTERVAL_S", 60.0)
     told.clear()
     load_weights(model, tmp_path, load_format, None, torch.device("cpu"), told.append)

@@ -14,7 +14,7 @@ from tandem.engine.weights.resolve import resolve_model
 
 
 def make_model(directory: Path, seed: int = 0, weights: bool = True, **config: object) -> Path:
-    """A model directory with a configuration and two small tensors."""
+    """Writes a model directory with a configuration and two small tensors."""
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps({"model_type": "llama", **config}))
     if weights:
@@ -68,7 +68,7 @@ def test_the_built_in_model_says_what_to_install(monkeypatch: pytest.MonkeyPatch
 
 
 def hub_snapshot(cache: Path, model: str) -> Path:
-    """Where the hub's library keeps the snapshot of a model it has downloaded."""
+    """Returns the directory where the hub library keeps a model's snapshot."""
     repository = cache / f"models--{model.replace('/', '--')}"
     (repository / "refs").mkdir(parents=True)
     (repository / "refs" / "main").write_text("0123abcd")
@@ -96,7 +96,7 @@ print(json.dumps([answers, "torch" in sys.modules]))
         ("org/bare", "auto"),
         ("org/absent", "auto"),
     ]
-    # A process of its own: the hub's library reads its environment when it is imported.
+    # A new process, because the hub library reads its environment at import.
     done = subprocess.run(
         [sys.executable, "-c", script, json.dumps(asked)],
         env=os.environ | {"HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "1"},
