@@ -57,12 +57,12 @@ class EngineBase(ABC):
         return False
 
     def num_unpadded(self, num_decoded: int, num_prompt_tokens: int) -> int:
-        """Returns the number of prompt tokens, at most `num_prompt_tokens`, to compute in one mixed step. The rest
-        would share a forward pass with padding, which takes as long to compute."""
+        """Returns the prompt tokens to compute in one mixed step, at most `num_prompt_tokens`. The rest would share a
+        forward pass with padding, which takes as long."""
         return num_prompt_tokens
 
     def num_padded(self, num_decoded: int, num_prompt_tokens: int) -> int:
-        """Returns the number of prompt tokens, padding included, that a mixed step of this size computes."""
+        """Returns the prompt tokens, padding included, that a mixed step of this size computes."""
         return num_prompt_tokens
 
     def launch(

@@ -82,7 +82,7 @@ class Batch:
         """Returns the tokens to compute, sequence after sequence: (num_tokens,) int64.
 
         Args:
-            fed_ids: tokens sampled for the sequences that the feed's forward pass decoded, int64 on the device.
+            fed_ids: the feed's sampled tokens of decoded sequences, int64 on the device.
         """
         known_ids = self.known_ids()
         if self.feed is None:
@@ -111,11 +111,10 @@ class Batch:
         return rows
 
     def sampled_sequences(self) -> list[TokenSequence]:
-        """Returns the sequences of `logits_rows`."""
         return [s for s in self.sequences if s.needs_logits]
 
     def _fed_rows(self) -> list[int]:
-        """Returns each sequence's row in the feed's forward pass; -1 where the host knows the token."""
+        """Returns each sequence's row in the feed's forward pass, or -1."""
         rows = [*self.feed.rows] if self.feed else []
         return rows + [-1] * (len(self.sequences) - len(rows))
 

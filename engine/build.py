@@ -141,7 +141,6 @@ def _cuda_engine(
     free_at_start: int,
     on_progress: Callable[[str], None],
 ) -> Engine:
-    """Raises torch.OutOfMemoryError, and ValueError like build_engine."""
     # Imported here because it needs CUDA.
     from tandem.engine.kvcache.cuda_pool import CudaKvPool
 
@@ -188,7 +187,7 @@ def _measure(
     pool: "CudaKvPool",
     free_at_start: int,
 ) -> Measured:
-    """Measures on a pool of one page, which is freed with its backend on return."""
+    """Args: pool: has one page; it is freed with its backend on return."""
     attention = backend(pool, model.config.num_q_heads)
     engine = Engine(model, pool, attention, mixed_steps=config.mixed_steps)
     if not isinstance(attention, GraphableBackend):

@@ -35,13 +35,13 @@ class EngineConfig:
         cuda_graph_max_bs: largest decode batch with a CUDA graph; 0: no decode graphs.
         prefill_cuda_graphs: use CUDA graphs for prefills that take longer to launch than to compute, and, beside decode
             graphs, for mixed steps.
-        mem_fraction_static: share of GPU memory, between 0 and 1, for weights, graphs and pool; running forward passes
-            use the rest. Read if num_pages is 0.
-        max_chunk_tokens: tokens of the largest prefill forward pass; 0: no prefills. A GPU keeps memory for it.
-        max_batch_size: sequences of the largest decode step; 0: no decoding. Likewise.
+        mem_fraction_static: share of GPU memory, between 0 and 1, for weights, graphs and pool; forward passes use the
+            rest. Read if num_pages is 0.
+        max_chunk_tokens: tokens of the largest prefill, for which a GPU keeps memory; 0: no prefills.
+        max_batch_size: sequences of the largest decode step, for which a GPU keeps memory; 0: no decoding.
         mixed_steps: allow mixed steps if the attention backend supports them.
         max_model_len: tokens of the longest sequence, which the pool must hold; 0: the model's limit, or the pool's if
-            that is less.
+            less.
     """
 
     model_dir: str

@@ -62,7 +62,6 @@ class Draws:
 
     @classmethod
     def of(cls, sequences: Sequence[TokenSequence], vocab_size: int, device: torch.device) -> "Draws":
-        """Args: sequences: one for each row of the step."""
         rows = [row for row, sequence in enumerate(sequences) if not sequence.sampling.is_greedy]
         params = [sequences[row].sampling for row in rows]
         u = [uniform(sequences[row].sampling.seed, sequences[row].length) for row in rows]
@@ -120,8 +119,8 @@ def filter_logits(logits: torch.Tensor, draws: Draws) -> torch.Tensor:
 def _keep_top(x: torch.Tensor, cut: _Cut) -> torch.Tensor:
     """Applies top-k, then top-p, to a copy; dropped tokens get -inf.
 
-    Ties with the last of the largest are counted in x, because some may be missing from the largest. num_largest
-    therefore does not affect the result.
+    Some ties with the last of the largest may be missing there, so they are counted in x. num_largest therefore does
+    not affect the result.
 
     Args:
         x: (n, vocab_size), 0 at the largest, -inf for tokens already dropped.
@@ -158,7 +157,6 @@ def _masses(x: torch.Tensor) -> torch.Tensor:
 
 
 def _num_true(x: torch.Tensor) -> torch.Tensor:
-    """(num_rows, columns) bool to (num_rows, 1) int64."""
     return x.sum(dim=-1, keepdim=True)
 
 

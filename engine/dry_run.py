@@ -65,7 +65,7 @@ class Measured(NamedTuple):
 
 
 def free_bytes() -> int:
-    """Empties torch's cache and returns the free bytes of the current device."""
+    """Empties torch's cache and returns the device's free bytes."""
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     return torch.cuda.mem_get_info()[0]
@@ -82,8 +82,8 @@ def measure_memory(
     """Runs prefills up to the largest and the largest decode step that `config` allows, and captures a few graphs.
 
     Args:
-        engine: loaded, on a pool of one page or more. All page tables repeat one page: results mean nothing, but take
-            the usual memory.
+        engine: loaded; a pool of one page suffices, because all page tables repeat one page. Results mean nothing, but
+            take the usual memory.
         free_at_start: free_bytes before the model was made.
         capture: captures decode graphs up to a batch size and returns their owner; None: no decode graphs.
         capture_prefill: likewise, for prefills of some token counts.
@@ -146,7 +146,7 @@ def launch_bound_sizes(
 
     Args:
         engine: without prefill graphs, on a pool as in measure_memory.
-        max_tokens: tokens of the largest forward pass.
+        max_tokens: of the largest forward pass.
         longest: tokens of the longest prompt.
     """
     bound = 0
@@ -161,7 +161,7 @@ def launch_bound_sizes(
 
 
 def _time_forward(engine: EngineBase, batch: Batch, clock: Callable[[], float]) -> tuple[float, float]:
-    """Returns the seconds until the forward pass is launched, and until its tokens are known."""
+    """Returns the seconds until the launch has ended, and until the tokens are known."""
     began = clock()
     output = engine.forward(batch)
     launched_s = clock() - began
@@ -180,7 +180,7 @@ def _prefill_graph_bytes(sizes: Sequence[int], capture: Callable[[Sequence[int]]
 
 def _mixed_graph_bytes(sizes: MixedSizes, capture: Callable[[MixedSizes], object]) -> int:
     """Estimates the memory of all graphs from two trials: the most tokens with each number of sequences, and the
-    largest graph alone, whose memory all share."""
+    largest graph alone. All share the latter's memory."""
     most_tokens = sizes.num_prompt_tokens[-1:]
     several = _bytes_taken(lambda: capture(MixedSizes(sizes.num_decoded, most_tokens)))
     shared = _bytes_taken(lambda: capture(MixedSizes(sizes.num_decoded[-1:], most_tokens)))
@@ -190,7 +190,6 @@ def _mixed_graph_bytes(sizes: MixedSizes, capture: Callable[[MixedSizes], object
 
 
 def _bytes_taken(capture: Callable[[], object]) -> int:
-    """Returns the bytes that a trial capture takes, and frees them."""
     before = free_bytes()
     captured = capture()
     taken = before - free_bytes()

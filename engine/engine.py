@@ -52,8 +52,8 @@ class _EngineOutput(ForwardOutput):
 
     @property
     def fed_ids(self) -> torch.Tensor:
-        """Tokens of the decoded sequences, which feed the next forward pass: (num_decoded,) int64 on the device. Graph
-        memory among them is valid until the next graph runs."""
+        """Tokens of the decoded sequences, (num_decoded,) int64 on the device. They may be in graph memory, which is
+        valid until the next graph runs."""
         return self._chosen.token_ids[: self._num_decoded]
 
     @property
@@ -167,7 +167,7 @@ class Engine(EngineBase):
         self._mixed_sizes = mixed_graphs.sizes if mixed_graphs is not None and self._mixed_steps else None
 
     def shallow(self) -> "Engine":
-        """Returns an engine on the same pool with one layer and without graphs."""
+        """Returns an engine with one layer, on the same pool, without graphs."""
         return Engine(self.model.shallow(), self.pool, self._attention)
 
     @property
@@ -212,7 +212,6 @@ class Engine(EngineBase):
         return output
 
     def _run(self, batch: Batch, fed_ids: torch.Tensor | None, meanwhile: Callable[[], None]) -> _Launched:
-        """Launches kernel by kernel."""
         self._attention.plan(batch)
         attention = _Interleaved(self._attention, meanwhile)
         meanwhile()

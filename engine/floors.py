@@ -26,11 +26,8 @@ class Limits(NamedTuple):
 def decode_floor(
     model: ModelConfig, limits: Limits, batch_size: int, kv_len: int, kv_cache_dtype: str = "auto"
 ) -> float:
-    """Returns the seconds of a decode step: reading weights and KV, or the matrix products, whichever is longer.
-
-    Args:
-        kv_len: tokens of each sequence.
-    """
+    """Returns the seconds of a decode step, each sequence of kv_len tokens: reading weights and KV, or the matrix
+    products, whichever is longer."""
     num_bytes = read_weight_bytes(model) + batch_size * kv_len * kv_bytes_per_token(model, kv_cache_dtype)
     return max(num_bytes / limits.copy_bandwidth, decode_products(model, batch_size, limits.matmul_rate))
 
@@ -43,22 +40,19 @@ def prefill_floor(model: ModelConfig, limits: Limits, num_requests: int, prompt_
 
 
 def decode_products(model: ModelConfig, batch_size: int, matmul_rate: float) -> float:
-    """Returns the seconds of decode_flops. Args: matmul_rate: FLOP per second, bfloat16."""
+    """Returns the seconds of decode_flops at a bfloat16 rate in FLOP per second."""
     return (decode_flops(model, batch_size) - _saved_flops(model, batch_size)) / matmul_rate
 
 
 def prefill_products(model: ModelConfig, num_requests: int, prompt_len: int, matmul_rate: float) -> float:
-    """Returns the seconds of prefill_flops. Args: matmul_rate: FLOP per second, bfloat16."""
+    """Returns the seconds of prefill_flops at a bfloat16 rate in FLOP per second."""
     flops = prefill_flops(model, num_requests, prompt_len)
     return (flops - _saved_flops(model, num_requests * prompt_len)) / matmul_rate
 
 
 def mixed_products(model: ModelConfig, batch_size: int, num_tokens: int, matmul_rate: float) -> float:
-    """Returns the seconds of the matrix products of a decode step and a chunk of `num_tokens`, with logits for one row.
-
-    Args:
-        matmul_rate: FLOP per second, bfloat16.
-    """
+    """Returns the seconds of the matrix products of a decode step and a chunk of `num_tokens`, with logits for one
+    row."""
     of_layers = 2 * _num_layer_weights(model) * num_tokens - _saved_flops(model, num_tokens)
     return decode_products(model, batch_size, matmul_rate) + (of_layers + 2 * _num_head_weights(model)) / matmul_rate
 
@@ -75,7 +69,7 @@ def prefill_flops(model: ModelConfig, num_requests: int, prompt_len: int) -> int
 
 
 def attention_flops(model: ModelConfig, num_tokens: int, num_before: int = 0) -> int:
-    """Returns the FLOP of causal attention for `num_tokens` of a prompt behind `num_before` earlier ones."""
+    """Returns the FLOP of causal attention for a chunk behind `num_before` tokens."""
     # Each pair of query and key takes two products over head_dim: query by key, and weight by value.
     num_pairs = num_tokens * num_before + num_tokens * (num_tokens + 1) // 2
     return 2 * 2 * model.head_dim * model.num_q_heads * model.num_layers * num_pairs

@@ -1,8 +1,8 @@
 """Grammars of outputs: masks of the tokens that may come next.
 
-A grammar is a text in llguidance's format (https://github.com/guidance-ai/llguidance), which covers JSON schemas,
-regular expressions and context-free grammars. The mask depends only on the grammar and the output so far, so it is the
-same on every worker and in every attempt.
+A grammar is a text in llguidance's format (https://github.com/guidance-ai/llguidance): a JSON schema, a regular
+expression or a context-free grammar. Masks depend only on the grammar and the output so far, so they agree on all
+workers and in all attempts.
 """
 
 import json
@@ -41,8 +41,6 @@ class CompiledGrammar:
 
 
 class Constraint:
-    """An output and its grammar."""
-
     def __init__(self, compiled: CompiledGrammar) -> None:
         """Args: compiled: its compilation may still be running."""
         self.compiled = compiled
@@ -57,16 +55,15 @@ class Constraint:
 
     @property
     def error(self) -> str:
-        """Reason why the next tokens are unknown, "" if they are known. The grammar is invalid, or takes too much to
-        follow."""
+        """Reason why the next tokens are unknown, or "". The grammar is invalid, or takes too much to follow."""
         if not self._error and self.is_ready and (error := self.compiled.matcher.exception()) is not None:
             self._error = str(error)
         return self._error
 
     @property
     def may_do_better(self) -> bool:
-        """True if another attempt may succeed after an error. llguidance's states, and its limits on them, are common
-        to all outputs of a compiled grammar."""
+        """True if another attempt may succeed after an error: outputs of one compiled grammar share llguidance's
+        limits."""
         return self.compiled.num_users > 1
 
     def follow(self, token_ids: Sequence[int], prompt_len: int) -> None:
@@ -88,7 +85,7 @@ class Constraint:
 
 
 class Grammars:
-    """Grammars of one engine. They compile on threads of their own, without the GIL."""
+    """Grammars of one engine, compiled on threads without the GIL."""
 
     def __init__(self, tokenizer: LLTokenizer, vocab_size: int) -> None:
         """Args: vocab_size: columns of the logits."""
@@ -112,7 +109,7 @@ class Grammars:
         return cls(tokenizer, vocab_size)
 
     def constraint(self, grammar: str) -> Constraint:
-        """Returns the constraint of an output without tokens."""
+        """Returns the constraint of a new output."""
         compiled = self._kept.get(grammar)
         if compiled is None:
             compiled = CompiledGrammar(grammar, self._compilers.submit(self._compile, grammar))
@@ -169,7 +166,6 @@ class Grammars:
 
 
 def no_constraint(reason: str) -> Constraint:
-    """Returns a constraint that fails for this reason."""
     failed: Future[LLMatcher] = Future()
     failed.set_exception(ValueError(reason))
     return Constraint(CompiledGrammar("", failed))

@@ -29,7 +29,7 @@ class GraphCapture:
         self._pausing.__exit__(*raised)
 
     def capture(self, run: Callable[[], None], warm_up: Callable[[], None]) -> torch.cuda.CUDAGraph:
-        """Captures one graph. Begin with the largest: smaller graphs then fit into its memory.
+        """Captures one graph, the largest first: smaller graphs then fit into its memory.
 
         Args:
             run: launches the kernels of the graph, without waiting.

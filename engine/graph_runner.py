@@ -86,11 +86,10 @@ class DecodeGraphs:
         """Runs a decode batch.
 
         Args:
-            fed_ids: tokens that the feed's step sampled, one for each of its sequences, int64 on the device; None
-                without a feed.
+            fed_ids: the feed's sampled tokens of all sequences, int64 on the device.
 
         Returns:
-            None if the batch, or the batch that feeds it, is larger than every graph.
+            None if the batch, or the one that feeds it, is larger than every graph.
         """
         num_sequences = len(batch.sequences)
         size = next((size for size in self._sizes if size >= num_sequences), None)

@@ -57,13 +57,9 @@ class _Launch:
 
 
 class LaunchList:
-    """Forward passes of one engine in launch order, from launch to collection, by any scheduler.
-
-    It tells whether a forward pass may still touch pages that are to be freed or shipped.
-    """
+    """Forward passes in launch order, until collected. It tells whether one may still touch pages to free or ship."""
 
     def __init__(self, page_size: int) -> None:
-        """Args: page_size: tokens of a page."""
         self._page_size = page_size
         self._launches: deque[_Launch] = deque()
 
@@ -81,12 +77,11 @@ class LaunchList:
 
     @property
     def parts(self) -> list[ForwardPart]:
-        """Parts of all forward passes in the list, in launch order."""
+        """Parts in launch order."""
         return [part for launch in self._launches for part in launch.parts]
 
     @property
     def is_oldest_done(self) -> bool:
-        """True if there is a forward pass, and the oldest has completed."""
         return bool(self._launches) and self._launches[0].output.done()
 
     def collect_oldest(self) -> None:

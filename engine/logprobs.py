@@ -30,8 +30,7 @@ class SampledLogprobs:
     top: torch.Tensor
 
     def to_rows(self, num_rows: int) -> list[TokenLogprobs | None]:
-        """Returns the log probabilities of each row, None where not requested. The caller must know that they have
-        arrived."""
+        """Returns the log probabilities of each row, None where not requested. They must have arrived."""
         found: list[TokenLogprobs | None] = [None] * num_rows
         columns = (self.rows, self.num_top, self.chosen.tolist(), self.top_ids.tolist(), self.top.tolist())
         for row, num_top, chosen, ids, values in zip(*columns, strict=True):
@@ -69,9 +68,8 @@ def gather_logprobs(
 def most_likely(logits: torch.Tensor, k: int) -> torch.Tensor:
     """Returns (num_rows, k) int64 token ids, the most likely first, the lower id among equals.
 
-    The order of equal values in topk may depend on k and on the number of rows. It therefore selects among distinct
-    keys, each a value and an id. Below zero, the bits of a float without its sign, read as an integer, reverse the
-    order of values.
+    topk may order equal values by k and by the number of rows, so the keys are distinct: a value and an id. Below zero,
+    a float's bits without the sign, read as an integer, reverse the order of values.
 
     Args:
         logits: (num_rows, vocab_size) float32.

@@ -56,14 +56,12 @@ class MixedSizes:
         return self.num_decoded[row], self.num_prompt_tokens[column]
 
     def num_unpadded(self, num_decoded: int, num_prompt_tokens: int) -> int:
-        """See EngineBase.num_unpadded."""
         index = bisect_right(self.num_prompt_tokens, num_prompt_tokens)
         if index == 0 or self.smallest(num_decoded, num_prompt_tokens) is None:
             return num_prompt_tokens
         return self.num_prompt_tokens[index - 1]
 
     def num_padded(self, num_decoded: int, num_prompt_tokens: int) -> int:
-        """See EngineBase.num_padded."""
         size = self.smallest(num_decoded, num_prompt_tokens)
         return num_prompt_tokens if size is None else size[1]
 
@@ -98,7 +96,6 @@ class MixedGraphs:
         max_pages_per_sequence: int,
         on_progress: Callable[[str], None],
     ) -> None:
-        """Args: attention: supports mixed steps; sizes: not empty."""
         # Imported here because it needs CUDA.
         from tandem.engine.layers.most_likely import MostLikely
 
@@ -137,8 +134,7 @@ class MixedGraphs:
         """Runs a mixed batch.
 
         Args:
-            fed_ids: tokens sampled for the sequences that the feed's forward pass decoded, int64 on the device; None
-                without a feed.
+            fed_ids: the feed's sampled tokens of decoded sequences, int64 on the device.
 
         Returns:
             A row for each sequence that needs logits. None if no graph fits the batch, or the one that feeds it.

@@ -16,7 +16,6 @@ def page_layout_of(config: ModelConfig, page_size: int, dtype: str, kv_cache_dty
     """Returns the page layout of a model.
 
     Args:
-        page_size: tokens of a page.
         dtype: torch's name of the engine's dtype.
         kv_cache_dtype: one of KV_CACHE_DTYPES.
 

@@ -52,8 +52,7 @@ class ScoredPrompts:
     top: torch.Tensor
 
     def to_sequences(self, num_sequences: int) -> list[PackedLogprobs | None]:
-        """Returns the log probabilities of each sequence, None where there are none. The caller must know that they
-        have arrived."""
+        """Returns the log probabilities of each sequence, None where there are none. They must have arrived."""
         found: list[PackedLogprobs | None] = [None] * num_sequences
         columns = [t.numpy() for t in (self.chosen, self.ranks, self.top_ids, self.top)]
         begin = 0

@@ -1,5 +1,3 @@
-"""Selection of rows."""
-
 import torch
 
 
@@ -13,9 +11,5 @@ def select_rows(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
 
 
 def replace_rows(x: torch.Tensor, rows: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
-    """Returns a copy of x with `by` in these rows, or `by` itself if they are all.
-
-    Args:
-        rows: (n,) int64 on the device of x, ascending, distinct.
-    """
+    """Returns a copy of x with `by` in these rows (as of `select_rows`), or `by` itself if they are all."""
     return by if len(rows) == len(x) else x.index_copy(0, rows, by)

@@ -58,8 +58,7 @@ def sample(
     Args:
         logits: (num_rows, vocab_size) float32; left unchanged.
         sequences: one for each row.
-        input_ids: (num_rows,) int64 on the device of the logits, each row's newest token; needed if only the device
-            knows a token (it is pending).
+        input_ids: (num_rows,) int64 on the device of the logits, each row's newest token; needed if one is pending.
         grammars: needed if a sequence has a constraint; its tokens must all be known.
     """
     if all(sequence.needs_argmax_only for sequence in sequences):

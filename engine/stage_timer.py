@@ -1,5 +1,3 @@
-"""Durations of the stages of a start."""
-
 import time
 
 
@@ -17,7 +15,7 @@ class StageTimer:
         self._began = 0.0
 
     def begin(self, name: str) -> None:
-        """Args: name: a suffix in parentheses, like "(2 of 9)", is progress within one stage."""
+        """Args: name: a suffix in parentheses, "(2 of 9)", is progress within one stage."""
         self.end()
         self.current, self._began = name.partition(" (")[0], time.perf_counter()
 

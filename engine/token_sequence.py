@@ -26,7 +26,6 @@ class LogitBias:
     __slots__ = ("token_ids", "values")
 
     def __init__(self, pairs: Sequence[tuple[int, float]]) -> None:
-        """Args: pairs: SamplingParams.logit_bias; not empty."""
         token_ids, values = zip(*pairs, strict=True)
         self.token_ids = np.array(token_ids, dtype=np.int64)
         self.values = np.array(values, dtype=np.float64)
@@ -86,7 +85,6 @@ class TokenSequence:
 
     @property
     def length(self) -> int:
-        """Number of all tokens, pending ones included."""
         return len(self.token_ids) + self.num_pending
 
     @property
@@ -117,10 +115,8 @@ class TokenSequence:
         return self.device_len == self.length
 
     def extend(self, num_tokens: int) -> None:
-        """Asks the next forward pass for `num_tokens` more."""
         assert self.device_len == self.cached_len and 0 < num_tokens <= self.remaining_len
         self.device_len += num_tokens
 
     def complete_extend(self) -> None:
-        """Marks the current forward pass as done."""
         self.cached_len = self.device_len

@@ -34,7 +34,6 @@ class Packed:
             self.num_bytes += aligned(numbers.nbytes)
 
     def to(self, device: torch.device) -> list[torch.Tensor]:
-        """Returns the arrays on the device."""
         memory = self._on_host(pinned=device.type == "cuda").to(device, non_blocking=True)
         return [view[: len(numbers)] for view, numbers in zip(self.views(memory), self._arrays, strict=True)]
 
@@ -56,7 +55,6 @@ class Packed:
         ]
 
     def _on_host(self, *, pinned: bool) -> torch.Tensor:
-        """Returns (num_bytes,) uint8."""
         host = torch.empty(self.num_bytes, dtype=torch.uint8, pin_memory=pinned)
         memory = host.numpy()
         for offset, numbers in zip(self._offsets, self._arrays, strict=True):
@@ -65,7 +63,7 @@ class Packed:
 
 
 def to_device(values: Sequence[int] | Numbers, device: torch.device) -> torch.Tensor:
-    """Uploads without waiting: (len(values),) of an array's own type, or int64."""
+    """Uploads without waiting: (len(values),), an array in its own dtype, a list as int64."""
     numbers = values if isinstance(values, np.ndarray) else np.array(values, np.int64)
     return Packed(numbers).to(device)[0]
 

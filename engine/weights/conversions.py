@@ -55,8 +55,8 @@ def default_directory() -> Path:
 
 
 class ConversionCache:
-    """Any number of processes may use one directory at once: a rename makes a finished model appear, and another
-    removes it. The kernel drops a killed process's locks."""
+    """Processes may share one directory: models appear and disappear by a rename, and the kernel drops a killed
+    process's locks."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -96,8 +96,8 @@ class ConversionCache:
         return sorted(found, key=lambda conversion: -conversion.used_at)
 
     def clear(self) -> list[Conversion]:
-        """Removes and returns all models that are not in use, and removes leftovers of killed processes. Raises OSError
-        if a removal fails."""
+        """Removes and returns all models that are not in use; also removes leftovers of killed processes. May raise
+        OSError."""
         gone = []
         for conversion in self.conversions():
             path = conversion.path
@@ -245,7 +245,6 @@ def _locked_directory(path: Path, kind: int) -> Iterator[bool]:
 
 
 def _is_at(path: Path, descriptor: int) -> bool:
-    """Return whether the path still leads to the open file."""
     try:
         return os.path.samestat(path.stat(), os.fstat(descriptor))
     except FileNotFoundError:

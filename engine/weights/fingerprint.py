@@ -20,13 +20,13 @@ _SEED = 20
 def model_fingerprint(model: Model, kv_scales: KvScales | None = None) -> str:
     """Returns a short hex digest, equal where two processes compute with equal weights in the same way.
 
-    It covers the model's configuration and all bits of all loaded tensors, in checkpoint order. It is therefore the
-    same on every device and for every memory layout, and it changes if the files are replaced between two loads. Scales
-    for quantized pages count whether or not pages are quantized; missing scales count as ones.
+    It covers the configuration and all bits of all loaded tensors, in checkpoint order. It is therefore the same on
+    every device and in every memory layout, and changes with the files. Scales for quantized pages always count;
+    missing ones count as ones.
 
-    Each row of a matrix becomes the sum, modulo 2**64, of its 32-bit words times fixed random odd numbers. The device
-    reads its memory once, and the order of addition does not matter. Two given different rows have equal sums with a
-    probability below 2**-31. The host hashes the sums. This is no protection against deliberately crafted weights.
+    Each row of a matrix becomes the sum, modulo 2**64, of its 32-bit words times fixed random odd numbers, in one pass
+    and independent of the order of addition. Two given different rows have equal sums with a probability below 2**-31.
+    The host hashes the sums. Crafted weights could still collide.
     """
     digest = hashlib.blake2b(digest_size=16)
     digest.update(json.dumps([type(model).__name__, dataclasses.asdict(model.config)], sort_keys=True).encode())

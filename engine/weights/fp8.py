@@ -19,9 +19,8 @@ def read_fp8(
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Yields a checkpoint's tensors under the model's names and in its shapes.
 
-    FP8 weights get a float32 scale for each output or block (X.weight_scale), whatever the checkpoint's form, and
-    X.input_scale, without dimensions, if inputs have a fixed scale. A model without scales gets dequantized weights in
-    float32.
+    FP8 weights get a float32 scale for each output or block (X.weight_scale), and X.input_scale, without dimensions, if
+    inputs have a fixed scale. A model without scales gets dequantized weights in float32.
 
     Args:
         weights: by checkpoint name, in any order.

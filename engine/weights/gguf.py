@@ -202,7 +202,6 @@ def _generation_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _tensor_names(config: Mapping[str, Any]) -> dict[str, str]:
-    """Returns GGUF names to Hugging Face names, for all tensors of the model."""
     names = dict(_GLOBAL_TENSORS)
     if config["tie_word_embeddings"]:
         del names["output.weight"]

@@ -42,7 +42,6 @@ class ScaleReader:
             self._found[key] = scale
 
     def scales(self) -> KvScales:
-        """Returns the scales, once `without_scales` is exhausted."""
         keys, values = (
             tuple(self._found.get((part, layer), 1.0) for layer in range(self._num_layers)) for part in "kv"
         )

@@ -42,7 +42,7 @@ def load_weights(
     Args:
         load_format: "auto" reads the checkpoint; "dummy" makes random weights.
         quantization: of the checkpoint, whether or not the model keeps FP8 weights.
-        on_progress: called with the loaded and total bytes, at most ten times a second.
+        on_progress: called with the loaded and total bytes.
 
     Returns:
         The checkpoint's scales for quantized pages.
@@ -93,9 +93,8 @@ def dummy_weights(
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Yields random weights for measurements without a checkpoint: outputs are finite, but meaningless.
 
-    A tensor depends only on its name, shape and dtype and the seed, so all processes make the same ones, on any device.
-    Vectors are ones, except biases; the rest is uniform in [-0.02, 0.02). FP8 numbers are uniform over their whole
-    range, with scales that give the same interval.
+    A tensor depends only on its name, shape, dtype and the seed, so all processes make the same ones. Vectors are ones,
+    except biases; the rest is uniform in [-0.02, 0.02), for FP8 by scale.
     """
     for name, shape, dtype in shapes:
         if name.endswith("_scale"):

@@ -33,15 +33,15 @@ def resolve_model(
 
     Args:
         model: a built-in name (``smollm2-135m-instruct``), a directory, a ``.gguf`` file, or a Hugging Face hub id
-            (``org/name``). An existing directory takes precedence over a hub id. A GGUF is converted once into the
-            cache. A hub model is downloaded only if the local hub cache lacks it.
+            (``org/name``), in this order. A GGUF is converted once into the cache. A hub model is downloaded only if
+            the local hub cache lacks it.
         load_format: ``auto`` needs safetensors weights; ``dummy`` only the configuration.
-        cache_dir: of converted models; default `tandem.engine.weights.conversions.default_directory`.
+        cache_dir: of converted models; default `default_directory()`.
         on_progress: called with the stage and fraction done of slow work.
         held: a converted model stays in the cache until this is closed.
 
     Raises:
-        ValueError: the model cannot be found or fetched, is incomplete or malformed, or of an unsupported kind.
+        ValueError: the model cannot be found or fetched, is incomplete, malformed or unsupported.
     """
     if load_format not in LOAD_FORMATS:
         raise ValueError(f"load format {load_format!r} is unknown; known: {', '.join(LOAD_FORMATS)}")
