@@ -1,7 +1,6 @@
-"""What a model asks of attention, and what an engine asks of a backend that computes it.
+"""Interfaces of attention for models, and of attention backends for the engine.
 
-A backend is one class in one file, and its line in engine/attention/table.py. One of somebody else's is taken by its
-import path.
+To add a backend, write one class and its line in engine/attention/table.py, or configure its import path.
 """
 
 from abc import ABC, abstractmethod
@@ -20,15 +19,16 @@ from tandem.engine.token_sequence import TokenSequence
 
 
 class Attention(ABC):
-    """All of a layer's attention between its two projections."""
+    """A layer's attention between its two projections."""
 
     @abstractmethod
     def attend(self, qkv: torch.Tensor, rotation: Rotation, qk_norm: QkNorm | None, layer: int) -> torch.Tensor:
-        """Normalises queries and keys (if the model does), turns both, writes the new keys and values into their pages,
-        then attends causally to all tokens up to each query.
+        """Computes causal attention of new tokens over pages.
+
+        Normalizes (if qk_norm) and rotates queries and keys, writes new keys and values into their pages, then attends.
 
         Args:
-            qkv: (num_tokens, num_q_heads + 2 * num_kv_heads, head_dim), as projected; not to be used again.
+            qkv: (num_tokens, num_q_heads + 2 * num_kv_heads, head_dim), projected; the call may overwrite it.
             qk_norm: None for models without.
             layer: index of the layer.
 
@@ -38,7 +38,7 @@ class Attention(ABC):
 
 
 class PlannedAttention(Attention):
-    """Attention of the sequences of one kind that it has been planned for."""
+    """Attention planned for decode or prefill sequences."""
 
     @abstractmethod
     def attend(
@@ -49,19 +49,18 @@ class PlannedAttention(Attention):
         layer: int,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Attention.attend. Args: out: contiguous memory of what is returned; None: it is made."""
+        """As Attention.attend. Args: out: contiguous memory for the result; None: allocated."""
 
 
 class AttentionBackend(Attention):
     """Attention over a paged pool.
 
-    An engine asks the class `why_not` before it makes a backend. `plan` is called once per forward, on the scheduler's
-    side, and does whatever depends on lengths and page tables alone; `attend` is called once per layer.
+    The engine asks `why_not` of the class before it makes a backend. It calls `plan` once per forward pass for the work
+    that depends only on lengths and page tables, and `attend` once per layer.
 
     Attributes:
-        reads_quantized: whether it takes pages of another dtype than it computes in. Then its class is made with
-            `kv_scales` where there are such pages.
-        computes_mixed: whether it takes batches that decode and compute prompts.
+        reads_quantized: True if the backend reads quantized pages, with the `kv_scales` passed to its constructor.
+        computes_mixed: True if it computes mixed steps.
     """
 
     reads_quantized: bool = False
@@ -69,8 +68,8 @@ class AttentionBackend(Attention):
 
     @classmethod
     def why_not(cls, layout: PageLayout, num_q_heads: int, device: torch.device) -> str:
-        """Why this backend cannot compute attention over such pages on such a device, in a sentence without a full
-        stop; "" if it can. Here is what holds for every backend that reads keys and values by head."""
+        """Returns the reason this backend cannot compute attention over such pages on the device, without a full stop;
+        "" if it can. The checks here apply to every backend that reads keys and values by head."""
         if not isinstance(layout, KvHeadLayout):
             return f"{cls.__name__} reads keys and values by head, not pages of {layout.tag}"
         if layout.quantized_to and not cls.reads_quantized:
@@ -81,46 +80,46 @@ class AttentionBackend(Attention):
     def __init__(self, pool: KvPool, num_q_heads: int, kv_scales: KvScales | None = None) -> None:
         """
         Args:
-            pool: with a layout and on a device that `why_not` has nothing against; on a GPU it is a CudaKvPool.
-            num_q_heads: heads of queries, a multiple of the layout's num_kv_heads.
-            kv_scales: of quantized pages; None: each is one. Pages of the dtype that is computed in have none.
+            pool: accepted by `why_not`; a CudaKvPool on a GPU.
+            num_q_heads: a multiple of the layout's num_kv_heads.
+            kv_scales: scales of quantized pages; None: all ones.
         """
 
     @abstractmethod
     def plan(self, batch: Batch) -> None:
-        """Prepares for the layers of one forward over `batch`."""
+        """Prepares for the layers of one forward pass over `batch`."""
 
 
 class GraphedAttention(PlannedAttention):
-    """Attention of forwards of one size, whose tensors stay where they are, so that a CUDA graph of `attend` can run
-    again with other contents. Rows beyond the batch's own attend to the pool's dummy page and write there.
+    """Attention of one forward size with fixed tensors, so that a captured CUDA graph of `attend` can be replayed.
+
+    Padding rows read and write the pool's dummy page.
 
     Attributes:
-        positions: (num_tokens,) int32 on the device, of the tokens planned last; 0 for padding.
+        positions: (num_tokens,) int32 on the device, of the last planned tokens; 0 for padding.
     """
 
     positions: torch.Tensor
 
     @abstractmethod
     def plan(self, sequences: Sequence[TokenSequence]) -> None:
-        """Prepares for a forward over `sequences`, of at most as many tokens as the size; none at all is a forward of
-        padding."""
+        """Prepares for a forward pass over `sequences`, padded to the size. Without sequences all rows are padding."""
 
 
 class GraphableBackend(AttentionBackend):
-    """A backend that can also run inside CUDA graphs. Without this, an engine launches each kernel of a step.
+    """A backend that can run inside CUDA graphs. For other backends the engine launches each kernel of a step.
 
-    One that `computes_mixed` has a decode step and a prefill of fixed sizes take turns within one forward, layer by
-    layer: these two must not share memory that lasts from one layer to the next.
+    With `computes_mixed`, a decode step and a prefill of fixed sizes alternate layer by layer in one forward pass. They
+    must not share memory that lasts from one layer to the next.
     """
 
     @abstractmethod
     def for_graphs(self, batch_sizes: Sequence[int], max_pages_per_sequence: int) -> dict[int, GraphedAttention]:
-        """The same attention for decode steps of fixed sizes; only one of them may run at a time."""
+        """Returns attention for decode steps of fixed sizes; only one may run at a time."""
 
     def for_prefill_graphs(
         self, sizes: Sequence[int], max_sequences: int, max_pages_per_sequence: int
     ) -> dict[int, GraphedAttention]:
-        """The same attention for prefills of fixed numbers of tokens, of at most `max_sequences` each; only one of them
-        may run at a time. A backend that has none returns none: each kernel of a prefill is launched then."""
+        """Returns attention for prefills of fixed numbers of tokens, with at most `max_sequences` each; only one may
+        run at a time. Empty if the backend supports none: the engine then launches each kernel of a prefill."""
         return {}
