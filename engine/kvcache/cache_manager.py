@@ -1,4 +1,4 @@
-"""The one owner of a worker's pages: allocates, shares, evicts and frees. Everyone else holds a handle."""
+"""The only owner of a worker's pages: allocates, shares, evicts and frees. Others hold handles."""
 
 from array import array
 from collections import Counter
@@ -15,16 +15,16 @@ from tandem.engine.kvcache.radix_cache import RadixCache, RadixNode
 
 @dataclass(eq=False, slots=True)
 class PageHandle:
-    """Pages held for one request. The first `num_shared` belong to the radix tree and are locked there through `node`;
-    the rest are private to the handle.
+    """Pages held for one request. The first `num_shared` belong to the radix tree, locked there through `node`; the
+    rest are private to the handle.
 
     Attributes:
-        page_ids: the request's page table, 32-bit integers side by side, which a backend takes over without looking at
-            each; the manager may replace a number when it finds a duplicate.
-        cached_len: tokens found in the tree when the pages were acquired, a multiple of the page size.
-        priority: of the request, for eviction by priority.
-        leased: whether the private pages are a lease, still written by another worker.
-        ceiling: what bounds the pages of all handles of its class, if anything does.
+        page_ids: the request's page table as 32-bit integers, which backends copy in bulk. The manager may replace the
+            id of a duplicate page.
+        cached_len: tokens found in the tree at acquisition, a multiple of the page size.
+        priority: the request's priority, for eviction.
+        leased: True while the private pages are a lease that another worker writes.
+        ceiling: limit on the pages of all handles of a class; None: no limit.
     """
 
     page_ids: "array[int]"
@@ -38,14 +38,14 @@ class PageHandle:
 
 @dataclass(slots=True)
 class _DeferredFree:
-    """Pages that nobody wants any more, to be freed when the operations launched with their numbers have ended.
+    """Pages to free when the operations that use their ids have ended.
 
     Attributes:
-        page_ids: to be freed.
-        node: where a lock in the tree is held until then, if any.
-        pending: the operations that may still run.
-        ceiling: that of the class whose pages they were, if it had one.
-        held: what counts under it until then.
+        page_ids: pages to free.
+        node: tree node locked until then, if any.
+        pending: operations that may still run.
+        ceiling: the pages' ceiling, if any.
+        held: pages counted under the ceiling until then.
     """
 
     page_ids: Sequence[int]
@@ -56,14 +56,13 @@ class _DeferredFree:
 
 
 class CacheManager:
-    """Page bookkeeping of one worker, in Python integers only.
+    """Page bookkeeping of one worker, in pure Python.
 
     Every page is in exactly one state: free; cached (in the tree, unlocked); locked (in the tree under a lock, private
     to a handle, or waiting to be freed); leased (private to a handle of a lease).
 
-    A page is freed only when nothing that was launched with its number can still run. There is one way back to the free
-    list that waits for that, `_free_when_done`; pages of the tree that are evicted are under no lock, so nothing runs
-    with their numbers.
+    A page is freed only when no operation launched with its id can still run: `_free_when_done` is the only such path.
+    Evicted pages need no wait, because a page without locks has no operation.
     """
 
     def __init__(
@@ -71,16 +70,16 @@ class CacheManager:
     ) -> None:
         """
         Args:
-            eviction: a name in EVICTION_POLICIES, or the import path of a policy.
-            max_request_pages: of the largest request that is ever served; None: it may fill the pool.
+            eviction: a name in EVICTION_POLICIES, or a policy's import path.
+            max_request_pages: pages of the largest request; None: all of the pool.
         """
         self.num_pages = num_pages
         self.max_request_pages = num_pages if max_request_pages is None else max_request_pages
         self.page_size = page_size
         self._allocator = PageAllocator(num_pages)
         self._tree = RadixCache(page_size, EVICTION_POLICIES.load(eviction)())
-        # Handles stand here in the order in which they were given out, by identity. It is a dict because sets have no
-        # order, and the order must not depend on addresses.
+        # Handles by id() in order of acquisition. Unlike a set, a dict keeps an order that does not depend on
+        # addresses.
         self._handles: dict[int, PageHandle] = {}
         self._deferred: list[_DeferredFree] = []
         self._ceilings: set[PageCeiling] = set()
@@ -104,23 +103,23 @@ class CacheManager:
 
     @property
     def num_namespaces(self) -> int:
-        """Namespaces that have pages or handles."""
+        """Namespaces with pages or handles."""
         return self._tree.num_namespaces
 
     @property
     def num_available_pages(self) -> int:
-        """Pages that an acquisition could get: free now, or after eviction."""
+        """Pages free now or after eviction."""
         return self.num_free_pages + self.num_cached_pages
 
     def num_pages_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.page_size)
 
     def touch(self, token_ids: Sequence[int], namespace: str = "") -> None:
-        """Makes the cached prefix of `token_ids` recently used, so that it is evicted late."""
+        """Marks the cached prefix of `token_ids` as recently used."""
         self._tree.match(namespace, token_ids, len(token_ids))
 
     def peek(self, token_ids: Sequence[int], namespace: str = "") -> list[int]:
-        """Returns the pages of the longest cached prefix; changes nothing, not even access order."""
+        """Returns the pages of the longest cached prefix, without changing access order."""
         return self._tree.peek(namespace, token_ids, len(token_ids))
 
     def acquire_pages(
@@ -135,20 +134,20 @@ class CacheManager:
         num_reserved: int = 0,
         ceiling: PageCeiling | None = None,
     ) -> PageHandle | None:
-        """Holds pages for `num_tokens` tokens that begin with `token_ids`, reusing the cached prefix.
+        """Acquires pages for `num_tokens` tokens beginning with `token_ids`, and reuses the cached prefix.
 
-        One act: match, lock the path, evict, allocate. In any other order the allocation may evict the match.
+        Matches, locks the path, evicts and allocates, in this order: otherwise the allocation may evict the match.
 
         Args:
-            max_cached_len: reuse at most this many tokens.
+            max_cached_len: upper bound of reused tokens.
             namespace: only pages of the same namespace are reused.
-            priority: of the request, for eviction by priority.
-            leased: the private pages will be written by another worker.
-            num_reserved: free or evictable pages that must be left over.
-            ceiling: what all handles of its class may have together; None: it is of no class.
+            priority: the request's priority, for eviction.
+            leased: True if another worker will write the private pages.
+            num_reserved: free or evictable pages to leave.
+            ceiling: limit on the pages of the handle's class; None: no limit.
 
         Returns:
-            None if there are not enough pages; nothing has changed then but access order.
+            None if there are not enough pages; then only access order has changed.
         """
         node = self._tree.match(namespace, token_ids, max_cached_len // self.page_size, priority)
         shared = self._tree.path_pages(node)
@@ -177,7 +176,8 @@ class CacheManager:
         return handle
 
     def grow_pages(self, handle: PageHandle, num_tokens: int) -> bool:
-        """Adds private pages until `handle` holds `num_tokens` tokens; returns False, unchanged, if there are none."""
+        """Adds private pages until `handle` holds `num_tokens` tokens. Returns False, without changes, if there are not
+        enough."""
         assert id(handle) in self._handles and not handle.leased and handle.ceiling is None
         missing = self.num_pages_for(num_tokens) - len(handle.page_ids)
         if missing <= 0:
@@ -188,20 +188,20 @@ class CacheManager:
         return True
 
     def commit_lease(self, handle: PageHandle) -> None:
-        """The other worker has written its last byte: the leased pages are locked ones from now on."""
+        """Ends a lease after the other worker's last write: its pages become locked."""
         assert handle.leased
         self._end_lease(handle)
 
     def cache_pages(
         self, handle: PageHandle, token_ids: Sequence[int], computed_len: int, after: Sequence[Completion] = ()
     ) -> None:
-        """Puts the handle's full pages among the first `computed_len` tokens into the tree, locked by the handle.
+        """Moves the handle's full pages of the first `computed_len` tokens into the tree, locked by the handle.
 
-        A page whose tokens are in the tree already is a duplicate: the page table is remapped to the tree's page
-        first, then the duplicate is freed when the operations have ended.
+        If the tree already has a page of these tokens, the page table gets the tree's page. The duplicate is freed when
+        the operations have ended.
 
         Args:
-            after: operations launched with the handle's page numbers that may still run.
+            after: operations launched with the handle's page ids that may still run.
         """
         assert id(handle) in self._handles and not handle.leased
         tree, size = self._tree, self.page_size
@@ -227,10 +227,10 @@ class CacheManager:
             self._free_when_done(_DeferredFree(duplicates, None, list(after), handle.ceiling, duplicates))
 
     def release_pages(self, handle: PageHandle, after: Sequence[Completion] = ()) -> None:
-        """Gives all of a handle's pages back: private ones are freed, those of the tree unlocked.
+        """Releases a handle: frees its private pages and unlocks those in the tree.
 
         Args:
-            after: operations launched with these page numbers. Until all have ended the pages stay locked.
+            after: operations launched with these page ids; the pages stay locked until all have ended.
         """
         del self._handles[id(handle)]
         if handle.leased:
@@ -239,22 +239,22 @@ class CacheManager:
         self._free_when_done(_DeferredFree(private, handle.node, list(after), handle.ceiling, handle.page_ids))
 
     def free_deferred_pages(self) -> None:
-        """Frees the pages whose operations have ended since the last call."""
+        """Frees deferred pages whose operations have ended."""
         if self._deferred:
             waiting, self._deferred = self._deferred, []
             for deferred in waiting:
                 self._free_when_done(deferred)
 
     def drop_cached_pages(self) -> None:
-        """Frees every page of the tree that is under no lock: what comes later is computed anew."""
+        """Frees all unlocked pages of the tree."""
         self._allocator.free(self._tree.evict(self.num_cached_pages))
 
     def take_changes(self) -> CacheChanges | None:
-        """Which pages have come into the tree and gone since the last call; None: none have."""
+        """Returns pages added to and removed from the tree since the last call; None if none."""
         return self._tree.changes.take()
 
     def check_integrity(self) -> str:
-        """Counts every page's owners afresh; returns a description of the first violation, or ""."""
+        """Recounts every page's owners; returns a description of the first violation, or ""."""
         owners: dict[int, str] = {}
 
         def claim(page_id: int, owner: str) -> str:
@@ -303,7 +303,7 @@ class CacheManager:
     def _check_ceilings(self) -> str:
         held: list[tuple[PageCeiling | None, Sequence[int]]] = [(h.ceiling, h.page_ids) for h in self._handles.values()]
         held += [(d.ceiling, d.held) for d in self._deferred]
-        # Those of which nobody is left must count nothing.
+        # Ceilings without holders must count nothing.
         expected: dict[PageCeiling, Counter[int]] = {ceiling: Counter() for ceiling in self._ceilings}
         for ceiling, page_ids in held:
             if ceiling is not None:
