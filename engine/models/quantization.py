@@ -1,6 +1,6 @@
-"""Which weights of a checkpoint are FP8, with which scales, and how the inputs of their products are quantised.
+"""FP8 scheme of a checkpoint: modules, scales and input quantization.
 
-Importing this costs no torch: configurations are checked without it.
+Importing this module does not import torch, which configuration checks do not need.
 """
 
 import re
@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 from tandem.engine.models.checks import require_dict
 
-# Numbers of a side of a block of weights that share a scale, and of a token's stretch of inputs.
+# Side of a block of weights with one scale, and length of a group of a token's inputs.
 BLOCK = 128
-# What asks for FP8 weights where the checkpoint has others.
+# Requests FP8 weights for a plain checkpoint.
 FP8 = "fp8"
 SUPPORTED = (
     "supported are FP8 weights (float8_e4m3fn) with a scale for each tensor, for each channel, or for each block of "
@@ -24,16 +24,16 @@ InputScales = Literal["static", "token", "group"]
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
-    """FP8 weights (float8_e4m3fn) of the layers' projections. All else is in the model's dtype.
+    """FP8 weights (float8_e4m3fn) of the layers' projections; everything else has the model's dtype.
 
     Attributes:
-        weights: what a scale of weights is for: a whole projection, one of its outputs, or BLOCK x BLOCK numbers.
-        inputs: how inputs are quantised: by a scale that the checkpoint has, by one of each token, or by one for each
-            BLOCK numbers of a token. What says one for a whole batch is computed with one for each token: it is finer,
-            and a request's tokens do not depend on who else is in the batch.
-        ignored: modules that are not FP8, by their names, the ends of their names, or as "re:PATTERN".
-        scale_name: what follows a projection's name in that of its scales.
-        at_load: whether the checkpoint has plain weights, which become FP8 when they are loaded.
+        weights: granularity of weight scales: a projection, an output, or BLOCK x BLOCK numbers.
+        inputs: input scales: "static" from the checkpoint, per token, or per group of BLOCK numbers of a token. A
+            scheme with one dynamic scale per batch is computed per token: this is finer, and a request does not depend
+            on the others in its batch.
+        ignored: modules without FP8, by name, end of name, or "re:PATTERN".
+        scale_name: suffix of a projection's scales in the checkpoint.
+        at_load: True if plain weights become FP8 when loaded.
     """
 
     weights: WeightScales = "channel"
@@ -43,19 +43,19 @@ class Quantization:
     at_load: bool = False
 
     def covers(self, module: str) -> bool:
-        """Whether a projection of a layer is FP8. Args: module: such as model.layers.0.mlp.up_proj."""
+        """Return whether a layer's projection is FP8. Args: module: name like model.layers.0.mlp.up_proj."""
         return not any(_names(pattern, module) for pattern in self.ignored)
 
 
-# What plain weights become where FP8 is asked for.
+# Scheme for plain weights if FP8 is requested.
 AT_LOAD = Quantization(at_load=True)
 
 
 def read_quantization(raw: dict[str, Any]) -> Quantization | None:
-    """What config.json says; None: nothing is quantised.
+    """Reads the scheme in config.json; None: no quantization.
 
     Raises:
-        ValueError: it is quantised in a way that is not served; the message names the key and says what is.
+        ValueError: the scheme is not supported; the message names the key and the supported schemes.
     """
     key = "quantization_config" if raw.get("quantization_config") is not None else "compression_config"
     if raw.get(key) is None:
