@@ -1,4 +1,4 @@
-"""What of quantization_config is served, and what is refused."""
+"""Supported and rejected quantization_config schemes."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from tests.fakes.fp8_schemes import BLOCKS, GROUPS, KINDS, STATIC, TOKEN, scheme
 TENSOR, CHANNEL = {"strategy": "tensor"}, {"strategy": "channel"}
 SERVED = {
     "tensors_static": ("tensor", "static", "weight_scale"),
-    # One scale for a whole batch would let requests change each other's tokens.
+    # A scale for the whole batch would let requests change each other's tokens.
     "tensors_dynamic": ("tensor", "token", "weight_scale"),
     "channels_static": ("channel", "static", "weight_scale"),
     "channels_dynamic": ("channel", "token", "weight_scale"),
@@ -40,7 +40,7 @@ def test_modules_are_ignored_by_name_by_end_and_by_pattern() -> None:
         (f"{layer}.up_proj", f"{layer}.up_proj", f"{layer}.down_proj"),
         ("model.layers.1", "model.layers.1.mlp.up_proj", f"{layer}.up_proj"),
         ("up_proj", f"{layer}.up_proj", f"{layer}.down_proj"),
-        # A router of experts is no projection whose name begins like it.
+        # An expert router is not a projection with the same prefix.
         (f"{layer}.gate", f"{layer}.gate", f"{layer}.gate_proj"),
         ("re:.*layers\\.1\\d\\..*", f"{layer}.up_proj", "model.layers.2.mlp.up_proj"),
     ):
