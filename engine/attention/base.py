@@ -1,6 +1,6 @@
-"""Interfaces of attention for models, and of attention backends for the engine.
+"""Attention interfaces for models and for backends.
 
-To add a backend, write one class and its line in engine/attention/table.py, or configure its import path.
+A new backend needs one class and a line in engine/attention/table.py, or an import path in the configuration.
 """
 
 from abc import ABC, abstractmethod
@@ -28,9 +28,7 @@ class Attention(ABC):
         Normalizes (if qk_norm) and rotates queries and keys, writes new keys and values into their pages, then attends.
 
         Args:
-            qkv: (num_tokens, num_q_heads + 2 * num_kv_heads, head_dim), projected; the call may overwrite it.
-            qk_norm: None for models without.
-            layer: index of the layer.
+            qkv: (num_tokens, num_q_heads + 2 * num_kv_heads, head_dim); may be overwritten.
 
         Returns:
             (num_tokens, num_q_heads * head_dim), in qkv's dtype.
@@ -55,11 +53,11 @@ class PlannedAttention(Attention):
 class AttentionBackend(Attention):
     """Attention over a paged pool.
 
-    The engine asks `why_not` of the class before it makes a backend. It calls `plan` once per forward pass for the work
-    that depends only on lengths and page tables, and `attend` once per layer.
+    `plan` is called once per forward pass for the work that depends only on lengths and page tables, `attend` once per
+    layer.
 
     Attributes:
-        reads_quantized: True if the backend reads quantized pages, with the `kv_scales` passed to its constructor.
+        reads_quantized: True if it reads quantized pages, with `kv_scales`.
         computes_mixed: True if it computes mixed steps.
     """
 
@@ -68,8 +66,8 @@ class AttentionBackend(Attention):
 
     @classmethod
     def why_not(cls, layout: PageLayout, num_q_heads: int, device: torch.device) -> str:
-        """Returns the reason this backend cannot compute attention over such pages on the device, without a full stop;
-        "" if it can. The checks here apply to every backend that reads keys and values by head."""
+        """Returns the reason this backend does not support such pages on the device, without a full stop; "" if it
+        does. These checks apply to every backend that reads keys and values by head."""
         if not isinstance(layout, KvHeadLayout):
             return f"{cls.__name__} reads keys and values by head, not pages of {layout.tag}"
         if layout.quantized_to and not cls.reads_quantized:
@@ -87,30 +85,30 @@ class AttentionBackend(Attention):
 
     @abstractmethod
     def plan(self, batch: Batch) -> None:
-        """Prepares for the layers of one forward pass over `batch`."""
+        """Prepares for the layers of one forward pass."""
 
 
 class GraphedAttention(PlannedAttention):
-    """Attention of one forward size with fixed tensors, so that a captured CUDA graph of `attend` can be replayed.
+    """Attention of one forward size with fixed tensors, for replay of a captured CUDA graph.
 
-    Padding rows read and write the pool's dummy page.
+    Padding rows read and write the dummy page.
 
     Attributes:
-        positions: (num_tokens,) int32 on the device, of the last planned tokens; 0 for padding.
+        positions: (num_tokens,) int32 on the device; 0 for padding.
     """
 
     positions: torch.Tensor
 
     @abstractmethod
     def plan(self, sequences: Sequence[TokenSequence]) -> None:
-        """Prepares for a forward pass over `sequences`, padded to the size. Without sequences all rows are padding."""
+        """Prepares for a forward pass over `sequences`, possibly none, padded to the size."""
 
 
 class GraphableBackend(AttentionBackend):
-    """A backend that can run inside CUDA graphs. For other backends the engine launches each kernel of a step.
+    """A backend for CUDA graphs. Without graphs the engine launches each kernel of a step.
 
-    With `computes_mixed`, a decode step and a prefill of fixed sizes alternate layer by layer in one forward pass. They
-    must not share memory that lasts from one layer to the next.
+    With `computes_mixed`, a decode step and a prefill of fixed sizes alternate layer by layer. They must not share
+    memory that lasts from one layer to the next.
     """
 
     @abstractmethod
@@ -120,6 +118,6 @@ class GraphableBackend(AttentionBackend):
     def for_prefill_graphs(
         self, sizes: Sequence[int], max_sequences: int, max_pages_per_sequence: int
     ) -> dict[int, GraphedAttention]:
-        """Returns attention for prefills of fixed numbers of tokens, with at most `max_sequences` each; only one may
-        run at a time. Empty if the backend supports none: the engine then launches each kernel of a prefill."""
+        """Returns attention for prefills of fixed numbers of tokens, of at most `max_sequences` each; only one may run
+        at a time. Empty if not supported."""
         return {}

@@ -18,7 +18,7 @@ def choose_backend(
     """Returns the configured backend; for `auto`, the first in the table that supports the model on this device.
 
     Raises:
-        ValueError: the backend cannot be imported or does not support the model.
+        ValueError: no backend can be imported and supports the model.
     """
     if config.attention_backend != AUTO:
         backend = ATTENTION_BACKENDS.load(config.attention_backend)

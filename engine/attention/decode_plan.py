@@ -1,4 +1,4 @@
-"""Plans for the kernel paged_decode.cu: work items per block, and page tables. Needs no GPU."""
+"""Plans for paged_decode.cu: work items per block, and page tables. Needs no GPU."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -9,11 +9,11 @@ from tandem.engine.attention.layout import KvHeadLayout
 from tandem.engine.attention.page_tables import page_tables
 from tandem.engine.token_sequence import TokenSequence
 
-# Tokens that a warp processes at a time.
+# Tokens per warp and turn.
 TILE = 16
-# Fixed cost of an item, in block turns: its queries and the reduction over warps.
+# Fixed cost of an item (queries, reduction over warps), in turns of a block.
 ITEM_COST = 0.5
-# Numbers in a plan before its items, and in each item: multiples of four, because threads load four at a time.
+# Numbers in a plan before its items, and per item: multiples of four, because threads load four at a time.
 HEAD_SIZE = 4
 ITEM_SIZE = 8
 
@@ -22,7 +22,6 @@ class DecodeBlocks(NamedTuple):
     """Launch shape.
 
     Attributes:
-        num_warps: warps per block.
         num_per_sm: resident blocks per multiprocessor.
     """
 
@@ -40,22 +39,22 @@ class DecodePlan:
 
     A plan is a row of int32 numbers:
 
-    - HEAD_SIZE numbers, the first is the number of blocks per key head;
+    - HEAD_SIZE numbers, first the number of blocks per key head;
     - ITEM_SIZE numbers per item (see paged_decode.cu), with room for max_items;
-    - the first item of each block and then the number of items, with room for max_blocks, padded to a multiple of four;
-    - the new token's position of each row;
+    - each block's first item, then the number of items, with room for max_blocks, padded to a multiple of four;
+    - each row's new position;
     - the page tables.
     """
 
     def __init__(self, layout: KvHeadLayout, num_sms: int, dummy_page: int) -> None:
-        """Args: dummy_page: page that padding rows read and write."""
+        """Args: dummy_page: page of padding rows."""
         self._layout = layout
         self._num_sms = num_sms
         self._dummy_page = dummy_page
-        # Measured on an H200 with head_dim 128: as many loads in flight as registers hold is fastest.
+        # Measured on an H200 with head_dim 128: fastest with as many loads in flight as registers hold.
         is_large = layout.head_dim > 64 and not layout.quantized_to
         self._blocks_of_many = DecodeBlocks(num_warps=4, num_per_sm=3 if is_large else 4)
-        # With few sequences each block needs more warps to finish soon.
+        # Few sequences: more warps end each block sooner.
         self._blocks_of_few = DecodeBlocks(num_warps=8, num_per_sm=1 if is_large else 2)
 
     def blocks(self, num_rows: int) -> DecodeBlocks:
@@ -68,11 +67,11 @@ class DecodePlan:
         return max(1, self.blocks(num_rows).num_per_sm * self._num_sms // self._layout.num_kv_heads)
 
     def max_items(self, num_rows: int) -> int:
-        """Upper bound for plans of exactly num_rows rows; not monotonic in num_rows."""
+        """Upper bound for num_rows rows; not monotonic."""
         return num_rows + self.max_blocks(num_rows) - 1
 
     def size(self, num_rows: int, num_pages: int) -> int:
-        """Numbers in a plan whose page tables have num_pages in total, the padding's page included."""
+        """Numbers in a plan with num_pages in its page tables, including the padding's."""
         return self.positions(num_rows).stop + num_pages
 
     def positions(self, num_rows: int) -> slice:
@@ -81,14 +80,14 @@ class DecodePlan:
         return slice(begin, begin + num_rows)
 
     def build(self, sequences: Sequence[TokenSequence], num_rows: int) -> "np.ndarray[Any, np.dtype[np.int32]]":
-        """Plans a step over `sequences`; each padding row is one token on the dummy page."""
+        """Plans a step over `sequences`; padding rows are one token on the dummy page."""
         num_padding = num_rows - len(sequences)
         tables, table_starts = page_tables(self._layout, sequences)
         table_starts += [len(tables)] * num_padding
         tables.append(self._dummy_page)
         lengths = np.ones(num_rows, dtype=np.int32)
         lengths[: len(sequences)] = [s.device_len for s in sequences]
-        # Concatenate the rows' turns, then cut where a row or a block begins.
+        # Concatenate the rows' turns; cut where a row or a block begins.
         turn = self.blocks(num_rows).turn
         num_turns = -(-lengths // turn)
         ends = num_turns.cumsum()
@@ -124,13 +123,13 @@ class DecodePlan:
         return plan
 
     def _first_items(self, num_rows: int) -> int:
-        """Index of the blocks' first items in a plan."""
+        """Index of the blocks' first items."""
         return HEAD_SIZE + ITEM_SIZE * self.max_items(num_rows)
 
     def _cuts(
         self, num_turns: "np.ndarray[Any, Any]", ends: "np.ndarray[Any, Any]", num_blocks: int
     ) -> "np.ndarray[Any, Any]":
-        """Turns, counted over all rows, at which the blocks after the first begin, for equal work per block.
+        """Turns at which the blocks after the first begin, for equal work per block.
 
         Args:
             num_turns, ends: turns of each row and their cumulative sum; (num_rows,).

@@ -32,15 +32,15 @@ DTYPES = ("bfloat16", "float16")
 HEAD_DIMS = (64, 128, 256)
 # Hopper, which has its own prefill kernels (fa3).
 FA3_CAPABILITY = 9
-# Larger decode steps run FlashInfer's kernel, whose plans need less memory.
+# Larger steps use FlashInfer's kernel, whose plans need less memory.
 MAX_OWN_DECODE = 512
 
 
 class FlashInferAttention(GraphableBackend):
-    """Plans from host tensors, because a plan from device tensors waits to copy them back.
+    """Plans from host tensors, because device tensors would be copied back synchronously.
 
-    The pool is page-major, so a layer's keys and values are strided views, which FlashInfer accepts. Quantized pages
-    use the fa2 kernels, because Hopper's (fa3) require quantized queries too.
+    FlashInfer accepts a layer's keys and values as strided views of the page-major pool. Quantized pages use the fa2
+    kernels, because Hopper's fa3 requires quantized queries too.
     """
 
     reads_quantized = True
@@ -76,7 +76,7 @@ class FlashInferAttention(GraphableBackend):
         self._prefill = _Wrapper(
             flashinfer.BatchPrefillWithPagedKVCacheWrapper(self._workspace, "NHD", backend=self._paged_backend)
         )
-        # For forward passes without cached prefixes: keys and values need not be read from pages.
+        # Without cached prefixes, keys and values need not be read from pages.
         self._first_prefill = _Wrapper(
             flashinfer.BatchPrefillWithRaggedKVCacheWrapper(self._workspace, "NHD", backend=prefill_backend),
             reads_pages=False,
@@ -119,7 +119,7 @@ class FlashInferAttention(GraphableBackend):
         own_sizes = [size for size in batch_sizes if size <= MAX_OWN_DECODE]
         if self._own_decode is not None and own_sizes:
             graphed = graphed_paged_decodes(self._own_decode, own_sizes, max_pages_per_sequence)
-        # The other sizes share the memory of their page tables.
+        # Sizes share the memory of their page tables.
         other_sizes = [size for size in batch_sizes if size not in graphed]
         num_pages = max(other_sizes, default=0) * max_pages_per_sequence
         indices = torch.zeros(num_pages, dtype=torch.int32, device=self._device)
@@ -128,7 +128,7 @@ class FlashInferAttention(GraphableBackend):
     def for_prefill_graphs(
         self, sizes: Sequence[int], max_sequences: int, max_pages_per_sequence: int
     ) -> dict[int, GraphedAttention]:
-        # All sizes share the memory of page tables and plans.
+        # Sizes share the memory of page tables and plans.
         num_padding_pages = self._paged.layout.num_pages_for(max(sizes, default=0))
         num_pages = max_sequences * max_pages_per_sequence + num_padding_pages
         indices = torch.zeros(num_pages, dtype=torch.int32, device=self._device)
@@ -142,12 +142,12 @@ class FlashInferAttention(GraphableBackend):
 
 
 class _Wrapper:
-    """A FlashInfer wrapper. A plan fills the wrapper's pinned memory, and the copy from there queues behind running
-    forward passes. The next plan waits for the copy, which is usually over.
+    """A FlashInfer wrapper. Its plan is copied from pinned memory behind running forward passes; the next plan waits
+    for that copy, usually over.
 
     Attributes:
-        reads_pages: True if keys and values are read from pages. Otherwise they are read from qkv, in pieces larger
-            than pages, and all tokens of every sequence must be new.
+        reads_pages: True if keys and values are read from pages. Otherwise they are read from qkv, in larger pieces,
+            and all tokens of every sequence must be new.
     """
 
     def __init__(self, wrapper: Any, *, reads_pages: bool = True) -> None:
@@ -161,19 +161,19 @@ class _Wrapper:
         self._copied.record()
 
     def run(self, q: torch.Tensor, *kv: Any, out: torch.Tensor | None, **scales: float) -> torch.Tensor:
-        """Args: out: as for PlannedAttention. Returns: (num_tokens, num_q_heads * head_dim)."""
-        # Every row is written; without `out` the wrapper would zero its output first.
+        """Returns (num_tokens, num_q_heads * head_dim). Args: out: as for PlannedAttention."""
+        # Without `out` the wrapper would zero its output, although it writes every row.
         heads = torch.empty_like(q) if out is None else out.view_as(q)
         attended: torch.Tensor = self._wrapper.run(q, *kv, out=heads, **scales)
         return attended.flatten(1)
 
 
 class _PagedKernels:
-    """Parameters of all wrappers' plans and runs.
+    """Parameters of all wrappers.
 
     Attributes:
-        sizes: head counts, head_dim and page_size, as plans take them.
-        dtypes: dtypes by a plan's parameter names.
+        sizes: head counts, head_dim and page_size, in plan order.
+        dtypes: by a plan's parameter names.
         dummy_page: the page after the pool's last.
     """
 
@@ -188,20 +188,20 @@ class _PagedKernels:
         self.dummy_page = pool.num_pages
         self._num_q_heads = num_q_heads
         kv = self._pool = layout.view(pool.memory_and_dummy)
-        # Each is (num_pages + 1, page_size, num_kv_heads, head_dim), the dummy page included.
+        # (num_pages + 1, page_size, num_kv_heads, head_dim) each, with the dummy page.
         self._caches = [(kv[:, layer, 0], kv[:, layer, 1]) for layer in range(layout.num_layers)]
 
     def tables(
         self, sequences: Sequence[TokenSequence], num_padding: int = 0
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Returns int32 page tables as plans take them: indptr (num_rows + 1,) in pinned memory, indices (num_pages,)
-        on the device and last_page_lens (num_rows,) in pinned memory. Padding rows are one token on the dummy page."""
+        """Returns int32 page tables as plans take them: indptr (num_rows + 1,) pinned, indices (num_pages,) on the
+        device, last_page_lens (num_rows,) pinned. Padding rows are one token on the dummy page."""
         indices, indptr = page_tables(self.layout, sequences)
         indptr += range(len(indices), len(indices) + num_padding + 1)
         indices.extend([self.dummy_page] * num_padding)
         page_size = self.layout.page_size
         last_page_lens = [(s.device_len - 1) % page_size + 1 for s in sequences] + [1] * num_padding
-        # For a graph, a plan would copy from host memory and wait for the device.
+        # For a graph, plan would copy host memory synchronously.
         on_device = to_device(np.array(indices, np.int32), self._pool.device)
         return _pinned(indptr), on_device, _pinned(last_page_lens)
 
@@ -215,7 +215,7 @@ class _PagedKernels:
         layer: int,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """As PlannedAttention.attend, by a planned wrapper. Args: slots: (num_tokens,) int64, of the new tokens."""
+        """As PlannedAttention.attend. Args: slots: (num_tokens,) int64, of the new tokens."""
         q = norm_rotate_write(
             qkv,
             self._num_q_heads,
@@ -228,7 +228,7 @@ class _PagedKernels:
             keep_kv=not wrapper.reads_pages,
         )
         if wrapper.reads_pages:
-            # Both are host floats. k_scale joins the score scale, and a v_scale of 1.0 costs nothing.
+            # k_scale joins the score scale; a v_scale of 1.0 costs nothing.
             scales = {"k_scale": self._scales.keys[layer], "v_scale": self._scales.values[layer]}
             return wrapper.run(q, self._caches[layer], out=out, **scales)
         num_kv_heads = self.layout.num_kv_heads
@@ -240,7 +240,7 @@ class _Planned(PlannedAttention):
     """Attention by a planned wrapper."""
 
     def __init__(self, paged: _PagedKernels, wrapper: _Wrapper, slots: torch.Tensor) -> None:
-        """Args: slots: (num_tokens,) int64 on the device, of the new tokens."""
+        """Args: slots: (num_tokens,) int64 on the device."""
         self._paged = paged
         self._wrapper = wrapper
         self._slots = slots
@@ -302,8 +302,8 @@ class _GraphedDecode(GraphedAttention):
 
 
 class _GraphedPrefill(GraphedAttention):
-    """Prefill attention of one number of tokens. Padding is one more sequence of dummy pages; the remaining sequences
-    are empty."""
+    """Prefill of one number of tokens. Padding is one more sequence of dummy pages; the remaining sequences are
+    empty."""
 
     def __init__(
         self,
@@ -315,7 +315,7 @@ class _GraphedPrefill(GraphedAttention):
         indices: torch.Tensor,
         backend: str,
     ) -> None:
-        """Args: plans: (PLAN_BYTES,) uint8 on the device; num_sequences: including the padding's."""
+        """Args: plans: (PLAN_BYTES,) uint8 on the device; num_sequences: including padding."""
         self._paged = paged
         self._num_tokens = num_tokens
         self._num_sequences = num_sequences

@@ -1,4 +1,4 @@
-"""Contents of a page, read only by attention backends. Importing this module does not import torch."""
+"""Contents of a page, read only by attention backends. Imports no torch."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -19,13 +19,12 @@ QUANTIZED_BYTES = {"float8_e4m3fn": 1}
 class KvHeadLayout(PageLayout):
     """Keys and values by head, for multi-head, grouped-query or multi-query attention.
 
-    A pool is page-major: (num_pages, num_layers, 2, page_size, num_kv_heads, head_dim), with keys at index 0 and values
-    at 1 of the third dimension. A page is contiguous, so a transfer needs no gather per layer.
+    A pool is page-major: (num_pages, num_layers, 2, page_size, num_kv_heads, head_dim), keys before values. A page is
+    contiguous, so a transfer needs no gather per layer.
 
     Attributes:
-        dtype: torch name of the dtype that attention computes in.
-        quantized_to: torch name of the narrower page dtype; "": pages have `dtype`. Quantized numbers are divided by a
-            scale per layer (KvScales) and rounded.
+        dtype: compute dtype, by torch's name.
+        quantized_to: narrower page dtype, for numbers divided by a scale per layer (KvScales); "": pages have `dtype`.
     """
 
     num_layers: int
@@ -67,14 +66,7 @@ class KvHeadLayout(PageLayout):
         return f"kv-by-head/{self.page_dtype}/{'x'.join(map(str, self.page_shape))}"
 
     def view(self, memory: "torch.Tensor") -> "torch.Tensor":
-        """Views pages as keys and values.
-
-        Args:
-            memory: (num_pages, page_bytes) uint8, contiguous.
-
-        Returns:
-            (num_pages, *page_shape) of page_dtype, sharing the memory.
-        """
+        """Views (num_pages, page_bytes) uint8, contiguous, as (num_pages, *page_shape) of page_dtype."""
         # The planner reads layouts without torch.
         import torch
 

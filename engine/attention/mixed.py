@@ -1,4 +1,4 @@
-"""Attention of mixed steps: decode and prefill run their own kernels and write into one output."""
+"""Attention of mixed steps: decode and prefill kernels write into one output."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -18,8 +18,8 @@ class _Part(NamedTuple):
     """A contiguous range of a forward pass's tokens.
 
     Attributes:
-        positions: (num_tokens,) on the device, in memory of its own. A slice of the forward pass's positions may start
-            off a multiple of 16, and Triton would recompile the kernels for it.
+        positions: (num_tokens,) on the device, not a slice of the forward pass's: Triton recompiles for unaligned
+            addresses.
     """
 
     attention: PlannedAttention
@@ -27,7 +27,7 @@ class _Part(NamedTuple):
 
 
 class _MixedAttention(Attention):
-    """Runs the parts in turn, each into its rows of one output."""
+    """Runs the parts in turn, each into its rows of the output."""
 
     def __init__(self, parts: Sequence[_Part], num_columns: int) -> None:
         self._parts = parts
@@ -48,7 +48,7 @@ def plan_by_kind(
     num_columns: int,
     device: torch.device,
 ) -> Attention:
-    """Plans attention for one forward pass: prefill, decode or both.
+    """Plans attention for a prefill, a decode step or a mixed step.
 
     Args:
         plan_decode, plan_prefill: each called at most once. Their results must not share memory that lasts from one
@@ -65,7 +65,7 @@ def plan_by_kind(
 
 
 def graphed_by_kind(decode: GraphedAttention, prefill: GraphedAttention, num_columns: int) -> Attention:
-    """Combines decode and prefill attention of fixed sizes, decode rows first. Each is planned by itself.
+    """Combines decode and prefill attention of fixed sizes, decode rows first.
 
     Args:
         decode, prefill: from one GraphableBackend with computes_mixed.

@@ -1,4 +1,4 @@
-"""Fused kernel before attention: norms, rotation and the write into pages. Needs CUDA."""
+"""Fused norms, rotation and write into pages, before attention. Needs CUDA."""
 
 import torch
 import triton
@@ -9,16 +9,16 @@ from tandem.engine.attention.scales import KvScales
 from tandem.engine.layers.norm import QkNorm
 from tandem.engine.layers.rotary import Rotation
 
-# Heads of one token per program: few if there are few programs, otherwise enough for 16 bytes per thread.
+# Heads per program: few if programs are few, otherwise enough for 16 bytes per thread.
 HEADS_OF_FEW_TOKENS = 4
 HEADS = 16
 FEW_TOKENS = 256
-# Ada is the first architecture that converts to 8 bits in hardware.
+# Ada converts to 8 bits in hardware.
 QUANTIZING_CAPABILITY = 8, 9
 
 
 def why_not_written(layout: KvHeadLayout, device: torch.device) -> str:
-    """As AttentionBackend.why_not, for writing such pages on a GPU."""
+    """As AttentionBackend.why_not, for writes on a GPU."""
     if layout.quantized_to and torch.cuda.get_device_capability(device) < QUANTIZING_CAPABILITY:
         major, minor = QUANTIZING_CAPABILITY
         return f"pages of {layout.quantized_to} take a GPU of compute capability {major}.{minor} or later"
@@ -39,14 +39,14 @@ def norm_rotate_write(
 ) -> torch.Tensor:
     """Normalizes (if qk_norm) and rotates queries and keys, and writes keys and values into their pages.
 
-    Computes in float32 and rounds once. Quantized pages get the bytes that Quantizer computes.
+    Computes in float32 and rounds once. Quantized pages get Quantizer's bytes.
 
     Args:
         qkv: (num_tokens, num_q_heads + 2 * num_kv_heads, head_dim), contiguous; head_dim a power of 2.
-        pool: (num_pages, num_layers, 2, page_size, num_kv_heads, head_dim), contiguous.
+        pool: as KvHeadLayout.view, contiguous.
         slots: (num_tokens,) int64, page * page_size + offset in the page.
-        kv_scales: scales of quantized pages; None: pages are not quantized.
-        keep_kv: also overwrite keys and values in qkv, with the numbers that pages hold.
+        kv_scales: scales of quantized pages; None: not quantized.
+        keep_kv: also write the pages' keys and values over those in qkv.
 
     Returns:
         queries: (num_tokens, num_q_heads, head_dim).
@@ -55,7 +55,7 @@ def norm_rotate_write(
     _, num_layers, _, page_size, num_kv_heads, _ = pool.shape
     assert qkv.is_contiguous() and num_heads == num_q_heads + 2 * num_kv_heads
     q = torch.empty(num_tokens, num_q_heads, head_dim, dtype=qkv.dtype, device=qkv.device)
-    # Without a norm the kernel does not read the weight.
+    # Not read without a norm.
     weight, eps = qk_norm if qk_norm is not None else (qkv, 0.0)
     half_page = page_size * num_kv_heads * head_dim
     heads = HEADS_OF_FEW_TOKENS if num_tokens <= FEW_TOKENS else HEADS
@@ -123,13 +123,13 @@ def _norm_rotate_write(  # type: ignore[no-untyped-def]
     exists = (head < NUM_Q + 2 * NUM_KV)[:, None]
     is_turned = (head < NUM_Q + NUM_KV)[:, None]
     source = (token * (NUM_Q + 2 * NUM_KV) + head[:, None]) * (2 * HALF) + i[None, :]
-    # The two halves of each head, which rotate with each other.
+    # A head's two halves rotate with each other.
     a = tl.load(qkv + source, mask=exists, other=0.0).to(tl.float32)
     b = tl.load(qkv + source + HALF, mask=exists, other=0.0).to(tl.float32)
     if HAS_NORM:
         mean = (tl.sum(a * a, 1) + tl.sum(b * b, 1)) / (2 * HALF)
         scale = tl.rsqrt(mean + eps)[:, None]
-        # Row 0 of the weight is for queries, row 1 for keys.
+        # Row 0 is for queries, row 1 for keys.
         row = tl.where(head < NUM_Q, 0, 1)[:, None] * (2 * HALF) + i[None, :]
         weight_a = tl.load(weight + row).to(tl.float32)
         weight_b = tl.load(weight + row + HALF).to(tl.float32)
@@ -178,14 +178,14 @@ def _norm_rotate_write(  # type: ignore[no-untyped-def]
 def _rounded(x, LARGEST: tl.constexpr):  # type: ignore[no-untyped-def]
     """Rounds float32 to e4m3 precision, ties to even: 4 significant bits, in steps of at least 2^-9.
 
-    Saturates and keeps NaN. A conversion to e4m3 and back should be equal, but Triton 3.6 converts tiles of 16 heads
-    back to wrong numbers.
+    Saturates and keeps NaN. Replaces a conversion to e4m3 and back, which Triton 3.6 computes wrongly in tiles of 16
+    heads.
     """
     x = tl.where(x > LARGEST, LARGEST, tl.where(x < -LARGEST, -LARGEST, x))
     bits = x.to(tl.int32, bitcast=True)
-    # Add half a step, less one if the last kept bit is even; then clear the lower bits.
+    # Add half a step, less one if the last kept bit is even; clear the rest.
     rounded = ((bits + 0x7FFFF + ((bits >> 20) & 1)) & -0x100000).to(tl.float32, bitcast=True)
-    # Below 2^-6, adding 1.5 * 2^14 leaves steps of 2^-9 but loses the sign of zero.
+    # Below 2^-6, adding 1.5 * 2^14 leaves steps of 2^-9 but loses zero's sign.
     sign = bits & -0x80000000
     small = (((x + 24576.0) - 24576.0).to(tl.int32, bitcast=True) | sign).to(tl.float32, bitcast=True)
     return tl.where(tl.abs(x) < 0.015625, small, tl.where(x == x, rounded, x))

@@ -1,4 +1,4 @@
-"""Page tables, positions and slots of a batch, as backends pass them to kernels."""
+"""Page tables, positions and slots for kernels."""
 
 from array import array
 from collections.abc import Sequence
@@ -13,9 +13,8 @@ Int64s = np.ndarray[Any, np.dtype[np.int64]]
 
 
 def page_tables(layout: PageLayout, sequences: Sequence[TokenSequence]) -> tuple["array[int]", list[int]]:
-    """Returns the page ids of all sequences up to device_len (int32, concatenated), and the index of each sequence's
-    first."""
-    # torch and numpy read an array four times as fast as a list, and page tables are long.
+    """Returns the concatenated page ids up to device_len (int32), and the index of each sequence's first."""
+    # torch and numpy read an array four times as fast as a list.
     pages = array("i")
     first_pages = []
     for s in sequences:
@@ -32,7 +31,7 @@ def new_positions(sequences: Sequence[TokenSequence]) -> Int64s:
 def decode_slots(
     layout: PageLayout, sequences: Sequence[TokenSequence], num_padding: int = 0, dummy_page: int = 0
 ) -> Int64s:
-    """Slot of each sequence's one new token: page * page_size + offset in the page.
+    """Slots of new tokens in decode: page * page_size + offset in the page.
 
     Returns:
         (len(sequences) + num_padding,); padding goes to the dummy page.

@@ -1,4 +1,4 @@
-"""Decode attention by the kernel paged_decode.cu: one launch per layer. Needs CUDA."""
+"""Decode attention by paged_decode.cu, one launch per layer. Needs CUDA."""
 
 from collections.abc import Sequence
 
@@ -28,11 +28,7 @@ def has_kernel(layout: KvHeadLayout, num_q_heads: int) -> bool:
 
 
 class PagedDecode:
-    """The kernel and its memory, shared by all batch sizes because one step runs at a time.
-
-    Attributes:
-        plans: source of the plans for `launch`.
-    """
+    """The kernel and its memory, shared by all batch sizes because one step runs at a time."""
 
     def __init__(
         self, pool: CudaKvPool, num_q_heads: int, max_batch_size: int, kv_scales: KvScales | None = None
@@ -47,7 +43,7 @@ class PagedDecode:
         self.plans = DecodePlan(layout, num_sms, dummy_page=pool.num_pages)
         self._num_q_heads = num_q_heads
         self._layer_stride = 2 * layout.page_size * layout.num_kv_heads * layout.head_dim
-        # The kernel takes 32-bit strides and multiplies them by page ids in 64 bits.
+        # The kernel multiplies 32-bit strides by page ids in 64 bits.
         assert layout.num_layers * self._layer_stride < 2**31
         max_items = max(self.plans.max_items(size) for size in range(1, max_batch_size + 1))
         self._pool = layout.view(pool.memory_and_dummy)
@@ -68,7 +64,7 @@ class PagedDecode:
         layer: int,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """As PlannedAttention.attend, but with positions from the plan. Args: plan: on the device."""
+        """As PlannedAttention.attend, with the plan's positions. Args: plan: on the device."""
         layout = self._layout
         assert qkv.is_contiguous()
         num_rows = len(qkv)
@@ -142,7 +138,7 @@ class GraphedPagedDecode(GraphedAttention):
     """Decode attention of one batch size."""
 
     def __init__(self, decode: PagedDecode, batch_size: int, plan_memory: torch.Tensor) -> None:
-        """Args: plan_memory: uint8 on the device, large enough for a plan; sizes may share it."""
+        """Args: plan_memory: uint8 on the device, room for a plan; sizes may share it."""
         self._decode = decode
         self._batch_size = batch_size
         self._memory = plan_memory
@@ -166,8 +162,8 @@ class GraphedPagedDecode(GraphedAttention):
 def graphed_paged_decodes(
     decode: PagedDecode, batch_sizes: Sequence[int], max_pages_per_sequence: int
 ) -> dict[int, GraphedAttention]:
-    """Returns decode attention for these batch sizes, which share the memory of their plans."""
-    # The largest plan may belong to a smaller size. The extra page is the padding's.
+    """Returns attention for these batch sizes, with one memory for plans."""
+    # A smaller size may have the largest plan. The extra page is the padding's.
     num_plan = max(decode.plans.size(size, size * max_pages_per_sequence + 1) for size in batch_sizes)
     memory = torch.zeros(aligned(4 * num_plan), dtype=torch.uint8, device=decode.device)
     return {size: GraphedPagedDecode(decode, size, memory) for size in batch_sizes}

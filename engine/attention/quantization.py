@@ -8,15 +8,15 @@ from tandem.engine.attention.layout import KvHeadLayout
 class Quantizer:
     """Converts one layer's keys (or values) to and from page bytes.
 
-    A number is divided by the scale and rounded to the nearest in the page dtype, ties to even. Numbers beyond the
-    dtype's range, infinities included, saturate. NaN stays NaN.
+    Divides by the scale and rounds to the nearest, ties to even. Out-of-range numbers and infinities saturate; NaN
+    stays NaN.
     """
 
     def __init__(self, layout: KvHeadLayout, scale: float, device: torch.device) -> None:
         self._dtype: torch.dtype = getattr(torch, layout.quantized_to)
         self._limit = torch.finfo(self._dtype).max
         self._inverse = 1.0 / scale
-        # A lookup table is faster on a CPU than conversion.
+        # Lookup is faster on a CPU than conversion.
         every_byte = torch.arange(256, dtype=torch.uint8, device=device).view(self._dtype)
         self._numbers = (every_byte.float() * scale).to(getattr(torch, layout.dtype))  # (256,)
 

@@ -1,4 +1,4 @@
-"""Attention in plain torch: the CPU backend, and in float32 the reference for the others."""
+"""Attention in plain torch: the CPU backend, and the float32 reference."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -22,8 +22,8 @@ class _Decode(NamedTuple):
 
     Attributes:
         rows: (2 * batch * kv_len,) int64, layer 0's rows of keys, then of values; padding repeats token 0.
-        mask: (batch, 1, 1, kv_len) of the layout's dtype, added to scores: -inf for padding.
-        gathered: (2 * batch * kv_len, num_kv_heads * head_dim), memory that all layers share.
+        mask: (batch, 1, 1, kv_len), added to scores: -inf for padding.
+        gathered: (2 * batch * kv_len, num_kv_heads * head_dim), shared by layers.
     """
 
     rows: torch.Tensor
@@ -37,7 +37,7 @@ class _Prefill(NamedTuple):
     Attributes:
         start, end: its range of the token dimension.
         rows: (2 * device_len,) int64, layer 0's rows of keys, then of values.
-        mask: (extend_len, device_len) of the layout's dtype, added to scores; None without a cached prefix.
+        mask: (extend_len, device_len), added to scores; None without a cached prefix.
     """
 
     start: int
@@ -49,16 +49,15 @@ class _Prefill(NamedTuple):
 class ReferenceAttention(AttentionBackend):
     """Gathers tokens from their pages, then calls torch's scaled_dot_product_attention.
 
-    The pool is viewed as rows of num_kv_heads * head_dim numbers: one token's keys or values in one layer. The row
-    index in the page-major layout is::
+    The pool is viewed as rows of num_kv_heads * head_dim numbers: one token's keys or values in one layer, at::
 
         ((page * num_layers + layer) * 2 + (0: keys, 1: values)) * page_size + offset in page
 
-    A gather by row reads only tokens, so NaN in unused slots has no effect. It is as fast as a gather of whole pages,
-    and faster than indexing one layer's view.
+    A gather by row ignores unused slots, even NaN. It is as fast as a gather of whole pages, and faster than indexing
+    one layer's view.
 
-    Rows of quantized pages are gathered as bytes and then converted. New keys and values are read back from their pages
-    too, so the output does not depend on the length of the cached prefix.
+    Quantized rows are gathered as bytes, then converted. New keys and values are read from their pages too, so the
+    cached prefix does not change the output.
     """
 
     reads_quantized = True
@@ -83,7 +82,7 @@ class ReferenceAttention(AttentionBackend):
             # torch cannot gather and scatter every dtype.
             pages = pages.view(torch.uint8)
         self._pool_rows = pages.view(-1, layout.num_kv_heads * layout.head_dim)
-        # (2 * num_tokens,) int64: layer 0's rows of new keys, then of new values.
+        # (2 * num_tokens,) int64: layer 0's rows of new keys, then values.
         self._write_rows = torch.empty(0)
         self._decode: _Decode | None = None
         self._prefills: list[_Prefill] = []
@@ -107,7 +106,7 @@ class ReferenceAttention(AttentionBackend):
     @torch.inference_mode()
     def attend(self, qkv: torch.Tensor, rotation: Rotation, qk_norm: QkNorm | None, layer: int) -> torch.Tensor:
         num_q_heads, num_kv_heads = self._num_q_heads, self._layout.num_kv_heads
-        # Queries and keys stay together: (num_tokens, num_q_heads + num_kv_heads, head_dim).
+        # Queries and keys together: (num_tokens, num_q_heads + num_kv_heads, head_dim).
         qk, v = qkv.split([num_q_heads + num_kv_heads, num_kv_heads], dim=1)
         if qk_norm is not None:
             q_weight, k_weight = qk_norm.weight
@@ -133,7 +132,7 @@ class ReferenceAttention(AttentionBackend):
         """Returns layer 0's rows of the new keys: (len(sequences),) int64."""
         tables = [self._pages(s) for s in sequences]
         num_pages = max(map(len, tables))
-        # Padding may be any valid page, for example the sequence's own first.
+        # Any valid page pads, here the sequence's first.
         padded = torch.tensor([table + table[:1] * (num_pages - len(table)) for table in tables], device=self._device)
         lengths = torch.tensor([[s.device_len] for s in sequences], device=self._device)  # (batch, 1)
         kv_len = max(s.device_len for s in sequences)
@@ -151,8 +150,8 @@ class ReferenceAttention(AttentionBackend):
     def _run_decode(self, plan: _Decode, q: torch.Tensor, layer: int) -> torch.Tensor:
         torch.index_select(self._pool_rows, 0, plan.rows + self._offset(layer), out=plan.gathered)
         keys, values = self._split_heads(self._numbers(plan.gathered, layer), len(q))
-        # The query heads of a group take the place of a sequence's queries, so torch reads each key and value once per
-        # group. On a CPU this is a quarter faster than enable_gqa.
+        # A group's query heads take the place of queries, so torch reads each key and value once per group: on a CPU a
+        # quarter faster than enable_gqa.
         grouped = q.unflatten(1, (self._layout.num_kv_heads, -1))  # (batch, num_kv_heads, group, head_dim)
         return F.scaled_dot_product_attention(grouped, keys, values, attn_mask=plan.mask).flatten(1)
 
@@ -204,8 +203,7 @@ class ReferenceAttention(AttentionBackend):
         return keys, values
 
     def _causal_mask(self, s: TokenSequence) -> torch.Tensor | None:
-        """Lower-right causal: the last query sees every key. None without a prefix, because torch has that mask built
-        in."""
+        """Lower-right causal. None without a prefix: torch has that mask built in."""
         if s.cached_len == 0:
             return None
         shape = (s.extend_len, s.device_len)

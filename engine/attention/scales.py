@@ -1,4 +1,4 @@
-"""Scales of quantized keys and values. Importing this module does not import torch."""
+"""Scales of quantized keys and values. Imports no torch."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ class KvScales:
     """A number is its page's content times the scale.
 
     Attributes:
-        keys, values: (num_layers,), each above 0; all heads of a layer share one.
+        keys, values: (num_layers,), each above 0.
     """
 
     keys: tuple[float, ...]

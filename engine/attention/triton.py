@@ -26,14 +26,7 @@ HEAD_DIMS = (64, 128, 256)
 
 
 class _DecodeTables(NamedTuple):
-    """Kernel inputs of a decode step, on the device.
-
-    Attributes:
-        slots: (num_rows,) int64, of the new tokens.
-        positions: (num_rows,) int32, of the new tokens.
-        first_pages: (num_rows,) int32, index in `pages` of each sequence's first.
-        pages: int32 page ids of all sequences, possibly with unused entries at the end.
-    """
+    """Kernel inputs of a decode step, as triton_kernels.decode takes them."""
 
     slots: torch.Tensor
     positions: torch.Tensor
@@ -42,13 +35,7 @@ class _DecodeTables(NamedTuple):
 
 
 class _PrefillTables(NamedTuple):
-    """Kernel inputs of a prefill, on the device.
-
-    Attributes:
-        slots: (num_tokens,) int64, of the new tokens.
-        tiles: (4 * num_tiles,) int32, triton_kernels.prefill's tiles flattened.
-        pages: int32 page ids of all sequences.
-    """
+    """Kernel inputs of a prefill, as triton_kernels.prefill takes them; tiles flattened."""
 
     slots: torch.Tensor
     tiles: torch.Tensor
@@ -103,7 +90,7 @@ class TritonAttention(GraphableBackend):
         return _PlannedPrefill(self._kernels, _PrefillTables(*packed.to(self._device)))
 
     def for_graphs(self, batch_sizes: Sequence[int], max_pages_per_sequence: int) -> dict[int, GraphedAttention]:
-        # All sizes share the memory of their tables, large enough for the largest.
+        # Sizes share the memory of their tables.
         largest = max(batch_sizes)
         num_bytes = _pack_decode(self._layout, (), largest, self._dummy_page).num_bytes
         num_bytes += aligned(4 * largest * max_pages_per_sequence)
@@ -122,7 +109,7 @@ class TritonAttention(GraphableBackend):
 
 class _Kernels:
     def __init__(self, layout: KvHeadLayout, pool: torch.Tensor, num_q_heads: int, kv_scales: KvScales | None) -> None:
-        """Args: pool: as keys and values, with the dummy page last; kv_scales: as for the backend."""
+        """Args: pool: as KvHeadLayout.view, the dummy page last."""
         self.layout = layout
         self._pool = pool
         self._num_q_heads = num_q_heads
@@ -231,10 +218,10 @@ class _GraphedDecode(GraphedAttention):
 
 
 def _pack_decode(layout: PageLayout, sequences: Sequence[TokenSequence], num_padding: int, dummy_page: int) -> Packed:
-    """Packs the _DecodeTables of a step. Padding rows are one token on the dummy page."""
+    """Padding rows are one token on the dummy page."""
     positions = [s.cached_len for s in sequences] + [0] * num_padding
     pages, first_pages = page_tables(layout, sequences)
-    # All padding rows share the last page id.
+    # Padding rows share the last page id.
     first_pages += [len(pages)] * num_padding
     pages.append(dummy_page)
     return Packed(
@@ -258,6 +245,6 @@ def _pack_prefill(layout: PageLayout, sequences: Sequence[TokenSequence], querie
         )
         num_tokens += s.extend_len
     table = np.concatenate(tiles)
-    # Start the tiles with the most tokens first: a long tile started last would run alone.
+    # Longest tiles first: a long tile started last would run alone.
     table = table[np.argsort(-(table[:, 1] + table[:, 2]), kind="stable")]
     return Packed(prefill_slots(layout, sequences), table.reshape(-1), np.array(pages, np.int32))

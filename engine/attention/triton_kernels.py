@@ -1,8 +1,8 @@
 """Paged attention as Triton kernels: split decode, and prefill with a cached prefix.
 
-The kernels read a page-major pool token by token. Any page size works, and NaN in unused slots has no effect. Query
-heads that share a key-value head are rows of one program, which reads each key and value once. Softmax is online
-(Milakov and Gimelshein 2018, https://arxiv.org/abs/1805.02867) in powers of 2. Splits are merged by log-sum-exp.
+Kernels read a page-major pool token by token: any page size works, and NaN in unused slots has no effect. A program
+computes the query heads that share a key-value head, and reads each key and value once. Softmax is online (Milakov and
+Gimelshein 2018, https://arxiv.org/abs/1805.02867) in powers of 2. Splits are merged by log-sum-exp.
 """
 
 import math
@@ -13,16 +13,16 @@ import triton.language as tl
 
 from tandem.engine.attention.scales import KvScales
 
-# Elements of keys (16 KiB), and of values, that a program reads at a time.
+# Elements of keys (16 KiB), and of values, per read.
 BLOCK_ELEMENTS = 8192
-# Minimum rows of a tensor core operation.
+# Minimum rows of a tensor core.
 MIN_ROWS = 16
 # Rows of a prefill program, queries times grouped heads: two warp groups of 64.
 PREFILL_ROWS = 128
-# Enough programs to fill every multiprocessor and even out the last wave.
+# Fills every multiprocessor and evens out the last wave.
 DECODE_PROGRAMS_PER_SM = 4
 MAX_SPLITS = 64
-# Page ids are loaded two blocks ahead of their keys and values, and those two blocks ahead of use.
+# Page ids load two blocks ahead of keys and values, and those two blocks ahead of use.
 NUM_STAGES = 5
 
 
@@ -52,16 +52,12 @@ def decode(
 
     Args:
         q: (num_rows, num_q_heads, head_dim), contiguous.
-        pool: (num_pages, num_layers, 2, page_size, num_kv_heads, head_dim), contiguous, of q's dtype or quantized.
+        pool: as KvHeadLayout.view, contiguous, of q's dtype or quantized.
         positions: (num_rows,) int32, of the queries.
         first_pages: (num_rows,) int32, index in `pages` of each sequence's first.
-        pages: int32 page ids of all sequences, possibly with unused entries at the end.
-        num_splits: from num_decode_splits.
-        kv_scales: scales of quantized pages; otherwise ones.
-        out: like q, overwritten.
-
-    Returns:
-        out.
+        pages: int32 page ids of all sequences; may have unused entries at the end.
+        kv_scales: ones unless quantized.
+        out: like q, overwritten and returned.
     """
     num_rows, num_q_heads, head_dim = q.shape
     _, _, _, page_size, num_kv_heads, _ = pool.shape
@@ -71,7 +67,7 @@ def decode(
     if num_splits > 1:
         partial = torch.empty(num_rows, num_q_heads, num_splits, head_dim, dtype=torch.float32, device=q.device)
         log_sums = torch.empty(num_rows, num_q_heads, num_splits, dtype=torch.float32, device=q.device)
-    # Heads vary fastest, so that neighbors in memory are read together.
+    # Heads vary fastest, to read neighbors in memory together.
     _decode[(num_kv_heads, num_rows, num_splits)](
         q,
         partial,
@@ -114,15 +110,9 @@ def prefill(
 
     Args:
         q: (num_tokens, num_q_heads, head_dim), contiguous.
-        pool: (num_pages, num_layers, 2, page_size, num_kv_heads, head_dim), contiguous, of q's dtype or quantized.
         tiles: (num_tiles, 4) int32, each at most queries_per_tile consecutive queries of one sequence: first row in q,
             number of queries, first position, and index in `pages` of the sequence's first.
-        pages: int32 page ids of all sequences.
-        kv_scales: scales of quantized pages; otherwise ones.
-        out: like q, overwritten.
-
-    Returns:
-        out.
+        pool, pages, kv_scales, out: as for decode.
     """
     _, num_q_heads, head_dim = q.shape
     _, _, _, page_size, num_kv_heads, _ = pool.shape
@@ -177,7 +167,7 @@ def _decode(  # type: ignore[no-untyped-def]
     """Computes one split of one sequence and key-value head.
 
     Writes (num_rows, num_q_heads, num_splits, head_dim), and with several splits log_sums (num_rows, num_q_heads,
-    num_splits). A split without tokens writes nothing.
+    num_splits). An empty split writes nothing.
     """
     kv_head = tl.program_id(0)
     row = tl.program_id(1)
@@ -228,7 +218,7 @@ def _merge(  # type: ignore[no-untyped-def]
     SPLITS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Merges the splits of one sequence and query head, weighted by their sums."""
+    """Merges the splits of one sequence and query head."""
     row = tl.program_id(1)
     head = row * tl.num_programs(0) + tl.program_id(0)
     num_tokens = tl.load(positions + row) + 1
@@ -261,7 +251,7 @@ def _prefill(  # type: ignore[no-untyped-def]
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Computes one tile and key-value head; row i is the tile's query i // GROUP and head i % GROUP."""
+    """Computes one tile and key-value head; row i is query i // GROUP and head i % GROUP."""
     kv_head = tl.program_id(0)
     tile = tiles + tl.program_id(1) * 4
     first_token = tl.load(tile).to(tl.int64)
@@ -276,7 +266,7 @@ def _prefill(  # type: ignore[no-untyped-def]
     queries = tl.load(q + place, mask=is_query, other=0.0)
     position = first_position + i // GROUP
     kv = pool + layer_offset + kv_head * HEAD_DIM
-    # Blocks visible to every query come first, without masks; partly visible blocks follow.
+    # Blocks visible to every query need no mask; partly visible blocks follow.
     seen_by_all = (first_position + 1) // BLOCK * BLOCK
     acc, top, total = _attend(
         queries,
@@ -320,7 +310,7 @@ def _prefill(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _tokens_per_split(num_tokens, num_splits, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Whole blocks: only a sequence's last block may be partial, and the last splits may be empty."""
+    """Whole blocks: only the last may be partial, and the last splits may be empty."""
     return tl.cdiv(tl.cdiv(num_tokens, num_splits), BLOCK) * BLOCK
 
 
@@ -347,15 +337,12 @@ def _attend(  # type: ignore[no-untyped-def]
 
     Args:
         queries: (ROWS, HEAD_DIM).
-        acc, top, total: float32 (ROWS, HEAD_DIM), (ROWS,) and (ROWS,): weighted sum of values, largest score and sum of
-            weights so far. Scores are base 2, weights relative to `top`.
-        position: (ROWS,) int32, of the queries; each sees the token at `start` or already has a finite `top`.
+        acc, top, total: float32 weighted sum of values (ROWS, HEAD_DIM), largest score (ROWS,) and sum of weights
+            (ROWS,) so far. Scores are base 2, weights relative to `top`.
+        position: (ROWS,) int32; each query sees the token at `start` or already has a finite `top`.
         kv: pointer to the layer's and head's keys in the pool's first page.
         pages: pointer to the sequence's page ids.
-        MASKED: True if some tokens may be hidden from some queries, or the last block partial.
-
-    Returns:
-        acc, top and total.
+        MASKED: True if a query may not see every token, or the last block is partial.
     """
     d = tl.arange(0, HEAD_DIM)[None, :]
     for first in range(start, end, BLOCK):
@@ -373,7 +360,7 @@ def _attend(  # type: ignore[no-untyped-def]
         else:
             k = tl.load(keys)
             v = tl.load(values)
-        # Quantized numbers become the queries' dtype; their scales apply to scores and output.
+        # Dequantize to the queries' dtype; scales apply to scores and output.
         k = k.to(queries.dtype)
         v = v.to(queries.dtype)
         scores = tl.dot(queries, tl.trans(k)) * scale  # (ROWS, BLOCK)

@@ -4,11 +4,11 @@ from collections.abc import Iterable
 
 
 class PageAllocator:
-    """A free list over page ids 0 to num_pages - 1. Only the CacheManager uses it."""
+    """Free list over page ids 0 to num_pages - 1, used only by the CacheManager."""
 
     def __init__(self, num_pages: int) -> None:
         self._num_pages = num_pages
-        # A stack with the lowest ids on top: the last freed page is likeliest in a CPU cache.
+        # Lowest ids on top of the stack: the last freed page is likeliest in a CPU cache.
         self._free = list(range(num_pages - 1, -1, -1))
         self._is_free = bytearray([1]) * num_pages
 
@@ -17,7 +17,7 @@ class PageAllocator:
         return len(self._free)
 
     def allocate(self, num_pages: int) -> list[int]:
-        """Takes pages off the free list, which must hold enough."""
+        """Takes pages; there must be enough."""
         assert 0 <= num_pages <= len(self._free)
         if num_pages == 0:
             return []
@@ -28,7 +28,7 @@ class PageAllocator:
         return taken
 
     def free(self, page_ids: Iterable[int]) -> None:
-        """Returns pages. A double free asserts before two requests can share the page."""
+        """Returns pages; asserts against a double free, which would give one page to two requests."""
         for page_id in page_ids:
             assert not self._is_free[page_id], f"page {page_id} freed twice"
             self._is_free[page_id] = 1

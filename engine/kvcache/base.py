@@ -1,4 +1,4 @@
-"""Page interface for all components: page size, and equality of two pools' formats."""
+"""Page interface for all components."""
 
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Protocol, Self
@@ -8,13 +8,10 @@ if TYPE_CHECKING:
 
 
 class PageLayout(ABC):
-    """Page format for components that allocate, cache or transfer pages as opaque bytes.
+    """Page format for components that treat pages as opaque bytes.
 
-    Only attention backends know a concrete class and its contents (engine/attention/layout.py).
+    Only attention backends know a concrete class (engine/attention/layout.py).
     `tandem.engine.page_layout.page_layout_of` returns a model's layout.
-
-    Attributes:
-        page_size: tokens per page.
     """
 
     page_size: int
@@ -25,8 +22,8 @@ class PageLayout(ABC):
         """Returns the layout of a model.
 
         Args:
-            dtype: torch name of the compute dtype.
-            quantized_to: torch name of a narrower page dtype; "": the compute dtype.
+            dtype: compute dtype, by torch's name.
+            quantized_to: narrower page dtype; "": the compute dtype.
 
         Raises:
             ValueError: pages cannot have this size or dtype.
@@ -40,8 +37,8 @@ class PageLayout(ABC):
     @property
     @abstractmethod
     def tag(self) -> str:
-        """A short readable text, equal exactly if two pools' pages have the same format. Two workers compare tags
-        before a transfer."""
+        """A readable text, equal exactly if two pools' pages have the same format. Workers compare tags before a
+        transfer."""
 
     def num_pages_for(self, num_tokens: int) -> int:
         """Pages that hold `num_tokens` tokens."""
@@ -49,12 +46,12 @@ class PageLayout(ABC):
 
 
 class Completion(Protocol):
-    """A running operation that holds page ids: a forward pass, or a copy that reads or writes pages."""
+    """A running forward pass or copy that uses page ids."""
 
     def done(self) -> bool:
         """Return whether the operation has ended, without blocking. Once True, always True.
 
         Raises:
-            RuntimeError: the device is lost. The operation holds its page ids forever, so the process must end.
+            RuntimeError: the device is lost. The pages are never freed, so the process must end.
         """
         ...

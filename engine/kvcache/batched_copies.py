@@ -27,7 +27,7 @@ class PageCopies:
             RuntimeError: CUDA rejected the copies.
         """
         size, num_pages = self._page_bytes, len(src_pages)
-        # CUDA 12 also returns the index of the failed copy; the arguments are the same.
+        # CUDA 12 also returns the failed copy's index.
         check(
             runtime.cudaMemcpyBatchAsync(
                 [dst + page * size for page in dst_pages],

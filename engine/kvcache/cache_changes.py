@@ -5,19 +5,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class CacheChanges:
-    """Changes since the last take. Pages are named by the identity of the prefix that they end (tandem.prefix).
-
-    Attributes:
-        stored: pages added since.
-        removed: pages removed since.
-    """
+    """Pages added and removed since the last take, by the identity of the prefix that each ends (tandem.prefix)."""
 
     stored: tuple[bytes, ...]
     removed: tuple[bytes, ...]
 
 
 class ChangeLog:
-    """Collects changes. A page added and removed between two takes cancels out, which bounds the log's size."""
+    """Collects changes. A page added and removed between two takes cancels out, which bounds the log."""
 
     def __init__(self) -> None:
         # Dicts, because sets have no stable order.

@@ -1,4 +1,4 @@
-"""The only owner of a worker's pages: allocates, shares, evicts and frees. Others hold handles."""
+"""The only owner of a worker's pages: allocates, shares, evicts and frees them."""
 
 from array import array
 from collections import Counter
@@ -15,15 +15,13 @@ from tandem.engine.kvcache.radix_cache import RadixCache, RadixNode
 
 @dataclass(eq=False, slots=True)
 class PageHandle:
-    """Pages held for one request. The first `num_shared` belong to the radix tree, locked there through `node`; the
-    rest are private to the handle.
+    """Pages held for one request: the first `num_shared` in the radix tree, locked through `node`, the rest private.
 
     Attributes:
-        page_ids: the request's page table as 32-bit integers, which backends copy in bulk. The manager may replace the
-            id of a duplicate page.
+        page_ids: page table of 32-bit integers, which backends copy in bulk. The manager may replace a duplicate page's
+            id.
         cached_len: tokens found in the tree at acquisition, a multiple of the page size.
-        priority: the request's priority, for eviction.
-        leased: True while the private pages are a lease that another worker writes.
+        leased: True while another worker writes the private pages.
         ceiling: limit on the pages of all handles of a class; None: no limit.
     """
 
@@ -38,13 +36,10 @@ class PageHandle:
 
 @dataclass(slots=True)
 class _DeferredFree:
-    """Pages to free when the operations that use their ids have ended.
+    """Pages to free when `pending` operations with their ids have ended.
 
     Attributes:
-        page_ids: pages to free.
         node: tree node locked until then, if any.
-        pending: operations that may still run.
-        ceiling: the pages' ceiling, if any.
         held: pages counted under the ceiling until then.
     """
 
@@ -61,8 +56,8 @@ class CacheManager:
     Every page is in exactly one state: free; cached (in the tree, unlocked); locked (in the tree under a lock, private
     to a handle, or waiting to be freed); leased (private to a handle of a lease).
 
-    A page is freed only when no operation launched with its id can still run: `_free_when_done` is the only such path.
-    Evicted pages need no wait, because a page without locks has no operation.
+    A page is freed only when no operation launched with its id can still run, always through `_free_when_done`. Evicted
+    pages need no wait: without locks, no operation uses them.
     """
 
     def __init__(
@@ -78,8 +73,7 @@ class CacheManager:
         self.page_size = page_size
         self._allocator = PageAllocator(num_pages)
         self._tree = RadixCache(page_size, EVICTION_POLICIES.load(eviction)())
-        # Handles by id() in order of acquisition. Unlike a set, a dict keeps an order that does not depend on
-        # addresses.
+        # By id(), in order of acquisition. A set's order would depend on addresses.
         self._handles: dict[int, PageHandle] = {}
         self._deferred: list[_DeferredFree] = []
         self._ceilings: set[PageCeiling] = set()
@@ -115,11 +109,11 @@ class CacheManager:
         return -(-num_tokens // self.page_size)
 
     def touch(self, token_ids: Sequence[int], namespace: str = "") -> None:
-        """Marks the cached prefix of `token_ids` as recently used."""
+        """Marks the cached prefix as recently used."""
         self._tree.match(namespace, token_ids, len(token_ids))
 
     def peek(self, token_ids: Sequence[int], namespace: str = "") -> list[int]:
-        """Returns the pages of the longest cached prefix, without changing access order."""
+        """Returns the pages of the longest cached prefix; keeps access order."""
         return self._tree.peek(namespace, token_ids, len(token_ids))
 
     def acquire_pages(
@@ -144,10 +138,10 @@ class CacheManager:
             priority: the request's priority, for eviction.
             leased: True if another worker will write the private pages.
             num_reserved: free or evictable pages to leave.
-            ceiling: limit on the pages of the handle's class; None: no limit.
+            ceiling: limit on the pages of the handle's class.
 
         Returns:
-            None if there are not enough pages; then only access order has changed.
+            None if there are not enough pages; only access order has changed.
         """
         node = self._tree.match(namespace, token_ids, max_cached_len // self.page_size, priority)
         shared = self._tree.path_pages(node)
@@ -176,8 +170,7 @@ class CacheManager:
         return handle
 
     def grow_pages(self, handle: PageHandle, num_tokens: int) -> bool:
-        """Adds private pages until `handle` holds `num_tokens` tokens. Returns False, without changes, if there are not
-        enough."""
+        """Adds private pages for `num_tokens` tokens. Returns False, without changes, if there are not enough."""
         assert id(handle) in self._handles and not handle.leased and handle.ceiling is None
         missing = self.num_pages_for(num_tokens) - len(handle.page_ids)
         if missing <= 0:
@@ -188,20 +181,20 @@ class CacheManager:
         return True
 
     def commit_lease(self, handle: PageHandle) -> None:
-        """Ends a lease after the other worker's last write: its pages become locked."""
+        """Locks a lease's pages after the other worker's last write."""
         assert handle.leased
         self._end_lease(handle)
 
     def cache_pages(
         self, handle: PageHandle, token_ids: Sequence[int], computed_len: int, after: Sequence[Completion] = ()
     ) -> None:
-        """Moves the handle's full pages of the first `computed_len` tokens into the tree, locked by the handle.
+        """Moves full pages of the first `computed_len` tokens into the tree, locked by the handle.
 
-        If the tree already has a page of these tokens, the page table gets the tree's page. The duplicate is freed when
-        the operations have ended.
+        If the tree already has such a page, the page table gets it. The duplicate is freed when the operations have
+        ended.
 
         Args:
-            after: operations launched with the handle's page ids that may still run.
+            after: operations launched with the handle's page ids.
         """
         assert id(handle) in self._handles and not handle.leased
         tree, size = self._tree, self.page_size
@@ -227,10 +220,10 @@ class CacheManager:
             self._free_when_done(_DeferredFree(duplicates, None, list(after), handle.ceiling, duplicates))
 
     def release_pages(self, handle: PageHandle, after: Sequence[Completion] = ()) -> None:
-        """Releases a handle: frees its private pages and unlocks those in the tree.
+        """Frees the handle's private pages and unlocks those in the tree.
 
         Args:
-            after: operations launched with these page ids; the pages stay locked until all have ended.
+            after: operations launched with these page ids; pages stay locked until all have ended.
         """
         del self._handles[id(handle)]
         if handle.leased:
@@ -250,11 +243,11 @@ class CacheManager:
         self._allocator.free(self._tree.evict(self.num_cached_pages))
 
     def take_changes(self) -> CacheChanges | None:
-        """Returns pages added to and removed from the tree since the last call; None if none."""
+        """Returns pages added and removed since the last call; None if none."""
         return self._tree.changes.take()
 
     def check_integrity(self) -> str:
-        """Recounts every page's owners; returns a description of the first violation, or ""."""
+        """Recounts every page's owners; returns the first violation, or ""."""
         owners: dict[int, str] = {}
 
         def claim(page_id: int, owner: str) -> str:

@@ -11,11 +11,7 @@ from tandem.engine.kvcache.pool import KvPool
 
 
 def check(result: tuple[Any, ...]) -> Any:
-    """Returns the values of a CUDA runtime call, without its status.
-
-    Raises:
-        RuntimeError: the call failed.
-    """
+    """Returns the values of a CUDA runtime call; raises RuntimeError if it failed."""
     status, *values = result
     if status != runtime.cudaError_t.cudaSuccess:
         _, name = runtime.cudaGetErrorName(status)
@@ -25,11 +21,10 @@ def check(result: tuple[Any, ...]) -> Any:
 
 
 class _DeviceMemory:
-    """CUDA array interface (version 3) over foreign memory, for torch. The memory is freed with the last tensor made of
-    it."""
+    """CUDA array interface (version 3), for torch. The memory is freed with its last tensor."""
 
     def __init__(self, address: int, num_pages: int, page_bytes: int) -> None:
-        # Not freed at process exit: a peer may still write, and the driver reclaims the memory.
+        # Not freed at exit: a peer may still write, and the driver reclaims the memory.
         weakref.finalize(self, runtime.cudaFree, address).atexit = False
         self.__cuda_array_interface__ = {
             "data": (address, False),
@@ -40,17 +35,16 @@ class _DeviceMemory:
 
 
 class CudaKvPool(KvPool):
-    """Pages in one plain cudaMalloc allocation, because an IPC handle of torch's allocator names a whole segment.
+    """Pages in one plain cudaMalloc allocation: an IPC handle of torch's allocator names a whole segment.
 
     Attributes:
         ipc_handle: handle for other processes of this host.
         address: device address of the first page.
-        memory_and_dummy: `memory` plus the dummy page, which padding rows read and write. (num_pages + 1, page_bytes)
-            uint8.
+        memory_and_dummy: `memory` plus the dummy page for padding rows: (num_pages + 1, page_bytes) uint8.
     """
 
     def __init__(self, layout: PageLayout, num_pages: int, device: torch.device) -> None:
-        """Allocates zeroed pages. See tandem.engine.kvcache.sizing for the number that fits.
+        """Allocates zeroed pages (sizing.py computes the number that fits).
 
         Raises:
             RuntimeError: the pool exceeds the device's free memory.

@@ -5,7 +5,7 @@ from pathlib import Path
 
 
 def available_memory_bytes() -> int:
-    """Memory available to a new allocation in this host or container, in bytes; kernel caches count as available."""
+    """Bytes available to a new allocation in this host or container, including kernel caches."""
     fields = {}
     for line in Path("/proc/meminfo").read_text().splitlines():
         key, _, rest = line.partition(":")

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 
 class PageCeiling:
-    """Limits the total pages of all handles of a class, and leaves the rest of the pool to others.
+    """Limits the total pages of all handles of a class.
 
     A page shared by several handles counts once, until no operation uses its id. `CacheManager` keeps the count.
     """

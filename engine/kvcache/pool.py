@@ -13,7 +13,7 @@ from tandem.engine.kvcache.host_memory import available_memory_bytes
 
 
 class SharedPoolFile(NamedTuple):
-    """Location of a CPU pool for processes of this host: /proc/<pid>/fd/<fd>, a memfd with this name."""
+    """Location of a CPU pool for processes of this host: the memfd /proc/<pid>/fd/<fd>."""
 
     pid: int
     fd: int
@@ -22,11 +22,10 @@ class SharedPoolFile(NamedTuple):
 
 
 class KvPool(ABC):
-    """Memory of all pages of a worker. Only attention backends know the contents of a page.
+    """Memory of all pages of a worker.
 
     Attributes:
         memory: (num_pages, page_bytes) uint8, contiguous.
-        device: device of the memory.
     """
 
     def __init__(self, layout: PageLayout, num_pages: int, memory: torch.Tensor) -> None:
@@ -41,12 +40,8 @@ class KvPool(ABC):
 
 
 class CpuKvPool(KvPool):
-    """Pages in a memfd. Other processes of the same user and host map it through /proc. The kernel frees it with its
-    last holder, even after a kill.
-
-    Attributes:
-        file: location for other processes.
-    """
+    """Pages in a memfd, which other processes of the user map through /proc. The kernel frees it with its last holder,
+    even after a kill."""
 
     def __init__(self, layout: PageLayout, num_pages: int, name: str) -> None:
         """Allocates zeroed pages.
@@ -74,5 +69,5 @@ class CpuKvPool(KvPool):
         super().__init__(layout, num_pages, memory.view(num_pages, layout.page_bytes))
 
     def close(self) -> None:
-        """Closes the file. The memory is freed with its last tensor or mapping."""
+        """The memory is freed with its last tensor or mapping."""
         self._close_fd()

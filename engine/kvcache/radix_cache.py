@@ -1,8 +1,7 @@
-"""Radix tree of cached pages, for reuse by later requests.
+"""Radix tree of cached pages.
 
-Each node is one page, keyed by its page_size token ids below its parent's tokens. Nodes are never split or merged, so a
-lookup changes only access order. Each namespace has its own tree: equal tokens in different namespaces never share a
-page.
+Each node is one page, keyed by its page_size token ids below its parent. Nodes are never split or merged, so a lookup
+changes only access order. Each namespace has its own tree, and never shares pages.
 """
 
 import heapq
@@ -20,7 +19,7 @@ class RadixNode:
         key: the page's tokens.
         identity: identity of the prefix that the page ends (tandem.prefix).
         num_locks: locks on this node or below it.
-        heap_entry: number of the node's latest entry in the eviction heap; 0 before the first.
+        heap_entry: number of its latest entry in the eviction heap; 0 before the first.
         created, last_access, num_hits, priority: see EvictableNode.
     """
 
@@ -59,8 +58,7 @@ class RadixCache:
 
     Attributes:
         num_pages: pages in the trees.
-        num_locked_pages: pages with at least one lock; all others can be evicted, leaves first.
-        changes: log of added and removed pages.
+        num_locked_pages: pages with at least one lock; all others are evictable, leaves first.
     """
 
     def __init__(self, page_size: int, policy: EvictionPolicy) -> None:
@@ -73,13 +71,13 @@ class RadixCache:
         # Keyed by id() of the roots.
         self._namespaces: dict[int, str] = {}
         self._clock = 0
-        # Heap of (key when pushed, entry number, node). It holds the latest entry of every evictable leaf. Stale
-        # entries are dropped when popped, which is cheaper than to search for them.
+        # Heap of (key when pushed, entry number, node), with the latest entry of every evictable leaf. Stale entries
+        # are dropped when popped, which is cheaper than a search.
         self._heap: list[tuple[tuple[float, ...], int, RadixNode]] = []
         self._num_entries = 0
 
     def peek(self, namespace: str, token_ids: Sequence[int], max_pages: int) -> list[int]:
-        """Returns the pages of the longest cached prefix of whole pages, without changes."""
+        """Returns the pages of the longest cached prefix; changes nothing."""
         pages: list[int] = []
         node = self._roots.get(namespace)
         size = self.page_size
@@ -91,8 +89,7 @@ class RadixCache:
         return pages
 
     def match(self, namespace: str, token_ids: Sequence[int], max_pages: int, priority: int = 0) -> RadixNode:
-        """Returns the node of the longest cached prefix of whole pages, or a root. Counts as an access to all pages up
-        to it."""
+        """Returns the node of the longest cached prefix, or a root. Counts as an access to all its pages."""
         self._clock += 1
         clock, size = self._clock, self.page_size
         node = self._roots.get(namespace) or RadixNode((), namespace_identity(namespace), -1, None, clock)
@@ -133,7 +130,7 @@ class RadixCache:
         return node
 
     def keep_root(self, namespace: str, root: RadixNode) -> None:
-        """Makes `root`, which is locked, the tree of a namespace."""
+        """Makes the locked `root` the tree of a namespace."""
         self._roots[namespace] = root
         self._namespaces[id(root)] = namespace
 
@@ -153,7 +150,7 @@ class RadixCache:
         return node.children.get(key)
 
     def add_child(self, node: RadixNode, key: tuple[int, ...], page_id: int, priority: int) -> RadixNode:
-        """Adds a page with one lock, which becomes the end of the caller's locked path."""
+        """Adds a page with one lock, the new end of the caller's locked path."""
         assert len(key) == self.page_size and key not in node.children
         child = RadixNode(key, page_identity(node.identity, key), page_id, node, self._clock)
         child.priority = priority
@@ -165,7 +162,7 @@ class RadixCache:
         return child
 
     def lock_node(self, node: RadixNode) -> None:
-        """Locks only `node`; the caller holds a lock on its parent's path."""
+        """Locks only `node`; the caller has locked its parent's path."""
         if node.num_locks == 0:
             self.num_locked_pages += 1
         node.num_locks += 1
@@ -179,8 +176,8 @@ class RadixCache:
             key, number, node = heapq.heappop(self._heap)
             if not self._is_current(number, node):
                 continue
-            # A key may change without an access: push the leaf again. Accept entries pushed during this eviction, or a
-            # key that changes at every look would never be evicted.
+            # The key changed without an access: push again. Entries pushed during this eviction count, or an
+            # ever-changing key would never be evicted.
             if number <= last_entry_before and self._eviction_key(node) != key:
                 self._push_if_evictable(node)
                 continue
@@ -212,7 +209,7 @@ class RadixCache:
         return node.parent is not None and node.num_locks == 0 and not node.children
 
     def _is_current(self, number: int, node: RadixNode) -> bool:
-        """Return whether an entry is the latest of an evictable leaf."""
+        """Return whether it is the latest entry of an evictable leaf."""
         return number == node.heap_entry and self._is_evictable(node)
 
     def _push_if_evictable(self, node: RadixNode) -> None:
@@ -224,9 +221,7 @@ class RadixCache:
                 self._renew_heap()
 
     def _renew_heap(self) -> None:
-        """Drops stale entries and recomputes keys.
-
-        This keeps the heap proportional to the trees, and moves leaves with decreased keys forward.
-        """
+        """Drops stale entries, to keep the heap proportional to the trees, and recomputes keys, so that decreased ones
+        move forward."""
         current = [(number, node) for _, number, node in self._heap if self._is_current(number, node)]
         self._heap = sorted((self._eviction_key(node), number, node) for number, node in current)

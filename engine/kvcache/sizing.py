@@ -1,4 +1,4 @@
-"""Number of pages for a GPU's pool. Importing this module does not import torch."""
+"""Number of pages of a GPU's pool. Imports no torch."""
 
 from dataclasses import dataclass
 
@@ -9,12 +9,11 @@ GIB = 2**30
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
-    """GPU memory in bytes, with weights loaded and before the pool is allocated.
+    """GPU memory in bytes, after weights are loaded and before the pool is allocated.
 
     Attributes:
-        total: all memory of the device.
-        free: memory available to this process, without other processes' memory.
-        weights: memory this engine has taken: weights, workspaces and libraries.
+        free: memory available to this process.
+        weights: weights, workspaces and libraries of this engine.
         graphs: memory that CUDA graph capture will take.
         forward: peak memory of the largest forward pass.
     """
@@ -31,7 +30,7 @@ class DeviceMemory:
         return max(0, self.free - self.graphs - self.forward)
 
     def room_within(self, fraction: float) -> int:
-        """Memory for a pool if weights, graphs and pool together take at most this fraction of the device."""
+        """Memory for a pool if weights, graphs and pool take at most this fraction of the device."""
         return max(0, min(self.room, int(self.total * fraction) - self.weights - self.graphs))
 
     def __str__(self) -> str:
@@ -50,7 +49,7 @@ def choose_num_pages(
     Args:
         num_pages: configured number; 0: as many as fit.
         fraction: share of the device for weights, graphs and pool, if num_pages is 0.
-        max_model_len: tokens of the longest sequence that the pool must hold, if num_pages is 0.
+        max_model_len: tokens that the pool must hold, if num_pages is 0.
 
     Raises:
         ValueError: the pages do not fit; the message suggests changes.
@@ -75,7 +74,7 @@ def choose_num_pages(
             advice.append("a larger mem_fraction_static, a num_pages, which no share limits")
         if most:
             advice.append(f"a max_model_len of at most {most * layout.page_size}")
-        # Memory without graphs and forward passes, which smaller batches and chunks shrink.
+        # Graphs and forward passes shrink with smaller batches and chunks.
         beside_weights = min(memory.free, int(memory.total * fraction) - memory.weights)
         if beside_weights // layout.page_bytes > needed:
             advice.append("a smaller chunk_size or max_batch_size")

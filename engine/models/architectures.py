@@ -1,7 +1,4 @@
-"""Supported architectures and their differences.
-
-Importing this module does not import torch, which configuration checks do not need.
-"""
+"""Supported architectures and their differences. Imports no torch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,12 +10,12 @@ class Architecture:
     """An architecture's implementation and its differences from Llama without biases.
 
     Attributes:
-        model: import path of its tandem.engine.models.base.Model.
-        page_layout: import path of its tandem.engine.kvcache.base.PageLayout.
-        qkv_bias, o_bias, mlp_bias: whether these projections have biases, or the key of config.json that says so.
+        model: import path of its Model class.
+        page_layout: import path of its PageLayout class.
+        qkv_bias, o_bias, mlp_bias: whether projections have biases, or the key of config.json that says so.
         qk_norm: True if each head's queries and keys are normalized before rotation.
-        window_switch: True if use_sliding_window in config.json can turn sliding_window off.
-        defaults: values of keys missing in config.json, where they differ from ModelConfig.from_dir's.
+        window_switch: True if use_sliding_window can turn sliding_window off.
+        defaults: values of keys missing in config.json, if unlike ModelConfig.from_dir's.
     """
 
     model: str = "tandem.engine.models.decoder:DecoderModel"
@@ -31,9 +28,8 @@ class Architecture:
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
 
-# Names as in config.json; defaults as in Hugging Face's configuration classes.
-#
-# An architecture is never an import path: config.json comes with the model and must not select code to import.
+# Defaults as in Hugging Face's configuration classes. Never an import path: config.json comes with the model and must
+# not select code to import.
 ARCHITECTURES: Mapping[str, Architecture] = {
     "LlamaForCausalLM": Architecture(qkv_bias="attention_bias", o_bias="attention_bias", mlp_bias="mlp_bias"),
     "MistralForCausalLM": Architecture(

@@ -11,14 +11,7 @@ from tandem.engine.models.config import ModelConfig
 
 
 class Model(ABC):
-    """A causal language model's weights and forward pass on one device.
-
-    An architecture names its class (engine/models/architectures.py).
-
-    Attributes:
-        config: shape of the model.
-        dtype: dtype of weights and activations.
-    """
+    """A causal language model's weights and forward pass on one device. An Architecture names its class."""
 
     config: ModelConfig
     dtype: torch.dtype
@@ -33,15 +26,14 @@ class Model(ABC):
 
     @abstractmethod
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Copies the tensors of a checkpoint, by name.
+        """Copies the tensors of a checkpoint.
 
         Raises:
             ValueError: a tensor is missing, unexpected or of the wrong shape; the message names it.
         """
 
     def shallow(self) -> "Model":
-        """Returns a model of the same weights that computes few layers but runs all kernels, to load them. May return
-        the whole model."""
+        """Returns a model of the same weights with few layers but all kernels, to load them; or the whole model."""
         return self
 
     @abstractmethod
@@ -57,8 +49,8 @@ class Model(ABC):
         Args:
             input_ids, positions: (num_tokens,) int64.
             attention: planned for the same batch.
-            rows: (num_rows,) int64, rows of the token dimension to return, in any order, with repeats. For the others
-                the last layer computes only keys and values. None: all rows.
+            rows: (num_rows,) int64, rows to return, in any order, with repeats. For others the last layer computes only
+                keys and values. None: all rows.
 
         Returns:
             (num_rows, hidden_size) of the model's dtype.
@@ -66,14 +58,11 @@ class Model(ABC):
 
     @abstractmethod
     def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """Computes next-token logits.
+        """Computes next-token logits, (num_rows, vocab_size) of the model's dtype.
 
         Args:
             hidden: (num_rows, hidden_size), not modified.
-            out: (num_rows, vocab_size) of the model's dtype, memory for the result; None: allocated.
-
-        Returns:
-            (num_rows, vocab_size) of the model's dtype.
+            out: memory for the result; None: allocated.
         """
 
     def forward(
@@ -84,10 +73,5 @@ class Model(ABC):
         logits_rows: torch.Tensor | None,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Computes hidden states and logits.
-
-        Args:
-            logits_rows: as `rows` of hidden_states.
-            input_ids, positions, attention, out: as above.
-        """
+        """Computes hidden states and their logits. Args: logits_rows: as `rows` of hidden_states."""
         return self.logits(self.hidden_states(input_ids, positions, attention, logits_rows), out)

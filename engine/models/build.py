@@ -10,7 +10,7 @@ from tandem.engine.models.architectures import ARCHITECTURES
 from tandem.engine.models.base import Model
 from tandem.engine.models.config import ModelConfig
 
-# Dtypes of the fused kernels; float32 uses torch, as the reference.
+# The fused kernels' dtypes; float32 uses torch, as the reference.
 FUSED_DTYPES = (torch.bfloat16, torch.float16)
 # Ada is the first architecture with FP8 products.
 FP8_CAPABILITY = (8, 9)
@@ -23,11 +23,8 @@ _MODELS: Choices[Model] = Choices(
 def build_model(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Model:
     """Allocates a model with uninitialized weights.
 
-    FP8 weights stay FP8 on GPUs in bfloat16. Elsewhere the model has plain weights, and its configuration has no
+    FP8 weights stay FP8 on GPUs in bfloat16. Elsewhere the model has plain weights, and its configuration no
     quantization.
-
-    Args:
-        dtype: float dtype of weights and activations.
 
     Raises:
         ValueError: the GPU does not support FP8 weights.
@@ -47,7 +44,7 @@ def _ops(dtype: torch.dtype, device: torch.device) -> LayerOps:
 
 
 def _multiplies_fp8(dtype: torch.dtype, device: torch.device) -> bool:
-    """Raises ValueError on a GPU without FP8, where weights would take twice their memory."""
+    """Raises ValueError on a GPU without FP8, where weights would double in size."""
     if device.type != "cuda" or dtype is not torch.bfloat16:
         return False
     if torch.cuda.get_device_capability(device) < FP8_CAPABILITY:

@@ -1,11 +1,11 @@
-"""Checks of config.json values. All raise ValueError with a message that names the key."""
+"""Checks of config.json values. All raise ValueError, naming the key."""
 
 import math
 from typing import Any
 
 
 def required(raw: dict[str, Any], key: str) -> Any:
-    """Returns the value of `key`, which must not be missing or null."""
+    """Returns the value of `key`, not missing or null."""
     if raw.get(key) is None:
         raise ValueError(f"{key} is missing")
     return raw[key]

@@ -10,7 +10,7 @@ from tandem.engine.models.checks import require_count, require_dict, require_pos
 from tandem.engine.models.quantization import AT_LOAD, FP8, Quantization, read_quantization
 from tandem.engine.models.rope import Llama3RopeScaling, read_rope
 
-# Keys of mixtures of experts, which are not supported.
+# Keys of mixtures of experts (not supported).
 _EXPERT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
@@ -20,13 +20,11 @@ class ModelConfig:
 
     Attributes:
         architecture: class name in checkpoints, like LlamaForCausalLM.
-        num_q_heads, num_kv_heads: attention heads of queries, and of keys and values.
-        head_dim: size of a head; need not be hidden_size / num_q_heads.
+        head_dim: need not be hidden_size / num_q_heads.
         rope_theta: base of the rotary embedding's wavelengths.
         max_position_embeddings: maximum tokens of a sequence.
         tie_word_embeddings: True if the output matrix is the embedding matrix.
-        qkv_bias, o_bias: True if the projections into and out of attention have biases.
-        mlp_bias: True if gate, up and down projections have biases.
+        qkv_bias, o_bias, mlp_bias: True if these projections have biases.
         qk_norm: True if each head's queries and keys are normalized before rotation.
         quantization: FP8 weights; None: no FP8.
 
@@ -70,8 +68,7 @@ class ModelConfig:
 
     @classmethod
     def from_dir(cls, model_dir: Path) -> "ModelConfig":
-        """Reads config.json, with either form of the rotary embedding: rope_theta with rope_scaling, or
-        rope_parameters.
+        """Reads config.json. Accepts rope_theta with rope_scaling, or rope_parameters.
 
         Raises:
             ValueError: config.json is unreadable or has an unsupported setting; the message names the file and the key.
@@ -127,7 +124,7 @@ def _supported(name: object) -> Architecture:
 
 
 def _refuse_unsupported(raw: dict[str, Any]) -> None:
-    """Raises ValueError for unsupported settings that would change the model's output."""
+    """Raises ValueError for unsupported settings that change the output."""
     for key in _EXPERT_KEYS:
         if raw.get(key):
             raise ValueError(f"{key} is {raw[key]!r}, but mixtures of experts are not supported")
@@ -139,7 +136,7 @@ def _refuse_unsupported(raw: dict[str, Any]) -> None:
 
 
 def _refuse_sliding_window(raw: dict[str, Any], architecture: Architecture) -> None:
-    """Raises ValueError if a layer attends to fewer than all previous tokens."""
+    """Raises ValueError if a layer would not attend to all previous tokens."""
     layer_types = raw.get("layer_types")
     if layer_types is not None:
         if not isinstance(layer_types, list):
@@ -153,7 +150,7 @@ def _refuse_sliding_window(raw: dict[str, Any], architecture: Architecture) -> N
     require_count("sliding_window", window)
     max_positions = required(raw, "max_position_embeddings")
     require_count("max_position_embeddings", max_positions)
-    # A window counts the query's own token, so one of the maximum length excludes nothing.
+    # A window includes the query's token, so the maximum length excludes nothing.
     if window < max_positions:
         raise ValueError(
             f"sliding_window {window} is in effect, as it is below max_position_embeddings {max_positions}, "

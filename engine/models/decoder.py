@@ -1,4 +1,4 @@
-"""The decoder of Llama, Mistral, Qwen2 and Qwen3, whose differences are in the configuration."""
+"""The decoder of Llama, Mistral, Qwen2 and Qwen3; the configuration has their differences."""
 
 import copy
 from collections.abc import Iterable, Iterator
@@ -16,9 +16,9 @@ from tandem.engine.layers.rotary import RotaryEmbedding, Rotation
 from tandem.engine.models.base import Model
 from tandem.engine.models.config import ModelConfig
 
-# Other dtypes (integers, float8) need scales, which only FP8 projections have.
+# Other dtypes need scales, which only FP8 projections have.
 _WEIGHT_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-# Projections merged into one matrix, by their names in a layer.
+# Projections merged into one matrix.
 _QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 _O = ("self_attn.o_proj",)
 _GATE_UP = ("mlp.gate_proj", "mlp.up_proj")
@@ -29,8 +29,8 @@ class DecoderModel(Model):
     """A decoder's weights and forward pass.
 
     Projections of the same input are one matrix, so a layer takes four products outside attention. TorchOps rounds in
-    the order of Hugging Face's implementation, so bfloat16 results stay as close to it as its own kernels are to each
-    other. Fused kernels round once, when they write.
+    Hugging Face's order, so bfloat16 results are as close to its implementation as its own kernels are to each other.
+    Fused kernels round once, when they write.
     """
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device, ops: LayerOps) -> None:
@@ -40,7 +40,7 @@ class DecoderModel(Model):
         self._embedding = torch.empty(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
         self._layers = [_Layer(config, index, dtype, device) for index in range(config.num_layers)]
         self._norm = Norm(torch.empty(config.hidden_size, dtype=dtype, device=device), config.rms_norm_eps)
-        # Own memory even if tied, because lookups and products need different memory orders.
+        # Own memory even if tied: lookups and products need different orders.
         self._lm_head = Linear([config.vocab_size], config.hidden_size, False, dtype, device)
         self._rotary = RotaryEmbedding(
             config.head_dim, config.rope_theta, config.rope_scaling, config.max_position_embeddings, device
@@ -58,12 +58,12 @@ class DecoderModel(Model):
 
     @torch.inference_mode()
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        # Copies tensor by tensor, so that a lazy `weights` never holds a second full copy.
+        # Copy tensor by tensor, so that a lazy `weights` never holds a second full copy.
         parameters = dict(self.named_parameters())
         missing = dict.fromkeys(parameters)
         tied_head: torch.Tensor | None = None
         for name, tensor in weights:
-            # A buffer in old checkpoints; the configuration defines it.
+            # Old checkpoints have this buffer; the configuration defines it.
             if name.endswith("rotary_emb.inv_freq"):
                 continue
             if name == "lm_head.weight" and self.config.tie_word_embeddings:
@@ -89,7 +89,7 @@ class DecoderModel(Model):
 
     def shallow(self) -> "DecoderModel":
         model = copy.copy(self)
-        # One layer per kind, because checkpoints may exclude layers from FP8, and the last, which computes fewer rows.
+        # One layer per kind (checkpoints may exclude layers from FP8), and the last, which computes fewer rows.
         *layers, last = self._layers
         model._layers = [*list({layer.kind: layer for layer in reversed(layers)}.values())[::-1], last]
         return model
@@ -109,9 +109,9 @@ class DecoderModel(Model):
             x = layer.forward(x, layer.attend(x, rotation, attention, index, self._ops), self._ops)
         attended = last.attend(x, rotation, attention, len(layers), self._ops)
         if rows is not None:
-            # After keys and values are written, only the requested rows are needed.
+            # Only requested rows are needed after keys and values are written.
             x, attended = x.index_select(0, rows), attended.index_select(0, rows)
-        # No rows if every prompt has a further chunk; kernels reject empty inputs.
+        # No rows if every chunk ends before its prompt; kernels reject empty inputs.
         return last.forward(x, attended, self._ops) if len(x) else x
 
     @torch.inference_mode()
@@ -123,7 +123,7 @@ class DecoderModel(Model):
 
 
 class _Layer:
-    """One decoder layer: attention and a gated MLP, each with a norm before it and a residual."""
+    """Attention and a gated MLP, each with a norm and a residual."""
 
     def __init__(self, config: ModelConfig, index: int, dtype: torch.dtype, device: torch.device) -> None:
         def linear(names: tuple[str, ...], out_sizes: list[int], in_size: int, bias: bool) -> LinearBase:
@@ -171,17 +171,13 @@ class _Layer:
     def attend(
         self, x: torch.Tensor, rotation: Rotation, attention: Attention, index: int, ops: LayerOps
     ) -> torch.Tensor:
-        """Maps (num_tokens, hidden_size) to (num_tokens, num_q_heads * head_dim), and writes keys and values."""
+        """Maps (num_tokens, hidden_size) to (num_tokens, num_q_heads * head_dim); writes keys and values."""
         qkv = ops.norm_linear(x, self._input_norm, self._qkv).unflatten(-1, (-1, self._head_dim))
         return attention.attend(qkv, rotation, self._qk_norm, index)
 
     def forward(self, x: torch.Tensor, attended: torch.Tensor, ops: LayerOps) -> torch.Tensor:
-        """Computes the rest of the layer, (num_rows, hidden_size) to the same.
-
-        Args:
-            x: the layer's input; may be overwritten.
-            attended: result of `attend` for the same tokens.
-        """
+        """Computes the rest of the layer for any rows. Args: x: the layer's input, may be overwritten; attended: from
+        `attend`."""
         x = ops.linear_add(attended, self._o, x)
         return ops.gated_mlp(x, self._mlp_norm, self._gate_up, self._down)
 

@@ -1,7 +1,4 @@
-"""FP8 scheme of a checkpoint: modules, scales and input quantization.
-
-Importing this module does not import torch, which configuration checks do not need.
-"""
+"""FP8 scheme of a checkpoint. Imports no torch."""
 
 import re
 from dataclasses import dataclass
@@ -9,7 +6,7 @@ from typing import Any, Literal
 
 from tandem.engine.models.checks import require_dict
 
-# Side of a block of weights with one scale, and length of a group of a token's inputs.
+# Side of a weight block, and length of a group of inputs, with one scale.
 BLOCK = 128
 # Requests FP8 weights for a plain checkpoint.
 FP8 = "fp8"
@@ -27,10 +24,9 @@ class Quantization:
     """FP8 weights (float8_e4m3fn) of the layers' projections; everything else has the model's dtype.
 
     Attributes:
-        weights: granularity of weight scales: a projection, an output, or BLOCK x BLOCK numbers.
-        inputs: input scales: "static" from the checkpoint, per token, or per group of BLOCK numbers of a token. A
-            scheme with one dynamic scale per batch is computed per token: this is finer, and a request does not depend
-            on the others in its batch.
+        weights: a scale per projection, per output, or per BLOCK x BLOCK numbers.
+        inputs: scales "static" from the checkpoint, per token, or per group of BLOCK numbers of a token. A dynamic
+            scale per batch is computed per token: this is finer, and requests do not affect each other.
         ignored: modules without FP8, by name, end of name, or "re:PATTERN".
         scale_name: suffix of a projection's scales in the checkpoint.
         at_load: True if plain weights become FP8 when loaded.
@@ -43,7 +39,7 @@ class Quantization:
     at_load: bool = False
 
     def covers(self, module: str) -> bool:
-        """Return whether a layer's projection is FP8. Args: module: name like model.layers.0.mlp.up_proj."""
+        """Return whether a layer's projection is FP8. Args: module: like model.layers.0.mlp.up_proj."""
         return not any(_names(pattern, module) for pattern in self.ignored)
 
 

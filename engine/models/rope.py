@@ -8,7 +8,7 @@ from tandem.engine.models.checks import require_count, require_dict, require_pos
 
 @dataclass(frozen=True, slots=True)
 class Llama3RopeScaling:
-    """Llama 3.1's scaling of the rotary embedding to longer contexts; see layers/rotary.py for the formula.
+    """Llama 3.1's scaling to longer contexts; see layers/rotary.py for the formula.
 
     Attributes:
         factor: stretch of long wavelengths.
@@ -32,16 +32,13 @@ class Llama3RopeScaling:
             raise ValueError("high_freq_factor must be greater than low_freq_factor")
 
 
-# Allowed keys by rope type. Others might change the frequencies, so they are rejected.
+# Allowed keys by rope type. Others are rejected, because they might change the frequencies.
 _ROPE_KEYS = {"default": {"rope_theta", "rope_type", "type", "partial_rotary_factor"}}
 _ROPE_KEYS["llama3"] = _ROPE_KEYS["default"] | {field.name for field in fields(Llama3RopeScaling)}
 
 
 def read_rope(raw: dict[str, Any]) -> tuple[float, Llama3RopeScaling | None]:
-    """Returns the rotary embedding's base and scaling, from rope_parameters, or rope_theta with rope_scaling.
-
-    Args:
-        raw: config.json.
+    """Returns the rotary embedding's base and scaling, from either form.
 
     Raises:
         ValueError: the rope type is not default or llama3, a setting is unsupported, or the two forms contradict.

@@ -5,7 +5,7 @@ from typing import Protocol
 
 
 class EvictableNode(Protocol):
-    """Attributes of a page that a policy may use.
+    """Page attributes for policies.
 
     Attributes:
         created: time the page entered the tree.
@@ -23,18 +23,17 @@ class EvictableNode(Protocol):
 class EvictionPolicy(ABC):
     """Orders the evictable leaves of the radix tree.
 
-    Only leaves compete, because a page is useless without its ancestors. Times are counts of accesses to the tree, so
-    the order is reproducible. The constructor takes no arguments.
+    Only leaves compete, because a page is useless without its ancestors. Times are counts of accesses, so the order is
+    reproducible. The constructor takes no arguments.
     """
 
     @abstractmethod
     def key(self, node: EvictableNode) -> tuple[float, ...]:
         """Returns the sort key of a page; the smallest is evicted first.
 
-        A key may change without an access, for example with a clock. An increased key takes effect when its page is
-        next considered. A decreased key may take effect late: until an access, pages with smaller recorded keys go
-        first. Every unlocked page can be evicted in any case.
+        A key may change without an access, for example with a clock. An increase takes effect when the page is next
+        considered. A decrease may take effect only after the page's next access. Every unlocked page remains evictable.
 
         If all keys change at every look, each eviction examines every leaf, about 2 ms per thousand. Express age by the
-        last access, which changes only with an access.
+        last access instead.
         """
