@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from cuda.bindings import driver, nvrtc
 
-# The only header that a kernel may include, in this file's directory.
+# The only header that a kernel may include.
 HEADER = "bfloat16.cuh"
-# Hopper is the first architecture with programmatic dependent launch.
+# Hopper introduced programmatic dependent launch.
 PDL_CAPABILITY = 9
 
 _PDL = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
@@ -19,23 +19,22 @@ _PDL = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIAL
 
 @functools.cache
 def has_dependent_launch(device: torch.device) -> bool:
-    """Return whether CudaKernel uses programmatic dependent launch on the device."""
+    """Return whether CudaKernel uses programmatic dependent launch."""
     return torch.cuda.get_device_capability(device)[0] >= PDL_CAPABILITY
 
 
 class CudaKernel:
     """A kernel compiled for one device and one set of macros.
 
-    From Hopper on it uses programmatic dependent launch: it may start before earlier kernels in the stream end. It must
-    wait (griddepcontrol.wait) before it touches memory that they write. Inputs from the host are safe at once, because
-    a step begins with a torch kernel, which waits for all before it.
+    From Hopper on it uses programmatic dependent launch: it may start before earlier kernels end, and must wait
+    (griddepcontrol.wait) before it touches memory that they write. Inputs from the host are safe at once, because a
+    step begins with a torch kernel, which waits for all before it.
     """
 
     def __init__(self, package: str, name: str, macros: Mapping[str, int], device: torch.device) -> None:
         """
         Args:
             package: package of the source NAME.cu, which may include only HEADER.
-            name: name of the kernel and of its file.
 
         Raises:
             RuntimeError: the kernel cannot be compiled or loaded.
@@ -44,7 +43,7 @@ class CudaKernel:
         options = f"--gpu-architecture=sm_{major}{minor}", *(f"-D{k}={v}" for k, v in macros.items())
         binary = _compile(package, name, options)
         with torch.cuda.device(device):
-            # Loading needs a context, which torch creates with its first allocation.
+            # Loading needs a context, which torch's first allocation creates.
             torch.empty(1, device=device)
             # Never unloaded, because graphs refer to it.
             self._function = _check(driver.cuModuleGetFunction(_check(driver.cuModuleLoadData(binary)), name.encode()))
@@ -52,7 +51,7 @@ class CudaKernel:
         self._is_dependent = has_dependent_launch(device)
 
     def launch(self, grid: tuple[int, int], num_threads: int, *arguments: torch.Tensor | int | float | None) -> None:
-        """Launches the kernel in torch's current stream.
+        """Launches in torch's current stream.
 
         Args:
             grid: blocks in x and y.
@@ -73,7 +72,7 @@ class CudaKernel:
 
 @functools.cache
 def _compile(package: str, name: str, options: tuple[str, ...]) -> bytes:
-    """Compiles NAME.cu. Cached, because the engine makes its kernels again after it measures memory."""
+    """Cached, because the engine makes its kernels again after it measures memory."""
     source = files(package).joinpath(f"{name}.cu").read_bytes()
     header = files(__package__).joinpath(HEADER).read_bytes()
     program = _check(nvrtc.nvrtcCreateProgram(source, f"{name}.cu".encode(), 1, [header], [HEADER.encode()]))
@@ -98,7 +97,7 @@ def _argument(value: torch.Tensor | int | float | None) -> tuple[int | float, An
 
 
 def _check(result: tuple[Any, ...]) -> Any:
-    """Returns the value of a driver or NVRTC call; raises RuntimeError if the call failed."""
+    """Returns the value of a driver or NVRTC call; raises RuntimeError if it failed."""
     status, *values = result
     if int(status) != 0:
         raise RuntimeError(status.name)

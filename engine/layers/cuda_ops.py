@@ -22,7 +22,7 @@ from tandem.engine.layers.products import Products
 
 class CudaOps(LayerOps):
     """Chooses Tandem's own kernels where they are faster: for few tokens, for some moderate numbers of tokens, and for
-    many tokens of gated products. Library kernels compute the rest.
+    gated products of many tokens.
 
     FP8 weights multiply few tokens in bfloat16; for more tokens the inputs are quantized too.
     """
@@ -74,7 +74,7 @@ class CudaOps(LayerOps):
     def gated_mlp(self, x: torch.Tensor, norm: Norm, gate_up: LinearBase, down: LinearBase) -> torch.Tensor:
         if not isinstance(down, Fp8Linear) or self._gates_at_once(x, gate_up):
             return super().gated_mlp(x, norm, gate_up, down)
-        # The gated activation and its quantization share a kernel.
+        # Gating and quantization share a kernel.
         projected = self.norm_linear(x, norm, gate_up)
         return self._fp8.multiply(quantize(projected, down, is_gated=True), down, x)
 

@@ -1,4 +1,4 @@
-"""Matrix products of few tokens, fused with neighboring operations, by few_rows.cu. Needs CUDA."""
+"""Matrix products of few tokens, fused with neighboring operations (few_rows.cu). Needs CUDA."""
 
 from typing import NamedTuple
 
@@ -9,12 +9,12 @@ from tandem.engine.layers.fp8_linear import Fp8Linear
 from tandem.engine.layers.linear import LinearBase
 from tandem.engine.layers.norm import Norm
 
-# For more tokens library kernels are as fast.
+# Library kernels are as fast for more tokens.
 MAX_TOKENS = 16
-# With at least WIDE_TILES tiles of 16 outputs, library kernels are as fast beyond MAX_TOKENS_WIDE tokens.
+# Likewise, for matrices of at least WIDE_TILES tiles of 16 outputs.
 MAX_TOKENS_WIDE = 8
 WIDE_TILES = 4096
-# FP8 matrices of at least LARGE_FP8 numbers without block scales use products.py beyond this many tokens.
+# FP8 matrices of at least LARGE_FP8 numbers without block scales use products.py for more tokens.
 MAX_TOKENS_LARGE_FP8 = 8
 LARGE_FP8 = 2**23
 # Inputs per warp stretch, for 2-byte and FP8 weights.
@@ -23,8 +23,8 @@ FP8_STEP = 64
 
 
 class Tuning(NamedTuple):
-    """Macros of few_rows.cu. With `held`, at most one block per multiprocessor takes a share of the tiles, and the
-    matrix has warps * held stretches of inputs."""
+    """Macros of few_rows.cu. `held`: at most one block per multiprocessor takes a share of the tiles, and the matrix
+    has warps * held stretches of inputs."""
 
     row_tiles: int
     warps: int
@@ -82,7 +82,7 @@ class FewRows:
         assert x.is_contiguous() and out.is_contiguous() and linear.weight.is_contiguous()
         num_tokens, num_in = x.shape
         num_out = out.shape[1]
-        # A tile is 16 matrix rows: 16 outputs, or 8 gated outputs.
+        # 16 matrix rows per tile: 16 outputs, or 8 gated outputs.
         num_tiles = -(-num_out // (8 if gated else 16))
         if isinstance(linear, Fp8Linear):
             scale, fp8 = linear.scale, 2 if linear.is_block else 1
@@ -117,8 +117,8 @@ class FewRows:
         )
 
     def tuning(self, num_tiles: int, num_in: int, num_tokens: int) -> Tuning:
-        """Measured on an H200 with the matrices of 0.6B to 8B models. Fastest is one wave of blocks that keeps the
-        whole device busy and reads the tokens once per block."""
+        """Measured on an H200 with the matrices of 0.6B to 8B models. Fastest is one wave of blocks that fills the
+        device and reads the tokens once per block."""
         if num_tiles <= self._num_sms:
             return Tuning(row_tiles=1, warps=16, depth=4, prefetch=2048)
         if num_tiles <= 2 * self._num_sms:
@@ -134,9 +134,8 @@ class FewRows:
     def fp8_tuning(self, num_tiles: int, num_in: int, num_tokens: int, *, is_block: bool) -> Tuning:
         """Measured on an H200 with the matrices of an 8B model.
 
-        A thread has twice as many inputs per byte of weights, so registers hold fewer stretches. Either a
-        multiprocessor runs several blocks, so one reads while another adds up, or enough loads are in flight to cover
-        the memory latency.
+        A thread has twice as many inputs per byte of weights, so registers hold fewer stretches. Either several blocks
+        per multiprocessor overlap reads with additions, or enough loads are in flight to cover the memory latency.
         """
         if num_tiles <= self._num_sms:
             return Tuning(row_tiles=1, warps=16, depth=2, prefetch=4096, blocks=2 if num_tokens <= 8 else 0)

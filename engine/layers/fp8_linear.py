@@ -9,9 +9,9 @@ from tandem.engine.layers.fp8 import FP8_DTYPE, as_quantized, dequantize
 from tandem.engine.layers.linear import LinearBase
 from tandem.engine.models.quantization import BLOCK, Quantization
 
-# FP8 matrix products require multiples of this size.
+# FP8 products require multiples of this size.
 MULTIPLE = 16
-# cuBLAS supports block scales on Hopper only, from this CUDA version, for rows of a multiple of this many blocks.
+# cuBLAS supports block scales only on Hopper, from this CUDA version, for rows of a multiple of this many blocks.
 LIBRARY_BLOCKS_MAJOR = 9
 LIBRARY_BLOCKS_CUDA = (12, 9)
 LIBRARY_BLOCKS_MULTIPLE = 4
@@ -20,8 +20,8 @@ LIBRARY_BLOCKS_MULTIPLE = 4
 class Fp8Linear(LinearBase):
     """FP8 weights with scales; inputs are quantized before the product.
 
-    Projections merged into one matrix keep their own scales. Calling it computes the quantized product in plain torch,
-    as a reference for kernels.
+    Projections merged into one matrix keep their own scales. A call computes the quantized product in plain torch, as a
+    reference for kernels.
 
     Attributes:
         weight: (sum(out_sizes), in_size) float8_e4m3fn.
@@ -44,7 +44,6 @@ class Fp8Linear(LinearBase):
         """
         Args:
             modules: names of the projections, for messages.
-            out_sizes, bias: as for Linear.
             dtype: dtype of the bias.
 
         Raises:
@@ -82,18 +81,13 @@ class Fp8Linear(LinearBase):
 
 
 def library_has_blocks(capability: tuple[int, int], cuda_version: str) -> bool:
-    """Return whether torch._scaled_mm supports block scales.
-
-    Args:
-        capability: compute capability of the GPU.
-        cuda_version: CUDA version of torch, like "12.8".
-    """
+    """Return whether torch._scaled_mm supports block scales. Args: cuda_version: torch's, like "12.8"."""
     version = tuple(map(int, cuda_version.split(".")[:2]))
     return capability[0] == LIBRARY_BLOCKS_MAJOR and version >= LIBRARY_BLOCKS_CUDA
 
 
 def check_sizes(modules: Sequence[str], out_sizes: Sequence[int], in_size: int, is_block: bool) -> None:
-    """Raises ValueError, with the projection's name, if its matrix is not divisible into blocks or for FP8 products."""
+    """Raises ValueError if a matrix is not divisible into blocks, or for FP8 products."""
     multiple, what = (BLOCK, f"blocks of {BLOCK}x{BLOCK}") if is_block else (MULTIPLE, "products of FP8 numbers")
     for module, out_size in zip(modules, out_sizes, strict=True):
         if out_size % multiple or in_size % multiple:

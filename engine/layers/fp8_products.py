@@ -7,8 +7,8 @@ from tandem.engine.layers.fp8_quantize import Quantized
 from tandem.engine.layers.product_tiles import Tile
 from tandem.engine.layers.products import Products
 
-# With block scales, Products is faster up to these numbers of tokens: for wide matrices, and for narrow ones (outputs
-# per multiprocessor). cuBLAS takes the same time for few tokens as for many.
+# With block scales, Products is faster up to these numbers of tokens, for wide and for narrow matrices. cuBLAS takes
+# the same time for few tokens as for many.
 MAX_OWN_TOKENS = 64
 MAX_OWN_TOKENS_NARROW = 256
 NARROW_OUTPUTS_PER_SM = 64

@@ -1,4 +1,4 @@
-"""Quantization of FP8 inputs, fused with the operation before it. Needs CUDA."""
+"""Quantization of FP8 inputs, fused with the operation before. Needs CUDA."""
 
 from typing import Any, NamedTuple
 
@@ -31,7 +31,6 @@ class Quantized(NamedTuple):
     Attributes:
         numbers: (num_rows, in_size) float8_e4m3fn; rows beyond num_tokens are arbitrary padding.
         scales: float32, (num_rows, 1); for groups (num_rows, in_size / BLOCK), column-major.
-        num_tokens: number of tokens.
     """
 
     numbers: torch.Tensor
@@ -78,7 +77,7 @@ def quantize(x: torch.Tensor, linear: Fp8Linear, norm: Norm | None = None, *, is
     return Quantized(numbers, scales, num_tokens)
 
 
-# Do not recompile for every number of tokens.
+# Do not recompile for each number of tokens.
 @triton.jit(do_not_specialize=["num_rows"])
 def _quantize(  # type: ignore[no-untyped-def]
     x,

@@ -11,7 +11,7 @@ from tandem.engine.layers.linear import LinearBase
 from tandem.engine.layers.product_tiles import Device, Tile, gated_tile_for, num_tiles
 from tandem.engine.layers.products import product_of
 
-# Blocks of this many token tiles take the same outputs in turn, so weights come from the L2 cache.
+# Blocks of this many token tiles share outputs in turn, so weights come from the L2 cache.
 GROUP = tl.constexpr(8)
 # Tiles were measured on Hopper.
 CAPABILITY = 9
@@ -19,7 +19,7 @@ CAPABILITY = 9
 
 class GatedProducts:
     """Computes both projections of a tile in one accumulator and writes silu(gate) * up. The projections, twice as
-    large as the result, never reach memory.
+    large, never reach memory.
 
     One wave of blocks takes all tiles in turn. The tensor memory accelerator fetches inputs, and zeros for missing
     tokens.
@@ -31,20 +31,18 @@ class GatedProducts:
         self._device = Device(properties.multi_processor_count, properties.shared_memory_per_block_optin)
 
     def tile(self, num_tokens: int, linear: LinearBase) -> Tile | None:
-        """Returns the tile for such a product; None: use another kernel."""
+        """Returns the tile; None: use another kernel."""
         weight = linear.weight
         if not self._is_measured or weight.dtype is not torch.bfloat16 or linear.bias is not None:
             return None
         return gated_tile_for(product_of(num_tokens, linear, is_gated=True), self._device)
 
     def multiply(self, x: torch.Tensor, linear: LinearBase, tile: Tile) -> torch.Tensor:
-        """Returns silu(first half of the projections of x) * second half, computed in float32.
+        """Returns silu(first half of the projections of x) * second half, (num_tokens, out_size / 2) bfloat16, computed
+        in float32.
 
         Args:
             x: (num_tokens, in_size) bfloat16, contiguous.
-
-        Returns:
-            (num_tokens, out_size / 2) bfloat16.
         """
         num_tokens, in_size = x.shape
         product = product_of(num_tokens, linear, is_gated=True)
@@ -69,7 +67,7 @@ class GatedProducts:
         return out
 
 
-# Do not recompile for every number of tokens.
+# Do not recompile for each number of tokens.
 @triton.jit(do_not_specialize=["num_tokens", "num_blocks"])
 def _gated(  # type: ignore[no-untyped-def]
     x,

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 def empty_weight(out_size: int, in_size: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Allocates F.linear's matrix, (out_size, in_size): row-major on a GPU, column-major on a CPU.
 
-    On a CPU, column-major products take up to a sixth less time with one row or with four and more, and slightly more
-    with two.
+    On a CPU, column-major products take up to a sixth less time with one row or at least four, and slightly more with
+    two.
     """
     if device.type == "cuda":
         return torch.empty(out_size, in_size, dtype=dtype, device=device)
@@ -21,7 +21,7 @@ def empty_weight(out_size: int, in_size: int, dtype: torch.dtype, device: torch.
 class LinearBase(ABC):
     """Projections of the same input, merged into one matrix and one product.
 
-    A call maps (..., in_size) to (..., sum(out_sizes)) of the same dtype, the projections side by side.
+    A call maps (..., in_size) to (..., sum(out_sizes)) of the same dtype.
 
     Attributes:
         weight: (sum(out_sizes), in_size); the dtype depends on the subclass.
@@ -29,7 +29,6 @@ class LinearBase(ABC):
     """
 
     def __init__(self, out_sizes: list[int], weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        """Args: out_sizes: output sizes of the projections, in order."""
         self._out_sizes = out_sizes
         self.weight = weight
         self.bias = bias
@@ -39,7 +38,7 @@ class LinearBase(ABC):
         """Computes in plain torch."""
 
     def named_parameters(self, *names: str) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yields views of weights (out_size, in_size), biases (out_size,) and further parameters, by the projections'
+        """Yields views of weights (out_size, in_size), biases (out_size,) and other parameters, by the projections'
         names."""
         for name, weight in zip(names, self.weight.split(self._out_sizes), strict=True):
             yield f"{name}.weight", weight
@@ -58,11 +57,7 @@ class Linear(LinearBase):
     def __init__(
         self, out_sizes: list[int], in_size: int, bias: bool, dtype: torch.dtype, device: torch.device
     ) -> None:
-        """
-        Args:
-            out_sizes: output sizes of the projections, in order.
-            bias: True if each projection has a bias.
-        """
+        """Args: bias: True if each projection has a bias."""
         weight = empty_weight(sum(out_sizes), in_size, dtype, device)
         super().__init__(out_sizes, weight, torch.empty(sum(out_sizes), dtype=dtype, device=device) if bias else None)
 

@@ -1,4 +1,4 @@
-"""Argmax of each row of logits. torch uses one block per row; this kernel uses several. Needs CUDA."""
+"""Argmax of each row of logits, by several blocks per row where torch uses one. Needs CUDA."""
 
 import torch
 

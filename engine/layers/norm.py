@@ -29,17 +29,14 @@ class QkNorm(NamedTuple):
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """RMS normalization, y = weight * x / rms(x).
+    """RMS normalization of the last dimension, y = weight * x / rms(x).
 
     Formula: Zhang and Sennrich 2019, https://arxiv.org/abs/1910.07467. Computed in float32 and rounded to x's dtype
     before the weight is applied, as in Hugging Face's implementation.
 
     Args:
-        x: (..., size); each row of the last dimension is normalized.
+        x: (..., size).
         weight: (..., size), of x's dtype and broadcast against it.
         eps: added to the mean square.
-
-    Returns:
-        (..., size), of x's dtype.
     """
     return weight * F.rms_norm(x, x.shape[-1:], eps=eps)

@@ -1,4 +1,4 @@
-"""A layer's operations around attention: matrix products fused with their neighbors."""
+"""A layer's operations around attention: matrix products with their neighbors."""
 
 from abc import ABC, abstractmethod
 

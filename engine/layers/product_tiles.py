@@ -1,6 +1,6 @@
-"""Tile sizes of Tandem's product kernels, and the products that they are used for.
+"""Tile sizes of Tandem's product kernels, and their range of use.
 
-Measured on an H200 with the matrices of an 8B model; measure again with `python -m benchmarks.fp8 --only products`.
+Measured on an H200 with the matrices of an 8B model, by `python -m benchmarks.fp8 --only products`.
 """
 
 import functools
@@ -11,21 +11,21 @@ from tandem.engine.models.quantization import BLOCK
 # bfloat16 weights, or FP8 with a scale per output or per block.
 Kind = Literal["plain", "channel", "block"]
 
-# The library is faster beyond these numbers of tokens.
+# The library is faster for more tokens.
 MAX_TOKENS = 256
 MAX_TOKENS_PLAIN_GATED = 128
-# In bfloat16 the library is as fast, except for few tokens and matrices of at most this many numbers.
+# In bfloat16 the library is as fast for more tokens or larger matrices.
 MAX_TOKENS_PLAIN = 32
 MAX_NUMBERS_PLAIN = 2**25
-# A tile of fewer tokens uses a slower instruction, even with empty rows.
+# Tiles of fewer tokens use a slower instruction.
 FEW_TOKENS, MANY_TOKENS = 64, 128
-# Largest number of outputs in a split tile.
+# Maximum outputs of a split tile.
 MAX_SPLIT_TILE = MANY_TOKENS * 64
-# Minimum useful share of the outputs that whole waves compute.
+# Minimum useful share of the outputs of whole waves.
 MIN_OCCUPANCY = 0.84
 # Up to this many tokens the library is as fast.
 MAX_TOKENS_LIBRARY_GATED = 512
-# Bytes of a block's shared memory not used for steps.
+# Shared memory of a block not used for steps, in bytes.
 RESERVED = 2048
 
 
@@ -33,7 +33,7 @@ class Tile(NamedTuple):
     """Work of one block.
 
     Attributes:
-        tokens, outputs: size of the tile. A gated output's two factors belong to the same block.
+        outputs: a gated output's two factors count as one.
         depth: inputs per step.
         num_stages: steps in flight.
         num_splits: blocks that share the inputs. The last to end adds up their sums.
@@ -47,12 +47,12 @@ class Tile(NamedTuple):
     num_splits: int = 1
 
 
-# Tiles of gated products of many tokens, and their time per output relative to the first.
+# Gated tiles for many tokens, and their time per output relative to the first.
 GATED_TILES = {Tile(128, 128, 64, 3, 8): 1.0, Tile(128, 64, 64, 4, 4): 1.17}
 
 
 class Product(NamedTuple):
-    """Attributes: out_size: outputs of a token; a gated matrix has twice as many rows."""
+    """Attributes: out_size: a gated matrix has twice as many rows."""
 
     kind: Kind
     num_tokens: int
@@ -84,11 +84,10 @@ def tile_for(product: Product, device: Device) -> Tile | None:
     return tile if tile.num_stages > 1 else None
 
 
-# Each layer of a forward pass asks for the same tile.
+# Every layer asks for the same tile.
 @functools.lru_cache(maxsize=1024)
 def gated_tile_for(product: Product, device: Device) -> Tile | None:
-    """Returns the tile for gated_products.py, in bfloat16 for many tokens. None: the library is faster, because it has
-    more tile sizes."""
+    """Returns the tile for GatedProducts, in bfloat16; None: the library is faster, because it has more tile sizes."""
     if product.kind != "plain" or product.num_tokens <= MAX_TOKENS_LIBRARY_GATED:
         return None
     tiles = [tile for tile in GATED_TILES if divides(tile, product)]
@@ -155,7 +154,7 @@ def _gated_tile(product: Product, device: Device) -> Tile | None:
 
 
 def _block_tile(product: Product, device: Device) -> Tile:
-    """The largest tiles that still number about as many as multiprocessors; a step has one weight scale."""
+    """The largest tiles that number about as many as multiprocessors; a step has one weight scale."""
     tile = Tile(_tokens(product), BLOCK, BLOCK, 4, 4 if product.num_tokens <= FEW_TOKENS else 8)
     while tile.outputs > 32 and num_tiles(tile, product) < device.num_multiprocessors * 2 // 3:
         tile = tile._replace(outputs=tile.outputs // 2)
@@ -164,7 +163,7 @@ def _block_tile(product: Product, device: Device) -> Tile:
 
 
 def _split(tile: Tile, product: Product, device: Device) -> Tile:
-    """Splits inputs into as many blocks as fit in one wave, while each keeps more steps than are in flight."""
+    """Splits inputs among as many blocks as one wave has, while each has more steps than are in flight."""
     num_splits = 1
     while True:
         split = tile._replace(num_splits=2 * num_splits)

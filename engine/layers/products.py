@@ -15,17 +15,16 @@ from tandem.engine.layers.product_tiles import MAX_SPLIT_TILE, Device, Kind, Pro
 from tandem.engine.models.quantization import BLOCK as _BLOCK
 
 GROUP = tl.constexpr(_BLOCK)
-# Bytes per weight row that a block prefetches into the L2 cache before it waits for its inputs, and bytes per cache
-# line.
+# Bytes per weight row to prefetch into the L2 cache before the wait for inputs, and bytes per cache line.
 PREFETCH = tl.constexpr(512)
 LINE = tl.constexpr(128)
 
 
 class Products:
-    """The kernel and the memory through which blocks share a tile, for one stream at a time.
+    """The kernel and its memory for split tiles, for one stream at a time.
 
     From Hopper on it uses programmatic dependent launch, like CudaKernel: it requests weights while earlier kernels
-    run, and waits for them before other accesses.
+    run, and waits for those before other accesses.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -38,7 +37,7 @@ class Products:
         self._arrived = torch.zeros(self.device.num_multiprocessors, dtype=torch.int32, device=device)
 
     def tile(self, num_tokens: int, linear: LinearBase, *, is_gated: bool = False) -> Tile | None:
-        """Returns the tile for such a product; None: use another kernel."""
+        """Returns the tile; None: use another kernel."""
         if not isinstance(linear, Fp8Linear) and not (self._is_dependent and linear.weight.dtype is torch.bfloat16):
             return None
         return tile_for(product_of(num_tokens, linear, is_gated=is_gated), self.device)
@@ -111,7 +110,7 @@ def product_of(num_tokens: int, linear: LinearBase, *, is_gated: bool = False) -
     return Product(kind, num_tokens, num_rows // 2 if is_gated else num_rows, in_size, is_gated)
 
 
-# Do not recompile for every number of tokens.
+# Do not recompile for each number of tokens.
 @triton.jit(do_not_specialize=["num_tokens", "num_rows", "num_steps", "num_splits"])
 def _multiply(  # type: ignore[no-untyped-def]
     x,
@@ -197,7 +196,7 @@ def _multiply(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _prefetch(weight, rows, first, in_size, num_bytes, KIND: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Prefetches the first num_bytes of a block's weight rows; num_bytes is at least LINE."""
+    """Prefetches the first num_bytes, at least LINE, of a block's weight rows."""
     bytes_per_number: tl.constexpr = 2 if KIND == "plain" else 1
     lines = tl.minimum(tl.arange(0, PREFETCH // LINE) * LINE, num_bytes - LINE)
     begin = weight.to(tl.int64) + (rows[:, None].to(tl.int64) * in_size + first) * bytes_per_number

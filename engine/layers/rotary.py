@@ -11,7 +11,7 @@ from tandem.engine.models.rope import Llama3RopeScaling
 class RotaryEmbedding:
     """Cosines and sines of the angles position * theta^(-2i / head_dim), for i from 0 to head_dim / 2 - 1.
 
-    Uses the half-rotation convention of Hugging Face checkpoints: dimension i rotates with i + head_dim / 2, not i + 1.
+    As in Hugging Face checkpoints, dimension i rotates with i + head_dim / 2, not i + 1.
 
     Attributes:
         cos, sin: (max_positions, head_dim // 2) float32.
@@ -34,14 +34,14 @@ class RotaryEmbedding:
         self.sin = angles.sin().to(device)
 
     def at(self, positions: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-        """Looks up the arguments of `rotate`, once for all layers.
+        """Looks up the arguments of `rotate`.
 
         Args:
             positions: (num_tokens,) int64, each below max_positions.
             dtype: dtype of the tensors to rotate.
 
         Returns:
-            cos and sin, (num_tokens, 1, head_dim // 2) of dtype: rounded before use, as in Hugging Face's
+            cos and sin, (num_tokens, 1, head_dim // 2) of dtype, rounded before use as in Hugging Face's
             implementation.
         """
         return self.cos[positions].to(dtype).unsqueeze(1), self.sin[positions].to(dtype).unsqueeze(1)
@@ -51,7 +51,6 @@ class Rotation:
     """Rotation of a forward pass's queries and keys.
 
     Attributes:
-        tables: tables of the model.
         positions: (num_tokens,) integers, each below max_positions.
     """
 
@@ -71,32 +70,23 @@ class Rotation:
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotates each pair (x[i], x[i + head_dim/2]) by its angle.
+    """Returns x with each pair (x[i], x[i + head_dim/2]) rotated by its angle.
 
     Args:
         x: (num_tokens, num_heads, head_dim).
         cos, sin: (num_tokens, 1, head_dim // 2) of x's dtype.
-
-    Returns:
-        A new tensor like x.
     """
     a, b = x.chunk(2, dim=-1)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
 
 
 def scale_llama3(frequencies: torch.Tensor, scaling: Llama3RopeScaling) -> torch.Tensor:
-    """Scales frequencies to longer contexts as Llama 3.1 does.
+    """Scales frequencies, (head_dim // 2,) float32 in radians per position, to longer contexts as Llama 3.1 does.
 
     With wavelength = 2 pi / frequency and original = original_max_position_embeddings: wavelengths above original /
     low_freq_factor are stretched by `factor`, and those below original / high_freq_factor stay. Between the bounds the
     two are blended linearly in original / wavelength. Source: `apply_scaling` in Meta's reference code,
     https://github.com/meta-llama/llama-models (models/llama3/model.py).
-
-    Args:
-        frequencies: (head_dim // 2,) float32, radians per position.
-
-    Returns:
-        (head_dim // 2,) float32.
     """
     original = scaling.original_max_position_embeddings
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
