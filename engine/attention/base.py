@@ -71,7 +71,7 @@ class AttentionBackend(Attention):
         if not isinstance(layout, KvHeadLayout):
             return f"{cls.__name__} reads keys and values by head, not pages of {layout.tag}"
         if layout.quantized_to and not cls.reads_quantized:
-            return f"{cls.__name__} reads pages of the dtype that it computes in, so kv_cache_dtype must be auto"
+            return f"{cls.__name__} does not read quantized pages: use kv_cache_dtype auto"
         return ""
 
     @abstractmethod

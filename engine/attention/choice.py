@@ -32,7 +32,7 @@ def choose_backend(
         if not reason:
             # No backend has fast float32 kernels; float32 serves for comparisons.
             if reasons and config.dtype != "float32":
-                logger.warning("%s: the %s backend is slow", reasons[0], name)
+                logger.warning("%s: using the slower %s backend", reasons[0], name)
             return backend
         reasons.append(reason)
     raise ValueError(f"no attention backend computes this model: {'; '.join(reasons)}")

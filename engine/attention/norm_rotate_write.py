@@ -21,7 +21,7 @@ def why_not_written(layout: KvHeadLayout, device: torch.device) -> str:
     """As AttentionBackend.why_not, for writes on a GPU."""
     if layout.quantized_to and torch.cuda.get_device_capability(device) < QUANTIZING_CAPABILITY:
         major, minor = QUANTIZING_CAPABILITY
-        return f"pages of {layout.quantized_to} take a GPU of compute capability {major}.{minor} or later"
+        return f"pages of {layout.quantized_to} need a GPU of compute capability {major}.{minor} or later"
     return ""
 
 

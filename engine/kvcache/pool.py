@@ -58,7 +58,7 @@ class CpuKvPool(KvPool):
         if num_bytes > available:
             raise ValueError(
                 f"a pool of {num_pages} pages of {layout.page_bytes} bytes needs {num_bytes / 2**20:.0f} MiB, but "
-                f"only {available / 2**20:.0f} MiB of memory are free; use fewer pages"
+                f"only {available / 2**20:.0f} MiB is free: use fewer pages"
             )
         fd = os.memfd_create(f"tandem-pool-{name}", os.MFD_CLOEXEC)
         os.ftruncate(fd, num_bytes)

@@ -35,8 +35,8 @@ class DeviceMemory:
 
     def __str__(self) -> str:
         return (
-            f"of the GPU's {self.total / GIB:.1f} GiB, {self.free / GIB:.1f} are free once weights and workspaces have "
-            f"taken {self.weights / GIB:.1f}; CUDA graphs need {self.graphs / GIB:.1f}, the largest forward "
+            f"the GPU has {self.total / GIB:.1f} GiB, {self.free / GIB:.1f} free after {self.weights / GIB:.1f} for "
+            f"weights and workspaces; CUDA graphs need {self.graphs / GIB:.1f}, the largest forward pass "
             f"{self.forward / GIB:.1f}"
         )
 
@@ -71,7 +71,7 @@ def choose_num_pages(
         advice = []
         if room < memory.room:
             # A larger fraction helps only if it is the limit.
-            advice.append("a larger mem_fraction_static, a num_pages, which no share limits")
+            advice.append("a larger mem_fraction_static, an explicit num_pages (not limited by it)")
         if most:
             advice.append(f"a max_model_len of at most {most * layout.page_size}")
         # Graphs and forward passes shrink with smaller batches and chunks.
@@ -81,10 +81,10 @@ def choose_num_pages(
         advice.append("or a smaller model" if advice else "a smaller model")
         of_others = memory.total - memory.free - memory.weights
         if room == memory.room and of_others >= (needed - most) * layout.page_bytes:
-            advice.append("or end what else uses this GPU")
+            advice.append("or stop other processes on this GPU")
         raise ValueError(
-            f"there is room for {most} pages of KV, which hold {most * layout.page_size} tokens, but a sequence may "
-            f"have {longest}: {memory}, and mem_fraction_static {fraction:g} is {memory.total * fraction / GIB:.1f}; "
+            f"there is room for {most} pages of KV ({most * layout.page_size} tokens), but a sequence may have "
+            f"{longest}: {memory}; mem_fraction_static {fraction:g} allows {memory.total * fraction / GIB:.1f}; "
             f"use {', '.join(advice)}"
         )
     return most

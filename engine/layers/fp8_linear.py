@@ -88,9 +88,7 @@ def library_has_blocks(capability: tuple[int, int], cuda_version: str) -> bool:
 
 def check_sizes(modules: Sequence[str], out_sizes: Sequence[int], in_size: int, is_block: bool) -> None:
     """Raises ValueError if a matrix is not divisible into blocks, or for FP8 products."""
-    multiple, what = (BLOCK, f"blocks of {BLOCK}x{BLOCK}") if is_block else (MULTIPLE, "products of FP8 numbers")
+    multiple, what = (BLOCK, f"blocks of {BLOCK}x{BLOCK}") if is_block else (MULTIPLE, "FP8 products")
     for module, out_size in zip(modules, out_sizes, strict=True):
         if out_size % multiple or in_size % multiple:
-            raise ValueError(
-                f"{module} is ({out_size}, {in_size}), but {what} are supported for multiples of {multiple} alone"
-            )
+            raise ValueError(f"{module} is ({out_size}, {in_size}), but {what} need multiples of {multiple}")

@@ -49,5 +49,5 @@ def _multiplies_fp8(dtype: torch.dtype, device: torch.device) -> bool:
         return False
     if torch.cuda.get_device_capability(device) < FP8_CAPABILITY:
         name, wanted = torch.cuda.get_device_name(device), ".".join(map(str, FP8_CAPABILITY))
-        raise ValueError(f"FP8 weights need a GPU of compute capability {wanted} or later, which {name} is not")
+        raise ValueError(f"FP8 weights need a GPU of compute capability {wanted} or later, not {name}")
     return True

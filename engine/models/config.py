@@ -64,7 +64,7 @@ class ModelConfig:
         if self.num_q_heads % self.num_kv_heads:
             raise ValueError(f"num_q_heads {self.num_q_heads} is not a multiple of num_kv_heads {self.num_kv_heads}")
         if self.head_dim % 2:
-            raise ValueError(f"head_dim {self.head_dim} is odd, but the rotary embedding turns pairs")
+            raise ValueError(f"head_dim {self.head_dim} is odd, but the rotary embedding rotates pairs")
 
     @classmethod
     def from_dir(cls, model_dir: Path) -> "ModelConfig":

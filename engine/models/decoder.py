@@ -73,7 +73,7 @@ class DecoderModel(Model):
             if name not in parameters:
                 raise ValueError(f"tensor {name} is unexpected")
             if name not in missing:
-                raise ValueError(f"tensor {name} comes twice")
+                raise ValueError(f"tensor {name} is duplicated")
             _check(name, tensor, parameters[name])
             parameters[name].copy_(tensor)
             del missing[name]
@@ -196,5 +196,5 @@ def _are_fp8(config: ModelConfig, modules: list[str]) -> bool:
     """Raises ValueError if only some projections of a merged matrix are FP8."""
     kinds = {config.quantization is not None and config.quantization.covers(module) for module in modules}
     if len(kinds) > 1:
-        raise ValueError(f"quantization_config ignores some of {', '.join(modules)}, but not all of them")
+        raise ValueError(f"quantization_config must ignore all or none of {', '.join(modules)}")
     return kinds == {True}

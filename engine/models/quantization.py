@@ -88,7 +88,7 @@ def _compressed_tensors(config: dict[str, Any]) -> Quantization:
     groups = require_dict("config_groups", config.get("config_groups"))
     found = {_scheme(name, require_dict(f"config_groups.{name}", group)) for name, group in groups.items()}
     if len(found) != 1:
-        raise ValueError(f"quantization_config: config_groups must say one thing of all layers, not {len(found)}")
+        raise ValueError(f"quantization_config: config_groups must have one scheme for all layers, not {len(found)}")
     ((weights, inputs),) = found
     return Quantization(weights, inputs, _strings(config, "ignore"))
 
@@ -98,7 +98,7 @@ def _scheme(name: str, group: dict[str, Any]) -> tuple[WeightScales, InputScales
     if group.get("targets") != ["Linear"]:
         raise ValueError(f"{where}.targets must be ['Linear'], not {group.get('targets')!r}")
     if group.get("output_activations") is not None:
-        raise ValueError(f"{where}.output_activations is set, but outputs are not quantised")
+        raise ValueError(f"{where}.output_activations is set, but quantized outputs are not supported")
     weights = require_dict(f"{where}.weights", group.get("weights"))
     if group.get("input_activations") is None:
         raise ValueError(f"{where}.input_activations is not set, but FP8 weights multiply FP8 inputs")
@@ -108,9 +108,9 @@ def _scheme(name: str, group: dict[str, Any]) -> tuple[WeightScales, InputScales
             kind = f"{scheme.get('num_bits')} bits of type {scheme.get('type')!r}"
             raise ValueError(f"{where}.{part} has {kind}, which is not supported; {SUPPORTED}")
         if not scheme.get("symmetric", True):
-            raise ValueError(f"{where}.{part} is not symmetric, which FP8 always is")
+            raise ValueError(f"{where}.{part} is not symmetric, but FP8 scales must be")
     if weights.get("dynamic"):
-        raise ValueError(f"{where}.weights.dynamic is set, but weights have scales of their own")
+        raise ValueError(f"{where}.weights.dynamic is set, but the scales of weights must be static")
     of_weights, of_inputs = weights.get("strategy"), inputs.get("strategy")
     dynamic = inputs.get("dynamic", False)
     if of_weights == "block":
@@ -142,7 +142,7 @@ def _strings(config: dict[str, Any], key: str) -> tuple[str, ...]:
             try:
                 re.compile(name[3:])
             except re.error as error:
-                raise ValueError(f"quantization_config: {key} has {name!r}, which is no pattern: {error}") from error
+                raise ValueError(f"quantization_config: {key} has {name!r}, an invalid pattern: {error}") from error
     return tuple(names)
 
 

@@ -37,11 +37,11 @@ def test_a_share_that_leaves_nothing_is_refused_with_the_figures() -> None:
     with pytest.raises(ValueError) as refused:
         automatic(MEMORY, 0.1)
     message = str(refused.value)
-    assert message.startswith("there is room for 0 pages of KV, which hold 0 tokens, but a sequence may have 1: ")
+    assert message.startswith("there is room for 0 pages of KV (0 tokens), but a sequence may have 1: ")
     for part in (
-        "of the GPU's 140.0 GiB, 123.0 are free once weights and workspaces have taken 16.0",
-        "CUDA graphs need 1.0, the largest forward 2.0",
-        "mem_fraction_static 0.1 is 14.0",
+        "the GPU has 140.0 GiB, 123.0 free after 16.0 for weights and workspaces",
+        "CUDA graphs need 1.0, the largest forward pass 2.0",
+        "mem_fraction_static 0.1 allows 14.0",
         "use a larger mem_fraction_static",
     ):
         assert part in message
@@ -49,7 +49,7 @@ def test_a_share_that_leaves_nothing_is_refused_with_the_figures() -> None:
     assert "max_model_len" not in message and "chunk_size" not in message
     with pytest.raises(ValueError, match=r"use .*, a smaller chunk_size or max_batch_size, or a smaller model$"):
         automatic(MEMORY, 0.12, 1)
-    with pytest.raises(ValueError, match=r"use a smaller model, or end what else uses this GPU$"):
+    with pytest.raises(ValueError, match=r"use a smaller model, or stop other processes on this GPU$"):
         automatic(replace(MEMORY, free=0), 0.88, 1)
 
 
@@ -65,7 +65,7 @@ def test_a_larger_share_is_not_advised_where_others_have_the_memory() -> None:
     with pytest.raises(ValueError) as refused:
         automatic(replace(MEMORY, free=4 * GIB), 0.88, 131072)
     assert str(refused.value).endswith(
-        "use a max_model_len of at most 8176, or a smaller model, or end what else uses this GPU"
+        "use a max_model_len of at most 8176, or a smaller model, or stop other processes on this GPU"
     )
 
 

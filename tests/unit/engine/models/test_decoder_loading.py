@@ -86,7 +86,7 @@ def test_refuses_a_tensor_twice_and_ignores_rotary_buffers() -> None:
     model = make_model()
     weights = list(make_weights(model).items())
     model.load_weights([("model.layers.0.self_attn.rotary_emb.inv_freq", torch.zeros(8)), *weights])
-    with pytest.raises(ValueError, match="comes twice"):
+    with pytest.raises(ValueError, match="is duplicated"):
         model.load_weights([*weights, weights[0]])
 
 

@@ -73,9 +73,9 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "weights alone": (with_group(input_activations=None), "input_activations is not set, but FP8"),
     "outputs": (with_group(output_activations={}), "output_activations is set"),
     "some layers": (with_group(targets=["re:.*mlp.*"]), r"targets must be \['Linear'\]"),
-    "two schemes": (two_groups(), "config_groups must say one thing of all layers, not 2"),
+    "two schemes": (two_groups(), "config_groups must have one scheme for all layers, not 2"),
     "no scheme": ({"quant_method": "compressed-tensors"}, "config_groups must be an object, not None"),
-    "empty": ({"quant_method": "compressed-tensors", "config_groups": {}}, "must say one thing of all layers, not 0"),
+    "empty": ({"quant_method": "compressed-tensors", "config_groups": {}}, "one scheme for all layers, not 0"),
     "asymmetric": (scheme(CHANNEL | {"symmetric": False}, TOKEN), "weights is not symmetric"),
     "dynamic weights": (scheme(CHANNEL | {"dynamic": True}, TOKEN), "weights.dynamic is set"),
     "grouped weights": (scheme({"strategy": "group"}, TOKEN), "weights by 'group' with dynamic inputs by 'token'"),
@@ -93,7 +93,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "e5m2": (FP8 | {"fmt": "e5m2"}, "fmt 'e5m2' is not supported"),
     "powers of two": (FP8 | {"scale_fmt": "ue8m0"}, "scale_fmt 'ue8m0' is not supported"),
     "names": (FP8 | {"modules_to_not_convert": "lm_head"}, "modules_to_not_convert must be a list of names"),
-    "no pattern": (scheme(CHANNEL, TOKEN) | {"ignore": ["re:("]}, r"ignore has 're:\(', which is no pattern"),
+    "no pattern": (scheme(CHANNEL, TOKEN) | {"ignore": ["re:("]}, r"ignore has 're:\(', an invalid pattern"),
 }
 
 
