@@ -1,4 +1,4 @@
-"""Which backend computes a model's attention."""
+"""Selection of the attention backend."""
 
 import logging
 
@@ -15,10 +15,10 @@ logger = logging.getLogger(__name__)
 def choose_backend(
     config: EngineConfig, layout: PageLayout, num_q_heads: int, device: torch.device
 ) -> type[AttentionBackend]:
-    """The backend that is asked for; for `auto` the first of the table that computes such attention on this device.
+    """Returns the configured backend; for `auto`, the first in the table that supports the model on this device.
 
     Raises:
-        ValueError: it cannot be imported, or does not compute such attention; the message says why.
+        ValueError: no backend can be imported and supports the model.
     """
     if config.attention_backend != AUTO:
         backend = ATTENTION_BACKENDS.load(config.attention_backend)
@@ -30,9 +30,9 @@ def choose_backend(
         backend = ATTENTION_BACKENDS.load(name)
         reason = backend.why_not(layout, num_q_heads, device)
         if not reason:
-            # Nobody has kernels for float32, in which one computes to compare and not to be fast.
+            # No backend has fast float32 kernels; float32 serves for comparisons.
             if reasons and config.dtype != "float32":
-                logger.warning("%s: the %s backend is slow", reasons[0], name)
+                logger.warning("%s: using the slower %s backend", reasons[0], name)
             return backend
         reasons.append(reason)
     raise ValueError(f"no attention backend computes this model: {'; '.join(reasons)}")

@@ -1,5 +1,4 @@
-"""What the kernel paged_decode.cu is told of a decode step: sequences cut into items, shared out among blocks, and page
-tables. No part of it needs a GPU."""
+"""Plans for paged_decode.cu: work items per block, and page tables. Needs no GPU."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -10,21 +9,20 @@ from tandem.engine.attention.layout import KvHeadLayout
 from tandem.engine.attention.page_tables import page_tables
 from tandem.engine.token_sequence import TokenSequence
 
-# Tokens that a warp takes at a time.
+# Tokens per warp and turn.
 TILE = 16
-# What an item costs beside its tokens, in turns of a block: its queries, and adding up what warps have.
+# Fixed cost of an item (queries, reduction over warps), in turns of a block.
 ITEM_COST = 0.5
-# A plan has so many numbers before its items, and an item has so many. Threads load four at a time.
+# Numbers in a plan before its items, and per item: multiples of four, because threads load four at a time.
 HEAD_SIZE = 4
 ITEM_SIZE = 8
 
 
 class DecodeBlocks(NamedTuple):
-    """The blocks of a launch.
+    """Launch shape.
 
     Attributes:
-        num_warps: of a block.
-        num_per_sm: blocks that a multiprocessor runs at once.
+        num_per_sm: resident blocks per multiprocessor.
     """
 
     num_warps: int
@@ -32,32 +30,31 @@ class DecodeBlocks(NamedTuple):
 
     @property
     def turn(self) -> int:
-        """Tokens that a block takes at a time."""
+        """Tokens that a block processes at a time."""
         return self.num_warps * TILE
 
 
 class DecodePlan:
     """Makes plans for one pool and one type of GPU.
 
-    A plan is int32 numbers side by side:
+    A plan is a row of int32 numbers:
 
-    - HEAD_SIZE, the first of them the number of blocks for each head of keys;
-    - ITEM_SIZE for each item, see paged_decode.cu: room for as many items as there can be;
-    - for each block its first item, and behind them the number of items: room for as many blocks as there can be, up to
-      a multiple of four;
-    - for each row the new token's position;
+    - HEAD_SIZE numbers, first the number of blocks per key head;
+    - ITEM_SIZE numbers per item (see paged_decode.cu), with room for max_items;
+    - each block's first item, then the number of items, with room for max_blocks, padded to a multiple of four;
+    - each row's new position;
     - the page tables.
     """
 
     def __init__(self, layout: KvHeadLayout, num_sms: int, dummy_page: int) -> None:
-        """Args: dummy_page: where rows of padding read and write."""
+        """Args: dummy_page: page of padding rows."""
         self._layout = layout
         self._num_sms = num_sms
         self._dummy_page = dummy_page
-        # Measured on an H200 with heads of 128: what wins is to have as much on its way from memory as registers hold.
+        # Measured on an H200 with head_dim 128: fastest with as many loads in flight as registers hold.
         is_large = layout.head_dim > 64 and not layout.quantized_to
         self._blocks_of_many = DecodeBlocks(num_warps=4, num_per_sm=3 if is_large else 4)
-        # Where a step has so few sequences that a block has to be done soon it has more warps.
+        # Few sequences: more warps end each block sooner.
         self._blocks_of_few = DecodeBlocks(num_warps=8, num_per_sm=1 if is_large else 2)
 
     def blocks(self, num_rows: int) -> DecodeBlocks:
@@ -66,31 +63,31 @@ class DecodePlan:
         return few if is_few else self._blocks_of_many
 
     def max_blocks(self, num_rows: int) -> int:
-        """Blocks for each head of keys: one wave."""
+        """Blocks per key head: one wave."""
         return max(1, self.blocks(num_rows).num_per_sm * self._num_sms // self._layout.num_kv_heads)
 
     def max_items(self, num_rows: int) -> int:
-        """No plan of so many rows has more. More rows may have fewer."""
+        """Upper bound for num_rows rows; not monotonic."""
         return num_rows + self.max_blocks(num_rows) - 1
 
     def size(self, num_rows: int, num_pages: int) -> int:
-        """Numbers in a plan whose page tables have so many pages together, that of padding among them."""
+        """Numbers in a plan with num_pages in its page tables, including the padding's."""
         return self.positions(num_rows).stop + num_pages
 
     def positions(self, num_rows: int) -> slice:
-        """Where the positions are in a plan."""
+        """Slice of a plan that holds the positions."""
         begin = self._first_items(num_rows) + (self.max_blocks(num_rows) + 4) // 4 * 4
         return slice(begin, begin + num_rows)
 
     def build(self, sequences: Sequence[TokenSequence], num_rows: int) -> "np.ndarray[Any, np.dtype[np.int32]]":
-        """For a step over `sequences`; rows beyond them are one token on the dummy page."""
+        """Plans a step over `sequences`; padding rows are one token on the dummy page."""
         num_padding = num_rows - len(sequences)
         tables, table_starts = page_tables(self._layout, sequences)
         table_starts += [len(tables)] * num_padding
         tables.append(self._dummy_page)
         lengths = np.ones(num_rows, dtype=np.int32)
         lengths[: len(sequences)] = [s.device_len for s in sequences]
-        # Rows lie behind each other on a line of turns, which is cut where rows begin and where blocks do.
+        # Concatenate the rows' turns; cut where a row or a block begins.
         turn = self.blocks(num_rows).turn
         num_turns = -(-lengths // turn)
         ends = num_turns.cumsum()
@@ -126,16 +123,16 @@ class DecodePlan:
         return plan
 
     def _first_items(self, num_rows: int) -> int:
-        """Where the blocks' first items are in a plan."""
+        """Index of the blocks' first items."""
         return HEAD_SIZE + ITEM_SIZE * self.max_items(num_rows)
 
     def _cuts(
         self, num_turns: "np.ndarray[Any, Any]", ends: "np.ndarray[Any, Any]", num_blocks: int
     ) -> "np.ndarray[Any, Any]":
-        """The turns, counted through all rows, at which blocks but the first begin: each has as much to do.
+        """Turns at which the blocks after the first begin, for equal work per block.
 
         Args:
-            num_turns, ends: of each row, and at which of all turns it ends; (num_rows,).
+            num_turns, ends: turns of each row and their cumulative sum; (num_rows,).
         """
         costs = num_turns + ITEM_COST
         cost_ends = costs.cumsum()
@@ -147,7 +144,7 @@ class DecodePlan:
 
 
 def _union(one: "np.ndarray[Any, Any] | list[int]", other: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
-    """All numbers of both, in order: np.union1d in half the time."""
+    """Sorted union; takes half the time of np.union1d."""
     numbers = np.concatenate((one, other))
     numbers.sort()
     is_new = np.ones(len(numbers), dtype=bool)

@@ -1,4 +1,4 @@
-"""Attention by FlashInfer's paged kernels, on CUDA devices."""
+"""Attention by FlashInfer's paged kernels. Needs CUDA."""
 
 from collections.abc import Sequence
 from itertools import accumulate
@@ -25,22 +25,22 @@ from tandem.engine.token_sequence import TokenSequence
 from tandem.engine.upload import Packed, to_device
 
 WORKSPACE_BYTES = 256 * 2**20
-# A graph's plans; FlashInfer's own is as large.
+# Plan memory of a graph, as large as FlashInfer's own.
 PLAN_BYTES = 8 * 2**20
-# The kernels compute these dtypes and sizes of heads.
+# Supported dtypes and head sizes.
 DTYPES = ("bfloat16", "float16")
 HEAD_DIMS = (64, 128, 256)
-# This is Hopper, which has prefill kernels of its own.
+# Hopper, which has its own prefill kernels (fa3).
 FA3_CAPABILITY = 9
-# Decode steps of more sequences run FlashInfer's kernel, whose plans need less memory.
+# Larger steps use FlashInfer's kernel, whose plans need less memory.
 MAX_OWN_DECODE = 512
 
 
 class FlashInferAttention(GraphableBackend):
-    """Plans with lengths and page tables on the host: from device tensors a plan would copy them back first, and wait.
+    """Plans from host tensors, because device tensors would be copied back synchronously.
 
-    The pool is page-major, so a layer's keys and values are strided views, which FlashInfer takes as they are.
-    Quantized pages are read by its kernels for all GPUs (fa2): those for Hopper (fa3) want quantized queries with them.
+    FlashInfer accepts a layer's keys and values as strided views of the page-major pool. Quantized pages use the fa2
+    kernels, because Hopper's fa3 requires quantized queries too.
     """
 
     reads_quantized = True
@@ -63,7 +63,7 @@ class FlashInferAttention(GraphableBackend):
         assert isinstance(layout, KvHeadLayout)
         self._device = pool.device
         self._num_columns = num_q_heads * layout.head_dim
-        # All wrappers share it, for only one of them runs at a time. FlashInfer asks for zeros at first.
+        # Shared by all wrappers, because one runs at a time. FlashInfer requires initial zeros.
         self._workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=self._device)
         scales = kv_scales or KvScales.ones(layout.num_layers)
         self._paged = _PagedKernels(pool, layout, num_q_heads, scales)
@@ -76,7 +76,7 @@ class FlashInferAttention(GraphableBackend):
         self._prefill = _Wrapper(
             flashinfer.BatchPrefillWithPagedKVCacheWrapper(self._workspace, "NHD", backend=self._paged_backend)
         )
-        # This one is for forwards whose prompts all begin with them: keys and values need not come out of pages.
+        # Without cached prefixes, keys and values need not be read from pages.
         self._first_prefill = _Wrapper(
             flashinfer.BatchPrefillWithRaggedKVCacheWrapper(self._workspace, "NHD", backend=prefill_backend),
             reads_pages=False,
@@ -109,7 +109,7 @@ class FlashInferAttention(GraphableBackend):
         if any(s.cached_len for s in sequences):
             self._prefill.plan(indptr, *self._paged.tables(sequences), *sizes, causal=True, **dtypes)
             return _Planned(self._paged, self._prefill, slots)
-        # What is read where it was projected has the queries' dtype.
+        # Keys and values read from qkv have the queries' dtype.
         dtypes = dtypes | {"kv_data_type": dtypes["q_data_type"]}
         self._first_prefill.plan(indptr, indptr, *sizes[:3], causal=True, **dtypes)
         return _Planned(self._paged, self._first_prefill, slots)
@@ -119,7 +119,7 @@ class FlashInferAttention(GraphableBackend):
         own_sizes = [size for size in batch_sizes if size <= MAX_OWN_DECODE]
         if self._own_decode is not None and own_sizes:
             graphed = graphed_paged_decodes(self._own_decode, own_sizes, max_pages_per_sequence)
-        # The page tables of all other sizes have one memory.
+        # Sizes share the memory of their page tables.
         other_sizes = [size for size in batch_sizes if size not in graphed]
         num_pages = max(other_sizes, default=0) * max_pages_per_sequence
         indices = torch.zeros(num_pages, dtype=torch.int32, device=self._device)
@@ -128,7 +128,7 @@ class FlashInferAttention(GraphableBackend):
     def for_prefill_graphs(
         self, sizes: Sequence[int], max_sequences: int, max_pages_per_sequence: int
     ) -> dict[int, GraphedAttention]:
-        # The page tables of all sizes have one memory, and the plans too.
+        # Sizes share the memory of page tables and plans.
         num_padding_pages = self._paged.layout.num_pages_for(max(sizes, default=0))
         num_pages = max_sequences * max_pages_per_sequence + num_padding_pages
         indices = torch.zeros(num_pages, dtype=torch.int32, device=self._device)
@@ -142,12 +142,12 @@ class FlashInferAttention(GraphableBackend):
 
 
 class _Wrapper:
-    """One of FlashInfer's wrappers. A plan writes its figures into pinned memory of the wrapper, from which they are
-    copied behind the forwards under way: the next plan waits until that copy is over, which it mostly is long since.
+    """A FlashInfer wrapper. Its plan is copied from pinned memory behind running forward passes; the next plan waits
+    for that copy, usually over.
 
     Attributes:
-        reads_pages: whether keys and values come out of pages; if not, they are read where they were projected, in
-            larger pieces than pages are, and all tokens of every sequence must be new.
+        reads_pages: True if keys and values are read from pages. Otherwise they are read from qkv, in larger pieces,
+            and all tokens of every sequence must be new.
     """
 
     def __init__(self, wrapper: Any, *, reads_pages: bool = True) -> None:
@@ -161,24 +161,24 @@ class _Wrapper:
         self._copied.record()
 
     def run(self, q: torch.Tensor, *kv: Any, out: torch.Tensor | None, **scales: float) -> torch.Tensor:
-        """Args: out: as of PlannedAttention. Returns: (num_tokens, num_q_heads * head_dim)."""
-        # Every row is written; left to itself, the wrapper would fill its output with zeros first.
+        """Returns (num_tokens, num_q_heads * head_dim). Args: out: as for PlannedAttention."""
+        # Without `out` the wrapper would zero its output, although it writes every row.
         heads = torch.empty_like(q) if out is None else out.view_as(q)
         attended: torch.Tensor = self._wrapper.run(q, *kv, out=heads, **scales)
         return attended.flatten(1)
 
 
 class _PagedKernels:
-    """What all wrappers are planned with and run on.
+    """Parameters of all wrappers.
 
     Attributes:
-        sizes: of heads and pages, as plans take them.
-        dtypes: likewise, by name.
+        sizes: head counts, head_dim and page_size, in plan order.
+        dtypes: by a plan's parameter names.
         dummy_page: the page after the pool's last.
     """
 
     def __init__(self, pool: CudaKvPool, layout: KvHeadLayout, num_q_heads: int, kv_scales: KvScales) -> None:
-        """Args: kv_scales: ones where pages are not quantized."""
+        """Args: kv_scales: all ones if pages are not quantized."""
         self.layout = layout
         self._scales = kv_scales
         self._written_scales = kv_scales if layout.quantized_to else None
@@ -188,20 +188,20 @@ class _PagedKernels:
         self.dummy_page = pool.num_pages
         self._num_q_heads = num_q_heads
         kv = self._pool = layout.view(pool.memory_and_dummy)
-        # Each is (num_pages + 1, page_size, num_kv_heads, head_dim): the dummy page is there too.
+        # (num_pages + 1, page_size, num_kv_heads, head_dim) each, with the dummy page.
         self._caches = [(kv[:, layer, 0], kv[:, layer, 1]) for layer in range(layout.num_layers)]
 
     def tables(
         self, sequences: Sequence[TokenSequence], num_padding: int = 0
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Page tables as plans take them, int32: indptr (num_rows + 1,) in pinned memory, indices (num_pages,) on the
-        device, last_page_lens (num_rows,) in pinned memory. Rows of padding have one token on the dummy page."""
+        """Returns int32 page tables as plans take them: indptr (num_rows + 1,) pinned, indices (num_pages,) on the
+        device, last_page_lens (num_rows,) pinned. Padding rows are one token on the dummy page."""
         indices, indptr = page_tables(self.layout, sequences)
         indptr += range(len(indices), len(indices) + num_padding + 1)
         indices.extend([self.dummy_page] * num_padding)
         page_size = self.layout.page_size
         last_page_lens = [(s.device_len - 1) % page_size + 1 for s in sequences] + [1] * num_padding
-        # For a graph a plan would copy these from the host itself, and wait until the device has come so far.
+        # For a graph, plan would copy host memory synchronously.
         on_device = to_device(np.array(indices, np.int32), self._pool.device)
         return _pinned(indptr), on_device, _pinned(last_page_lens)
 
@@ -215,8 +215,7 @@ class _PagedKernels:
         layer: int,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """PlannedAttention.attend with a planned wrapper. Args: slots: (num_tokens,) int64, where each new token
-        goes."""
+        """As PlannedAttention.attend. Args: slots: (num_tokens,) int64, of the new tokens."""
         q = norm_rotate_write(
             qkv,
             self._num_q_heads,
@@ -229,7 +228,7 @@ class _PagedKernels:
             keep_kv=not wrapper.reads_pages,
         )
         if wrapper.reads_pages:
-            # Both are floats of the host: scores are scaled by the one anyway, and 1.0 for the other costs nothing.
+            # k_scale joins the score scale; a v_scale of 1.0 costs nothing.
             scales = {"k_scale": self._scales.keys[layer], "v_scale": self._scales.values[layer]}
             return wrapper.run(q, self._caches[layer], out=out, **scales)
         num_kv_heads = self.layout.num_kv_heads
@@ -238,10 +237,10 @@ class _PagedKernels:
 
 
 class _Planned(PlannedAttention):
-    """Attention of the sequences that a wrapper has been planned for."""
+    """Attention by a planned wrapper."""
 
     def __init__(self, paged: _PagedKernels, wrapper: _Wrapper, slots: torch.Tensor) -> None:
-        """Args: slots: (num_tokens,) int64 on the device, where each new token goes."""
+        """Args: slots: (num_tokens,) int64 on the device."""
         self._paged = paged
         self._wrapper = wrapper
         self._slots = slots
@@ -303,8 +302,8 @@ class _GraphedDecode(GraphedAttention):
 
 
 class _GraphedPrefill(GraphedAttention):
-    """Prefill attention of one number of tokens. Padding is one sequence more, of dummy pages, and those beyond it have
-    no token."""
+    """Prefill of one number of tokens. Padding is one more sequence of dummy pages; the remaining sequences are
+    empty."""
 
     def __init__(
         self,
@@ -316,7 +315,7 @@ class _GraphedPrefill(GraphedAttention):
         indices: torch.Tensor,
         backend: str,
     ) -> None:
-        """Args: plans: (PLAN_BYTES,) uint8 on the device; num_sequences: with that of padding."""
+        """Args: plans: (PLAN_BYTES,) uint8 on the device; num_sequences: including padding."""
         self._paged = paged
         self._num_tokens = num_tokens
         self._num_sequences = num_sequences
@@ -370,7 +369,7 @@ class _GraphedPrefill(GraphedAttention):
         return self._paged.attend(self._wrapper, self._slots, qkv, rotation, qk_norm, layer, out)
 
     def _pack(self, sequences: Sequence[TokenSequence]) -> Packed:
-        """Slots and positions of the tokens to compute."""
+        """Slots and positions of the new tokens."""
         layout = self._paged.layout
         slots = np.full(self._num_tokens, self._paged.dummy_page * layout.page_size, np.int64)
         positions = np.zeros(self._num_tokens, np.int32)
@@ -382,5 +381,4 @@ class _GraphedPrefill(GraphedAttention):
 
 
 def _pinned(values: Sequence[int]) -> torch.Tensor:
-    """(len(values),) int32 on the host."""
     return torch.tensor(values, dtype=torch.int32, pin_memory=True)

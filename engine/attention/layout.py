@@ -1,4 +1,4 @@
-"""What is inside a page. Only attention backends look there. Importing this costs no torch."""
+"""Contents of a page, read only by attention backends. Imports no torch."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -9,23 +9,22 @@ from tandem.engine.models.config import ModelConfig
 if TYPE_CHECKING:
     import torch
 
-# Bytes per element of the dtypes that pages can have, by torch's names.
+# Bytes per element of page dtypes, by torch's names.
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-# Likewise of those into which keys and values can be quantized.
+# Bytes per element of quantized page dtypes.
 QUANTIZED_BYTES = {"float8_e4m3fn": 1}
 
 
 @dataclass(frozen=True, slots=True)
 class KvHeadLayout(PageLayout):
-    """Keys and values by head, for attention of many, grouped or single key-value heads.
+    """Keys and values by head, for multi-head, grouped-query or multi-query attention.
 
-    A pool is page-major, (num_pages, num_layers, 2, page_size, num_kv_heads, head_dim); index 2 is keys, values. One
-    page is therefore one contiguous piece of memory, and a transfer needs no gather per layer.
+    A pool is page-major: (num_pages, num_layers, 2, page_size, num_kv_heads, head_dim), keys before values. A page is
+    contiguous, so a transfer needs no gather per layer.
 
     Attributes:
-        dtype: of keys and values as attention computes with them, by torch's name.
-        quantized_to: what pages have in place of it, each number divided by a scale of its layer (KvScales) and
-            rounded; "": pages have `dtype`.
+        dtype: compute dtype, by torch's name.
+        quantized_to: narrower page dtype, for numbers divided by a scale per layer (KvScales); "": pages have `dtype`.
     """
 
     num_layers: int
@@ -50,7 +49,7 @@ class KvHeadLayout(PageLayout):
 
     @property
     def page_dtype(self) -> str:
-        """What the numbers in pages are, by torch's name."""
+        """Torch name of the dtype in pages."""
         return self.quantized_to or self.dtype
 
     @property
@@ -67,15 +66,8 @@ class KvHeadLayout(PageLayout):
         return f"kv-by-head/{self.page_dtype}/{'x'.join(map(str, self.page_shape))}"
 
     def view(self, memory: "torch.Tensor") -> "torch.Tensor":
-        """Pages as keys and values.
-
-        Args:
-            memory: (num_pages, page_bytes) uint8, contiguous, such as a pool's.
-
-        Returns:
-            (num_pages, *page_shape) of page_dtype, the same memory.
-        """
-        # Imported here because the planner reads layouts without torch.
+        """Views (num_pages, page_bytes) uint8, contiguous, as (num_pages, *page_shape) of page_dtype."""
+        # The planner reads layouts without torch.
         import torch
 
         return memory.view(getattr(torch, self.page_dtype)).view(len(memory), *self.page_shape)

@@ -1,4 +1,4 @@
-"""Forwards that decode and compute prompts: attention of each kind of tokens by kernels of its own, into one output."""
+"""Attention of mixed steps: decode and prefill kernels write into one output."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -15,11 +15,11 @@ from tandem.engine.upload import to_device
 
 
 class _Part(NamedTuple):
-    """Some of a forward's tokens, side by side.
+    """A contiguous range of a forward pass's tokens.
 
     Attributes:
-        positions: (num_tokens,) on the device. They have memory of their own and are no piece of the forward's, for
-            kernels are compiled anew for memory that begins elsewhere than at a multiple of 16.
+        positions: (num_tokens,) on the device, not a slice of the forward pass's: Triton recompiles for unaligned
+            addresses.
     """
 
     attention: PlannedAttention
@@ -27,10 +27,9 @@ class _Part(NamedTuple):
 
 
 class _MixedAttention(Attention):
-    """Part after part, each into its rows of one output."""
+    """Runs the parts in turn, each into its rows of the output."""
 
     def __init__(self, parts: Sequence[_Part], num_columns: int) -> None:
-        """Args: num_columns: of the output."""
         self._parts = parts
         self._num_columns = num_columns
 
@@ -49,11 +48,11 @@ def plan_by_kind(
     num_columns: int,
     device: torch.device,
 ) -> Attention:
-    """The attention of one forward, of one kind of sequences or of both.
+    """Plans attention for a prefill, a decode step or a mixed step.
 
     Args:
-        plan_decode, plan_prefill: each called once at most. What they plan for must not share memory that lasts from
-            one layer to the next.
+        plan_decode, plan_prefill: each called at most once. Their results must not share memory that lasts from one
+            layer to the next.
         num_columns: num_q_heads * head_dim.
     """
     if batch.mode == "decode":
@@ -66,11 +65,10 @@ def plan_by_kind(
 
 
 def graphed_by_kind(decode: GraphedAttention, prefill: GraphedAttention, num_columns: int) -> Attention:
-    """The attention of forwards of both kinds and of fixed sizes, whose decoded sequences come first; each is planned
-    by itself.
+    """Combines decode and prefill attention of fixed sizes, decode rows first.
 
     Args:
-        decode, prefill: of one GraphableBackend that computes_mixed.
+        decode, prefill: from one GraphableBackend with computes_mixed.
         num_columns: num_q_heads * head_dim.
     """
     return _MixedAttention([_Part(part, part.positions) for part in (decode, prefill)], num_columns)

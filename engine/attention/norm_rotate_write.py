@@ -1,5 +1,4 @@
-"""What stands before attention, in one kernel: norms, rotation, and the write into pages. Imported on CUDA machines
-alone."""
+"""Fused norms, rotation and write into pages, before attention. Needs CUDA."""
 
 import torch
 import triton
@@ -10,20 +9,19 @@ from tandem.engine.attention.scales import KvScales
 from tandem.engine.layers.norm import QkNorm
 from tandem.engine.layers.rotary import Rotation
 
-# A program computes so many heads of one token: few where there are few programs, else as many as give each thread 16
-# bytes.
+# Heads per program: few if programs are few, otherwise enough for 16 bytes per thread.
 HEADS_OF_FEW_TOKENS = 4
 HEADS = 16
 FEW_TOKENS = 256
-# Ada is the first whose multiprocessors convert to 8 bits.
+# Ada converts to 8 bits in hardware.
 QUANTIZING_CAPABILITY = 8, 9
 
 
 def why_not_written(layout: KvHeadLayout, device: torch.device) -> str:
-    """Why the kernel cannot write such pages on a GPU, as AttentionBackend.why_not says it."""
+    """As AttentionBackend.why_not, for writes on a GPU."""
     if layout.quantized_to and torch.cuda.get_device_capability(device) < QUANTIZING_CAPABILITY:
         major, minor = QUANTIZING_CAPABILITY
-        return f"pages of {layout.quantized_to} take a GPU of compute capability {major}.{minor} or later"
+        return f"pages of {layout.quantized_to} need a GPU of compute capability {major}.{minor} or later"
     return ""
 
 
@@ -39,16 +37,16 @@ def norm_rotate_write(
     kv_scales: KvScales | None = None,
     keep_kv: bool = False,
 ) -> torch.Tensor:
-    """Normalises queries and keys (if the model does), turns both, and writes keys and values into their pages.
+    """Normalizes (if qk_norm) and rotates queries and keys, and writes keys and values into their pages.
 
-    Everything in between is float32; the results are rounded once. Quantized pages get what Quantizer would give them.
+    Computes in float32 and rounds once. Quantized pages get Quantizer's bytes.
 
     Args:
         qkv: (num_tokens, num_q_heads + 2 * num_kv_heads, head_dim), contiguous; head_dim a power of 2.
-        pool: (num_pages, num_layers, 2, page_size, num_kv_heads, head_dim), contiguous.
-        slots: (num_tokens,) int64, where each token goes: its page times page_size, plus its place in the page.
-        kv_scales: of quantized pages; None: they are not.
-        keep_kv: write the keys and values over those in qkv too, as whoever reads the pages will find them.
+        pool: as KvHeadLayout.view, contiguous.
+        slots: (num_tokens,) int64, page * page_size + offset in the page.
+        kv_scales: scales of quantized pages; None: not quantized.
+        keep_kv: also write the pages' keys and values over those in qkv.
 
     Returns:
         queries: (num_tokens, num_q_heads, head_dim).
@@ -57,7 +55,7 @@ def norm_rotate_write(
     _, num_layers, _, page_size, num_kv_heads, _ = pool.shape
     assert qkv.is_contiguous() and num_heads == num_q_heads + 2 * num_kv_heads
     q = torch.empty(num_tokens, num_q_heads, head_dim, dtype=qkv.dtype, device=qkv.device)
-    # Without a norm the kernel reads no weight.
+    # Not read without a norm.
     weight, eps = qk_norm if qk_norm is not None else (qkv, 0.0)
     half_page = page_size * num_kv_heads * head_dim
     heads = HEADS_OF_FEW_TOKENS if num_tokens <= FEW_TOKENS else HEADS
@@ -125,13 +123,13 @@ def _norm_rotate_write(  # type: ignore[no-untyped-def]
     exists = (head < NUM_Q + 2 * NUM_KV)[:, None]
     is_turned = (head < NUM_Q + NUM_KV)[:, None]
     source = (token * (NUM_Q + 2 * NUM_KV) + head[:, None]) * (2 * HALF) + i[None, :]
-    # These are the two halves of each head, which turn with each other.
+    # A head's two halves rotate with each other.
     a = tl.load(qkv + source, mask=exists, other=0.0).to(tl.float32)
     b = tl.load(qkv + source + HALF, mask=exists, other=0.0).to(tl.float32)
     if HAS_NORM:
         mean = (tl.sum(a * a, 1) + tl.sum(b * b, 1)) / (2 * HALF)
         scale = tl.rsqrt(mean + eps)[:, None]
-        # Row 0 of the weight is for queries, row 1 for keys.
+        # Row 0 is for queries, row 1 for keys.
         row = tl.where(head < NUM_Q, 0, 1)[:, None] * (2 * HALF) + i[None, :]
         weight_a = tl.load(weight + row).to(tl.float32)
         weight_b = tl.load(weight + row + HALF).to(tl.float32)
@@ -165,7 +163,7 @@ def _norm_rotate_write(  # type: ignore[no-untyped-def]
         a = a.to(pool.dtype.element_ty)
         b = b.to(pool.dtype.element_ty)
         if KEEP_KV:
-            # Nobody but this program reads them. Values are there already.
+            # No other program reads them. Values are already in place.
             is_key = is_turned & (head >= NUM_Q)[:, None]
             tl.store(qkv + source, a, mask=is_key)
             tl.store(qkv + source + HALF, b, mask=is_key)
@@ -178,16 +176,16 @@ def _norm_rotate_write(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _rounded(x, LARGEST: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The nearest number of e4m3 to each float32, ties to even: four bits from the first on, in steps of 2^-9 at least.
+    """Rounds float32 to e4m3 precision, ties to even: 4 significant bits, in steps of at least 2^-9.
 
-    What is beyond the largest becomes that; NaN, which is neither above nor below, stays. Converting to e4m3 and back
-    should do the same, but in tiles of 16 heads what Triton 3.6 converts back are other numbers.
+    Saturates and keeps NaN. Replaces a conversion to e4m3 and back, which Triton 3.6 computes wrongly in tiles of 16
+    heads.
     """
     x = tl.where(x > LARGEST, LARGEST, tl.where(x < -LARGEST, -LARGEST, x))
     bits = x.to(tl.int32, bitcast=True)
-    # Half a step, less one where the last bit that stays is even, carries into it; then what is behind it goes.
+    # Add half a step, less one if the last kept bit is even; clear the rest.
     rounded = ((bits + 0x7FFFF + ((bits >> 20) & 1)) & -0x100000).to(tl.float32, bitcast=True)
-    # Below 2^-6 adding 1.5 * 2^14 leaves steps of 2^-9. It loses the sign of what becomes 0.
+    # Below 2^-6, adding 1.5 * 2^14 leaves steps of 2^-9 but loses zero's sign.
     sign = bits & -0x80000000
     small = (((x + 24576.0) - 24576.0).to(tl.int32, bitcast=True) | sign).to(tl.float32, bitcast=True)
     return tl.where(tl.abs(x) < 0.015625, small, tl.where(x == x, rounded, x))

@@ -1,4 +1,4 @@
-"""Where the pages of a batch's sequences are, in the order in which backends tell their kernels."""
+"""Page tables, positions and slots for kernels."""
 
 from array import array
 from collections.abc import Sequence
@@ -13,9 +13,8 @@ Int64s = np.ndarray[Any, np.dtype[np.int64]]
 
 
 def page_tables(layout: PageLayout, sequences: Sequence[TokenSequence]) -> tuple["array[int]", list[int]]:
-    """All sequences' pages up to device_len as int32 numbers, one sequence after the other, and where each one's
-    begin."""
-    # It is an array because torch and numpy take four times as long over a list, and page tables are long.
+    """Returns the concatenated page ids up to device_len (int32), and the index of each sequence's first."""
+    # torch and numpy read an array four times as fast as a list.
     pages = array("i")
     first_pages = []
     for s in sequences:
@@ -25,17 +24,17 @@ def page_tables(layout: PageLayout, sequences: Sequence[TokenSequence]) -> tuple
 
 
 def new_positions(sequences: Sequence[TokenSequence]) -> Int64s:
-    """Where in its sequence each new token stands, sequence after sequence: (num_tokens,)."""
+    """Positions of the new tokens, concatenated: (num_tokens,)."""
     return np.concatenate([np.arange(s.cached_len, s.device_len) for s in sequences])
 
 
 def decode_slots(
     layout: PageLayout, sequences: Sequence[TokenSequence], num_padding: int = 0, dummy_page: int = 0
 ) -> Int64s:
-    """Where each sequence's one new token goes: its page times page_size, plus its place in the page.
+    """Slots of new tokens in decode: page * page_size + offset in the page.
 
     Returns:
-        (len(sequences) + num_padding,); tokens of padding go to the dummy page.
+        (len(sequences) + num_padding,); padding goes to the dummy page.
     """
     page_size = layout.page_size
     slots = [s.page_ids[s.cached_len // page_size] * page_size + s.cached_len % page_size for s in sequences]
@@ -43,7 +42,7 @@ def decode_slots(
 
 
 def prefill_slots(layout: PageLayout, sequences: Sequence[TokenSequence]) -> Int64s:
-    """The same for all new tokens, sequence after sequence: (num_tokens,)."""
+    """Slots of all new tokens, concatenated: (num_tokens,)."""
     slots = []
     for s in sequences:
         new = np.arange(s.cached_len, s.device_len)

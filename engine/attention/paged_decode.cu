@@ -1,31 +1,33 @@
-// Attention of one new token per sequence over pages, with what stands before it: normalises queries and keys, turns
-// them, writes the new key and value into their page, and attends to all tokens so far.
+// Decode attention: one new token per sequence over pages. Normalizes and rotates queries and keys, writes the new key
+// and value into their page, and attends to all tokens so far.
 //
-// A block has one head of keys with its GROUP heads of queries, and some items, one after the other: an item is a stretch
-// of one sequence. Its warps share the stretch, a tile of 16 tokens at a time. Scores are mma.m16n8k16 with tokens as the 16
-// rows and queries as the 8 columns (GROUP of them real), outputs are one with dimensions as the rows; between them the
-// weights, 8 tokens by 8 heads, are transposed from register to register. Which dimension is which number inside an mma is
-// free as long as both operands agree: threads take 16 bytes that lie side by side, which are 8 numbers of bfloat16 or 16
-// of 8 bits. (Of values of 64 dimensions in 8 bits they take 8 bytes.) Numbers of 8 bits become float16 just before they
-// are multiplied, because there is an instruction for two of them, and so do queries and weights; what they were divided
-// by comes in with the scale of the scores and with the output.
+// A block computes one key head with its GROUP query heads, for several items in turn. An item is a range of one
+// sequence's tokens. The warps of a block share the item, one tile of 16 tokens at a time.
 //
-// The first tokens of the next item are asked for before the warps add up what they have of one. Of sequences with
-// several items the last block to finish adds up the parts.
+// Scores are mma.m16n8k16 with tokens as the 16 rows and queries as the 8 columns (GROUP of them real). Outputs are mma
+// with dimensions as the rows. Between them, the weights (8 tokens by 8 heads) are transposed in registers. Dimensions
+// may map to mma indices in any order as long as both operands agree, so a thread loads 16 contiguous bytes: 8 bfloat16
+// or 16 FP8 numbers. (Values of 64 dimensions in FP8 take 8 bytes.) FP8 numbers become float16 just before the mma,
+// with an instruction that converts two; queries and weights become float16 too. The scales of keys and values apply to
+// scores and output.
 //
-// The plan and the pages of earlier steps depend on no kernel before this one in the step, and a step begins with a
-// kernel that waits for all before it: the first pages are asked for before this one waits for its inputs (programmatic
-// dependent launch). What a kernel before it writes is not __restrict__: the compiler could read that too early.
+// The next item's first tiles are requested before the warps add up the current item. The last block of a sequence to
+// finish adds up the parts of all its items.
 //
-// Compiled by NVRTC with these macros:
+// The plan and the pages of earlier steps do not depend on earlier kernels of this step, and a step begins with a
+// kernel that waits for all before it. So the first pages are requested before this kernel waits for its inputs
+// (programmatic dependent launch). Buffers that earlier kernels write are not __restrict__: the compiler could read
+// them too early.
+//
+// Macros for NVRTC:
 //   HEAD_DIM     64 or 128
-//   GROUP        heads of queries for each of keys, at most 8
-//   NUM_KV       heads of keys
-//   PAGE_SIZE    tokens of a page
-//   NORM         1: queries and keys are RMS-normalised, each head by itself
-//   FP8          1: pages have 8 bits for a number (e4m3); 0: they have bfloat16
-//   WARPS        in a block
-//   BLOCKS       that a multiprocessor is to run at once
+//   GROUP        query heads per key head, at most 8
+//   NUM_KV       key heads
+//   PAGE_SIZE    tokens per page
+//   NORM         1: RMS-normalize each head of queries and keys
+//   FP8          1: pages hold e4m3; 0: bfloat16
+//   WARPS        warps per block
+//   BLOCKS       blocks per multiprocessor
 
 #define HALF (HEAD_DIM / 2)
 #define LANE_DIMS (HALF / 32)
@@ -37,13 +39,13 @@
 
 #include "bfloat16.cuh"
 
-// What pages have; how many of that a thread loads at a time of a key and of a value; and how many such loads there are.
+// Number type of pages, numbers per load of a key and of a value, and loads per thread.
 #if FP8
 typedef unsigned char Stored;
 #define KEY_WIDTH 16
 #define VALUE_WIDTH (HEAD_DIM / 8)
-// A token's key of one head is so small that it is fetched into the L2 cache with its neighbour's, which another block
-// reads at about the same time.
+// Fetch a token's key into the L2 cache with its neighbor's: the key is small, and another block reads the neighbor at
+// about the same time.
 #define NEIGHBOURS ".L2::256B"
 #else
 typedef unsigned short Stored;
@@ -54,12 +56,12 @@ typedef unsigned short Stored;
 #define KEY_LOADS (HEAD_DIM / (4 * KEY_WIDTH))
 #define VALUE_LOADS (HEAD_DIM / (8 * VALUE_WIDTH))
 
-// The first of the 8 dimensions that are number `s` of those of one of the 4 threads that share a key.
+// First dimension of chunk `s` (8 dimensions) for one of the 4 threads that share a key.
 __device__ __forceinline__ constexpr int key_dim(int part, int s) {
     return s * 8 / KEY_WIDTH * 4 * KEY_WIDTH + part * KEY_WIDTH + s * 8 % KEY_WIDTH;
 }
 
-// Likewise of the 8 threads that share a value.
+// Likewise for one of the 8 threads that share a value.
 __device__ __forceinline__ constexpr int value_dim(int group, int s) {
     return s * 8 / VALUE_WIDTH * 8 * VALUE_WIDTH + group * VALUE_WIDTH + s * 8 % VALUE_WIDTH;
 }
@@ -67,14 +69,14 @@ __device__ __forceinline__ constexpr int value_dim(int group, int s) {
 #if FP8
 #define OPERAND "f16"
 
-// Two e4m3 numbers as float16, which is exact.
+// Converts two e4m3 numbers to float16, exactly.
 __device__ __forceinline__ unsigned int widen(unsigned short two) {
     unsigned int pair;
     asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(pair) : "h"(two));
     return pair;
 }
 
-// Two numbers as operands; what is beyond the largest float16 becomes that.
+// Packs two numbers as operands, saturating at the largest float16.
 __device__ __forceinline__ float within(float x) { return x > 65504.0f ? 65504.0f : x < -65504.0f ? -65504.0f : x; }
 
 __device__ __forceinline__ unsigned int pack_operands(float low, float high) {
@@ -88,7 +90,7 @@ __device__ __forceinline__ unsigned int pack_operands(float low, float high) {
 __device__ __forceinline__ unsigned int pack_operands(float low, float high) { return pack(low, high); }
 #endif
 
-// A number into a page: divided by its scale, at most the largest there is; NaN stays NaN.
+// Divides by the scale and writes into a page, saturating; NaN stays NaN.
 __device__ __forceinline__ void store(Stored* p, float x, float inverse_scale) {
 #if FP8
     unsigned short pair;
@@ -110,7 +112,7 @@ __device__ __forceinline__ Chunk load(const Stored* p) {
 
 __device__ __forceinline__ Chunk load_value(const Stored* p) {
 #if FP8 && HEAD_DIM == 64
-    // It is half a chunk.
+    // Half a chunk.
     Chunk c = {};
     asm volatile("ld.global" NEIGHBOURS ".v2.u32 {%0, %1}, [%2];" : "=r"(c.v[0]), "=r"(c.v[1]) : "l"(p) : "memory");
     return c;
@@ -127,7 +129,7 @@ __device__ __forceinline__ void multiply(float* sum, unsigned int a0, unsigned i
                  : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
-// A warp's 8 by 8 numbers, of which each thread has two that lie side by side in a row, the other way round.
+// Transposes a warp's 8 by 8 numbers; each thread holds two adjacent numbers of a row.
 __device__ __forceinline__ unsigned int transpose(unsigned int pair) {
     unsigned int transposed;
     asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(transposed) : "r"(pair));
@@ -140,7 +142,7 @@ __device__ __forceinline__ float exp2(float x) {
     return y;
 }
 
-// One warp: a head, normalised and turned; each number is put(dimension, number).
+// One warp normalizes and rotates a head, and calls put(dimension, number).
 template <class Put>
 __device__ __forceinline__ void turn(const unsigned short* head, const unsigned short* norm_weight, float eps,
                                      const float* cos, const float* sin, int lane, Put put) {
@@ -172,14 +174,14 @@ __device__ __forceinline__ void turn(const unsigned short* head, const unsigned 
     }
 }
 
-// One block: what the parts of a row's head of keys come to. Args: first_item: the row's first.
+// One block adds up the parts of a row's key head. Args: first_item: the row's first.
 __device__ __forceinline__ void add_up(const float* parts, const float* part_scales, long long first_item, int num_parts,
                                        int kv_head, float value_scale, unsigned short* target) {
     for (int i = threadIdx.x; i < GROUP * HEAD_DIM; i += WARPS * 32) {
         const int g = i / HEAD_DIM;
         float top = NEGATIVE, total = 0.0f, value = 0.0f;
         for (int first = 0; first < num_parts; first += AT_ONCE) {
-            // All asked for before any is used.
+            // Request all before using any.
             float part_max[AT_ONCE], part_sum[AT_ONCE], part_value[AT_ONCE];
 #pragma unroll
             for (int p = 0; p < AT_ONCE; p++) {
@@ -207,12 +209,12 @@ __device__ __forceinline__ void add_up(const float* parts, const float* part_sca
     }
 }
 
-// A stretch of one sequence.
+// A range of one sequence.
 struct Item {
     int row, begin, end;
-    int length;         // of all the row's tokens
-    int table;          // where its page table is among the tables
-    int number, parts;  // which of the row's items it is, and of how many
+    int length;         // tokens of the row
+    int table;          // start of the row's page table
+    int number, parts;  // index among the row's items, and their number
 };
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS) paged_decode(
@@ -220,14 +222,14 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS) paged_decode(
     Stored* pool,                                    // (num_pages, num_layers, 2, PAGE_SIZE, NUM_KV, HEAD_DIM)
     const int* __restrict__ plan,                    // see DecodePlan
     const float* __restrict__ cos_table,             // (num_positions, HALF)
-    const float* __restrict__ sin_table,             // likewise
+    const float* __restrict__ sin_table,             // (num_positions, HALF)
     const unsigned short* __restrict__ norm_weight,  // (2, HEAD_DIM) if NORM
     unsigned short* out,                             // (num_rows, GROUP * NUM_KV, HEAD_DIM)
     float* parts,                                    // (max_items, NUM_KV, GROUP, HEAD_DIM)
-    float* part_scales,                              // (max_items, NUM_KV, GROUP, 2): the largest score, and the sum
+    float* part_scales,                              // (max_items, NUM_KV, GROUP, 2): largest score, sum of weights
     unsigned int* arrivals,                          // (max_rows, NUM_KV), zero between launches
     int page_stride, int layer_offset, int num_rows, int max_items, float eps,
-    float score_scale,                               // that of quantized keys is part of it
+    float score_scale,                               // includes the keys' scale
     float value_scale, float inverse_key_scale, float inverse_value_scale) {
     asm volatile("griddepcontrol.launch_dependents;");
     __shared__ __align__(16) unsigned short queries[8][HEAD_DIM];
@@ -235,7 +237,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS) paged_decode(
     __shared__ __align__(16) float warp_out[WARPS][GROUP][HEAD_DIM];
     __shared__ bool is_last;
 
-    // Heads of one item run side by side, because their keys and values lie side by side in memory.
+    // Heads of an item run side by side, because their keys and values are adjacent in memory.
     const int block = blockIdx.y, kv_head = blockIdx.x;
     if (block >= plan[0]) return;
     const int* first_items = plan + 4 + max_items * ITEM_SIZE;
@@ -248,12 +250,12 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS) paged_decode(
         const int4 what = numbers[0], which = numbers[1];
         return Item{what.x, what.y, what.z, what.w, which.x, which.y, which.z};
     };
-    // Where a token's key is; its value lies half a page further.
+    // Address of a token's key; its value is half a page further.
     auto place = [&](const Item& item, int token) {
         return pool + (long long)tables[item.table + token / PAGE_SIZE] * page_stride + layer_offset +
                (token % PAGE_SIZE * NUM_KV + kv_head) * HEAD_DIM;
     };
-    // Where pages hold tiles whole, one look at the table is enough for each: here is its first key.
+    // If pages hold whole tiles, one table lookup per tile is enough: the tile's first key.
     auto place_of = [&](const Item& item, int tile) {
         return PAGE_SIZE % TILE == 0 && tile < item.end ? static_cast<const Stored*>(place(item, tile)) : nullptr;
     };
@@ -262,7 +264,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS) paged_decode(
     };
 
     Chunk keys[2][KEY_LOADS], values[4][VALUE_LOADS];
-    // A tile may have tokens beyond the end: zeros stand for whatever their slots hold.
+    // Tokens beyond the item's end read as zeros, whatever their slots hold.
     auto ask_keys = [&](const Item& item, const Stored* first, int tile) {
 #pragma unroll
         for (int j = 0; j < 2; j++) {
@@ -283,7 +285,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS) paged_decode(
             for (int s = 0; s < VALUE_LOADS; s++) values[j][s] = exists ? load_value(value + s * 8 * VALUE_WIDTH) : Chunk{};
         }
     };
-    // Of the 8 dimensions `s` of key j those two that are pair i.
+    // Pair i of chunk `s` of key j.
     auto key_pair = [&](int j, int s, int i) {
 #if FP8
         return widen(keys[j][s / 2].v[s % 2 * 2 + i / 2] >> i % 2 * 16);
@@ -291,7 +293,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS) paged_decode(
         return keys[j][s].v[i];
 #endif
     };
-    // Dimension i of the 8 dimensions `s` of the values of tokens j and j + 1, which lie side by side.
+    // Dimension i of chunk `s` of the values of tokens j and j + 1, as a pair.
     auto value_pair = [&](int j, int s, int i) {
         const Chunk *first = values[j], *second = values[j + 1];
 #if FP8
@@ -305,7 +307,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS) paged_decode(
     const int end_index = first_items[block + 1];
     Item item = item_at(index);
     int tile = item.begin + warp * TILE;
-    // The new token's page is not written yet.
+    // The page of the new token is not written yet.
     bool is_early = tile + TILE < item.length;
     if (is_early) {
         const Stored* first = place_of(item, tile);
@@ -343,13 +345,13 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS) paged_decode(
             ask_values(item, first, tile);
         }
 
-        // This thread's heads are part * 2 and part * 2 + 1. Scores are in units of log 2.
+        // This thread's heads are part * 2 and part * 2 + 1. Scores are base 2.
         float largest[2] = {NEGATIVE, NEGATIVE}, sum[2] = {};
         float outputs[HEAD_DIM / 64][4][4] = {};
         for (; tile < item.end; tile += WARPS * TILE) {
             const int next = tile + WARPS * TILE;
             const Stored* first = place_of(item, next);
-            // Of two tokens, group and 8 further on, and of two heads each.
+            // Two tokens (group and group + 8) by two heads.
             float scores[4] = {};
 #pragma unroll
             for (int s = 0; s < HEAD_DIM / 32; s++)

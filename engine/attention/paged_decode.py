@@ -1,5 +1,4 @@
-"""Attention of decode steps by a kernel of our own, paged_decode.cu: one launch for a layer, no plan but page tables.
-Imported on CUDA machines alone."""
+"""Decode attention by paged_decode.cu, one launch per layer. Needs CUDA."""
 
 from collections.abc import Sequence
 
@@ -18,27 +17,23 @@ from tandem.engine.upload import Packed, aligned
 
 HEAD_DIMS = (64, 128)
 MAX_GROUP = 8
-# Queries' scores are in units of log 2, which is what the hardware's exponential takes.
+# Scores are in units of log 2, the base of the hardware exponential.
 LOG2_E = 1.4426950408889634
 
 
 def has_kernel(layout: KvHeadLayout, num_q_heads: int) -> bool:
-    """Whether the kernel computes such heads."""
+    """Return whether the kernel supports these heads."""
     group, remainder = divmod(num_q_heads, layout.num_kv_heads)
     return layout.dtype == "bfloat16" and layout.head_dim in HEAD_DIMS and remainder == 0 and group <= MAX_GROUP
 
 
 class PagedDecode:
-    """The kernel with the memory that steps of all batch sizes share, for one of them runs at a time.
-
-    Attributes:
-        plans: makes what `launch` is told of a step.
-    """
+    """The kernel and its memory, shared by all batch sizes because one step runs at a time."""
 
     def __init__(
         self, pool: CudaKvPool, num_q_heads: int, max_batch_size: int, kv_scales: KvScales | None = None
     ) -> None:
-        """Args: kv_scales: of quantized pages; None: each is one."""
+        """Args: kv_scales: scales of quantized pages; None: all ones."""
         layout = pool.layout
         assert isinstance(layout, KvHeadLayout)
         self._layout = layout
@@ -48,7 +43,7 @@ class PagedDecode:
         self.plans = DecodePlan(layout, num_sms, dummy_page=pool.num_pages)
         self._num_q_heads = num_q_heads
         self._layer_stride = 2 * layout.page_size * layout.num_kv_heads * layout.head_dim
-        # The kernel takes strides as 32-bit numbers, and multiplies them by page numbers in 64 bits.
+        # The kernel multiplies 32-bit strides by page ids in 64 bits.
         assert layout.num_layers * self._layer_stride < 2**31
         max_items = max(self.plans.max_items(size) for size in range(1, max_batch_size + 1))
         self._pool = layout.view(pool.memory_and_dummy)
@@ -58,7 +53,6 @@ class PagedDecode:
         self._kernels: dict[tuple[bool, DecodeBlocks], CudaKernel] = {}
 
     def plan(self, sequences: Sequence[TokenSequence], num_rows: int) -> Packed:
-        """DecodePlan.build's plan."""
         return Packed(self.plans.build(sequences, num_rows))
 
     def launch(
@@ -70,7 +64,7 @@ class PagedDecode:
         layer: int,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """PlannedAttention.attend; a plan says more than `rotation` about positions. Args: plan: on the device."""
+        """As PlannedAttention.attend, with the plan's positions. Args: plan: on the device."""
         layout = self._layout
         assert qkv.is_contiguous()
         num_rows = len(qkv)
@@ -144,7 +138,7 @@ class GraphedPagedDecode(GraphedAttention):
     """Decode attention of one batch size."""
 
     def __init__(self, decode: PagedDecode, batch_size: int, plan_memory: torch.Tensor) -> None:
-        """Args: plan_memory: uint8 on the device, room for a plan; all sizes may have the same."""
+        """Args: plan_memory: uint8 on the device, room for a plan; sizes may share it."""
         self._decode = decode
         self._batch_size = batch_size
         self._memory = plan_memory
@@ -168,8 +162,8 @@ class GraphedPagedDecode(GraphedAttention):
 def graphed_paged_decodes(
     decode: PagedDecode, batch_sizes: Sequence[int], max_pages_per_sequence: int
 ) -> dict[int, GraphedAttention]:
-    """For decode steps of these sizes, which share the memory of their plans."""
-    # The largest plan need not be that of the largest size. One page more is that of padding.
+    """Returns attention for these batch sizes, with one memory for plans."""
+    # A smaller size may have the largest plan. The extra page is the padding's.
     num_plan = max(decode.plans.size(size, size * max_pages_per_sequence + 1) for size in batch_sizes)
     memory = torch.zeros(aligned(4 * num_plan), dtype=torch.uint8, device=decode.device)
     return {size: GraphedPagedDecode(decode, size, memory) for size in batch_sizes}

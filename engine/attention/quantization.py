@@ -1,4 +1,4 @@
-"""Quantized pages in plain torch. Kernels of GPUs do the same in registers."""
+"""Quantized pages in plain torch. GPU kernels do the same in registers."""
 
 import torch
 
@@ -6,18 +6,17 @@ from tandem.engine.attention.layout import KvHeadLayout
 
 
 class Quantizer:
-    """Numbers to and from the bytes of one layer's keys, or of its values.
+    """Converts one layer's keys (or values) to and from page bytes.
 
-    A number is divided by the scale and rounded to the nearest of the narrower dtype, ties to even; what is beyond its
-    largest becomes that, infinity too. NaN stays NaN.
+    Divides by the scale and rounds to the nearest, ties to even. Out-of-range numbers and infinities saturate; NaN
+    stays NaN.
     """
 
     def __init__(self, layout: KvHeadLayout, scale: float, device: torch.device) -> None:
-        """Args: layout: of quantized pages."""
         self._dtype: torch.dtype = getattr(torch, layout.quantized_to)
         self._limit = torch.finfo(self._dtype).max
         self._inverse = 1.0 / scale
-        # What each byte stands for: looking it up is quicker on a CPU than computing it.
+        # Lookup is faster on a CPU than conversion.
         every_byte = torch.arange(256, dtype=torch.uint8, device=device).view(self._dtype)
         self._numbers = (every_byte.float() * scale).to(getattr(torch, layout.dtype))  # (256,)
 
@@ -27,5 +26,5 @@ class Quantizer:
         return scaled.to(self._dtype).view(torch.uint8)
 
     def numbers(self, quantized: torch.Tensor) -> torch.Tensor:
-        """What such bytes stand for, in the layout's dtype."""
+        """Returns the numbers of page bytes, in the layout's dtype."""
         return self._numbers.index_select(0, quantized.flatten().int()).view(quantized.shape)

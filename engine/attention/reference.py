@@ -1,4 +1,4 @@
-"""Attention in plain torch: the backend of CPUs, and in float32 the oracle for the others."""
+"""Attention in plain torch: the CPU backend, and the float32 reference."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -18,12 +18,12 @@ from tandem.engine.token_sequence import TokenSequence
 
 
 class _Decode(NamedTuple):
-    """All sequences that are decoded at once, padded to the longest.
+    """A decode step, padded to the longest sequence.
 
     Attributes:
         rows: (2 * batch * kv_len,) int64, layer 0's rows of keys, then of values; padding repeats token 0.
-        mask: (batch, 1, 1, kv_len) of the layout's dtype, added to scores: -inf for padding.
-        gathered: (2 * batch * kv_len, num_kv_heads * head_dim), memory that all layers share.
+        mask: (batch, 1, 1, kv_len), added to scores: -inf for padding.
+        gathered: (2 * batch * kv_len, num_kv_heads * head_dim), shared by layers.
     """
 
     rows: torch.Tensor
@@ -35,9 +35,9 @@ class _Prefill(NamedTuple):
     """One prompt.
 
     Attributes:
-        start, end: its rows of the token dimension.
+        start, end: its range of the token dimension.
         rows: (2 * device_len,) int64, layer 0's rows of keys, then of values.
-        mask: (extend_len, device_len) of the layout's dtype, added to scores; None without a cached prefix.
+        mask: (extend_len, device_len), added to scores; None without a cached prefix.
     """
 
     start: int
@@ -49,16 +49,15 @@ class _Prefill(NamedTuple):
 class ReferenceAttention(AttentionBackend):
     """Gathers tokens from their pages, then calls torch's scaled_dot_product_attention.
 
-    The pool is seen as rows of num_kv_heads * head_dim numbers, one row for one token's keys or values in one
-    layer; the page-major layout puts them at::
+    The pool is viewed as rows of num_kv_heads * head_dim numbers: one token's keys or values in one layer, at::
 
         ((page * num_layers + layer) * 2 + (0: keys, 1: values)) * page_size + offset in page
 
-    A gather by row reads tokens and nothing else, so that whatever the unused slots of a page hold, even NaN,
-    has no influence. It is as quick as gathering whole pages, and quicker than indexing one layer's view.
+    A gather by row ignores unused slots, even NaN. It is as fast as a gather of whole pages, and faster than indexing
+    one layer's view.
 
-    Rows of quantized pages are gathered as bytes, and only then become the numbers that one computes with. New keys and
-    values are read from their pages too, so whatever was cached before, the output is the same.
+    Quantized rows are gathered as bytes, then converted. New keys and values are read from their pages too, so the
+    cached prefix does not change the output.
     """
 
     reads_quantized = True
@@ -72,7 +71,7 @@ class ReferenceAttention(AttentionBackend):
         self._num_q_heads = num_q_heads
         self._device = pool.device
         self._dtype: torch.dtype = getattr(torch, layout.dtype)
-        # Of each layer's keys and values; no layer has any where pages have the dtype that is computed in.
+        # (keys, values) per layer; empty if pages are not quantized.
         self._quantizers: list[tuple[Quantizer, Quantizer]] = []
         pages = layout.view(pool.memory)
         if layout.quantized_to:
@@ -80,10 +79,10 @@ class ReferenceAttention(AttentionBackend):
             for pair in zip(scales.keys, scales.values, strict=True):
                 keys, values = (Quantizer(layout, scale, pool.device) for scale in pair)
                 self._quantizers.append((keys, values))
-            # Gathering and scattering is not for every dtype.
+            # torch cannot gather and scatter every dtype.
             pages = pages.view(torch.uint8)
         self._pool_rows = pages.view(-1, layout.num_kv_heads * layout.head_dim)
-        # (2 * num_tokens,) int64: layer 0's rows of new keys, then of new values.
+        # (2 * num_tokens,) int64: layer 0's rows of new keys, then values.
         self._write_rows = torch.empty(0)
         self._decode: _Decode | None = None
         self._prefills: list[_Prefill] = []
@@ -107,7 +106,7 @@ class ReferenceAttention(AttentionBackend):
     @torch.inference_mode()
     def attend(self, qkv: torch.Tensor, rotation: Rotation, qk_norm: QkNorm | None, layer: int) -> torch.Tensor:
         num_q_heads, num_kv_heads = self._num_q_heads, self._layout.num_kv_heads
-        # Queries and keys are treated alike, so they stay together: (num_tokens, num_q_heads + num_kv_heads, head_dim).
+        # Queries and keys together: (num_tokens, num_q_heads + num_kv_heads, head_dim).
         qk, v = qkv.split([num_q_heads + num_kv_heads, num_kv_heads], dim=1)
         if qk_norm is not None:
             q_weight, k_weight = qk_norm.weight
@@ -133,7 +132,7 @@ class ReferenceAttention(AttentionBackend):
         """Returns layer 0's rows of the new keys: (len(sequences),) int64."""
         tables = [self._pages(s) for s in sequences]
         num_pages = max(map(len, tables))
-        # Padding pages only have to exist; a sequence's own first page does.
+        # Any valid page pads, here the sequence's first.
         padded = torch.tensor([table + table[:1] * (num_pages - len(table)) for table in tables], device=self._device)
         lengths = torch.tensor([[s.device_len] for s in sequences], device=self._device)  # (batch, 1)
         kv_len = max(s.device_len for s in sequences)
@@ -151,8 +150,8 @@ class ReferenceAttention(AttentionBackend):
     def _run_decode(self, plan: _Decode, q: torch.Tensor, layer: int) -> torch.Tensor:
         torch.index_select(self._pool_rows, 0, plan.rows + self._offset(layer), out=plan.gathered)
         keys, values = self._split_heads(self._numbers(plan.gathered, layer), len(q))
-        # The query heads that share a key-value head go where a sequence's queries would: torch then reads
-        # each key and value once for all of them, on a CPU a quarter quicker than enable_gqa.
+        # A group's query heads take the place of queries, so torch reads each key and value once per group: on a CPU a
+        # quarter faster than enable_gqa.
         grouped = q.unflatten(1, (self._layout.num_kv_heads, -1))  # (batch, num_kv_heads, group, head_dim)
         return F.scaled_dot_product_attention(grouped, keys, values, attn_mask=plan.mask).flatten(1)
 
@@ -170,28 +169,28 @@ class ReferenceAttention(AttentionBackend):
         return out.squeeze(0).transpose(0, 1).flatten(1)
 
     def _pages(self, sequence: TokenSequence) -> list[int]:
-        """The pages that hold a sequence's tokens; its table may have more."""
+        """Pages of a sequence's tokens; its page table may be longer."""
         num_pages = self._layout.num_pages_for(sequence.device_len)
         pages = list(sequence.page_ids[:num_pages])
         assert len(pages) == num_pages, f"{len(pages)} pages for {sequence.device_len} tokens"
         return pages
 
     def _token_rows(self, pages: torch.Tensor) -> torch.Tensor:
-        """(..., num_pages) int64 to (..., num_pages * page_size): layer 0's rows of keys."""
+        """Maps (..., num_pages) int64 to layer 0's rows of keys, (..., num_pages * page_size)."""
         page_size = self._layout.page_size
         first = pages * (self._layout.num_layers * 2 * page_size)
         return (first[..., None] + torch.arange(page_size, device=self._device)).flatten(-2)
 
     def _with_values(self, rows: torch.Tensor) -> torch.Tensor:
-        """Rows of keys, then the rows of the same tokens' values."""
+        """Appends the rows of the same tokens' values."""
         return torch.cat((rows, rows + self._layout.page_size))
 
     def _offset(self, layer: int) -> int:
-        """Of a layer's rows behind layer 0's."""
+        """Offset of a layer's rows from layer 0's."""
         return layer * 2 * self._layout.page_size
 
     def _numbers(self, gathered: torch.Tensor, layer: int) -> torch.Tensor:
-        """Rows of keys, then as many of values, as the numbers that they stand for."""
+        """Converts gathered rows (keys, then values) to the layout's dtype."""
         if not self._quantizers:
             return gathered
         halves = zip(self._quantizers[layer], gathered.chunk(2), strict=True)
@@ -204,7 +203,7 @@ class ReferenceAttention(AttentionBackend):
         return keys, values
 
     def _causal_mask(self, s: TokenSequence) -> torch.Tensor | None:
-        """Lower-right causal: the last query sees every key. Without a prefix torch has it built in."""
+        """Lower-right causal. None without a prefix: torch has that mask built in."""
         if s.cached_len == 0:
             return None
         shape = (s.extend_len, s.device_len)

@@ -1,15 +1,14 @@
-"""What keys and values are divided by before they are rounded to the narrower dtype of quantized pages. Imports no
-torch."""
+"""Scales of quantized keys and values. Imports no torch."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class KvScales:
-    """A number in a page stands for itself times its scale.
+    """A number is its page's content times the scale.
 
     Attributes:
-        keys, values: (num_layers,), each above 0: one scale for all heads of a layer.
+        keys, values: (num_layers,), each above 0.
     """
 
     keys: tuple[float, ...]
@@ -17,7 +16,7 @@ class KvScales:
 
     @classmethod
     def ones(cls, num_layers: int) -> "KvScales":
-        """For a model that comes without scales."""
+        """Scales for a checkpoint without any."""
         return cls((1.0,) * num_layers, (1.0,) * num_layers)
 
     @property

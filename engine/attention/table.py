@@ -1,4 +1,4 @@
-"""The attention backends by their names in a configuration (`attention_backend`)."""
+"""Attention backends by their names in the configuration (`attention_backend`)."""
 
 from typing import TYPE_CHECKING
 
@@ -7,7 +7,7 @@ from tandem.choices import Choice, Choices
 if TYPE_CHECKING:
     from tandem.engine.attention.base import AttentionBackend
 
-# This stands in place of a name for the first of the table that computes the model on the device.
+# Selects the first backend in the table that supports the model on the device.
 AUTO = "auto"
 
 ATTENTION_BACKENDS: "Choices[AttentionBackend]" = Choices(

@@ -1,4 +1,4 @@
-"""Attention by kernels of our own, on CUDA devices."""
+"""Attention by Tandem's Triton kernels. Needs CUDA."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -26,14 +26,7 @@ HEAD_DIMS = (64, 128, 256)
 
 
 class _DecodeTables(NamedTuple):
-    """What a decode step's kernels are told, on the device.
-
-    Attributes:
-        slots: (num_rows,) int64, where each new token goes.
-        positions: (num_rows,) int32, of the new tokens.
-        first_pages: (num_rows,) int32, where in `pages` each sequence's begin.
-        pages: (at least all sequences' pages,) int32.
-    """
+    """Kernel inputs of a decode step, as triton_kernels.decode takes them."""
 
     slots: torch.Tensor
     positions: torch.Tensor
@@ -42,13 +35,7 @@ class _DecodeTables(NamedTuple):
 
 
 class _PrefillTables(NamedTuple):
-    """What a prefill's kernels are told, on the device.
-
-    Attributes:
-        slots: (num_tokens,) int64, where each new token goes.
-        tiles: (4 * num_tiles,) int32, as triton_kernels.prefill takes them, row after row.
-        pages: (all sequences' pages,) int32.
-    """
+    """Kernel inputs of a prefill, as triton_kernels.prefill takes them; tiles flattened."""
 
     slots: torch.Tensor
     tiles: torch.Tensor
@@ -56,7 +43,7 @@ class _PrefillTables(NamedTuple):
 
 
 class TritonAttention(GraphableBackend):
-    """Tables are made on the host and uploaded in one copy."""
+    """Builds tables on the host and uploads them in one copy."""
 
     reads_quantized = True
     computes_mixed = True
@@ -103,7 +90,7 @@ class TritonAttention(GraphableBackend):
         return _PlannedPrefill(self._kernels, _PrefillTables(*packed.to(self._device)))
 
     def for_graphs(self, batch_sizes: Sequence[int], max_pages_per_sequence: int) -> dict[int, GraphedAttention]:
-        # The tables of all sizes have one memory, as large as the largest of them can be.
+        # Sizes share the memory of their tables.
         largest = max(batch_sizes)
         num_bytes = _pack_decode(self._layout, (), largest, self._dummy_page).num_bytes
         num_bytes += aligned(4 * largest * max_pages_per_sequence)
@@ -121,10 +108,8 @@ class TritonAttention(GraphableBackend):
 
 
 class _Kernels:
-    """The kernels of prefills and decode steps, on one pool."""
-
     def __init__(self, layout: KvHeadLayout, pool: torch.Tensor, num_q_heads: int, kv_scales: KvScales | None) -> None:
-        """Args: pool: as keys and values, with the dummy page last; kv_scales: as of the backend."""
+        """Args: pool: as KvHeadLayout.view, the dummy page last."""
         self.layout = layout
         self._pool = pool
         self._num_q_heads = num_q_heads
@@ -169,8 +154,6 @@ class _Kernels:
 
 
 class _PlannedPrefill(PlannedAttention):
-    """Attention of the prompts of one forward."""
-
     def __init__(self, kernels: _Kernels, tables: _PrefillTables) -> None:
         self._kernels = kernels
         self._tables = tables
@@ -187,8 +170,6 @@ class _PlannedPrefill(PlannedAttention):
 
 
 class _PlannedDecode(PlannedAttention):
-    """Attention of the sequences that one forward decodes."""
-
     def __init__(self, kernels: _Kernels, tables: _DecodeTables, num_splits: int) -> None:
         self._kernels = kernels
         self._tables = tables
@@ -206,8 +187,6 @@ class _PlannedDecode(PlannedAttention):
 
 
 class _GraphedDecode(GraphedAttention):
-    """Decode attention of one batch size."""
-
     def __init__(
         self, kernels: _Kernels, dummy_page: int, memory: torch.Tensor, batch_size: int, num_splits: int
     ) -> None:
@@ -239,10 +218,10 @@ class _GraphedDecode(GraphedAttention):
 
 
 def _pack_decode(layout: PageLayout, sequences: Sequence[TokenSequence], num_padding: int, dummy_page: int) -> Packed:
-    """_DecodeTables of a step. Rows of padding have one token, on the dummy page."""
+    """Padding rows are one token on the dummy page."""
     positions = [s.cached_len for s in sequences] + [0] * num_padding
     pages, first_pages = page_tables(layout, sequences)
-    # Padding has one page number at the end for all its rows.
+    # Padding rows share the last page id.
     first_pages += [len(pages)] * num_padding
     pages.append(dummy_page)
     return Packed(
@@ -254,7 +233,7 @@ def _pack_decode(layout: PageLayout, sequences: Sequence[TokenSequence], num_pad
 
 
 def _pack_prefill(layout: PageLayout, sequences: Sequence[TokenSequence], queries_per_tile: int) -> Packed:
-    """_PrefillTables of a forward."""
+    """Packs the _PrefillTables of a forward pass."""
     pages, first_pages = page_tables(layout, sequences)
     tiles = []
     num_tokens = 0
@@ -266,6 +245,6 @@ def _pack_prefill(layout: PageLayout, sequences: Sequence[TokenSequence], querie
         )
         num_tokens += s.extend_len
     table = np.concatenate(tiles)
-    # Tiles with the most tokens to attend to start first: a long one that started last would run on alone.
+    # Longest tiles first: a long tile started last would run alone.
     table = table[np.argsort(-(table[:, 1] + table[:, 2]), kind="stable")]
     return Packed(prefill_slots(layout, sequences), table.reshape(-1), np.array(pages, np.int32))

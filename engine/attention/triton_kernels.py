@@ -1,9 +1,8 @@
 """Paged attention as Triton kernels: split decode, and prefill with a cached prefix.
 
-All of them read a page-major pool token by token, so that any page size goes, and what a page's unused slots hold, even
-NaN, has no influence. The query heads that share a key-value head are rows of one program: it reads each key and value
-once for all of them. Softmax is computed online (Milakov and Gimelshein 2018, https://arxiv.org/abs/1805.02867), with
-powers of 2, and splits are merged by their log-sum-exp.
+Kernels read a page-major pool token by token: any page size works, and NaN in unused slots has no effect. A program
+computes the query heads that share a key-value head, and reads each key and value once. Softmax is online (Milakov and
+Gimelshein 2018, https://arxiv.org/abs/1805.02867) in powers of 2. Splits are merged by log-sum-exp.
 """
 
 import math
@@ -14,28 +13,27 @@ import triton.language as tl
 
 from tandem.engine.attention.scales import KvScales
 
-# A program reads so many elements of the keys at a time, which are 16 KiB, and as many of the values.
+# Elements of keys (16 KiB), and of values, per read.
 BLOCK_ELEMENTS = 8192
-# Tensor cores take at least so many rows.
+# Minimum rows of a tensor core.
 MIN_ROWS = 16
-# One program of a prefill has so many rows, queries times their grouped heads: two warp groups of 64.
+# Rows of a prefill program, queries times grouped heads: two warp groups of 64.
 PREFILL_ROWS = 128
-# So many programs fill every multiprocessor and even out the last wave.
+# Fills every multiprocessor and evens out the last wave.
 DECODE_PROGRAMS_PER_SM = 4
 MAX_SPLITS = 64
-# Page numbers are loaded two blocks before their keys and values, and these two blocks before they are used.
+# Page ids load two blocks ahead of keys and values, and those two blocks ahead of use.
 NUM_STAGES = 5
 
 
 def num_decode_splits(num_rows: int, num_kv_heads: int, num_sms: int) -> int:
-    """Into how many programs the tokens of a sequence go for each key-value head; a power of 2, so that few kernels are
-    compiled."""
+    """Programs per sequence and key-value head; a power of 2, to compile few kernels."""
     wanted = max(1, DECODE_PROGRAMS_PER_SM * num_sms // (num_rows * num_kv_heads))
     return min(1 << (wanted.bit_length() - 1), MAX_SPLITS)
 
 
 def queries_per_tile(num_q_heads: int, num_kv_heads: int) -> int:
-    """Queries that one program of a prefill computes."""
+    """Queries per prefill program."""
     return PREFILL_ROWS // (num_q_heads // num_kv_heads)
 
 
@@ -50,20 +48,16 @@ def decode(
     kv_scales: KvScales,
     out: torch.Tensor,
 ) -> torch.Tensor:
-    """Attention of one query a sequence to all its tokens.
+    """Attention of one query per sequence to all its tokens.
 
     Args:
         q: (num_rows, num_q_heads, head_dim), contiguous.
-        pool: (num_pages, num_layers, 2, page_size, num_kv_heads, head_dim), contiguous, of q's dtype or quantized.
+        pool: as KvHeadLayout.view, contiguous, of q's dtype or quantized.
         positions: (num_rows,) int32, of the queries.
-        first_pages: (num_rows,) int32, where in `pages` each sequence's begin.
-        pages: (at least all sequences' pages,) int32.
-        num_splits: as num_decode_splits gives it.
-        kv_scales: of quantized pages; ones for others.
-        out: like q, to be written.
-
-    Returns:
-        out.
+        first_pages: (num_rows,) int32, index in `pages` of each sequence's first.
+        pages: int32 page ids of all sequences; may have unused entries at the end.
+        kv_scales: ones unless quantized.
+        out: like q, overwritten and returned.
     """
     num_rows, num_q_heads, head_dim = q.shape
     _, _, _, page_size, num_kv_heads, _ = pool.shape
@@ -73,7 +67,7 @@ def decode(
     if num_splits > 1:
         partial = torch.empty(num_rows, num_q_heads, num_splits, head_dim, dtype=torch.float32, device=q.device)
         log_sums = torch.empty(num_rows, num_q_heads, num_splits, dtype=torch.float32, device=q.device)
-    # Heads go first: neighbours in memory are read at the same time.
+    # Heads vary fastest, to read neighbors in memory together.
     _decode[(num_kv_heads, num_rows, num_splits)](
         q,
         partial,
@@ -112,19 +106,13 @@ def prefill(
     kv_scales: KvScales,
     out: torch.Tensor,
 ) -> torch.Tensor:
-    """Causal attention of each sequence's new tokens to all its tokens up to each.
+    """Causal attention of each sequence's new tokens.
 
     Args:
         q: (num_tokens, num_q_heads, head_dim), contiguous.
-        pool: (num_pages, num_layers, 2, page_size, num_kv_heads, head_dim), contiguous, of q's dtype or quantized.
-        tiles: (num_tiles, 4) int32, consecutive queries of one sequence each, at most queries_per_tile: the first one's
-            row in q, how many there are, the first one's position, and where in `pages` the sequence's begin.
-        pages: (all sequences' pages,) int32.
-        kv_scales: of quantized pages; ones for others.
-        out: like q, to be written.
-
-    Returns:
-        out.
+        tiles: (num_tiles, 4) int32, each at most queries_per_tile consecutive queries of one sequence: first row in q,
+            number of queries, first position, and index in `pages` of the sequence's first.
+        pool, pages, kv_scales, out: as for decode.
     """
     _, num_q_heads, head_dim = q.shape
     _, _, _, page_size, num_kv_heads, _ = pool.shape
@@ -151,7 +139,7 @@ def prefill(
 
 
 def _log2_scale(head_dim: int) -> float:
-    """What scores are multiplied by, so that powers of 2 stand for exponentials."""
+    """Scale of scores for a softmax in powers of 2."""
     return math.log2(math.e) / math.sqrt(head_dim)
 
 
@@ -176,8 +164,11 @@ def _decode(  # type: ignore[no-untyped-def]
     BLOCK: tl.constexpr,
     IS_SPLIT: tl.constexpr,
 ):
-    """One split of one sequence and key-value head. Writes (num_rows, num_q_heads, num_splits, head_dim), and if there
-    are several splits log_sums (num_rows, num_q_heads, num_splits); a split without tokens writes nothing."""
+    """Computes one split of one sequence and key-value head.
+
+    Writes (num_rows, num_q_heads, num_splits, head_dim), and with several splits log_sums (num_rows, num_q_heads,
+    num_splits). An empty split writes nothing.
+    """
     kv_head = tl.program_id(0)
     row = tl.program_id(1)
     split = tl.program_id(2)
@@ -227,7 +218,7 @@ def _merge(  # type: ignore[no-untyped-def]
     SPLITS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The splits of one sequence and query head, weighted by their sums."""
+    """Merges the splits of one sequence and query head."""
     row = tl.program_id(1)
     head = row * tl.num_programs(0) + tl.program_id(0)
     num_tokens = tl.load(positions + row) + 1
@@ -260,7 +251,7 @@ def _prefill(  # type: ignore[no-untyped-def]
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One tile and key-value head; row i is the tile's query i // GROUP and head i % GROUP."""
+    """Computes one tile and key-value head; row i is query i // GROUP and head i % GROUP."""
     kv_head = tl.program_id(0)
     tile = tiles + tl.program_id(1) * 4
     first_token = tl.load(tile).to(tl.int64)
@@ -275,7 +266,7 @@ def _prefill(  # type: ignore[no-untyped-def]
     queries = tl.load(q + place, mask=is_query, other=0.0)
     position = first_position + i // GROUP
     kv = pool + layer_offset + kv_head * HEAD_DIM
-    # Blocks that every query sees as a whole come first, without masks, then those that some see in part or not.
+    # Blocks visible to every query need no mask; partly visible blocks follow.
     seen_by_all = (first_position + 1) // BLOCK * BLOCK
     acc, top, total = _attend(
         queries,
@@ -319,7 +310,7 @@ def _prefill(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _tokens_per_split(num_tokens, num_splits, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Whole blocks, so that only a sequence's last one is not full; the last splits may have no tokens."""
+    """Whole blocks: only the last may be partial, and the last splits may be empty."""
     return tl.cdiv(tl.cdiv(num_tokens, num_splits), BLOCK) * BLOCK
 
 
@@ -342,19 +333,16 @@ def _attend(  # type: ignore[no-untyped-def]
     HEAD_DIM: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Goes on with attention over a sequence's tokens from `start` to `end`.
+    """Continues attention over a sequence's tokens from `start` to `end`.
 
     Args:
         queries: (ROWS, HEAD_DIM).
-        acc, top, total: (ROWS, HEAD_DIM), (ROWS,) and (ROWS,) float32: the weighted sum of values, the largest score
-            and the sum of weights so far. Scores are in powers of 2, and weights relative to `top`.
-        position: (ROWS,) int32, of the queries; every one sees the token at `start`, or had `top` above -inf before.
+        acc, top, total: float32 weighted sum of values (ROWS, HEAD_DIM), largest score (ROWS,) and sum of weights
+            (ROWS,) so far. Scores are base 2, weights relative to `top`.
+        position: (ROWS,) int32; each query sees the token at `start` or already has a finite `top`.
         kv: pointer to the layer's and head's keys in the pool's first page.
-        pages: pointer to the sequence's page numbers.
-        MASKED: whether there may be tokens that some query does not see, or a last block that is not full.
-
-    Returns:
-        acc, top and total.
+        pages: pointer to the sequence's page ids.
+        MASKED: True if a query may not see every token, or the last block is partial.
     """
     d = tl.arange(0, HEAD_DIM)[None, :]
     for first in range(start, end, BLOCK):
@@ -372,7 +360,7 @@ def _attend(  # type: ignore[no-untyped-def]
         else:
             k = tl.load(keys)
             v = tl.load(values)
-        # What is quantized becomes what tensor cores multiply queries with; scales come in before and after.
+        # Dequantize to the queries' dtype; scales apply to scores and output.
         k = k.to(queries.dtype)
         v = v.to(queries.dtype)
         scores = tl.dot(queries, tl.trans(k)) * scale  # (ROWS, BLOCK)

@@ -1,14 +1,14 @@
-"""Which pages are free."""
+"""Free list of pages."""
 
 from collections.abc import Iterable
 
 
 class PageAllocator:
-    """A free list over page numbers 0 to num_pages - 1. Only the CacheManager uses it."""
+    """Free list over page ids 0 to num_pages - 1, used only by the CacheManager."""
 
     def __init__(self, num_pages: int) -> None:
         self._num_pages = num_pages
-        # This is a stack with the lowest numbers on top: a page freed last is the likeliest to be in a CPU cache.
+        # Lowest ids on top of the stack: the last freed page is likeliest in a CPU cache.
         self._free = list(range(num_pages - 1, -1, -1))
         self._is_free = bytearray([1]) * num_pages
 
@@ -17,7 +17,7 @@ class PageAllocator:
         return len(self._free)
 
     def allocate(self, num_pages: int) -> list[int]:
-        """Takes pages off the free list; there must be enough."""
+        """Takes pages; there must be enough."""
         assert 0 <= num_pages <= len(self._free)
         if num_pages == 0:
             return []
@@ -28,7 +28,7 @@ class PageAllocator:
         return taken
 
     def free(self, page_ids: Iterable[int]) -> None:
-        """Puts pages back; freeing a free page is a bug and stops here, before it becomes somebody's answer."""
+        """Returns pages; asserts against a double free, which would give one page to two requests."""
         for page_id in page_ids:
             assert not self._is_free[page_id], f"page {page_id} freed twice"
             self._is_free[page_id] = 1

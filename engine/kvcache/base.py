@@ -1,4 +1,4 @@
-"""What everybody who handles pages may know of them: how large one is, and whether two pools' pages mean the same."""
+"""Page interface for all components."""
 
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Protocol, Self
@@ -8,13 +8,10 @@ if TYPE_CHECKING:
 
 
 class PageLayout(ABC):
-    """What a page is, for all who allocate, cache or ship pages without looking into them.
+    """Page format for components that treat pages as opaque bytes.
 
-    Only attention backends know a layout by its own class, and so what stands where in a page
-    (engine/attention/layout.py). `tandem.engine.page_layout.page_layout_of` says which one a model has.
-
-    Attributes:
-        page_size: tokens of a page.
+    Only attention backends know a concrete class (engine/attention/layout.py).
+    `tandem.engine.page_layout.page_layout_of` returns a model's layout.
     """
 
     page_size: int
@@ -22,11 +19,11 @@ class PageLayout(ABC):
     @classmethod
     @abstractmethod
     def of(cls, config: "ModelConfig", page_size: int, dtype: str, quantized_to: str = "") -> Self:
-        """The layout for a model's shape.
+        """Returns the layout of a model.
 
         Args:
-            dtype: what the engine computes in, by torch's name.
-            quantized_to: the narrower dtype that pages are to have; "": that in which the engine computes.
+            dtype: compute dtype, by torch's name.
+            quantized_to: narrower page dtype; "": the compute dtype.
 
         Raises:
             ValueError: pages cannot have this size or dtype.
@@ -35,13 +32,13 @@ class PageLayout(ABC):
     @property
     @abstractmethod
     def page_bytes(self) -> int:
-        """Bytes of a page, of all layers together."""
+        """Bytes of a page, all layers together."""
 
     @property
     @abstractmethod
     def tag(self) -> str:
-        """A short readable text that is equal exactly where the pages of two pools mean the same, byte by byte. Two
-        workers compare it before one ships pages to the other."""
+        """A readable text, equal exactly if two pools' pages have the same format. Workers compare tags before a
+        transfer."""
 
     def num_pages_for(self, num_tokens: int) -> int:
         """Pages that hold `num_tokens` tokens."""
@@ -49,13 +46,12 @@ class PageLayout(ABC):
 
 
 class Completion(Protocol):
-    """Something under way that has page numbers in hand: a forward, a copy that reads pages, one that writes them."""
+    """A running forward pass or copy that uses page ids."""
 
     def done(self) -> bool:
-        """Whether it is over. Once True, always True; never blocks.
+        """Return whether the operation has ended, without blocking. Once True, always True.
 
         Raises:
-            RuntimeError: nobody can say any more, because the device is lost. The page numbers stay in hand for ever,
-                so the process has to end.
+            RuntimeError: the device is lost. The pages are never freed, so the process must end.
         """
         ...

@@ -1,47 +1,38 @@
-"""What has entered and left the radix cache, for those who keep an account of it elsewhere."""
+"""Changes of the radix cache, for external records of its contents."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class CacheChanges:
-    """By how much the cache differs from what it was when its changes were last taken. The pages are named by the
-    identities of the prefixes that end with them (tandem.prefix).
-
-    Attributes:
-        stored: are in the cache now and were not then.
-        removed: were then and are not now.
-    """
+    """Pages added and removed since the last take, by the identity of the prefix that each ends (tandem.prefix)."""
 
     stored: tuple[bytes, ...]
     removed: tuple[bytes, ...]
 
 
 class ChangeLog:
-    """Collects changes. What comes and goes between two looks leaves no trace, so it never holds more than the pages
-    that were there and those that are."""
+    """Collects changes. A page added and removed between two takes cancels out, which bounds the log."""
 
     def __init__(self) -> None:
-        # They are dicts because sets have no order of their own.
+        # Dicts, because sets have no stable order.
         self._stored: dict[bytes, None] = {}
         self._removed: dict[bytes, None] = {}
 
     def store(self, identity: bytes) -> None:
-        """A page has entered the cache."""
         if identity in self._removed:
             del self._removed[identity]
         else:
             self._stored[identity] = None
 
     def remove(self, identity: bytes) -> None:
-        """A page has left it."""
         if identity in self._stored:
             del self._stored[identity]
         else:
             self._removed[identity] = None
 
     def take(self) -> CacheChanges | None:
-        """What has changed since the last call; None: nothing has."""
+        """Returns and clears the changes; None if there are none."""
         if not self._stored and not self._removed:
             return None
         changes = CacheChanges(tuple(self._stored), tuple(self._removed))

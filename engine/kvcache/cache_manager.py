@@ -1,9 +1,9 @@
-"""The one owner of a worker's pages: allocates, shares, evicts and frees. Everyone else holds a handle."""
+"""The only owner of a worker's pages: allocates, shares, evicts and frees them."""
 
 from array import array
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import count
 
 from tandem.engine.kvcache.allocator import PageAllocator
@@ -13,24 +13,21 @@ from tandem.engine.kvcache.eviction.table import EVICTION_POLICIES
 from tandem.engine.kvcache.page_ceiling import PageCeiling
 from tandem.engine.kvcache.radix_cache import RadixCache, RadixNode
 
-_TABLE_IDS = count(1)
-
 
 @dataclass(eq=False, slots=True)
 class PageHandle:
-    """Pages held for one request. The first `num_shared` belong to the radix tree and are locked there through `node`;
-    the rest are private to the handle.
+    """Pages held for one request: the first `num_shared` in the radix tree, locked through `node`, the rest private.
 
     Attributes:
-        page_ids: the request's page table, 32-bit integers side by side, which a backend takes over without looking at
-            each; the manager may replace a number when it finds a duplicate.
-        cached_len: tokens found in the tree when the pages were acquired, a multiple of the page size.
-        priority: of the request, for eviction by priority.
-        leased: whether the private pages are a lease, still written by another worker.
-        ceiling: what bounds the pages of all handles of its class, if anything does.
-        table_id: unique number of the page table; sequences of the request carry it into every launch.
+        table_id: number of the page table, unique in the manager; the request's sequences carry it into every launch.
+        page_ids: page table of 32-bit integers, which backends copy in bulk. The manager may replace a duplicate page's
+            id.
+        cached_len: tokens found in the tree at acquisition, a multiple of the page size.
+        leased: True while another worker writes the private pages.
+        ceiling: limit on the pages of all handles of a class; None: no limit.
     """
 
+    table_id: int
     page_ids: "array[int]"
     num_shared: int
     node: RadixNode
@@ -38,19 +35,15 @@ class PageHandle:
     priority: int = 0
     leased: bool = False
     ceiling: PageCeiling | None = None
-    table_id: int = field(default_factory=_TABLE_IDS.__next__, init=False)
 
 
 @dataclass(slots=True)
 class _DeferredFree:
-    """Pages that nobody wants any more, to be freed when the operations launched with their numbers have ended.
+    """Pages to free when `pending` operations with their ids have ended.
 
     Attributes:
-        page_ids: to be freed.
-        node: where a lock in the tree is held until then, if any.
-        pending: the operations that may still run.
-        ceiling: that of the class whose pages they were, if it had one.
-        held: what counts under it until then.
+        node: tree node locked until then, if any.
+        held: pages counted under the ceiling until then.
     """
 
     page_ids: Sequence[int]
@@ -61,14 +54,13 @@ class _DeferredFree:
 
 
 class CacheManager:
-    """Page bookkeeping of one worker, in Python integers only.
+    """Page bookkeeping of one worker, in pure Python.
 
     Every page is in exactly one state: free; cached (in the tree, unlocked); locked (in the tree under a lock, private
     to a handle, or waiting to be freed); leased (private to a handle of a lease).
 
-    A page is freed only when nothing that was launched with its number can still run. There is one way back to the free
-    list that waits for that, `_free_when_done`; pages of the tree that are evicted are under no lock, so nothing runs
-    with their numbers.
+    A page is freed only when no operation launched with its id can still run, always through `_free_when_done`. Evicted
+    pages need no wait: without locks, no operation uses them.
     """
 
     def __init__(
@@ -76,17 +68,18 @@ class CacheManager:
     ) -> None:
         """
         Args:
-            eviction: a name in EVICTION_POLICIES, or the import path of a policy.
-            max_request_pages: of the largest request that is ever served; None: it may fill the pool.
+            eviction: a name in EVICTION_POLICIES, or a policy's import path.
+            max_request_pages: pages of the largest request; None: all of the pool.
         """
         self.num_pages = num_pages
         self.max_request_pages = num_pages if max_request_pages is None else max_request_pages
         self.page_size = page_size
         self._allocator = PageAllocator(num_pages)
         self._tree = RadixCache(page_size, EVICTION_POLICIES.load(eviction)())
-        # Handles stand here in the order in which they were given out, by identity. It is a dict because sets have no
-        # order, and the order must not depend on addresses.
+        # By table id, in order of acquisition.
         self._handles: dict[int, PageHandle] = {}
+        # Starts above NO_TABLE.
+        self._table_ids = count(1)
         self._deferred: list[_DeferredFree] = []
         self._ceilings: set[PageCeiling] = set()
         self._num_leased_pages = 0
@@ -109,23 +102,23 @@ class CacheManager:
 
     @property
     def num_namespaces(self) -> int:
-        """Namespaces that have pages or handles."""
+        """Namespaces with pages or handles."""
         return self._tree.num_namespaces
 
     @property
     def num_available_pages(self) -> int:
-        """Pages that an acquisition could get: free now, or after eviction."""
+        """Pages free now or after eviction."""
         return self.num_free_pages + self.num_cached_pages
 
     def num_pages_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.page_size)
 
     def touch(self, token_ids: Sequence[int], namespace: str = "") -> None:
-        """Makes the cached prefix of `token_ids` recently used, so that it is evicted late."""
+        """Marks the cached prefix as recently used."""
         self._tree.match(namespace, token_ids, len(token_ids))
 
     def peek(self, token_ids: Sequence[int], namespace: str = "") -> list[int]:
-        """Returns the pages of the longest cached prefix; changes nothing, not even access order."""
+        """Returns the pages of the longest cached prefix; keeps access order."""
         return self._tree.peek(namespace, token_ids, len(token_ids))
 
     def acquire_pages(
@@ -140,20 +133,20 @@ class CacheManager:
         num_reserved: int = 0,
         ceiling: PageCeiling | None = None,
     ) -> PageHandle | None:
-        """Holds pages for `num_tokens` tokens that begin with `token_ids`, reusing the cached prefix.
+        """Acquires pages for `num_tokens` tokens beginning with `token_ids`, and reuses the cached prefix.
 
-        One act: match, lock the path, evict, allocate. In any other order the allocation may evict the match.
+        Matches, locks the path, evicts and allocates, in this order: otherwise the allocation may evict the match.
 
         Args:
-            max_cached_len: reuse at most this many tokens.
+            max_cached_len: upper bound of reused tokens.
             namespace: only pages of the same namespace are reused.
-            priority: of the request, for eviction by priority.
-            leased: the private pages will be written by another worker.
-            num_reserved: free or evictable pages that must be left over.
-            ceiling: what all handles of its class may have together; None: it is of no class.
+            priority: the request's priority, for eviction.
+            leased: True if another worker will write the private pages.
+            num_reserved: free or evictable pages to leave.
+            ceiling: limit on the pages of the handle's class.
 
         Returns:
-            None if there are not enough pages; nothing has changed then but access order.
+            None if there are not enough pages; only access order has changed.
         """
         node = self._tree.match(namespace, token_ids, max_cached_len // self.page_size, priority)
         shared = self._tree.path_pages(node)
@@ -164,6 +157,7 @@ class CacheManager:
             self._tree.unlock_path(node)
             return None
         handle = PageHandle(
+            table_id=next(self._table_ids),
             page_ids=array("i", shared + self._take(num_private)),
             num_shared=len(shared),
             node=node,
@@ -176,14 +170,14 @@ class CacheManager:
             self._ceilings.add(ceiling)
             ceiling.hold(handle.page_ids)
         self._tree.keep_root(namespace, root)
-        self._handles[id(handle)] = handle
+        self._handles[handle.table_id] = handle
         if leased:
             self._num_leased_pages += num_private
         return handle
 
     def grow_pages(self, handle: PageHandle, num_tokens: int) -> bool:
-        """Adds private pages until `handle` holds `num_tokens` tokens; returns False, unchanged, if there are none."""
-        assert id(handle) in self._handles and not handle.leased and handle.ceiling is None
+        """Adds private pages for `num_tokens` tokens. Returns False, without changes, if there are not enough."""
+        assert handle.table_id in self._handles and not handle.leased and handle.ceiling is None
         missing = self.num_pages_for(num_tokens) - len(handle.page_ids)
         if missing <= 0:
             return True
@@ -193,22 +187,22 @@ class CacheManager:
         return True
 
     def commit_lease(self, handle: PageHandle) -> None:
-        """The other worker has written its last byte: the leased pages are locked ones from now on."""
+        """Locks a lease's pages after the other worker's last write."""
         assert handle.leased
         self._end_lease(handle)
 
     def cache_pages(
         self, handle: PageHandle, token_ids: Sequence[int], computed_len: int, after: Sequence[Completion] = ()
     ) -> None:
-        """Puts the handle's full pages among the first `computed_len` tokens into the tree, locked by the handle.
+        """Moves full pages of the first `computed_len` tokens into the tree, locked by the handle.
 
-        A page whose tokens are in the tree already is a duplicate: the page table is remapped to the tree's page
-        first, then the duplicate is freed when the operations have ended.
+        If the tree already has such a page, the page table gets it. The duplicate is freed when the operations have
+        ended.
 
         Args:
-            after: operations launched with the handle's page numbers that may still run.
+            after: operations launched with the handle's page ids.
         """
-        assert id(handle) in self._handles and not handle.leased
+        assert handle.table_id in self._handles and not handle.leased
         tree, size = self._tree, self.page_size
         node = handle.node
         duplicates: list[int] = []
@@ -232,34 +226,34 @@ class CacheManager:
             self._free_when_done(_DeferredFree(duplicates, None, list(after), handle.ceiling, duplicates))
 
     def release_pages(self, handle: PageHandle, after: Sequence[Completion] = ()) -> None:
-        """Gives all of a handle's pages back: private ones are freed, those of the tree unlocked.
+        """Frees the handle's private pages and unlocks those in the tree.
 
         Args:
-            after: operations launched with these page numbers. Until all have ended the pages stay locked.
+            after: operations launched with these page ids; pages stay locked until all have ended.
         """
-        del self._handles[id(handle)]
+        del self._handles[handle.table_id]
         if handle.leased:
             self._end_lease(handle)
         private = handle.page_ids[handle.num_shared :]
         self._free_when_done(_DeferredFree(private, handle.node, list(after), handle.ceiling, handle.page_ids))
 
     def free_deferred_pages(self) -> None:
-        """Frees the pages whose operations have ended since the last call."""
+        """Frees deferred pages whose operations have ended."""
         if self._deferred:
             waiting, self._deferred = self._deferred, []
             for deferred in waiting:
                 self._free_when_done(deferred)
 
     def drop_cached_pages(self) -> None:
-        """Frees every page of the tree that is under no lock: what comes later is computed anew."""
+        """Frees all unlocked pages of the tree."""
         self._allocator.free(self._tree.evict(self.num_cached_pages))
 
     def take_changes(self) -> CacheChanges | None:
-        """Which pages have come into the tree and gone since the last call; None: none have."""
+        """Returns pages added and removed since the last call; None if none."""
         return self._tree.changes.take()
 
     def check_integrity(self) -> str:
-        """Counts every page's owners afresh; returns a description of the first violation, or ""."""
+        """Recounts every page's owners; returns the first violation, or ""."""
         owners: dict[int, str] = {}
 
         def claim(page_id: int, owner: str) -> str:
@@ -308,7 +302,7 @@ class CacheManager:
     def _check_ceilings(self) -> str:
         held: list[tuple[PageCeiling | None, Sequence[int]]] = [(h.ceiling, h.page_ids) for h in self._handles.values()]
         held += [(d.ceiling, d.held) for d in self._deferred]
-        # Those of which nobody is left must count nothing.
+        # Ceilings without holders must count nothing.
         expected: dict[PageCeiling, Counter[int]] = {ceiling: Counter() for ceiling in self._ceilings}
         for ceiling, page_ids in held:
             if ceiling is not None:

@@ -1,4 +1,4 @@
-"""A pool in the memory of a CUDA device. Imported where there is one, and nowhere else."""
+"""KV pool in GPU memory. Needs CUDA."""
 
 import weakref
 from typing import Any
@@ -11,11 +11,7 @@ from tandem.engine.kvcache.pool import KvPool
 
 
 def check(result: tuple[Any, ...]) -> Any:
-    """What a CUDA runtime call returned, without its status.
-
-    Raises:
-        RuntimeError: the call failed.
-    """
+    """Returns the values of a CUDA runtime call; raises RuntimeError if it failed."""
     status, *values = result
     if status != runtime.cudaError_t.cudaSuccess:
         _, name = runtime.cudaGetErrorName(status)
@@ -25,11 +21,10 @@ def check(result: tuple[Any, ...]) -> Any:
 
 
 class _DeviceMemory:
-    """What torch needs to see memory that is not its own: the CUDA array interface, version 3. Every tensor made of it
-    refers to it; the memory is freed with the last."""
+    """CUDA array interface (version 3), for torch. The memory is freed with its last tensor."""
 
     def __init__(self, address: int, num_pages: int, page_bytes: int) -> None:
-        # At the process's end nothing is freed: a peer may still write then, and the driver takes the memory anyway.
+        # Not freed at exit: a peer may still write, and the driver reclaims the memory.
         weakref.finalize(self, runtime.cudaFree, address).atexit = False
         self.__cuda_array_interface__ = {
             "data": (address, False),
@@ -40,20 +35,19 @@ class _DeviceMemory:
 
 
 class CudaKvPool(KvPool):
-    """Pages in one plain cudaMalloc allocation: an IPC handle of torch's own allocator would name a whole segment.
+    """Pages in one plain cudaMalloc allocation: an IPC handle of torch's allocator names a whole segment.
 
     Attributes:
-        ipc_handle: what another process of this host opens the pool with.
-        address: of the first page, on the device.
-        memory_and_dummy: `memory` and one page after it, the dummy page, which belongs to nobody: rows of padding read
-            and write there. (num_pages + 1, page_bytes) uint8.
+        ipc_handle: handle for other processes of this host.
+        address: device address of the first page.
+        memory_and_dummy: `memory` plus the dummy page for padding rows: (num_pages + 1, page_bytes) uint8.
     """
 
     def __init__(self, layout: PageLayout, num_pages: int, device: torch.device) -> None:
-        """Allocates zeroed pages; tandem.engine.kvcache.sizing says how many fit.
+        """Allocates zeroed pages (sizing.py computes the number that fits).
 
         Raises:
-            RuntimeError: the pool does not fit into the device's free memory.
+            RuntimeError: the pool exceeds the device's free memory.
         """
         num_bytes = (num_pages + 1) * layout.page_bytes
         with torch.cuda.device(device):
@@ -66,4 +60,4 @@ class CudaKvPool(KvPool):
         self.address = address
 
     def close(self) -> None:
-        """The memory goes with the last tensor that refers to it."""
+        """Does nothing: the memory is freed with its last tensor."""

@@ -1,17 +1,17 @@
-"""How much memory a pool on a CPU may take."""
+"""Host memory available to a CPU pool."""
 
 from contextlib import suppress
 from pathlib import Path
 
 
 def available_memory_bytes() -> int:
-    """Memory of this host, or of the container, that a new allocation could get; the kernel's own caches give way."""
+    """Bytes available to a new allocation in this host or container, including kernel caches."""
     fields = {}
     for line in Path("/proc/meminfo").read_text().splitlines():
         key, _, rest = line.partition(":")
         fields[key] = int(rest.split()[0]) * 1024
     available = fields["MemAvailable"]
-    # A container's limit (cgroup 2) counts where it is below the host's.
+    # Apply a container's limit (cgroup 2).
     with suppress(OSError, ValueError):
         limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
         used = int(Path("/sys/fs/cgroup/memory.current").read_text())

@@ -1,28 +1,27 @@
-"""A bound on the pages that one class of holders has together."""
+"""Limit on the pages of one class of handles."""
 
 from collections import Counter
 from collections.abc import Sequence
 
 
 class PageCeiling:
-    """However many handles of a class there are, together they get at most so many pages: the rest of the pool is there
-    for everybody else. A page that several of them share counts once, and it counts until nothing runs with its number.
+    """Limits the total pages of all handles of a class.
 
-    `CacheManager` keeps the count; a pool whose holders are all of one class has none.
+    A page shared by several handles counts once, until no operation uses its id. `CacheManager` keeps the count.
     """
 
     def __init__(self, max_pages: int) -> None:
         self.max_pages = max_pages
-        # For each page how many of the class have it.
+        # Number of holders per page.
         self._holds: Counter[int] = Counter()
 
     @property
     def num_pages(self) -> int:
-        """Pages that the class has now."""
+        """Pages held by the class."""
         return len(self._holds)
 
     def fits(self, shared: Sequence[int], num_private: int) -> bool:
-        """Whether one more may have these pages, and so many that nobody has yet."""
+        """Return whether these pages and `num_private` new ones fit."""
         num_more = sum(page_id not in self._holds for page_id in shared) + num_private
         return self.num_pages + num_more <= self.max_pages
 
@@ -36,5 +35,5 @@ class PageCeiling:
                 del self._holds[page_id]
 
     def holds(self) -> dict[int, int]:
-        """How many have each page, for whoever counts afresh."""
+        """Holders per page, for integrity checks."""
         return dict(self._holds)

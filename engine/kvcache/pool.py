@@ -1,4 +1,4 @@
-"""The memory of a worker's pages."""
+"""Memory of a worker's pages."""
 
 import mmap
 import os
@@ -13,7 +13,7 @@ from tandem.engine.kvcache.host_memory import available_memory_bytes
 
 
 class SharedPoolFile(NamedTuple):
-    """Where another process of this host finds a CPU pool: /proc/<pid>/fd/<fd>, a memfd of this name."""
+    """Location of a CPU pool for processes of this host: the memfd /proc/<pid>/fd/<fd>."""
 
     pid: int
     fd: int
@@ -22,15 +22,13 @@ class SharedPoolFile(NamedTuple):
 
 
 class KvPool(ABC):
-    """The memory of every page of a worker. What is inside a page, only attention backends know.
+    """Memory of all pages of a worker.
 
     Attributes:
         memory: (num_pages, page_bytes) uint8, contiguous.
-        device: where it is.
     """
 
     def __init__(self, layout: PageLayout, num_pages: int, memory: torch.Tensor) -> None:
-        """Args: memory: as the attribute."""
         self.layout = layout
         self.num_pages = num_pages
         self.memory = memory
@@ -38,32 +36,29 @@ class KvPool(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Lets nobody else map the pool any more."""
+        """Prevents further mappings of the pool."""
 
 
 class CpuKvPool(KvPool):
-    """Pages in a memfd: another process of the same user and host maps it through /proc, and the kernel frees it with
-    the last process that holds it, so that no kill leaves it behind.
-
-    Attributes:
-        file: where another process finds it.
-    """
+    """Pages in a memfd, which other processes of the user map through /proc. The kernel frees it with its last holder,
+    even after a kill."""
 
     def __init__(self, layout: PageLayout, num_pages: int, name: str) -> None:
         """Allocates zeroed pages.
 
         Args:
-            name: unique among all pools ever made on this host (the worker's incarnation); at most 200 characters.
+            name: unique among all pools of this host, past ones included (the worker's incarnation); at most 200
+                characters.
 
         Raises:
-            ValueError: the pool does not fit into the memory that is free.
+            ValueError: the pool exceeds the free memory.
         """
         num_bytes = num_pages * layout.page_bytes
         available = available_memory_bytes()
         if num_bytes > available:
             raise ValueError(
                 f"a pool of {num_pages} pages of {layout.page_bytes} bytes needs {num_bytes / 2**20:.0f} MiB, but "
-                f"only {available / 2**20:.0f} MiB of memory are free; use fewer pages"
+                f"only {available / 2**20:.0f} MiB is free: use fewer pages"
             )
         fd = os.memfd_create(f"tandem-pool-{name}", os.MFD_CLOEXEC)
         os.ftruncate(fd, num_bytes)
@@ -74,5 +69,5 @@ class CpuKvPool(KvPool):
         super().__init__(layout, num_pages, memory.view(num_pages, layout.page_bytes))
 
     def close(self) -> None:
-        """The memory goes with the last tensor or mapping that refers to it."""
+        """The memory is freed with its last tensor or mapping."""
         self._close_fd()

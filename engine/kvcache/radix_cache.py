@@ -1,8 +1,7 @@
-"""Which pages hold which tokens, for reuse by later requests.
+"""Radix tree of cached pages.
 
-A tree over whole pages: each node is one page, keyed by the tuple of its page_size token ids under the tokens before
-it. Nodes are never split or merged, so a lookup changes nothing but access order. Each namespace has a tree of its own:
-equal tokens in different namespaces never share a page.
+Each node is one page, keyed by its page_size token ids below its parent. Nodes are never split or merged, so a lookup
+changes only access order. Each namespace has its own tree, and never shares pages.
 """
 
 import heapq
@@ -14,15 +13,14 @@ from tandem.prefix import namespace_identity, page_identity
 
 
 class RadixNode:
-    """One cached page. A root is a node without a page, whose key is empty; it lives as long as it has children or
-    locks.
+    """One cached page. A root has no page and an empty key, and lives as long as it has children or locks.
 
     Attributes:
         key: the page's tokens.
-        identity: of the prefix that ends with the page (tandem.prefix).
-        num_locks: locks on this node or on any below it.
-        heap_entry: number of the latest entry that the eviction heap was given for it; 0 before the first.
-        created, last_access, num_hits, priority: what an eviction policy looks at, see EvictableNode.
+        identity: identity of the prefix that the page ends (tandem.prefix).
+        num_locks: locks on this node or below it.
+        heap_entry: number of its latest entry in the eviction heap; 0 before the first.
+        created, last_access, num_hits, priority: see EvictableNode.
     """
 
     __slots__ = (
@@ -60,8 +58,7 @@ class RadixCache:
 
     Attributes:
         num_pages: pages in the trees.
-        num_locked_pages: those with at least one lock; all others can be evicted, leaves first.
-        changes: which pages have come and gone.
+        num_locked_pages: pages with at least one lock; all others are evictable, leaves first.
     """
 
     def __init__(self, page_size: int, policy: EvictionPolicy) -> None:
@@ -71,17 +68,16 @@ class RadixCache:
         self.changes = ChangeLog()
         self._eviction_key = policy.key
         self._roots: dict[str, RadixNode] = {}
-        # The keys are the identities of roots.
+        # Keyed by id() of the roots.
         self._namespaces: dict[int, str] = {}
         self._clock = 0
-        # This is a heap of (key when pushed, number of the entry, node). Every leaf that can be evicted has its latest
-        # entry here. Other entries are stale; they are dropped when they come up, which is cheaper than to look for
-        # them.
+        # Heap of (key when pushed, entry number, node), with the latest entry of every evictable leaf. Stale entries
+        # are dropped when popped, which is cheaper than a search.
         self._heap: list[tuple[tuple[float, ...], int, RadixNode]] = []
         self._num_entries = 0
 
     def peek(self, namespace: str, token_ids: Sequence[int], max_pages: int) -> list[int]:
-        """Returns the pages of the longest cached prefix of whole pages; changes nothing."""
+        """Returns the pages of the longest cached prefix; changes nothing."""
         pages: list[int] = []
         node = self._roots.get(namespace)
         size = self.page_size
@@ -93,8 +89,7 @@ class RadixCache:
         return pages
 
     def match(self, namespace: str, token_ids: Sequence[int], max_pages: int, priority: int = 0) -> RadixNode:
-        """Returns the node of the longest cached prefix of whole pages, a root if there is none, and counts as an
-        access to all pages up to it."""
+        """Returns the node of the longest cached prefix, or a root. Counts as an access to all its pages."""
         self._clock += 1
         clock, size = self._clock, self.page_size
         node = self._roots.get(namespace) or RadixNode((), namespace_identity(namespace), -1, None, clock)
@@ -107,7 +102,7 @@ class RadixCache:
             if priority > child.priority:
                 child.priority = priority
             node = child
-        # An accessed leaf has another place in eviction order now: its old entry is stale.
+        # The access changed the leaf's eviction order.
         self._push_if_evictable(node)
         return node
 
@@ -116,7 +111,7 @@ class RadixCache:
         return len(self._roots)
 
     def path_pages(self, node: RadixNode) -> list[int]:
-        """Page numbers from the first page to `node`'s."""
+        """Page ids from the first page to `node`'s."""
         pages = []
         while node.parent is not None:
             pages.append(node.page_id)
@@ -125,7 +120,7 @@ class RadixCache:
         return pages
 
     def lock_path(self, node: RadixNode) -> RadixNode:
-        """Keeps `node` and all pages before it from eviction; returns its root."""
+        """Locks `node` and its ancestors against eviction; returns the root."""
         while node.parent is not None:
             if node.num_locks == 0:
                 self.num_locked_pages += 1
@@ -135,7 +130,7 @@ class RadixCache:
         return node
 
     def keep_root(self, namespace: str, root: RadixNode) -> None:
-        """Makes `root`, which is locked, the tree of a namespace."""
+        """Makes the locked `root` the tree of a namespace."""
         self._roots[namespace] = root
         self._namespaces[id(root)] = namespace
 
@@ -155,7 +150,7 @@ class RadixCache:
         return node.children.get(key)
 
     def add_child(self, node: RadixNode, key: tuple[int, ...], page_id: int, priority: int) -> RadixNode:
-        """Puts a page into the tree, with one lock, which the caller holds on its path from now on."""
+        """Adds a page with one lock, the new end of the caller's locked path."""
         assert len(key) == self.page_size and key not in node.children
         child = RadixNode(key, page_identity(node.identity, key), page_id, node, self._clock)
         child.priority = priority
@@ -167,22 +162,22 @@ class RadixCache:
         return child
 
     def lock_node(self, node: RadixNode) -> None:
-        """Locks `node` alone, for a caller that holds a lock on its parent's path already."""
+        """Locks only `node`; the caller has locked its parent's path."""
         if node.num_locks == 0:
             self.num_locked_pages += 1
         node.num_locks += 1
 
     def evict(self, num_pages: int) -> list[int]:
-        """Takes up to `num_pages` unlocked pages out of the trees, leaves first; returns their numbers. There are fewer
-        only where fewer are unlocked."""
+        """Removes up to `num_pages` unlocked pages, leaves first; returns their ids. Returns fewer only if fewer are
+        unlocked."""
         evicted: list[int] = []
         last_entry_before = self._num_entries
         while len(evicted) < num_pages and self._heap:
             key, number, node = heapq.heappop(self._heap)
             if not self._is_current(number, node):
                 continue
-            # A key may move without the node being touched: the leaf is put where it belongs now. What was put there
-            # during this eviction goes when it comes up, for a key that moves at every look would never stand still.
+            # The key changed without an access: push again. Entries pushed during this eviction count, or an
+            # ever-changing key would never be evicted.
             if number <= last_entry_before and self._eviction_key(node) != key:
                 self._push_if_evictable(node)
                 continue
@@ -198,7 +193,7 @@ class RadixCache:
         return evicted
 
     def nodes(self) -> Iterator[RadixNode]:
-        """All nodes but the roots, parents first."""
+        """Yields all nodes but the roots, parents first."""
         stack = [child for root in self._roots.values() for child in root.children.values()]
         while stack:
             node = stack.pop()
@@ -206,7 +201,7 @@ class RadixCache:
             stack.extend(node.children.values())
 
     def _drop_if_empty(self, node: RadixNode) -> None:
-        """Namespaces are chosen by clients: one that holds nothing is forgotten."""
+        """Drops empty namespaces, because clients choose their names."""
         if node.parent is None and not node.children and not node.num_locks and id(node) in self._namespaces:
             del self._roots[self._namespaces.pop(id(node))]
 
@@ -214,7 +209,7 @@ class RadixCache:
         return node.parent is not None and node.num_locks == 0 and not node.children
 
     def _is_current(self, number: int, node: RadixNode) -> bool:
-        """Whether the heap's entry of this number stands for a leaf that can be evicted."""
+        """Return whether it is the latest entry of an evictable leaf."""
         return number == node.heap_entry and self._is_evictable(node)
 
     def _push_if_evictable(self, node: RadixNode) -> None:
@@ -226,7 +221,7 @@ class RadixCache:
                 self._renew_heap()
 
     def _renew_heap(self) -> None:
-        """Drops stale entries, which keeps the heap's size in proportion to the trees', whatever the number of lookups;
-        and computes keys anew, for a leaf whose key has become smaller would wait long to come up."""
+        """Drops stale entries, to keep the heap proportional to the trees, and recomputes keys, so that decreased ones
+        move forward."""
         current = [(number, node) for _, number, node in self._heap if self._is_current(number, node)]
         self._heap = sorted((self._eviction_key(node), number, node) for number, node in current)

@@ -1,4 +1,4 @@
-"""How many pages fit into a GPU beside everything else that needs its memory. Imports no torch."""
+"""Number of pages of a GPU's pool. Imports no torch."""
 
 from dataclasses import dataclass
 
@@ -9,14 +9,13 @@ GIB = 2**30
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
-    """A GPU's memory in bytes, with the weights in it and the pool still to come.
+    """GPU memory in bytes, after weights are loaded and before the pool is allocated.
 
     Attributes:
-        total: of the device, whoever has it.
-        free: for this process now; what other processes have is not in it.
-        weights: what this engine has taken: weights, workspaces, and what libraries keep.
-        graphs: what capturing CUDA graphs is going to take.
-        forward: what the largest forward takes while it runs.
+        free: memory available to this process.
+        weights: weights, workspaces and libraries of this engine.
+        graphs: memory that CUDA graph capture will take.
+        forward: peak memory of the largest forward pass.
     """
 
     total: int
@@ -27,17 +26,17 @@ class DeviceMemory:
 
     @property
     def room(self) -> int:
-        """What a pool may take if nothing but the memory limits it."""
+        """Memory for a pool without a fraction."""
         return max(0, self.free - self.graphs - self.forward)
 
     def room_within(self, fraction: float) -> int:
-        """What a pool may take if weights, graphs and pool together are to have that share of the device."""
+        """Memory for a pool if weights, graphs and pool take at most this fraction of the device."""
         return max(0, min(self.room, int(self.total * fraction) - self.weights - self.graphs))
 
     def __str__(self) -> str:
         return (
-            f"of the GPU's {self.total / GIB:.1f} GiB, {self.free / GIB:.1f} are free once weights and workspaces have "
-            f"taken {self.weights / GIB:.1f}; CUDA graphs need {self.graphs / GIB:.1f}, the largest forward "
+            f"the GPU has {self.total / GIB:.1f} GiB, {self.free / GIB:.1f} free after {self.weights / GIB:.1f} for "
+            f"weights and workspaces; CUDA graphs need {self.graphs / GIB:.1f}, the largest forward pass "
             f"{self.forward / GIB:.1f}"
         )
 
@@ -45,15 +44,15 @@ class DeviceMemory:
 def choose_num_pages(
     memory: DeviceMemory, layout: PageLayout, num_pages: int, fraction: float, max_model_len: int
 ) -> int:
-    """How many pages the pool of a GPU gets; its dummy page comes on top.
+    """Returns the number of pages of a GPU's pool, without the dummy page.
 
     Args:
-        num_pages: asked for; 0: as many as fit.
-        fraction: the share of the device that weights, graphs and pool may take; for num_pages 0.
-        max_model_len: tokens of a sequence that the pool must hold; for num_pages 0.
+        num_pages: configured number; 0: as many as fit.
+        fraction: share of the device for weights, graphs and pool, if num_pages is 0.
+        max_model_len: tokens that the pool must hold, if num_pages is 0.
 
     Raises:
-        ValueError: it does not fit; the message has the figures and says what to change.
+        ValueError: the pages do not fit; the message suggests changes.
     """
     if num_pages:
         needed, most = (num_pages + 1) * layout.page_bytes, memory.room // layout.page_bytes - 1
@@ -71,21 +70,21 @@ def choose_num_pages(
     if most < needed:
         advice = []
         if room < memory.room:
-            # Where others have the memory, a larger share would not help.
-            advice.append("a larger mem_fraction_static, a num_pages, which no share limits")
+            # A larger fraction helps only if it is the limit.
+            advice.append("a larger mem_fraction_static, an explicit num_pages (not limited by it)")
         if most:
             advice.append(f"a max_model_len of at most {most * layout.page_size}")
-        # Without graphs and forwards, which these make smaller.
+        # Graphs and forward passes shrink with smaller batches and chunks.
         beside_weights = min(memory.free, int(memory.total * fraction) - memory.weights)
         if beside_weights // layout.page_bytes > needed:
             advice.append("a smaller chunk_size or max_batch_size")
         advice.append("or a smaller model" if advice else "a smaller model")
         of_others = memory.total - memory.free - memory.weights
         if room == memory.room and of_others >= (needed - most) * layout.page_bytes:
-            advice.append("or end what else uses this GPU")
+            advice.append("or stop other processes on this GPU")
         raise ValueError(
-            f"there is room for {most} pages of KV, which hold {most * layout.page_size} tokens, but a sequence may "
-            f"have {longest}: {memory}, and mem_fraction_static {fraction:g} is {memory.total * fraction / GIB:.1f}; "
+            f"there is room for {most} pages of KV ({most * layout.page_size} tokens), but a sequence may have "
+            f"{longest}: {memory}; mem_fraction_static {fraction:g} allows {memory.total * fraction / GIB:.1f}; "
             f"use {', '.join(advice)}"
         )
     return most

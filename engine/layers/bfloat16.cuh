@@ -1,4 +1,4 @@
-// Numbers of 16 bits, as their bits.
+// Bit patterns of bfloat16.
 
 struct __align__(16) Chunk {
     unsigned int v[4];  // 8 bfloat16

@@ -1,4 +1,4 @@
-"""Kernels in CUDA C++, compiled by NVRTC at first use in a tenth of a second. Imported on CUDA machines alone."""
+"""CUDA C++ kernels, compiled by NVRTC at first use in about 0.1 s. Needs CUDA."""
 
 import functools
 from collections.abc import Mapping
@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from cuda.bindings import driver, nvrtc
 
-# The one header that a kernel may include; it stands beside this file.
+# The only header that a kernel may include.
 HEADER = "bfloat16.cuh"
-# Hopper is the first with programmatic dependent launch.
+# Hopper introduced programmatic dependent launch.
 PDL_CAPABILITY = 9
 
 _PDL = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
@@ -19,44 +19,43 @@ _PDL = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIAL
 
 @functools.cache
 def has_dependent_launch(device: torch.device) -> bool:
-    """Whether kernels are launched programmatically dependent there, see CudaKernel."""
+    """Return whether CudaKernel uses programmatic dependent launch."""
     return torch.cuda.get_device_capability(device)[0] >= PDL_CAPABILITY
 
 
 class CudaKernel:
-    """One kernel, compiled for one device with one set of macros.
+    """A kernel compiled for one device and one set of macros.
 
-    From Hopper on it is launched programmatically dependent: it may start before the kernels before it in the stream
-    have ended, and must wait for them itself (griddepcontrol.wait) before it touches what they write. What the host has
-    sent for this step it may touch at once, because a step begins with a kernel of torch's, which waits for all before.
+    From Hopper on it uses programmatic dependent launch: it may start before earlier kernels end, and must wait
+    (griddepcontrol.wait) before it touches memory that they write. Inputs from the host are safe at once, because a
+    step begins with a torch kernel, which waits for all before it.
     """
 
     def __init__(self, package: str, name: str, macros: Mapping[str, int], device: torch.device) -> None:
         """
         Args:
-            package: where the kernel's file NAME.cu is, which includes HEADER or nothing.
-            name: of the kernel, and of its file.
+            package: package of the source NAME.cu, which may include only HEADER.
 
         Raises:
-            RuntimeError: it cannot be compiled or loaded; the message says why.
+            RuntimeError: the kernel cannot be compiled or loaded.
         """
         major, minor = torch.cuda.get_device_capability(device)
         options = f"--gpu-architecture=sm_{major}{minor}", *(f"-D{k}={v}" for k, v in macros.items())
         binary = _compile(package, name, options)
         with torch.cuda.device(device):
-            # Loading needs a context, which torch makes with its first allocation.
+            # Loading needs a context, which torch's first allocation creates.
             torch.empty(1, device=device)
-            # It is never unloaded, because graphs refer to it.
+            # Never unloaded, because graphs refer to it.
             self._function = _check(driver.cuModuleGetFunction(_check(driver.cuModuleLoadData(binary)), name.encode()))
         self._device = device
         self._is_dependent = has_dependent_launch(device)
 
     def launch(self, grid: tuple[int, int], num_threads: int, *arguments: torch.Tensor | int | float | None) -> None:
-        """Launches it in torch's current stream.
+        """Launches in torch's current stream.
 
         Args:
             grid: blocks in x and y.
-            arguments: tensors go as pointers, None as the null pointer, numbers as int and float.
+            arguments: tensors and None become pointers, numbers int and float.
         """
         config = driver.CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = *grid, 1
@@ -73,7 +72,7 @@ class CudaKernel:
 
 @functools.cache
 def _compile(package: str, name: str, options: tuple[str, ...]) -> bytes:
-    """Machine code of NAME.cu; an engine makes its kernels twice, for the measurement before it has a pool too."""
+    """Cached, because the engine makes its kernels again after it measures memory."""
     source = files(package).joinpath(f"{name}.cu").read_bytes()
     header = files(__package__).joinpath(HEADER).read_bytes()
     program = _check(nvrtc.nvrtcCreateProgram(source, f"{name}.cu".encode(), 1, [header], [HEADER.encode()]))
@@ -98,7 +97,7 @@ def _argument(value: torch.Tensor | int | float | None) -> tuple[int | float, An
 
 
 def _check(result: tuple[Any, ...]) -> Any:
-    """What a call of the driver or of NVRTC returned; RuntimeError if it failed."""
+    """Returns the value of a driver or NVRTC call; raises RuntimeError if it failed."""
     status, *values = result
     if int(status) != 0:
         raise RuntimeError(status.name)

@@ -1,4 +1,4 @@
-"""The same computations in fewer kernels. Imported on CUDA machines alone."""
+"""Layer operations by fused kernels. Needs CUDA."""
 
 from typing import Any
 
@@ -21,10 +21,10 @@ from tandem.engine.layers.products import Products
 
 
 class CudaOps(LayerOps):
-    """Few tokens go through kernels of our own, a moderate number where these are the faster ones, and many where one
-    writes less than a library's product would; the others are libraries' products.
+    """Chooses Tandem's own kernels where they are faster: for few tokens, for some moderate numbers of tokens, and for
+    gated products of many tokens.
 
-    With FP8 weights few tokens are multiplied as they are, in bfloat16; of more each product's inputs are quantised.
+    FP8 weights multiply few tokens in bfloat16; for more tokens the inputs are quantized too.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -68,23 +68,23 @@ class CudaOps(LayerOps):
             return self._products.multiply(x, linear, tile, residual)
         if linear.bias is not None:
             residual += linear.bias
-        # The product is added where it is made, which saves a pass over memory.
+        # Accumulating into the residual saves a pass over memory.
         return torch.addmm(residual, x, linear.weight.t(), out=residual)
 
     def gated_mlp(self, x: torch.Tensor, norm: Norm, gate_up: LinearBase, down: LinearBase) -> torch.Tensor:
         if not isinstance(down, Fp8Linear) or self._gates_at_once(x, gate_up):
             return super().gated_mlp(x, norm, gate_up, down)
-        # What is gated is quantised where it is made.
+        # Gating and quantization share a kernel.
         projected = self.norm_linear(x, norm, gate_up)
         return self._fp8.multiply(quantize(projected, down, is_gated=True), down, x)
 
     def _gates_at_once(self, x: torch.Tensor, gate_up: LinearBase) -> bool:
-        """Whether one kernel makes gate, up and their product."""
+        """Return whether one kernel computes gate, up and their product."""
         return self._few_rows.fits(x, gate_up) or self._products.tile(len(x), gate_up, is_gated=True) is not None
 
 
 def rms_norm(x: torch.Tensor, norm: Norm) -> torch.Tensor:
-    """(num_tokens, size), contiguous, to the same; float32 in between, rounded once."""
+    """Normalizes (num_tokens, size), contiguous, in float32 and rounds once."""
     assert x.is_contiguous()
     num_tokens, size = x.shape
     out = torch.empty_like(x)
@@ -108,7 +108,7 @@ def rms_norm(x: torch.Tensor, norm: Norm) -> torch.Tensor:
 def _rms_norm(  # type: ignore[no-untyped-def]
     x, weight, out, eps, SIZE: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr
 ):
-    """DEPENDENT: it may start before the kernels before it have ended, see CudaKernel."""
+    """Args: DEPENDENT: programmatic dependent launch, see CudaKernel."""
     row = tl.program_id(0).to(tl.int64) * SIZE
     i = tl.arange(0, BLOCK)
     exists = i < SIZE

@@ -1,36 +1,35 @@
-// Matrix products of few tokens: y = x W^T, where reading W is all the time there is.
+// Matrix products of few tokens, y = x W^T, bound by the time to read W.
 //
-// One block computes ROW_TILES * 16 outputs of every token; its warps share the inputs among them, each taking every
-// WARPS-th stretch of 32 (64 of FP8), and add up what they have in shared memory. A product is one mma.m16n8k16: 16 rows
-// of W by 8 tokens. Which input is which number inside an mma is free as long as W and x agree, so that a thread takes
-// numbers of W that lie side by side (16 bytes) for two mmas, or of FP8 for four.
+// One block computes ROW_TILES * 16 outputs of every token. Each of its warps takes every WARPS-th stretch of 32 inputs
+// (64 for FP8), and the block adds up their sums in shared memory. A product is one mma.m16n8k16: 16 rows of W by 8
+// tokens. Inputs may map to mma indices in any order as long as W and x agree. So a thread loads 16 contiguous bytes of
+// W for two mma, or for four with FP8.
 //
-// With HELD a block takes several tiles, one after the other. A warp has the same inputs for each of them, which it keeps in
-// registers, ready to be multiplied; and it asks for the weights of the next tile before it has done with one, so that the
-// memory has no rest while the block adds up.
+// With HELD a block takes several tiles in turn. A warp uses the same inputs for each tile and keeps them in registers,
+// ready for mma. It requests the next tile's weights before it finishes a tile, so that memory stays busy while the
+// block adds up.
 //
-// FP8 weights (float8_e4m3fn) become bfloat16 in registers, which is exact, and x is not quantised. The bits of the one
-// are put where the other has its own, which leaves a number 2^-120 times as large, because their exponents count from
-// elsewhere. Inputs are made 2^60 times as large, so that sums are far from the smallest numbers, and sums are put right
-// at the end.
+// FP8 weights (float8_e4m3fn) become bfloat16 in registers, exactly, and x is not quantized. The FP8 bits move into
+// bfloat16 position, and the different exponent bias makes the number 2^-120 times as large. Inputs are scaled by 2^60,
+// which keeps sums far from the smallest numbers, and sums are corrected at the end.
 //
-// Weights depend on no kernel before: the first are asked for before the kernel waits for its inputs, while the kernels
-// before it still run (programmatic dependent launch). What those write is not __restrict__: the compiler could read it
-// too early.
+// Weights do not depend on earlier kernels. The first are requested before the kernel waits for its inputs, while
+// earlier kernels still run (programmatic dependent launch). Buffers that those write are not __restrict__: the
+// compiler could read them too early.
 //
-// Compiled by NVRTC with these macros:
+// Macros for NVRTC:
 //   TOKEN_TILES  tokens / 8, rounded up
 //   ROW_TILES    16 rows of W each
-//   WARPS        in a block
-//   BLOCKS       that a multiprocessor is to run at once; 0: as many as there is room for
-//   DEPTH        stretches of 32 (64) inputs that a warp asks for at a time
-//   PREFETCH     inputs of each row, beyond the first stretches, that are fetched into the L2 cache at once; 0: none
-//   HELD         stretches of inputs that a warp keeps, a multiple of DEPTH: then there are HELD * WARPS of them, and
+//   WARPS        warps per block
+//   BLOCKS       blocks per multiprocessor; 0: as many as fit
+//   DEPTH        stretches of inputs that a warp requests at a time
+//   PREFETCH     inputs of each row, after the first stretches, to prefetch into the L2 cache; 0: none
+//   HELD         stretches of inputs that a warp keeps, a multiple of DEPTH; W then has HELD * WARPS stretches, and
 //                TOKEN_TILES is 1; 0: none
-//   NORM         1: x is RMS-normalised first
+//   NORM         1: RMS-normalize x first
 //   GATED        1: W is [gate; up], y = silu(x gate^T) * (x up^T); a tile is 8 rows of each
 //   ADD          1: y += x W^T
-//   FP8          0: W is bfloat16; 1: FP8 with a scale for each row; 2: FP8 with a scale for each 128 x 128
+//   FP8          0: W is bfloat16; 1: FP8 with a scale per row; 2: FP8 with a scale per 128 x 128
 
 #include "bfloat16.cuh"
 
@@ -42,9 +41,9 @@ typedef unsigned short Weight;
 constexpr int NUM_OF_THREAD = 16 / sizeof(Weight);
 constexpr int STRETCH = 4 * NUM_OF_THREAD;
 constexpr int INPUT_CHUNKS = NUM_OF_THREAD / 8;
-// Pairs of inputs of a token that a thread multiplies with what it has of a row.
+// Pairs of a token's inputs per thread and stretch.
 constexpr int PAIRS = NUM_OF_THREAD / 2;
-// Rows of a tile that have outputs of their own: with GATED the other 8 belong to the same outputs.
+// Outputs of a tile: with GATED, two rows belong to each.
 constexpr int OUTPUTS = GATED ? 8 : 16;
 
 #if BLOCKS
@@ -53,7 +52,7 @@ constexpr int OUTPUTS = GATED ? 8 : 16;
 #define BOUNDS __launch_bounds__(WARPS * 32)
 #endif
 #if FP8 == 2
-// The rows of W that a thread reads of a tile are in one block of scales, or with GATED in two.
+// Scale blocks that a thread's rows of a tile lie in: one, or two with GATED.
 constexpr int BLOCK_SCALES = GATED ? 2 : 1;
 #endif
 
@@ -83,13 +82,13 @@ __device__ __forceinline__ void multiply(float* sum, const unsigned int* a, unsi
 constexpr float UP = 1152921504606846976.0f;  // 2^60
 constexpr float DOWN = UP;                    // 2^(120 - 60)
 
-// Four numbers of FP8 as bfloat16, 2^-120 times as large: numbers 0 and 2, and numbers 1 and 3.
+// Unpacks four FP8 numbers as bfloat16, 2^-120 times as large: numbers 0 and 2, and numbers 1 and 3.
 __device__ __forceinline__ void unpack(unsigned int four, unsigned int& even, unsigned int& odd) {
     even = (four << 8 & 0x80008000u) | (four << 4 & 0x07f007f0u);
     odd = (four & 0x80008000u) | (four >> 4 & 0x07f007f0u);
 }
 
-// Two bfloat16, 2^60 times as large.
+// Scales two bfloat16 by 2^60.
 __device__ __forceinline__ unsigned int up(unsigned int pair) {
     unsigned int larger;
     asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(larger) : "r"(pair), "r"(0x5d805d80u), "r"(0x80008000u));
@@ -97,7 +96,7 @@ __device__ __forceinline__ unsigned int up(unsigned int pair) {
 }
 #endif
 
-// What a thread needs of W for one stretch of inputs.
+// A thread's part of W for one stretch of inputs.
 struct Weights {
     Chunk rows[ROW_TILES][2];
 #if FP8 == 2
@@ -105,7 +104,7 @@ struct Weights {
 #endif
 };
 
-// What it needs of x for it.
+// A thread's part of x for one stretch.
 struct Inputs {
     Chunk of[TOKEN_TILES][INPUT_CHUNKS];
 #if NORM
@@ -115,7 +114,7 @@ struct Inputs {
 
 extern "C" __global__ void BOUNDS few_rows(
     const Weight* __restrict__ weight,               // (num_out [* 2 if GATED], num_in)
-    const float* __restrict__ weight_scale,          // null, a scale for each row, or (rows / 128, num_in / 128)
+    const float* __restrict__ weight_scale,          // null, (rows,), or (rows / 128, num_in / 128)
     const unsigned short* x,                         // (num_tokens, num_in)
     const unsigned short* __restrict__ norm_weight,  // (num_in,) if NORM
     const unsigned short* __restrict__ bias,         // (num_out [* 2 if GATED],) or null
@@ -126,7 +125,7 @@ extern "C" __global__ void BOUNDS few_rows(
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / 4, part = lane % 4;
     int first_tile = blockIdx.x * ROW_TILES;
 
-    // The rows of W that this thread reads: `group` and `group + 8` of each tile.
+    // This thread reads rows `group` and `group + 8` of each tile.
     const Weight* rows[ROW_TILES][2];
 #if FP8 == 2
     const float* block_scales[ROW_TILES][BLOCK_SCALES];
@@ -176,7 +175,7 @@ extern "C" __global__ void BOUNDS few_rows(
     };
 
     float squares[TOKEN_TILES] = {};
-    // Inputs as they are multiplied, scaled by the norm's weight: with FP8 in the order in which `unpack` has weights.
+    // Operands for mma, scaled by the norm's weight; with FP8 in the order of `unpack`.
     auto prepare = [&](const Inputs& s, unsigned int (&pairs)[TOKEN_TILES][PAIRS]) {
 #pragma unroll
         for (int n = 0; n < TOKEN_TILES; n++) {
@@ -241,7 +240,7 @@ extern "C" __global__ void BOUNDS few_rows(
         }
     };
 
-    // (warp, tile, row, token), twice if a tile follows another; and the tokens' sums of squares.
+    // (warp, tile, row, token), two buffers with HELD; and the tokens' sums of squares.
     constexpr int BUFFERS = HELD ? 2 : 1;
     __shared__ float parts[BUFFERS][WARPS][ROW_TILES][16][TOKENS];
     __shared__ float part_squares[WARPS][TOKENS];
@@ -254,7 +253,7 @@ extern "C" __global__ void BOUNDS few_rows(
             if (part == 0) part_squares[warp][n * 8 + group] = s;
         }
     };
-    // Adds up what the warps have of the tiles.
+    // Adds up the warps' sums of the tiles.
     auto finish = [&](int buffer) {
 #pragma unroll
         for (int t = 0; t < ROW_TILES; t++)
@@ -266,7 +265,7 @@ extern "C" __global__ void BOUNDS few_rows(
                     sums[t][n][i] = 0;
                 }
         __syncthreads();
-        // Other threads do it the next time, so that none is always behind.
+        // Alternate threads, so that none is always behind.
         const int thread = (threadIdx.x + buffer * WARPS * 16) % (WARPS * 32);
         for (int i = thread; i < ROW_TILES * OUTPUTS * TOKENS; i += WARPS * 32) {
             const int row = i % OUTPUTS, token = i / OUTPUTS % TOKENS, t = i / OUTPUTS / TOKENS;
@@ -308,7 +307,7 @@ extern "C" __global__ void BOUNDS few_rows(
         }
     };
 
-    // Step i of this warp is in ahead[i % DEPTH], asked for DEPTH steps before.
+    // Step i of this warp is in ahead[i % DEPTH], requested DEPTH steps before.
     Weights ahead[DEPTH];
     go_to(first_tile);
 #if HELD
@@ -342,7 +341,7 @@ extern "C" __global__ void BOUNDS few_rows(
     for (int d = 0; d < DEPTH; d++)
         if (warp + d * WARPS < num_steps) ask_weights(ahead[d], warp + d * WARPS);
 #if PREFETCH
-    // The rest goes to the L2 cache.
+    // Prefetch the rest into the L2 cache.
     if (threadIdx.x < ROW_TILES * 16) {
         const int t = threadIdx.x / 16, r = threadIdx.x % 16;
 #if GATED

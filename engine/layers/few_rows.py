@@ -1,5 +1,4 @@
-"""Matrix products of few tokens, with what stands before and after them, in one kernel: few_rows.cu. Imported on CUDA
-machines alone."""
+"""Matrix products of few tokens, fused with neighboring operations (few_rows.cu). Needs CUDA."""
 
 from typing import NamedTuple
 
@@ -10,24 +9,22 @@ from tandem.engine.layers.fp8_linear import Fp8Linear
 from tandem.engine.layers.linear import LinearBase
 from tandem.engine.layers.norm import Norm
 
-# For more tokens than this the libraries' kernels do as well.
+# Library kernels are as fast for more tokens.
 MAX_TOKENS = 16
-# For matrices of at least WIDE_TILES tiles, of 16 outputs each, the libraries' kernels do as well for more tokens than
-# MAX_TOKENS_WIDE already.
+# Likewise, for matrices of at least WIDE_TILES tiles of 16 outputs.
 MAX_TOKENS_WIDE = 8
 WIDE_TILES = 4096
-# Of matrices in FP8 with so many numbers more tokens than MAX_TOKENS_LARGE_FP8 are the business of products.py, unless
-# they have scales of blocks.
+# FP8 matrices of at least LARGE_FP8 numbers without block scales use products.py for more tokens.
 MAX_TOKENS_LARGE_FP8 = 8
 LARGE_FP8 = 2**23
-# So many numbers are in a warp's stretch of inputs, with weights of 2 bytes and of FP8.
+# Inputs per warp stretch, for 2-byte and FP8 weights.
 STEP = 32
 FP8_STEP = 64
 
 
 class Tuning(NamedTuple):
-    """See few_rows.cu. With `held` there are no more blocks than multiprocessors, each of which takes its share of the
-    tiles, and the matrix has warps * held stretches of inputs."""
+    """Macros of few_rows.cu. `held`: at most one block per multiprocessor takes a share of the tiles, and the matrix
+    has warps * held stretches of inputs."""
 
     row_tiles: int
     warps: int
@@ -38,7 +35,7 @@ class Tuning(NamedTuple):
 
 
 class FewRows:
-    """The kernel in all its variants, each compiled when it is first needed."""
+    """The kernel's variants, each compiled at first use."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -47,7 +44,7 @@ class FewRows:
         self._kernels: dict[tuple[Tuning, int, bool, bool, bool, int], CudaKernel] = {}
 
     def fits(self, x: torch.Tensor, linear: LinearBase) -> bool:
-        """Whether this is the kernel for x: (num_tokens, num_in)."""
+        """Return whether to use this kernel for x: (num_tokens, num_in)."""
         num_out, num_in = linear.weight.shape
         max_tokens = MAX_TOKENS_WIDE if num_out // 16 >= WIDE_TILES else MAX_TOKENS
         step = STEP
@@ -85,7 +82,7 @@ class FewRows:
         assert x.is_contiguous() and out.is_contiguous() and linear.weight.is_contiguous()
         num_tokens, num_in = x.shape
         num_out = out.shape[1]
-        # A tile is 16 rows of the matrix: 16 outputs, or 8 with both their factors.
+        # 16 matrix rows per tile: 16 outputs, or 8 gated outputs.
         num_tiles = -(-num_out // (8 if gated else 16))
         if isinstance(linear, Fp8Linear):
             scale, fp8 = linear.scale, 2 if linear.is_block else 1
@@ -102,7 +99,7 @@ class FewRows:
             kernel = self._kernels[key] = CudaKernel(__package__, "few_rows", macros, self._device)
         num_blocks = -(-num_tiles // tuning.row_tiles)
         if tuning.held:
-            # Each takes as many, but for the last ones.
+            # Equal shares, but for the last blocks.
             num_blocks = -(-num_blocks // -(-num_blocks // self._num_sms))
         kernel.launch(
             (num_blocks, 1),
@@ -120,8 +117,8 @@ class FewRows:
         )
 
     def tuning(self, num_tiles: int, num_in: int, num_tokens: int) -> Tuning:
-        """Measured on an H200 over the matrices of models from 0.6B to 8B. What wins is to have the whole device busy
-        with one wave of blocks, and not to read the tokens more often than there are blocks."""
+        """Measured on an H200 with the matrices of 0.6B to 8B models. Fastest is one wave of blocks that fills the
+        device and reads the tokens once per block."""
         if num_tiles <= self._num_sms:
             return Tuning(row_tiles=1, warps=16, depth=4, prefetch=2048)
         if num_tiles <= 2 * self._num_sms:
@@ -135,9 +132,11 @@ class FewRows:
         return Tuning(row_tiles=2, warps=16, depth=1, prefetch=0)
 
     def fp8_tuning(self, num_tiles: int, num_in: int, num_tokens: int, *, is_block: bool) -> Tuning:
-        """Measured on an H200 over the matrices of an 8B model. A thread has twice as many inputs for as many bytes of
-        weights, which leaves room for fewer stretches: a multiprocessor has several blocks, so that one reads while
-        another adds up, or at least as much on its way as the memory takes to come."""
+        """Measured on an H200 with the matrices of an 8B model.
+
+        A thread has twice as many inputs per byte of weights, so registers hold fewer stretches. Either several blocks
+        per multiprocessor overlap reads with additions, or enough loads are in flight to cover the memory latency.
+        """
         if num_tiles <= self._num_sms:
             return Tuning(row_tiles=1, warps=16, depth=2, prefetch=4096, blocks=2 if num_tokens <= 8 else 0)
         if num_tiles <= 2 * self._num_sms:

@@ -1,4 +1,4 @@
-"""Projections whose weights are FP8."""
+"""Projections with FP8 weights."""
 
 from collections.abc import Iterator, Sequence
 
@@ -9,26 +9,26 @@ from tandem.engine.layers.fp8 import FP8_DTYPE, as_quantized, dequantize
 from tandem.engine.layers.linear import LinearBase
 from tandem.engine.models.quantization import BLOCK, Quantization
 
-# Matrix products of FP8 numbers are made for multiples of this.
+# FP8 products require multiples of this size.
 MULTIPLE = 16
-# cuBLAS multiplies blocks on Hopper alone, from this version of CUDA on, and rows of a multiple of so many blocks.
+# cuBLAS supports block scales only on Hopper, from this CUDA version, for rows of a multiple of this many blocks.
 LIBRARY_BLOCKS_MAJOR = 9
 LIBRARY_BLOCKS_CUDA = (12, 9)
 LIBRARY_BLOCKS_MULTIPLE = 4
 
 
 class Fp8Linear(LinearBase):
-    """FP8 weights with their scales; inputs are quantised before they are multiplied.
+    """FP8 weights with scales; inputs are quantized before the product.
 
-    Projections that are one matrix keep the scales that each of them has. Called, it computes in plain torch what
-    quantised products come to, with weights and inputs as they are after rounding: the reference for kernels.
+    Projections merged into one matrix keep their own scales. A call computes the quantized product in plain torch, as a
+    reference for kernels.
 
     Attributes:
         weight: (sum(out_sizes), in_size) float8_e4m3fn.
-        scale: of weights, float32: (sum(out_sizes), 1), or (sum(out_sizes) / BLOCK, in_size / BLOCK) for blocks.
-        inputs: how inputs are quantised.
-        input_scale: (1,) float32; None unless inputs are "static". Where projections of one input have different ones
-            it is the largest: no number that fits any of them is cut.
+        scale: float32 weight scales: (sum(out_sizes), 1), or (sum(out_sizes) / BLOCK, in_size / BLOCK) for blocks.
+        inputs: input quantization.
+        input_scale: (1,) float32; None unless inputs are "static". The largest of the merged projections' scales, so
+            that no number saturates that fits one of them.
     """
 
     def __init__(
@@ -43,12 +43,11 @@ class Fp8Linear(LinearBase):
     ) -> None:
         """
         Args:
-            modules: the projections' names, for messages.
-            out_sizes, bias: as for Linear.
-            dtype: of the bias.
+            modules: names of the projections, for messages.
+            dtype: dtype of the bias.
 
         Raises:
-            ValueError: blocks or products do not divide the matrix.
+            ValueError: the matrix is not divisible into blocks, or for FP8 products.
         """
         self.is_block = quantization.weights == "block"
         check_sizes(modules, out_sizes, in_size, self.is_block)
@@ -59,7 +58,7 @@ class Fp8Linear(LinearBase):
         self.scale = torch.empty(shape, device=device)
         self.inputs = quantization.inputs
         self.input_scale: torch.Tensor | None = None
-        # As they are loaded, one for each projection.
+        # As loaded, one per projection.
         self._input_scales = torch.empty(len(out_sizes), device=device) if self.inputs == "static" else None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -67,8 +66,7 @@ class Fp8Linear(LinearBase):
         return F.linear(as_quantized(x, self.inputs, self.input_scale), weight, self.bias)
 
     def named_parameters(self, *names: str) -> Iterator[tuple[str, torch.Tensor]]:
-        """Beside weights and biases the scales, (out_size, 1) or (out_size / BLOCK, in_size / BLOCK), and those of
-        inputs, ()."""
+        """Also yields weight scales, (out_size, 1) or (out_size / BLOCK, in_size / BLOCK), and input scales, ()."""
         yield from super().named_parameters(*names)
         num_rows = [size // BLOCK if self.is_block else size for size in self._out_sizes]
         for name, scale in zip(names, self.scale.split(num_rows), strict=True):
@@ -83,21 +81,14 @@ class Fp8Linear(LinearBase):
 
 
 def library_has_blocks(capability: tuple[int, int], cuda_version: str) -> bool:
-    """Whether torch._scaled_mm multiplies matrices with scales of blocks.
-
-    Args:
-        capability: the GPU's compute capability.
-        cuda_version: that torch is made for, such as "12.8".
-    """
+    """Return whether torch._scaled_mm supports block scales. Args: cuda_version: torch's, like "12.8"."""
     version = tuple(map(int, cuda_version.split(".")[:2]))
     return capability[0] == LIBRARY_BLOCKS_MAJOR and version >= LIBRARY_BLOCKS_CUDA
 
 
 def check_sizes(modules: Sequence[str], out_sizes: Sequence[int], in_size: int, is_block: bool) -> None:
-    """Raises ValueError, which names the projection, if blocks or products do not divide its matrix."""
-    multiple, what = (BLOCK, f"blocks of {BLOCK}x{BLOCK}") if is_block else (MULTIPLE, "products of FP8 numbers")
+    """Raises ValueError if a matrix is not divisible into blocks, or for FP8 products."""
+    multiple, what = (BLOCK, f"blocks of {BLOCK}x{BLOCK}") if is_block else (MULTIPLE, "FP8 products")
     for module, out_size in zip(modules, out_sizes, strict=True):
         if out_size % multiple or in_size % multiple:
-            raise ValueError(
-                f"{module} is ({out_size}, {in_size}), but {what} are supported for multiples of {multiple} alone"
-            )
+            raise ValueError(f"{module} is ({out_size}, {in_size}), but {what} need multiples of {multiple}")

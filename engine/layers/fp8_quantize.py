@@ -1,4 +1,4 @@
-"""Inputs of FP8 products, quantised in the kernel that makes them. Imported on CUDA machines alone."""
+"""Quantization of FP8 inputs, fused with the operation before. Needs CUDA."""
 
 from typing import Any, NamedTuple
 
@@ -18,18 +18,19 @@ from tandem.engine.models.quantization import BLOCK as _BLOCK
 FP8_MAX = tl.constexpr(_FP8_MAX)
 SMALLEST_AMAX = tl.constexpr(_SMALLEST_AMAX)
 GROUP = tl.constexpr(_BLOCK)
-# Where tokens have scales of groups, cuBLAS takes as many tokens as a multiple of this.
+# With group scales, cuBLAS requires a multiple of this many tokens.
 ROW_MULTIPLE = 4
-# Numbers that a warp takes of a row.
+# Numbers of a row per warp.
 _NUM_OF_WARP = 1024
 _MIN_WARPS, _MAX_WARPS = 4, 32
 
 
 class Quantized(NamedTuple):
-    """Attributes:
-    numbers: (num_rows, in_size) float8_e4m3fn; those beyond num_tokens are padding, of any value.
-    scales: float32, (num_rows, 1); or for groups (num_rows, in_size / BLOCK) with rows side by side in memory.
-    num_tokens: tokens there are.
+    """Quantized inputs.
+
+    Attributes:
+        numbers: (num_rows, in_size) float8_e4m3fn; rows beyond num_tokens are arbitrary padding.
+        scales: float32, (num_rows, 1); for groups (num_rows, in_size / BLOCK), column-major.
     """
 
     numbers: torch.Tensor
@@ -38,12 +39,12 @@ class Quantized(NamedTuple):
 
 
 def quantize(x: torch.Tensor, linear: Fp8Linear, norm: Norm | None = None, *, is_gated: bool = False) -> Quantized:
-    """What `linear` multiplies, rounded once.
+    """Quantizes the input of `linear`, rounding once.
 
     Args:
-        x: (num_tokens, in_size); if it is gated (num_tokens, 2 * in_size).
+        x: (num_tokens, in_size); if gated (num_tokens, 2 * in_size).
         norm: applied to x first, in float32.
-        is_gated: of x the first half, as silu of it, times the second.
+        is_gated: quantize silu(first half of x) * second half.
     """
     x = x.contiguous()
     num_tokens, size = len(x), linear.weight.shape[1]
@@ -76,7 +77,7 @@ def quantize(x: torch.Tensor, linear: Fp8Linear, norm: Norm | None = None, *, is
     return Quantized(numbers, scales, num_tokens)
 
 
-# What is compiled must not depend on how many tokens there are: they change from forward to forward.
+# Do not recompile for each number of tokens.
 @triton.jit(do_not_specialize=["num_rows"])
 def _quantize(  # type: ignore[no-untyped-def]
     x,
@@ -93,7 +94,7 @@ def _quantize(  # type: ignore[no-untyped-def]
     INPUTS: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """DEPENDENT: it may start before the kernels before it have ended, see CudaKernel."""
+    """Args: DEPENDENT: programmatic dependent launch, see CudaKernel."""
     token = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, BLOCK)
     exists = i < SIZE

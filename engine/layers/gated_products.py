@@ -1,4 +1,4 @@
-"""Gate, up and their product for many tokens, by a Triton kernel. Imported on CUDA machines alone."""
+"""Gated products of many tokens, by a Triton kernel. Needs CUDA."""
 
 from typing import Any
 
@@ -11,18 +11,18 @@ from tandem.engine.layers.linear import LinearBase
 from tandem.engine.layers.product_tiles import Device, Tile, gated_tile_for, num_tiles
 from tandem.engine.layers.products import product_of
 
-# Blocks of so many tiles of tokens take the same outputs one after the other, so that weights come from the L2 cache.
+# Blocks of this many token tiles share outputs in turn, so weights come from the L2 cache.
 GROUP = tl.constexpr(8)
-# It is Hopper's tensor cores that the tiles have been measured with.
+# Tiles were measured on Hopper.
 CAPABILITY = 9
 
 
 class GatedProducts:
-    """The kernel computes both projections of a tile in one accumulator and writes silu of the one times the other, so
-    that the projections, which are twice as large as the result, never go through memory.
+    """Computes both projections of a tile in one accumulator and writes silu(gate) * up. The projections, twice as
+    large, never reach memory.
 
-    Its blocks are one wave, which takes all tiles one after the other; the tensor memory accelerator fetches their
-    numbers, and zeros for tokens that are not there.
+    One wave of blocks takes all tiles in turn. The tensor memory accelerator fetches inputs, and zeros for missing
+    tokens.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -31,20 +31,18 @@ class GatedProducts:
         self._device = Device(properties.multi_processor_count, properties.shared_memory_per_block_optin)
 
     def tile(self, num_tokens: int, linear: LinearBase) -> Tile | None:
-        """How such a product is best made here; None: by another kernel."""
+        """Returns the tile; None: use another kernel."""
         weight = linear.weight
         if not self._is_measured or weight.dtype is not torch.bfloat16 or linear.bias is not None:
             return None
         return gated_tile_for(product_of(num_tokens, linear, is_gated=True), self._device)
 
     def multiply(self, x: torch.Tensor, linear: LinearBase, tile: Tile) -> torch.Tensor:
-        """silu of the first half of the projections of x times the second, in float32 until then.
+        """Returns silu(first half of the projections of x) * second half, (num_tokens, out_size / 2) bfloat16, computed
+        in float32.
 
         Args:
             x: (num_tokens, in_size) bfloat16, contiguous.
-
-        Returns:
-            (num_tokens, out_size / 2) bfloat16.
         """
         num_tokens, in_size = x.shape
         product = product_of(num_tokens, linear, is_gated=True)
@@ -69,7 +67,7 @@ class GatedProducts:
         return out
 
 
-# What is compiled must not depend on how many tokens there are: they change from forward to forward.
+# Do not recompile for each number of tokens.
 @triton.jit(do_not_specialize=["num_tokens", "num_blocks"])
 def _gated(  # type: ignore[no-untyped-def]
     x,

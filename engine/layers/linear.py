@@ -8,11 +8,10 @@ import torch.nn.functional as F
 
 
 def empty_weight(out_size: int, in_size: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Memory for F.linear's matrix, (out_size, in_size): on a GPU in the order of checkpoints, on a CPU with the
-    numbers of one input side by side.
+    """Allocates F.linear's matrix, (out_size, in_size): row-major on a GPU, column-major on a CPU.
 
-    On a CPU products with one row, or with four and more, take up to a sixth less time that way; with two rows they
-    take a little more.
+    On a CPU, column-major products take up to a sixth less time with one row or at least four, and slightly more with
+    two.
     """
     if device.type == "cuda":
         return torch.empty(out_size, in_size, dtype=dtype, device=device)
@@ -20,28 +19,27 @@ def empty_weight(out_size: int, in_size: int, dtype: torch.dtype, device: torch.
 
 
 class LinearBase(ABC):
-    """One or more projections of the same input as one matrix, so that they take one product.
+    """Projections of the same input, merged into one matrix and one product.
 
-    Called with (..., in_size), returns (..., sum(out_sizes)) of the same dtype: the projections side by side.
+    A call maps (..., in_size) to (..., sum(out_sizes)) of the same dtype.
 
     Attributes:
-        weight: (sum(out_sizes), in_size), of whatever the kind of projection holds.
+        weight: (sum(out_sizes), in_size); the dtype depends on the subclass.
         bias: (sum(out_sizes),) of the model's dtype, or None.
     """
 
     def __init__(self, out_sizes: list[int], weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        """Args: out_sizes: of the projections, in order."""
         self._out_sizes = out_sizes
         self.weight = weight
         self.bias = bias
 
     @abstractmethod
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """In plain torch."""
+        """Computes in plain torch."""
 
     def named_parameters(self, *names: str) -> Iterator[tuple[str, torch.Tensor]]:
-        """Views of the matrix, (out_size, in_size), of the bias, (out_size,), and of whatever belongs to them, by the
-        projections' names."""
+        """Yields views of weights (out_size, in_size), biases (out_size,) and other parameters, by the projections'
+        names."""
         for name, weight in zip(names, self.weight.split(self._out_sizes), strict=True):
             yield f"{name}.weight", weight
         if self.bias is not None:
@@ -50,7 +48,7 @@ class LinearBase(ABC):
 
     @abstractmethod
     def loaded(self) -> None:
-        """To be called once all parameters have their values."""
+        """Call once after all parameters are loaded."""
 
 
 class Linear(LinearBase):
@@ -59,11 +57,7 @@ class Linear(LinearBase):
     def __init__(
         self, out_sizes: list[int], in_size: int, bias: bool, dtype: torch.dtype, device: torch.device
     ) -> None:
-        """
-        Args:
-            out_sizes: of the projections, in order.
-            bias: whether each projection has one.
-        """
+        """Args: bias: True if each projection has a bias."""
         weight = empty_weight(sum(out_sizes), in_size, dtype, device)
         super().__init__(out_sizes, weight, torch.empty(sum(out_sizes), dtype=dtype, device=device) if bias else None)
 
@@ -71,4 +65,4 @@ class Linear(LinearBase):
         return F.linear(x, self.weight, self.bias)
 
     def loaded(self) -> None:
-        """Nothing follows from them."""
+        """Needs no work after loading."""

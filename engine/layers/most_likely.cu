@@ -1,16 +1,16 @@
-// The most likely token of each row of logits; the lowest id among equals.
+// Argmax of each row of logits; the lowest id wins ties.
 //
-// Several blocks share a row. Each has the best of its part as one number, the logit above and the id below turned so
-// that the larger number is the better token, and gives it to a maximum in memory; the last block of a row to finish
-// writes the token.
+// Several blocks share a row. Each encodes its best candidate as one number, with the logit in the high bits and the
+// inverted id in the low bits, so that the larger number is the better token. Blocks combine candidates by atomicMax,
+// and a row's last block writes the token.
 //
-// Compiled by NVRTC with these macros:
+// Macros for NVRTC:
 //   VOCAB_SIZE   tokens of a row
-//   THREADS      in a block
+//   THREADS      threads per block
 
 typedef unsigned long long Candidate;
 
-// A bfloat16 as a number whose order is that of the logits.
+// Maps a bfloat16 to an integer of the same order.
 __device__ __forceinline__ Candidate candidate(unsigned short logit, int token) {
     // Both zeros are equal.
     if (logit == 0x8000u) logit = 0;

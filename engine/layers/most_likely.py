@@ -1,18 +1,17 @@
-"""The most likely token of each row, by a kernel of our own: torch takes one block for a row. Imported on CUDA machines
-alone."""
+"""Argmax of each row of logits, by several blocks per row where torch uses one. Needs CUDA."""
 
 import torch
 
 from tandem.engine.layers.cuda_kernel import CudaKernel
 
 THREADS = 256
-# So many blocks share a step's rows, and at most so many each row.
+# Blocks per step, and at most per row.
 BLOCKS = 512
 MAX_BLOCKS_OF_ROW = 64
 
 
 class MostLikely:
-    """The kernel and what its blocks tell one another through; one launch may run at a time."""
+    """The kernel and its scratch memory; one launch may run at a time."""
 
     def __init__(self, vocab_size: int, max_rows: int, device: torch.device) -> None:
         macros = {"VOCAB_SIZE": vocab_size, "THREADS": THREADS}
@@ -24,7 +23,7 @@ class MostLikely:
         """
         Args:
             logits: (num_rows, vocab_size) bfloat16, contiguous.
-            out: (num_rows,) int64, the token ids; among equals the lowest.
+            out: (num_rows,) int64, token ids; the lowest wins ties.
         """
         num_rows = len(logits)
         assert logits.is_contiguous() and out.is_contiguous() and logits.dtype is torch.bfloat16

@@ -1,4 +1,4 @@
-"""Normalisation."""
+"""RMS normalization."""
 
 from typing import NamedTuple
 
@@ -7,7 +7,7 @@ import torch.nn.functional as F
 
 
 class Norm(NamedTuple):
-    """The normalisation of a layer's input.
+    """Normalization of a layer's input.
 
     Attributes:
         weight: (size,).
@@ -18,7 +18,7 @@ class Norm(NamedTuple):
 
 
 class QkNorm(NamedTuple):
-    """The normalisation of queries and keys, each head by itself.
+    """Normalization of each head of queries and keys.
 
     Attributes:
         weight: (2, head_dim), row 0 for queries, row 1 for keys.
@@ -29,17 +29,14 @@ class QkNorm(NamedTuple):
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """Root mean square normalisation, y = weight * x / rms(x).
+    """RMS normalization of the last dimension, y = weight * x / rms(x).
 
-    Formula: Zhang and Sennrich 2019, https://arxiv.org/abs/1910.07467. Computed in float32 and rounded to x's
-    dtype before the weight is applied, as Hugging Face's implementation does.
+    Formula: Zhang and Sennrich 2019, https://arxiv.org/abs/1910.07467. Computed in float32 and rounded to x's dtype
+    before the weight is applied, as in Hugging Face's implementation.
 
     Args:
-        x: (..., size); each row of the last dimension is normalised.
+        x: (..., size).
         weight: (..., size), of x's dtype and broadcast against it.
         eps: added to the mean square.
-
-    Returns:
-        (..., size), of x's dtype.
     """
     return weight * F.rms_norm(x, x.shape[-1:], eps=eps)

@@ -1,4 +1,4 @@
-"""What a layer computes around its attention: matrix products with the small things before and after them."""
+"""A layer's operations around attention: matrix products with their neighbors."""
 
 from abc import ABC, abstractmethod
 
@@ -16,23 +16,23 @@ class LayerOps(ABC):
     def norm_linear(
         self, x: torch.Tensor, norm: Norm, linear: LinearBase, out: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """The projections of rms_norm(x). Args: out: where they go; None: new memory."""
+        """Returns the projections of rms_norm(x). Args: out: memory for the result; None: allocated."""
 
     @abstractmethod
     def norm_gated(self, x: torch.Tensor, norm: Norm, linear: LinearBase) -> torch.Tensor:
-        """silu of the first half of the projections of rms_norm(x) times the second: (num_tokens, out_size / 2)."""
+        """Returns silu(first half of the projections of rms_norm(x)) * second half: (num_tokens, out_size / 2)."""
 
     @abstractmethod
     def linear_add(self, x: torch.Tensor, linear: LinearBase, residual: torch.Tensor) -> torch.Tensor:
-        """residual + the projection of x; `residual` is not to be used again."""
+        """Returns residual + projection of x; may overwrite `residual`."""
 
     def gated_mlp(self, x: torch.Tensor, norm: Norm, gate_up: LinearBase, down: LinearBase) -> torch.Tensor:
-        """x + the projection `down` of norm_gated(x); `x` is not to be used again."""
+        """Returns x + projection `down` of norm_gated(x); may overwrite `x`."""
         return self.linear_add(self.norm_gated(x, norm, gate_up), down, x)
 
 
 class TorchOps(LayerOps):
-    """In plain torch, with roundings where Hugging Face's implementation has them."""
+    """Plain torch, rounding where Hugging Face's implementation does."""
 
     def norm_linear(
         self, x: torch.Tensor, norm: Norm, linear: LinearBase, out: torch.Tensor | None = None

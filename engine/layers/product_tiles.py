@@ -1,6 +1,6 @@
-"""Into which tiles our own kernel cuts products of a moderate number of tokens, and which products it is for.
+"""Tile sizes of Tandem's product kernels, and their range of use.
 
-Measured on an H200 over the matrices of an 8B model: `python -m benchmarks.fp8 --only products` measures it again.
+Measured on an H200 with the matrices of an 8B model, by `python -m benchmarks.fp8 --only products`.
 """
 
 import functools
@@ -8,35 +8,35 @@ from typing import Literal, NamedTuple
 
 from tandem.engine.models.quantization import BLOCK
 
-# Weights in bfloat16; in FP8 with a scale for each output, or for each block.
+# bfloat16 weights, or FP8 with a scale per output or per block.
 Kind = Literal["plain", "channel", "block"]
 
-# Beyond so many tokens the library takes less time.
+# The library is faster for more tokens.
 MAX_TOKENS = 256
 MAX_TOKENS_PLAIN_GATED = 128
-# In bfloat16 the library is as fast, but for few tokens and a matrix of at most so many numbers.
+# In bfloat16 the library is as fast for more tokens or larger matrices.
 MAX_TOKENS_PLAIN = 32
 MAX_NUMBERS_PLAIN = 2**25
-# Fewer rows of tokens are multiplied by an instruction that is slower, whatever rows are empty.
+# Tiles of fewer tokens use a slower instruction.
 FEW_TOKENS, MANY_TOKENS = 64, 128
-# Numbers of a tile that is split.
+# Maximum outputs of a split tile.
 MAX_SPLIT_TILE = MANY_TOKENS * 64
-# Of what so many blocks compute in so many waves of them, at least this much must be asked for.
+# Minimum useful share of the outputs of whole waves.
 MIN_OCCUPANCY = 0.84
-# Up to so many tokens the library takes no more time all the same.
+# Up to this many tokens the library is as fast.
 MAX_TOKENS_LIBRARY_GATED = 512
-# Of a block's shared memory so many bytes are not for steps.
+# Shared memory of a block not used for steps, in bytes.
 RESERVED = 2048
 
 
 class Tile(NamedTuple):
-    """What one block of the device computes, and how.
+    """Work of one block.
 
     Attributes:
-        tokens, outputs: its size. A gated product's outputs have two factors each, which are one block's too.
-        depth: inputs of a step.
-        num_stages: steps whose numbers are on their way at once.
-        num_splits: blocks that share the inputs among them. Whichever ends last adds up what they have.
+        outputs: a gated output's two factors count as one.
+        depth: inputs per step.
+        num_stages: steps in flight.
+        num_splits: blocks that share the inputs. The last to end adds up their sums.
     """
 
     tokens: int
@@ -47,12 +47,12 @@ class Tile(NamedTuple):
     num_splits: int = 1
 
 
-# How a gated product of many tokens is cut, and how long an output of such a tile takes, over one of the first.
+# Gated tiles for many tokens, and their time per output relative to the first.
 GATED_TILES = {Tile(128, 128, 64, 3, 8): 1.0, Tile(128, 64, 64, 4, 4): 1.17}
 
 
 class Product(NamedTuple):
-    """Attributes: out_size: outputs of a token; where they are gated the matrix has twice as many rows."""
+    """Attributes: out_size: a gated matrix has twice as many rows."""
 
     kind: Kind
     num_tokens: int
@@ -62,14 +62,14 @@ class Product(NamedTuple):
 
 
 class Device(NamedTuple):
-    """Attributes: shared_memory: bytes that one block may have."""
+    """Attributes: shared_memory: bytes available to one block."""
 
     num_multiprocessors: int
     shared_memory: int
 
 
 def tile_for(product: Product, device: Device) -> Tile | None:
-    """None: another kernel takes less time, or tiles do not divide the sizes."""
+    """Returns the tile for Products; None: another kernel is faster, or tiles do not divide the sizes."""
     if product.kind == "block":
         tile = None if product.is_gated else _block_tile(product, device)
     elif product.is_gated:
@@ -84,11 +84,10 @@ def tile_for(product: Product, device: Device) -> Tile | None:
     return tile if tile.num_stages > 1 else None
 
 
-# Each layer of a forward asks the same.
+# Every layer asks for the same tile.
 @functools.lru_cache(maxsize=1024)
 def gated_tile_for(product: Product, device: Device) -> Tile | None:
-    """How the kernel of engine/layers/gated_products.py makes a gated product in bfloat16 of more tokens; None: the
-    library, which has tiles of more sizes, takes less time."""
+    """Returns the tile for GatedProducts, in bfloat16; None: the library is faster, because it has more tile sizes."""
     if product.kind != "plain" or product.num_tokens <= MAX_TOKENS_LIBRARY_GATED:
         return None
     tiles = [tile for tile in GATED_TILES if divides(tile, product)]
@@ -111,7 +110,7 @@ def divides(tile: Tile, product: Product) -> bool:
 
 
 def max_stages(tile: Tile, product: Product, device: Device) -> int:
-    """As many as the device has shared memory for."""
+    """Stages that fit into the device's shared memory."""
     num_rows = tile.tokens + tile.outputs * (2 if product.is_gated else 1)
     return (device.shared_memory - RESERVED) // (num_rows * tile.depth * (2 if product.kind == "plain" else 1))
 
@@ -121,7 +120,7 @@ def num_tiles(tile: Tile, product: Product) -> int:
 
 
 def _channel_tile(product: Product, device: Device) -> Tile | None:
-    """One wave of blocks, in which each has a multiprocessor's memory to itself."""
+    """One wave of blocks, one per multiprocessor."""
     if product.num_tokens > MAX_TOKENS:
         return None
     tile = Tile(_tokens(product), 64, 128, 8, 4)
@@ -143,7 +142,7 @@ def _plain_tile(product: Product, device: Device) -> Tile | None:
 
 
 def _gated_tile(product: Product, device: Device) -> Tile | None:
-    """For matrices that occupy the device without being split."""
+    """For matrices that occupy the device without splits."""
     is_plain = product.kind == "plain"
     if product.num_tokens > (MAX_TOKENS_PLAIN_GATED if is_plain else MAX_TOKENS):
         return None
@@ -155,16 +154,16 @@ def _gated_tile(product: Product, device: Device) -> Tile | None:
 
 
 def _block_tile(product: Product, device: Device) -> Tile:
-    """The largest tiles of which there are about as many as multiprocessors; a step has one scale of weights."""
+    """The largest tiles that number about as many as multiprocessors; a step has one weight scale."""
     tile = Tile(_tokens(product), BLOCK, BLOCK, 4, 4 if product.num_tokens <= FEW_TOKENS else 8)
     while tile.outputs > 32 and num_tiles(tile, product) < device.num_multiprocessors * 2 // 3:
         tile = tile._replace(outputs=tile.outputs // 2)
-    # Where each multiprocessor has one block it may ask for more ahead.
+    # One block per multiprocessor leaves room for more stages.
     return tile._replace(num_stages=6) if num_tiles(tile, product) <= device.num_multiprocessors else tile
 
 
 def _split(tile: Tile, product: Product, device: Device) -> Tile:
-    """Among as many blocks as are one wave, and have more steps than may be on their way at once anyway."""
+    """Splits inputs among as many blocks as one wave has, while each has more steps than are in flight."""
     num_splits = 1
     while True:
         split = tile._replace(num_splits=2 * num_splits)

@@ -11,8 +11,7 @@ from tandem.engine.models.rope import Llama3RopeScaling
 class RotaryEmbedding:
     """Cosines and sines of the angles position * theta^(-2i / head_dim), for i from 0 to head_dim / 2 - 1.
 
-    The half-rotation convention: dimension i turns with dimension i + head_dim / 2, not with its neighbour
-    i + 1, as in checkpoints in the Hugging Face format.
+    As in Hugging Face checkpoints, dimension i rotates with i + head_dim / 2, not i + 1.
 
     Attributes:
         cos, sin: (max_positions, head_dim // 2) float32.
@@ -26,7 +25,7 @@ class RotaryEmbedding:
         max_positions: int,
         device: torch.device,
     ) -> None:
-        # This is computed on the CPU whatever the device, so that every worker has the same tables to the bit.
+        # Computed on the CPU, so that all workers' tables are bitwise equal.
         frequencies = 1.0 / (theta ** (torch.arange(0, head_dim, 2).float() / head_dim))  # (head_dim // 2,)
         if scaling is not None:
             frequencies = scale_llama3(frequencies, scaling)
@@ -35,24 +34,23 @@ class RotaryEmbedding:
         self.sin = angles.sin().to(device)
 
     def at(self, positions: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-        """Looks up what `rotate` needs, once for all layers.
+        """Looks up the arguments of `rotate`.
 
         Args:
             positions: (num_tokens,) int64, each below max_positions.
-            dtype: of the tensors to rotate.
+            dtype: dtype of the tensors to rotate.
 
         Returns:
-            cos and sin, (num_tokens, 1, head_dim // 2) of dtype: rounded before they are applied, as
-            Hugging Face's implementation does.
+            cos and sin, (num_tokens, 1, head_dim // 2) of dtype, rounded before use as in Hugging Face's
+            implementation.
         """
         return self.cos[positions].to(dtype).unsqueeze(1), self.sin[positions].to(dtype).unsqueeze(1)
 
 
 class Rotation:
-    """What a forward turns its queries and keys by.
+    """Rotation of a forward pass's queries and keys.
 
     Attributes:
-        tables: of the model.
         positions: (num_tokens,) integers, each below max_positions.
     """
 
@@ -62,42 +60,33 @@ class Rotation:
         self._dtype = dtype
 
     def of(self, positions: torch.Tensor) -> "Rotation":
-        """The same for other tokens."""
+        """Returns the rotation of other tokens."""
         return Rotation(self.tables, positions, self._dtype)
 
     @cached_property
     def cos_sin(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """What `rotate` needs, looked up once for all layers."""
+        """Arguments of `rotate`, looked up once for all layers."""
         return self.tables.at(self.positions, self._dtype)
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Turns each pair (x[i], x[i + head_dim/2]) by its angle.
+    """Returns x with each pair (x[i], x[i + head_dim/2]) rotated by its angle.
 
     Args:
         x: (num_tokens, num_heads, head_dim).
         cos, sin: (num_tokens, 1, head_dim // 2) of x's dtype.
-
-    Returns:
-        A new tensor like x.
     """
     a, b = x.chunk(2, dim=-1)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
 
 
 def scale_llama3(frequencies: torch.Tensor, scaling: Llama3RopeScaling) -> torch.Tensor:
-    """Llama 3.1's frequencies for longer contexts.
+    """Scales frequencies, (head_dim // 2,) float32 in radians per position, to longer contexts as Llama 3.1 does.
 
-    With wavelength = 2 pi / frequency and original = original_max_position_embeddings: wavelengths above
-    original / low_freq_factor are stretched by `factor`, those below original / high_freq_factor are left
-    alone, and between them the two are blended linearly in original / wavelength. Source: `apply_scaling` in
-    Meta's reference code, https://github.com/meta-llama/llama-models (models/llama3/model.py).
-
-    Args:
-        frequencies: (head_dim // 2,) float32, radians per position.
-
-    Returns:
-        (head_dim // 2,) float32.
+    With wavelength = 2 pi / frequency and original = original_max_position_embeddings: wavelengths above original /
+    low_freq_factor are stretched by `factor`, and those below original / high_freq_factor stay. Between the bounds the
+    two are blended linearly in original / wavelength. Source: `apply_scaling` in Meta's reference code,
+    https://github.com/meta-llama/llama-models (models/llama3/model.py).
     """
     original = scaling.original_max_position_embeddings
     low, high = scaling.low_freq_factor, scaling.high_freq_factor

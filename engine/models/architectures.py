@@ -1,7 +1,4 @@
-"""The architectures that are served, and what distinguishes them.
-
-Importing this costs no torch: configurations are checked without it.
-"""
+"""Supported architectures and their differences. Imports no torch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,15 +7,15 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """How an architecture is computed, and how it differs from the plain decoder: Llama without biases.
+    """An architecture's implementation and its differences from Llama without biases.
 
     Attributes:
-        model: import path of the tandem.engine.models.base.Model that computes it.
-        page_layout: import path of the tandem.engine.kvcache.base.PageLayout of what its attention keeps of each token.
-        qkv_bias, o_bias, mlp_bias: whether these projections have biases, or the key of config.json that says so.
-        qk_norm: whether each head's queries and keys are normalised before they are rotated.
-        window_switch: whether use_sliding_window in config.json can turn sliding_window off.
-        defaults: values of keys that config.json leaves out, where not those of ModelConfig.from_dir.
+        model: import path of its Model class.
+        page_layout: import path of its PageLayout class.
+        qkv_bias, o_bias, mlp_bias: whether projections have biases, or the key of config.json that says so.
+        qk_norm: True if each head's queries and keys are normalized before rotation.
+        window_switch: True if use_sliding_window can turn sliding_window off.
+        defaults: values of keys missing in config.json, if unlike ModelConfig.from_dir's.
     """
 
     model: str = "tandem.engine.models.decoder:DecoderModel"
@@ -31,10 +28,8 @@ class Architecture:
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
 
-# Their names are those in config.json. The defaults are those of Hugging Face's configuration classes.
-#
-# Unlike the other choices, an architecture is never taken by import path: config.json comes with the model, from
-# strangers, and a name in it must not decide which code of this machine is imported.
+# Defaults as in Hugging Face's configuration classes. Never an import path: config.json comes with the model and must
+# not select code to import.
 ARCHITECTURES: Mapping[str, Architecture] = {
     "LlamaForCausalLM": Architecture(qkv_bias="attention_bias", o_bias="attention_bias", mlp_bias="mlp_bias"),
     "MistralForCausalLM": Architecture(

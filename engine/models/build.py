@@ -1,4 +1,4 @@
-"""Makes the model of a configuration, by the class that its architecture names."""
+"""Builds the model of a configuration."""
 
 from dataclasses import replace
 
@@ -10,9 +10,9 @@ from tandem.engine.models.architectures import ARCHITECTURES
 from tandem.engine.models.base import Model
 from tandem.engine.models.config import ModelConfig
 
-# The fused kernels compute these; float32 stays with torch, whose results are the oracle's.
+# The fused kernels' dtypes; float32 uses torch, as the reference.
 FUSED_DTYPES = (torch.bfloat16, torch.float16)
-# Ada is the first that multiplies FP8 numbers.
+# Ada is the first architecture with FP8 products.
 FP8_CAPABILITY = (8, 9)
 
 _MODELS: Choices[Model] = Choices(
@@ -21,16 +21,13 @@ _MODELS: Choices[Model] = Choices(
 
 
 def build_model(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Model:
-    """Allocates a model with weights that are not yet loaded.
+    """Allocates a model with uninitialized weights.
 
-    FP8 weights stay FP8 where they are multiplied as such, which is on GPUs in bfloat16. Elsewhere the model has plain
-    weights, and its configuration says nothing of FP8.
-
-    Args:
-        dtype: of weights and activations; a float type.
+    FP8 weights stay FP8 on GPUs in bfloat16. Elsewhere the model has plain weights, and its configuration no
+    quantization.
 
     Raises:
-        ValueError: the GPU cannot compute with FP8 weights.
+        ValueError: the GPU does not support FP8 weights.
     """
     if config.quantization is not None and not _multiplies_fp8(dtype, device):
         config = replace(config, quantization=None)
@@ -40,17 +37,17 @@ def build_model(config: ModelConfig, dtype: torch.dtype, device: torch.device) -
 def _ops(dtype: torch.dtype, device: torch.device) -> LayerOps:
     if device.type != "cuda" or dtype not in FUSED_DTYPES:
         return TorchOps()
-    # Imported here: a machine without CUDA has nothing to import.
+    # Without CUDA this import would fail.
     from tandem.engine.layers.cuda_ops import CudaOps
 
     return CudaOps(device)
 
 
 def _multiplies_fp8(dtype: torch.dtype, device: torch.device) -> bool:
-    """Raises ValueError on a GPU for which weights would have to become twice as large as they are."""
+    """Raises ValueError on a GPU without FP8, where weights would double in size."""
     if device.type != "cuda" or dtype is not torch.bfloat16:
         return False
     if torch.cuda.get_device_capability(device) < FP8_CAPABILITY:
         name, wanted = torch.cuda.get_device_name(device), ".".join(map(str, FP8_CAPABILITY))
-        raise ValueError(f"FP8 weights need a GPU of compute capability {wanted} or later, which {name} is not")
+        raise ValueError(f"FP8 weights need a GPU of compute capability {wanted} or later, not {name}")
     return True

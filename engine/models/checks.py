@@ -1,31 +1,31 @@
-"""Checks of values that come from config.json. All raise ValueError with a message that names the key."""
+"""Checks of config.json values. All raise ValueError, naming the key."""
 
 import math
 from typing import Any
 
 
 def required(raw: dict[str, Any], key: str) -> Any:
-    """The value of `key`, which must be there and not null."""
+    """Returns the value of `key`, not missing or null."""
     if raw.get(key) is None:
         raise ValueError(f"{key} is missing")
     return raw[key]
 
 
 def require_dict(name: str, value: Any) -> dict[str, Any]:
-    """`value`, which must be a JSON object."""
+    """Returns `value`, which must be a JSON object."""
     if not isinstance(value, dict):
         raise ValueError(f"{name} must be an object, not {value!r}")
     return value
 
 
 def require_count(name: str, value: object) -> None:
-    """`value` must be an int of at least 1."""
+    """Requires an int of at least 1."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ValueError(f"{name} must be a whole number of at least 1, not {value!r}")
 
 
 def require_positive(name: str, value: object) -> None:
-    """`value` must be a finite int or float above 0."""
+    """Requires a finite int or float above 0."""
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not number or not math.isfinite(value) or value <= 0:  # type: ignore[arg-type, operator]
         raise ValueError(f"{name} must be a number greater than 0, not {value!r}")

@@ -1,4 +1,4 @@
-"""What a model directory's config.json says about the model, checked before anything runs."""
+"""The model configuration in config.json, validated before use."""
 
 import json
 from dataclasses import dataclass, fields, replace
@@ -10,7 +10,7 @@ from tandem.engine.models.checks import require_count, require_dict, require_pos
 from tandem.engine.models.quantization import AT_LOAD, FP8, Quantization, read_quantization
 from tandem.engine.models.rope import Llama3RopeScaling, read_rope
 
-# These keys mark mixtures of experts. No served architecture has them.
+# Keys of mixtures of experts (not supported).
 _EXPERT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
@@ -19,19 +19,17 @@ class ModelConfig:
     """A causal language model's shape.
 
     Attributes:
-        architecture: the class name by which checkpoints call it, such as LlamaForCausalLM.
-        num_q_heads, num_kv_heads: attention heads of queries, and of keys and values.
-        head_dim: of a head; need not be hidden_size / num_q_heads.
+        architecture: class name in checkpoints, like LlamaForCausalLM.
+        head_dim: need not be hidden_size / num_q_heads.
         rope_theta: base of the rotary embedding's wavelengths.
-        max_position_embeddings: tokens a sequence may have at most.
-        tie_word_embeddings: whether the output matrix is the embedding matrix.
-        qkv_bias, o_bias: whether the projections into and out of attention have biases.
-        mlp_bias: whether gate, up and down projections have biases.
-        qk_norm: whether each head's queries and keys are normalised before they are rotated.
-        quantization: which weights are FP8; None: none are.
+        max_position_embeddings: maximum tokens of a sequence.
+        tie_word_embeddings: True if the output matrix is the embedding matrix.
+        qkv_bias, o_bias, mlp_bias: True if these projections have biases.
+        qk_norm: True if each head's queries and keys are normalized before rotation.
+        quantization: FP8 weights; None: no FP8.
 
     Raises:
-        ValueError: on construction, for values that make no model.
+        ValueError: on construction, for invalid values.
     """
 
     architecture: str
@@ -66,17 +64,14 @@ class ModelConfig:
         if self.num_q_heads % self.num_kv_heads:
             raise ValueError(f"num_q_heads {self.num_q_heads} is not a multiple of num_kv_heads {self.num_kv_heads}")
         if self.head_dim % 2:
-            raise ValueError(f"head_dim {self.head_dim} is odd, but the rotary embedding turns pairs")
+            raise ValueError(f"head_dim {self.head_dim} is odd, but the rotary embedding rotates pairs")
 
     @classmethod
     def from_dir(cls, model_dir: Path) -> "ModelConfig":
-        """Reads config.json.
-
-        Both ways to write the rotary embedding are read: rope_theta with rope_scaling, and rope_parameters.
+        """Reads config.json. Accepts rope_theta with rope_scaling, or rope_parameters.
 
         Raises:
-            ValueError: config.json cannot be read, or asks for something that would not be computed as it
-                says; the message names the file and the key.
+            ValueError: config.json is unreadable or has an unsupported setting; the message names the file and the key.
         """
         path = model_dir / "config.json"
         try:
@@ -85,7 +80,7 @@ class ModelConfig:
             raise ValueError(f"{path}: {error}") from error
 
     def quantized(self, how: str) -> "ModelConfig":
-        """The same model, in FP8 where that is asked for. Args: how: as in EngineConfig."""
+        """Returns the same model, with FP8 weights if requested. Args: how: as in EngineConfig."""
         return replace(self, quantization=AT_LOAD) if how == FP8 and self.quantization is None else self
 
     @classmethod
@@ -93,7 +88,7 @@ class ModelConfig:
         names = raw.get("architectures")
         if not isinstance(names, list) or len(names) != 1:
             raise ValueError(f"architectures must name one architecture, not {names!r}")
-        # This comes before anything else: no other refusal helps somebody whose model is not supported.
+        # First, because an unsupported model makes other errors irrelevant.
         architecture = _supported(names[0])
         raw = {**architecture.defaults, **raw}
         _refuse_unsupported(raw)
@@ -129,7 +124,7 @@ def _supported(name: object) -> Architecture:
 
 
 def _refuse_unsupported(raw: dict[str, Any]) -> None:
-    """Raises ValueError for settings that change what a model computes and that no code here follows."""
+    """Raises ValueError for unsupported settings that change the output."""
     for key in _EXPERT_KEYS:
         if raw.get(key):
             raise ValueError(f"{key} is {raw[key]!r}, but mixtures of experts are not supported")
@@ -141,7 +136,7 @@ def _refuse_unsupported(raw: dict[str, Any]) -> None:
 
 
 def _refuse_sliding_window(raw: dict[str, Any], architecture: Architecture) -> None:
-    """Raises ValueError if some layer would attend to less than all tokens before."""
+    """Raises ValueError if a layer would not attend to all previous tokens."""
     layer_types = raw.get("layer_types")
     if layer_types is not None:
         if not isinstance(layer_types, list):
@@ -155,7 +150,7 @@ def _refuse_sliding_window(raw: dict[str, Any], architecture: Architecture) -> N
     require_count("sliding_window", window)
     max_positions = required(raw, "max_position_embeddings")
     require_count("max_position_embeddings", max_positions)
-    # A window counts the query's own token, so one as long as the longest sequence leaves nothing out.
+    # A window includes the query's token, so the maximum length excludes nothing.
     if window < max_positions:
         raise ValueError(
             f"sliding_window {window} is in effect, as it is below max_position_embeddings {max_positions}, "

@@ -1,4 +1,4 @@
-"""The decoder that Llama, Mistral, Qwen2 and Qwen3 share. What differs between them is in the configuration."""
+"""The decoder of Llama, Mistral, Qwen2 and Qwen3; the configuration has their differences."""
 
 import copy
 from collections.abc import Iterable, Iterator
@@ -16,9 +16,9 @@ from tandem.engine.layers.rotary import RotaryEmbedding, Rotation
 from tandem.engine.models.base import Model
 from tandem.engine.models.config import ModelConfig
 
-# Whatever else a checkpoint holds (integers, float8) needs scales, which only FP8 projections have.
+# Other dtypes need scales, which only FP8 projections have.
 _WEIGHT_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-# Projections that are one matrix, by their names in a layer.
+# Projections merged into one matrix.
 _QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 _O = ("self_attn.o_proj",)
 _GATE_UP = ("mlp.gate_proj", "mlp.up_proj")
@@ -28,9 +28,9 @@ _DOWN = ("mlp.down_proj",)
 class DecoderModel(Model):
     """A decoder's weights and forward pass.
 
-    Projections that share an input are one matrix, so that a layer takes four products outside attention.
-    In plain torch (LayerOps' TorchOps) roundings come in the order of Hugging Face's implementation, so that bfloat16
-    results stay as close to it as its own kernels stay to each other. Fused kernels round once, where they write.
+    Projections of the same input are one matrix, so a layer takes four products outside attention. TorchOps rounds in
+    Hugging Face's order, so bfloat16 results are as close to its implementation as its own kernels are to each other.
+    Fused kernels round once, when they write.
     """
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device, ops: LayerOps) -> None:
@@ -40,14 +40,14 @@ class DecoderModel(Model):
         self._embedding = torch.empty(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
         self._layers = [_Layer(config, index, dtype, device) for index in range(config.num_layers)]
         self._norm = Norm(torch.empty(config.hidden_size, dtype=dtype, device=device), config.rms_norm_eps)
-        # It has memory of its own even if it is tied: looking up rows and multiplying want different orders.
+        # Own memory even if tied: lookups and products need different orders.
         self._lm_head = Linear([config.vocab_size], config.hidden_size, False, dtype, device)
         self._rotary = RotaryEmbedding(
             config.head_dim, config.rope_theta, config.rope_scaling, config.max_position_embeddings, device
         )
 
     def named_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Parts of merged matrices are views, and matrices need not be contiguous."""
+        """Parts of merged matrices are views, possibly not contiguous."""
         yield "model.embed_tokens.weight", self._embedding
         yield "model.norm.weight", self._norm.weight
         for index, layer in enumerate(self._layers):
@@ -58,12 +58,12 @@ class DecoderModel(Model):
 
     @torch.inference_mode()
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        # Each tensor is copied into place and dropped, so that lazy `weights` never make a second whole copy.
+        # Copy tensor by tensor, so that a lazy `weights` never holds a second full copy.
         parameters = dict(self.named_parameters())
         missing = dict.fromkeys(parameters)
         tied_head: torch.Tensor | None = None
         for name, tensor in weights:
-            # Old checkpoints carry this buffer; the configuration says the same.
+            # Old checkpoints have this buffer; the configuration defines it.
             if name.endswith("rotary_emb.inv_freq"):
                 continue
             if name == "lm_head.weight" and self.config.tie_word_embeddings:
@@ -73,7 +73,7 @@ class DecoderModel(Model):
             if name not in parameters:
                 raise ValueError(f"tensor {name} is unexpected")
             if name not in missing:
-                raise ValueError(f"tensor {name} comes twice")
+                raise ValueError(f"tensor {name} is duplicated")
             _check(name, tensor, parameters[name])
             parameters[name].copy_(tensor)
             del missing[name]
@@ -89,7 +89,7 @@ class DecoderModel(Model):
 
     def shallow(self) -> "DecoderModel":
         model = copy.copy(self)
-        # A checkpoint may leave out some layers where it has FP8 weights; and the last one computes fewer rows.
+        # One layer per kind (checkpoints may exclude layers from FP8), and the last, which computes fewer rows.
         *layers, last = self._layers
         model._layers = [*list({layer.kind: layer for layer in reversed(layers)}.values())[::-1], last]
         return model
@@ -109,21 +109,21 @@ class DecoderModel(Model):
             x = layer.forward(x, layer.attend(x, rotation, attention, index, self._ops), self._ops)
         attended = last.attend(x, rotation, attention, len(layers), self._ops)
         if rows is not None:
-            # Of a prompt's other tokens nobody reads what comes after their keys and values have been written.
+            # Only requested rows are needed after keys and values are written.
             x, attended = x.index_select(0, rows), attended.index_select(0, rows)
-        # All chunks may end before their prompts do, and a kernel over no rows would be an error.
+        # No rows if every chunk ends before its prompt; kernels reject empty inputs.
         return last.forward(x, attended, self._ops) if len(x) else x
 
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         if not len(hidden):
-            # As above.
+            # No rows, as in hidden_states.
             return hidden.new_empty(0, self.config.vocab_size)
         return self._ops.norm_linear(hidden, self._norm, self._lm_head, out)
 
 
 class _Layer:
-    """One decoder layer: attention and a gated MLP, each normalised before and added to what came in."""
+    """Attention and a gated MLP, each with a norm and a residual."""
 
     def __init__(self, config: ModelConfig, index: int, dtype: torch.dtype, device: torch.device) -> None:
         def linear(names: tuple[str, ...], out_sizes: list[int], in_size: int, bias: bool) -> LinearBase:
@@ -160,28 +160,24 @@ class _Layer:
 
     @property
     def kind(self) -> tuple[type, ...]:
-        """Equal where the same kernels compute."""
+        """Layers of the same kind use the same kernels."""
         return tuple(map(type, self._linears))
 
     def loaded(self) -> None:
-        """To be called once all parameters have their values."""
+        """Call once after all parameters are loaded."""
         for linear in self._linears:
             linear.loaded()
 
     def attend(
         self, x: torch.Tensor, rotation: Rotation, attention: Attention, index: int, ops: LayerOps
     ) -> torch.Tensor:
-        """(num_tokens, hidden_size) to (num_tokens, num_q_heads * head_dim); it writes keys and values."""
+        """Maps (num_tokens, hidden_size) to (num_tokens, num_q_heads * head_dim); writes keys and values."""
         qkv = ops.norm_linear(x, self._input_norm, self._qkv).unflatten(-1, (-1, self._head_dim))
         return attention.attend(qkv, rotation, self._qk_norm, index)
 
     def forward(self, x: torch.Tensor, attended: torch.Tensor, ops: LayerOps) -> torch.Tensor:
-        """What comes after attention, for any tokens: (num_rows, hidden_size) to the same.
-
-        Args:
-            x: what came into the layer; not to be used again.
-            attended: of the same tokens, as `attend` gives it.
-        """
+        """Computes the rest of the layer for any rows. Args: x: the layer's input, may be overwritten; attended: from
+        `attend`."""
         x = ops.linear_add(attended, self._o, x)
         return ops.gated_mlp(x, self._mlp_norm, self._gate_up, self._down)
 
@@ -197,8 +193,8 @@ def _check(name: str, tensor: torch.Tensor, parameter: torch.Tensor) -> None:
 
 
 def _are_fp8(config: ModelConfig, modules: list[str]) -> bool:
-    """Raises ValueError if projections that are one matrix are not of one kind."""
+    """Raises ValueError if only some projections of a merged matrix are FP8."""
     kinds = {config.quantization is not None and config.quantization.covers(module) for module in modules}
     if len(kinds) > 1:
-        raise ValueError(f"quantization_config ignores some of {', '.join(modules)}, but not all of them")
+        raise ValueError(f"quantization_config must ignore all or none of {', '.join(modules)}")
     return kinds == {True}

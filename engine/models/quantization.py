@@ -1,7 +1,4 @@
-"""Which weights of a checkpoint are FP8, with which scales, and how the inputs of their products are quantised.
-
-Importing this costs no torch: configurations are checked without it.
-"""
+"""FP8 scheme of a checkpoint. Imports no torch."""
 
 import re
 from dataclasses import dataclass
@@ -9,9 +6,9 @@ from typing import Any, Literal
 
 from tandem.engine.models.checks import require_dict
 
-# Numbers of a side of a block of weights that share a scale, and of a token's stretch of inputs.
+# Side of a weight block, and length of a group of inputs, with one scale.
 BLOCK = 128
-# What asks for FP8 weights where the checkpoint has others.
+# Requests FP8 weights for a plain checkpoint.
 FP8 = "fp8"
 SUPPORTED = (
     "supported are FP8 weights (float8_e4m3fn) with a scale for each tensor, for each channel, or for each block of "
@@ -24,16 +21,15 @@ InputScales = Literal["static", "token", "group"]
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
-    """FP8 weights (float8_e4m3fn) of the layers' projections. All else is in the model's dtype.
+    """FP8 weights (float8_e4m3fn) of the layers' projections; everything else has the model's dtype.
 
     Attributes:
-        weights: what a scale of weights is for: a whole projection, one of its outputs, or BLOCK x BLOCK numbers.
-        inputs: how inputs are quantised: by a scale that the checkpoint has, by one of each token, or by one for each
-            BLOCK numbers of a token. What says one for a whole batch is computed with one for each token: it is finer,
-            and a request's tokens do not depend on who else is in the batch.
-        ignored: modules that are not FP8, by their names, the ends of their names, or as "re:PATTERN".
-        scale_name: what follows a projection's name in that of its scales.
-        at_load: whether the checkpoint has plain weights, which become FP8 when they are loaded.
+        weights: a scale per projection, per output, or per BLOCK x BLOCK numbers.
+        inputs: scales "static" from the checkpoint, per token, or per group of BLOCK numbers of a token. A dynamic
+            scale per batch is computed per token: this is finer, and requests do not affect each other.
+        ignored: modules without FP8, by name, end of name, or "re:PATTERN".
+        scale_name: suffix of a projection's scales in the checkpoint.
+        at_load: True if plain weights become FP8 when loaded.
     """
 
     weights: WeightScales = "channel"
@@ -43,19 +39,19 @@ class Quantization:
     at_load: bool = False
 
     def covers(self, module: str) -> bool:
-        """Whether a projection of a layer is FP8. Args: module: such as model.layers.0.mlp.up_proj."""
+        """Return whether a layer's projection is FP8. Args: module: like model.layers.0.mlp.up_proj."""
         return not any(_names(pattern, module) for pattern in self.ignored)
 
 
-# What plain weights become where FP8 is asked for.
+# Scheme for plain weights if FP8 is requested.
 AT_LOAD = Quantization(at_load=True)
 
 
 def read_quantization(raw: dict[str, Any]) -> Quantization | None:
-    """What config.json says; None: nothing is quantised.
+    """Reads the scheme in config.json; None: no quantization.
 
     Raises:
-        ValueError: it is quantised in a way that is not served; the message names the key and says what is.
+        ValueError: the scheme is not supported; the message names the key and the supported schemes.
     """
     key = "quantization_config" if raw.get("quantization_config") is not None else "compression_config"
     if raw.get(key) is None:
@@ -92,7 +88,7 @@ def _compressed_tensors(config: dict[str, Any]) -> Quantization:
     groups = require_dict("config_groups", config.get("config_groups"))
     found = {_scheme(name, require_dict(f"config_groups.{name}", group)) for name, group in groups.items()}
     if len(found) != 1:
-        raise ValueError(f"quantization_config: config_groups must say one thing of all layers, not {len(found)}")
+        raise ValueError(f"quantization_config: config_groups must have one scheme for all layers, not {len(found)}")
     ((weights, inputs),) = found
     return Quantization(weights, inputs, _strings(config, "ignore"))
 
@@ -102,7 +98,7 @@ def _scheme(name: str, group: dict[str, Any]) -> tuple[WeightScales, InputScales
     if group.get("targets") != ["Linear"]:
         raise ValueError(f"{where}.targets must be ['Linear'], not {group.get('targets')!r}")
     if group.get("output_activations") is not None:
-        raise ValueError(f"{where}.output_activations is set, but outputs are not quantised")
+        raise ValueError(f"{where}.output_activations is set, but quantized outputs are not supported")
     weights = require_dict(f"{where}.weights", group.get("weights"))
     if group.get("input_activations") is None:
         raise ValueError(f"{where}.input_activations is not set, but FP8 weights multiply FP8 inputs")
@@ -112,9 +108,9 @@ def _scheme(name: str, group: dict[str, Any]) -> tuple[WeightScales, InputScales
             kind = f"{scheme.get('num_bits')} bits of type {scheme.get('type')!r}"
             raise ValueError(f"{where}.{part} has {kind}, which is not supported; {SUPPORTED}")
         if not scheme.get("symmetric", True):
-            raise ValueError(f"{where}.{part} is not symmetric, which FP8 always is")
+            raise ValueError(f"{where}.{part} is not symmetric, but FP8 scales must be")
     if weights.get("dynamic"):
-        raise ValueError(f"{where}.weights.dynamic is set, but weights have scales of their own")
+        raise ValueError(f"{where}.weights.dynamic is set, but the scales of weights must be static")
     of_weights, of_inputs = weights.get("strategy"), inputs.get("strategy")
     dynamic = inputs.get("dynamic", False)
     if of_weights == "block":
@@ -146,7 +142,7 @@ def _strings(config: dict[str, Any], key: str) -> tuple[str, ...]:
             try:
                 re.compile(name[3:])
             except re.error as error:
-                raise ValueError(f"quantization_config: {key} has {name!r}, which is no pattern: {error}") from error
+                raise ValueError(f"quantization_config: {key} has {name!r}, an invalid pattern: {error}") from error
     return tuple(names)
 
 

@@ -1,4 +1,4 @@
-"""What config.json says about the rotary embedding."""
+"""Rotary embedding settings in config.json."""
 
 from dataclasses import dataclass, fields
 from typing import Any
@@ -8,15 +8,15 @@ from tandem.engine.models.checks import require_count, require_dict, require_pos
 
 @dataclass(frozen=True, slots=True)
 class Llama3RopeScaling:
-    """How Llama 3.1 stretches the rotary embedding to longer contexts; see layers/rotary.py for the formula.
+    """Llama 3.1's scaling to longer contexts; see layers/rotary.py for the formula.
 
     Attributes:
-        factor: by how much long wavelengths are stretched.
-        low_freq_factor, high_freq_factor: bounds of what is long, in wavelengths per original context.
-        original_max_position_embeddings: tokens of context before stretching.
+        factor: stretch of long wavelengths.
+        low_freq_factor, high_freq_factor: bounds of long wavelengths, in wavelengths per original context.
+        original_max_position_embeddings: tokens of context before scaling.
 
     Raises:
-        ValueError: on construction, for values that make no scaling.
+        ValueError: on construction, for invalid values.
     """
 
     factor: float
@@ -32,21 +32,16 @@ class Llama3RopeScaling:
             raise ValueError("high_freq_factor must be greater than low_freq_factor")
 
 
-# These are the keys of a rope dictionary by rope type. A key not known here might change the frequencies, so it is
-# refused.
+# Allowed keys by rope type. Others are rejected, because they might change the frequencies.
 _ROPE_KEYS = {"default": {"rope_theta", "rope_type", "type", "partial_rotary_factor"}}
 _ROPE_KEYS["llama3"] = _ROPE_KEYS["default"] | {field.name for field in fields(Llama3RopeScaling)}
 
 
 def read_rope(raw: dict[str, Any]) -> tuple[float, Llama3RopeScaling | None]:
-    """The rotary embedding's base and scaling, from either form: rope_parameters, or rope_theta with rope_scaling.
-
-    Args:
-        raw: config.json.
+    """Returns the rotary embedding's base and scaling, from either form.
 
     Raises:
-        ValueError: a rope type other than default and llama3, a setting that is not followed, or forms that
-            contradict each other.
+        ValueError: the rope type is not default or llama3, a setting is unsupported, or the two forms contradict.
     """
     _require_full_rotation(raw)
     new, theta, scaling = raw.get("rope_parameters"), raw.get("rope_theta"), raw.get("rope_scaling")
@@ -69,7 +64,7 @@ def _parse(rope: dict[str, Any]) -> tuple[float, Llama3RopeScaling | None]:
     if unknown:
         raise ValueError(f"rope type {rope_type!r} with {', '.join(unknown)} is not supported")
     _require_full_rotation(rope)
-    # Checkpoints older than the key mean this base.
+    # Default of checkpoints older than the key.
     theta = rope.get("rope_theta", 10000.0)
     if rope_type == "default":
         return theta, None

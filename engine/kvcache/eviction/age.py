@@ -1,10 +1,10 @@
-"""Eviction by how long a page has been cached."""
+"""Eviction by age in the cache."""
 
 from tandem.engine.kvcache.eviction.base import EvictableNode, EvictionPolicy
 
 
 class FirstInFirstOut(EvictionPolicy):
-    """What was cached first goes first, however often it is used."""
+    """Evicts the page cached first, regardless of use."""
 
     def key(self, node: EvictableNode) -> tuple[float, ...]:
         return (node.created,)

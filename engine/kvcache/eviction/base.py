@@ -1,17 +1,17 @@
-"""Which cached page goes first when room is needed."""
+"""Interface of eviction policies."""
 
 from abc import ABC, abstractmethod
 from typing import Protocol
 
 
 class EvictableNode(Protocol):
-    """What a policy may look at.
+    """Page attributes for policies.
 
     Attributes:
-        created: when the page came into the tree.
-        last_access: when it was last matched, or created.
-        num_hits: how often it was matched.
-        priority: the highest priority of the requests that used it.
+        created: time the page entered the tree.
+        last_access: time of the last match, or of creation.
+        num_hits: number of matches.
+        priority: highest priority of its requests.
     """
 
     created: int
@@ -21,19 +21,19 @@ class EvictableNode(Protocol):
 
 
 class EvictionPolicy(ABC):
-    """Orders the leaves of the radix tree that nobody holds.
+    """Orders the evictable leaves of the radix tree.
 
-    Only leaves are compared: a page is of use only with all pages before it, so those go last. The times of a node are
-    counts of accesses to the tree, so that the order is the same in every run. The policy is made without arguments.
+    Only leaves compete, because a page is useless without its ancestors. Times are counts of accesses, so the order is
+    reproducible. The constructor takes no arguments.
     """
 
     @abstractmethod
     def key(self, node: EvictableNode) -> tuple[float, ...]:
-        """The smallest goes first.
+        """Returns the sort key of a page; the smallest is evicted first.
 
-        A key may move without the page being touched, as one that looks at a clock does. One that has become larger
-        counts as it is when its turn comes. One that has become smaller may count late: until its page is touched,
-        those go first that had smaller keys when they were touched. Whatever keys do, every page that nobody holds can
-        be evicted. But where the keys of all pages move at every look, each eviction looks at every leaf, about 2 ms
-        for a thousand of them: an age is better said by the time of the last access, which moves only when that does.
+        A key may change without an access, for example with a clock. An increase takes effect when the page is next
+        considered. A decrease may take effect only after the page's next access. Every unlocked page remains evictable.
+
+        If all keys change at every look, each eviction examines every leaf, about 2 ms per thousand. Express age by the
+        last access instead.
         """

@@ -1,10 +1,10 @@
-"""Eviction by how often a page was used."""
+"""Eviction by frequency of use."""
 
 from tandem.engine.kvcache.eviction.base import EvictableNode, EvictionPolicy
 
 
 class LeastFrequentlyUsed(EvictionPolicy):
-    """What was used least often goes first; of equals, what was not used for longest."""
+    """Evicts the least frequently used page; ties go to the least recently used."""
 
     def key(self, node: EvictableNode) -> tuple[float, ...]:
         return (node.num_hits, node.last_access)

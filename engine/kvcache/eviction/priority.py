@@ -1,10 +1,10 @@
-"""Eviction by who used a page."""
+"""Eviction by request priority."""
 
 from tandem.engine.kvcache.eviction.base import EvictableNode, EvictionPolicy
 
 
 class LowestPriority(EvictionPolicy):
-    """What only requests of low priority used goes first; of equals, what was not used for longest."""
+    """Evicts the page with the lowest priority; ties go to the least recently used."""
 
     def key(self, node: EvictableNode) -> tuple[float, ...]:
         return (node.priority, node.last_access)

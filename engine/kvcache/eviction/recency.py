@@ -1,17 +1,17 @@
-"""Eviction by when a page was last used."""
+"""Eviction by last use."""
 
 from tandem.engine.kvcache.eviction.base import EvictableNode, EvictionPolicy
 
 
 class LeastRecentlyUsed(EvictionPolicy):
-    """What was not used for longest goes first."""
+    """Evicts the least recently used page."""
 
     def key(self, node: EvictableNode) -> tuple[float, ...]:
         return (node.last_access,)
 
 
 class MostRecentlyUsed(EvictionPolicy):
-    """What was used last goes first: for prompts that come in turn and are more than the cache holds."""
+    """Evicts the most recently used page, for prompts that recur in turn and exceed the cache."""
 
     def key(self, node: EvictableNode) -> tuple[float, ...]:
         return (-node.last_access,)

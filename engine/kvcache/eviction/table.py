@@ -1,4 +1,4 @@
-"""The eviction policies by their names in a configuration (`eviction`)."""
+"""Eviction policies by their names in the configuration (`eviction`)."""
 
 from typing import TYPE_CHECKING
 

@@ -61,9 +61,7 @@ class PlainAttention(ReferenceAttention):
 def test_quantized_pages_are_refused_by_a_backend_that_does_not_read_them(model_dir: str) -> None:
     path = f"{__name__}:{PlainAttention.__name__}"
     config = EngineConfig(model_dir, "dummy", num_pages=4, attention_backend=path, kv_cache_dtype="fp8_e4m3")
-    with pytest.raises(
-        ValueError, match=r"^PlainAttention reads pages of the dtype .*, so kv_cache_dtype must be auto$"
-    ):
+    with pytest.raises(ValueError, match=r"^PlainAttention does not read quantized pages: use kv_cache_dtype auto$"):
         build_engine(config, "build-plain", list[str]().append)
     assert build(model_dir, 4, backend=path).pool.num_pages == 4
 
@@ -116,7 +114,7 @@ def test_auto_takes_the_first_backend_that_computes_the_model(
     engine = build(model_dir, 4, dtype=dtype)
     assert type(engine._attention) is OwnAttention
     warned = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert warned == ["it computes no 2 heads on cpu: the own backend is slow"] * is_warned_of
+    assert warned == ["it computes no 2 heads on cpu: using the slower own backend"] * is_warned_of
 
 
 def test_auto_without_any_backend_says_why_for_each(model_dir: str, monkeypatch: pytest.MonkeyPatch) -> None:

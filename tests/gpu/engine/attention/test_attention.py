@@ -1,4 +1,4 @@
-"""Attention on a GPU against attention written out, over pages full of NaN."""
+"""GPU attention backends against plain softmax attention, over pages full of NaN."""
 
 from collections.abc import Callable
 
@@ -61,7 +61,7 @@ def run_chunks_then_decode(
     oracle.step("decode", {a: 1}, max_error=MAX_ERROR)
     if not oracle.attention.computes_mixed:
         return
-    # New prompts, such as go on, and both, beside one sequence and several.
+    # New prompts, continued prompts, and both, beside one decoding sequence and several.
     d, e = oracle.add(60), oracle.add(27)
     oracle.step("mixed", {a: 1, d: 40}, max_error=MAX_ERROR, num_mixed=1)
     oracle.step("mixed", {d: 1, a: 1, e: 17}, max_error=MAX_ERROR, num_mixed=2)
@@ -82,7 +82,7 @@ def test_chunks_then_decode(
     run_chunks_then_decode(make_backend, page_size, num_q_heads, num_kv_heads, head_dim)
 
 
-# Each line is compiled anew, which takes seconds, so not all sizes are combined.
+# Each line compiles kernels for seconds, so sizes are not fully crossed.
 @pytest.mark.parametrize(
     ("page_size", "num_q_heads", "num_kv_heads", "head_dim"),
     [
@@ -103,7 +103,7 @@ def test_chunks_then_decode_by_triton(page_size: int, num_q_heads: int, num_kv_h
 
 
 class FixedSizeDecode(AttentionBackend):
-    """Decodes with tensors that stay where they are, padded, as graphs do."""
+    """Decodes with fixed tensors and padding, as graphs do."""
 
     def __init__(self, backend: GraphableBackend, batch_size: int) -> None:
         self._backend = backend
@@ -150,7 +150,7 @@ def test_decode_of_a_fixed_size_over_long_and_short_sequences(
 
 
 def test_mixed_forwards_of_more_sequences_than_our_own_kernel_decodes() -> None:
-    """FlashInfer's kernels have one workspace, in which those of both kinds take turns."""
+    """FlashInfer's decode and prefill kernels take turns in one workspace."""
     from tandem.engine.attention.flashinfer import MAX_OWN_DECODE
     from tandem.engine.kvcache.cuda_pool import CudaKvPool
 
@@ -165,7 +165,7 @@ def test_mixed_forwards_of_more_sequences_than_our_own_kernel_decodes() -> None:
 
 
 class FixedSizePrefill(AttentionBackend):
-    """Prefills with tensors that stay where they are, padded, as graphs do."""
+    """Prefills with fixed tensors and padding, as graphs do."""
 
     def __init__(self, backend: GraphableBackend, size: int, max_sequences: int) -> None:
         self._graphed = backend.for_prefill_graphs([16, size], max_sequences, NUM_PAGES)[size]

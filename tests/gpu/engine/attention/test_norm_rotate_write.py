@@ -1,4 +1,4 @@
-"""Norms, rotation and the write into pages, against the plain path in float32."""
+"""Norms, rotation and the write into pages, against plain float32."""
 
 import pytest
 import torch

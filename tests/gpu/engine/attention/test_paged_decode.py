@@ -1,4 +1,4 @@
-"""The decode kernel against attention written out: lengths that are cut into items, pages of all sizes, padding."""
+"""The decode kernel against plain attention: cut sequences, all page sizes, padding."""
 
 import functools
 import itertools
@@ -20,7 +20,7 @@ BATCH_SIZE = 5
 
 
 class GraphedDecode(AttentionBackend):
-    """FlashInfer's prefill, and for decode the kernel with rows of padding."""
+    """FlashInfer's prefill, and the decode kernel with padding rows."""
 
     def __init__(self, pool: KvPool, num_q_heads: int, batch_size: int = BATCH_SIZE) -> None:
         from tandem.engine.attention.flashinfer import FlashInferAttention
@@ -72,7 +72,7 @@ def test_decode(page_size: int, num_q_heads: int, num_kv_heads: int, head_dim: i
     for step in range(num_steps):
         chosen = sequences[step % 3 : 3 + step % 3]
         oracle.step("decode", dict.fromkeys(chosen, 1), max_error=MAX_ERROR)
-    # Exactly the new slots were written; of the pages of nobody only the one for padding was.
+    # Exactly the new slots were written; of the free pages, only the padding's.
     num_written = [s.cached_len for s in sequences]
     finite = torch.isfinite(oracle.kv).movedim(3, 1).flatten(2).all(2)  # (num_pages, page_size)
     expected = torch.zeros_like(finite)
@@ -122,7 +122,7 @@ def test_norm_and_rotation_are_those_of_the_other_kernel(head_dim: int) -> None:
     decode.launch(decode.plan(sequences, 2).to(device)[0], qkv, rotation, norm, 1)
     slots = torch.tensor([16 + 5, 5 * 16 + 15], device=device)
     norm_rotate_write(qkv, 8, rotation, norm, layout.view(pools[1].memory_and_dummy), 1, slots)
-    # Both kernels compute the new keys in float32 until they are rounded; values are copied.
+    # Both kernels compute new keys in float32 and round once; values are copied.
     torch.testing.assert_close(kv[:, :, 0].float(), kv_of_other[:, :, 0].float(), rtol=1e-2, atol=1e-6)
     assert torch.equal(kv[:, :, 1], kv_of_other[:, :, 1])
     assert kv[:, 1].any() and not kv[:, [0, 2]].any()

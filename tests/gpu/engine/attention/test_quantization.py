@@ -1,4 +1,4 @@
-"""Quantized pages on a GPU: kernels write what plain torch writes, and what they read is attention over that."""
+"""Quantized pages on a GPU: kernels write the bytes that plain torch writes, and attend to those numbers."""
 
 import functools
 import math
@@ -22,10 +22,10 @@ from tests.fakes.attention import AttentionOracle
 from tests.gpu.engine.attention.test_attention import FixedSizePrefill
 from tests.gpu.engine.test_sampler import no_waiting
 
-# Of each layer: queries, keys and values of these tests are about 1.
+# Scales per layer, for queries, keys and values of about 1.
 SCALES = KvScales((0.01, 0.25), (0.3, 1.0))
 NUM_PAGES = 300
-# What is read was rounded to 8 bits, and is off by 0.026 from what was written; this is beside what was rounded.
+# Error relative to the rounded numbers; rounding to 8 bits itself is off by 0.026.
 MAX_ERROR = 8e-3
 GROUPS = [(4, 4), (9, 3), (32, 8), (16, 2), (8, 1)]
 
@@ -83,7 +83,7 @@ def run_chunks_then_decode(
 ) -> None:
     oracle = oracle_over(quantized_layout(page_size, num_kv_heads, head_dim), NUM_PAGES, num_q_heads, make_backend)
     a, b, c = oracle.add(140), oracle.add(63), oracle.add(9)
-    # This one is a whole prompt, whose keys and values need not come out of pages.
+    # A whole prompt, whose keys and values need not be read from pages.
     oracle.step("prefill", {a: 117, c: 1}, max_error=MAX_ERROR)
     oracle.step("prefill", {b: 60, a: 1, c: 5}, max_error=MAX_ERROR)
     oracle.step("prefill", {a: 13}, max_error=MAX_ERROR)
@@ -113,7 +113,7 @@ def test_a_long_prompt_goes_on_from_a_prefix_that_others_computed(make_backend: 
 
 
 class GraphedDecode(AttentionBackend):
-    """Decode steps of one size as CUDA graphs, one for each layer, padded with what other rows left there."""
+    """Decode steps of one size as one CUDA graph per layer, padded with random rows."""
 
     def __init__(
         self,
@@ -156,7 +156,7 @@ class GraphedDecode(AttentionBackend):
         rotation = Rotation(rotation.tables, self._graphed.positions, qkv.dtype)
 
         def run() -> None:
-            # What is attended with is not to be used again.
+            # attend may overwrite its input.
             out.copy_(self._graphed.attend(given.clone(), rotation, qk_norm, layer))
 
         with GraphCapture(qkv.device) as capture:
@@ -187,7 +187,7 @@ def test_decode_steps_as_graphs(
     for start in range(0, len(sequences), 32):
         some = zip(sequences[start : start + 32], lengths[start : start + 32], strict=True)
         oracle.step("prefill", dict(some), max_error=MAX_ERROR)
-    # The second replays what the first has captured, and the third has more padding.
+    # The second step replays the first's graph; the third has more padding.
     for chosen in (sequences, sequences, sequences[: -(-len(sequences) // 2)]):
         oracle.step("decode", dict.fromkeys(chosen, 1), max_error=MAX_ERROR)
 
@@ -223,7 +223,7 @@ def test_what_is_written_is_what_plain_torch_would_write(num_tokens: int, keep_k
     special = torch.tensor([1e4, -1e4, math.inf, -math.inf, math.nan, 0.0, -0.0, 1e-30], device=device).bfloat16()
     qkv[3, num_q, :8] = qkv[5, -1, :8] = special
     slots = torch.randperm(40 * 16, device=device, generator=generator)[:num_tokens]
-    # Token 3 is turned by no angle.
+    # Token 3 is rotated by angle zero.
     positions = torch.randint(0, 500, (num_tokens,), device=device, generator=generator)
     positions[3] = 0
     rotation = Rotation(RotaryEmbedding(head_dim, 1e4, None, 500, device), positions, torch.float32)
@@ -232,12 +232,12 @@ def test_what_is_written_is_what_plain_torch_would_write(num_tokens: int, keep_k
     _, k, v = given.split([num_q, num_kv, num_kv], dim=1)
     of_keys, of_values = Quantizer(layout, 0.02, device), Quantizer(layout, 0.007, device)
     keys, values = pool.view(torch.uint8)[slots // 16, layer, :, slots % 16].unbind(1)
-    # NaN has two signs.
+    # NaN has two encodings.
     expected = of_values.quantized(v)
     is_nan = expected & 0x7F == 0x7F
     assert is_nan.sum() == 1
     assert torch.equal(values[~is_nan], expected[~is_nan]) and (values[is_nan] & 0x7F == 0x7F).all()
-    # Turned keys may differ in float32's last bit, so of two numbers as near one takes the other now and then.
+    # Rotated keys may differ in float32's last bit, so ties occasionally round differently.
     found, turned = of_keys.numbers(keys).float(), rotate(k.float(), *rotation.cos_sin)
     expected = of_keys.numbers(of_keys.quantized(turned)).float()
     assert (found != expected).float().mean() < 0.01

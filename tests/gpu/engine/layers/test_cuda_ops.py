@@ -1,4 +1,4 @@
-"""The fused kernels against the plain path in float32."""
+"""Fused kernels against plain float32."""
 
 import pytest
 import torch
@@ -41,7 +41,7 @@ def test_products_with_what_is_around_them(num_tokens: int, num_in: int, num_out
 
 
 def test_a_wide_matrix() -> None:
-    """The vocabulary, with a number of rows that no tile divides."""
+    """The vocabulary, with a row count that no tile divides."""
     from tandem.engine.layers.cuda_ops import CudaOps
 
     device = torch.device("cuda", 0)

@@ -1,4 +1,4 @@
-"""Products with FP8 weights, by every kernel, against weights and quantised inputs in float64."""
+"""FP8 products of every kernel against quantized inputs and weights in float64."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ from tests.gpu.engine.layers.test_fp8_quantize import make_linear
 EPS = 1e-6
 KINDS = [("channel", "token"), ("channel", "static"), ("block", "group")]
 SIZES = [(256, 128), (1024, 1024), (896, 4864), (4096, 6144), (4096, 17152), (14336, 4096)]
-# Sums are rounded once to bfloat16; those of the tensor cores are a little coarser than float32.
+# Sums are rounded once to bfloat16; tensor cores add slightly less precisely than float32.
 MAX_ERROR = 6e-3
 HAS_BLOCKS = torch.cuda.is_available() and library_has_blocks(
     torch.cuda.get_device_capability(), torch.version.cuda or ""
@@ -27,7 +27,7 @@ def error(actual: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def product(x: torch.Tensor, linear: Fp8Linear, *, is_quantized: bool) -> torch.Tensor:
-    """Args: x: of float64."""
+    """Args: x: float64."""
     weight = dequantize(linear.weight, linear.scale).double()
     if is_quantized:
         x = as_quantized(x.float(), linear.inputs, linear.input_scale).double()
@@ -48,11 +48,11 @@ def test_products_with_what_is_around_them(
     linear = make_linear(weights, inputs, num_out, num_in, has_bias)
     x, residual = (torch.randn(num_tokens, size, device="cuda").bfloat16() for size in (num_in, num_out))
     norm = Norm(torch.randn(num_in, device="cuda").bfloat16(), EPS)
-    # Few tokens are not quantised on Hopper and later.
+    # Few tokens are not quantized from Hopper on.
     is_quantized = not ops._few_rows.fits(x, linear)
     normed = x.double() * torch.rsqrt(x.double().square().mean(-1, keepdim=True) + EPS) * norm.weight.double()
     projected = product(normed, linear, is_quantized=is_quantized)
-    # Where two roundings differ, one step of FP8 is a thirtieth of a number.
+    # If two roundings differ, one step of FP8 is a thirtieth of a number.
     bound = MAX_ERROR * (2 if is_quantized else 1)
     assert error(ops.norm_linear(x, norm, linear), projected) < bound
     gate, up = projected.chunk(2, dim=-1)
@@ -75,7 +75,7 @@ def test_a_gated_mlp(num_tokens: int, size: int, weights: str, inputs: Any) -> N
     is_quantized = not ops._few_rows.fits(x, gate_up)
     normed = x.double() * torch.rsqrt(x.double().square().mean(-1, keepdim=True) + EPS) * norm.weight.double()
     projected = product(normed, gate_up, is_quantized=is_quantized)
-    # Either the factors are rounded to bfloat16, or what is gated.
+    # Either the factors or the gated product are rounded to bfloat16.
     is_one_kernel = ops._products.tile(num_tokens, gate_up, is_gated=True) is not None
     gate, up = (projected if is_one_kernel else projected.bfloat16().double()).chunk(2, dim=-1)
     gated = F.silu(gate) * up
@@ -108,7 +108,7 @@ def test_both_kernels_at_every_size(
         expected += residual.double()
     products = Products(torch.device("cuda", 0))
     tile = products.tile(num_tokens, linear)
-    # Of channels there are no tiles for prefills.
+    # Channel scales have no tiles for prefills.
     assert tile is not None or (num_tokens > 256 and not linear.is_block)
     if tile is not None:
         assert error(products.multiply(x, linear, tile, residual), expected) < MAX_ERROR
@@ -120,7 +120,7 @@ def test_both_kernels_at_every_size(
 @pytest.mark.parametrize("num_tokens", [1, 16, 17, 64, 300])
 @pytest.mark.parametrize(("weights", "inputs"), KINDS)
 def test_the_smallest_numbers_count(num_tokens: int, weights: str, inputs: Any) -> None:
-    """Below 2^-6 FP8 has numbers without a leading one, which no kernel may take for zeros."""
+    """FP8 numbers below 2^-6 are subnormal; no kernel may read them as zero."""
     from tandem.engine.layers.cuda_ops import CudaOps
 
     torch.manual_seed(0)
@@ -135,7 +135,7 @@ def test_the_smallest_numbers_count(num_tokens: int, weights: str, inputs: Any) 
 
 @pytest.mark.skipif(not HAS_BLOCKS, reason="the library has no scales of blocks for this GPU or CUDA")
 def test_padding_has_no_effect() -> None:
-    """The library multiplies rows beyond the tokens too, whatever is there."""
+    """The library multiplies padding rows too, whatever they hold."""
     from tandem.engine.layers.fp8_products import multiply_by_library
     from tandem.engine.layers.fp8_quantize import quantize
 

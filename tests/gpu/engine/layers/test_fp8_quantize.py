@@ -1,4 +1,4 @@
-"""Quantised inputs, alone and with what is fused before them, against the same in plain torch."""
+"""Input quantization, alone and fused, against plain torch."""
 
 from typing import Any
 
@@ -15,11 +15,11 @@ EPS = 1e-6
 
 
 def make_linear(weights: Any, inputs: Any, out_size: int, in_size: int, bias: bool = False) -> Fp8Linear:
-    """Random, with scales that differ from row to row."""
+    """Random weights, with scales that differ by row."""
     device = torch.device("cuda", 0)
     names = ["model.layers.0.mlp.up_proj"]
     linear = Fp8Linear(names, [out_size], in_size, bias, Quantization(weights, inputs), torch.bfloat16, device)
-    # Among them numbers below 2^-6, which FP8 has in steps of 2^-9.
+    # Includes subnormal FP8 numbers, below 2^-6 in steps of 2^-9.
     numbers = torch.randn(out_size, in_size, device=device) * torch.logspace(-3, 2, out_size, device=device)[:, None]
     linear.weight.copy_(numbers.clamp(-448, 448).to(linear.weight.dtype))
     linear.scale.uniform_(0.5, 2.0).mul_(in_size**-0.5 / 100)
@@ -55,7 +55,7 @@ def test_quantised_inputs(num_tokens: int, size: int, weights: str, inputs: Any,
     assert scales.shape == (num_tokens, size // BLOCK if inputs == "group" else 1)
     stands_for = actual.numbers[:num_tokens].float().unflatten(-1, (scales.shape[1], -1)) * scales[..., None]
     expected = as_quantized(exact.float(), inputs, linear.input_scale).view_as(stands_for)
-    # A sum in another order may give a scale another last bit. A number that lies between two may go to either then.
+    # Another order of addition may change a scale's last bit and the rounding of ties.
     is_other = (stands_for - expected).abs() > 1e-5 * expected.abs()
     assert is_other.float().mean() < 0.02
     assert (stands_for - expected).norm() <= 0.01 * expected.norm()

@@ -1,4 +1,4 @@
-"""The most likely tokens, among many that are equal."""
+"""Argmax with many ties."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ def test_most_likely(num_rows: int, vocab_size: int) -> None:
     kernel = MostLikely(vocab_size, num_rows, torch.device("cuda", 0))
     out = torch.full((num_rows,), -1, dtype=torch.int64, device="cuda")
     for scale in (0.0, 1e-3, 1.0, -1.0):
-        # They are coarse, so that many are equal, with both zeros and infinities among them.
+        # Coarse logits with many ties, both zeros and infinities.
         logits = (torch.randn(num_rows, vocab_size, device="cuda") * 3).round().bfloat16() * scale
         logits[0, vocab_size // 2 :] = -torch.inf
         kernel.find(logits, out)

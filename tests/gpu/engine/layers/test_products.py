@@ -1,4 +1,4 @@
-"""Our own kernel for a moderate number of tokens, in every tile and at the sizes of models, against float64."""
+"""The kernel for a moderate number of tokens against float64, in every tile and at model sizes."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ from tests.gpu.engine.layers.test_fp8_quantize import make_linear
 
 EPS = 1e-6
 NUM_TOKENS = (1, 17, 63, 64, 65, 127, 128, 129, 255, 256)
-# Sums are rounded once to bfloat16; those of the tensor cores are a little coarser than float32.
+# Sums are rounded once to bfloat16; tensor cores add slightly less precisely than float32.
 MAX_ERROR = 6e-3
 TILES: list[tuple[Kind, bool, Tile]] = [
     ("plain", False, Tile(64, 64, 64, 8, 4)),
@@ -35,7 +35,7 @@ TILES: list[tuple[Kind, bool, Tile]] = [
     *(("block", False, Tile(64, outputs, 128, 6, 4)) for outputs in (32, 64, 128)),
     *(("block", False, Tile(128, outputs, 128, 4, 8)) for outputs in (32, 64, 128)),
 ]
-# Rows and columns of the matrices, and whether their products are gated.
+# Matrix rows and columns, and whether products are gated.
 MATRICES = {
     "0.6B qkv": (4096, 1024, False),
     "0.6B o": (1024, 2048, False),
@@ -61,7 +61,7 @@ def make(kind: Kind, out_size: int, in_size: int, bias: bool = False) -> LinearB
 
 
 def inputs(linear: LinearBase, num_tokens: int) -> tuple[Any, torch.Tensor]:
-    """What the kernel takes, and what it stands for in float64."""
+    """The kernel's input, and its value in float64."""
     from tandem.engine.layers.fp8_quantize import quantize
 
     x = torch.randn(num_tokens, linear.weight.shape[1], device="cuda").bfloat16()
@@ -85,7 +85,7 @@ def check(
         expected += residual.double()
     bound = (2 if is_gated else 1) * MAX_ERROR
     assert (actual.double() - expected).norm() < bound * expected.norm()
-    # No token is wrong behind others that are larger.
+    # Per token, so that large tokens do not hide errors in others.
     assert ((actual.double() - expected).norm(dim=1) < 2 * bound * expected.norm(dim=1)).all()
 
 
@@ -97,7 +97,7 @@ def test_every_tile(kind: Kind, is_gated: bool, tile: Tile, has_bias: bool, adds
 
     torch.manual_seed(0)
     products = Products(torch.device("cuda", 0))
-    # An odd number of tiles, and fewer steps than stages, as many, and more.
+    # An odd number of tiles; fewer steps than stages, as many, and more.
     for num_steps in (1, 3, tile.num_stages, 13):
         out_size, in_size = 3 * 128, tile.depth * tile.num_splits * num_steps
         linear = make(kind, 2 * out_size if is_gated else out_size, in_size, has_bias)
@@ -128,7 +128,7 @@ def test_the_chosen_tiles_at_sizes_of_models(kind: Kind, matrix: str) -> None:
 
 
 def test_the_same_bits_whatever_ran_before() -> None:
-    """Blocks that share a tile end in another order each time, and leave nothing behind for the next launch."""
+    """Blocks that share a tile end in any order, and leave no state for the next launch."""
     from tandem.engine.layers.products import Products
 
     torch.manual_seed(0)
@@ -150,11 +150,11 @@ def test_the_same_bits_whatever_ran_before() -> None:
     [("plain", 24), *(("channel", n) for n in (24, 64, 100, 200)), *(("block", n) for n in (24, 64, 100, 200))],
 )
 def test_layers_in_a_graph(kind: Kind, num_tokens: int) -> None:
-    """Kernels that begin before those before them have ended give what they give one at a time."""
+    """Overlapping kernels compute the same as one at a time."""
     from tandem.engine.layers.cuda_ops import CudaOps
 
     torch.manual_seed(0)
-    # All of it is made by our own kernels, which give the same bits each time.
+    # Uses only Tandem's own kernels, which are deterministic.
     size, intermediate = 1024, 4096 if kind == "block" else 4608
     ops = CudaOps(torch.device("cuda", 0))
     layers = [

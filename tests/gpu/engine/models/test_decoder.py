@@ -1,4 +1,4 @@
-"""Logits in bfloat16 against transformers in float32, judged by transformers' own error in bfloat16."""
+"""bfloat16 logits against transformers in float32, relative to transformers' own bfloat16 error."""
 
 import random
 from pathlib import Path
@@ -17,7 +17,7 @@ VOCAB_SIZE = 300
 PAGE_SIZE = 16
 NUM_PAGES = 64
 NUM_TEACHER_FORCED = 64
-# Our error may be this many times as large as transformers' own.
+# Limit of the error relative to transformers' own.
 MAX_RATIO = 2.0
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {},
@@ -66,7 +66,7 @@ class Steps:
         return TokenSequence(list(prompt), len(prompt), pages)
 
     def sharing(self, other: TokenSequence, num_tokens: int) -> TokenSequence:
-        """One with the same tokens, whose first `num_tokens` are in the other's pages."""
+        """A sequence of the same tokens that shares the other's pages for the first `num_tokens`."""
         sequence = self.sequence(other.token_ids)
         sequence.page_ids = [*other.page_ids[: num_tokens // PAGE_SIZE], *sequence.page_ids[num_tokens // PAGE_SIZE :]]
         sequence.cached_len = sequence.device_len = num_tokens
@@ -92,7 +92,7 @@ class Steps:
 
 
 def reference_logits(path: Path, dtype: torch.dtype, token_ids: list[int]) -> torch.Tensor:
-    """After each token, by transformers: (num_tokens, vocab_size)."""
+    """transformers' logits after each token: (num_tokens, vocab_size)."""
     from transformers import AutoModelForCausalLM
 
     model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=dtype)

@@ -1,4 +1,4 @@
-"""What the decode kernel is told: every token of every sequence once, within the memory that was made for it."""
+"""Decode plans cover every token of every sequence once, within their memory."""
 
 import itertools
 from typing import Any
@@ -26,7 +26,7 @@ def sequence_of(num_tokens: int, page_size: int, first_page: int) -> TokenSequen
 
 
 def items_of_blocks(plans: DecodePlan, plan: Any, num_rows: int) -> list[int]:
-    """The first item of each block, and behind them the number of items."""
+    """First item of each block, then the number of items."""
     start = HEAD_SIZE + ITEM_SIZE * plans.max_items(num_rows)
     numbers: list[int] = plan[start : start + int(plan[0]) + 1].tolist()
     assert start + len(numbers) <= plans.positions(num_rows).start
@@ -56,7 +56,7 @@ def test_items_cover_every_token_once(num_kv_heads: int, page_size: int, lengths
     num_items = first_items[-1]
     assert num_items <= plans.max_items(num_rows)
     items = plan[HEAD_SIZE : HEAD_SIZE + num_items * ITEM_SIZE].reshape(num_items, ITEM_SIZE).tolist()
-    # Row after row, the parts of a row in order: what the last block of a row relies on.
+    # A row's last block relies on items in row order, parts in order.
     assert [item[0] for item in items] == sorted(item[0] for item in items)
     for row, row_length in enumerate(all_lengths):
         mine = [item for item in items if item[0] == row]
@@ -98,5 +98,5 @@ def test_blocks_have_about_as_much_to_do(lengths: list[int]) -> None:
         sum(-(-int(end - begin) // turn) + ITEM_COST for _, begin, end, *_ in items[start:stop])
         for start, stop in itertools.pairwise(first_items)
     ]
-    # Cuts are at whole turns, and a row that is cut costs an item more.
+    # Cuts are at whole turns, and a cut row costs one more item.
     assert max(costs) <= sum(costs) / plans.max_blocks(num_rows) + 1 + ITEM_COST

@@ -1,4 +1,4 @@
-"""What is inside a page: sizes, the tensor that a backend sees, and the tag that two workers compare."""
+"""Page layout: sizes, the tensor view, and the tag that two workers compare."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,4 +1,4 @@
-"""Attention by kind into one output, with the reference backend as the kernels of each kind."""
+"""Mixed attention into one output, with the reference backend for each kind."""
 
 import itertools
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ _names = itertools.count()
 
 class Planned(PlannedAttention):
     def __init__(self, reference: ReferenceAttention, batch: Batch, asked: list[bool]) -> None:
-        """Args: asked: whether somebody said where to write, of each call."""
+        """Args: asked: collects whether `out` was given, per call."""
         self._reference = reference
         self._positions = [p for s in batch.sequences for p in range(s.cached_len, s.device_len)]
         self._asked = asked
@@ -39,7 +39,7 @@ class Planned(PlannedAttention):
         layer: int,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        # Each kind sees its own tokens and their positions alone.
+        # Each kind sees only its own tokens and positions.
         assert rotation.positions.tolist() == self._positions and len(qkv) == len(self._positions)
         assert qkv.is_contiguous()
         attended = self._reference.attend(qkv, rotation, qk_norm, layer)
@@ -84,7 +84,7 @@ def test_each_kind_writes_its_rows(page_size: int) -> None:
     a, b, c = oracle.add(30), oracle.add(23), oracle.add(40)
     oracle.step("prefill", {a: 27, b: 5}, max_error=1e-6)
     oracle.step("decode", {b: 1, a: 1}, max_error=1e-6)
-    # One kind alone has its output as its kernels make it.
+    # A single kind allocates its own output.
     assert not any(made[0].asked)
     made[0].asked.clear()
     oracle.step("mixed", {b: 1, c: 20}, max_error=1e-6, num_mixed=1)

@@ -1,4 +1,4 @@
-"""Numbers to and from the bytes of quantized pages."""
+"""Conversion to and from the bytes of quantized pages."""
 
 import math
 
@@ -23,7 +23,7 @@ def through(numbers: list[float], scale: float = 1.0, dtype: str = "float32") ->
 
 def test_the_nearest_is_taken_and_of_two_the_even_one() -> None:
     assert through([0.0, 1.0, 1.05, 1.07, 1.0625, 1.1875, -3.3]) == [0.0, 1.0, 1.0, 1.125, 1.0, 1.25, -3.25]
-    # The smallest there is, and what is nearer to 0.
+    # The smallest number, and a number nearer to 0.
     assert through([2.0**-9, 2.0**-10.1, -(2.0**-9)]) == [2.0**-9, 0.0, -(2.0**-9)]
 
 

@@ -1,4 +1,4 @@
-"""The reference attention backend against softmax attention written out, over pages full of NaN."""
+"""The reference attention backend against plain softmax attention, over pages full of NaN."""
 
 import itertools
 from collections.abc import Iterator
@@ -20,14 +20,14 @@ NUM_LAYERS = 2
 HEAD_DIM = 16
 NUM_PAGES = 160
 _names = itertools.count()
-# Of quantized pages, for each layer. Queries, keys and values of these tests are about 1.
+# Scales of quantized pages per layer, for queries, keys and values of about 1.
 SCALES = KvScales((0.01, 0.25), (0.3, 1.0))
-# A dtype to compute in, and what pages are quantized to.
+# (compute dtype, quantized page dtype).
 DTYPES = [("float32", ""), ("bfloat16", ""), ("float32", "float8_e4m3fn"), ("bfloat16", "float8_e4m3fn")]
 
 
 class Oracle(AttentionOracle):
-    """The reference backend on the CPU; steps are checked as closely as the dtype allows."""
+    """The reference backend on the CPU, with tolerances per dtype."""
 
     def __init__(self, page_size: int, num_q_heads: int, num_kv_heads: int, dtypes: tuple[str, str]) -> None:
         layout = KvHeadLayout(NUM_LAYERS, page_size, num_kv_heads, HEAD_DIM, *dtypes)

@@ -1,4 +1,4 @@
-"""Every backend of the table is where the table says."""
+"""Every backend in the table exists at its path."""
 
 import importlib.util
 

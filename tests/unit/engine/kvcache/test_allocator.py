@@ -10,7 +10,7 @@ def test_pages_are_given_out_once_and_come_back() -> None:
     taken = allocator.allocate(3)
     assert sorted(taken + allocator.free_pages()) == [0, 1, 2, 3] and allocator.num_free == 1
     allocator.free(taken[:2])
-    # The one freed last is the likeliest to be in a CPU cache.
+    # The last freed page is the likeliest in a CPU cache.
     assert allocator.allocate(1) == [taken[1]]
     assert allocator.allocate(0) == [] and allocator.num_free == 2
 

@@ -1,4 +1,4 @@
-"""Who gets which page: what is reused, what is evicted, what waits."""
+"""Page reuse, eviction and deferred frees."""
 
 from tandem.engine.kvcache.cache_manager import CacheManager, PageHandle
 from tests.fakes.transport import ManualCompletion
@@ -38,7 +38,7 @@ def test_duplicates_are_remapped_before_they_are_freed() -> None:
     cache.cache_pages(first, tokens, 5)
     cache.cache_pages(second, tokens, 5)
     assert second.page_ids[:2] == first.page_ids[:2]
-    # The partial last page stays each request's own.
+    # The partial last page stays private to each request.
     assert second.page_ids[2] == own_pages[2] != first.page_ids[2]
     assert cache.num_free_pages == 4
     assert cache.check_integrity() == ""
@@ -52,7 +52,7 @@ def test_locked_pages_are_not_evicted_and_the_least_recently_used_go_first() -> 
         cache.release_pages(handle)
     cache.touch([1, 2])
     locked = hold(cache, [3, 4])
-    # Three free pages and two that can be evicted: [5, 6] goes before [1, 2].
+    # Three free pages and two evictable ones: [5, 6] goes before [1, 2].
     held = hold(cache, [7] * 8)
     assert cache.num_cached_pages == 1
     assert hold(cache, [1, 2]).cached_len == 2
@@ -76,7 +76,7 @@ def test_the_match_is_locked_before_room_is_made_for_the_rest() -> None:
     handle = hold(cache, [1, 2, 3, 4])
     cache.cache_pages(handle, [1, 2, 3, 4], 4)
     cache.release_pages(handle)
-    # Two cached pages, two free: six tokens fit only beside the match, never on top of it.
+    # Two cached and two free pages: six tokens fit beside the match only.
     handle = hold(cache, [1, 2, 3, 4, 5, 6, 7, 8])
     assert handle.cached_len == 4
     assert len(set(handle.page_ids)) == 4
@@ -122,7 +122,7 @@ def test_namespaces_share_nothing() -> None:
     assert cache.num_cached_pages == 4
     assert not set(cache.peek([1, 2, 3, 4])) & set(cache.peek([1, 2, 3, 4], "tenant"))
     assert cache.peek([1, 2, 3, 4], "nobody") == []
-    # One pool: the pages of any namespace make room for another.
+    # Namespaces share one pool: their pages make room for each other.
     hold(cache, [5] * 16)
     assert cache.num_cached_pages == 0
 
@@ -136,7 +136,7 @@ def test_namespaces_that_hold_nothing_are_forgotten() -> None:
         if i % 2:
             cache.cache_pages(handle, [1, 2, 3], 3)
         cache.release_pages(handle)
-    # One page each for the last of those that cached one; the rest were evicted or never had any.
+    # One page for each of the last namespaces; the rest were evicted or never cached one.
     assert cache.num_namespaces == cache.num_cached_pages <= 8
     hold(cache, [5] * 16, namespace="other")
     assert cache.num_namespaces == 1

@@ -28,15 +28,15 @@ class Held:
     is_bounded: bool
 
     def prefix(self, page_index: int) -> tuple[object, ...]:
-        """What the KV of a page depends on: everything up to its end."""
+        """Everything that a page's KV depends on."""
         return (self.namespace, *self.tokens[: (page_index + 1) * PAGE_SIZE])
 
     copies: list[ManualCompletion] = field(default_factory=list)
 
 
 class CacheMachine(RuleBasedStateMachine):
-    """Writes into a model of every page what its owner computes there, and reads it back at every reuse: a page that
-    is given out while it is held, or found under other tokens, shows."""
+    """Records every page's expected content and checks it at every reuse. This reveals a held page given out twice, or
+    a page found under other tokens."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.held.append(held)
 
     def bounded_pages(self) -> set[int]:
-        """Those under the ceiling, of handles and of what may still run with the numbers that they had."""
+        """Pages under the ceiling, of handles and of pending operations."""
         held = {p for h in self.held if h.is_bounded for p in h.handle.page_ids}
         return held | {p for pages, _, is_bounded in self.deferred if is_bounded for p in pages}
 

@@ -1,4 +1,4 @@
-"""What one class of holders may have of a pool."""
+"""Limits on the pages of one class of handles."""
 
 from tandem.engine.kvcache.cache_manager import CacheManager, PageHandle
 from tandem.engine.kvcache.page_ceiling import PageCeiling
@@ -64,7 +64,7 @@ def test_a_count_that_has_gone_wrong_is_seen() -> None:
 
 
 def test_pages_that_count_though_nobody_has_them_are_seen() -> None:
-    """They would be missing from the class for ever."""
+    """Such pages would be lost to the class forever."""
     cache, ceiling = CacheManager(10, 2), PageCeiling(4)
     handle = acquire(cache, [1] * 8, ceiling)
     assert handle is not None

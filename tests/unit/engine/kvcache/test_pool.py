@@ -1,4 +1,4 @@
-"""The memory of pages on a CPU."""
+"""The CPU pool."""
 
 import pytest
 

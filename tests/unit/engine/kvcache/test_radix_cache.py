@@ -1,4 +1,4 @@
-"""Eviction from the tree, whatever a policy's key does."""
+"""Eviction from the tree, for any behavior of a policy's keys."""
 
 import random
 from collections.abc import Sequence
@@ -14,12 +14,12 @@ from tandem.engine.kvcache.radix_cache import RadixCache, RadixNode
 from tests.fakes.eviction import EverLater, NeverTheSame, UsesPerTime
 
 POLICIES = (LeastRecentlyUsed, UsesPerTime, NeverTheSame, EverLater)
-# As many entries as the eviction heap may have, for a tree of so many pages.
+# Bound of the eviction heap: slack plus entries per page.
 HEAP_SLACK, HEAP_PER_PAGE = 64, 4
 
 
 class Tree:
-    """A tree of one token a page, in which nobody holds a page unless a test locks it."""
+    """A tree with one token per page, without locks unless a test adds them."""
 
     def __init__(self, policy: Any) -> None:
         self.policy = policy
@@ -27,7 +27,7 @@ class Tree:
         self.num_added = 0
 
     def add(self, tokens: Sequence[int]) -> None:
-        """Caches what is missing of a path."""
+        """Caches the missing pages of a path."""
         node = self.cache.match("", tokens, len(tokens))
         root = self.cache.lock_path(node)
         for token in tokens[len(self.cache.path_pages(node)) :]:
@@ -87,14 +87,14 @@ def test_as_many_pages_come_out_as_are_unlocked(policy: type[EvictionPolicy], ac
             num_unlocked = sum(node.num_locks == 0 for node in before.values())
             evicted = tree.cache.evict(argument)
             assert len(evicted) == len(set(evicted)) == min(argument, num_unlocked)
-            # Never a page before what hangs on it, nor one that is held.
+            # Only leaves without locks were evicted.
             assert set(before) - set(evicted) == set(tree.cached())
             assert all(before[page].num_locks == 0 and not before[page].children for page in evicted)
         tree.check()
 
 
 class Scripted(EvictionPolicy):
-    """Keys that a test sets, by when a page came into the tree."""
+    """Keys set by the test, by creation time."""
 
     def __init__(self) -> None:
         self.keys: dict[int, float] = {}
@@ -104,7 +104,7 @@ class Scripted(EvictionPolicy):
 
 
 def three_pages() -> Tree:
-    """Pages 0, 1 and 2, which came into the tree at times 1, 2 and 3."""
+    """Pages 0, 1 and 2, created at times 1, 2 and 3."""
     policy = Scripted()
     policy.keys = {1: 1.0, 2: 2.0, 3: 3.0}
     tree = Tree(policy)

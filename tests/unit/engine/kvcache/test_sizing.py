@@ -1,4 +1,4 @@
-"""How many pages a GPU's pool gets, from figures as they would be measured there."""
+"""Number of pages of a GPU's pool, from measured figures."""
 
 from dataclasses import replace
 
@@ -7,7 +7,7 @@ import pytest
 from tandem.engine.attention.layout import KvHeadLayout
 from tandem.engine.kvcache.sizing import GIB, DeviceMemory, choose_num_pages
 
-# 2 MiB a page.
+# 2 MiB per page.
 LAYOUT = KvHeadLayout(num_layers=32, page_size=16, num_kv_heads=8, head_dim=128, dtype="bfloat16")
 MEMORY = DeviceMemory(total=140 * GIB, free=123 * GIB, weights=16 * GIB, graphs=GIB, forward=2 * GIB)
 PAGES_PER_GIB = GIB // LAYOUT.page_bytes
@@ -18,14 +18,14 @@ def automatic(memory: DeviceMemory, fraction: float, max_model_len: int = 0) -> 
 
 
 def test_weights_graphs_and_pool_have_the_share_together() -> None:
-    # 70 GiB, of which weights and graphs take 17; one page is the dummy.
+    # Of 70 GiB, weights and graphs take 17; one page is the dummy.
     assert automatic(MEMORY, 0.5) == 53 * PAGES_PER_GIB - 1
 
 
 def test_a_forward_has_room_whatever_the_share() -> None:
     assert automatic(MEMORY, 0.99) == 120 * PAGES_PER_GIB - 1
     assert automatic(replace(MEMORY, forward=20 * GIB), 0.99) == 102 * PAGES_PER_GIB - 1
-    # Where the share is the limit, a forward runs in what is left beside it.
+    # If the fraction is the limit, a forward pass uses the remaining memory.
     assert automatic(replace(MEMORY, forward=20 * GIB), 0.5) == automatic(MEMORY, 0.5)
 
 
@@ -37,19 +37,19 @@ def test_a_share_that_leaves_nothing_is_refused_with_the_figures() -> None:
     with pytest.raises(ValueError) as refused:
         automatic(MEMORY, 0.1)
     message = str(refused.value)
-    assert message.startswith("there is room for 0 pages of KV, which hold 0 tokens, but a sequence may have 1: ")
+    assert message.startswith("there is room for 0 pages of KV (0 tokens), but a sequence may have 1: ")
     for part in (
-        "of the GPU's 140.0 GiB, 123.0 are free once weights and workspaces have taken 16.0",
-        "CUDA graphs need 1.0, the largest forward 2.0",
-        "mem_fraction_static 0.1 is 14.0",
+        "the GPU has 140.0 GiB, 123.0 free after 16.0 for weights and workspaces",
+        "CUDA graphs need 1.0, the largest forward pass 2.0",
+        "mem_fraction_static 0.1 allows 14.0",
         "use a larger mem_fraction_static",
     ):
         assert part in message
-    # The weights alone are too large for that share.
+    # The weights alone exceed the fraction.
     assert "max_model_len" not in message and "chunk_size" not in message
     with pytest.raises(ValueError, match=r"use .*, a smaller chunk_size or max_batch_size, or a smaller model$"):
         automatic(MEMORY, 0.12, 1)
-    with pytest.raises(ValueError, match=r"use a smaller model, or end what else uses this GPU$"):
+    with pytest.raises(ValueError, match=r"use a smaller model, or stop other processes on this GPU$"):
         automatic(replace(MEMORY, free=0), 0.88, 1)
 
 
@@ -65,7 +65,7 @@ def test_a_larger_share_is_not_advised_where_others_have_the_memory() -> None:
     with pytest.raises(ValueError) as refused:
         automatic(replace(MEMORY, free=4 * GIB), 0.88, 131072)
     assert str(refused.value).endswith(
-        "use a max_model_len of at most 8176, or a smaller model, or end what else uses this GPU"
+        "use a max_model_len of at most 8176, or a smaller model, or stop other processes on this GPU"
     )
 
 

@@ -1,4 +1,4 @@
-"""FP8 projections in plain torch: the numbers by hand, and what is refused."""
+"""FP8 projections in plain torch: numbers computed by hand, and rejected shapes."""
 
 from typing import Any
 
@@ -18,11 +18,11 @@ def make(weights: Any, inputs: Any, out_sizes: list[int], in_size: int, bias: bo
 
 
 def test_rounding() -> None:
-    # 448 is FP8's largest number; beside it steps are of 32, and at 1 of 1/8.
+    # Near 448, FP8's largest number, steps are 32; near 1 they are 1/8.
     x = torch.tensor([[448.0, 430.0, -1.06, 1.07, 2**-9, 2**-11, 0.0, 600.0]])
     rounded = as_quantized(x, "static", torch.ones(1))
     assert rounded.tolist() == [[448.0, 416.0, -1.0, 1.125, 2**-9, 0.0, 0.0, 448.0]]
-    # A token's own scale makes its largest number FP8's largest, so nothing is cut; zeros stay zeros.
+    # A token's scale maps its largest number to FP8's largest; zeros stay zeros.
     x = torch.tensor([[1.0, -8.0, 0.5], [0.0, 0.0, 0.0]])
     assert torch.allclose(as_quantized(x, "token", None), x)
     x = torch.ones(1, 256) * torch.tensor([1000.0, 1e-3]).repeat_interleave(128)
@@ -63,7 +63,7 @@ def test_the_largest_of_several_static_scales_counts() -> None:
         parameter.copy_(torch.full(parameter.shape, values.get(kind, 1.0 if name[0] == "q" else 2.0)))
     linear.loaded()
     assert linear.input_scale is not None and linear.input_scale.tolist() == [2.0]
-    # Under the smaller scale 600 would be cut to 448; under the larger one it is 300, which is 288 or 304.
+    # Under the smaller scale 600 would saturate at 448; under the larger it is 300, rounded to 288 or 304.
     x = torch.zeros(1, 16)
     x[0, 0] = 600.0
     assert linear(x)[0].tolist() == [0.5 * 2 * 304 + 3] * 32 or linear(x)[0].tolist() == [0.5 * 2 * 288 + 3] * 32
@@ -83,7 +83,7 @@ def test_the_largest_of_several_static_scales_counts() -> None:
 def test_blocks_are_the_library_s_on_hopper_with_a_late_cuda(
     capability: tuple[int, int], cuda_version: str, has_blocks: bool
 ) -> None:
-    """With an earlier one torch raises, at the first prompt that is long enough for the library."""
+    """With an earlier CUDA torch raises, at the first prompt long enough for the library."""
     assert library_has_blocks(capability, cuda_version) is has_blocks
 
 
@@ -96,9 +96,9 @@ def test_blocks_are_the_library_s_on_hopper_with_a_late_cuda(
             "group",
             [256],
             192,
-            r"q_proj is \(256, 192\), but blocks of 128x128 are supported for multiples of 128",
+            r"q_proj is \(256, 192\), but blocks of 128x128 need multiples of 128",
         ),
-        ("channel", "token", [24], 32, r"q_proj is \(24, 32\), but products of FP8 numbers .* multiples of 16 alone"),
+        ("channel", "token", [24], 32, r"q_proj is \(24, 32\), but FP8 products need multiples of 16"),
     ],
 )
 def test_refuses_sizes(weights: Any, inputs: Any, sizes: list[int], in_size: int, message: str) -> None:

@@ -1,4 +1,4 @@
-"""Tiles of products: what they must fit, and how many variants of the kernel they come to."""
+"""Product tiles: resource limits, and the number of compiled kernels."""
 
 import pytest
 
@@ -20,7 +20,7 @@ from tandem.engine.layers.product_tiles import (
 H200 = Device(132, 227 * 1024)
 L4 = Device(58, 99 * 1024)
 KINDS: tuple[Kind, ...] = ("plain", "channel", "block")
-# Hidden size, intermediate size, outputs of queries, keys and values, and inputs of the output projection.
+# Hidden size, intermediate size, QKV outputs, and inputs of the output projection.
 SIZES = {
     "0.6B": (1024, 3072, 4096, 2048),
     "4B": (2560, 9728, 6144, 4096),
@@ -52,7 +52,7 @@ def test_tiles_divide_matrices_and_fit_the_device(device: Device, kind: Kind, na
             assert product.out_size % tile.outputs == 0
             assert product.in_size % (tile.depth * tile.num_splits) == 0
             assert 2 <= tile.num_stages <= max_stages(tile, product, device)
-            # Sums of a thread stay in its registers.
+            # A thread's sums stay in registers.
             num_sums = tile.tokens * tile.outputs * (2 if product.is_gated else 1)
             assert num_sums <= 128 * 32 * tile.num_warps
             if tile.num_splits > 1:
@@ -73,7 +73,7 @@ def test_few_variants_are_compiled(kind: Kind) -> None:
 def test_matrices_that_few_tiles_cover_are_split() -> None:
     output = tile_for(Product("channel", 32, 4096, 4096), H200)
     assert output is not None and output.num_splits > 1
-    # All of its inputs are on their way at once anyway.
+    # All inputs are in flight without a split.
     assert (tile := tile_for(Product("channel", 32, 1024, 1024), H200)) and tile.num_splits == 1
 
 
@@ -117,7 +117,7 @@ def test_gated_tiles_of_many_tokens_divide_matrices_and_are_mostly_full(name: st
 @pytest.mark.parametrize(
     ("name", "num_tokens", "outputs"),
     [
-        # Where the library measured faster on an H200, and which tile did where it was not.
+        # None where the library measured faster on an H200, otherwise the fastest tile.
         ("8B", 192, None),
         ("8B", 512, None),
         ("8B", 640, 128),

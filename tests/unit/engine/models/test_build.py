@@ -1,4 +1,4 @@
-"""Which class computes an architecture."""
+"""The model class of an architecture."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Which config.json files are read, as what, and which are refused."""
+"""Accepted and rejected config.json files."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,7 @@ import pytest
 from tandem.engine.models.config import ModelConfig
 from tandem.engine.models.rope import Llama3RopeScaling
 
-# Of config.json files as they were published, what says something about the computation.
+# Published config.json files, without keys that do not affect the computation.
 LLAMA_3_1_8B: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
     "attention_bias": False,
@@ -137,7 +137,7 @@ def test_reads_mistral(tmp_path: Path, changes: dict[str, Any]) -> None:
     )
 
 
-# A window as long as the context is accepted even when it is switched on.
+# A window as long as the context is accepted even if enabled.
 @pytest.mark.parametrize("changes", [{}, {"use_sliding_window": True}, {"layer_types": ["full_attention"] * 24}])
 def test_reads_qwen2(tmp_path: Path, changes: dict[str, Any]) -> None:
     assert read_config(tmp_path, QWEN2_5_0_5B, **changes) == ModelConfig(
@@ -187,7 +187,7 @@ def test_defaults(tmp_path: Path) -> None:
     assert not (config.qkv_bias or config.o_bias or config.mlp_bias)
 
 
-# As in Hugging Face's configuration classes, which a config.json may rely on.
+# Defaults of Hugging Face's configuration classes.
 @pytest.mark.parametrize(
     ("published", "num_kv_heads", "head_dim"),
     [(MISTRAL_7B_V0_3, 8, 128), ({**QWEN2_5_0_5B, "num_attention_heads": 32}, 32, 28), (QWEN3_0_6B, 32, 128)],
@@ -247,7 +247,7 @@ def test_refuses(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     ("published", "changes", "message"),
     [
         (MISTRAL_7B_V0_3, {"sliding_window": 32767}, "sliding_window 32767 is in effect, .* below max_pos.* 32768"),
-        # Hugging Face's Mistral does not know this key.
+        # Hugging Face's Mistral ignores this key.
         (MISTRAL_7B_V0_3, {"sliding_window": 4096, "use_sliding_window": False}, "sliding_window 4096 is in effect"),
         (MISTRAL_7B_V0_3, {"sliding_window": "4096"}, "sliding_window must be a whole number"),
         (QWEN2_5_0_5B, {"sliding_window": 4096, "use_sliding_window": True}, "sliding_window 4096 is in effect"),

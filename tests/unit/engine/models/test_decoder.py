@@ -32,13 +32,13 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
-# What distinguishes the checkpoints under test; the rest is in `make_checkpoint`.
+# Differences between the checkpoints; the rest is in `make_checkpoint`.
 VARIANTS: dict[str, dict[str, Any]] = {
     "llama": {},
     "llama_tied_llama3": {"tie_word_embeddings": True, "rope_parameters": LLAMA3_ROPE},
     "llama_group_of_3": {"hidden_size": 96, "num_attention_heads": 6, "head_dim": 16, "num_hidden_layers": 3},
     "llama_biased_wide_heads": {"attention_bias": True, "mlp_bias": True, "head_dim": 32},
-    # The longest sequence below has as many tokens as the window, which is the most that it leaves alone.
+    # The longest sequence below has as many tokens as the window, the most without an effect.
     "mistral_wide_window": {"sliding_window": 153, "max_position_embeddings": 153},
     "mistral_tied_wide_heads": {"sliding_window": None, "tie_word_embeddings": True, "head_dim": 32},
     "qwen2": {},
@@ -80,7 +80,7 @@ def make_checkpoint(path: Path, variant: str, max_shard_size: str = "1GB") -> Ch
     config = AutoConfig.for_model(variant.partition("_")[0], **settings)
     reference = AutoModelForCausalLM.from_config(config).eval()
     with torch.no_grad():
-        # Far from the initial values, at which norms and biases do nothing and logits are all alike.
+        # Far from initial values, where norms and biases have no effect and logits are alike.
         for name, parameter in reference.named_parameters():
             parameter.normal_(1.0 if "norm" in name else 0.0, 0.2)
     reference.save_pretrained(path, max_shard_size=max_shard_size)
@@ -111,7 +111,7 @@ class Runner:
         random.Random(1).shuffle(self._free)
 
     def sequence(self, token_ids: list[int], max_len: int = 0, prefix: Iterable[int] = ()) -> TokenSequence:
-        """A sequence whose first pages are `prefix`, which hold its tokens already."""
+        """A sequence whose first pages are `prefix`, already computed."""
         pages = list(prefix)
         cached_len = len(pages) * self.pool.layout.page_size
         while len(pages) < self.pool.layout.num_pages_for(max(max_len, len(token_ids))):
@@ -146,7 +146,7 @@ def random_ids(num_tokens: int, seed: int = 0) -> list[int]:
 
 
 def expected_logits(reference: PreTrainedModel, token_ids: list[int]) -> torch.Tensor:
-    """Logits after the last token, by transformers: (vocab_size,) float32."""
+    """transformers' logits after the last token: (vocab_size,) float32."""
     with torch.inference_mode():
         return reference(torch.tensor([token_ids])).logits[0, -1].float()
 
@@ -221,7 +221,7 @@ def test_only_wanted_rows_come_out_and_all_keys_and_values_are_written(checkpoin
     everything = forward()
     written = pages()
     layout.view(runner.pool.memory).fill_(float("nan"))
-    # Graphs name rows in any order, and some of them again.
+    # Graphs select rows in any order, with repeats.
     rows = torch.tensor([26, 6, 6, 0])
     torch.testing.assert_close(forward(rows), everything[rows])
     torch.testing.assert_close(pages(), written, equal_nan=True)

@@ -1,4 +1,4 @@
-"""Which tensors a model takes from a checkpoint, and which it refuses."""
+"""Accepted and rejected tensors of a checkpoint."""
 
 from typing import Any
 
@@ -42,7 +42,7 @@ def make_weights(model: Model) -> dict[str, torch.Tensor]:
         ("model.norm.weight", torch.zeros(65), r"model.norm.weight has shape \(65,\), not \(64,\)"),
         ("model.layers.0.self_attn.k_proj.weight", torch.zeros(64, 64), r"k_proj.weight has shape \(64, 64\)"),
         ("model.norm.weight", torch.zeros(64, dtype=torch.int8), "model.norm.weight has dtype torch.int8"),
-        # Computing without these would give other logits, so a checkpoint that has them is refused.
+        # Ignoring these would change logits.
         ("model.layers.0.self_attn.q_proj.bias", torch.zeros(64), "q_proj.bias is unexpected"),
         ("model.layers.0.self_attn.q_norm.weight", torch.zeros(16), "q_norm.weight is unexpected"),
     ],
@@ -86,7 +86,7 @@ def test_refuses_a_tensor_twice_and_ignores_rotary_buffers() -> None:
     model = make_model()
     weights = list(make_weights(model).items())
     model.load_weights([("model.layers.0.self_attn.rotary_emb.inv_freq", torch.zeros(8)), *weights])
-    with pytest.raises(ValueError, match="comes twice"):
+    with pytest.raises(ValueError, match="is duplicated"):
         model.load_weights([*weights, weights[0]])
 
 

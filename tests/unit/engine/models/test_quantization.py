@@ -1,4 +1,4 @@
-"""What of quantization_config is served, and what is refused."""
+"""Supported and rejected quantization_config schemes."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from tests.fakes.fp8_schemes import BLOCKS, GROUPS, KINDS, STATIC, TOKEN, scheme
 TENSOR, CHANNEL = {"strategy": "tensor"}, {"strategy": "channel"}
 SERVED = {
     "tensors_static": ("tensor", "static", "weight_scale"),
-    # One scale for a whole batch would let requests change each other's tokens.
+    # A scale for the whole batch would let requests change each other's tokens.
     "tensors_dynamic": ("tensor", "token", "weight_scale"),
     "channels_static": ("channel", "static", "weight_scale"),
     "channels_dynamic": ("channel", "token", "weight_scale"),
@@ -40,7 +40,7 @@ def test_modules_are_ignored_by_name_by_end_and_by_pattern() -> None:
         (f"{layer}.up_proj", f"{layer}.up_proj", f"{layer}.down_proj"),
         ("model.layers.1", "model.layers.1.mlp.up_proj", f"{layer}.up_proj"),
         ("up_proj", f"{layer}.up_proj", f"{layer}.down_proj"),
-        # A router of experts is no projection whose name begins like it.
+        # An expert router is not a projection with the same prefix.
         (f"{layer}.gate", f"{layer}.gate", f"{layer}.gate_proj"),
         ("re:.*layers\\.1\\d\\..*", f"{layer}.up_proj", "model.layers.2.mlp.up_proj"),
     ):
@@ -73,9 +73,9 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "weights alone": (with_group(input_activations=None), "input_activations is not set, but FP8"),
     "outputs": (with_group(output_activations={}), "output_activations is set"),
     "some layers": (with_group(targets=["re:.*mlp.*"]), r"targets must be \['Linear'\]"),
-    "two schemes": (two_groups(), "config_groups must say one thing of all layers, not 2"),
+    "two schemes": (two_groups(), "config_groups must have one scheme for all layers, not 2"),
     "no scheme": ({"quant_method": "compressed-tensors"}, "config_groups must be an object, not None"),
-    "empty": ({"quant_method": "compressed-tensors", "config_groups": {}}, "must say one thing of all layers, not 0"),
+    "empty": ({"quant_method": "compressed-tensors", "config_groups": {}}, "one scheme for all layers, not 0"),
     "asymmetric": (scheme(CHANNEL | {"symmetric": False}, TOKEN), "weights is not symmetric"),
     "dynamic weights": (scheme(CHANNEL | {"dynamic": True}, TOKEN), "weights.dynamic is set"),
     "grouped weights": (scheme({"strategy": "group"}, TOKEN), "weights by 'group' with dynamic inputs by 'token'"),
@@ -93,7 +93,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "e5m2": (FP8 | {"fmt": "e5m2"}, "fmt 'e5m2' is not supported"),
     "powers of two": (FP8 | {"scale_fmt": "ue8m0"}, "scale_fmt 'ue8m0' is not supported"),
     "names": (FP8 | {"modules_to_not_convert": "lm_head"}, "modules_to_not_convert must be a list of names"),
-    "no pattern": (scheme(CHANNEL, TOKEN) | {"ignore": ["re:("]}, r"ignore has 're:\(', which is no pattern"),
+    "no pattern": (scheme(CHANNEL, TOKEN) | {"ignore": ["re:("]}, r"ignore has 're:\(', an invalid pattern"),
 }
 
 

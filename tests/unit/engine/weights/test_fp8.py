@@ -131,7 +131,7 @@ def test_modules_that_are_ignored_stay_plain(tmp_path: Path) -> None:
     assert not fp8 & set(ignored) and len(fp8) == 2 * 7 - 3
     # A matrix has one kind.
     save_fp8(make_model("llama"), tmp_path, "channels_dynamic", (UP,))
-    with pytest.raises(ValueError, match=r"ignores some of .*gate_proj, model\.layers\.1\.mlp\.up_proj"):
+    with pytest.raises(ValueError, match=r"must ignore all or none of .*gate_proj, model\.layers\.1\.mlp\.up_proj"):
         load(tmp_path, keeps_fp8=True)
 
 

@@ -1,4 +1,4 @@
-"""Which cached page goes first, by each policy of the table and by somebody else's."""
+"""Eviction order of each policy in the table and of a custom one."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from tandem.engine.kvcache.eviction.table import EVICTION_POLICIES
 
 
 class MostFrequentlyUsed(EvictionPolicy):
-    """A policy of one's own: what is used most often goes first."""
+    """A custom policy: evicts the most frequently used page."""
 
     def key(self, node: EvictableNode) -> tuple[float, ...]:
         return (-node.num_hits,)
@@ -31,7 +31,7 @@ def eviction_order(policy: str) -> str:
     cache_prompt(cache, prompts["d"])
     for name in "ca":
         cache.touch(prompts[name])
-    # Now a and c have 3 hits, b 2, d none; b was accessed first, then d came, then c and a were accessed.
+    # a and c have 3 hits, b 2, d none; the accesses were b, then d's creation, then c and a.
     evicted: list[str] = []
     for n in range(4):
         assert cache.acquire_pages([1000 + n, 0], 2, max_cached_len=0) is not None
