@@ -1,7 +1,7 @@
-"""Every message between router and workers and between linked workers, as plain values.
+"""Messages between router and workers and between linked workers, as plain values.
 
-The schedulers and the tracker know these and never protobuf; tandem.rpc.codec translates. Field names and meanings
-are those of tandem/v1/worker.proto and kv_link.proto. Messages of one request carry (request_id, attempt).
+Schedulers and the request tracker use these classes and never protobuf; tandem.rpc.codec translates them. Field names
+and meanings match proto/tandem/v1/worker.proto and kv_link.proto.
 """
 
 from dataclasses import dataclass, field
@@ -14,12 +14,12 @@ PROTOCOL_VERSION = 6
 
 @dataclass(frozen=True, slots=True)
 class PageFormat:
-    """What must be equal at both ends of a link for a page to mean the same thing.
+    """Properties that must be equal at both ends of a link before pages may cross it.
 
     Attributes:
-        model_fingerprint: equal exactly where workers have loaded equal weights.
+        model_fingerprint: equal if and only if two workers loaded equal weights.
         page_bytes: size of one page.
-        layout: how these bytes are arranged, as the pool's layout names it.
+        layout: the pool layout's tag.
     """
 
     model_fingerprint: str
@@ -27,11 +27,15 @@ class PageFormat:
     layout: str
 
     def mismatch(self, other: "PageFormat", own_name: str, other_name: str) -> str:
-        """Why pages of the two cannot be mixed, or "". Args: own_name, other_name: whose they are."""
+        """Explain why pages of the two formats cannot be exchanged; "" if they can.
+
+        Args:
+            own_name, other_name: the workers' names, for the message.
+        """
         if self.model_fingerprint != other.model_fingerprint:
             return (
                 f"models differ: {own_name} has loaded {self.model_fingerprint}, {other_name} "
-                f"{other.model_fingerprint}; if the model's files were replaced, start the whole cluster again"
+                f"{other.model_fingerprint}; if the model's files were replaced, restart the whole cluster"
             )
         if self != other:
             return (
@@ -43,12 +47,12 @@ class PageFormat:
 
 @dataclass(frozen=True, slots=True)
 class Shipped:
-    """What a worker has sent to one other over one transport since its start.
+    """Traffic from one worker to another over one transport, since the worker's start.
 
     Attributes:
-        receiver_id: the decode worker at the other end.
-        copying_ns: how long at least one copy was under way. The bytes over this time are the link's rate as seen from
-            its worker, which notices the end of a copy within half a millisecond.
+        receiver_id: the decode worker.
+        copying_ns: time with at least one copy in flight. Bytes over this time are the link's rate, to within the half
+            millisecond that noticing a finished copy may take.
     """
 
     transport: str
@@ -60,15 +64,14 @@ class Shipped:
 
 @dataclass(frozen=True, slots=True)
 class ForwardTimes:
-    """How long a worker's forwards take: seconds as a linear function of what is in them.
+    """A worker's forward pass times, in seconds, as a linear function of the batch.
 
     Attributes:
-        prefill_s: of a forward of prompts, whatever is in it; all 0 of a worker that has not said anything yet.
-        prompt_token_s: of each prompt token in it.
-        attended_token_s: of each token that one of these attends to: a prompt of n tokens behind m cached ones attends
-            to n * m + n * n / 2.
-        step_s, request_s, kv_token_s: of a decode step, of each request in it, and of each token that these attend to.
-        gap_beside_prompts_s: mean time between two decode steps while prompts were computed too; 0: not known.
+        prefill_s: constant term of a prefill forward; all fields are 0 until the worker has reported.
+        prompt_token_s: per prompt token.
+        attended_token_s: per attended token; n prompt tokens behind m cached ones attend to n * m + n * n / 2.
+        step_s, request_s, kv_token_s: per decode step, per request in it, per token of KV it attends to.
+        gap_beside_prompts_s: mean time between decode steps while prompts are computed too; 0 if unknown.
     """
 
     prefill_s: float = 0.0
@@ -85,15 +88,14 @@ class WorkerStats:
     """Gauges of one worker, and counters since its start.
 
     Attributes:
-        num_queued: requests that wait: for their turn or for pages at prefill, for a lease at decode.
-        num_running: requests being computed, and at prefill those waiting to be handed over.
-        prompt_tokens_computed, output_tokens_computed: tokens whose KV this worker's forwards have computed.
-        prefix_cached_tokens: tokens of prompts that a request found in this worker's cache when it got its pages. Role
-            `both` counts them once, at prefill.
-        num_given_back: running requests that were given back because there was no page for them to grow into.
+        num_queued: requests waiting for their turn or for pages (prefill), or for a lease (decode).
+        num_running: requests being computed; at prefill also those waiting for their handover.
+        prompt_tokens_computed, output_tokens_computed: tokens whose KV this worker computed.
+        prefix_cached_tokens: prompt tokens found in this worker's cache. Role `both` counts them once, at prefill.
+        num_given_back: running requests given back because no page was free.
         num_leases_expired: granted leases that no prefill worker filled in time.
-        shipped: one for each transport that links from this worker to each other one have used.
-        forward_times: as it has seen them lately.
+        shipped: one entry per transport and receiver.
+        forward_times: the current fit.
     """
 
     num_queued: int = 0
@@ -112,10 +114,10 @@ class WorkerStats:
     forward_times: ForwardTimes = ForwardTimes()
 
 
-# There are about ten for each request, and frozen ones would take three times as long to make.
+# About ten per request: a frozen dataclass takes three times as long to create.
 @dataclass(slots=True)
 class Moment:
-    """A named moment of tandem.lifecycle, in nanoseconds since the epoch on the clock of the worker where it was."""
+    """A named moment of tandem.lifecycle, in nanoseconds since the epoch on the worker's clock."""
 
     name: str
     time_ns: int
@@ -126,18 +128,17 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """What a worker is.
+    """A worker introduces itself.
 
     Attributes:
         page_size: tokens of one page.
-        metrics_address: where the worker's metrics are served, "host:port"; empty: nowhere.
-        num_restarts: how often the cluster has started it again.
-        has_links: whether it hands over to other workers and takes over from them, in role `both`. Those of role
-            `prefill` and `decode` do the one or the other.
-        max_request_pages: of the largest request that it takes; 0: one that fills its pool.
-        host: the same for workers of one host (tandem.hosts.host_id).
-        rack: the same for hosts of one rack; "": nobody has said.
-        max_batch_size: requests in one of its decode steps at most; 0: it has not said.
+        metrics_address: "host:port" of the worker's metrics; empty if it serves none.
+        num_restarts: number of times the cluster has restarted it.
+        has_links: role `both` only: the worker hands over to other workers and takes over from them.
+        max_request_pages: pages of the largest request it accepts; 0 means its whole pool.
+        host: host id (tandem.hosts.host_id), equal for workers of one host.
+        rack: equal for hosts of one rack; "" if unknown.
+        max_batch_size: maximum requests in a decode step; 0 if unknown.
     """
 
     protocol_version: int
@@ -161,8 +162,11 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """A worker sends it at fixed intervals to show that it lives. `step` counts the steps of its scheduler: a count
-    that stands still means loss, as silence does."""
+    """Sent at fixed intervals. A `step` that stands still counts as loss, as silence does.
+
+    Attributes:
+        step: the scheduler's step count.
+    """
 
     step: int
     stats: WorkerStats = field(default_factory=WorkerStats)
@@ -170,8 +174,10 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class LinkState:
-    """A prefill worker says that its link to one life of a decode worker has opened, has ended, or cannot be opened.
-    After each Welcome it says again which links are up."""
+    """A prefill worker reports that its link to one life of a decode worker opened, ended or cannot be opened.
+
+    It repeats the open links after each Welcome.
+    """
 
     decode_worker_id: str
     decode_incarnation: str
@@ -181,12 +187,11 @@ class LinkState:
 
 @dataclass(frozen=True, slots=True)
 class FirstToken:
-    """A prefill worker has computed a prompt and sampled the token after it. It says so at once, before the pages are
-    handed over.
+    """A prefill worker has sampled the token after a prompt. Sent at once, before the handover.
 
     Attributes:
-        index: the token's in the whole output, which earlier attempts may have begun.
-        cached_len: leading tokens whose KV the prefill worker had before the request.
+        index: the token's index in the whole output, including tokens of earlier attempts.
+        cached_len: leading tokens already in the prefill worker's cache.
     """
 
     request_id: str
@@ -202,19 +207,23 @@ class FirstToken:
 
 @dataclass(frozen=True, slots=True)
 class PromptScored:
-    """A prefill worker has computed a chunk of a prompt whose log probabilities are asked for. All of them come, in
-    order, before the attempt's FirstToken."""
+    """A prefill worker has scored a chunk of a prompt with log probabilities.
+
+    All chunks arrive, in order, before the attempt's FirstToken.
+    """
 
     request_id: str
     attempt: int
     logprobs: PackedLogprobs
 
 
-# There is one for each token, and a frozen one would take three times as long to make.
+# One per token: a frozen dataclass takes three times as long to create.
 @dataclass(slots=True)
 class TokenEvent:
-    """One request's part of Tokens. The first one of an attempt begins with the token that FirstToken brings too,
-    because either may be heard first."""
+    """One request's part of Tokens.
+
+    The first event of an attempt repeats FirstToken's token, because either message may arrive first.
+    """
 
     request_id: str
     attempt: int
@@ -225,20 +234,19 @@ class TokenEvent:
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """A decode worker sends it after each step, with the new tokens of all requests that were in the step."""
+    """A decode step's new tokens, for all of its requests."""
 
     events: tuple[TokenEvent, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A decode worker has computed a request's last token, which it has sent before. Nobody sends this for a request
-    that its first token ends: FirstToken says so.
+    """A decode worker has sent a request's last token. FirstToken replaces it if the first token is the last.
 
     Attributes:
-        num_output_tokens: of the whole output, over all attempts.
-        cached_len: leading tokens whose KV the decode worker had before the request.
-        prefill_cached_len: FirstToken's cached_len, for this may be heard before it.
+        num_output_tokens: length of the whole output, over all attempts.
+        cached_len: leading tokens already in the decode worker's cache.
+        prefill_cached_len: FirstToken's cached_len, because this message may arrive first.
     """
 
     request_id: str
@@ -253,8 +261,10 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """A worker says how far an attempt has come, so that it is known of requests that end early too: a prefill worker
-    after a prompt's first chunk if there are more, a decode worker with the second token."""
+    """Moments of an attempt under way, so that requests that end early have timings too.
+
+    A prefill worker sends it after the first of several chunks, a decode worker with the second token.
+    """
 
     request_id: str
     attempt: int
@@ -263,7 +273,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A worker cannot compute an attempt, or cannot hand it over, and ends it; another attempt may go well."""
+    """A worker ends an attempt that it cannot compute or hand over; another attempt may succeed."""
 
     request_id: str
     attempt: int
@@ -272,7 +282,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Unservable:
-    """A worker ends an attempt because nobody can serve its request: no other attempt would go any better."""
+    """A worker ends an attempt whose request no worker can serve."""
 
     request_id: str
     attempt: int
@@ -281,8 +291,10 @@ class Unservable:
 
 @dataclass(frozen=True, slots=True)
 class PrefillDeferred:
-    """A prefill worker has computed a prompt, but the decode worker had no pages for it in time. The router ends the
-    attempt, as nobody's failure; what was computed stays cached."""
+    """The decode worker had no pages in time for a computed prompt.
+
+    The router ends the attempt without counting a failure; the computed pages stay cached.
+    """
 
     request_id: str
     attempt: int
@@ -290,8 +302,10 @@ class PrefillDeferred:
 
 @dataclass(frozen=True, slots=True)
 class GaveBack:
-    """A decode worker has run out of pages and ends the attempt that is cheapest to redo, as nobody's failure: the
-    router starts the request again with the tokens so far."""
+    """A decode worker that ran out of pages ends the attempt that is cheapest to redo.
+
+    The router restarts the request with the tokens so far, without counting a failure.
+    """
 
     request_id: str
     attempt: int
@@ -299,8 +313,10 @@ class GaveBack:
 
 @dataclass(frozen=True, slots=True)
 class LeaseLost:
-    """A decode worker ends an attempt whose pages did not all come: the time for it was over, the link ended, or the
-    prefill worker gave the lease up without a word to the router."""
+    """A decode worker ends an attempt whose pages did not all arrive.
+
+    The lease expired, the link ended, or the prefill worker released the lease without telling the router.
+    """
 
     request_id: str
     attempt: int
@@ -308,12 +324,12 @@ class LeaseLost:
 
 @dataclass(frozen=True, slots=True)
 class Recalled:
-    """A worker's answer to Recall: what it has kept of the request, as far as it has served it.
+    """A worker's answer to Recall: its record of the request.
 
     Attributes:
-        attempt: the last one that it had a part in.
-        token_ids: of the whole output up to there, over all attempts.
-        resume_token: what the router gave it to keep; empty: it has no such record.
+        attempt: the last attempt that the worker took part in.
+        token_ids: the whole output so far, over all attempts.
+        resume_token: the token the router stored with the record; empty if there is no record.
     """
 
     recall_id: str
@@ -324,11 +340,11 @@ class Recalled:
 
 @dataclass(frozen=True, slots=True)
 class ClockReply:
-    """A worker's answer to ClockProbe. All times are those of tandem.lifecycle.now_ns, in nanoseconds.
+    """A worker's answer to ClockProbe. Times are tandem.lifecycle.now_ns, in nanoseconds.
 
     Attributes:
-        sent_ns: the probe's, on the router's clock.
-        received_ns, replied_ns: when the probe came and this answer went, on the worker's clock.
+        sent_ns: the probe's send time, on the router's clock.
+        received_ns, replied_ns: arrival of the probe and departure of the reply, on the worker's clock.
     """
 
     sent_ns: int
@@ -338,14 +354,14 @@ class ClockReply:
 
 @dataclass(frozen=True, slots=True)
 class CachedPrefixes:
-    """A worker says which prefixes it has cached, by their identities (tandem.prefix) at its own page size, packed. To
-    a router that wants to know it first says all that it has, in a few messages one after the other, and from then on
-    what has changed.
+    """A worker reports its cached prefixes by identity (tandem.prefix), packed, at its own page size.
+
+    A router that asked for them gets the whole set first, in a few messages, and then the changes.
 
     Attributes:
-        number: one more than that of the message before on this stream.
-        is_whole: what was said before does not hold any more.
-        stored, removed: of pages that it has now, and of those that it has no more.
+        number: increases by one with each message on a stream.
+        is_whole: discard everything reported before.
+        stored, removed: identities of the pages added and removed.
     """
 
     number: int
@@ -359,10 +375,10 @@ class CachedPrefixes:
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """The router's answer to Hello, and the first message on the stream: the worker is part of the cluster.
+    """The router accepts a worker: its answer to Hello and the first message on the stream.
 
     Attributes:
-        wants_prefixes: whether it is to be told which prefixes are cached.
+        wants_prefixes: whether the worker should report its cached prefixes.
     """
 
     router_incarnation: str
@@ -371,7 +387,7 @@ class Welcome:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A decode worker to keep a link to. A new life of the same worker is another peer."""
+    """A decode worker to link to. A restarted worker is a new peer."""
 
     worker_id: str
     incarnation: str
@@ -380,20 +396,20 @@ class Peer:
 
 @dataclass(frozen=True, slots=True)
 class Peers:
-    """The router tells prefill workers which decode workers to keep links to, each time a worker joins or is lost."""
+    """The decode workers that prefill workers keep links to, sent whenever a worker joins or is lost."""
 
     decode_workers: tuple[Peer, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Admit:
-    """The router announces an attempt to the decode worker that is to continue it, which remembers it for `duration_s`
-    while no lease is granted. `output_ids` are the tokens of earlier attempts.
+    """The router announces an attempt to its decode worker.
 
     Attributes:
-        record_id: under this name the worker keeps a record of what it serves of the request, beyond its end; empty:
-            none is needed.
-        resume_token: kept with the record; workers do not look into it.
+        output_ids: tokens of earlier attempts.
+        duration_s: how long the worker remembers the attempt while no lease is granted.
+        record_id: name of the record that outlives the request; empty if none is needed.
+        resume_token: stored with the record; opaque to workers.
     """
 
     request_id: str
@@ -411,8 +427,10 @@ class Admit:
 
 @dataclass(frozen=True, slots=True)
 class Prefill:
-    """The router has a prefill worker compute an attempt's prompt and hand it over to the decode worker that is named.
-    The other fields are those of Admit."""
+    """The router has a prefill worker compute a prompt and hand it over to `decode_worker_id`.
+
+    The other fields are those of Admit.
+    """
 
     request_id: str
     attempt: int
@@ -429,16 +447,17 @@ class Prefill:
 
 @dataclass(frozen=True, slots=True)
 class ClockProbe:
-    """A router asks what a worker's clock says, at `sent_ns` of its own (tandem.lifecycle.now_ns). It is answered at
-    once."""
+    """A router asks for a worker's clock at `sent_ns` of its own (tandem.lifecycle.now_ns). Answered at once."""
 
     sent_ns: int
 
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """The router tells an attempt's workers that it is over: its client has left, a stop string has ended the output,
-    or the attempt has ended early. A worker that does not know the attempt any more does nothing."""
+    """The router ends an attempt: the client left, a stop string matched, or the attempt ended early.
+
+    A worker ignores it for an attempt that it does not know.
+    """
 
     request_id: str
     attempt: int
@@ -446,8 +465,7 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class Recall:
-    """A router asks a worker for its record of a request, which may have been another router's. Every Recall is
-    answered, with the same `recall_id`."""
+    """A router asks for a worker's record of a request, possibly another router's. Always answered."""
 
     recall_id: str
     record_id: str
@@ -455,12 +473,12 @@ class Recall:
 
 @dataclass(frozen=True, slots=True)
 class RepeatPrefixes:
-    """A router has a worker say anew all that it has cached, because some of its CachedPrefixes did not come."""
+    """A router that missed a CachedPrefixes asks for the whole set again."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResetCache:
-    """A router has a worker forget the prefixes that it has cached, but for pages that are in use."""
+    """The router has a worker drop its cached prefixes, except pages in use."""
 
 
 # --- prefill worker to decode worker, on their link ------------------------------------------------------------
@@ -468,11 +486,12 @@ class ResetCache:
 
 @dataclass(frozen=True, slots=True)
 class LinkHello:
-    """A prefill worker begins an epoch with it. The decode worker refuses the link if version, life or page format are
-    not its own, or if it can open none of the transports.
+    """A prefill worker opens an epoch.
+
+    The decode worker refuses it if version, incarnation or page format differ, or if it can open no offered transport.
 
     Attributes:
-        sender_host: which host it is on (tandem.hosts.host_id): a process number means something on its own alone.
+        sender_host: the sender's host (tandem.hosts.host_id); a process id is only meaningful there.
     """
 
     protocol_version: int
@@ -487,7 +506,7 @@ class LinkHello:
 
 @dataclass(frozen=True, slots=True)
 class LeaseRequest:
-    """The sender asks for pages for `num_tokens` tokens of an attempt, before it computes the first chunk."""
+    """The sender asks for pages for `num_tokens` tokens, before it computes the first chunk."""
 
     lease_id: str
     request_id: str
@@ -497,12 +516,11 @@ class LeaseRequest:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """The sender settles a granted lease: its copies of all pages are over, and the decode worker takes over the
-    request with its first token.
+    """The sender settles a granted lease: all copies are done, and the decode worker takes the request over.
 
     Attributes:
-        ship_started_ns: when the sender pushed the first pages, on its clock; 0: there were none to push.
-        prefill_cached_len: leading tokens whose KV the sender had before the request.
+        ship_started_ns: time of the first push, on the sender's clock; 0 if no page was pushed.
+        prefill_cached_len: leading tokens already in the sender's cache.
     """
 
     lease_id: str
@@ -517,10 +535,10 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """The sender gives a lease up, granted or not; this settles it, and none of its copies runs any more.
+    """The sender gives up a lease, granted or not. This settles it; none of its copies is running.
 
     Attributes:
-        reported: the sender tells the router how the attempt ended, so the receiver does not.
+        reported: the sender reports the attempt's end to the router, so the receiver does not.
     """
 
     lease_id: str
@@ -529,7 +547,7 @@ class Released:
 
 @dataclass(frozen=True, slots=True)
 class Pushing:
-    """Two-sided transports: push `link_seq` carries the `num_pages` pages of the grant from `offset` on."""
+    """For two-sided transports: push `link_seq` carries `num_pages` pages of the grant, starting at `offset`."""
 
     link_seq: int
     lease_id: str
@@ -539,7 +557,7 @@ class Pushing:
 
 @dataclass(frozen=True, slots=True)
 class Renewed:
-    """A chunk has ended: the lease's duration starts again."""
+    """A chunk has ended: restart the lease's duration."""
 
     lease_id: str
 
@@ -549,11 +567,12 @@ class Renewed:
 
 @dataclass(frozen=True, slots=True)
 class LinkWelcome:
-    """The receiver takes the link: the epoch is open, on the transport that it chose of those offered.
+    """The receiver accepts the link: the epoch is open.
 
     Attributes:
-        endpoint: where the sender finds the receiving end; only that transport understands it.
-        passed_over: those of the offer that stand before it, each with why it was not taken: "name: reason".
+        transport: the receiver's choice among the offered transports.
+        endpoint: address of the receiving end, opaque to all but the transport.
+        passed_over: "name: reason" for each offered transport that was skipped.
     """
 
     epoch: str
@@ -564,10 +583,10 @@ class LinkWelcome:
 
 @dataclass(frozen=True, slots=True)
 class LinkRefused:
-    """The receiver does not take the link, and says why.
+    """The receiver refuses the link.
 
     Attributes:
-        no_transport: the receiver has, or can open, none of the offered transports.
+        no_transport: it has, or can open, none of the offered transports.
     """
 
     reason: str
@@ -576,8 +595,12 @@ class LinkRefused:
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    """The receiver promises pages for a lease: it has the KV of the first `cached_len` tokens, and `page_ids` are the
-    destinations of those after them, which the sender fills before it settles the lease."""
+    """The receiver promises pages for a lease.
+
+    Attributes:
+        cached_len: leading tokens that the receiver already has.
+        page_ids: destinations of the remaining pages, which the sender fills before it settles the lease.
+    """
 
     lease_id: str
     cached_len: int
@@ -586,12 +609,11 @@ class Granted:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The receiver will grant no pages for a lease, which settles it.
+    """The receiver grants no pages for a lease, which settles it.
 
     Attributes:
-        reason: "gone": the attempt has ended; "too_large": the whole pool could not hold it; "unknown": no Admit has
-            come for the attempt, or one of another length; "full": too many wait already, and it may be asked for
-            again.
+        reason: "gone": the attempt has ended; "too_large": it exceeds the pool; "unknown": no Admit of this attempt and
+            length has arrived; "full": too many leases are waiting, so ask again later.
     """
 
     lease_id: str
@@ -600,8 +622,10 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Revoke:
-    """The receiver asks for a granted lease back, because its time is over or the attempt has ended. The sender's
-    answer settles it; until then the pages stay leased."""
+    """The receiver asks for a granted lease back: it expired, or the attempt has ended.
+
+    The sender's answer settles it; until then the pages stay leased.
+    """
 
     lease_id: str
 
