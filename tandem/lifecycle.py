@@ -1,45 +1,44 @@
-"""The life of a request, named once: metrics, traces, logs, timelines and benchmarks all derive from this page.
+"""The life of a request: the moments and phases that metrics, traces, logs, timelines and benchmarks share.
 
-A *moment* is stamped by the process where it happens, with `now_ns`, and travels with that process's messages; the
-router moves it onto its own clock (router/requests/clock_offsets.py). A *phase* is the time between two moments.
+A *moment* is stamped with `now_ns` by the process where it happens and travels with that process's messages. The router
+converts it to its own clock (router/requests/clock_offsets.py). A *phase* is the time between two moments.
 
-The phases of the *critical path* follow each other without a gap, from the request's coming to its end: each moment of
-its life belongs to exactly one, and their durations add up to `e2e`, whatever has become of the request. All other
-phases overlap them: the lease is asked for while prefill runs.
+Phases of the *critical path* follow each other without a gap: every instant of a request belongs to exactly one, and
+their durations add up to `e2e`. All other phases overlap them.
 """
 
 import time
 from collections.abc import Mapping
 from typing import NamedTuple
 
-# These happen in the router.
-RECEIVED = "received"  # The request has come.
-TOKENIZED = "tokenized"  # The prompt has become token ids.
-WAITING = "waiting"  # The attempt has no workers yet: the request enters the waiting room.
-FIRST_ASSIGNED = "first_assigned"  # The first attempt got its workers; only where it was not the last one.
-ASSIGNED = "assigned"  # Workers are chosen; Admit and Prefill go out to them.
-FIRST_TOKEN_SENT = "first_token_sent"  # The first token is passed on to the client.
-ENDED = "ended"  # The request is over for its client.
-# These happen in the prefill worker.
-PREFILL_RECEIVED = "prefill_received"  # The router's Prefill has come.
-PREFILL_STARTED = "prefill_started"  # Pages are locked, and a lease is asked for.
-SHIP_STARTED = "ship_started"  # The first pages are pushed to the decode worker.
-FIRST_TOKEN = "first_token"  # The first token is sampled.
-# These happen in the decode worker.
-LEASE_GRANTED = "lease_granted"  # Pages are promised to the prefill worker.
-COMMITTED = "committed"  # Committed has come, and all pages are there.
-DECODE_STARTED = "decode_started"  # The step that computes the second token begins.
-SECOND_TOKEN = "second_token"  # The second token is sampled.
-LAST_TOKEN = "last_token"  # The last token is sampled: by the prefill worker, if the first one is the last.
+# Stamped by the router.
+RECEIVED = "received"  # The request arrived.
+TOKENIZED = "tokenized"  # The prompt is tokenized.
+WAITING = "waiting"  # The request enters the waiting room: no workers for the attempt.
+FIRST_ASSIGNED = "first_assigned"  # Workers chosen for the first of several attempts.
+ASSIGNED = "assigned"  # Workers chosen; Admit and Prefill are sent.
+FIRST_TOKEN_SENT = "first_token_sent"  # The first token is sent to the client.
+ENDED = "ended"  # The request ended for its client.
+# Stamped by the prefill worker.
+PREFILL_RECEIVED = "prefill_received"  # Prefill arrived.
+PREFILL_STARTED = "prefill_started"  # Pages locked, lease requested.
+SHIP_STARTED = "ship_started"  # First push to the decode worker.
+FIRST_TOKEN = "first_token"  # First token sampled.
+# Stamped by the decode worker.
+LEASE_GRANTED = "lease_granted"  # Pages granted.
+COMMITTED = "committed"  # Committed arrived: all pages are here.
+DECODE_STARTED = "decode_started"  # The step of the second token begins.
+SECOND_TOKEN = "second_token"  # Second token sampled.
+LAST_TOKEN = "last_token"  # Last token sampled; by the prefill worker if it is also the first.
 
-# Later attempts have these anew.
+# Reset by each further attempt.
 ROUTER_ATTEMPT_MOMENTS = (WAITING, ASSIGNED)
 PREFILL_MOMENTS = frozenset((PREFILL_RECEIVED, PREFILL_STARTED, SHIP_STARTED, FIRST_TOKEN))
 DECODE_MOMENTS = (LEASE_GRANTED, COMMITTED, DECODE_STARTED, SECOND_TOKEN, LAST_TOKEN)
 
 
 class PhaseSpec(NamedTuple):
-    """A phase and the moments that it normally begins and ends with."""
+    """A phase, with the moments that normally start and end it."""
 
     name: str
     start: str
@@ -70,31 +69,29 @@ OVERLAPPING = (
     PhaseSpec("e2e", RECEIVED, ENDED, "the whole request"),
 )
 PHASES = CRITICAL_PATH + OVERLAPPING
-# What a client sees of all the others together.
+# The phases that a client can measure itself.
 TOTALS = ("ttft", "e2e")
 
 
-# Read once, so that all times of one process are on one scale.
+# Read once, so that all times of a process share one scale.
 _EPOCH_NS = time.time_ns() - time.monotonic_ns()
 
 
 def now_ns() -> int:
-    """Nanoseconds since the epoch, for observation only and never for a deadline.
+    """Return nanoseconds since the epoch, for observation only, never for a deadline.
 
-    It is the monotonic clock, moved to where the wall clock was when the process started. A wall clock that is set
-    while requests run, by NTP or by hand, would make phases of hours or negative ones, and what was learned of its
-    offset wrong; this one goes on. That it no longer says what the wall clock says then does no harm: times of
-    different processes are compared by their measured offsets (router/requests/clock_offsets.py), and never with the
-    wall clock.
+    This is the monotonic clock plus its offset from the wall clock at process start. Setting the wall clock while
+    requests run would otherwise yield negative phases and break the measured clock offsets. Drift from the wall clock
+    is harmless: times of different processes are compared by measured offsets only.
     """
     return time.monotonic_ns() + _EPOCH_NS
 
 
 class PhaseTiming(NamedTuple):
-    """A phase that happened: its start after RECEIVED and its duration, in milliseconds, neither ever negative.
+    """A completed phase: its start after RECEIVED and its duration, in milliseconds, never negative.
 
     Attributes:
-        on_critical_path: whether it is one of those that add up to the whole request.
+        on_critical_path: the phase is one of those that add up to `e2e`.
     """
 
     name: str
@@ -104,25 +101,24 @@ class PhaseTiming(NamedTuple):
 
 
 def critical_path(moments: Mapping[str, int]) -> list[PhaseTiming]:
-    """Returns the phases that the request's life consists of, in order. Each begins where the one before ends, the
-    first with RECEIVED and the last ends with ENDED, or with the last moment that is known of a request in hand.
+    """Return the critical path's phases in order, without gaps.
 
-    A moment that is not known ends no phase: the time up to the next one belongs to the phase that was under way. What
-    seems to happen before something that it follows happens with it, because clocks agree only so well.
+    The first begins at RECEIVED. The last ends at ENDED, or at the latest known moment of a running request. A missing
+    moment extends the phase before it. A moment that, by another clock, precedes its predecessor is
+    moved to it.
 
     Args:
-        moments: time in nanoseconds by moment name, of the last attempt; RECEIVED must be there.
+        moments: nanoseconds by moment name, of the last attempt; must contain RECEIVED.
     """
     at = received = moments[RECEIVED]
     ended = moments.get(ENDED)
     if ended is None:
         ended = max(moments[spec.start] for spec in CRITICAL_PATH if spec.start in moments)
     ended = max(ended, received)
-    # If the first token was the last, nothing is handed over.
+    # A request that ends with its first token has no handover.
     nothing = "handover" if LAST_TOKEN in moments and DECODE_STARTED not in moments else ""
     phases = []
     under_way = ""
-    # This is done for every request, on the loop that passes tokens on.
     for name, start, _, _ in CRITICAL_PATH:
         moment = moments.get(start)
         if moment is None or name == nothing:
@@ -136,8 +132,11 @@ def critical_path(moments: Mapping[str, int]) -> list[PhaseTiming]:
 
 
 def phase_timings(moments: Mapping[str, int]) -> list[PhaseTiming]:
-    """Returns the critical path, and behind it those of the overlapping phases of which both ends are known. Args as
-    `critical_path`."""
+    """Return the critical path, followed by the overlapping phases with both ends known.
+
+    Args:
+        moments: as for `critical_path`.
+    """
     phases = critical_path(moments)
     received = moments[RECEIVED]
     ended = moments.get(ENDED)
@@ -149,7 +148,7 @@ def phase_timings(moments: Mapping[str, int]) -> list[PhaseTiming]:
             continue
         start, end = moments[first], moments[last]
         if name == "first_to_client" and end < moments.get(ASSIGNED, received):
-            # The client had its first token from an earlier attempt.
+            # An earlier attempt sent the first token.
             continue
         start = received if start < received else ended if start > ended else start
         end = start if end < start else ended if end > ended else end

@@ -1,4 +1,4 @@
-"""How the tokens of one request are chosen and when they end, and what is reported of each choice."""
+"""Sampling parameters of a request, and the log probabilities reported for its tokens."""
 
 from collections.abc import Collection
 from copy import copy
@@ -8,13 +8,12 @@ from typing import Any
 
 MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS = 100.0
-# A client may name so many tokens in each of these; the first is OpenAI's own limit. Both travel with every attempt,
-# and every step looks at them.
+# OpenAI's limit for logit_bias. Both lists travel with every attempt and are read in every step.
 MAX_NUM_BIASED = 300
 MAX_NUM_STOP_TOKENS = 300
-# Of a grammar's text, in UTF-8. It too travels with every attempt.
+# UTF-8 bytes of a grammar, which travels with every attempt too.
 MAX_GRAMMAR_BYTES = 2**16
-# A message between processes can carry no larger values.
+# Limits of the fields of the messages between processes.
 MAX_TEMPERATURE = 3.4e38
 MAX_TOP_K = 2**31 - 1
 MAX_UINT32 = 2**32 - 1
@@ -25,31 +24,28 @@ GREEDY_BELOW_TEMPERATURE = 1e-5
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """What travels with a request to every worker that may continue it. tandem.engine.sampler has the formulas.
+    """Sampling parameters, sent to every worker that may continue the request. tandem.engine.sampler has the formulas.
 
-    The ranges admit what OpenAI's API and vLLM admit.
+    The ranges are those of OpenAI's API and vLLM.
 
     Attributes:
-        max_tokens: output tokens at most, at least 1; counted over all attempts.
-        min_tokens: output tokens before which none of the stop_token_ids is chosen, unless a grammar lets nothing else
-            follow; at most max_tokens, and counted alike.
-        temperature: 0 to MAX_TEMPERATURE; 0 (below GREEDY_BELOW_TEMPERATURE) is greedy: the most likely token.
-        top_k: only the k most likely tokens; 0 or -1: all.
-        top_p: only the most likely tokens that together have this probability, 0 to 1; always at least one.
-        min_p: only tokens at least this times as likely as the most likely one, 0 to 1.
-        repetition_penalty: for tokens of prompt and output, 0.01 to 100; 1 is none.
-        presence_penalty: for tokens that are in the output, -2 to 2.
-        frequency_penalty: for each time that a token is in the output, -2 to 2.
-        logit_bias: (token id, -100 to 100) pairs added to the logits, in order of token ids, each id once.
-        seed: 64 bits; with the position in the whole sequence, the only source of randomness. Greedy decoding
-            ignores it.
-        stop_token_ids: tokens that end the output, the model's end-of-sequence ids among them unless the client
-            asked to ignore those.
-        num_logprobs: None, or how many of the most likely tokens to report with each token, 0 to MAX_LOGPROBS.
-        num_prompt_logprobs: None, or how many of the most likely tokens to report with each token of the prompt, 0 to
-            MAX_LOGPROBS.
-        grammar: what the output keeps to, in llguidance's form; "": to nothing. Where it is whole it may end in one of
-            the stop_token_ids; one of these that is text may end it before.
+        max_tokens: maximum output tokens over all attempts, at least 1.
+        min_tokens: output tokens before a stop token may be chosen, unless a grammar allows nothing else; at most
+            max_tokens.
+        temperature: 0 to MAX_TEMPERATURE; below GREEDY_BELOW_TEMPERATURE the most likely token is chosen.
+        top_k: keep only the k most likely tokens; 0 or -1 keeps all.
+        top_p: keep the most likely tokens up to this total probability, 0 to 1; at least one token stays.
+        min_p: keep tokens with at least this fraction of the most likely token's probability, 0 to 1.
+        repetition_penalty: applied to tokens of prompt and output, 0.01 to 100; 1 disables it.
+        presence_penalty: applied to tokens in the output, -2 to 2.
+        frequency_penalty: applied per occurrence in the output, -2 to 2.
+        logit_bias: (token id, bias of -100 to 100) pairs, ascending by token id, without duplicates.
+        seed: 64 bits; with the position in the sequence, the only source of randomness. Unused by greedy decoding.
+        stop_token_ids: tokens that end the output, with the end-of-sequence ids unless the client ignores these.
+        num_logprobs: alternatives to report per output token, 0 to MAX_LOGPROBS, or None.
+        num_prompt_logprobs: alternatives to report per prompt token, 0 to MAX_LOGPROBS, or None.
+        grammar: constraint on the output, in llguidance's format; "" for none. A complete output may end with a stop
+            token; a stop token that is text may end it earlier.
 
     Raises:
         ValueError: a value is out of range, not a number, or infinite; the message names the field.
@@ -87,7 +83,7 @@ class SamplingParams:
             self._check_bias()
         _check("seed", self.seed, 0, MAX_SEED)
         if self.stop_token_ids:
-            # What is right of the smallest and the largest is right of all.
+            # Checking the extremes checks all.
             _check("stop_token_ids", min(self.stop_token_ids), 0, MAX_UINT32)
             _check("stop_token_ids", max(self.stop_token_ids), 0, MAX_UINT32)
         if self.num_logprobs is not None:
@@ -95,9 +91,9 @@ class SamplingParams:
         if self.num_prompt_logprobs is not None:
             _check("prompt_logprobs", self.num_prompt_logprobs, 0, MAX_LOGPROBS)
         if self.grammar and len(self.grammar.encode()) > MAX_GRAMMAR_BYTES:
-            raise ValueError(f"a grammar may have {MAX_GRAMMAR_BYTES} bytes, its own form included")
+            raise ValueError(f"the grammar exceeds {MAX_GRAMMAR_BYTES} bytes in its internal format: simplify it")
         if self.grammar and not self.stop_token_ids:
-            raise ValueError("an output that keeps to a grammar needs a token to end with")
+            raise ValueError("a grammar needs at least one stop token")
 
     @property
     def is_greedy(self) -> bool:
@@ -118,15 +114,17 @@ class SamplingParams:
         )
 
     def with_seed(self, seed: int) -> "SamplingParams":
-        """The same with another seed, of 64 bits. What has been checked is not checked again: a request may have a
-        hundred outputs that differ in nothing else."""
+        """Return a copy with another 64-bit seed.
+
+        Skips validation: a request may have a hundred outputs that differ only in their seed.
+        """
         assert 0 <= seed <= MAX_SEED
         copied: Any = copy(self)
         object.__setattr__(copied, "seed", seed)
         return copied
 
     def without_prompt_logprobs(self) -> "SamplingParams":
-        """The same for who has those of the prompt already."""
+        """Return a copy that asks for no prompt log probabilities."""
         if self.num_prompt_logprobs is None:
             return self
         copied: Any = copy(self)
@@ -136,10 +134,10 @@ class SamplingParams:
     def finish_reason(
         self, token_id: int, num_output_tokens: int, stop_token_ids: Collection[int] | None = None
     ) -> str:
-        """Returns "stop", "length" or "" for an output whose last token is `token_id`.
+        """Return "stop", "length" or "" for an output that ends with `token_id`.
 
         Args:
-            stop_token_ids: the same as a set, from who asks at every step.
+            stop_token_ids: the stop tokens as a set, for callers that ask at every step.
         """
         if token_id in (self.stop_token_ids if stop_token_ids is None else stop_token_ids):
             return "stop"
@@ -153,7 +151,7 @@ class SamplingParams:
         _check("logit_bias's token ids", max(token_ids), 0, MAX_UINT32)
         if any(low >= high for low, high in pairwise(token_ids)):
             raise ValueError("logit_bias must be in order of token ids, each once")
-        # Only what seems to be out of range has its own name made; the comparison is written so that NaN does.
+        # The message is built only for suspects. The comparison is written so that NaN is one.
         for token_id, bias in self.logit_bias:
             if not -MAX_LOGIT_BIAS <= bias <= MAX_LOGIT_BIAS:
                 _check(f"logit_bias of token {token_id}", bias, -MAX_LOGIT_BIAS, MAX_LOGIT_BIAS)
@@ -161,7 +159,7 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class TopLogprob:
-    """One of the most likely tokens of a position."""
+    """One of the most likely tokens at a position."""
 
     token_id: int
     logprob: float
@@ -169,11 +167,11 @@ class TopLogprob:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """What the model thought of a token, and of the most likely ones, before sampling changed anything.
+    """Log probabilities of one token, before bias, penalties, temperature and filters.
 
     Attributes:
         logprob: natural logarithm of the token's probability.
-        top: the most likely tokens, the most likely first; the token itself may be among them.
+        top: most likely tokens in descending order; may include the token itself.
     """
 
     logprob: float
@@ -181,7 +179,7 @@ class TokenLogprobs:
 
 
 def _check(name: str, value: float, low: float, high: float) -> None:
-    # A limit that travelled as float32 may have come out a little beyond itself.
+    # A limit that travelled as float32 may exceed itself slightly.
     slack = 1e-6 if isinstance(value, float) else 0
     # The comparison is written so that NaN fails.
     if not low - abs(low) * slack <= value <= high * (1 + slack):

@@ -1,4 +1,4 @@
-"""gRPC channels and servers with the options that every package uses."""
+"""gRPC channels and servers with the options shared by all packages."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,46 +7,43 @@ import grpc
 
 from tandem.hosts import is_loopback
 
-# Prompts travel as packed token ids: 64 MiB holds more than any model's length, for many requests in one batch.
+# Prompts travel as packed token ids: 64 MiB holds many requests of any model's length.
 MAX_MESSAGE_BYTES = 64 * 2**20
-# One connection has this many calls at once; its further ones wait at the client until others of it end. The number is
-# above that of the requests that may wait for their first token by default, so that one client's overload is refused in
-# words before it waits in silence.
+# Calls in flight per connection; further calls wait at the client. Larger than the default queue limit, so that an
+# overloading client gets an error before its calls wait silently.
 MAX_STREAMS = 2048
 
-# What clients may do to the clients' port. A client that has gone without a word is asked after so long, and given up
-# after so long without an answer.
+# Limits of the clients' port. The server pings a silent client after this interval and drops it after this timeout.
 KEEPALIVE_INTERVAL_MS = 60_000
 KEEPALIVE_TIMEOUT_MS = 20_000
-# Clients may ask in turn, this often while nothing else is said; gRPC ends the connection of one that asks more often.
+# Clients may ping an idle connection this often; gRPC closes the connection of one that pings more.
 MIN_PING_INTERVAL_MS = 2_000
-# A connection without calls is closed; clients open a new one with their next call and notice nothing.
+# An idle connection is closed; the client's next call opens a new one.
 MAX_IDLE_MS = 300_000
-# A connection must get so far as to say which HTTP/2 it speaks, after whatever TLS asks of it.
+# Deadline for the TLS handshake and the HTTP/2 settings of a new connection.
 HANDSHAKE_TIMEOUT_MS = 10_000
-# All calls together, those that wait or are refused included. Each keeps a few ten kB, whatever it asks for.
+# All calls together, including waiting and refused ones. Each holds tens of kB.
 MAX_CALLS = 8192
 
-# What processes of a cluster on different hosts ask each other: a cable that is cut breaks no connection. A peer that
-# has said nothing for so long is asked, and one that has answered nothing for so long is given up. On one host a
-# connection ends with its process, and who stands still is for others to judge.
+# Keepalive between hosts, because a cut cable breaks no connection. On one host a connection ends with its process, and
+# heartbeats detect a stopped one.
 HOST_KEEPALIVE_INTERVAL_MS = 2_000
 HOST_KEEPALIVE_TIMEOUT_MS = 3_000
 
 _BETWEEN_HOSTS: list[tuple[str, Any]] = [
     ("grpc.keepalive_time_ms", HOST_KEEPALIVE_INTERVAL_MS),
-    # It is the limit on what the kernel sends in vain, too (TCP_USER_TIMEOUT).
+    # Also sets TCP_USER_TIMEOUT, which limits unacknowledged data.
     ("grpc.keepalive_timeout_ms", HOST_KEEPALIVE_TIMEOUT_MS),
-    # A link without requests carries nothing for as long as that lasts.
+    # An idle link sends nothing but pings.
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", HOST_KEEPALIVE_INTERVAL_MS // 2),
 ]
 
 _OPTIONS: list[tuple[str, Any]] = [
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    # Every channel has its own connection, so that one stream's end says nothing about another's.
+    # One connection per channel, so that the end of one stream does not end another.
     ("grpc.use_local_subchannel_pool", 1),
-    # Traffic between workers never goes through a proxy of the environment.
+    # Ignore proxies from the environment.
     ("grpc.enable_http_proxy", 0),
 ]
 
@@ -54,12 +51,12 @@ _OPTIONS: list[tuple[str, Any]] = [
 def open_channel(
     address: str, credentials: grpc.ChannelCredentials | None = None, server_name: str = ""
 ) -> grpc.aio.Channel:
-    """To another process of the cluster. One on another host is noticed to be out of reach.
+    """Open a channel to another process of the cluster. Between hosts, keepalives detect an unreachable peer.
 
     Args:
         address: "host:port".
-        credentials: for TLS; None: plain.
-        server_name: what the server's certificate must be for, whatever its address is.
+        credentials: TLS credentials, or None for plain text.
+        server_name: name that the server's certificate must carry, whatever the address.
     """
     between_hosts = [] if is_loopback(address.rpartition(":")[0]) else _BETWEEN_HOSTS
     options = [*_OPTIONS, *between_hosts, ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES)]
@@ -72,11 +69,11 @@ def open_channel(
 def new_server(
     interceptors: Sequence[grpc.aio.ServerInterceptor] = (), *, reuse_ports: bool = False, host: str = "127.0.0.1"
 ) -> grpc.aio.Server:
-    """For the processes of a cluster.
+    """Create a server for other processes of the cluster.
 
     Args:
-        reuse_ports: whether its ports may be shared with others that allow it too. Nothing is shared by accident.
-        host: where it is going to listen. Callers from other hosts are noticed to be out of reach.
+        reuse_ports: allow other sockets with this option to share its ports.
+        host: listening address. For non-loopback addresses, keepalives detect unreachable callers.
     """
     options = [
         *_OPTIONS,
@@ -97,11 +94,11 @@ def new_client_facing_server(
     max_connections: int,
     reuse_ports: bool = False,
 ) -> grpc.aio.Server:
-    """For anybody.
+    """Create a server for clients.
 
     Args:
-        max_receive_bytes: of one message; gRPC refuses a larger one with RESOURCE_EXHAUSTED.
-        max_connections: further ones are closed as they come.
+        max_receive_bytes: largest message; gRPC refuses larger ones with RESOURCE_EXHAUSTED.
+        max_connections: further connections are closed on arrival.
         reuse_ports: as for new_server.
     """
     options = [
@@ -116,11 +113,9 @@ def new_client_facing_server(
         ("grpc.keepalive_time_ms", KEEPALIVE_INTERVAL_MS),
         ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
         ("grpc.http2.min_recv_ping_interval_without_data_ms", MIN_PING_INTERVAL_MS),
-        # A fast client's window would grow to megabytes for each of its calls, for messages that nobody reads yet. One
-        # that is being read has a window of its own size anyway.
+        # Probing would grow a fast client's window to megabytes per call, for unread messages.
         ("grpc.http2.bdp_probe", 0),
-        # gRPC cancels calls at random where more than a thousand wait to be looked at, which as many clients of a
-        # restarted program bring about without meaning any harm.
+        # By default gRPC cancels random calls beyond a thousand pending ones. Many restarting clients can cause that.
         ("grpc.server.max_pending_requests", MAX_CALLS),
         ("grpc.server.max_pending_requests_hard_limit", MAX_CALLS),
     ]
@@ -128,17 +123,17 @@ def new_client_facing_server(
 
 
 def bind(server: grpc.aio.Server, host: str, port: int, credentials: grpc.ServerCredentials | None = None) -> str:
-    """Binds a server; port 0 picks a free one. Returns "host:port".
+    """Bind a server and return "host:port"; port 0 picks a free port.
 
     Args:
-        credentials: for TLS; None: plain.
+        credentials: TLS credentials, or None for plain text.
 
     Raises:
-        ValueError: the port is taken or the address is not ours.
+        ValueError: the port is in use, or the address is not local.
     """
     try:
         address = f"{host}:{port}"
         bound = server.add_secure_port(address, credentials) if credentials else server.add_insecure_port(address)
     except RuntimeError as error:
-        raise ValueError(f"cannot listen on {host}:{port}: the port is in use or the address not ours") from error
+        raise ValueError(f"cannot listen on {host}:{port}: the port is in use or the address is not local") from error
     return f"{host}:{bound}"
