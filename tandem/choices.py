@@ -1,8 +1,7 @@
-"""Implementations of an interface, by the names that a configuration uses.
+"""Implementations of an interface, by the names used in configurations.
 
-A table says where each class is and imports none of them: a process without torch reads the names, and a class that
-needs CUDA is imported where it is used. A class of somebody else's is taken in the same way, by where it is:
-`package.module:Class`.
+A table holds import paths and imports nothing: a process without torch can read the names, and CUDA code is imported
+only where it runs. A user's class is named by its own path, `package.module:Class`.
 """
 
 import difflib
@@ -20,21 +19,21 @@ _PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 
 class Choice(NamedTuple):
-    """Where an implementation is. Attributes: path: "package.module:Class"; devices: those that it works on."""
+    """An implementation. Attributes: path: "package.module:Class"; devices: devices that it supports."""
 
     path: str
     devices: tuple[str, ...] = DEVICES
 
 
 class Choices(Generic[T]):
-    """One table, in the order of preference where there is one.
+    """A table of implementations, in order of preference.
 
     Attributes:
-        interface: "package.module:Class" of what every implementation, also one that is not in the table, derives from.
+        interface: "package.module:Class" that every implementation must derive from.
     """
 
     def __init__(self, interface: str, choices: Mapping[str, Choice | str]) -> None:
-        """Args: choices: by name; a bare path is for every device."""
+        """Args: choices: by name; a bare path supports every device."""
         self.interface = interface
         self._choices = {name: Choice(c) if isinstance(c, str) else c for name, c in choices.items()}
 
@@ -43,19 +42,19 @@ class Choices(Generic[T]):
         return tuple(self._choices)
 
     def for_device(self, device: str) -> tuple[str, ...]:
-        """The names of those that work there."""
+        """Return the names that support a device."""
         return tuple(name for name, choice in self._choices.items() if device in choice.devices)
 
     def check(self, field: str, name: str, *, device: str = "", besides: Sequence[str] = ()) -> None:
-        """Finds out whether a name is in the table, or has the form of a path; imports nothing.
+        """Check that a name is in the table or has the form of a path. Imports nothing.
 
         Args:
-            field: what the name was given for, for the message.
-            device: where it is to work; empty: anywhere.
-            besides: other names that are right there.
+            field: option that was given, for the message.
+            device: required device, or "" for any.
+            besides: further valid names.
 
         Raises:
-            ValueError: the message names the field and what it may be.
+            ValueError: the message names the field and its valid values.
         """
         if name in besides or is_path(name):
             return
@@ -71,12 +70,12 @@ class Choices(Generic[T]):
             )
 
     def load(self, name: str) -> type[T]:
-        """The class of that name or at that path.
+        """Import the class with this name or path.
 
         Raises:
-            ValueError: there is none, or it does not derive from the interface, or leaves some of it undefined; the
-                message says what to do.
-            ImportError: the name is in the table, and a package that its module needs is not installed.
+            ValueError: it does not exist, does not derive from the interface, or is abstract; the message gives
+                advice.
+            ImportError: a package needed by a class of the table is not installed.
         """
         is_known = name in self._choices
         path = self._choices[name].path if is_known else name
@@ -91,21 +90,21 @@ class Choices(Generic[T]):
 
 
 def is_path(name: str) -> bool:
-    """Whether it has the form package.module:Class."""
+    """Return whether `name` has the form package.module:Class."""
     return isinstance(name, str) and _PATH.fullmatch(name) is not None
 
 
 def _import_own(path: str) -> Any:
-    """Raises ValueError: it cannot be imported; the message says what to do."""
+    """Import a user's class. Raises ValueError with advice."""
     try:
         return _import(path)
     except ImportError as error:
-        # Advice helps only if it is this module that is missing, and not one that it fails to import itself.
+        # Give advice only if this module is missing, not one of its own imports.
         is_missing = f"{path.partition(':')[0]}.".startswith(f"{error.name}.")
         advice = "; install it, or name its directory in PYTHONPATH" if is_missing else ""
         raise ValueError(f"{path} cannot be imported: {error}{advice}") from error
     except Exception as error:
-        # A module of somebody's own may fail in any way while it is executed.
+        # A user's module may raise anything.
         raise ValueError(f"{path} cannot be imported: {error!r}") from error
 
 

@@ -1,6 +1,6 @@
-"""What configurations of several packages have in common: frozen dataclasses, validated on construction.
+"""Parts shared by the configurations of several packages: frozen dataclasses, validated on construction.
 
-Each package's own is in its `config.py`. Nothing here imports torch: the router and the command line read this too.
+Each package's own configuration is in its `config.py`. Nothing here imports torch.
 """
 
 from collections.abc import Sequence
@@ -10,13 +10,12 @@ from typing import Any, Literal, NamedTuple
 
 Role = Literal["prefill", "decode", "both"]
 ROLES: tuple[Role, ...] = ("prefill", "decode", "both")
-# Workers as they are counted: of each role, and those that do both with links to each other.
+# Worker counts per role; "any" are workers of `--workers`, with links to each other.
 WorkerKind = Role | Literal["any"]
 WORKER_KINDS: tuple[WorkerKind, ...] = (*ROLES, "any")
 DEVICES = ("cpu", "cuda")
 LOG_LEVELS = ("debug", "info", "warning", "error")
-# Every certificate that the processes of a cluster show each other is for this name, whatever their hosts are called.
-# It is in no DNS: who has signed a certificate is what counts.
+# Every certificate inside a cluster carries this name. It is in no DNS: the signing authority counts.
 SERVER_NAME = "cluster.tandem.internal"
 
 
@@ -37,14 +36,14 @@ def require_positive(config: object, *names: str) -> None:
 
 
 def default_of(config: type, name: str) -> Any:
-    """The default of a configuration's field, for another one that passes the field on: it is stated once."""
+    """Return the default of a configuration's field, so that it is declared once."""
     (default,) = [f.default for f in fields(config) if f.name == name]
     assert default is not MISSING
     return default
 
 
 def require_api_key(key: str) -> None:
-    # A key travels in a header, where anything else would never match.
+    # A key travels in a header.
     require(
         bool(key) and key.isascii() and key.isprintable() and " " not in key,
         "an API key must be printable ASCII without spaces",
@@ -52,17 +51,17 @@ def require_api_key(key: str) -> None:
 
 
 class ApiKey(NamedTuple):
-    """A key that lets a client in. Attributes: max_priority: what it may ask for at most; None: what all may."""
+    """An API key. Attributes: max_priority: highest priority it may ask for; None: the general limit."""
 
     key: str
     max_priority: int | None = None
 
 
 def parse_api_key(text: str) -> ApiKey:
-    """The key of a configuration: "KEY", or "KEY MAX_PRIORITY".
+    """Parse "KEY" or "KEY MAX_PRIORITY".
 
     Raises:
-        ValueError: it is neither. The message does not repeat it.
+        ValueError: the text is neither. The message does not repeat it.
     """
     key, _, limit = text.partition(" ")
     require_api_key(key)
@@ -70,7 +69,7 @@ def parse_api_key(text: str) -> ApiKey:
         return ApiKey(key)
     require(
         limit.removeprefix("-").isdecimal() and abs(int(limit)) < 2**31,
-        "an API key must be printable ASCII without spaces; behind it, after a space, may stand the largest priority "
+        "an API key must be printable ASCII without spaces, optionally followed by a space and the highest priority "
         "that it may ask for, a whole number",
     )
     return ApiKey(key, int(limit))
@@ -78,11 +77,11 @@ def parse_api_key(text: str) -> ApiKey:
 
 @dataclass(frozen=True, slots=True)
 class TlsConfig:
-    """TLS on the clients' ports.
+    """TLS on the client ports.
 
     Attributes:
-        cert_file, key_file: PEM files: the server's certificate chain and its private key.
-        client_ca_file: PEM file; if set, a client must show a certificate that one of these authorities signed.
+        cert_file, key_file: PEM files of the server's certificate chain and private key.
+        client_ca_file: PEM file of authorities; if set, clients must present a certificate that one of them signed.
     """
 
     cert_file: str
@@ -95,11 +94,11 @@ class TlsConfig:
 
 @dataclass(frozen=True, slots=True)
 class ClusterTls:
-    """TLS between the processes of a cluster, each of which shows the others a certificate.
+    """Mutual TLS between the processes of a cluster.
 
     Attributes:
-        ca: PEM: the authorities one of which must have signed whatever another process shows.
-        cert, key: PEM: what this process shows, with the chain above it, and the private key of that.
+        ca: PEM of the trusted authorities.
+        cert, key: PEM of this process's certificate chain and private key.
     """
 
     ca: bytes = field(repr=False)
@@ -107,38 +106,34 @@ class ClusterTls:
     key: bytes = field(repr=False)
 
     def read(self) -> "ClusterTls":
-        """As ClusterTlsFiles."""
+        """Return itself; see ClusterTlsFiles.read."""
         return self
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterTlsFiles:
-    """The same in files, which every process reads on its own host: no key goes from one to another.
-
-    Attributes:
-        ca_file, cert_file, key_file: PEM files, as the fields of ClusterTls.
-    """
+    """ClusterTls in PEM files that every process reads on its own host, so no key travels."""
 
     ca_file: str
     cert_file: str
     key_file: str
 
     def read(self) -> ClusterTls:
-        """What they have now: others may have taken their place since.
+        """Read the current files; they may have been replaced.
 
         Raises:
-            OSError: one cannot be read.
+            OSError: a file cannot be read.
         """
         return ClusterTls(*(Path(file).read_bytes() for file in (self.ca_file, self.cert_file, self.key_file)))
 
 
 @dataclass(frozen=True, slots=True)
 class LogConfig:
-    """What a process writes about itself.
+    """Logging of a process.
 
     Attributes:
-        level: debug adds a line for every batch.
-        directory: where each process has its file; empty: standard error.
+        level: debug adds a line per batch.
+        directory: directory of the log files; "" for standard error.
     """
 
     level: str = "info"

@@ -1,11 +1,11 @@
-"""How the processes of a cluster end, for those who read exit statuses."""
+"""Exit statuses of a cluster's processes."""
 
-# What a person started went wrong, or can be put right by that person; as shells and argparse have it.
+# Failures, and mistakes that the user can correct, as for shells and argparse.
 FAILED = 1
 USAGE = 2
-# A signal's number is added, as shells have it.
+# Plus the signal's number, as for shells.
 SIGNALLED = 128
-# A process of the cluster ends itself with one of these. They differ, so that Ray's log of a death says which it was.
+# Exits of the cluster's own processes, distinct so that Ray's log names the cause.
 ENGINE_FAILED = 70
 NO_ROUTER = 71
 CONTROL_FAILED = 72

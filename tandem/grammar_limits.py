@@ -1,16 +1,15 @@
-"""How much a grammar may take: the same where it is looked at and where it is followed, so that what the one takes the
-other can do."""
+"""Limits of a grammar, equal where a grammar is checked and where it is followed."""
 
 from llguidance import LLParserLimits
 
-# A mask takes some hundredths of a millisecond; with these limits none takes more than about four, for they are what a
-# step is computed with. llguidance's own let one take 300.
+# A mask takes some hundredths of a millisecond. These limits bound it to about 4 ms, because a step waits for it;
+# llguidance's defaults allow 300 ms.
 LIMITS = LLParserLimits(max_items_in_row=2_000, step_lexer_fuel=40_000, step_max_items=5_000, max_lexer_states=20_000)
-# Errors quote the grammar and the parser's state, tens of thousands of characters.
+# llguidance's errors quote the grammar and the parser's state.
 MAX_ERROR_LENGTH = 300
 
 
 def one_line(error: str) -> str:
-    """What a client is told of an error of llguidance."""
+    """Shorten an error of llguidance to one line for a client."""
     text = " ".join(error.partition("<state>")[0].split())
     return text if len(text) <= MAX_ERROR_LENGTH else f"{text[: MAX_ERROR_LENGTH - 1]}…"

@@ -1,46 +1,45 @@
-"""Seconds as a linear function of a few numbers, learned from what is observed lately."""
+"""Online fit of durations as a linear function of a few numbers."""
 
 import math
 from collections.abc import Mapping, Sequence
 
-# That the factors are the usual ones counts as so much of an observation as long as there are none, and where there are
-# many: where all observations are alike, factors cannot be told apart otherwise.
+# Weight of the usual factors without observations, and with many. It separates factors if all observations are alike.
 USUAL_WEIGHT, LEAST_WEIGHT = 0.1, 0.01
-# What takes longer than so many times what is expected counts as no more than that: it was something else that did.
+# Longer observations are clipped to this multiple of the expected time.
 OUTLIER = 4.0
-# Of what was expected at first; what takes less is no reason to take the next one for an outlier.
+# Floor of the expectation for that clip, relative to the start.
 LEAST_EXPECTED = 0.05
-# What was observed so long ago counts for 1/e of what it did, if nothing has been observed since.
+# Time constant of the decay without observations, in seconds.
 FORGETTING_S = 20.0
-# The usual factors are geometric means over so long a time. A factor of less than this multiple of what it was at first
-# counts as that.
+# Time constant of the usual factors' geometric means, in seconds, and their floor relative to the start.
 USUAL_S = 120.0
 LEAST_USUAL = 1e-3
-# Of a factor of which nothing has been observed for longer than USUAL_S, so much time leaves 1/e of how many times its
-# start it usually is, on a logarithmic scale: who was slow for so long that it has become usual is asked again.
+# A factor unobserved for longer than USUAL_S returns to its start with this time constant, on a logarithmic scale, so
+# that a worker with a long slow period is tried again.
 FORGIVEN_S = 600.0
-# Of a direction of which so little of an observation is left nothing is known. What is forgotten on and on comes to a
-# number so small that nothing can be divided by it.
+# Directions with less remaining weight are unknown; dividing by it would overflow.
 LEAST_KNOWN = 1e-9
-# The factors by which outliers are told are no older than so many observations.
+# Observations between two solutions at most, for the outlier clip.
 MAX_UNREAD = 8
 
 
 class LinearFit:
-    """Least squares of relative errors. An observation counts for less the more of its kind there are since, and the
-    older it is. As long as there are few, or where all are alike, the factors stay near the usual ones: those that it
-    began with at first, and then a mean of minutes, so that a slow time is forgotten by who is not asked meanwhile."""
+    """Recursive least squares of relative errors.
+
+    An observation's weight decays with newer observations of its kind and with time. With few or uniform observations
+    the factors stay near their usual values: the start at first, later a mean over minutes, so that one slow period of
+    an idle worker is forgotten.
+    """
 
     def __init__(self, start: Sequence[float], memory: float = 64.0) -> None:
-        """
-        Args:
-            start: the factors as long as nothing has been observed, all positive.
-            memory: of so many observations back one counts for 1/e.
+        """Args:
+        start: initial factors, all positive.
+        memory: number of observations after which a weight has decayed to 1/e.
         """
         self._start = tuple(start)
         self._lost = 1.0 / memory
         size = len(self._start)
-        # Each factor is looked for as a multiple of its start, and each observation is divided by what those say of it.
+        # Factors are fitted as multiples of their start; observations are divided by the start's prediction.
         self._products = [[0.0] * size for _ in range(size)]
         self._targets = [0.0] * size
         self._usual = [1.0] * size
@@ -48,17 +47,16 @@ class LinearFit:
         self._multiples = [1.0] * size
         self._num_observed = 0
         self._num_unread = 0
-        # Those that something was learned of since `pass_time`, and for how long there was nothing of each.
+        # Factors observed since `pass_time`, and the time without observations of each.
         self._seen: set[int] = set()
         self._unseen_s = [0.0] * size
 
     @property
     def has_observed(self) -> bool:
-        """Whether the factors are from anything but the start."""
         return self._num_observed > 0
 
     def observe(self, numbers: Sequence[float], seconds: float) -> None:
-        """Args: numbers: what each factor is multiplied with; not all 0."""
+        """Args: numbers: multipliers of the factors; not all 0."""
         parts = [factor * number for factor, number in zip(self._start, numbers, strict=True)]
         expected = sum(parts)
         shares = {i: part / expected for i, part in enumerate(parts) if part}
@@ -78,7 +76,7 @@ class LinearFit:
         self._seen.update(shares)
 
     def pass_time(self, seconds: float) -> None:
-        """So long after the last call, or the beginning."""
+        """Decay the observations by `seconds` since the previous call."""
         if self._num_unread:
             self._solve()
         unforgiven = math.exp(-seconds / FORGIVEN_S)
@@ -99,14 +97,16 @@ class LinearFit:
 
     @property
     def factors(self) -> tuple[float, ...]:
-        """What each number is multiplied with; never negative."""
+        """The fitted factors, never negative."""
         if self._num_unread:
             self._solve()
         return tuple(multiple * start for multiple, start in zip(self._multiples, self._start, strict=True))
 
     def _forget(self, shares: Mapping[int, float]) -> None:
-        """Makes room for an observation: of what is known of its direction a part is lost, and nothing of any other. A
-        thousand steps without a prompt say nothing of what prompts take."""
+        """Decay what is known in the direction of an observation, and nothing else.
+
+        A thousand steps without a prompt must not erase the fit for prompts.
+        """
         towards = [sum(row[i] * share for i, share in shares.items()) for row in self._products]
         known = sum(towards[i] * share for i, share in shares.items())
         if known <= LEAST_KNOWN:
@@ -125,7 +125,7 @@ class LinearFit:
         self._multiples = [found.get(i, 0.0) for i in range(len(self._start))]
 
     def _solve_for(self, chosen: list[int]) -> dict[int, float]:
-        """Args: chosen: which of them are not 0."""
+        """Solve for a subset of factors, dropping negative ones. Args: chosen: factors that are not 0."""
         weight = self._weight
         rows = [
             [self._products[i][j] + (weight if i == j else 0.0) for j in chosen]
@@ -140,7 +140,7 @@ class LinearFit:
 
 
 def _solve(rows: list[list[float]]) -> list[float]:
-    """Solves linear equations, each a row with its right side last. The matrix is positive definite: no pivot is 0."""
+    """Solve linear equations given as rows with their right side last. The matrix is positive definite."""
     size = len(rows)
     for i in range(size):
         for k in range(i + 1, size):

@@ -1,4 +1,4 @@
-"""Where a process of the cluster writes its log."""
+"""Log files and levels of a cluster's processes."""
 
 import logging
 from pathlib import Path
@@ -9,15 +9,14 @@ FORMAT = "%(asctime)s %(name)s %(levelname)s %(message)s"
 
 
 def log_file(directory: str, name: str) -> Path:
-    """Where the process of that name logs to, given a directory."""
     return Path(directory) / f"{name}.log"
 
 
 def configure(name: str, log: LogConfig) -> None:
-    """Sends what this process logs to standard error or, with a directory, to the end of DIRECTORY/NAME.log.
+    """Log to standard error or, with a directory, append to DIRECTORY/NAME.log.
 
     Args:
-        name: of the process in the cluster.
+        name: the process's name in the cluster.
 
     Raises:
         ValueError: the file cannot be written.
@@ -32,5 +31,5 @@ def configure(name: str, log: LogConfig) -> None:
         except OSError as error:
             raise ValueError(f"cannot write the log {path}: {error.strerror}; choose another log_dir") from error
     logging.basicConfig(level=max(level, logging.INFO), format=FORMAT, handlers=[handler], force=True)
-    # Only our loggers follow the configured level: debug lines of libraries would drown those of the cluster.
+    # Only our loggers follow the level: debug lines of libraries would bury the cluster's.
     logging.getLogger("tandem").setLevel(level)

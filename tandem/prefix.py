@@ -1,11 +1,9 @@
-"""Identities of prompt prefixes, for those who compare prompts without comparing tokens.
+"""Identities of prompt prefixes, equal in every process and on every machine.
 
-An identity stands for everything up to the end of a page. It is an 8-byte BLAKE2b digest of the one before it and the
-page's token ids, 4 bytes each, little-endian like the identity itself; before the first page stands the digest of the
-namespace in UTF-8. So it is equal where prefixes are, in every process and on every machine, and processes can tell
-each other what they have.
+An identity covers everything up to the end of a page: an 8-byte BLAKE2b digest of the previous identity and the page's
+token ids (4 bytes each, little-endian). The digest of the namespace in UTF-8 precedes the first page.
 
-Two may be equal by accident. They decide who waits for whom and who serves whom, never which page is reused.
+Identities may collide. They decide which worker serves a request, never which page is reused.
 """
 
 import struct
@@ -19,21 +17,21 @@ TOKEN_BYTES = 4
 
 
 def namespace_identity(namespace: str) -> bytes:
-    """What stands before the first page of every prefix in a namespace."""
+    """Return the identity that precedes the first page in a namespace."""
     return blake2b(namespace.encode(), digest_size=IDENTITY_BYTES).digest()
 
 
 def page_identity(before: bytes, token_ids: Sequence[int]) -> bytes:
-    """The identity up to the end of a page. Args: before: up to its beginning; token_ids: those of the page."""
+    """Return the identity up to the end of a page. Args: before: identity up to its start."""
     page = struct.pack(f"<{len(token_ids)}I", *token_ids)
     return blake2b(before + page, digest_size=IDENTITY_BYTES).digest()
 
 
 def prefix_identities(token_ids: Sequence[int], page_size: int, namespace: str, known: Sequence[int] = ()) -> list[int]:
-    """The identities of all full pages, in order, as unsigned integers.
+    """Return the identities of all full pages as unsigned integers.
 
     Args:
-        known: those of its first pages, as far as somebody has computed them.
+        known: identities of the first pages, if already computed.
     """
     identities = list(known)
     extend_identities(identities, token_ids[len(known) * page_size :], page_size, namespace)
@@ -41,12 +39,11 @@ def prefix_identities(token_ids: Sequence[int], page_size: int, namespace: str, 
 
 
 def extend_identities(identities: list[int], token_ids: Sequence[int], page_size: int, namespace: str) -> None:
-    """Puts the identities of further full pages behind those of the pages before them, which takes time for the further
-    ones alone.
+    """Append the identities of further full pages; cost depends on the new pages only.
 
     Args:
-        identities: of all pages before.
-        token_ids: those that follow.
+        identities: identities of all previous pages.
+        token_ids: the tokens after those pages.
     """
     end = len(token_ids) // page_size * page_size
     pages = struct.pack(f"<{end}I", *token_ids[:end])
@@ -59,7 +56,7 @@ def extend_identities(identities: list[int], token_ids: Sequence[int], page_size
 
 
 def unpack_identities(packed: bytes) -> "array[int]":
-    """Identities that stand one behind the other, as unsigned integers. Raises ValueError: these are none."""
+    """Unpack concatenated identities into unsigned integers. Raises ValueError for other lengths."""
     identities = array("Q")
     identities.frombytes(packed)
     if sys.byteorder == "big":

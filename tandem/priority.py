@@ -1,19 +1,20 @@
-"""Where a request stands in every queue of a cluster: by its age, with a head start for its priority."""
+"""A request's place in every queue: its age, with a head start for its priority."""
 
-# A request of priority p stands where one of priority 0 would that came p times so long before it.
+# Head start per step of priority, in seconds.
 HEAD_START_S = 10.0
-# Priorities beyond this many steps, up or down, give no more: so nobody waits for ever behind a stream of others.
+# Priorities are clipped to this many steps, so that no request waits forever.
 MAX_STEPS = 12
 
 _HEAD_START_NS = int(HEAD_START_S * 1e9)
 
 
 def virtual_arrival_ns(arrival_ns: int, priority: int) -> int:
-    """When a request of priority 0 would have had to come to stand where this one stands; smaller goes first. It never
-    changes, so a queue in this order needs no clock: whoever waits is sooner or later older than all who may come.
+    """Return the arrival time of a request of priority 0 with the same place in a queue. Smaller goes first.
+
+    The value never changes, so a queue needs no clock, and every waiting request eventually precedes all new ones.
 
     Args:
-        arrival_ns: when the router received the request, the same on every attempt.
+        arrival_ns: time at which the router received the request, on every attempt.
         priority: larger is sooner.
     """
     return arrival_ns - max(-MAX_STEPS, min(priority, MAX_STEPS)) * _HEAD_START_NS

@@ -1,4 +1,4 @@
-"""What every process of a cluster tells Prometheus of itself, whatever it does."""
+"""Prometheus metrics common to every process of a cluster."""
 
 from collections.abc import Iterator
 
@@ -21,10 +21,10 @@ class _Process(Collector):
 
 
 def process_registry(num_restarts: int) -> CollectorRegistry:
-    """A registry with the process's version, restarts, CPU time, memory and open files, for its other metrics to join.
+    """Create a registry with the process's version, restarts, CPU time, memory and open files.
 
     Args:
-        num_restarts: how often the process has been started again, this life of it included.
+        num_restarts: number of times the cluster has restarted the process.
     """
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)

@@ -1,4 +1,4 @@
-"""How exactly a thread sleeps."""
+"""Precise sleeping of a thread."""
 
 import ctypes
 
@@ -8,5 +8,5 @@ _SLACK_NS = 1000
 
 
 def sleep_exactly() -> None:
-    """Has the kernel wake the calling thread when it asks for it: by default it may be 50 microseconds late."""
+    """Wake the calling thread on time; by default Linux may be 50 microseconds late."""
     ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, _SLACK_NS, 0, 0, 0)
