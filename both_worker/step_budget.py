@@ -67,7 +67,7 @@ class StepBudget(PromptBudget):
         num_cached, num_left = first()
         attended_s = times.attended_token_s * num_cached
         fitting = _root(times.attended_token_s / 2, times.prompt_token_s + attended_s, left_s)
-        largest = min(self._max_tokens, max(self._min_tokens, MAX_GROWTH * self._timer.largest_lot))
+        largest = min(self._max_tokens, max(self._min_tokens, MAX_GROWTH * self._timer.max_prompt_tokens))
         num_tokens = int(max(self._min_tokens, min(fitting, largest)))
         if self._padding is None:
             return num_tokens

@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 from tandem.decode_worker.admissions import Admissions, AttemptKey
 from tandem.decode_worker.config import DecodeConfig
-from tandem.decode_worker.lease_records import GrantedLease, WaitingLease
+from tandem.decode_worker.lease import Lease, LeaseState
 from tandem.decode_worker.waiting_leases import WaitingLeases
-from tandem.engine.kvcache.cache_manager import CacheManager, PageHandle
+from tandem.engine.kvcache.cache_manager import CacheManager
 from tandem.kvtransfer.events import FromSender, ReceiverLinkClosed, ReceiverLinkEvent, ReceiverLinkOpened
 from tandem.kvtransfer.receiver_link import ReceiverLink
 from tandem.lifecycle import now_ns
@@ -27,7 +27,7 @@ from tandem.worker.base import Outbox
 # Receives that have completed are looked for again so soon.
 POLL_S = 0.001
 
-StartCommitted = Callable[[Admit, PageHandle, Committed, int], None]
+StartCommitted = Callable[[Lease], None]
 
 
 class LeaseBook:
@@ -67,11 +67,11 @@ class LeaseBook:
         self._unquiet: list[ReceiverLink] = []
         self._admissions = Admissions(clock)
         self._waiting = WaitingLeases(clock, config)
-        self._granted: dict[str, GrantedLease] = {}
+        self._granted: dict[str, Lease] = {}
         # No granted lease runs out before this.
         self._first_expiry: float | None = None
         # These are settled by Committed, and their pages may still be arriving.
-        self._arriving: list[GrantedLease] = []
+        self._arriving: list[Lease] = []
         self.num_expired = 0
         self.prefix_cached_tokens = 0
 
@@ -173,11 +173,9 @@ class LeaseBook:
             elif lease.abandoned:
                 self._cache.release_pages(lease.handle)
             else:
-                message = lease.committed
-                assert message is not None
                 self._recorder.add(HANDOVERS, "commit", lease.committed_ns, (lease.admit.request_id,))
                 self._cache.commit_lease(lease.handle)
-                self._start(lease.admit, lease.handle, message, lease.granted_ns)
+                self._start(lease)
 
     def next_deadline(self) -> float | None:
         if self._arriving:
@@ -248,7 +246,7 @@ class LeaseBook:
         """
         if request.lease_id in self._granted or self._waiting.find(request.lease_id) is not None:
             raise ValueError(f"lease {request.lease_id} is asked for twice")
-        waiting = WaitingLease(request, link)
+        waiting = Lease(request, link)
         if self._admissions.has_ended(waiting.key):
             link.refuse_lease(request.lease_id, "gone")
         elif self._waiting.of_attempt(waiting.key) is not None:
@@ -258,7 +256,7 @@ class LeaseBook:
         elif not self._waiting.park(waiting):
             link.refuse_lease(request.lease_id, "full")
 
-    def _line_up(self, waiting: WaitingLease) -> None:
+    def _line_up(self, waiting: Lease) -> None:
         """Puts a lease whose request is admitted in line, unless it can never be granted."""
         admit = self._admissions.find_admitted(waiting.key)
         assert admit is not None
@@ -278,7 +276,6 @@ class LeaseBook:
         last = self._waiting.line_up(waiting, admit)
         if last is not None:
             # Its sender asks again, and then it stands where it stood.
-            assert last.admit is not None
             self._admissions.remember_admitted(last.admit)
             last.link.refuse_lease(last.lease_id, "full")
 
@@ -303,7 +300,7 @@ class LeaseBook:
         deadlines = (lease.deadline for lease in self._granted.values() if not lease.revoked)
         self._first_expiry = min(deadlines, default=None)
 
-    def _find_granted(self, link: ReceiverLink, lease_id: str) -> GrantedLease | None:
+    def _find_granted(self, link: ReceiverLink, lease_id: str) -> Lease | None:
         """A granted lease that is not settled, if its sender is the one who speaks of it."""
         lease = self._granted.get(lease_id)
         return lease if lease is not None and lease.link is link else None
@@ -322,6 +319,7 @@ class LeaseBook:
             return
         del self._granted[message.lease_id]
         if isinstance(message, Committed) and not lease.abandoned and self._is_whole(lease, message):
+            lease.state = LeaseState.COMMITTED
             lease.committed = message
             lease.committed_ns = now_ns()
             self._arriving.append(lease)
@@ -331,18 +329,16 @@ class LeaseBook:
         if not lease.abandoned and not is_reported:
             self._outbox.to_router(LeaseLost(*lease.key))
 
-    def _is_whole(self, lease: GrantedLease, message: Committed) -> bool:
+    def _is_whole(self, lease: Lease, message: Committed) -> bool:
         """Whether as much was committed as was leased."""
-        num_tokens = len(lease.admit.prompt_ids) + len(lease.admit.output_ids)
-        num_pages = self._cache.num_pages_for(num_tokens) - lease.handle.num_shared
-        return (message.num_tokens, message.num_pages) == (num_tokens, num_pages)
+        num_pages = self._cache.num_pages_for(lease.num_tokens) - lease.handle.num_shared
+        return (message.num_tokens, message.num_pages) == (lease.num_tokens, num_pages)
 
-    def _grant(self, waiting: WaitingLease, num_reserved: int) -> bool:
-        """Grants a lease its pages, unless it must wait for them; returns whether it did."""
-        admit = waiting.admit
-        assert admit is not None
+    def _grant(self, lease: Lease, num_reserved: int) -> bool:
+        """Grants a queued lease its pages. Returns whether there were enough."""
+        admit = lease.admit
         token_ids = [*admit.prompt_ids, *admit.output_ids]
-        # The page of the first decode step is part of the lease.
+        # The lease includes the page of the first decode step.
         handle = self._cache.acquire_pages(
             token_ids,
             len(token_ids) + 1,
@@ -355,18 +351,18 @@ class LeaseBook:
         if handle is None:
             return False
         self.prefix_cached_tokens += min(handle.cached_len, len(admit.prompt_ids))
-        page_ids = handle.page_ids[handle.num_shared :]
-        deadline = self._clock() + self._config.lease_duration_s
+        lease.state = LeaseState.GRANTED
+        lease.handle = handle
+        lease.deadline = self._clock() + self._config.lease_duration_s
+        lease.granted_ns = now_ns()
         if self._first_expiry is None:
-            self._first_expiry = deadline
-        self._granted[waiting.lease_id] = GrantedLease(
-            waiting.lease_id, admit, handle, page_ids, waiting.link, deadline, granted_ns=now_ns()
-        )
-        self._recorder.add(HANDOVERS, "lease wait", waiting.asked_ns, (admit.request_id,))
-        waiting.link.grant_lease(waiting.lease_id, handle.cached_len, page_ids)
+            self._first_expiry = lease.deadline
+        self._granted[lease.lease_id] = lease
+        self._recorder.add(HANDOVERS, "lease wait", lease.asked_ns, (admit.request_id,))
+        lease.link.grant_lease(lease.lease_id, handle.cached_len, lease.granted_pages)
         return True
 
-    def _abandon(self, lease: GrantedLease) -> None:
+    def _abandon(self, lease: Lease) -> None:
         lease.abandoned = True
         if not lease.revoked:
             lease.revoked = True

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from tandem.decode_worker.config import DecodeConfig
 from tandem.decode_worker.job import DecodeJob
+from tandem.decode_worker.lease import Lease
 from tandem.decode_worker.leases import LeaseBook
 from tandem.decode_worker.pacing import StepPace
 from tandem.decode_worker.step import DecodeStep
@@ -27,7 +28,6 @@ from tandem.lifecycle import (
 from tandem.messages import (
     Abort,
     Admit,
-    Committed,
     Finished,
     GaveBack,
     Moment,
@@ -291,19 +291,14 @@ class DecodeScheduler(ForwardScheduler):
         """Hands out an admitted request that is adopted without a lease."""
         return self._leases.take_admitted(request_id, attempt)
 
-    def _start_committed(
-        self,
-        admit: Admit,
-        handle: PageHandle,
-        committed: Committed,
-        granted_ns: int,
-    ) -> None:
-        moments = [Moment(LEASE_GRANTED, granted_ns)]
+    def _start_committed(self, lease: Lease) -> None:
+        committed = lease.committed
+        moments = [Moment(LEASE_GRANTED, lease.granted_ns)]
         if committed.ship_started_ns:
             moments.append(Moment(SHIP_STARTED, committed.ship_started_ns))
         self.adopt(
-            admit,
-            handle,
+            lease.admit,
+            lease.handle,
             first_token=committed.first_token,
             logprobs=committed.logprobs,
             finish_reason=committed.finish_reason,

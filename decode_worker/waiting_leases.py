@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from tandem.decode_worker.admissions import AttemptKey
 from tandem.decode_worker.config import DecodeConfig
-from tandem.decode_worker.lease_records import WaitingLease
+from tandem.decode_worker.lease import Lease, LeaseState
 from tandem.kvtransfer.receiver_link import ReceiverLink
 from tandem.messages import Admit
 from tandem.priority import virtual_arrival_ns
@@ -31,11 +31,11 @@ class WaitingLeases:
         self._max_overtaken = config.max_overtaken
         self._max_waiting = config.max_waiting
         self._numbers = itertools.count()
-        self._by_id: dict[str, WaitingLease] = {}
-        self._by_key: dict[AttemptKey, WaitingLease] = {}
+        self._by_id: dict[str, Lease] = {}
+        self._by_key: dict[AttemptKey, Lease] = {}
         # They stand in order of their deadlines.
-        self._parked: dict[str, WaitingLease] = {}
-        self._line: list[WaitingLease] = []
+        self._parked: dict[str, Lease] = {}
+        self._line: list[Lease] = []
         # Requests whose attempt ended in the line, each until the time at which it is forgotten.
         self._left: dict[str, float] = {}
         # Places of attempts that are announced and have not asked yet: where they stand, and until when.
@@ -53,19 +53,19 @@ class WaitingLeases:
     def __len__(self) -> int:
         return len(self._by_id)
 
-    def find(self, lease_id: str) -> WaitingLease | None:
+    def find(self, lease_id: str) -> Lease | None:
         return self._by_id.get(lease_id)
 
-    def of_attempt(self, key: AttemptKey) -> WaitingLease | None:
+    def of_attempt(self, key: AttemptKey) -> Lease | None:
         return self._by_key.get(key)
 
-    def of_link(self, link: ReceiverLink) -> list[WaitingLease]:
+    def of_link(self, link: ReceiverLink) -> list[Lease]:
         return [waiting for waiting in self._by_id.values() if waiting.link is link]
 
     def attempts(self) -> list[AttemptKey]:
         return list(self._by_key)
 
-    def announce(self, admit: Admit) -> WaitingLease | None:
+    def announce(self, admit: Admit) -> Lease | None:
         """An Admit has come; returns the lease that was parked for it, if any."""
         key = admit.request_id, admit.attempt
         waiting = self._by_key.get(key)
@@ -74,7 +74,7 @@ class WaitingLeases:
             self._held[key] = standing, self._clock() + self._grace_s
         return waiting
 
-    def park(self, waiting: WaitingLease) -> bool:
+    def park(self, waiting: Lease) -> bool:
         """Keeps a lease until its Admit comes; returns whether there was room for it."""
         if len(self) >= self._max_waiting:
             return False
@@ -82,10 +82,11 @@ class WaitingLeases:
         self._by_id[waiting.lease_id] = self._by_key[waiting.key] = self._parked[waiting.lease_id] = waiting
         return True
 
-    def line_up(self, waiting: WaitingLease, admit: Admit) -> WaitingLease | None:
+    def line_up(self, waiting: Lease, admit: Admit) -> Lease | None:
         """Puts a lease where its request belongs; returns the one that there is no room for any more, if any."""
         self._parked.pop(waiting.lease_id, None)
         self._held.pop(waiting.key, None)
+        waiting.state = LeaseState.QUEUED
         waiting.admit = admit
         waiting.place = virtual_arrival_ns(admit.arrival_ns, admit.priority), next(self._numbers)
         waiting.num_overtaken = self._max_overtaken if admit.attempt else self._sent_away.pop(waiting.key, (0, 0.0))[0]
@@ -100,29 +101,31 @@ class WaitingLeases:
         self._sent_away[last.key] = last.num_overtaken, self._clock() + KEEP_SENT_AWAY_S
         return last
 
-    def remove(self, waiting: WaitingLease) -> None:
+    def remove(self, waiting: Lease) -> None:
         """It is answered, or nobody wants it any more."""
         del self._by_id[waiting.lease_id], self._by_key[waiting.key]
-        if self._parked.pop(waiting.lease_id, None) is None:
+        if waiting.state is LeaseState.PARKED:
+            del self._parked[waiting.lease_id]
+        else:
             del self._line[bisect.bisect_left(self._line, waiting.place, key=_place)]
             self._changed = True
 
-    def end_attempt(self, key: AttemptKey) -> WaitingLease | None:
+    def end_attempt(self, key: AttemptKey) -> Lease | None:
         """The router has ended an attempt; returns its lease, if one was waiting. If it stood in line, the request's
         next attempt, which is announced at once if there is one, finds the place held."""
         if self._held.pop(key, None) is not None:
             self._changed = True
         waiting = self._by_key.get(key)
         if waiting is not None:
-            if waiting.admit is not None:
+            if waiting.state is LeaseState.QUEUED:
                 self._left[waiting.admit.request_id] = self._clock() + self._grace_s
             self.remove(waiting)
         return waiting
 
-    def take_overdue(self) -> list[WaitingLease]:
+    def take_overdue(self) -> list[Lease]:
         """Takes out the leases whose Admit has not come, and lets places go that have been held for long enough."""
         now = self._clock()
-        overdue: list[WaitingLease] = []
+        overdue: list[Lease] = []
         for waiting in self._parked.values():
             if now < waiting.deadline:
                 break
@@ -176,7 +179,7 @@ class WaitingLeases:
         """More may fit now in as many pages: what is cached has grown."""
         self._changed = True
 
-    def grant_in_order(self, num_available: Callable[[], int], grant: Callable[[WaitingLease], bool]) -> None:
+    def grant_in_order(self, num_available: Callable[[], int], grant: Callable[[Lease], bool]) -> None:
         """Goes through the line unless nothing has changed: neither the line nor, upwards, the number of pages.
 
         A lease that fits may overtake those that do not, but each of them only so often: then all wait until
@@ -189,8 +192,8 @@ class WaitingLeases:
         if not self._changed and num_available() <= self._num_available:
             return
         self._changed = False
-        passed_over: list[WaitingLease] = []
-        granted: list[WaitingLease] = []
+        passed_over: list[Lease] = []
+        granted: list[Lease] = []
         held = min((standing for standing, _ in self._held.values()), default=math.inf)
         for waiting in self._line:
             if waiting.place[0] > min(held, self._prompt_limit):
@@ -211,5 +214,5 @@ class WaitingLeases:
         self._num_available = num_available()
 
 
-def _place(waiting: WaitingLease) -> tuple[int, int]:
+def _place(waiting: Lease) -> tuple[int, int]:
     return waiting.place

@@ -25,14 +25,13 @@ from tandem.messages import (
     Revoke,
     SenderMessage,
 )
-from tandem.sampling_params import TokenLogprobs
 
 # Copies that have been submitted cannot be taken back, so there is a cap on them: an abort must be over soon. This many
 # pages of 2 MiB take 2.8 ms over NVLink.
 MAX_PAGES_IN_FLIGHT = 512
 
 
-class LeaseState(Enum):
+class SenderLeaseState(Enum):
     """A lease at its sender. The last four are final.
 
     COMMITTING and RELEASING say what will be sent when the last copy has completed. LOST is what the end of the epoch
@@ -47,6 +46,11 @@ class LeaseState(Enum):
     RELEASED = auto()
     REFUSED = auto()
     LOST = auto()
+
+
+FINAL_STATES = frozenset(
+    (SenderLeaseState.COMMITTED, SenderLeaseState.RELEASED, SenderLeaseState.REFUSED, SenderLeaseState.LOST)
+)
 
 
 @dataclass(eq=False, slots=True)
@@ -65,19 +69,18 @@ class SenderLease:
 
     lease_id: str
     link: "SenderLink"
-    state: LeaseState = LeaseState.REQUESTED
+    state: SenderLeaseState = SenderLeaseState.REQUESTED
     grant: Granted | None = None
     copies: list[Completion] = field(default_factory=list)
     num_pages_pushed: int = 0
     settled_ns: int = 0
     refusal: str = ""
     revoked: bool = False
-    _commit: Committed | None = None
-    _reported: bool = True
+    settlement: Committed | Released | None = None
 
     @property
     def settled(self) -> bool:
-        return self.state in (LeaseState.COMMITTED, LeaseState.RELEASED, LeaseState.REFUSED, LeaseState.LOST)
+        return self.state in FINAL_STATES
 
 
 class SenderLink:
@@ -145,7 +148,7 @@ class SenderLink:
 
     def push_pages(self, lease: SenderLease, src_pages: Sequence[int], dst_pages: Sequence[int]) -> None:
         """Starts copying the next pages of a granted lease, no more than num_pages_allowed."""
-        assert lease.state is LeaseState.GRANTED and not self._ended
+        assert lease.state is SenderLeaseState.GRANTED and not self._ended
         if self._transport.two_sided:
             self._send(Pushing(self._next_seq, lease.lease_id, lease.num_pages_pushed, len(src_pages)))
         if not self._in_flight:
@@ -156,37 +159,10 @@ class SenderLink:
         self._in_flight.append((copy, len(src_pages)))
         self._next_seq += 1
 
-    def commit_pages(
-        self,
-        lease: SenderLease,
-        *,
-        first_token: int,
-        num_pages: int,
-        num_tokens: int,
-        finish_reason: str,
-        ship_started_ns: int,
-        logprobs: tuple[TokenLogprobs, ...] = (),
-        prefill_cached_len: int = 0,
-    ) -> None:
-        """Settles a granted lease whose pages have all been pushed, once their copies have completed.
-
-        Args:
-            ship_started_ns, prefill_cached_len: as in Committed.
-        """
-        assert lease.state is LeaseState.GRANTED and not self._ended
-        lease.state = LeaseState.COMMITTING
-        self._settling[lease.lease_id] = lease
-        lease._commit = Committed(
-            lease.lease_id,
-            first_token,
-            num_pages,
-            num_tokens,
-            finish_reason,
-            ship_started_ns,
-            logprobs,
-            prefill_cached_len,
-        )
-        self._settle_if_copied(lease)
+    def commit_pages(self, lease: SenderLease, committed: Committed) -> None:
+        """Settles a granted lease after its last push, once the copies have completed."""
+        assert lease.state is SenderLeaseState.GRANTED and not self._ended
+        self._settle_after_copies(lease, SenderLeaseState.COMMITTING, committed)
 
     def renew_lease(self, lease: SenderLease) -> None:
         """Prefill goes on: the lease's duration starts again."""
@@ -199,11 +175,8 @@ class SenderLink:
         Args:
             reported: whether the router hears from this worker how the attempt ended.
         """
-        if not lease.settled and lease.state is not LeaseState.COMMITTING:
-            lease.state = LeaseState.RELEASING
-            self._settling[lease.lease_id] = lease
-            lease._reported = reported
-            self._settle_if_copied(lease)
+        if not lease.settled and lease.state is not SenderLeaseState.COMMITTING:
+            self._settle_after_copies(lease, SenderLeaseState.RELEASING, Released(lease.lease_id, reported))
 
     def receive_from_peer(self, message: ReceiverMessage) -> None:
         """Takes a message from the receiver. One about a settled lease crossed its settlement and says nothing new.
@@ -216,12 +189,12 @@ class SenderLink:
         lease = self._leases.get(message.lease_id)
         if lease is None:
             return
-        if isinstance(message, Granted) and lease.state is LeaseState.REQUESTED:
+        if isinstance(message, Granted) and lease.state is SenderLeaseState.REQUESTED:
             lease.grant = message
-            lease.state = LeaseState.GRANTED
+            lease.state = SenderLeaseState.GRANTED
         elif isinstance(message, Refused):
             lease.refusal = message.reason
-            self._settle(lease, LeaseState.REFUSED)
+            self._settle(lease, SenderLeaseState.REFUSED)
         elif isinstance(message, Revoke):
             lease.revoked = True
 
@@ -238,7 +211,7 @@ class SenderLink:
         may a new epoch open."""
         self._ended = True
         for lease in list(self._leases.values()):
-            self._settle(lease, LeaseState.LOST)
+            self._settle(lease, SenderLeaseState.LOST)
         return self._transport.abort()
 
     def _forget_copied(self) -> None:
@@ -249,21 +222,26 @@ class SenderLink:
             if not self._in_flight:
                 self._copied_for_ns += now_ns() - self._copying_since_ns
 
+    def _settle_after_copies(
+        self, lease: SenderLease, state: SenderLeaseState, settlement: Committed | Released
+    ) -> None:
+        lease.state = state
+        lease.settlement = settlement
+        self._settling[lease.lease_id] = lease
+        self._settle_if_copied(lease)
+
     def _settle_if_copied(self, lease: SenderLease) -> None:
         lease.copies = [c for c in lease.copies if not c.done()]
         # After a failure of the transport copies are over without having arrived; it is told before they are over, so
         # it is asked for after them. The epoch ends soon, and its leases with it.
         if lease.copies or self._transport.failure:
             return
-        if lease.state is LeaseState.COMMITTING:
-            assert lease._commit is not None
-            self._send(lease._commit)
-            self._settle(lease, LeaseState.COMMITTED)
-        else:
-            self._send(Released(lease.lease_id, lease._reported))
-            self._settle(lease, LeaseState.RELEASED)
+        assert lease.settlement is not None
+        self._send(lease.settlement)
+        is_commit = isinstance(lease.settlement, Committed)
+        self._settle(lease, SenderLeaseState.COMMITTED if is_commit else SenderLeaseState.RELEASED)
 
-    def _settle(self, lease: SenderLease, state: LeaseState) -> None:
+    def _settle(self, lease: SenderLease, state: SenderLeaseState) -> None:
         lease.state = state
         lease.settled_ns = now_ns()
         del self._leases[lease.lease_id]

@@ -7,9 +7,9 @@ from dataclasses import replace
 from tandem.engine.kvcache.base import Completion, PageLayout
 from tandem.engine.launch_list import LaunchList
 from tandem.kvtransfer.events import FromReceiver, SenderLinkClosed, SenderLinkFailed, SenderLinkOpened
-from tandem.kvtransfer.sender_link import MAX_PAGES_IN_FLIGHT, LeaseState, SenderLease, SenderLink
+from tandem.kvtransfer.sender_link import MAX_PAGES_IN_FLIGHT, SenderLease, SenderLeaseState, SenderLink
 from tandem.lifecycle import now_ns
-from tandem.messages import Granted, LinkState, Prefill, Refused, Revoke, SenderMessage, Shipped, Welcome
+from tandem.messages import Committed, Granted, LinkState, Prefill, Refused, Revoke, SenderMessage, Shipped, Welcome
 from tandem.prefill_worker.base import Handover, HandoverResult
 from tandem.prefill_worker.job import PrefillJob
 from tandem.recording import HANDOVERS, Recorder, copies_to
@@ -93,7 +93,7 @@ class LinkHandover(Handover):
             self._ship(job, lease)
             if job.first_token is None:
                 lease.link.renew_lease(lease)
-            elif job.finish_reason and lease.state is LeaseState.REQUESTED:
+            elif job.finish_reason and lease.state is SenderLeaseState.REQUESTED:
                 # The request has ended: its pages would be worth having there, but not worth waiting for.
                 lease.link.release_lease(lease)
 
@@ -189,7 +189,7 @@ class LinkHandover(Handover):
             if lease.lease_id == message.lease_id:
                 if lease.revoked:
                     link.release_lease(lease)
-                elif lease.state is LeaseState.GRANTED:
+                elif lease.state is SenderLeaseState.GRANTED:
                     self._recorder.add(HANDOVERS, "lease", job.started_ns, (job.request.request_id,))
                     self._ship(job, lease)
                 return
@@ -211,7 +211,7 @@ class LinkHandover(Handover):
 
     def _ship(self, job: PrefillJob, lease: SenderLease) -> None:
         """Pushes the pages that are complete and not pushed yet; after the last chunk the partial page too."""
-        if lease.state is not LeaseState.GRANTED:
+        if lease.state is not SenderLeaseState.GRANTED:
             self._held_back.pop(job, None)
             return
         grant = lease.grant
@@ -258,9 +258,9 @@ class LinkHandover(Handover):
             self._count(lease.link, num_to_push)
             job.copies = lease.copies
         if job.first_token is not None and start + num_to_push >= num_pages:
-            lease.link.commit_pages(
-                lease,
-                first_token=job.first_token,
+            committed = Committed(
+                lease.lease_id,
+                job.first_token,
                 num_pages=lease.num_pages_pushed,
                 num_tokens=num_tokens,
                 finish_reason=job.finish_reason,
@@ -268,6 +268,7 @@ class LinkHandover(Handover):
                 logprobs=job.logprobs,
                 prefill_cached_len=job.handle.cached_len,
             )
+            lease.link.commit_pages(lease, committed)
 
     def _count(self, link: SenderLink, num_pages: int) -> None:
         key = link.peer_id, link.transport_name
@@ -291,11 +292,11 @@ class LinkHandover(Handover):
 def _failure(lease: SenderLease) -> str:
     """Why a settled lease did not end in Committed, or ""."""
     match lease.state:
-        case LeaseState.COMMITTED:
+        case SenderLeaseState.COMMITTED:
             return ""
-        case LeaseState.REFUSED:
+        case SenderLeaseState.REFUSED:
             return f"the decode worker refused the lease: {lease.refusal}"
-        case LeaseState.LOST:
+        case SenderLeaseState.LOST:
             return LINK_LOST
         case _:
             return "the lease ended before the pages were there"

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from tandem.decode_worker.config import DecodeConfig
+from tandem.decode_worker.lease import Lease
 from tandem.decode_worker.leases import LeaseBook
 from tandem.engine.kvcache.cache_manager import CacheManager, PageHandle
 from tandem.kvtransfer.events import FromSender, ReceiverLinkClosed, ReceiverLinkOpened
@@ -92,9 +93,9 @@ class Decode:
         """Requests that the router hears have lost their lease."""
         return [message.request_id for message in self.outbox.of(LeaseLost)]
 
-    def _start(self, admit: Admit, handle: PageHandle, committed: Committed, granted_ns: int) -> None:
-        self.started.append((admit.request_id, committed.first_token))
-        self.handles.append(handle)
+    def _start(self, lease: Lease) -> None:
+        self.started.append((lease.admit.request_id, lease.committed.first_token))
+        self.handles.append(lease.handle)
 
 
 def committed(lease_id: str, num_pages: int, num_tokens: int) -> Committed:
@@ -599,8 +600,8 @@ def test_what_others_put_into_the_tree_may_make_room() -> None:
     assert decode.answers() == []
     decode.say(committed("first", 2, 8))
 
-    def start(admit: Admit, handle: PageHandle, *_: Any) -> None:
-        decode.cache.cache_pages(handle, admit.prompt_ids, 8)
+    def start(lease: Lease) -> None:
+        decode.cache.cache_pages(lease.handle, lease.admit.prompt_ids, 8)
         decode.book.look_again()
 
     decode.book._start = start

@@ -1,7 +1,7 @@
 """The line of lease requests, without pages: what fits is what the test says."""
 
 from tandem.decode_worker.config import DecodeConfig
-from tandem.decode_worker.lease_records import WaitingLease
+from tandem.decode_worker.lease import Lease
 from tandem.decode_worker.waiting_leases import MAX_PASSED_OVER, WaitingLeases
 from tandem.kvtransfer.receiver_link import ReceiverLink
 from tandem.messages import Admit, LeaseRequest
@@ -29,8 +29,8 @@ class Line:
         self.num_pages = num_pages
         self.tried: list[str] = []
 
-    def lease(self, name: str, num_tokens: int, attempt: int = 0) -> WaitingLease:
-        return WaitingLease(LeaseRequest(f"{name}.{attempt}", name, attempt, num_tokens), self.link)
+    def lease(self, name: str, num_tokens: int, attempt: int = 0) -> Lease:
+        return Lease(LeaseRequest(f"{name}.{attempt}", name, attempt, num_tokens), self.link)
 
     def admit(self, name: str, num_tokens: int, arrival_s: float = 0.0, priority: int = 0, attempt: int = 0) -> Admit:
         arrival_ns = int(arrival_s * SECOND_NS)
@@ -53,7 +53,7 @@ class Line:
         granted: list[str] = []
         self.tried.clear()
 
-        def grant(waiting: WaitingLease) -> bool:
+        def grant(waiting: Lease) -> bool:
             self.tried.append(waiting.request.request_id)
             if waiting.request.num_tokens > self.num_pages:
                 return False

@@ -7,7 +7,7 @@ import pytest
 
 from tandem.forward_times import start_times
 from tandem.messages import ForwardTimes
-from tandem.worker.forward_timer import GAP_FORGOTTEN_S, INTERVAL_S, MAX_OVERRUN, NUM_MISSES, ForwardTimer
+from tandem.worker.forward_timer import GAP_FORGOTTEN_S, INTERVAL_S, MAX_OVERRUN, NUM_OVERRUNS, ForwardTimer
 from tests.fakes.clock import FakeClock
 
 PROMPT = (0.010, 50e-6, 2e-9)
@@ -128,7 +128,7 @@ def test_prompts_in_one_forward_with_a_step_count_for_that_step() -> None:
         found = times.prefill_s + times.prompt_token_s * num_tokens + times.attended_token_s * num_tokens**2 / 2
         found += times.step_s + times.request_s * num_requests + times.kv_token_s * 1000 * num_requests
         assert found == pytest.approx(expected, rel=0.03)
-    assert device.timer.largest_lot > 1900
+    assert device.timer.max_prompt_tokens > 1900
 
 
 def test_a_step_whose_requests_have_all_left_is_no_beginning_of_the_next_one() -> None:
@@ -207,10 +207,10 @@ def test_it_knows_what_nearly_all_steps_with_prompts_stay_within() -> None:
     for number in range(400):
         mixed(1.2 if number % 10 == 0 else 1.0)
     assert device.timer.overrun == pytest.approx(1.2 / 1.02, abs=0.03)
-    for _ in range(NUM_MISSES):
+    for _ in range(NUM_OVERRUNS):
         mixed(1.0)
     assert device.timer.overrun == pytest.approx(1.0, abs=0.03)
     # However far it is off, there is a bound.
-    for number in range(NUM_MISSES):
+    for number in range(NUM_OVERRUNS):
         mixed(20.0 if number % 2 else 1.0)
     assert device.timer.overrun <= MAX_OVERRUN

@@ -1,0 +1,93 @@
+"""The record of one lease on a decode worker, from its LeaseRequest until its pages have arrived or are freed."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from tandem.decode_worker.admissions import AttemptKey
+from tandem.engine.kvcache.base import Completion
+from tandem.engine.kvcache.cache_manager import PageHandle
+from tandem.kvtransfer.receiver_link import ReceiverLink
+from tandem.lifecycle import now_ns
+from tandem.messages import Admit, Committed, LeaseRequest, Pushing
+
+
+class LeaseState(Enum):
+    """State of a lease. A lease that is refused, released or lost is forgotten and has no state.
+
+    PARKED: its Admit has not arrived. QUEUED: it waits for pages. GRANTED: a prefill worker writes its pages.
+    COMMITTED: it is settled, and the last pages may still be arriving.
+    """
+
+    PARKED = auto()
+    QUEUED = auto()
+    GRANTED = auto()
+    COMMITTED = auto()
+
+
+@dataclass(eq=False, slots=True)
+class Lease:
+    """One lease of one attempt. A field that a state sets is not readable before that state.
+
+    Attributes:
+        link: epoch of the link on which the sender asked.
+        asked_ns: arrival of the LeaseRequest, in nanoseconds since the epoch.
+        deadline: PARKED: time of the refusal. GRANTED: time of the Revoke; each message of the lease renews it.
+        admit: the admitted request. Set when QUEUED.
+        place: position in the queue, the smallest first. Set when QUEUED.
+        num_overtaken: number of younger leases granted before this one while it waited.
+        handle: the granted pages. Set when GRANTED.
+        granted_ns: time of the grant. Set when GRANTED.
+        receives: receives of a two-sided transport that must complete before the pages are used or freed.
+        abandoned: the attempt has ended here; the pages wait for the settlement only.
+        revoked: the sender was asked for the lease; later pushes of it are discarded.
+        committed: the settlement. Set when COMMITTED.
+        committed_ns: time of the settlement. Set when COMMITTED.
+    """
+
+    request: LeaseRequest
+    link: ReceiverLink
+    state: LeaseState = LeaseState.PARKED
+    asked_ns: int = field(default_factory=now_ns)
+    deadline: float = 0.0
+    admit: Admit = field(init=False, repr=False)
+    place: tuple[int, int] = field(init=False, repr=False)
+    num_overtaken: int = 0
+    handle: PageHandle = field(init=False, repr=False)
+    granted_ns: int = field(init=False, repr=False)
+    receives: list[Completion] = field(default_factory=list)
+    abandoned: bool = False
+    revoked: bool = False
+    committed: Committed = field(init=False, repr=False)
+    committed_ns: int = field(init=False, repr=False)
+
+    @property
+    def lease_id(self) -> str:
+        return self.request.lease_id
+
+    @property
+    def key(self) -> AttemptKey:
+        return self.request.request_id, self.request.attempt
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of tokens whose KV the sender computes: the prompt and the output of earlier attempts."""
+        return len(self.admit.prompt_ids) + len(self.admit.output_ids)
+
+    @property
+    def granted_pages(self) -> Sequence[int]:
+        """Destination pages of the grant, in order. They include the page of the first decode step."""
+        return self.handle.page_ids[self.handle.num_shared :]
+
+    def destinations(self, push: Pushing) -> Sequence[int] | None:
+        """Returns the destination pages of a push, or None if its pages are to be discarded.
+
+        Raises:
+            ValueError: the push has more pages than the grant.
+        """
+        if self.revoked:
+            return None
+        page_ids = self.granted_pages[push.offset : push.offset + push.num_pages]
+        if len(page_ids) != push.num_pages:
+            raise ValueError(f"push {push.link_seq} does not fit the grant of lease {self.lease_id}")
+        return page_ids
