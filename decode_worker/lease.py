@@ -1,4 +1,4 @@
-"""The record of one lease on a decode worker, from its LeaseRequest until its pages have arrived or are freed."""
+"""The record of one lease on a decode worker."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,10 +13,10 @@ from tandem.messages import Admit, Committed, LeaseRequest, Pushing
 
 
 class LeaseState(Enum):
-    """State of a lease. A lease that is refused, released or lost is forgotten and has no state.
+    """State of a lease. A refused, released or lost lease is forgotten and has no state.
 
     PARKED: its Admit has not arrived. QUEUED: it waits for pages. GRANTED: a prefill worker writes its pages.
-    COMMITTED: it is settled, and the last pages may still be arriving.
+    COMMITTED: it is settled, and its last pages may still be arriving.
     """
 
     PARKED = auto()
@@ -27,22 +27,23 @@ class LeaseState(Enum):
 
 @dataclass(eq=False, slots=True)
 class Lease:
-    """One lease of one attempt. A field that a state sets is not readable before that state.
+    """One lease, from its LeaseRequest until its pages have arrived or are freed.
+
+    Fields marked with a state are unset before that state.
 
     Attributes:
-        link: epoch of the link on which the sender asked.
+        link: epoch on which the sender asked.
         asked_ns: arrival of the LeaseRequest, in nanoseconds since the epoch.
-        deadline: PARKED: time of the refusal. GRANTED: time of the Revoke; each message of the lease renews it.
-        admit: the admitted request. Set when QUEUED.
-        place: position in the queue, the smallest first. Set when QUEUED.
-        num_overtaken: number of younger leases granted before this one while it waited.
-        handle: the granted pages. Set when GRANTED.
-        granted_ns: time of the grant. Set when GRANTED.
+        deadline: PARKED: time of its refusal. GRANTED: time of its Revoke, renewed by each of its messages.
+        admit: the admitted request (QUEUED).
+        place: position in the queue, the smallest first (QUEUED).
+        num_overtaken: number of younger leases granted before it.
+        handle: the granted pages (GRANTED).
+        granted_ns: time of the grant (GRANTED).
         receives: receives of a two-sided transport that must complete before the pages are used or freed.
-        abandoned: the attempt has ended here; the pages wait for the settlement only.
-        revoked: the sender was asked for the lease; later pushes of it are discarded.
-        committed: the settlement. Set when COMMITTED.
-        committed_ns: time of the settlement. Set when COMMITTED.
+        abandoned: the attempt has ended here; the pages wait for the settlement.
+        revoked: a Revoke was sent; later pushes are discarded.
+        committed, committed_ns: the settlement and its time (COMMITTED).
     """
 
     request: LeaseRequest
@@ -71,19 +72,19 @@ class Lease:
 
     @property
     def num_tokens(self) -> int:
-        """Number of tokens whose KV the sender computes: the prompt and the output of earlier attempts."""
+        """Number of tokens of the prompt and of earlier attempts' output."""
         return len(self.admit.prompt_ids) + len(self.admit.output_ids)
 
     @property
     def granted_pages(self) -> Sequence[int]:
-        """Destination pages of the grant, in order. They include the page of the first decode step."""
+        """Destination pages in order, including the page of the first decode step."""
         return self.handle.page_ids[self.handle.num_shared :]
 
     def destinations(self, push: Pushing) -> Sequence[int] | None:
-        """Returns the destination pages of a push, or None if its pages are to be discarded.
+        """Returns a push's destination pages, or None to discard it.
 
         Raises:
-            ValueError: the push has more pages than the grant.
+            ValueError: the push does not fit the grant.
         """
         if self.revoked:
             return None

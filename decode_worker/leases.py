@@ -1,4 +1,4 @@
-"""A decode worker's promises of pages: who asked, who was granted what, and how each promise ends."""
+"""Leases of a decode worker: grants, expiry and settlement."""
 
 from collections.abc import Callable
 
@@ -24,19 +24,20 @@ from tandem.recording import HANDOVERS, Recorder
 from tandem.request_ids import router_of
 from tandem.worker.base import Outbox
 
-# Receives that have completed are looked for again so soon.
+# Poll interval for completed receives, in seconds.
 POLL_S = 0.001
 
 StartCommitted = Callable[[Lease], None]
 
 
 class LeaseBook:
-    """Admitted requests, waiting lease requests and granted leases of one decode worker. Each granted lease is settled
-    by exactly one Committed or Released, or by the end of its epoch.
+    """All admitted requests and leases of one decode worker.
+
+    Each grant is settled by exactly one Committed or Released, or by the end of its epoch.
 
     Attributes:
-        num_expired: granted leases that no prefill worker filled in time.
-        prefix_cached_tokens: tokens of prompts that were here when their leases were granted.
+        num_expired: number of granted leases that expired.
+        prefix_cached_tokens: number of prompt tokens found in the cache at the grants.
     """
 
     def __init__(
@@ -50,8 +51,8 @@ class LeaseBook:
     ) -> None:
         """
         Args:
-            start: takes over a request whose pages have all arrived, with its handle.
-            recorder: of the thread that calls; None: nobody can record what it does.
+            start: takes over a request whose pages have all arrived.
+            recorder: recorder of the calling thread; None disables recording.
         """
         self._cache = cache
         self._outbox = outbox
@@ -59,18 +60,18 @@ class LeaseBook:
         self._clock = clock
         self._start = start
         self._recorder = recorder or Recorder()
-        # Each open epoch has one.
+        # Open epochs.
         self._links: dict[str, ReceiverLink] = {}
-        # The end of these epochs has been asked for and not come yet.
+        # Epochs whose end was requested and has not come.
         self._ending: dict[str, None] = {}
-        # These epochs have ended while their sender may still write.
+        # Ended epochs whose sender may still write.
         self._unquiet: list[ReceiverLink] = []
         self._admissions = Admissions(clock)
         self._waiting = WaitingLeases(clock, config)
         self._granted: dict[str, Lease] = {}
-        # No granted lease runs out before this.
+        # Lower bound of the expiry of all granted leases.
         self._first_expiry: float | None = None
-        # These are settled by Committed, and their pages may still be arriving.
+        # Leases settled by Committed whose pages may still be arriving.
         self._arriving: list[Lease] = []
         self.num_expired = 0
         self.prefix_cached_tokens = 0
@@ -81,27 +82,26 @@ class LeaseBook:
 
     @property
     def first_waiting_place(self) -> int | None:
-        """Where the first of those stands that wait for pages, by age and priority (tandem.priority)."""
+        """Place of the first queued lease, by age and priority (tandem.priority)."""
         return self._waiting.first_place
 
     def note_prompts(self, first: int | None, *, has_started: bool) -> None:
-        """As in WaitingLeases."""
+        """See WaitingLeases."""
         self._waiting.note_prompts(first, has_started=has_started)
 
     def admit_request(self, admit: Admit) -> None:
-        """Remembers a request that the router has announced, and keeps what is cached of it."""
+        """Remembers a request announced by the router, and refreshes its cached prefix in the cache."""
         self._admissions.remember_admitted(admit)
         waiting = self._waiting.announce(admit)
         if waiting is not None:
-            self._line_up(waiting)
+            self._enqueue(waiting)
         self._cache.touch([*admit.prompt_ids, *admit.output_ids], admit.cache_namespace)
 
     def take_admitted(self, request_id: str, attempt: int) -> Admit | None:
-        """Hands out a request that needs no lease."""
+        """Returns an admitted request that needs no lease, and forgets it."""
         return self._admissions.take_admitted((request_id, attempt))
 
     def receive(self, event: ReceiverLinkEvent) -> None:
-        """Takes what befalls the links on which this worker receives."""
         if isinstance(event, ReceiverLinkOpened):
             self._open(event)
         elif isinstance(event, ReceiverLinkClosed):
@@ -110,11 +110,11 @@ class LeaseBook:
             try:
                 self._receive_message(self._links[event.epoch], event)
             except ValueError as error:
-                # What one sender gets wrong is not for the others to pay for.
+                # An error of one sender must not affect the others.
                 self._outbox.close_link(event.epoch, str(error))
 
     def abort_attempt(self, request_id: str, attempt: int) -> None:
-        """Ends an attempt: pages of a granted lease come back when the sender settles it, not before."""
+        """Ends an attempt. Pages of a granted lease return only when the sender settles it."""
         key = request_id, attempt
         self._end_before_grant(key)
         for lease in self._granted.values():
@@ -124,7 +124,7 @@ class LeaseBook:
             lease.abandoned = lease.abandoned or lease.key == key
 
     def abort_all_attempts_of(self, router: str) -> None:
-        """Ends the attempts of a router that is gone."""
+        """Ends all attempts of a lost router."""
         for lease in self._granted.values():
             if router_of(lease.admit.request_id) == router:
                 self._abandon(lease)
@@ -136,14 +136,14 @@ class LeaseBook:
                 self._end_before_grant(key)
 
     def mark_ended(self, request_id: str, attempt: int) -> None:
-        """An attempt that has no lease any more is over: whatever still comes for it is refused."""
+        """Marks an attempt without a lease as ended: later messages about it are refused."""
         self._admissions.mark_ended((request_id, attempt))
 
     def answer_requests(self, num_reserved: int) -> None:
-        """Answers waiting requests in order, and lets deadlines pass.
+        """Grants queued leases in order and handles deadlines.
 
         Args:
-            num_reserved: pages that grants must leave for running requests to grow into.
+            num_reserved: pages left free for running requests to grow into.
         """
         now = self._clock()
         for link in self._links.values():
@@ -161,11 +161,11 @@ class LeaseBook:
         self._expire(now)
 
     def look_again(self) -> None:
-        """What is in the tree has grown: it need not be sent to others, so more of those that wait may fit."""
+        """Tries queued leases again: the cache has grown, so they may need fewer pages."""
         self._waiting.look_again()
 
     def start_arrived(self) -> None:
-        """Hands over the requests whose pages are all here, in the order in which they were committed."""
+        """Starts requests whose pages have all arrived, in order of their commits."""
         arriving, self._arriving = self._arriving, []
         for lease in arriving:
             if not all(receive.done() for receive in lease.receives):
@@ -187,8 +187,8 @@ class LeaseBook:
     def _open(self, event: ReceiverLinkOpened) -> None:
         hello = event.hello
         for link in [*self._unquiet, *self._links.values()]:
-            # The same sender opens an epoch only after the copies of the one before have completed, though the end of
-            # that one may not have been noticed here yet.
+            # A sender opens an epoch only after the copies of its previous one have completed. The previous stream's
+            # end may not have been noticed here.
             if link.sender_id == hello.sender_id and link.sender_incarnation == hello.sender_incarnation:
                 link.mark_quiet()
         epoch = event.epoch
@@ -203,15 +203,14 @@ class LeaseBook:
     def _close(self, event: ReceiverLinkClosed) -> None:
         link = self._links.pop(event.epoch, None)
         if link is None:
-            # It is none of this worker's, or has ended before.
+            # The epoch belongs to the other end or has ended before.
             return
-        # Requests that were committed before the end, and whose pages are here, go on.
+        # Committed requests whose pages have arrived go on.
         self.start_arrived()
         self._ending.pop(event.epoch, None)
         for waiting in self._waiting.of_link(link):
-            # Nobody else will ask for it on this attempt.
             self._waiting.remove(waiting)
-        # The stream is broken, not quiet: the sender may be writing still.
+        # The stream is broken, not quiet: the sender may still write.
         quiet = link.end_epoch()
         for lease in [*self._granted.values(), *self._arriving]:
             if lease.link is not link:
@@ -239,10 +238,10 @@ class LeaseBook:
             self._settle(link, message)
 
     def _ask(self, link: ReceiverLink, request: LeaseRequest) -> None:
-        """A sender asks for a lease: it is refused, parked or put in line; grants come with the step.
+        """Refuses, parks or queues a lease request. Grants come with the next step.
 
         Raises:
-            ValueError: it asks twice for one and the same.
+            ValueError: the lease was requested before.
         """
         if request.lease_id in self._granted or self._waiting.find(request.lease_id) is not None:
             raise ValueError(f"lease {request.lease_id} is asked for twice")
@@ -252,12 +251,12 @@ class LeaseBook:
         elif self._waiting.of_attempt(waiting.key) is not None:
             link.refuse_lease(request.lease_id, "unknown")
         elif self._admissions.find_admitted(waiting.key) is not None:
-            self._line_up(waiting)
+            self._enqueue(waiting)
         elif not self._waiting.park(waiting):
             link.refuse_lease(request.lease_id, "full")
 
-    def _line_up(self, waiting: Lease) -> None:
-        """Puts a lease whose request is admitted in line, unless it can never be granted."""
+    def _enqueue(self, waiting: Lease) -> None:
+        """Queues a lease of an admitted request, or refuses it if it can never be granted."""
         admit = self._admissions.find_admitted(waiting.key)
         assert admit is not None
         num_tokens = len(admit.prompt_ids) + len(admit.output_ids)
@@ -271,45 +270,44 @@ class LeaseBook:
                 self._waiting.remove(waiting)
             waiting.link.refuse_lease(waiting.lease_id, refusal)
             return
-        # From here on the sender says how long it waits.
+        # From here the sender limits the waiting time.
         self._admissions.take_admitted(waiting.key)
-        last = self._waiting.line_up(waiting, admit)
+        last = self._waiting.enqueue(waiting, admit)
         if last is not None:
-            # Its sender asks again, and then it stands where it stood.
+            # Its sender asks again and then gets the same place.
             self._admissions.remember_admitted(last.admit)
             last.link.refuse_lease(last.lease_id, "full")
 
     def _end_before_grant(self, key: AttemptKey) -> None:
-        """Whatever still comes for an attempt without pages is refused."""
         self._admissions.mark_ended(key)
         waiting = self._waiting.end_attempt(key)
         if waiting is not None:
             waiting.link.refuse_lease(waiting.lease_id, "gone")
 
     def _expire(self, now: float) -> None:
-        """Asks for granted leases back that have not been heard of for too long."""
+        """Revokes granted leases whose deadline has passed."""
         if self._first_expiry is None or now < self._first_expiry:
             return
         for lease in self._granted.values():
             if now >= lease.deadline and not lease.revoked:
-                # Expiry frees nothing: the sender is asked, and its answer settles the lease.
+                # Expiry frees nothing: the sender's answer settles the lease.
                 self.num_expired += 1
                 self._abandon(lease)
                 self._outbox.to_router(LeaseLost(*lease.key))
-        # A lease that is granted or heard of later runs out later than all others.
+        # Later grants and renewals expire later than these.
         deadlines = (lease.deadline for lease in self._granted.values() if not lease.revoked)
         self._first_expiry = min(deadlines, default=None)
 
     def _find_granted(self, link: ReceiverLink, lease_id: str) -> Lease | None:
-        """A granted lease that is not settled, if its sender is the one who speaks of it."""
+        """Returns a granted lease, if this link's sender owns it."""
         lease = self._granted.get(lease_id)
         return lease if lease is not None and lease.link is link else None
 
     def _settle(self, link: ReceiverLink, message: Committed | Released) -> None:
-        """The one place where a granted lease ends while its link lives."""
+        """Settles a granted lease. Every settlement on a live link goes through this method."""
         lease = self._find_granted(link, message.lease_id)
         if lease is None:
-            # It releases a request that was still waiting, or something that has ended.
+            # The sender releases a lease that is still waiting or has ended.
             waiting = self._waiting.find(message.lease_id)
             if waiting is not None and waiting.link is link:
                 self._waiting.remove(waiting)
@@ -330,7 +328,7 @@ class LeaseBook:
             self._outbox.to_router(LeaseLost(*lease.key))
 
     def _is_whole(self, lease: Lease, message: Committed) -> bool:
-        """Whether as much was committed as was leased."""
+        """Returns whether Committed covers all tokens and pages of the lease."""
         num_pages = self._cache.num_pages_for(lease.num_tokens) - lease.handle.num_shared
         return (message.num_tokens, message.num_pages) == (lease.num_tokens, num_pages)
 

@@ -1,4 +1,4 @@
-"""The lease requests that a decode worker cannot answer yet, and the order in which they are granted."""
+"""Lease requests that a decode worker cannot answer yet, and their order."""
 
 import bisect
 import itertools
@@ -12,17 +12,17 @@ from tandem.kvtransfer.receiver_link import ReceiverLink
 from tandem.messages import Admit
 from tandem.priority import virtual_arrival_ns
 
-# So many that do not fit are passed over to look for one that does: a step's work must not grow with the line.
+# Maximum number of leases passed over to find one that fits: a step's work must not grow with the queue.
 MAX_PASSED_OVER = 32
-# Who was sent away for want of room asks again after half a second, unless its worker stands still.
+# Time for which the count of a refused lease is kept, in seconds. Its sender normally asks again after 0.5 s.
 KEEP_SENT_AWAY_S = 60.0
 
 
 class WaitingLeases:
-    """Those that are parked until their Admit comes, and those that stand in line for pages, by age and priority.
+    """Leases parked until their Admit comes, and leases queued for pages, by age and priority.
 
-    A request whose attempt has ended in the line keeps its place: from the Admit of its next attempt on, nobody goes
-    before it who stands behind that place, for as long as its lease request may take to follow.
+    A request whose attempt ends in the queue keeps its place. From the Admit of its next attempt, no lease behind that
+    place is granted until its LeaseRequest comes or the grace period ends.
     """
 
     def __init__(self, clock: Callable[[], float], config: DecodeConfig) -> None:
@@ -33,20 +33,20 @@ class WaitingLeases:
         self._numbers = itertools.count()
         self._by_id: dict[str, Lease] = {}
         self._by_key: dict[AttemptKey, Lease] = {}
-        # They stand in order of their deadlines.
+        # In order of their deadlines.
         self._parked: dict[str, Lease] = {}
-        self._line: list[Lease] = []
-        # Requests whose attempt ended in the line, each until the time at which it is forgotten.
+        self._queue: list[Lease] = []
+        # Requests whose attempt ended in the queue, with the time at which each is forgotten.
         self._left: dict[str, float] = {}
-        # Places of attempts that are announced and have not asked yet: where they stand, and until when.
+        # (place, end of the hold) of announced attempts whose LeaseRequest has not come.
         self._held: dict[AttemptKey, tuple[int, float]] = {}
-        # How often those have been overtaken for whom there was no room, and until when that is kept.
+        # (num_overtaken, expiry) of leases refused because the queue was full.
         self._sent_away: dict[AttemptKey, tuple[int, float]] = {}
-        # Whether the line has changed since it was last looked through, and how many pages there were then.
+        # Whether the queue has changed since the last scan, and the number of available pages then.
         self._changed = False
         self._num_available = 0
-        # Where the first of this worker's own prompts stands that wait for pages, and how many leases that stand behind
-        # it were granted since one of them last got some.
+        # Place of the worker's own first prompt that waits for pages, and the number of younger leases granted since a
+        # prompt last got pages.
         self._prompt: int | None = None
         self._num_prompt_overtaken = 0
 
@@ -66,7 +66,7 @@ class WaitingLeases:
         return list(self._by_key)
 
     def announce(self, admit: Admit) -> Lease | None:
-        """An Admit has come; returns the lease that was parked for it, if any."""
+        """Notes an Admit. Returns the lease parked for it, if any."""
         key = admit.request_id, admit.attempt
         waiting = self._by_key.get(key)
         if waiting is None and self._left.pop(admit.request_id, None) is not None:
@@ -75,15 +75,15 @@ class WaitingLeases:
         return waiting
 
     def park(self, waiting: Lease) -> bool:
-        """Keeps a lease until its Admit comes; returns whether there was room for it."""
+        """Parks a lease until its Admit comes. Returns whether there was room."""
         if len(self) >= self._max_waiting:
             return False
         waiting.deadline = self._clock() + self._grace_s
         self._by_id[waiting.lease_id] = self._by_key[waiting.key] = self._parked[waiting.lease_id] = waiting
         return True
 
-    def line_up(self, waiting: Lease, admit: Admit) -> Lease | None:
-        """Puts a lease where its request belongs; returns the one that there is no room for any more, if any."""
+    def enqueue(self, waiting: Lease, admit: Admit) -> Lease | None:
+        """Inserts a lease into the queue. Returns the last lease if the queue is over its limit."""
         self._parked.pop(waiting.lease_id, None)
         self._held.pop(waiting.key, None)
         waiting.state = LeaseState.QUEUED
@@ -91,28 +91,27 @@ class WaitingLeases:
         waiting.place = virtual_arrival_ns(admit.arrival_ns, admit.priority), next(self._numbers)
         waiting.num_overtaken = self._max_overtaken if admit.attempt else self._sent_away.pop(waiting.key, (0, 0.0))[0]
         self._by_id[waiting.lease_id] = self._by_key[waiting.key] = waiting
-        bisect.insort(self._line, waiting, key=_place)
+        bisect.insort(self._queue, waiting, key=_place)
         self._changed = True
         if len(self) <= self._max_waiting:
             return None
-        last = self._line[-1]
+        last = self._queue[-1]
         self.remove(last)
-        # It asks again soon, and what has overtaken it before counts.
+        # Its sender asks again soon, and its count must go on.
         self._sent_away[last.key] = last.num_overtaken, self._clock() + KEEP_SENT_AWAY_S
         return last
 
     def remove(self, waiting: Lease) -> None:
-        """It is answered, or nobody wants it any more."""
         del self._by_id[waiting.lease_id], self._by_key[waiting.key]
         if waiting.state is LeaseState.PARKED:
             del self._parked[waiting.lease_id]
         else:
-            del self._line[bisect.bisect_left(self._line, waiting.place, key=_place)]
+            del self._queue[bisect.bisect_left(self._queue, waiting.place, key=_place)]
             self._changed = True
 
     def end_attempt(self, key: AttemptKey) -> Lease | None:
-        """The router has ended an attempt; returns its lease, if one was waiting. If it stood in line, the request's
-        next attempt, which is announced at once if there is one, finds the place held."""
+        """Ends an attempt. Returns its waiting lease, if any. If it was queued, its place is held for the request's
+        next attempt."""
         if self._held.pop(key, None) is not None:
             self._changed = True
         waiting = self._by_key.get(key)
@@ -123,7 +122,7 @@ class WaitingLeases:
         return waiting
 
     def take_overdue(self) -> list[Lease]:
-        """Takes out the leases whose Admit has not come, and lets places go that have been held for long enough."""
+        """Removes and returns parked leases without an Admit, and ends expired holds."""
         now = self._clock()
         overdue: list[Lease] = []
         for waiting in self._parked.values():
@@ -143,7 +142,7 @@ class WaitingLeases:
         return overdue
 
     def next_deadline(self) -> float | None:
-        """When `take_overdue` has something to do next."""
+        """Returns the time at which `take_overdue` next has work."""
         deadlines = [until for _, until in self._held.values()]
         if self._parked:
             deadlines.append(next(iter(self._parked.values())).deadline)
@@ -151,16 +150,16 @@ class WaitingLeases:
 
     @property
     def first_place(self) -> int | None:
-        """Where the first of those in line stands."""
-        return self._line[0].place[0] if self._line else None
+        """Place of the first queued lease."""
+        return self._queue[0].place[0] if self._queue else None
 
     def note_prompts(self, first: int | None, *, has_started: bool) -> None:
-        """Says which of this worker's own prompts wait for pages of the same pool. Leases overtake them as often as
-        each other, and then those behind the first of them wait until one has got its pages.
+        """Notes this worker's own prompts, which wait for pages of the same pool. After max_overtaken younger leases,
+        the leases behind the first prompt wait until a prompt gets its pages.
 
         Args:
-            first: where the first of them stands; None: none waits, or not for pages that leases could be granted.
-            has_started: one has got its pages since the last call.
+            first: place of the first waiting prompt; None if no prompt waits for pages that leases could take.
+            has_started: whether a prompt got its pages since the last call.
         """
         was_limit = self._prompt_limit
         self._prompt = first
@@ -170,24 +169,23 @@ class WaitingLeases:
 
     @property
     def _prompt_limit(self) -> float:
-        """Leases that stand behind it wait."""
+        """Leases behind this place wait."""
         if self._prompt is None or self._num_prompt_overtaken < self._max_overtaken:
             return math.inf
         return self._prompt
 
     def look_again(self) -> None:
-        """More may fit now in as many pages: what is cached has grown."""
         self._changed = True
 
     def grant_in_order(self, num_available: Callable[[], int], grant: Callable[[Lease], bool]) -> None:
-        """Goes through the line unless nothing has changed: neither the line nor, upwards, the number of pages.
+        """Grants leases in order, unless neither the queue has changed nor the number of available pages has grown.
 
-        A lease that fits may overtake those that do not, but each of them only so often: then all wait until
-        it has its pages.
+        A lease that fits may overtake earlier ones that do not. After max_overtaken overtakes of one lease, all later
+        ones wait for it.
 
         Args:
-            num_available: pages that may be granted now.
-            grant: tries to grant one; returns whether it did.
+            num_available: returns the number of pages that may be granted.
+            grant: tries to grant a lease; returns whether it did.
         """
         if not self._changed and num_available() <= self._num_available:
             return
@@ -195,7 +193,7 @@ class WaitingLeases:
         passed_over: list[Lease] = []
         granted: list[Lease] = []
         held = min((standing for standing, _ in self._held.values()), default=math.inf)
-        for waiting in self._line:
+        for waiting in self._queue:
             if waiting.place[0] > min(held, self._prompt_limit):
                 break
             if grant(waiting):

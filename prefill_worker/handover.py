@@ -1,4 +1,4 @@
-"""Handing a prefill over to a decode worker: ask for a lease, ship pages as chunks end, commit."""
+"""Handover of prefills to decode workers over links: requests leases, ships pages as chunks end, commits."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -16,13 +16,13 @@ from tandem.recording import HANDOVERS, Recorder, copies_to
 from tandem.worker.base import Outbox
 from tandem.worker.events import Event, FromRouter
 
-# A lease that the decode worker has no place in its line for is asked for again so soon.
+# Delay after which a lease refused for a full queue is requested again, in seconds.
 ASK_AGAIN_S = 0.5
 LINK_LOST = "the link to the decode worker was lost"
 
 
 class LinkHandover(Handover):
-    """Handovers over links, one link to each decode worker."""
+    """Handovers over one link to each decode worker."""
 
     def __init__(
         self,
@@ -35,10 +35,10 @@ class LinkHandover(Handover):
     ) -> None:
         """
         Args:
-            layout: of the pages that are shipped.
-            launches: the forwards that may still write them.
-            max_pages_in_flight: of each link.
-            recorder: of the thread that calls; None: nobody can record what it does.
+            layout: layout of the shipped pages.
+            launches: forward passes that may still write these pages.
+            max_pages_in_flight: limit of each link.
+            recorder: recorder of the calling thread; None disables recording.
         """
         self._layout = layout
         self._launches = launches
@@ -46,20 +46,20 @@ class LinkHandover(Handover):
         self._clock = clock
         self._max_pages_in_flight = max_pages_in_flight
         self._recorder = recorder or Recorder()
-        # They go by epoch: the end of a peer's last life may be noticed after the link to its next one has opened.
+        # By epoch: a peer's new link may open before the end of its previous life's link is noticed.
         self._links: dict[str, SenderLink] = {}
-        # The end of these epochs has been asked for and not come yet.
+        # Epochs whose end was requested and has not come.
         self._ending: dict[str, None] = {}
-        # Each job that is on its way has one, or will ask for one again, on this link and at this time.
+        # Lease of each job in handover. A job between a refusal and its next request is in `_asking_again` instead,
+        # with the link and the time of the request.
         self._leases: dict[PrefillJob, SenderLease] = {}
-        # Of these some have pages to ship that the cap on pages in flight has held back.
+        # Jobs with pages held back by the limit of pages in flight.
         self._held_back: dict[PrefillJob, None] = {}
         self._asking_again: dict[PrefillJob, tuple[SenderLink, float]] = {}
         self._results: list[HandoverResult] = []
-        # These epochs ended with copies under way; beside each is whom to tell when the last one has completed.
+        # Copies of ended epochs, with the function to call when they complete.
         self._closing: list[tuple[Completion, Callable[[], None]]] = []
-        # Each transport that was used has one, by the receiving worker and the transport, without the time of copies of
-        # epochs that are open.
+        # Totals by (receiver, transport), without the copy time of open epochs.
         self._shipped: dict[tuple[str, str], Shipped] = {}
 
     def continues_here(self, request: Prefill) -> bool:
@@ -87,14 +87,14 @@ class LinkHandover(Handover):
         self._ask(job, link)
 
     def advance(self, job: PrefillJob) -> None:
-        # The link may have been lost while the chunk was computed; take_results tells of that.
+        # If the link was lost during the chunk, take_results reports it.
         lease = self._leases.get(job)
         if lease is not None:
             self._ship(job, lease)
             if job.first_token is None:
                 lease.link.renew_lease(lease)
             elif job.finish_reason and lease.state is SenderLeaseState.REQUESTED:
-                # The request has ended: its pages would be worth having there, but not worth waiting for.
+                # The first token ended the request: do not wait for a grant.
                 lease.link.release_lease(lease)
 
     def cancel(self, job: PrefillJob, *, reported: bool) -> None:
@@ -106,7 +106,7 @@ class LinkHandover(Handover):
 
     def receive(self, event: Event) -> None:
         if isinstance(event, FromRouter) and isinstance(event.message, Welcome):
-            # On a new stream the router knows nothing of links that were open before.
+            # On a new stream the router does not know the open links.
             for link in self._links.values():
                 self._tell_up(link)
         elif isinstance(event, SenderLinkOpened):
@@ -143,11 +143,10 @@ class LinkHandover(Handover):
         self._leases[job] = link.request_lease(request.request_id, request.attempt, len(job.sequence.token_ids))
 
     def _ask_again(self) -> None:
-        """Asks for the leases that the decode worker had no place in its line for."""
         now = self._clock()
         for job, (link, due) in list(self._asking_again.items()):
             if job.finish_reason:
-                # The request has ended: nothing is to be decoded.
+                # The first token ended the request.
                 del self._asking_again[job]
                 self._results.append(HandoverResult(job))
             elif link.epoch not in self._links:
@@ -170,7 +169,7 @@ class LinkHandover(Handover):
         self._tell_up(link)
 
     def _link_to(self, peer_id: str) -> SenderLink | None:
-        """The newest link to a peer."""
+        """Returns the newest link to a peer."""
         return next((link for link in reversed(self._links.values()) if link.peer_id == peer_id), None)
 
     def _tell_up(self, link: SenderLink) -> None:
@@ -197,7 +196,7 @@ class LinkHandover(Handover):
     def _close(self, event: SenderLinkClosed) -> None:
         link = self._links.pop(event.epoch, None)
         if link is None:
-            # It is none of this worker's, or has ended before: no copy of it can be under way.
+            # The epoch belongs to the other end or has ended before: none of its copies is in flight.
             event.when_quiet()
             return
         self._ending.pop(event.epoch, None)
@@ -210,7 +209,7 @@ class LinkHandover(Handover):
             self._closing.append((copies, event.when_quiet))
 
     def _ship(self, job: PrefillJob, lease: SenderLease) -> None:
-        """Pushes the pages that are complete and not pushed yet; after the last chunk the partial page too."""
+        """Pushes computed full pages; after the last chunk the partial page too. Commits after the last page."""
         if lease.state is not SenderLeaseState.GRANTED:
             self._held_back.pop(job, None)
             return
@@ -227,8 +226,8 @@ class LinkHandover(Handover):
         num_allowed = lease.link.num_pages_allowed()
         num_ready = num_pages
         if job.first_token is None:
-            # Of these pages forwards have been launched, some by others than this job. A page more than may be pushed
-            # tells whether some are held back: a prompt may have thousands, and they are asked about all the time.
+            # All these pages are launched, some by other jobs. Check one page more than may be pushed, to learn whether
+            # pages are held back. Checking all is too slow: a prompt may have thousands.
             num_launched = job.sequence.cached_len // self._layout.page_size
             end = min(num_launched, start + num_allowed + 1)
             num_ready = start + self._launches.num_ready(job.handle.page_ids[start:end])
@@ -290,7 +289,7 @@ class LinkHandover(Handover):
 
 
 def _failure(lease: SenderLease) -> str:
-    """Why a settled lease did not end in Committed, or ""."""
+    """Returns the reason why a settled lease was not committed, or ""."""
     match lease.state:
         case SenderLeaseState.COMMITTED:
             return ""

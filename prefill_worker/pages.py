@@ -1,4 +1,4 @@
-"""How prompts get the pages that they are computed into."""
+"""Allocation of prompts' pages."""
 
 from tandem.engine.kvcache.cache_manager import CacheManager, PageHandle
 from tandem.engine.kvcache.page_ceiling import PageCeiling
@@ -6,11 +6,12 @@ from tandem.prefill_worker.queued_request import QueuedRequest
 
 
 class PromptPages:
-    """Locks pages for prompts, which ask in the order in which they may start. In a pool that nobody else takes pages
-    from, who comes first waits for room and all others behind it: later ones that fit would keep it waiting for ever.
+    """Locks pages for prompts, which ask in their start order.
+
+    If a prompt does not fit, all behind it wait: smaller ones would starve it in a pool without other users.
 
     Attributes:
-        is_short: whether there is nothing for anybody else in this pass.
+        is_short: whether no other prompt can get pages in this pass.
     """
 
     def __init__(self, cache: CacheManager) -> None:
@@ -18,15 +19,15 @@ class PromptPages:
         self.is_short = False
 
     def begin_pass(self) -> None:
-        """Those that wait are about to ask, in order."""
+        """Starts a pass over the waiting prompts, in order."""
         self.is_short = False
 
     def must_wait(self, queued: QueuedRequest) -> bool:
-        """Whether there is nothing for this one in this pass, though there may be for others behind it."""
+        """Returns whether this prompt cannot get pages in this pass, while later ones may."""
         return False
 
     def acquire(self, queued: QueuedRequest) -> PageHandle | None:
-        """Locks pages for a whole prompt, if there are enough."""
+        """Locks pages for a whole prompt; None if there are too few."""
         handle = self._lock(queued)
         self.is_short = handle is None
         return handle
@@ -34,7 +35,7 @@ class PromptPages:
     def _lock(
         self, queued: QueuedRequest, num_reserved: int = 0, ceiling: PageCeiling | None = None
     ) -> PageHandle | None:
-        # At least one token is computed, to have logits, and all of them where theirs are asked for.
+        # Compute at least one token for its logits; compute all for prompt log probabilities.
         return self._cache.acquire_pages(
             queued.token_ids,
             len(queued.token_ids),

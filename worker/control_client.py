@@ -1,4 +1,4 @@
-"""A worker's end of its stream to one router."""
+"""A worker's end of the control stream to one router."""
 
 import asyncio
 import logging
@@ -38,15 +38,15 @@ WELCOME_TIMEOUT_S = 5.0
 
 
 class RefusedError(ConnectionError):
-    """A router will not have this worker, however often it asks."""
+    """A router refuses this worker for good."""
 
 
 class ControlClient:
-    """Keeps a Control stream to a router and opens a new one whenever it ends. On the asyncio thread.
+    """Keeps a Control stream to a router and reopens it whenever it ends. Runs on the asyncio thread.
 
     Attributes:
-        address: the router's.
-        router: names the life of the router that has welcomed this worker; empty while there is none.
+        address: the router's address.
+        router: incarnation of the router that welcomed this worker; "" while not connected.
     """
 
     def __init__(
@@ -66,13 +66,13 @@ class ControlClient:
     ) -> None:
         """
         Args:
-            heartbeat: the current heartbeat.
-            records: of what is served here, for whichever router.
-            account: of what is cached here.
-            post: tells the engine thread.
-            on_peers: told which decode workers the router at an address names.
+            heartbeat: returns the current heartbeat.
+            records: records of requests served here, for all routers.
+            account: account of the pages cached here.
+            post: passes an event to the engine thread.
+            on_peers: receives a router's address and the decode workers it names.
             on_connected: called at every Welcome.
-            on_lost: told the address when the stream of a router that had welcomed this worker has ended.
+            on_lost: receives the address when the stream of a router that had welcomed this worker ends.
         """
         self.address = address
         self.router = ""
@@ -87,21 +87,21 @@ class ControlClient:
         self._on_connected = on_connected
         self._on_lost = on_lost
         self._writer: BatchWriter | None = None
-        # What the router knows of the cache; None: it does not want to.
+        # Feed of cached prefixes to the router; None if it does not want one.
         self._prefixes: PrefixFeed | None = None
 
     def send(self, messages: Sequence[WorkerMessage]) -> None:
-        """Sends to the router; without one, nobody waits for these messages and they are dropped."""
+        """Sends to the router, or drops the messages if it is not connected."""
         if self._writer is not None and self.router:
             self._writer.send(messages)
 
     def tell_changes(self, stored: bytes, removed: bytes) -> None:
-        """The account of the cache has changed by so much."""
+        """Passes on a change of the cache account."""
         if self._prefixes is not None:
             self._prefixes.tell_changes(stored, removed)
 
     def catch_up(self) -> None:
-        """Says what has been kept from a router that was too slow, if it has read what there was."""
+        """Sends the feed again to a router that was too slow, once it has read the earlier messages."""
         if self._prefixes is not None:
             self._prefixes.catch_up()
 
@@ -109,14 +109,13 @@ class ControlClient:
         """Runs until cancelled.
 
         Raises:
-            RefusedError: the router says that this worker cannot be part of its cluster, and why.
+            RefusedError: the router refuses this worker; the message has the reason.
         """
         while True:
             await self._run_once()
             await asyncio.sleep(RETRY_DELAY_S)
 
     async def _run_once(self) -> None:
-        """One stream from its start to its end."""
         writer = BatchWriter(WORKER_CODEC)
         self._begin_stream(writer)
         beats: asyncio.Task[None] | None = None
@@ -146,12 +145,11 @@ class ControlClient:
             self._end_stream()
 
     def _begin_stream(self, writer: BatchWriter) -> None:
-        """Says what comes first on every stream."""
         self._writer = writer
         writer.send([self._hello])
 
     def _end_stream(self) -> None:
-        """The one place where a stream is over, however it has ended: what the router had here is over with it."""
+        """Ends everything that the router had here. Every end of a stream goes through this method."""
         router, self.router = self.router, ""
         self._prefixes = None
         if router:

@@ -1,5 +1,4 @@
-"""What the asyncio thread of a worker tells its engine thread. Links add events of their own
-(tandem.kvtransfer.events)."""
+"""Events for a worker's engine thread. Links add their own (tandem.kvtransfer.events)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,16 +8,17 @@ from tandem.recording import Recording
 
 
 class Event:
-    """Something a scheduler is told of."""
+    """Base of all events that a scheduler receives."""
 
     __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
 class FromRouter(Event):
-    """
+    """A message from a router.
+
     Attributes:
-        received_ns: when the message came (tandem.lifecycle.now_ns); 0: it did not come over a stream.
+        received_ns: arrival of the message (tandem.lifecycle.now_ns); 0 if it did not come over a stream.
     """
 
     message: RouterMessage
@@ -27,10 +27,10 @@ class FromRouter(Event):
 
 @dataclass(frozen=True, slots=True)
 class RouterLost(Event):
-    """The stream of a router ended: so did every attempt it had here.
+    """A router's stream ended, and with it all attempts of that router here.
 
     Attributes:
-        router: names that life of it, as the ids of its requests do.
+        router: incarnation of the router, as in its request ids.
     """
 
     router: str
@@ -38,18 +38,18 @@ class RouterLost(Event):
 
 @dataclass(frozen=True, slots=True)
 class Inspect(Event):
-    """Asks for an integrity check between two steps; `reply` gets the violation ("" if none) and the stats."""
+    """Asks for an integrity check between two steps. `reply` receives the violation ("" if none) and the statistics."""
 
     reply: Callable[[str, WorkerStats], None]
 
 
 @dataclass(frozen=True, slots=True)
 class StartRecording(Event):
-    """From now on the engine thread's recorder keeps what it is told."""
+    """Starts the engine thread's recorder."""
 
 
 @dataclass(frozen=True, slots=True)
 class StopRecording(Event):
-    """Ends that; `reply` gets what was kept."""
+    """Stops the recorder. `reply` receives the recording."""
 
     reply: Callable[[Recording], None]

@@ -1,39 +1,41 @@
-"""Which decode workers a prefill worker keeps links to, where several routers name them."""
+"""The set of decode workers that a prefill worker links to, as named by all routers."""
 
 from collections.abc import Callable, Sequence
 
 from tandem.messages import Peer
 
-# A peer that no router names any more keeps its link for so long: a router that is started again names nobody at first.
+# Time for which a peer that no router names keeps its link, in seconds. A restarted router names no peers at first.
 KEEP_S = 5.0
 
 
 class PeerUnion:
-    """The union of what all routers name. One that falls silent or is new removes nobody that others name, and nobody
-    at all within KEEP_S."""
+    """The union of the peers named by all routers. A silent or new router removes no peer that another one names, and
+    no
+    peer at all within KEEP_S.
+    """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        # What each router, by its address, has last named, as long as there is a stream to it.
+        # Peers last named by each connected router, by its address.
         self._named: dict[str, tuple[Peer, ...]] = {}
-        # When somebody last named them; only those are here that nobody names now.
+        # Time since which no router has named a peer.
         self._unnamed_since: dict[Peer, float] = {}
 
     def set_named(self, router: str, peers: Sequence[Peer]) -> None:
-        """A router has said whom to keep links to."""
+        """Sets the peers that a router names."""
         before = self._all_named()
         self._named[router] = tuple(peers)
         self._note_unnamed(before)
 
     def forget_router(self, router: str) -> None:
-        """The stream to a router has ended."""
+        """Forgets a router whose stream has ended."""
         before = self._all_named()
         self._named.pop(router, None)
         self._note_unnamed(before)
 
     def peers(self) -> tuple[Peer, ...]:
-        """Whom to keep links to now. Of a worker that has been started again the earlier life counts only while a
-        router names it."""
+        """Returns the peers to link to. An earlier incarnation of a restarted worker counts only while a router names
+        it."""
         named = self._all_named()
         lives = {peer.worker_id for peer in named}
         now = self._clock()

@@ -1,26 +1,22 @@
-"""What a prefill policy is: it says which waiting request starts next.
+"""Interface of prefill policies, which choose the next waiting request.
 
-A policy of your own derives from PrefillPolicy and is named by where it is, as in `--schedule mypackage.policies:Mine`.
-It is made once for each worker, without arguments, and called by the worker's engine thread alone.
+A custom policy derives from PrefillPolicy and is named by its import path, as in `--schedule mypackage.policies:Mine`.
+Each worker creates one instance without arguments. Only the engine thread calls it.
 
-It may rely on this:
+Guarantees:
+- `queue` has requests of one priority, the oldest first. A request keeps its age over all attempts.
+- `queue` has at most 128 requests, however many wait: the oldest of the highest priorities.
+- No request starves. After 64 later requests of its priority have started first, a request goes before all requests
+that the policy orders and leaves `queue`.
+- The policy is asked before every forward pass that has tokens to spare. Earlier answers do not bind it. Requests start
+in its order while tokens and pages last. A request is skipped while another one computes its next pages. If a request
+finds no pages, all later ones wait.
 
-- `queue` holds requests of one priority, the oldest first. A request keeps its age over all attempts.
-- It is never longer than 128: of all that wait, those of larger priority and then the oldest. So its work at each step
-  does not grow with the queue, however long that gets.
-- Nobody starves by its choice. Who was overtaken 64 times by later requests of the same priority goes before all that a
-  policy orders, and is not in `queue` any more.
-- It is asked again before every forward that has tokens to spare, and is bound by none of its earlier answers. Its
-  order is followed from the first on, as far as tokens and pages reach. A request whose next pages another one is
-  computing is passed over; at the first that finds no pages all wait.
-
-And it should keep to this:
-
-- It returns each request of `queue` once. Who is left out is not started, until it has been overtaken too often.
-- It changes neither the requests nor the cache. `cache.peek` finds what is cached of a prompt and counts as no access;
-  all else of the cache manager is not for a policy.
-- The same calls in the same order give the same answers: what is drawn at random has a seed. Otherwise no run can be
-  repeated.
+Requirements:
+- Return each request of `queue` once. An omitted request does not start until it has been overtaken too often.
+- Change neither the requests nor the cache. `cache.peek` returns a prompt's cached pages and counts as no access. Call
+nothing else of the cache manager.
+- Be deterministic: seed random choices, so that runs can be repeated.
 """
 
 from abc import ABC, abstractmethod
@@ -35,11 +31,11 @@ class PrefillPolicy(ABC):
 
     @abstractmethod
     def order(self, queue: Sequence[QueuedRequest], cache: CacheManager) -> list[QueuedRequest]:
-        """Returns the requests, first to start first.
+        """Returns the requests in start order.
 
         Args:
-            queue: in order of age. `request` has what the client asked for, `token_ids` its prompt and what earlier
-                attempts have put out, `num_overtaken` how often a later one went first.
-            cache: what this worker has computed, for `peek(queued.token_ids, queued.request.cache_namespace)`: the
-                pages of the longest cached prefix.
+            queue: requests by age. `request` is the client's request, `token_ids` the prompt and the output of earlier
+                attempts, `num_overtaken` the number of later requests started first.
+            cache: the worker's cache. `peek(queued.token_ids, queued.request.cache_namespace)` returns the pages of the
+                longest cached prefix.
         """

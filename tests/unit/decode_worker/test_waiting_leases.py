@@ -39,7 +39,7 @@ class Line:
     def ask(self, name: str, num_tokens: int, arrival_s: float = 0.0, priority: int = 0, attempt: int = 0) -> str:
         """Puts a request in line; returns the name of the one that there is no room for any more."""
         admit = self.admit(name, num_tokens, arrival_s, priority, attempt)
-        last = self.waiting.line_up(self.lease(name, num_tokens, attempt), admit)
+        last = self.waiting.enqueue(self.lease(name, num_tokens, attempt), admit)
         return last.request.request_id if last else ""
 
     def restart(self, name: str, num_tokens: int, arrival_s: float = 0.0, attempt: int = 1) -> None:
@@ -188,7 +188,7 @@ def test_who_is_parked_is_taken_out_when_its_admit_does_not_come() -> None:
     assert [w.request.request_id for w in line.waiting.take_overdue()] == ["first"]
     second = line.waiting.announce(line.admit("second", 1))
     assert second is not None
-    line.waiting.line_up(second, line.admit("second", 1))
+    line.waiting.enqueue(second, line.admit("second", 1))
     line.clock.advance(100.0)
     assert line.look() == ["second"]
     assert len(line.waiting) == 0 and line.waiting.next_deadline() is None
