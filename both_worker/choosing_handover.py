@@ -1,4 +1,4 @@
-"""From prefill to whoever decodes the request: this worker, or another one over a link."""
+"""Handover to this worker's own decode scheduler or to another worker."""
 
 from tandem.both_worker.handover import LocalHandover
 from tandem.engine.kvcache.cache_manager import CacheManager
@@ -10,10 +10,13 @@ from tandem.worker.events import Event
 
 
 class ChoosingHandover(Handover):
-    """Of each job either the one handover or the other is asked, by the worker that its request names."""
+    """Chooses a handover for each job by the decode worker in its request."""
 
     def __init__(self, worker_id: str, cache: CacheManager, here: LocalHandover, elsewhere: LinkHandover) -> None:
-        """Args: worker_id: this worker's, which decodes what goes `here`."""
+        """
+        Args:
+            worker_id: this worker's id, for which `here` is used.
+        """
         self._worker_id = worker_id
         self._cache = cache
         self._here = here
@@ -33,7 +36,7 @@ class ChoosingHandover(Handover):
     def refusal(self, request: Prefill) -> str:
         num_tokens = len(request.prompt_ids) + request.sampling.max_tokens
         if self._cache.num_pages_for(num_tokens) > self._cache.max_request_pages:
-            # Routers refuse it when it arrives. One that has not would leave it waiting for ever.
+            # Routers refuse such requests. Without this check it would wait forever.
             most = self._cache.max_request_pages * self._cache.page_size
             return f"{num_tokens} tokens are more than the {most} of the largest request that this worker takes"
         return self._of(request).refusal(request)

@@ -1,4 +1,4 @@
-"""The gRPC side of the links of a worker that prefills and decodes."""
+"""The gRPC side of a both worker's links."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ from tandem.worker.base import LinkConnections
 
 
 class NoLinks(LinkConnections):
-    """A worker that ships nothing has no links."""
+    """The links of a worker that exchanges nothing with others."""
 
     def add_to(self, server: grpc.aio.Server) -> None: ...
 
@@ -28,11 +28,14 @@ class NoLinks(LinkConnections):
 
 
 class TwoWayLinks(LinkConnections):
-    """Links out to others, which this worker dials, and links in from others, which it serves. Between two workers
-    there may be one each way, and neither knows of the other."""
+    """Outgoing links, which this worker dials, and incoming links, which it serves. Two workers may have one each way;
+    the two are independent."""
 
     def __init__(self, worker_id: str, out: LinkDialer, into: LinkServer) -> None:
-        """Args: worker_id: this worker's, to which it needs no link."""
+        """
+        Args:
+            worker_id: this worker's id; it needs no link to itself.
+        """
         self._worker_id = worker_id
         self._out = out
         self._into = into
@@ -44,7 +47,7 @@ class TwoWayLinks(LinkConnections):
         self._out.set_peers([peer for peer in peers if peer.worker_id != self._worker_id])
 
     def send(self, epoch: str, messages: Sequence[SenderMessage | ReceiverMessage]) -> None:
-        # Receivers name epochs, by random names: it is known to that end alone whose it is.
+        # Epochs are random ids, so only the end that owns an epoch knows it.
         self._out.send(epoch, messages)
         self._into.send(epoch, messages)
 

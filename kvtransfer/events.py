@@ -1,8 +1,7 @@
-"""What the gRPC side of a worker's links tells its engine thread.
+"""Events from the gRPC side of a worker's links to its engine thread.
 
-A worker may be the sender on some links and the receiver on others. What befalls an epoch is told to the end that the
-worker has of it, by the event's type: no end can take the other's beginning, end or message for its own, whatever the
-epochs are called.
+A worker may send on some links and receive on others. The event's type selects the end, so no end takes an event of the
+other, even if epochs had equal names.
 """
 
 from collections.abc import Callable
@@ -14,23 +13,23 @@ from tandem.worker.events import Event
 
 
 class SenderLinkEvent(Event):
-    """Of a link on which this worker sends: for its handover alone."""
+    """An event of a link on which this worker sends, for its handover."""
 
     __slots__ = ()
 
 
 class ReceiverLinkEvent(Event):
-    """Of a link on which this worker receives: for its lease book alone."""
+    """An event of a link on which this worker receives, for its lease book."""
 
     __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
 class SenderLinkOpened(SenderLinkEvent):
-    """This worker's link to `peer_id`, in that life of it, opened an epoch.
+    """This worker's link to an incarnation of `peer_id` opened an epoch.
 
     Attributes:
-        transport: the sending end of the epoch's transport, of the name beside it.
+        transport: sending end of the epoch's transport.
     """
 
     peer_id: str
@@ -42,7 +41,7 @@ class SenderLinkOpened(SenderLinkEvent):
 
 @dataclass(frozen=True, slots=True)
 class SenderLinkFailed(SenderLinkEvent):
-    """No transport to that life of `peer_id` can be opened for now; `reason` says why, of each."""
+    """No transport to this incarnation of `peer_id` can be opened now; `reason` covers each."""
 
     peer_id: str
     peer_incarnation: str
@@ -51,10 +50,10 @@ class SenderLinkFailed(SenderLinkEvent):
 
 @dataclass(frozen=True, slots=True)
 class SenderLinkClosed(SenderLinkEvent):
-    """The stream of an epoch that was opened to a receiver ended.
+    """The stream of an epoch to a receiver ended.
 
     Attributes:
-        when_quiet: to be called once no copy of this epoch still runs; then the next one may open.
+        when_quiet: must be called once no copy of this epoch runs; the next epoch opens after it.
     """
 
     epoch: str
@@ -67,8 +66,8 @@ class ReceiverLinkOpened(ReceiverLinkEvent):
     """A sender opened an epoch of its link to this worker.
 
     Attributes:
-        transport: the receiving end of the epoch's transport.
-        sender_is_gone: whether the sender's process has exited, and a settle time has passed since.
+        transport: receiving end of the epoch's transport.
+        sender_is_gone: returns whether the sender's process has exited and the settle time has passed.
     """
 
     epoch: str
@@ -79,14 +78,14 @@ class ReceiverLinkOpened(ReceiverLinkEvent):
 
 @dataclass(frozen=True, slots=True)
 class ReceiverLinkClosed(ReceiverLinkEvent):
-    """The stream of an epoch that a sender had opened ended. Its sender may be writing still."""
+    """The stream of an epoch from a sender ended. The sender may still write."""
 
     epoch: str
 
 
 @dataclass(frozen=True, slots=True)
 class FromReceiver(SenderLinkEvent):
-    """What the receiver of an open epoch says to this worker, which sends on it."""
+    """A message from the receiver of an open epoch."""
 
     epoch: str
     message: ReceiverMessage
@@ -94,7 +93,7 @@ class FromReceiver(SenderLinkEvent):
 
 @dataclass(frozen=True, slots=True)
 class FromSender(ReceiverLinkEvent):
-    """What the sender of an open epoch says to this worker, which receives on it."""
+    """A message from the sender of an open epoch."""
 
     epoch: str
     message: SenderMessage

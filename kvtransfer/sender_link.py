@@ -1,7 +1,6 @@
-"""The prefill worker's end of a link: it asks for leases, pushes pages and settles, in the same way on every transport.
+"""The prefill worker's end of a link, for all transports: requests leases, pushes pages and settles.
 
-A plain state machine of the engine thread. It sends messages through a function that it is given, and is told of those
-that come by `receive_from_peer`; gRPC is elsewhere (kvtransfer/link_dialer.py).
+A plain state machine of the engine thread; kvtransfer/link_dialer.py does the gRPC.
 """
 
 import uuid
@@ -26,16 +25,16 @@ from tandem.messages import (
     SenderMessage,
 )
 
-# Copies that have been submitted cannot be taken back, so there is a cap on them: an abort must be over soon. This many
-# pages of 2 MiB take 2.8 ms over NVLink.
+# Submitted copies cannot be taken back, so this bounds the time of an abort: 512 pages of 2 MiB take 2.8 ms over
+# NVLink.
 MAX_PAGES_IN_FLIGHT = 512
 
 
 class SenderLeaseState(Enum):
-    """A lease at its sender. The last four are final.
+    """State of a lease at its sender. The last four states are final.
 
-    COMMITTING and RELEASING say what will be sent when the last copy has completed. LOST is what the end of the epoch
-    makes of every lease that is not settled.
+    COMMITTING and RELEASING wait for the last copy before the settlement is sent. The end of the epoch makes every
+    unsettled lease LOST.
     """
 
     REQUESTED = auto()
@@ -55,16 +54,16 @@ FINAL_STATES = frozenset(
 
 @dataclass(eq=False, slots=True)
 class SenderLease:
-    """One lease as its sender sees it, from the request to its settlement: LinkHandover has one for each job that is on
-    its way, and only the link changes it.
+    """One lease at its sender, from its request to its settlement. Only its link changes it.
 
     Attributes:
         link: the epoch that it belongs to.
         grant: the receiver's pages, once granted.
         copies: pushes that may still run.
-        settled_ns: when it was settled; 0: it has not been.
+        settled_ns: time of the settlement; 0 before it.
         refusal: the receiver's reason, in state REFUSED.
-        revoked: the receiver asks for the lease back.
+        revoked: whether the receiver has asked for it back.
+        settlement: message to send after the last copy, in states COMMITTING and RELEASING.
     """
 
     lease_id: str
@@ -96,7 +95,10 @@ class SenderLink:
         send: Callable[[SenderMessage], None],
         max_pages_in_flight: int = MAX_PAGES_IN_FLIGHT,
     ) -> None:
-        """Args: max_pages_in_flight: pages submitted and not completed at most, so that an abort is soon over."""
+        """
+        Args:
+            max_pages_in_flight: maximum number of submitted pages, which bounds the time of an abort.
+        """
         self.peer_id = peer_id
         self.peer_incarnation = peer_incarnation
         self.epoch = epoch
@@ -104,14 +106,14 @@ class SenderLink:
         self._transport = transport
         self._send = send
         self._leases: dict[str, SenderLease] = {}
-        # Of these the COMMITTING and RELEASING ones, which are looked at often.
+        # Leases in COMMITTING or RELEASING.
         self._settling: dict[str, SenderLease] = {}
         self._max_pages_in_flight = max_pages_in_flight
-        # The copies under way stand here in order, each with its number of pages.
+        # Copies in flight in order, each with its number of pages.
         self._in_flight: deque[tuple[Completion, int]] = deque()
-        # Some of them have ended since settlements were looked at.
+        # Whether copies have ended since settlements were last checked.
         self._some_copied = False
-        # When the oldest of a row of copies was pushed, and how long all rows before took.
+        # Start of the current unbroken series of copies, and the total time of earlier series.
         self._copying_since_ns = 0
         self._copied_for_ns = 0
         self._next_seq = 0
@@ -119,27 +121,27 @@ class SenderLink:
 
     @property
     def failure(self) -> str:
-        """Why the epoch must end, or ""."""
+        """Reason to end the epoch, or ""."""
         return self._transport.failure
 
     @property
     def is_copying(self) -> bool:
-        """Whether something is to be done when copies are over, which were not when `send_settlements` last looked.
-        That they are now is no reason to say no: who sleeps at that would leave it undone."""
+        """Whether copies or settlements were open when `send_settlements` last checked. True even if the copies have
+        ended since: a caller that sleeps on False would leave them unsettled."""
         return bool(self._in_flight or self._settling)
 
     @property
     def copying_ns(self) -> int:
-        """How long at least one copy was under way so far, in nanoseconds."""
+        """Time with at least one copy in flight so far, in nanoseconds."""
         return self._copied_for_ns + (now_ns() - self._copying_since_ns if self._in_flight else 0)
 
     def num_pages_allowed(self) -> int:
-        """Pages that may be pushed now."""
+        """Returns the number of pages that may be pushed now."""
         self._forget_copied()
         return max(0, self._max_pages_in_flight - sum(n for _, n in self._in_flight))
 
     def request_lease(self, request_id: str, attempt: int, num_tokens: int) -> SenderLease:
-        """Asks for pages; the caller holds the pages of the whole prompt already."""
+        """Requests a lease. The caller holds the pages of the whole prompt."""
         assert not self._ended
         lease = SenderLease(uuid.uuid4().hex, self)
         self._leases[lease.lease_id] = lease
@@ -147,7 +149,7 @@ class SenderLink:
         return lease
 
     def push_pages(self, lease: SenderLease, src_pages: Sequence[int], dst_pages: Sequence[int]) -> None:
-        """Starts copying the next pages of a granted lease, no more than num_pages_allowed."""
+        """Starts copying the next pages of a granted lease, at most num_pages_allowed."""
         assert lease.state is SenderLeaseState.GRANTED and not self._ended
         if self._transport.two_sided:
             self._send(Pushing(self._next_seq, lease.lease_id, lease.num_pages_pushed, len(src_pages)))
@@ -160,29 +162,29 @@ class SenderLink:
         self._next_seq += 1
 
     def commit_pages(self, lease: SenderLease, committed: Committed) -> None:
-        """Settles a granted lease after its last push, once the copies have completed."""
+        """Commits a granted lease after its last push, once its copies have completed."""
         assert lease.state is SenderLeaseState.GRANTED and not self._ended
         self._settle_after_copies(lease, SenderLeaseState.COMMITTING, committed)
 
     def renew_lease(self, lease: SenderLease) -> None:
-        """Prefill goes on: the lease's duration starts again."""
+        """Restarts the lease's duration: prefill goes on."""
         if not lease.settled:
             self._send(Renewed(lease.lease_id))
 
     def release_lease(self, lease: SenderLease, *, reported: bool = True) -> None:
-        """Settles a lease that is no longer wanted, whether granted yet or not, once its copies have completed.
+        """Releases a lease, granted or not, once its copies have completed.
 
         Args:
-            reported: whether the router hears from this worker how the attempt ended.
+            reported: whether this worker reports the attempt's end to the router.
         """
         if not lease.settled and lease.state is not SenderLeaseState.COMMITTING:
             self._settle_after_copies(lease, SenderLeaseState.RELEASING, Released(lease.lease_id, reported))
 
     def receive_from_peer(self, message: ReceiverMessage) -> None:
-        """Takes a message from the receiver. One about a settled lease crossed its settlement and says nothing new.
+        """Takes a message from the receiver. A message about a settled lease crossed the settlement and is ignored.
 
         Raises:
-            ValueError: it is none that an open link takes.
+            ValueError: the message is not allowed on an open link.
         """
         if not isinstance(message, Granted | Refused | Revoke):
             raise ValueError(f"unexpected {type(message).__name__} on an open link")
@@ -199,7 +201,7 @@ class SenderLink:
             lease.revoked = True
 
     def send_settlements(self) -> None:
-        """Sends those whose copies have completed. Where none has, only the oldest copy is looked at."""
+        """Sends settlements of leases whose copies have completed. Checks only the oldest copy if none has."""
         self._forget_copied()
         if self._some_copied:
             self._some_copied = False
@@ -207,15 +209,15 @@ class SenderLink:
                 self._settle_if_copied(lease)
 
     def end_epoch(self) -> Completion:
-        """Every open lease is lost. The completion means that no copy touches the receiver's pages any more; only then
-        may a new epoch open."""
+        """Marks every open lease as lost. The completion means that no copy touches the receiver's pages; only then may
+        a new epoch open."""
         self._ended = True
         for lease in list(self._leases.values()):
             self._settle(lease, SenderLeaseState.LOST)
         return self._transport.abort()
 
     def _forget_copied(self) -> None:
-        # They end in the order in which they were submitted.
+        # Copies end in the order of their submission.
         while self._in_flight and self._in_flight[0][0].done():
             self._in_flight.popleft()
             self._some_copied = True
@@ -232,8 +234,8 @@ class SenderLink:
 
     def _settle_if_copied(self, lease: SenderLease) -> None:
         lease.copies = [c for c in lease.copies if not c.done()]
-        # After a failure of the transport copies are over without having arrived; it is told before they are over, so
-        # it is asked for after them. The epoch ends soon, and its leases with it.
+        # After a transport failure, copies end without having arrived. The failure is set before they end, so check it
+        # after them. The epoch's end settles the lease.
         if lease.copies or self._transport.failure:
             return
         assert lease.settlement is not None

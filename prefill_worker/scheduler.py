@@ -127,7 +127,7 @@ class PrefillScheduler(ForwardScheduler):
 
     @property
     def launched(self) -> list[PromptChunks]:
-        """Launched chunks without collected results, in launch order. Empty after a step unless forward passes overlap."""
+        """Launched chunks whose results are not collected, in launch order. Empty after a step without overlap."""
         return [part for part in self._launches.parts if isinstance(part, PromptChunks)]
 
     def hands_over_here(self) -> bool:

@@ -1,5 +1,4 @@
-"""What both ends of a two-sided transport are: a thread that works through transfers in the link's order, beside the
-engine thread."""
+"""Base of both ends of a two-sided transport: a thread that runs transfers in the link's order."""
 
 import logging
 import queue
@@ -15,7 +14,7 @@ from tandem.kvtransfer.transports.peer_socket import Listener
 
 logger = logging.getLogger(__name__)
 
-# A push begins with its number on the link and how many pages it has.
+# Header of a push: its number on the link and its number of pages.
 HEADER = struct.Struct("!QI")
 
 
@@ -30,18 +29,18 @@ class Flag:
         self._event.set()
 
     def fail(self, error: str) -> None:
-        """It will never be set: whoever asks is told why."""
+        """Makes `done` raise: the completion will never be set."""
         self._error = error
 
     def done(self) -> bool:
-        """Raises RuntimeError: nobody can say any more."""
+        """Raises RuntimeError: the mover failed to end."""
         if self._error:
             raise RuntimeError(self._error)
         return self._event.is_set()
 
 
 class Transfer(NamedTuple):
-    """A push, at either end. Attributes: pages: of this worker's pool; None: what comes is thrown away."""
+    """A push at either end. Attributes: pages: pages of this worker's pool; None to discard the data."""
 
     link_seq: int
     num_pages: int
@@ -53,7 +52,7 @@ class Mover(ABC):
     """Runs until it is stopped or fails."""
 
     def __init__(self) -> None:
-        # None among them ends the thread.
+        # None ends the thread.
         self._transfers: queue.SimpleQueue[Transfer | None] = queue.SimpleQueue()
         self._over = Flag()
         self._failure = ""
@@ -83,7 +82,7 @@ class Mover(ABC):
         except (OSError, ValueError, RuntimeError) as error:
             self._fail(str(error))
         except Exception as error:
-            # What nobody has thought of ends the epoch like all else: pushes are over now, and nothing has arrived.
+            # An unexpected error ends the epoch too: pushes are over and nothing has arrived.
             logger.exception("the thread that moves pages failed")
             self._fail(repr(error))
         finally:
@@ -93,7 +92,7 @@ class Mover(ABC):
         try:
             self._close()
         except Exception as error:
-            # Something may touch this worker's pages still, and nothing will say when it is over.
+            # This worker's pages may still be touched, and nothing will tell when that is over.
             logger.exception("the thread that moves pages could not end what it had begun")
             self._over.fail(f"a transport could not be closed: {error!r}")
         else:
@@ -110,24 +109,25 @@ class Mover(ABC):
 
     @abstractmethod
     def _meet_peer(self) -> None:
-        """Waits for the other end, where that is not there already. Raises as `_move`."""
+        """Waits for the other end, if necessary. Raises like `_move`."""
 
     @abstractmethod
     def _move(self, transfer: Transfer) -> None:
-        """Returns when its bytes are out, or in. Raises OSError, ValueError or RuntimeError: nothing more can move."""
+        """Returns when the transfer's bytes are sent or received. Raises OSError, ValueError or RuntimeError if nothing
+        more can move."""
 
     @abstractmethod
     def _wake(self) -> None:
-        """Ends what the thread may be blocked on. Called by other threads."""
+        """Unblocks the thread. Called by other threads."""
 
     @abstractmethod
     def _close(self) -> None:
-        """Lets go of everything; nothing touches this worker's pages afterwards. The thread's last act. If it raises,
-        that is not so, and the process has to end."""
+        """Closes everything, after which nothing touches this worker's pages. The thread's last call. If it raises, the
+        process must end."""
 
 
 class _Sent:
-    """A push is over when its bytes are out, or when the thread that reads the pages has ended."""
+    """Done when the bytes are sent, or when the thread that reads the pages has ended."""
 
     def __init__(self, moved: Completion, over: Completion) -> None:
         self._moved = moved
@@ -146,7 +146,7 @@ class SendingMover(Mover, SenderTransport):
 
 
 class ReceivingMover(Mover, ReceiverTransport):
-    """It listens from before its thread starts."""
+    """A receiving mover. It listens before its thread starts."""
 
     two_sided = True
     _listener: Listener
@@ -160,6 +160,6 @@ class ReceivingMover(Mover, ReceiverTransport):
 
 
 def check_announced(header: bytes | bytearray, transfer: Transfer) -> None:
-    """Raises ValueError: a push that begins like this is not the one that was announced."""
+    """Raises ValueError if the header does not match the announced push."""
     if HEADER.unpack(header) != (transfer.link_seq, transfer.num_pages):
         raise ValueError(f"push {HEADER.unpack(header)} where {transfer[:2]} was announced")

@@ -1,5 +1,8 @@
-"""GPUs of one host that are peers: the sender maps the receiver's pool and has the copy engines write its pages in
-place. One-sided. Imported on CUDA machines alone."""
+"""Pages between peer GPUs of one host: the sender maps the receiver's pool, and copy engines write its pages.
+One-sided.
+
+Imported on CUDA machines only.
+"""
 
 import struct
 from collections.abc import Sequence
@@ -14,10 +17,10 @@ from tandem.engine.kvcache.pool import KvPool
 from tandem.kvtransfer.transports.base import OneSidedReceiver, ReceiverTransport, SenderTransport, Transport
 from tandem.rpc.credentials import ClusterCredentials
 
-# A push is submitted in batches of so many pages, twice as many, and so on.
+# Number of pages in a push's first batch; each further batch has twice as many.
 FIRST_PAGES = 4
 
-# An endpoint is the size of the receiver's pool, and the handle that CUDA opens it with.
+# Endpoint: size of the receiver's pool in bytes, and its CUDA IPC handle.
 _ENDPOINT = struct.Struct("!Q64s")
 
 
@@ -26,7 +29,7 @@ def encode_endpoint(pool: CudaKvPool) -> bytes:
 
 
 def decode_endpoint(endpoint: bytes) -> tuple[int, bytes]:
-    """The pool's size in bytes and its handle. Raises ValueError: these bytes are no endpoint of this transport."""
+    """Returns the pool's size in bytes and its handle. Raises ValueError if the endpoint is invalid."""
     try:
         num_bytes, handle = _ENDPOINT.unpack(endpoint)
     except struct.error as error:
@@ -35,7 +38,7 @@ def decode_endpoint(endpoint: bytes) -> tuple[int, bytes]:
 
 
 class _Copied:
-    """A batch of copies is over when the event after it has happened."""
+    """Done when the event after a batch of copies has happened."""
 
     def __init__(self, event: torch.cuda.Event) -> None:
         self._event = event
@@ -60,12 +63,12 @@ class NvlinkSender(SenderTransport):
         self._num_dst_pages = num_bytes // self._page_bytes
         self._src = pool.address
         self._device = pool.device
-        # It is ordered with no other stream: the next forward has been launched by now, and would hold the pages up.
+        # Ordered with no other stream: the next forward pass is launched already and would delay the pages.
         self._stream = torch.cuda.Stream(self._device)
         handle = runtime.cudaIpcMemHandle_t()
         try:
             handle.reserved = ipc_handle
-            # The mapping belongs to the device that is current in this thread, which is not the engine's.
+            # Make the pool's device current: this is not the engine thread.
             with torch.cuda.device(self._device):
                 self._dst = int(check(runtime.cudaIpcOpenMemHandle(handle, runtime.cudaIpcMemLazyEnablePeerAccess)))
         except (ValueError, RuntimeError) as error:
@@ -81,8 +84,8 @@ class NvlinkSender(SenderTransport):
     def copy_pages(self, link_seq: int, src_pages: Sequence[int], dst_pages: Sequence[int]) -> Completion:
         assert not self._aborted, "a copy after abort"
         assert len(src_pages) == len(dst_pages) and max(dst_pages) < self._num_dst_pages
-        # Submitting takes the host half as long as copying takes the engines: they begin with few pages, and the next
-        # ones are submitted meanwhile.
+        # Submitting takes the host half as long as copying takes the engines. Start with few pages and submit the rest
+        # meanwhile.
         start, num_pages = 0, FIRST_PAGES
         while start < len(src_pages):
             end = start + num_pages
@@ -101,10 +104,14 @@ class NvlinkSender(SenderTransport):
 
 
 class _Unmapping:
-    """The mapping goes when nothing copies through it any more: it would keep a dead receiver's memory."""
+    """Unmaps the receiver's pool after the last copy: a mapping keeps a dead receiver's memory."""
 
     def __init__(self, address: int, device: torch.device, last: Completion | None) -> None:
-        """Args: device: the one that was current when it was mapped; last: the copy submitted last, if any was."""
+        """
+        Args:
+            device: device that was current at the mapping.
+            last: last submitted copy, if any.
+        """
         self._address = address
         self._device = device
         self._last = last
